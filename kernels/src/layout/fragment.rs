@@ -1,0 +1,129 @@
+//! Which lane and register of a warp hold which element of an `mma.m16n8k16` operand.
+//!
+//! From the PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type". With
+//! `g = lane / 4` and `t = lane % 4`:
+//!
+//! ```text
+//! A (16x16, 16 bit)          B (16x8, 16 bit)        C, D (16x8, f32)
+//!        k 2t,2t+1  2t+8,+9         n = g                   n 2t,  2t+1
+//! row g      a0       a2     k 2t,2t+1   b0          row g     c0   c1
+//! row g+8    a1       a3     k 2t+8,+9   b1          row g+8   c2   c3
+//! ```
+//!
+//! The kernels count in 16x16 tiles: an accumulator is two `C` side by side (`c0..c3` of columns
+//! 0..8, then of columns 8..16), an operand is one `A`, or two `B` side by side. An accumulator
+//! rounded to 16 bits in pairs is then an `A` operand with no data moved between lanes: this is
+//! what lets S become P in registers.
+
+/// Row and column, in its 16x16 tile, of accumulator element `i` (0..8) of a lane.
+#[must_use]
+#[inline(always)]
+pub const fn accumulator(lane: u32, i: u32) -> (u32, u32) {
+    let (g, t) = (lane / 4, lane % 4);
+    let (half, row8, odd) = (i / 4, i / 2 % 2, i % 2);
+    (g + 8 * row8, 8 * half + 2 * t + odd)
+}
+
+/// Row and column, in its 16x16 tile, of the two elements of register `r` (0..4) of an A operand:
+/// the given column and the next.
+#[must_use]
+#[inline(always)]
+pub const fn operand_a(lane: u32, r: u32) -> (u32, u32) {
+    let (g, t) = (lane / 4, lane % 4);
+    (g + 8 * (r % 2), 2 * t + 8 * (r / 2))
+}
+
+/// Row (k) and column (n), in its 16x16 tile, of the two elements of register `r` (0..4) of a pair
+/// of B operands: the given row and the next.
+#[must_use]
+#[inline(always)]
+pub const fn operand_b(lane: u32, r: u32) -> (u32, u32) {
+    let (g, t) = (lane / 4, lane % 4);
+    (2 * t + 8 * (r % 2), g + 8 * (r / 2))
+}
+
+/// Row and chunk whose address a lane gives to `ldmatrix.x4`, in a 16-row, 2-chunk tile, so that
+/// register `r` is that of [`operand_a`] (plain: Q) or of [`operand_b`] (`.trans`: V, stored `[k][n]`).
+#[must_use]
+#[inline(always)]
+pub const fn ldmatrix_rows_first(lane: u32) -> (u32, u32) {
+    (lane % 16, lane / 16)
+}
+
+/// Row and chunk whose address a lane gives to `ldmatrix.x4` so that register `r` is that of
+/// [`operand_b`] when the tile is stored `[n][k]` (plain: K).
+#[must_use]
+#[inline(always)]
+pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
+    (lane % 8 + lane / 16 * 8, lane / 8 % 2)
+}
+
+/// Neighbouring threads that copy neighbouring chunks of one row of `row_chunks` chunks: a whole
+/// 128-byte line where the row is made of lines, else 64 bytes.
+#[must_use]
+#[inline(always)]
+pub const fn lanes_per_row(row_chunks: u32) -> u32 {
+    if row_chunks % 8 == 0 { 8 } else { 4 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::{collections::HashSet, vec::Vec};
+
+    /// What `ldmatrix.x4` does (PTX manual): register `r` of lane `l` gets elements `2t, 2t+1` of
+    /// row `g` of the 8x8 matrix whose row addresses lanes `8r..8r+8` gave; with `.trans`, elements
+    /// `[2t][g]` and `[2t+1][g]`. Returns (row, column) of the first element in the stored tile.
+    fn ldmatrix(address: fn(u32) -> (u32, u32), trans: bool, lane: u32, r: u32) -> (u32, u32) {
+        let (g, t) = (lane / 4, lane % 4);
+        let (row, column) = if trans { (2 * t, g) } else { (g, 2 * t) };
+        let (tile_row, chunk) = address(8 * r + row);
+        (tile_row, chunk * 8 + column)
+    }
+
+    fn lanes_and_registers() -> impl Iterator<Item = (u32, u32)> {
+        (0..32).flat_map(|lane| (0..4).map(move |r| (lane, r)))
+    }
+
+    #[test]
+    fn every_element_has_one_place() {
+        let accumulator: HashSet<_> = (0..32)
+            .flat_map(|l| (0..8).map(move |i| accumulator(l, i)))
+            .collect();
+        assert_eq!(accumulator.len(), 256);
+        let a: HashSet<_> = lanes_and_registers().map(|(l, r)| operand_a(l, r)).collect();
+        let b: HashSet<_> = lanes_and_registers().map(|(l, r)| operand_b(l, r)).collect();
+        assert_eq!((a.len(), b.len()), (128, 128));
+    }
+
+    #[test]
+    fn accumulator_pairs_are_an_a_operand() {
+        for (lane, r) in lanes_and_registers() {
+            let (row, column) = operand_a(lane, r);
+            assert_eq!(accumulator(lane, 2 * r), (row, column));
+            assert_eq!(accumulator(lane, 2 * r + 1), (row, column + 1));
+        }
+    }
+
+    #[test]
+    fn ldmatrix_gives_the_operands() {
+        for (lane, r) in lanes_and_registers() {
+            let q = ldmatrix(ldmatrix_rows_first, false, lane, r);
+            assert_eq!(q, operand_a(lane, r));
+            let v = ldmatrix(ldmatrix_rows_first, true, lane, r);
+            assert_eq!(v, operand_b(lane, r));
+            let (key, d) = ldmatrix(ldmatrix_chunks_first, false, lane, r);
+            assert_eq!((d, key), operand_b(lane, r));
+        }
+    }
+
+    #[test]
+    fn copies_cover_whole_rows() {
+        for dim in crate::table::HEAD_DIMS {
+            assert_eq!((dim / 8) % lanes_per_row(dim / 8), 0);
+        }
+        let widths: Vec<u32> = [4, 8, 12, 16].map(lanes_per_row).into();
+        assert_eq!(widths, [4, 8, 4, 8]);
+    }
+}

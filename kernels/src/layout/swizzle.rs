@@ -1,0 +1,140 @@
+//! The XOR swizzle of a shared-memory tile.
+//!
+//! A tile is rows of 16-byte chunks. Shared memory has 32 banks of 4 bytes, so a 128-byte line
+//! holds 8 chunks, and `ldmatrix` reads the same chunk of 8 consecutive rows in one go: unswizzled,
+//! with a row of 128 bytes, all 8 lie in the same 4 banks. XOR-ing the chunk index with the row
+//! index spreads them over all banks, with no padding and the same cost for rows and columns.
+//!
+//! Rows of a multiple of 8 chunks XOR the low 3 bits with `row & 7`. Rows of 4 or 12 chunks put
+//! two consecutive rows in one line (12 = 8 + 4 shifts odd rows by half a line), so there 2 bits
+//! suffice: `(row >> 1) & 3`.
+
+/// Bytes of a chunk: what one `cp.async` moves and one `ldmatrix` row holds.
+pub const CHUNK_BYTES: u32 = 16;
+
+/// The swizzle of rows of a fixed number of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swizzle {
+    row_chunks: u32,
+    mask: u32,
+    shift: u32,
+}
+
+impl Swizzle {
+    /// The swizzle for rows of `row_chunks` chunks.
+    ///
+    /// # Panics
+    /// If `row_chunks` is not a positive multiple of 4.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(row_chunks: u32) -> Self {
+        assert!(row_chunks > 0 && row_chunks % 4 == 0);
+        let (mask, shift) = if row_chunks % 8 == 0 { (7, 0) } else { (3, 1) };
+        Swizzle {
+            row_chunks,
+            mask,
+            shift,
+        }
+    }
+
+    /// Byte offset of a chunk in its tile.
+    ///
+    /// ```
+    /// # use kernels::layout::swizzle::Swizzle;
+    /// let d64 = Swizzle::new(8);
+    /// assert_eq!(d64.offset(0, 3), 3 * 16);
+    /// assert_eq!(d64.offset(5, 3), 5 * 128 + (3 ^ 5) * 16);
+    /// ```
+    #[must_use]
+    #[inline(always)]
+    pub const fn offset(self, row: u32, chunk: u32) -> u32 {
+        let key = (row >> self.shift) & self.mask;
+        (row * self.row_chunks + (chunk ^ key)) * CHUNK_BYTES
+    }
+
+    /// `offset(row + down, chunk + right)` from the address of `offset(row, chunk)` in a tile that
+    /// starts at a multiple of 128.
+    ///
+    /// Needs `down` a multiple of 8 and `right` even with `chunk <= 1`, so that the step changes
+    /// neither the row's key nor carries out of `chunk`: then the swizzled bits change by an XOR
+    /// with a constant, and all else by adding one.
+    #[must_use]
+    #[inline(always)]
+    pub const fn step(self, address: u32, down: u32, right: u32) -> u32 {
+        let swizzled = right & self.mask;
+        (address ^ (swizzled * CHUNK_BYTES))
+            + (down * self.row_chunks + (right - swizzled)) * CHUNK_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    extern crate std;
+    use std::collections::HashSet;
+
+    /// Chunks per row of every head dim's tile.
+    fn row_chunks() -> impl Strategy<Value = u32> {
+        prop::sample::select(crate::table::HEAD_DIMS).prop_map(|dim| dim / 8)
+    }
+
+    /// Which of the 8 groups of 4 banks a chunk lies in.
+    fn bank_group(offset: u32) -> u32 {
+        offset / CHUNK_BYTES % 8
+    }
+
+    proptest! {
+        #[test]
+        fn is_a_bijection(chunks in row_chunks(), rows in 1u32..130) {
+            let s = Swizzle::new(chunks);
+            let offsets: HashSet<u32> = (0..rows)
+                .flat_map(|r| (0..chunks).map(move |c| s.offset(r, c)))
+                .collect();
+            prop_assert_eq!(offsets.len() as u32, rows * chunks);
+            prop_assert!(offsets.iter().all(|o| o % CHUNK_BYTES == 0 && *o < rows * chunks * CHUNK_BYTES));
+        }
+
+        /// A column of 8 rows is what one phase of `ldmatrix` reads, with or without `.trans`.
+        #[test]
+        fn eight_rows_of_a_chunk_lie_in_distinct_banks(
+            chunks in row_chunks(), row8 in 0u32..16, chunk in 0u32..32,
+        ) {
+            let s = Swizzle::new(chunks);
+            let groups: HashSet<u32> = (row8 * 8..row8 * 8 + 8)
+                .map(|r| bank_group(s.offset(r, chunk % chunks)))
+                .collect();
+            prop_assert_eq!(groups.len(), 8);
+        }
+
+        /// What 8 threads of a `cp.async` or of a 16-byte load touch together: 4 or 8 chunks of a
+        /// row, of as many rows as that takes.
+        #[test]
+        fn eight_chunks_of_a_copy_lie_in_distinct_banks(
+            chunks in row_chunks(), row in 0u32..64, group in 0u32..8,
+        ) {
+            let s = Swizzle::new(chunks);
+            let lanes = crate::layout::fragment::lanes_per_row(chunks);
+            let first = group % (chunks / lanes) * lanes;
+            let row = row / (8 / lanes) * (8 / lanes);
+            let groups: HashSet<u32> = (0..8)
+                .map(|t| bank_group(s.offset(row + t / lanes, first + t % lanes)))
+                .collect();
+            prop_assert_eq!(groups.len(), 8);
+        }
+
+        #[test]
+        fn step_is_offset_of_the_sum(
+            chunks in row_chunks(), row in 0u32..64, chunk in 0u32..2,
+            down in 0u32..16, right in 0u32..16, base in 0u32..64,
+        ) {
+            let s = Swizzle::new(chunks);
+            let (down, right) = (down * 8, right * 2 % chunks);
+            let base = base * 128;
+            prop_assert_eq!(
+                s.step(base + s.offset(row, chunk), down, right),
+                base + s.offset(row + down, chunk + right)
+            );
+        }
+    }
+}

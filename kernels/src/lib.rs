@@ -1,0 +1,43 @@
+//! Attention kernels in Rust.
+//!
+//! The crate is compiled twice. For `nvptx64-nvidia-cuda` it becomes PTX: the entry points of
+//! [`table`], each an instance of one generic kernel. For the host it holds what both sides must
+//! agree on and what can be tested without a GPU: the kernel [`table`], the launch [`params`], and
+//! the index arithmetic of [`layout`] and [`mask`].
+//!
+//! | module | what it holds | compiled for |
+//! |---|---|---|
+//! | [`table`] | every kernel: name, dtype, head dim, mask, tile | both |
+//! | [`params`] | the argument block of a launch | both |
+//! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
+//! | [`mask`] | which keys a row sees, block trip counts | both |
+//! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
+//! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
+//! | `forward` | the FlashAttention-2 main loop | PTX |
+#![no_std]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)
+)]
+
+pub mod layout;
+pub mod mask;
+pub mod params;
+pub mod table;
+
+#[cfg(target_arch = "nvptx64")]
+mod entry;
+#[cfg(target_arch = "nvptx64")]
+mod forward;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+#[cfg(target_arch = "nvptx64")]
+mod tile;
+
+/// Never reached: the PTX build aborts in place (`-Cpanic=immediate-abort`), and `no_std` asks for
+/// a handler all the same.
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}

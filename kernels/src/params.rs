@@ -1,0 +1,67 @@
+//! The argument block of a launch, passed to a kernel by value.
+
+/// Where a `[batch, heads, rows, dim]` tensor of 16-bit elements lies in device memory.
+///
+/// Strides count elements, may be zero or negative, and are 64-bit: a tensor beyond 2^31 elements
+/// is ordinary. The dim stride is 1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TensorRef {
+    /// Device address of element `[0, 0, 0, 0]`.
+    pub address: u64,
+    /// Elements from one batch to the next.
+    pub batch_stride: i64,
+    /// Elements from one head to the next.
+    pub head_stride: i64,
+    /// Elements from one row (query or key) to the next.
+    pub row_stride: i64,
+}
+
+impl TensorRef {
+    /// Whether every row starts at a multiple of 16 bytes, so that rows can move in 16-byte pieces.
+    #[must_use]
+    pub const fn is_aligned(&self) -> bool {
+        self.address % 16 == 0
+            && self.batch_stride % 8 == 0
+            && self.head_stride % 8 == 0
+            && self.row_stride % 8 == 0
+    }
+}
+
+/// Arguments of a forward kernel.
+///
+/// The grid is one-dimensional: block `b` takes query tile `b % q_tiles` of head
+/// `b / q_tiles % heads` of batch `b / q_tiles / heads`, where `q_tiles = ceil(seqlen_q / Br)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ForwardParams {
+    /// Queries, `[batch, heads, seqlen_q, dim]`.
+    pub q: TensorRef,
+    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: TensorRef,
+    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: TensorRef,
+    /// Output, `[batch, heads, seqlen_q, dim]`; must not overlap the inputs.
+    pub o: TensorRef,
+    /// Device address of the row log-sum-exp (natural log), `f32[batch, heads, seqlen_q]`, contiguous.
+    pub lse: u64,
+    /// Query heads.
+    pub heads: u32,
+    /// Query heads that share one key/value head: `heads / kv_heads`.
+    pub group: u32,
+    /// Queries per head; at most [`MAX_SEQLEN`].
+    pub seqlen_q: u32,
+    /// Keys per head; at most [`MAX_SEQLEN`].
+    pub seqlen_kv: u32,
+    /// Head dim: a multiple of 8, at most the kernel's.
+    pub dim: u32,
+    /// `ceil(seqlen_q / Br)`.
+    pub q_tiles: u32,
+    /// Softmax scale, of any sign; scores are `scale * (q . k)`.
+    pub scale: f32,
+    /// 1 if q, k, v and o are all [aligned](TensorRef::is_aligned), else 0.
+    pub aligned: u32,
+}
+
+/// The longest sequence: row indices, rounded up to a tile, stay within `i32`.
+pub const MAX_SEQLEN: u32 = (1 << 31) - 1024;
