@@ -1,0 +1,397 @@
+//! Compares o and lse with the [reference](crate::reference), row by row.
+//!
+//! **o** follows FlashAttention's own rule: its largest error may be twice that of a plain
+//! implementation in the element type, plus twice that of rounding at the size of typical values:
+//!
+//! `max|o - ref| <= 2 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
+//!
+//! **lse** is `f32` throughout, so each row has a bound of its own, in units of `u = 2^-24`: `dim`
+//! roundings of a product no larger than `|scale| |q| |k|` (Cauchy-Schwarz), the square root of the
+//! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
+//! own, and 64 for the approximate exponential and logarithm.
+//!
+//! Where the reference is not finite, neither may the result be, and the other way round; an lse
+//! of -inf must be exactly that.
+
+use crate::element::Element;
+use crate::problem::Problem;
+use crate::reference::{Reference, Row, round};
+use crate::strided::Strided;
+use ndarray::Array1;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What a forward pass read and wrote, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a, T> {
+    /// Sizes and options.
+    pub problem: &'a Problem,
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub q: Strided<'a, T>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: Strided<'a, T>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: Strided<'a, T>,
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub o: Strided<'a, T>,
+    /// Row-major `[batch, heads, seqlen_q]`.
+    pub lse: &'a [f32],
+}
+
+/// How o and lse compare with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Rows compared.
+    pub rows: usize,
+    /// All elements of o in these rows.
+    pub o: Comparison,
+    /// The lse of these rows; the tolerance is that of the worst row.
+    pub lse: Comparison,
+}
+
+impl Report {
+    /// Whether both are within their tolerance.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.o.passed() && self.lse.passed()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} rows: o {}; lse {}", self.rows, self.o, self.lse)
+    }
+}
+
+/// How one tensor compares with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison {
+    /// Largest difference; infinite if one side is finite where the other is not.
+    pub max_abs_err: f64,
+    /// Largest difference allowed.
+    pub tolerance: f64,
+    /// Index `[batch, head, row, element]` of the worst element; the last is 0 for lse.
+    pub worst: [usize; 4],
+    /// The worst element.
+    pub found: f64,
+    /// What the reference has in its place.
+    pub expected: f64,
+}
+
+impl Comparison {
+    /// Whether the largest difference is within the tolerance.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.max_abs_err <= self.tolerance
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            f,
+            "error {:.3e}, tolerance {:.3e}, worst at {:?}: {} for {}",
+            self.max_abs_err, self.tolerance, self.worst, self.found, self.expected
+        )
+    }
+}
+
+/// The number of every row, `(batch * heads + head) * seqlen_q + row`.
+#[must_use]
+pub fn all_rows(problem: &Problem) -> Vec<usize> {
+    (0..problem.batch * problem.heads * problem.seqlen_q).collect()
+}
+
+/// The numbers of `count` rows (or all, if there are no more), ascending: the first and the last,
+/// and of the others about one half anywhere and one half at the edges of tiles.
+#[must_use]
+pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
+    let seqlen = problem.seqlen_q;
+    let total = problem.batch * problem.heads * seqlen;
+    if count >= total {
+        return all_rows(problem);
+    }
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rows = BTreeSet::from([0, total - 1]);
+    while rows.len() < count {
+        rows.insert(if rng.random() {
+            rng.random_range(0..total)
+        } else {
+            let edge = rng.random_range(0..=seqlen / 64) * 64;
+            let row = edge.saturating_sub(rng.random_range(0..2)).min(seqlen - 1);
+            rng.random_range(0..total / seqlen) * seqlen + row
+        });
+    }
+    rows.into_iter().collect()
+}
+
+/// Compares the given rows, ascending [numbers](all_rows), on all threads of the current rayon
+/// pool.
+///
+/// # Panics
+/// If `rows` is empty, or if a view or `lse` is smaller than the problem says.
+#[must_use]
+pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
+    let p = forward.problem;
+    let kv_head = |&row: &usize| {
+        let head = row / p.seqlen_q;
+        [head / p.heads, p.kv_head(head % p.heads)]
+    };
+    let by_kv_head: Vec<&[usize]> = rows.chunk_by(|a, b| kv_head(a) == kv_head(b)).collect();
+    let deviation = by_kv_head
+        .into_par_iter()
+        .flat_map(|rows| {
+            let reference = Reference::new(p, forward.k, forward.v, kv_head(&rows[0]));
+            let deviations: Vec<_> = rows
+                .par_iter()
+                .map(|&row| Deviation::of_row(forward, &reference, row))
+                .collect();
+            deviations
+        })
+        .reduce_with(Deviation::worse)
+        .expect("rows to compare");
+    Report {
+        rows: rows.len(),
+        o: Comparison {
+            tolerance: 2.0 * deviation.low + 2.0 * deviation.rounding,
+            ..deviation.o
+        },
+        lse: deviation.lse,
+    }
+}
+
+/// How far one row, or the worst of several, lies from the reference.
+struct Deviation {
+    /// Without its tolerance, which depends on all rows.
+    o: Comparison,
+    /// `max|low - ref|`.
+    low: f64,
+    /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
+    rounding: f64,
+    lse: Comparison,
+}
+
+impl Deviation {
+    fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference<T>, row: usize) -> Self {
+        let p = forward.problem;
+        let [b, h, i] = [
+            row / p.seqlen_q / p.heads,
+            row / p.seqlen_q % p.heads,
+            row % p.seqlen_q,
+        ];
+        let widen = |tensor: Strided<T>| -> Array1<f64> {
+            tensor
+                .row(b, h, i, p.dim)
+                .iter()
+                .map(|x| f64::from(x.to_f32()))
+                .collect()
+        };
+        let (q, o, lse) = (
+            widen(forward.q),
+            widen(forward.o),
+            f64::from(forward.lse[row]),
+        );
+        let Row {
+            o: expected_o,
+            lse: expected_lse,
+        } = reference.exact(i, q.view());
+        let low = reference.low(i, q.view());
+
+        let o_error = |d: usize| difference(o[d], expected_o[d]);
+        let worst = (0..p.dim)
+            .max_by(|&a, &b| o_error(a).total_cmp(&o_error(b)))
+            .expect("dim > 0");
+        // Elements that are not finite have no size to bound: they leave the tolerance alone.
+        let max_finite = |errors: &mut dyn Iterator<Item = f64>| {
+            errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+        };
+        let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
+
+        let score = q.dot(&q).sqrt() * reference.key_norm;
+        let roundings = if expected_lse.is_finite() {
+            p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected_lse.abs() + 64.0
+        } else {
+            0.0
+        };
+        Deviation {
+            o: Comparison {
+                max_abs_err: o_error(worst),
+                tolerance: f64::NAN,
+                worst: [b, h, i, worst],
+                found: o[worst],
+                expected: expected_o[worst],
+            },
+            low: max_finite(&mut (&low.o - &expected_o).into_iter().map(f64::abs)),
+            rounding: max_finite(&mut expected_o.iter().map(|&x| (through_low(x) - x).abs())),
+            lse: Comparison {
+                max_abs_err: if (lse == f64::NEG_INFINITY) == (expected_lse == f64::NEG_INFINITY) {
+                    difference(lse, expected_lse)
+                } else {
+                    f64::INFINITY
+                },
+                tolerance: roundings * 2_f64.powi(-24),
+                worst: [b, h, i, 0],
+                found: lse,
+                expected: expected_lse,
+            },
+        }
+    }
+
+    fn worse(self, other: Self) -> Self {
+        let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
+        Deviation {
+            o: if other.o.max_abs_err > self.o.max_abs_err {
+                other.o
+            } else {
+                self.o
+            },
+            low: self.low.max(other.low),
+            rounding: self.rounding.max(other.rounding),
+            lse: if excess(&other.lse) > excess(&self.lse) {
+                other.lse
+            } else {
+                self.lse
+            },
+        }
+    }
+}
+
+/// `|found - expected|` of two finite numbers, 0 for two others, and infinity for one of each.
+fn difference(found: f64, expected: f64) -> f64 {
+    match (found.is_finite(), expected.is_finite()) {
+        (true, true) => (found - expected).abs(),
+        (false, false) => 0.0,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Forward, Report, all_rows, check, sample_rows};
+    use crate::cpu;
+    use crate::problem::Problem;
+    use crate::strided::{Strided, StridedMut};
+    use half::f16;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+    use rand_distr::StandardNormal;
+
+    const PROBLEM: Problem = Problem {
+        batch: 2,
+        heads: 2,
+        kv_heads: 1,
+        seqlen_q: 70,
+        seqlen_kv: 65,
+        dim: 8,
+        causal: true,
+        scale: 0.5,
+    };
+    const STRIDES: [isize; 3] = [2 * 70 * 8, 70 * 8, 8];
+    /// `[1, 1, 60]`, in the middle of a tile.
+    const ROW: usize = 3 * 70 + 60;
+
+    /// Checks all rows of a right result after `spoil` changed its o and lse.
+    fn spoilt(spoil: impl Fn(&mut [f16], &mut [f32])) -> Report {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut random = |len| -> Vec<f16> {
+            (0..len)
+                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .collect()
+        };
+        let (q, k, v) = (random(4 * 70 * 8), random(2 * 65 * 8), random(2 * 65 * 8));
+        let [q, k, v] = [
+            Strided::contiguous(&q, PROBLEM.q_shape()),
+            Strided::contiguous(&k, PROBLEM.kv_shape()),
+            Strided::contiguous(&v, PROBLEM.kv_shape()),
+        ];
+        let (mut o, mut lse) = (vec![f16::NAN; q.data.len()], vec![f32::NAN; 4 * 70]);
+        let o_view = StridedMut::new(&mut o, 0, PROBLEM.q_shape(), STRIDES);
+        cpu::forward(&PROBLEM, q, k, v, o_view, &mut lse);
+        spoil(&mut o, &mut lse);
+        let o = Strided::contiguous(&o, PROBLEM.q_shape());
+        check(
+            &Forward {
+                problem: &PROBLEM,
+                q,
+                k,
+                v,
+                o,
+                lse: &lse,
+            },
+            &all_rows(&PROBLEM),
+        )
+    }
+
+    #[test]
+    fn a_right_result_passes() {
+        let report = spoilt(|_, _| ());
+        assert!(report.passed(), "{report}");
+        assert_eq!(report.rows, 280);
+        assert!(
+            report.o.max_abs_err > 0.0 && report.o.tolerance < 5e-3,
+            "{report}"
+        );
+        assert!(report.lse.tolerance < 2e-5, "{report}");
+    }
+
+    #[test]
+    fn one_wrong_element_fails_and_is_named() {
+        let report = spoilt(|o, _| o[ROW * 8 + 3] += f16::from_f32(0.01));
+        assert!(!report.o.passed() && report.lse.passed(), "{report}");
+        assert_eq!(report.o.worst, [1, 1, 60, 3]);
+    }
+
+    #[test]
+    fn one_wrong_lse_fails_and_is_named() {
+        let report = spoilt(|_, lse| lse[ROW] += 1e-4);
+        assert!(report.o.passed() && !report.lse.passed(), "{report}");
+        assert_eq!(report.lse.worst, [1, 1, 60, 0]);
+    }
+
+    #[test]
+    fn finite_and_not_finite_are_told_apart() {
+        let report = spoilt(|o, _| o[ROW * 8] = f16::NAN);
+        assert_eq!(
+            (report.passed(), report.o.max_abs_err),
+            (false, f64::INFINITY)
+        );
+        // Rows 0 to 4 see no key: an lse of -inf and nothing else.
+        for wrong in [f32::NAN, f32::INFINITY, -1e30] {
+            let report = spoilt(|_, lse| lse[3] = wrong);
+            assert!(
+                !report.passed() && report.lse.worst == [0, 0, 3, 0],
+                "{report}"
+            );
+        }
+        let report = spoilt(|_, lse| lse[ROW] = f32::NEG_INFINITY);
+        assert!(!report.passed(), "{report}");
+    }
+
+    #[test]
+    fn samples_are_distinct_rows_with_both_ends() {
+        for count in [2, 10, 279] {
+            let rows = sample_rows(&PROBLEM, count, 5);
+            assert!(
+                rows.len() == count || rows.len() == count + 1,
+                "{} of {count}",
+                rows.len()
+            );
+            assert!(rows.is_sorted_by(|a, b| a < b));
+            assert_eq!((rows[0], rows.last()), (0, Some(&279)));
+        }
+        assert_eq!(sample_rows(&PROBLEM, 280, 5), all_rows(&PROBLEM));
+        let tall = Problem {
+            seqlen_q: 100_000,
+            ..PROBLEM
+        };
+        let at_edge = |row: &usize| [0, 63].contains(&(row % 100_000 % 64));
+        let edges = sample_rows(&tall, 100, 5)
+            .into_iter()
+            .filter(at_edge)
+            .count();
+        assert!(edges > 30, "{edges} rows at tile edges");
+    }
+}

@@ -1,0 +1,168 @@
+//! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, one task for each tile of query rows.
+
+use crate::element::Element;
+use crate::problem::Problem;
+use crate::strided::{Strided, StridedMut};
+use ndarray::{Array2, ArrayView2, ArrayViewMut1, Axis, Zip, linalg::general_mat_mul, s};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Query rows of a tile (Br): enough that converting K and V to `f32` anew for each tile costs
+/// little beside the products.
+const BR: usize = 128;
+/// Keys of one step of the main loop (Bc): K, V and the scores of a step stay in the cache.
+const BC: usize = 128;
+
+/// Computes o and lse on all threads of the current rayon pool.
+///
+/// q and o are `[batch, heads, seqlen_q, dim]`, k and v `[batch, kv_heads, seqlen_kv, dim]`, lse is
+/// a row-major `[batch, heads, seqlen_q]`. A key that a row does not see contributes nothing to it,
+/// even if its key or value is NaN; a row that sees no key gets `o = 0` and `lse = -inf`.
+///
+/// # Panics
+/// If a view or `lse` is smaller than the problem says.
+pub fn forward<T: Element>(
+    p: &Problem,
+    q: Strided<T>,
+    k: Strided<T>,
+    v: Strided<T>,
+    o: StridedMut<T>,
+    lse: &mut [f32],
+) {
+    assert_eq!(lse.len(), p.batch * p.heads * p.seqlen_q, "length of lse");
+    let lse_tiles = lse
+        .par_chunks_mut(p.seqlen_q)
+        .flat_map(|head| head.par_chunks_mut(BR));
+    let o_tiles = o.into_tiles(BR);
+    o_tiles
+        .into_par_iter()
+        .zip(lse_tiles.collect::<Vec<_>>())
+        .for_each(|(mut o, lse)| {
+            let (batch, head) = (o.batch, o.head);
+            let rows = o.first..o.first + o.rows();
+            let mut tile = Tile::new(load(q, batch, head, rows.clone(), p.dim));
+            tile.attend(p, rows.start, |keys| {
+                let kv_head = p.kv_head(head);
+                [k, v].map(|tensor| load(tensor, batch, kv_head, keys.clone(), p.dim))
+            });
+            tile.finish(lse);
+            for (i, row) in tile.o.rows().into_iter().enumerate() {
+                T::from_f32_slice(row.as_slice().expect("row-major"), o.row_mut(i));
+            }
+        });
+}
+
+/// Rows of one head in `f32`, as `[rows, dim]`.
+fn load<T: Element>(
+    tensor: Strided<T>,
+    batch: usize,
+    head: usize,
+    rows: Range<usize>,
+    dim: usize,
+) -> Array2<f32> {
+    let mut tile = Array2::zeros((rows.len(), dim));
+    for (i, mut row) in rows.zip(tile.rows_mut()) {
+        let row = row.as_slice_mut().expect("row-major");
+        T::to_f32_slice(tensor.row(batch, head, i, dim), row);
+    }
+    tile
+}
+
+/// The online softmax of some query rows over the keys seen so far.
+struct Tile {
+    q: Array2<f32>,
+    /// Scores of a step, then their exponentials.
+    s: Array2<f32>,
+    /// `sum_j exp(s_j - m) v_j`.
+    o: Array2<f32>,
+    /// Largest score.
+    m: Vec<f32>,
+    /// `sum_j exp(s_j - m)`.
+    l: Vec<f32>,
+}
+
+impl Tile {
+    fn new(q: Array2<f32>) -> Self {
+        let rows = q.nrows();
+        Tile {
+            s: Array2::zeros((rows, BC)),
+            o: Array2::zeros(q.raw_dim()),
+            m: vec![f32::NEG_INFINITY; rows],
+            l: vec![0.0; rows],
+            q,
+        }
+    }
+
+    /// Attends to every visible key; `load` gives the `[k, v]` of a range of keys, and `first` is
+    /// the row of the sequence that the tile starts at.
+    fn attend(
+        &mut self,
+        p: &Problem,
+        first: usize,
+        load: impl Fn(Range<usize>) -> [Array2<f32>; 2],
+    ) {
+        let rows = self.q.nrows();
+        let seen_by_some = p.key_limit(first + rows - 1);
+        let seen_by_all = p.key_limit(first);
+        for start in (0..seen_by_some).step_by(BC) {
+            let keys = start..seen_by_some.min(start + BC);
+            let [k, v] = load(keys.clone());
+            if keys.end <= seen_by_all {
+                self.step(p.scale, 0..rows, k.view(), v.view());
+                continue;
+            }
+            // Row by row, because a masked probability is no mask: 0 * NaN is NaN.
+            for row in 0..rows {
+                let seen = p.key_limit(first + row).clamp(keys.start, keys.end) - keys.start;
+                if seen > 0 {
+                    let visible = s![..seen, ..];
+                    self.step(p.scale, row..row + 1, k.slice(visible), v.slice(visible));
+                }
+            }
+        }
+    }
+
+    /// Adds keys, all visible to `rows`.
+    fn step(&mut self, scale: f32, rows: Range<usize>, k: ArrayView2<f32>, v: ArrayView2<f32>) {
+        let q = self.q.slice(s![rows.clone(), ..]);
+        let mut s = self.s.slice_mut(s![rows.clone(), ..k.nrows()]);
+        let mut o = self.o.slice_mut(s![rows.clone(), ..]);
+        general_mat_mul(scale, &q, &k.t(), 0.0, &mut s);
+        Zip::from(s.rows_mut())
+            .and(o.rows_mut())
+            .and(&mut self.m[rows.clone()])
+            .and(&mut self.l[rows])
+            .for_each(rescale);
+        general_mat_mul(1.0, &s, &v, 1.0, &mut o);
+    }
+
+    /// Divides by the row sums and writes the row log-sum-exp.
+    fn finish(&mut self, lse: &mut [f32]) {
+        for (i, mut o) in self.o.axis_iter_mut(Axis(0)).enumerate() {
+            let (m, l) = (self.m[i], self.l[i]);
+            if l == 0.0 {
+                o.fill(0.0);
+                lse[i] = f32::NEG_INFINITY;
+            } else {
+                o /= l;
+                lse[i] = m + l.ln();
+            }
+        }
+    }
+}
+
+/// Turns a row of scores into `exp(s - m)` for the new maximum, and brings `o` and `l` to it.
+fn rescale(mut s: ArrayViewMut1<f32>, mut o: ArrayViewMut1<f32>, m: &mut f32, l: &mut f32) {
+    let s = s.as_slice_mut().expect("row-major");
+    // `f32::max` drops NaN; the exponential of a NaN score then carries it into `l` and `o`.
+    let max = s.iter().copied().fold(*m, f32::max);
+    // All scores -inf: any finite reference keeps `exp(-inf - reference)` at 0.
+    let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+    let alpha = (*m - reference).exp();
+    for x in s.iter_mut() {
+        *x = (*x - reference).exp();
+    }
+    *l = *l * alpha + s.iter().sum::<f32>();
+    o *= alpha;
+    *m = max;
+}

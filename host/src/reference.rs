@@ -1,0 +1,177 @@
+//! Plain attention in `f64`, the standard that every result is compared with, and the same
+//! algorithm rounded to a 16-bit type after each step, the measure of how close one can come.
+
+use crate::element::Element;
+use crate::problem::Problem;
+use crate::strided::Strided;
+use ndarray::{Array1, Array2, ArrayView1, s};
+
+/// One key/value head, ready to answer for any query row of the heads it serves.
+pub(crate) struct Reference<'a, T> {
+    p: &'a Problem,
+    scaled_keys: Array2<f64>,
+    /// `scaled_keys`, rounded to `T`.
+    low_keys: Array2<f64>,
+    values: Array2<f64>,
+    /// Largest finite Euclidean norm of a scaled key.
+    pub key_norm: f64,
+    dtype: std::marker::PhantomData<T>,
+}
+
+/// What a query row should give.
+pub(crate) struct Row {
+    /// The output.
+    pub o: Array1<f64>,
+    /// Natural log of the sum of the exponentials of the scores.
+    pub lse: f64,
+}
+
+impl<'a, T: Element> Reference<'a, T> {
+    /// Converts k and v of one head; `batch` and `kv_head` choose it.
+    pub fn new(p: &'a Problem, k: Strided<T>, v: Strided<T>, [batch, kv_head]: [usize; 2]) -> Self {
+        let load = |tensor: Strided<T>| {
+            Array2::from_shape_fn((p.seqlen_kv, p.dim), |(j, d)| {
+                f64::from(tensor.row(batch, kv_head, j, p.dim)[d].to_f32())
+            })
+        };
+        let scaled_keys = load(k) * f64::from(p.scale);
+        let norms = scaled_keys
+            .rows()
+            .into_iter()
+            .map(|key| key.dot(&key).sqrt());
+        Reference {
+            p,
+            key_norm: norms.filter(|norm| norm.is_finite()).fold(0.0, f64::max),
+            low_keys: scaled_keys.mapv(round::<T>),
+            scaled_keys,
+            values: load(v),
+            dtype: std::marker::PhantomData,
+        }
+    }
+
+    /// The exact result of row `row` with query `q`.
+    pub fn exact(&self, row: usize, q: ArrayView1<f64>) -> Row {
+        self.attend(row, q, &self.scaled_keys, |x| x)
+    }
+
+    /// The result of an implementation that keeps scores, probabilities and output in `T`.
+    ///
+    /// The scale is applied to the keys first, so that a product of large q and k whose score is
+    /// ordinary does not overflow.
+    pub fn low(&self, row: usize, q: ArrayView1<f64>) -> Row {
+        self.attend(row, q, &self.low_keys, round::<T>)
+    }
+
+    fn attend(
+        &self,
+        row: usize,
+        q: ArrayView1<f64>,
+        scaled_keys: &Array2<f64>,
+        round: impl Fn(f64) -> f64,
+    ) -> Row {
+        let visible = s![..self.p.key_limit(row), ..];
+        let scores = scaled_keys.slice(visible).dot(&q).mapv_into(&round);
+        let m = scores.iter().copied().fold(f64::NEG_INFINITY, max_or_nan);
+        let mut o = Array1::zeros(self.p.dim);
+        if m == f64::NEG_INFINITY {
+            return Row { o, lse: m };
+        }
+        let exponentials = scores.mapv_into(|score| (score - m).exp());
+        let l = exponentials.sum();
+        for (e, value) in exponentials.iter().zip(self.values.slice(visible).rows()) {
+            o.scaled_add(round(e / l), &value);
+        }
+        Row {
+            o: o.mapv_into(round),
+            lse: m + l.ln(),
+        }
+    }
+}
+
+/// The nearest value of `T`.
+pub(crate) fn round<T: Element>(x: f64) -> f64 {
+    f64::from(T::from_f32(x as f32).to_f32())
+}
+
+/// The larger of two numbers, NaN if either is NaN.
+fn max_or_nan(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reference, Row};
+    use crate::problem::Problem;
+    use crate::strided::Strided;
+    use half::f16;
+    use ndarray::{Array1, ArrayView1};
+
+    const DIM: usize = 8;
+
+    /// One head whose keys and values have only their first element set.
+    fn exact(q: f64, keys: &[f32], values: &[f32], causal_row: Option<usize>) -> Row {
+        let p = Problem {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q: keys.len(),
+            seqlen_kv: keys.len(),
+            dim: DIM,
+            causal: causal_row.is_some(),
+            scale: 0.5,
+        };
+        let widen = |firsts: &[f32]| -> Vec<f16> {
+            let row = |&x| (0..DIM).map(move |d| f16::from_f32(if d == 0 { x } else { 0.0 }));
+            firsts.iter().flat_map(row).collect()
+        };
+        let (k, v) = (widen(keys), widen(values));
+        let view = |data| Strided::contiguous(data, p.kv_shape());
+        let reference = Reference::new(&p, view(&k), view(&v), [0, 0]);
+        let mut query = Array1::zeros(DIM);
+        query[0] = q;
+        reference.exact(causal_row.unwrap_or(0), ArrayView1::from(&query))
+    }
+
+    fn assert_close(found: f64, expected: f64) {
+        assert!((found - expected).abs() < 1e-14, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn equal_scores_average_the_values() {
+        let row = exact(0.0, &[1.0, 2.0, 3.0, 4.0], &[1.0, 2.0, 3.0, 6.0], None);
+        assert_close(row.o[0], 3.0);
+        assert_close(row.lse, 4_f64.ln());
+        assert_eq!(row.o[1], 0.0);
+    }
+
+    #[test]
+    fn weights_are_the_softmax_of_scaled_scores() {
+        // Scores 0.5 * 2 * [0, 3] = [0, 3].
+        let row = exact(2.0, &[0.0, 3.0], &[10.0, 20.0], None);
+        let e = 3_f64.exp();
+        assert_close(row.o[0], (10.0 + 20.0 * e) / (1.0 + e));
+        assert_close(row.lse, (1.0 + e).ln());
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let row = exact(2000.0, &[1.0, -1.0], &[5.0, 7.0], None);
+        assert_close(row.o[0], 5.0);
+        assert_close(row.lse, 1000.0);
+    }
+
+    #[test]
+    fn causal_rows_see_a_prefix_even_before_a_nan() {
+        let row = exact(0.0, &[1.0, 1.0, f32::NAN], &[2.0, 4.0, f32::NAN], Some(1));
+        assert_close(row.o[0], 3.0);
+        let row = exact(0.0, &[1.0, 1.0, f32::NAN], &[2.0, 4.0, 8.0], Some(2));
+        assert!(row.o[0].is_nan() && row.lse.is_nan());
+    }
+
+    #[test]
+    fn scores_of_minus_infinity_see_nothing() {
+        let row = exact(1.0, &[f32::NEG_INFINITY; 2], &[2.0, 4.0], None);
+        assert_eq!(row.lse, f64::NEG_INFINITY);
+        assert!(row.o.iter().all(|&x| x == 0.0));
+    }
+}
