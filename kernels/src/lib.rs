@@ -15,10 +15,7 @@
 //! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
 //! | `forward` | the FlashAttention-2 main loop | PTX |
 #![no_std]
-#![cfg_attr(
-    target_arch = "nvptx64",
-    feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)
-)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod layout;
 pub mod mask;

@@ -59,6 +59,8 @@ pub struct Tile {
     pub warps: u32,
     /// K/V buffers in shared memory.
     pub stages: u32,
+    /// Whether Q's fragments stay in registers, or are read from shared memory for every block.
+    pub q_in_registers: bool,
     /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
     pub blocks_per_sm: u32,
 }
@@ -106,10 +108,12 @@ impl Kernel {
 /// then takes `head_dim` registers a lane, which ends at 128.
 #[must_use]
 pub const fn sm80_tile(head_dim: u32) -> Tile {
-    let (q_rows, keys) = match head_dim {
-        32 | 64 => (128, 64),
-        96 | 128 => (128, 32),
-        192 | 256 => (64, 32),
+    let (q_rows, keys, q_in_registers) = match head_dim {
+        32 | 64 => (128, 64, true),
+        96 => (128, 32, false),
+        128 => (128, 32, false),
+        192 => (64, 32, true),
+        256 => (64, 32, false),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
@@ -117,6 +121,7 @@ pub const fn sm80_tile(head_dim: u32) -> Tile {
         keys,
         warps: 4,
         stages: 2,
+        q_in_registers,
         blocks_per_sm: 2,
     }
 }

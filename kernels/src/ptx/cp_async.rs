@@ -1,0 +1,40 @@
+//! `cp.async`: copies from global to shared memory that run beside the computation.
+
+use core::arch::asm;
+
+/// Starts copying 16 bytes; of these, `bytes` (0 to 16) are read and the rest written as zeros.
+/// `.cg` keeps the data out of L1, where it would not be used again.
+///
+/// # Safety
+/// `shared` is a 16-byte aligned shared-memory address of the block, with nobody reading or writing
+/// its 16 bytes until a [`wait_all`] of this thread (and a barrier, for other threads). `global` is
+/// 16-byte aligned, and `bytes` bytes from it are readable.
+#[inline(always)]
+pub unsafe fn copy16(shared: u32, global: u64, bytes: u32) {
+    // SAFETY: both addresses are the caller's promise.
+    unsafe {
+        asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
+            in(reg32) shared, in(reg64) global, in(reg32) bytes, options(nostack));
+    }
+}
+
+/// Closes the group of the copies this thread started since the last call.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn commit() {
+    // SAFETY: touches no memory itself.
+    unsafe { asm!("cp.async.commit_group;", options(nostack)) }
+}
+
+/// Waits until the copies of all committed groups of this thread have landed. Other threads see
+/// them after a barrier that follows.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn wait_all() {
+    // SAFETY: touches no memory itself.
+    unsafe { asm!("cp.async.wait_group 0;", options(nostack)) }
+}

@@ -1,0 +1,58 @@
+//! `ld.global` and `st.global`.
+//!
+//! By assembly because a 16-byte aligned Rust array moves as two 8-byte accesses, and because
+//! addresses of device memory come as integers.
+
+use core::arch::asm;
+
+/// Reads 2 bytes.
+///
+/// # Safety
+/// `address` is 2-byte aligned and readable.
+#[inline(always)]
+pub unsafe fn load_u16(address: u64) -> u16 {
+    let value: u16;
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.global.b16 {}, [{}];", out(reg16) value, in(reg64) address, options(nostack));
+    }
+    value
+}
+
+/// Writes 2 bytes.
+///
+/// # Safety
+/// `address` is 2-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_u16(address: u64, value: u16) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.b16 [{}], {};", in(reg64) address, in(reg16) value, options(nostack));
+    }
+}
+
+/// Writes an f32.
+///
+/// # Safety
+/// `address` is 4-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_f32(address: u64, value: f32) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+    }
+}
+
+/// Writes 16 bytes.
+///
+/// # Safety
+/// `address` is 16-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_u32x4(address: u64, value: [u32; 4]) {
+    let [a, b, c, d] = value;
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) address,
+            in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+    }
+}

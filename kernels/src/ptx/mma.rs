@@ -1,0 +1,41 @@
+//! `mma.sync.m16n8k16`: `D = A * B + D` on the tensor cores, 16-bit operands, f32 accumulators.
+//!
+//! A is 16x16 row-major (4 registers a lane), B 16x8 column-major (2), D 16x8 (4):
+//! see [`fragment`](crate::layout::fragment) for who holds what.
+
+use core::arch::asm;
+
+macro_rules! m16n8k16 {
+    ($(#[$doc:meta])* $name:ident, $types:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Every lane of the warp must reach the same call.
+        #[inline(always)]
+        pub unsafe fn $name(mut d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+            // SAFETY: convergence is the caller's promise; all operands are registers.
+            unsafe {
+                asm!(
+                    concat!("mma.sync.aligned.m16n8k16.row.col.", $types,
+                        " {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};"),
+                    inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                    in(reg32) b[0], in(reg32) b[1],
+                    options(nostack),
+                );
+            }
+            d
+        }
+    };
+}
+
+m16n8k16!(
+    /// `a * b + d` with f16 operands.
+    f16,
+    "f32.f16.f16.f32"
+);
+m16n8k16!(
+    /// `a * b + d` with bf16 operands.
+    bf16,
+    "f32.bf16.bf16.f32"
+);

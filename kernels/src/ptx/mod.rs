@@ -1,0 +1,18 @@
+//! Wrappers of PTX instructions, one family a file, named as in the PTX manual.
+//!
+//! rustc does not know which assembly is convergent: it may duplicate or sink an `asm!` block under
+//! a lane-dependent branch, where an instruction that a whole warp or block must reach together
+//! hangs or returns garbage. So no collective instruction here is `pure`, and none is `nomem`; only
+//! per-lane arithmetic (`math`, `convert`) is, and the compiler may move that freely. The build
+//! turns off the passes that would duplicate blocks and counts the collectives it got.
+
+pub mod barrier;
+pub mod convert;
+pub mod cp_async;
+pub mod global;
+pub mod ldmatrix;
+pub mod math;
+pub mod mma;
+pub mod shared;
+pub mod shuffle;
+pub mod special;

@@ -1,0 +1,55 @@
+//! The block's dynamic shared memory, `ld.shared` and `st.shared`.
+
+use core::arch::{asm, global_asm};
+
+// Dynamic, so that tiles over the 48 KB that a static allocation may have are possible.
+global_asm!(".extern .shared .align 1024 .b8 smem[];");
+
+/// Shared-window address of the block's dynamic shared memory, a multiple of 1024.
+#[inline(always)]
+pub fn base() -> u32 {
+    let address: u32;
+    // SAFETY: reads a constant.
+    unsafe { asm!("mov.u32 {}, smem;", out(reg32) address, options(nomem, nostack)) }
+    address
+}
+
+/// Writes 2 bytes.
+///
+/// # Safety
+/// `address` is 2-byte aligned, inside the block's shared memory, and in no other thread's use.
+#[inline(always)]
+pub unsafe fn store_u16(address: u32, value: u16) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.shared.b16 [{}], {};", in(reg32) address, in(reg16) value, options(nostack));
+    }
+}
+
+/// Writes 4 bytes.
+///
+/// # Safety
+/// `address` is 4-byte aligned, inside the block's shared memory, and in no other thread's use.
+#[inline(always)]
+pub unsafe fn store_u32(address: u32, value: u32) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.shared.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
+    }
+}
+
+/// Reads 16 bytes.
+///
+/// # Safety
+/// `address` is 16-byte aligned, inside the block's shared memory, written, and being written by
+/// no other thread.
+#[inline(always)]
+pub unsafe fn load_u32x4(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+            out(reg32) c, out(reg32) d, in(reg32) address, options(nostack));
+    }
+    [a, b, c, d]
+}

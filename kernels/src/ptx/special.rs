@@ -1,0 +1,40 @@
+//! Special registers: who this thread is.
+//!
+//! Volatile, so that a value asked for again is read again: a kernel can let go of it over its main
+//! loop, where a register is worth more than an instruction.
+
+use core::arch::asm;
+
+/// The thread's index in its block, known to the compiler to be below `threads`.
+///
+/// # Safety
+/// The block has `threads` threads, in one dimension.
+#[inline(always)]
+pub unsafe fn thread(threads: u32) -> u32 {
+    let thread: u32;
+    // SAFETY: reads a special register; the bound is the caller's promise.
+    unsafe {
+        asm!("mov.u32 {}, %tid.x;", out(reg32) thread, options(nomem, nostack));
+        core::hint::assert_unchecked(thread < threads);
+    }
+    thread
+}
+
+/// The block's index in the grid.
+#[inline(always)]
+pub fn block() -> u32 {
+    let block: u32;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {}, %ctaid.x;", out(reg32) block, options(nomem, nostack)) }
+    block
+}
+
+/// `value`, of which the compiler no longer knows where it came from: what is computed from it is
+/// computed anew, and not held over from where the same was computed before.
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    let copy: u32;
+    // SAFETY: a move between registers.
+    unsafe { asm!("mov.b32 {}, {};", out(reg32) copy, in(reg32) value, options(nomem, nostack)) }
+    copy
+}

@@ -1,0 +1,150 @@
+//! Copies of tiles between global and shared memory.
+//!
+//! Neighbouring threads move neighbouring 16-byte chunks of a row, 8 (or 4) threads a row. A thread
+//! steps down by a multiple of 8 rows, so its swizzle never changes. Rows past the end of the
+//! sequence and columns past the head dim read as zeros and are never stored.
+//!
+//! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
+
+use super::SharedTile;
+use crate::layout::{fragment::lanes_per_row, swizzle::CHUNK_BYTES};
+use crate::ptx::{cp_async, global, shared, special::opaque};
+
+/// The rows of one head in global memory.
+#[derive(Clone, Copy)]
+pub struct GlobalRows {
+    /// Address of row 0.
+    pub address: u64,
+    /// Bytes from one row to the next.
+    pub row_bytes: i64,
+    /// Elements of a row.
+    pub dim: u32,
+    /// Whether every row starts at a multiple of 16 bytes.
+    pub aligned: bool,
+}
+
+/// One thread's share of copying tiles of rows: of every tile, the chunks at and below its first,
+/// and those to their right.
+#[derive(Clone, Copy)]
+pub struct Copier<const DT: usize> {
+    /// Where the thread's first chunk of the tile at row 0 lies.
+    address: u64,
+    row_bytes: i64,
+    aligned: bool,
+    row: u32,
+    chunk: u32,
+    /// Elements that exist from the thread's first on.
+    columns: u32,
+    rows_per_step: u32,
+}
+
+impl<const DT: usize> Copier<DT> {
+    /// The share of `thread` when `threads` threads copy together.
+    #[inline(always)]
+    pub fn new(rows: GlobalRows, thread: u32, threads: u32) -> Self {
+        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS);
+        let (row, chunk) = (thread / lanes, thread % lanes);
+        let offset = i64::from(row) * rows.row_bytes + i64::from(chunk * CHUNK_BYTES);
+        Copier {
+            address: rows.address.wrapping_add_signed(offset),
+            row_bytes: rows.row_bytes,
+            aligned: rows.aligned,
+            row,
+            chunk,
+            columns: rows.dim.saturating_sub(8 * chunk),
+            rows_per_step: threads / lanes,
+        }
+    }
+
+    /// Starts loading `rows` rows from row `first` on into `to`; of these, `exist` exist and the
+    /// others become zeros. The tile is there after [`cp_async::wait_all`] and a barrier.
+    ///
+    /// # Safety
+    /// All sharing threads make the same call, nobody uses `to` until then, and what exists is
+    /// readable.
+    #[inline(always)]
+    pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
+        let steps = rows / self.rows_per_step;
+        if self.aligned {
+            self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+                // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
+                unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
+            });
+        } else {
+            // Opaque: unrolled, this rare path would be most of the kernel's code.
+            self.for_each_chunk(to, first, opaque(steps), exist, |shared, global, exists| {
+                for i in 0..8 {
+                    // SAFETY: as above, an element at a time.
+                    unsafe {
+                        let mut element = 0;
+                        if exists {
+                            element = global::load_u16(global + 2 * u64::from(i));
+                        }
+                        shared::store_u16(shared + 2 * i, element);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on.
+    ///
+    /// # Safety
+    /// All sharing threads make the same call, `from` is written and visible to them, and what
+    /// exists is writable, by nobody else.
+    #[inline(always)]
+    pub unsafe fn store(&self, from: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
+        let steps = rows / self.rows_per_step;
+        self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
+            if !exists {
+                return;
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                let elements = shared::load_u32x4(shared);
+                if self.aligned {
+                    global::store_u32x4(global, elements);
+                } else {
+                    for i in 0..4 {
+                        let pair = global + 4 * i as u64;
+                        global::store_u16(pair, elements[i] as u16);
+                        global::store_u16(pair + 2, (elements[i] >> 16) as u16);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Calls `f(shared address, global address, whether it exists)` for each of the thread's chunks
+    /// of a tile. Addresses advance by additions, so that few of them are alive at a time.
+    #[inline(always)]
+    fn for_each_chunk(
+        &self,
+        tile: SharedTile<DT>,
+        first: u32,
+        steps: u32,
+        exist: u32,
+        mut f: impl FnMut(u32, u64, bool),
+    ) {
+        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS);
+        let shared = tile.chunk(self.row, self.chunk);
+        // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
+        let columns = opaque(self.columns);
+        let skip = i64::from(first) * self.row_bytes;
+        let mut global = self.address.wrapping_add_signed(skip);
+        for step in 0..steps {
+            let down = step * self.rows_per_step;
+            for group in 0..SharedTile::<DT>::CHUNKS / lanes {
+                let right = group * lanes;
+                let exists = self.row + down < exist && 8 * right < columns;
+                f(
+                    SharedTile::<DT>::SWIZZLE.step(shared, down, right),
+                    global + u64::from(right * CHUNK_BYTES),
+                    exists,
+                );
+            }
+            let skip = i64::from(self.rows_per_step) * self.row_bytes;
+            global = global.wrapping_add_signed(skip);
+        }
+    }
+}

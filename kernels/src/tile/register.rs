@@ -1,0 +1,131 @@
+//! 16x16 tiles spread over the registers of a warp.
+
+use super::Element;
+use crate::layout::fragment;
+
+/// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
+///
+/// Index it with constants only, in loops that unroll: an index known only at run time would put
+/// the whole array into local memory.
+#[derive(Clone, Copy)]
+pub struct Accumulator(pub [f32; 8]);
+
+impl Accumulator {
+    /// All zeros.
+    pub const ZERO: Self = Accumulator([0.0; 8]);
+
+    /// `self += a * b`, where `b` is stored as a pair of B operands.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    #[inline(always)]
+    pub unsafe fn mma<E: Element>(&mut self, a: Operand, b: Operand) {
+        let [c0, c1, c2, c3, c4, c5, c6, c7] = self.0;
+        // SAFETY: convergence is the caller's promise.
+        let ([c0, c1, c2, c3], [c4, c5, c6, c7]) = unsafe {
+            (
+                E::mma([c0, c1, c2, c3], a.0, [b.0[0], b.0[1]]),
+                E::mma([c4, c5, c6, c7], a.0, [b.0[2], b.0[3]]),
+            )
+        };
+        self.0 = [c0, c1, c2, c3, c4, c5, c6, c7];
+    }
+
+    /// The tile rounded to `E`, as an A operand: its layout needs no exchange between lanes.
+    #[inline(always)]
+    pub fn to_operand<E: Element>(self) -> Operand {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        Operand([E::pack(a, b), E::pack(c, d), E::pack(e, f), E::pack(g, h)])
+    }
+
+    /// The lane's elements of row `g` (`r = 0`) or `g + 8` (`r = 1`).
+    #[inline(always)]
+    pub fn row(&self, r: usize) -> [f32; 4] {
+        [self.0[2 * r], self.0[2 * r + 1], self.0[2 * r + 4], self.0[2 * r + 5]]
+    }
+
+    /// Replaces the lane's elements of row `g + 8 r`.
+    #[inline(always)]
+    pub fn set_row(&mut self, r: usize, row: [f32; 4]) {
+        [self.0[2 * r], self.0[2 * r + 1], self.0[2 * r + 4], self.0[2 * r + 5]] = row;
+    }
+
+    /// Multiplies row `g` by `factors[0]` and row `g + 8` by `factors[1]`.
+    #[inline(always)]
+    pub fn scale_rows(&mut self, factors: [f32; 2]) {
+        for i in 0..8 {
+            self.0[i] *= factors[i / 2 % 2];
+        }
+    }
+
+    /// Puts -inf into the columns from `limits[0]` on in row `g`, from `limits[1]` on in row `g + 8`.
+    #[inline(always)]
+    pub fn mask_columns(&mut self, lane: u32, limits: [i32; 2]) {
+        // A lane's columns are those of lane 0 plus the first: comparing constants with a shifted
+        // limit saves the registers that the columns would take.
+        let limits = limits.map(|limit| limit - fragment::accumulator(lane, 0).1 as i32);
+        for i in 0..8 {
+            if fragment::accumulator(0, i as u32).1 as i32 >= limits[i / 2 % 2] {
+                self.0[i] = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// A 16x16 tile of 16-bit elements: an A operand, or a pair of B operands
+/// ([`fragment::operand_a`], [`fragment::operand_b`]).
+#[derive(Clone, Copy)]
+pub struct Operand(pub [u32; 4]);
+
+impl Operand {
+    /// All zeros.
+    pub const ZERO: Self = Operand([0; 4]);
+
+    /// Every element negated.
+    #[inline(always)]
+    pub fn negate(self) -> Self {
+        Operand(self.0.map(|pair| pair ^ 0x8000_8000))
+    }
+
+    /// As an A operand: 1 in the columns below `limits[0]` of row `g` and below `limits[1]` of row
+    /// `g + 8`, else 0.
+    #[inline(always)]
+    pub fn ones_below<E: Element>(lane: u32, limits: [i32; 2]) -> Self {
+        let mut ones = [0; 4];
+        for r in 0..4 {
+            let column = fragment::operand_a(lane, r as u32).1 as i32;
+            let limit = limits[r % 2];
+            let lo = if column < limit { E::ONE } else { 0 };
+            let hi = if column + 1 < limit { E::ONE << 16 } else { 0 };
+            ones[r] = lo | hi;
+        }
+        Operand(ones)
+    }
+
+    /// Non-zero if an element is infinite or NaN.
+    #[inline(always)]
+    pub fn non_finite<E: Element>(self) -> u32 {
+        let [a, b, c, d] = self.non_finite_signs::<E>();
+        a | b | c | d
+    }
+
+    /// Splits off the elements that are infinite or NaN: the tile with zeros in their place, and a
+    /// tile with ones in their place and zeros elsewhere.
+    #[inline(always)]
+    pub fn split_non_finite<E: Element>(self) -> (Self, Self) {
+        let found = self.non_finite_signs::<E>().map(|signs| signs >> 15);
+        let mut finite = self.0;
+        for r in 0..4 {
+            finite[r] &= !(found[r] * 0xffff);
+        }
+        (Operand(finite), Operand(found.map(|f| f * E::ONE)))
+    }
+
+    /// The sign bit of every element that is infinite or NaN: adding one to an exponent of all ones,
+    /// and to no other, carries into it.
+    #[inline(always)]
+    fn non_finite_signs<E: Element>(self) -> [u32; 4] {
+        self.0
+            .map(|r| ((r & E::EXPONENTS) + E::EXPONENT_LSBS) & 0x8000_8000)
+    }
+}

@@ -1,0 +1,125 @@
+//! Online softmax in base 2 (FlashAttention-2, Algorithm 1, lines 9, 10, 12 and 13).
+//!
+//! With `c = |scale| * log2(e)`, `m` the largest raw score of a row so far and `l` the sum of
+//! `2^(c (s - m))` so far, a block of scores turns into probabilities with one fused multiply-add
+//! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
+//! same factor.
+
+use super::Accumulator;
+use crate::ptx::{math, shuffle};
+
+/// The softmax scale, split so that `m` may be the largest raw score whatever its sign.
+#[derive(Clone, Copy)]
+pub struct SoftmaxScale {
+    /// `|scale| * log2(e)`, positive.
+    pub log2: f32,
+    /// Whether scores must be negated.
+    pub negative: bool,
+}
+
+impl SoftmaxScale {
+    /// Splits a finite scale.
+    #[inline(always)]
+    pub fn new(scale: f32) -> Self {
+        SoftmaxScale {
+            // A scale of 0 would turn the -inf of masked scores into NaN; the smallest normal
+            // number gives the same probabilities.
+            log2: (scale.abs() * core::f32::consts::LOG2_E).max(f32::MIN_POSITIVE),
+            negative: scale < 0.0,
+        }
+    }
+}
+
+/// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
+pub struct Softmax<const MT: usize> {
+    max: [[f32; 2]; MT],
+    sum: [[f32; 2]; MT],
+    scale: f32,
+}
+
+impl<const MT: usize> Softmax<MT> {
+    /// Before the first block.
+    #[inline(always)]
+    pub fn new(scale: SoftmaxScale) -> Self {
+        Softmax {
+            max: [[f32::NEG_INFINITY; 2]; MT],
+            sum: [[0.0; 2]; MT],
+            scale: scale.log2,
+        }
+    }
+
+    /// Takes in a block: `s` turns from raw scores into probabilities relative to the new maximum.
+    /// Returns the factors that bring the rows of earlier results to it.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    #[inline(always)]
+    pub unsafe fn update<const NT: usize>(
+        &mut self,
+        s: &mut [[Accumulator; NT]; MT],
+    ) -> [[f32; 2]; MT] {
+        let mut factors = [[0.0; 2]; MT];
+        for mt in 0..MT {
+            for r in 0..2 {
+                let mut max = self.max[mt][r];
+                for nt in 0..NT {
+                    let [a, b, c, d] = s[mt][nt].row(r);
+                    max = max.max(a.max(b)).max(c.max(d));
+                }
+                // SAFETY: convergence is the caller's promise.
+                max = unsafe { across_row(max, f32::max) };
+
+                // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its
+                // probabilities 2^-inf = 0 where -inf - -inf would be NaN.
+                let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+                let shift = -reference * self.scale;
+                let factor = math::exp2(math::fma(self.max[mt][r], self.scale, shift));
+                let mut sum = self.sum[mt][r] * factor;
+                for nt in 0..NT {
+                    let p = s[mt][nt]
+                        .row(r)
+                        .map(|s| math::exp2(math::fma(s, self.scale, shift)));
+                    sum += (p[0] + p[1]) + (p[2] + p[3]);
+                    s[mt][nt].set_row(r, p);
+                }
+                self.max[mt][r] = max;
+                self.sum[mt][r] = sum;
+                factors[mt][r] = factor;
+            }
+        }
+        factors
+    }
+
+    /// After the last block: the factors that normalize O (0 for a row that saw no key), and the
+    /// log-sum-exp of the scaled scores in base e (-inf for such a row).
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    #[inline(always)]
+    pub unsafe fn finish(&self, mt: usize) -> ([f32; 2], [f32; 2]) {
+        let (mut factors, mut lse) = ([0.0; 2], [f32::NEG_INFINITY; 2]);
+        for r in 0..2 {
+            // SAFETY: convergence is the caller's promise.
+            let sum = unsafe { across_row(self.sum[mt][r], |a, b| a + b) };
+            if sum != 0.0 {
+                factors[r] = math::reciprocal(sum);
+                let lse2 = math::fma(self.max[mt][r], self.scale, math::log2(sum));
+                lse[r] = lse2 * core::f32::consts::LN_2;
+            }
+        }
+        (factors, lse)
+    }
+}
+
+/// Combines the values of the 4 lanes that share a row of an accumulator.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+unsafe fn across_row(value: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // SAFETY: convergence is the caller's promise.
+    unsafe {
+        let value = combine(value, shuffle::xor::<1>(value));
+        combine(value, shuffle::xor::<2>(value))
+    }
+}
