@@ -154,9 +154,9 @@ pub enum Error {
         /// Devices there are.
         count: usize,
     },
-    /// A device older than the kernel's target.
+    /// A device older than a kernel's target.
     #[error(
-        "{device} has compute capability {}.{}; kernel {kernel} needs {}.{} or later",
+        "{device} has compute capability {}.{}; {needed_by} needs {}.{} or later",
         found.0, found.1, needed.0, needed.1
     )]
     ComputeCapability {
@@ -164,8 +164,8 @@ pub enum Error {
         device: String,
         /// Its compute capability.
         found: (i32, i32),
-        /// Name of the kernel.
-        kernel: &'static str,
+        /// Name of the kernel, or "every kernel".
+        needed_by: &'static str,
         /// Compute capability it needs.
         needed: (i32, i32),
     },

@@ -1,17 +1,56 @@
-//! Exact attention.
+//! Exact attention (FlashAttention) on NVIDIA GPUs, with kernels written in Rust, and on the CPU.
+//!
+//! [`Attention`] holds the options, [`Tensor`] the data, [`Device`] says where. The result is `o`
+//! and the row log-sum-exp `lse`:
+//!
+//! ```
+//! # fn main() -> attention::Result<()> {
+//! use attention::{Attention, Device, Tensor, bf16};
+//!
+//! let device = Device::cuda(0).unwrap_or_else(|_| Device::cpu());
+//! let data = vec![bf16::ONE; 2 * 4 * 100 * 64];
+//! let [q, k, v] = [(); 3].map(|()| Tensor::new(&device, [2, 4, 100, 64], &data));
+//! let (o, lse) = Attention::new().causal(true).forward(&q?, &k?, &v?)?;
+//! assert_eq!(o.to_vec()?, data);
+//! // One key, of score 64 / sqrt(64).
+//! assert_eq!(lse.to_vec()?[0], 8.0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Owners of other device memory call [`Attention::forward_raw`] with addresses and strides.
+//!
+//! A package that depends on this one needs `CUDA_LIBRARY_PATH` set to this package's `driver-stub`
+//! folder while it builds, as this workspace's `.cargo/config.toml` does: cust's build script looks
+//! for a CUDA installation, which is not otherwise needed.
 
+mod attention;
+mod buffer;
+pub mod check;
 pub mod cpu;
-pub mod element;
-pub mod error;
+mod cuda;
+mod device;
+mod driver;
+mod element;
+mod error;
+mod event;
+pub mod kernel;
 mod layout;
-pub mod problem;
+mod problem;
 pub mod ptx;
 pub mod reference;
-pub mod strided;
+mod strided;
+mod tensor;
 
+pub use attention::{Attention, RawForward};
+pub use buffer::Buffer;
+pub use device::Device;
 pub use element::Element;
 pub use error::{Error, Result};
+pub use event::Event;
 pub use half::{bf16, f16};
+pub use kernels::params::TensorRef;
 pub use kernels::table::Dtype;
 pub use problem::Problem;
 pub use strided::{Strided, StridedMut, TileMut};
+pub use tensor::Tensor;

@@ -1,0 +1,317 @@
+//! The options of an attention call, and the call.
+
+use crate::cpu;
+use crate::device::{Backend, Device};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::problem::Problem;
+use crate::strided::{Strided, StridedMut};
+use crate::tensor::Tensor;
+use crate::{cuda, kernel};
+use half::{bf16, f16};
+use kernels::params::TensorRef;
+use kernels::table::Dtype;
+use std::ffi::c_void;
+
+/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
+///
+/// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
+/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 256. Any strides will do as long
+/// as that of dim is 1.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Attention, Device, Tensor, f16};
+///
+/// let device = Device::cpu();
+/// let [q, k, v] = [1.0, 2.0, 3.0].map(f16::from_f32);
+/// let q = Tensor::new(&device, [1, 2, 5, 16], &[q; 160])?;
+/// let k = Tensor::new(&device, [1, 1, 7, 16], &[k; 112])?;
+/// let v = Tensor::new(&device, [1, 1, 7, 16], &[v; 112])?;
+///
+/// let (o, lse) = Attention::new().causal(true).forward(&q, &k, &v)?;
+///
+/// assert_eq!(o.shape(), [1, 2, 5, 16]);
+/// assert_eq!(lse.shape(), [1, 2, 5]);
+/// assert_eq!(o.to_vec()?[0], f16::from_f32(3.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Attention {
+    causal: bool,
+    scale: Option<f32>,
+    kernel: Option<String>,
+}
+
+/// Tensors of a forward pass by address, for [`Attention::forward_raw`].
+///
+/// Strides count elements; that of dim is 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RawForward {
+    /// Queries, `[batch, heads, seqlen_q, dim]`.
+    pub q: TensorRef,
+    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: TensorRef,
+    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: TensorRef,
+    /// Output, `[batch, heads, seqlen_q, dim]`.
+    pub o: TensorRef,
+    /// Address of the row log-sum-exp, `f32[batch, heads, seqlen_q]`, contiguous.
+    pub lse: u64,
+    /// Independent sequences.
+    pub batch: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Queries per head.
+    pub seqlen_q: usize,
+    /// Keys per head.
+    pub seqlen_kv: usize,
+    /// Elements of a query, key or value.
+    pub dim: usize,
+}
+
+impl Attention {
+    /// No mask, scale `1 / sqrt(dim)`, the best kernel.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right).
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    #[must_use]
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
+    #[must_use]
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// The kernel to use, by a name from [`kernel::suitable`]. Default: the best one.
+    #[must_use]
+    pub fn kernel(mut self, name: impl Into<String>) -> Self {
+        self.kernel = Some(name.into());
+        self
+    }
+
+    /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
+    /// logarithm of the sum of each row's exponentials, on the device of the inputs.
+    ///
+    /// # Errors
+    /// Says which argument is wrong, or what the device lacks. A failure while a GPU computes shows
+    /// when its results are read.
+    pub fn forward<T: Element>(
+        &self,
+        q: &Tensor<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+    ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
+        let problem = self.problem(q, k, v)?;
+        let mut o = Tensor::zeros(&q.device(), problem.q_shape())?;
+        let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
+        self.forward_into(q, k, v, &mut o, &mut lse)?;
+        Ok((o, lse))
+    }
+
+    /// Like [`forward`](Self::forward), into tensors of the caller: `o` of any strides that give
+    /// every element its own place, with unit stride in dim, and `lse` contiguous.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_into<T: Element>(
+        &self,
+        q: &Tensor<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        o: &mut Tensor<T>,
+        lse: &mut Tensor<f32, 3>,
+    ) -> Result<()> {
+        let problem = self.problem(q, k, v)?;
+        let device = q.device();
+        for (argument, found) in [
+            ("k", k.device()),
+            ("v", v.device()),
+            ("o", o.device()),
+            ("lse", lse.device()),
+        ] {
+            if found != device {
+                return Err(Error::DeviceMismatch {
+                    argument,
+                    expected: device.name().to_owned(),
+                    found: found.name().to_owned(),
+                });
+            }
+        }
+        expect_shape("o", &problem.q_shape(), &o.shape())?;
+        expect_shape("lse", &problem.lse_shape(), &lse.shape())?;
+        if !lse.is_contiguous() {
+            return Err(Error::NotContiguous { argument: "lse" });
+        }
+        let args = RawForward {
+            q: q.as_ref("q")?,
+            k: k.as_ref("k")?,
+            v: v.as_ref("v")?,
+            o: o.as_mut("o")?,
+            lse: lse.address_mut(),
+            batch: problem.batch,
+            heads: problem.heads,
+            kv_heads: problem.kv_heads,
+            seqlen_q: problem.seqlen_q,
+            seqlen_kv: problem.seqlen_kv,
+            dim: problem.dim,
+        };
+        // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
+        // Buffers are not shared, so o and lse overlap nothing. A buffer that is dropped early is
+        // freed by the driver after the work on the default stream.
+        unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
+    }
+
+    /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's
+    /// stream: nothing is copied, and on a CUDA device the call returns before the work is done.
+    ///
+    /// On a CUDA device, addresses and stream belong to its primary context, as those of the CUDA
+    /// runtime, candle, burn and cudarc do; a null stream is the legacy default stream. On the CPU,
+    /// addresses are host addresses and the stream is ignored.
+    ///
+    /// # Errors
+    /// Says which argument is wrong, or what the device lacks.
+    ///
+    /// # Safety
+    /// - Every element of q, k, v, o and lse, by the sizes in `args`, lies in live memory of the
+    ///   device, aligned to its type, until the work is done.
+    /// - q, k, v and o hold elements of `dtype`.
+    /// - Until then nothing else writes q, k or v, or touches o or lse. The memory from the first
+    ///   to the last element of o, and of lse, holds no element of the others.
+    /// - `stream` is null or a live stream of the device's primary context.
+    pub unsafe fn forward_raw(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawForward,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let shape = |heads, rows| [args.batch, heads, rows, args.dim];
+        let q_shape = shape(args.heads, args.seqlen_q);
+        let kv_shape = shape(args.kv_heads, args.seqlen_kv);
+        let problem = Problem::new(q_shape, kv_shape, kv_shape, self.causal, self.scale)?;
+        for (argument, tensor, shape) in [
+            ("q", args.q, q_shape),
+            ("k", args.k, kv_shape),
+            ("v", args.v, kv_shape),
+            ("o", args.o, q_shape),
+        ] {
+            layout(tensor, shape)
+                .span()
+                .ok_or(Error::Overflow { argument })?;
+        }
+        let o = layout(args.o, q_shape);
+        if !o.is_injective() {
+            return Err(Error::Overlap {
+                argument: "o",
+                strides: o.strides.to_vec(),
+            });
+        }
+        match device.backend() {
+            Backend::Cpu => {
+                kernel::resolve_cpu(self.kernel.as_deref())?;
+                match dtype {
+                    // SAFETY: the caller's word.
+                    Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
+                    // SAFETY: the caller's word.
+                    Dtype::Bf16 => unsafe { forward_cpu::<bf16>(&problem, args) },
+                }
+                Ok(())
+            }
+            Backend::Cuda(gpu) => {
+                let kernel = kernel::resolve(self.kernel.as_deref(), dtype, args.dim, self.causal)?;
+                // SAFETY: the caller's word.
+                unsafe { cuda::forward(gpu, kernel, &problem, args, stream) }
+            }
+        }
+    }
+
+    fn problem<T: Element>(&self, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>) -> Result<Problem> {
+        Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)
+    }
+}
+
+/// # Safety
+/// As for [`Attention::forward_raw`] on the CPU, with `T` the element type.
+unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
+    // SAFETY: the caller vouches for the memory of each tensor, and that nothing writes the inputs.
+    let [q, k, v] = unsafe {
+        [
+            strided::<T>(args.q, problem.q_shape()),
+            strided::<T>(args.k, problem.kv_shape()),
+            strided::<T>(args.v, problem.kv_shape()),
+        ]
+    };
+    let (o, offset, len) = span::<T>(args.o, problem.q_shape());
+    // SAFETY: the caller vouches for the memory from o's first to last element, and that nothing
+    // else touches it.
+    let o = unsafe { std::slice::from_raw_parts_mut(o.cast_mut(), len) };
+    let o = StridedMut::new(o, offset, problem.q_shape(), strides(args.o));
+    let lse = std::ptr::with_exposed_provenance_mut(args.lse as usize);
+    // SAFETY: as for o; lse is contiguous.
+    let lse = unsafe { std::slice::from_raw_parts_mut(lse, problem.lse_shape().iter().product()) };
+    cpu::forward(problem, q, k, v, o, lse);
+}
+
+/// # Safety
+/// The tensor's memory, from its first to its last element, is readable host memory, which nothing
+/// writes while the view lives.
+unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Strided<'a, T> {
+    let (data, offset, len) = span(tensor, shape);
+    Strided {
+        // SAFETY: the caller's word.
+        data: unsafe { std::slice::from_raw_parts(data, len) },
+        offset,
+        strides: strides(tensor),
+    }
+}
+
+/// The memory that a tensor's elements span: where it starts, the index of the tensor's first
+/// element in it, and its length.
+fn span<T>(tensor: TensorRef, shape: [usize; 4]) -> (*const T, usize, usize) {
+    let (low, high) = layout(tensor, shape)
+        .span()
+        .expect("checked by forward_raw");
+    let first = std::ptr::with_exposed_provenance::<T>(tensor.address as usize);
+    (
+        first.wrapping_offset(low),
+        low.unsigned_abs(),
+        high.abs_diff(low) + 1,
+    )
+}
+
+fn strides(tensor: TensorRef) -> [isize; 3] {
+    [tensor.batch_stride, tensor.head_stride, tensor.row_stride].map(|stride| stride as isize)
+}
+
+fn layout(tensor: TensorRef, shape: [usize; 4]) -> Layout<4> {
+    let [batch, head, row] = strides(tensor);
+    Layout {
+        shape,
+        strides: [batch, head, row, 1],
+    }
+}
+
+fn expect_shape(argument: &'static str, expected: &[usize], found: &[usize]) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        argument,
+        expected: expected.to_vec(),
+        found: found.to_vec(),
+    })
+}

@@ -1,0 +1,160 @@
+//! Where attention is computed: a CUDA device or the CPU.
+
+use crate::buffer::Buffer;
+use crate::driver::Gpu;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::ptx;
+use bytemuck::Pod;
+use kernels::table::Arch;
+use std::sync::Arc;
+use sysinfo::System;
+
+/// A CUDA device or the CPU. Clones are the same device.
+///
+/// Work on a device runs in the order of the calls, whatever thread they come from. On a CUDA
+/// device it may still run when a call returns; reading a buffer waits for it.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::Device;
+///
+/// let device = Device::cuda(0).unwrap_or_else(|reason| {
+///     eprintln!("{reason}");
+///     Device::cpu()
+/// });
+/// let buffer = device.upload(&[1.0_f32, 2.0])?;
+/// assert_eq!(buffer.to_vec()?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Device(Backend);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Backend {
+    Cpu,
+    Cuda(Arc<Gpu>),
+}
+
+impl Device {
+    /// The CPU, with the threads of the current rayon pool.
+    #[must_use]
+    pub fn cpu() -> Self {
+        Device(Backend::Cpu)
+    }
+
+    /// The CUDA device of this index.
+    ///
+    /// # Errors
+    /// If there is no NVIDIA driver or no such device, if no kernels were compiled into this
+    /// program, or if the device is older than all of them.
+    pub fn cuda(index: usize) -> Result<Self> {
+        let gpu = Gpu::open(index)?;
+        if !ptx::COMPILED {
+            return Err(Error::NotCompiled);
+        }
+        let found = gpu.compute_capability();
+        match Arch::ALL.iter().map(|arch| arch.compute_capability()).min() {
+            Some(needed) if found < needed => Err(Error::ComputeCapability {
+                device: gpu.name().to_owned(),
+                found,
+                needed_by: "every kernel",
+                needed,
+            }),
+            _ => Ok(Device(Backend::Cuda(Arc::new(gpu)))),
+        }
+    }
+
+    /// `CPU`, or the marketing name of the GPU.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match &self.0 {
+            Backend::Cpu => "CPU",
+            Backend::Cuda(gpu) => gpu.name(),
+        }
+    }
+
+    /// Whether this is the CPU.
+    #[must_use]
+    pub fn is_cpu(&self) -> bool {
+        matches!(self.0, Backend::Cpu)
+    }
+
+    /// Waits until all work on the device is done.
+    ///
+    /// # Errors
+    /// If the driver reports a failure, of this call or of that work.
+    pub fn synchronize(&self) -> Result<()> {
+        match &self.0 {
+            Backend::Cpu => Ok(()),
+            Backend::Cuda(gpu) => gpu.synchronize(),
+        }
+    }
+
+    /// Bytes of memory that can be allocated now.
+    ///
+    /// # Errors
+    /// If the driver reports a failure.
+    pub fn free_memory(&self) -> Result<u64> {
+        match &self.0 {
+            Backend::Cpu => Ok(free_host_memory()),
+            Backend::Cuda(gpu) => gpu.free_memory(),
+        }
+    }
+
+    /// Allocates a copy of `data` on the device.
+    ///
+    /// # Errors
+    /// If there is not enough memory, or the driver reports another failure.
+    pub fn upload<T: Pod>(&self, data: &[T]) -> Result<Buffer<T>> {
+        Buffer::from_slice(self, data)
+    }
+
+    /// Marks this point in the device's work, to time what comes between two such points.
+    ///
+    /// # Errors
+    /// If the driver reports a failure.
+    pub fn event(&self) -> Result<Event> {
+        Event::record(self)
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0
+    }
+
+    pub(crate) fn from_backend(backend: Backend) -> Self {
+        Device(backend)
+    }
+
+    pub(crate) fn out_of_memory(&self, needed: usize) -> Error {
+        Error::OutOfMemory {
+            device: self.name().to_owned(),
+            needed: needed as u64,
+            free: self.free_memory().unwrap_or(0),
+        }
+    }
+}
+
+/// The same memory is reachable: both are the CPU, or the same GPU.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Backend::Cpu, Backend::Cpu) => true,
+            (Backend::Cuda(a), Backend::Cuda(b)) => a.index() == b.index(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Device {}
+
+/// What the machine has left, or what its control group leaves this process if that is less.
+fn free_host_memory() -> u64 {
+    let mut system = System::new();
+    system.refresh_memory();
+    let group = system
+        .cgroup_limits()
+        .map_or(u64::MAX, |limits| limits.free_memory);
+    system.available_memory().min(group)
+}
