@@ -25,6 +25,17 @@ pub fn suitable(device: &Device, dtype: Dtype, dim: usize, causal: bool) -> Vec<
     }
 }
 
+/// Checks that the kernel of that name can compute a problem on a device.
+///
+/// # Errors
+/// If there is no such kernel (the error lists similar names), or says why it cannot.
+pub fn check(device: &Device, name: &str, dtype: Dtype, dim: usize, causal: bool) -> Result<()> {
+    match device.backend() {
+        Backend::Cpu => resolve_cpu(Some(name)),
+        Backend::Cuda(_) => resolve(Some(name), dtype, dim, causal).map(|_| ()),
+    }
+}
+
 /// The kernel of that name, or the best one, for a CUDA device.
 pub(crate) fn resolve(
     name: Option<&str>,

@@ -8,6 +8,7 @@
 
 use cust::sys::*;
 use libloading::Library;
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::sync::LazyLock;
 
@@ -19,8 +20,10 @@ const LIBRARY_NAME: &str = if cfg!(windows) {
 
 static LIBRARY: LazyLock<Result<Library, String>> = LazyLock::new(|| {
     // SAFETY: the driver library may be loaded at any time, from any thread.
-    unsafe { Library::new(LIBRARY_NAME) }
-        .map_err(|error| format!("{LIBRARY_NAME} cannot be loaded ({error})"))
+    unsafe { Library::new(LIBRARY_NAME) }.map_err(|error| match error.source() {
+        Some(reason) => reason.to_string(),
+        None => error.to_string(),
+    })
 });
 
 /// Whether there is a driver library, or why not.

@@ -1,0 +1,162 @@
+//! The command line.
+
+use attention::Dtype;
+use clap::error::ErrorKind;
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Computes exact attention, softmax(scale * Q K^T + mask) V, on an NVIDIA GPU or on the CPU, checks
+/// the result against a plain f64 implementation, and prints how long it took.
+///
+/// Exit status: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
+#[derive(Debug, Parser)]
+#[command(name = "attention", version, allow_negative_numbers = true)]
+pub struct Args {
+    /// Independent sequences
+    #[arg(long, value_name = "B", default_value_t = 1, conflicts_with = "input")]
+    pub batch: usize,
+    /// Query heads
+    #[arg(long, value_name = "H", default_value_t = 8, conflicts_with = "input")]
+    pub heads: usize,
+    /// Key/value heads, of which heads is a multiple [default: heads]
+    #[arg(long, value_name = "H", conflicts_with = "input")]
+    pub kv_heads: Option<usize>,
+    /// Queries per head
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4096,
+        conflicts_with = "input"
+    )]
+    pub seqlen: usize,
+    /// Keys per head [default: seqlen]
+    #[arg(long, value_name = "M", conflicts_with = "input")]
+    pub seqlen_kv: Option<usize>,
+    /// Head dim: a multiple of 8, at most 256
+    #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
+    pub dim: usize,
+    /// Element type of q, k, v and o [default: that of the input file, else f16]
+    #[arg(long)]
+    pub dtype: Option<ElementType>,
+    /// Query i sees only keys up to i + seqlen_kv - seqlen
+    #[arg(long)]
+    pub causal: bool,
+    /// Softmax scale [default: 1 / sqrt(dim)]
+    #[arg(long, value_name = "S", allow_hyphen_values = true)]
+    pub scale: Option<f32>,
+    /// auto for the best kernel, all for every one that serves the problem, or a name from
+    /// --list-kernels
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub kernel: String,
+    /// auto, cuda, cuda:I or cpu; auto takes the first CUDA device if there is one that works
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceName,
+    /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second]
+    #[arg(long, value_name = "COUNT")]
+    pub warmup: Option<usize>,
+    /// Timed runs, at least 1 [default: 20; on the CPU no new one starts after 1.5 seconds]
+    #[arg(long, value_name = "COUNT")]
+    pub iters: Option<usize>,
+    /// Seed of the random q, k and v, and of the rows that are checked
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Rows of the result to compare with the f64 implementation
+    #[arg(long, default_value = "sample")]
+    pub check: Check,
+    /// Read q, k and v from a safetensors file: [batch, heads, seqlen, dim], F16, BF16 or F32
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Write o and lse to a safetensors file, once the check has passed
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print one JSON object a kernel instead of a table; a number that is not finite, or was not
+    /// checked, is null
+    #[arg(long)]
+    pub json: bool,
+    /// Print the table of kernels and do nothing else
+    #[arg(long, exclusive = true)]
+    pub list_kernels: bool,
+}
+
+/// Which rows are checked.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Check {
+    /// Some hundred rows, the first and the last among them
+    Sample,
+    /// All rows
+    Full,
+    /// None
+    Off,
+}
+
+/// A [`Dtype`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ElementType {
+    /// IEEE binary16
+    F16,
+    /// bfloat16
+    Bf16,
+}
+
+impl From<ElementType> for Dtype {
+    fn from(element: ElementType) -> Self {
+        match element {
+            ElementType::F16 => Dtype::F16,
+            ElementType::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+/// A device on the command line.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceName {
+    /// The first CUDA device, or else the CPU.
+    Auto,
+    /// The CUDA device of this index.
+    Cuda(usize),
+    /// The CPU.
+    Cpu,
+}
+
+impl FromStr for DeviceName {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "auto" => Ok(DeviceName::Auto),
+            "cuda" => Ok(DeviceName::Cuda(0)),
+            "cpu" => Ok(DeviceName::Cpu),
+            _ => name
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse().ok())
+                .map(DeviceName::Cuda)
+                .ok_or("allowed are auto, cuda, cuda:I (with I = 0, 1, ...) and cpu"),
+        }
+    }
+}
+
+/// Parses the command line, or says in one line what is wrong with it.
+pub fn parse() -> Result<Args, String> {
+    let args = Args::try_parse().map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
+        _ => one_line(&error.to_string()),
+    })?;
+    if args.iters == Some(0) {
+        return Err("--iters is 0; it must be at least 1".to_owned());
+    }
+    Ok(args)
+}
+
+/// What clap says before its usage and hints, in one line.
+fn one_line(message: &str) -> String {
+    let lines = message.trim_start_matches("error: ").lines().map(str::trim);
+    let said = lines.take_while(|line| {
+        !["Usage:", "For more information"]
+            .iter()
+            .any(|hint| line.starts_with(hint))
+    });
+    said.filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,22 @@
+//! The choice of a device.
+
+use super::args::DeviceName;
+use attention::{Device, Result};
+
+/// Opens the device; for `auto`, says on standard error which one it took and why.
+pub fn choose(name: DeviceName) -> Result<Device> {
+    match name {
+        DeviceName::Cpu => Ok(Device::cpu()),
+        DeviceName::Cuda(index) => Device::cuda(index),
+        DeviceName::Auto => Ok(match Device::cuda(0) {
+            Ok(device) => {
+                eprintln!("device: {} (the first CUDA device)", device.name());
+                device
+            }
+            Err(reason) => {
+                eprintln!("device: CPU ({reason})");
+                Device::cpu()
+            }
+        }),
+    }
+}

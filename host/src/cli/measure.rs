@@ -1,0 +1,98 @@
+//! Timed repetition of a call.
+
+use super::args::Args;
+use super::progress::Progress;
+use attention::{Device, Result};
+use std::time::{Duration, Instant};
+
+/// Calls that are queued before the device is waited for: it then runs them back to back, and the
+/// time to launch one is hidden behind the one before.
+const QUEUED: usize = 32;
+
+/// How often to repeat.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeat {
+    warmup: Count,
+    iters: Count,
+    queued: usize,
+}
+
+/// A number of calls, and a time after which no new one starts.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    calls: usize,
+    limit: Duration,
+}
+
+impl Repeat {
+    /// What the arguments ask for; by default the CPU, where a call may take seconds, gets fewer.
+    pub fn new(args: &Args, device: &Device) -> Self {
+        let count = |given: Option<usize>, default, cpu_limit| Count {
+            calls: given.unwrap_or(default),
+            limit: match given {
+                None if device.is_cpu() => cpu_limit,
+                _ => Duration::MAX,
+            },
+        };
+        Repeat {
+            warmup: count(args.warmup, 5, Duration::from_millis(500)),
+            iters: count(args.iters, 20, Duration::from_millis(1500)),
+            queued: if device.is_cpu() { 1 } else { QUEUED },
+        }
+    }
+}
+
+/// The device's time for each call after the warm-up, at least one.
+pub fn times(
+    device: &Device,
+    repeat: Repeat,
+    progress: &Progress,
+    name: &str,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<Vec<Duration>> {
+    let mut run = |stage: String, count: Count| {
+        progress.steps(&stage, count.calls);
+        let start = Instant::now();
+        let mut times = Vec::with_capacity(count.calls);
+        while times.len() < count.calls && (times.is_empty() || start.elapsed() < count.limit) {
+            let events = (0..repeat.queued.min(count.calls - times.len()))
+                .map(|_| {
+                    let start = device.event()?;
+                    call()?;
+                    Ok([start, device.event()?])
+                })
+                .collect::<Result<Vec<_>>>()?;
+            for [start, end] in &events {
+                times.push(end.since(start)?);
+            }
+            progress.advance(events.len());
+        }
+        Ok(times)
+    };
+    run(format!("warming up {name}"), repeat.warmup)?;
+    run(format!("timing {name}"), repeat.iters)
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+    use std::time::Duration;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        let of = |times: &[u64]| {
+            let times: Vec<_> = times.iter().copied().map(Duration::from_millis).collect();
+            median(&times).as_millis()
+        };
+        assert_eq!(of(&[9]), 9);
+        assert_eq!(of(&[9, 1, 2]), 2);
+        assert_eq!(of(&[9, 1, 2, 4]), 3);
+    }
+}

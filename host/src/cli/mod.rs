@@ -1,0 +1,196 @@
+//! The command: arguments to inputs, inputs to measured and checked results, results to a report.
+
+mod args;
+mod device;
+mod inputs;
+mod measure;
+mod output;
+mod progress;
+mod report;
+
+use anyhow::{Context, Result, bail, ensure};
+use args::{Args, Check};
+use attention::check::{self, Forward};
+use attention::kernel;
+use attention::{Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16};
+use indicatif::HumanBytes;
+use inputs::{Inputs, Source};
+use measure::Repeat;
+use progress::Progress;
+use report::Outcome;
+use std::process::ExitCode;
+
+/// Rows that `--check sample` compares.
+const SAMPLE: usize = 256;
+
+/// Runs the command: 0 if all checks passed, 1 if one failed or the device did, 2 for bad input.
+pub fn main() -> ExitCode {
+    let args = match args::parse() {
+        Ok(args) => args,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let device_failed = matches!(error.downcast_ref(), Some(Error::Cuda { .. }));
+            ExitCode::from(if device_failed { 1 } else { 2 })
+        }
+    }
+}
+
+/// Whether all checks passed.
+fn run(args: &Args) -> Result<bool> {
+    if args.list_kernels {
+        report::list_kernels()?;
+        return Ok(true);
+    }
+    if let Some(path) = &args.output {
+        output::probe(path)?;
+    }
+    let source = Source::open(args)?;
+    let problem = source.problem();
+    let device = device::choose(args.device)?;
+    let kernels = kernels(args, &device, source.dtype(), &problem)?;
+    match source.dtype() {
+        Dtype::F16 => compute::<f16>(args, &device, &source, &kernels),
+        Dtype::Bf16 => compute::<bf16>(args, &device, &source, &kernels),
+    }
+}
+
+/// Names of the kernels to run.
+fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<String>> {
+    let Problem { dim, causal, .. } = *problem;
+    let mut names = match args.kernel.as_str() {
+        "auto" | "all" => kernel::suitable(device, dtype, dim, causal),
+        name => {
+            kernel::check(device, name, dtype, dim, causal)?;
+            vec![name]
+        }
+    };
+    if args.kernel == "auto" {
+        names.truncate(1);
+    }
+    if names.len() > 1 && args.output.is_some() {
+        bail!(
+            "--output takes the result of one kernel; --kernel all runs {}",
+            names.len()
+        );
+    }
+    ensure!(
+        !names.is_empty(),
+        "no kernel serves this problem on {}",
+        device.name()
+    );
+    Ok(names.into_iter().map(str::to_owned).collect())
+}
+
+fn compute<T: Element>(
+    args: &Args,
+    device: &Device,
+    source: &Source,
+    kernels: &[String],
+) -> Result<bool> {
+    let problem = source.problem();
+    expect_memory(device, &problem)?;
+    let progress = Progress::start();
+    progress.stage("preparing q, k and v");
+    let inputs: Inputs<T> = source.load()?;
+    let q = Tensor::new(device, problem.q_shape(), &inputs.q)?;
+    let k = Tensor::new(device, problem.kv_shape(), &inputs.k)?;
+    let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
+
+    let mut outcomes = Vec::new();
+    for name in kernels {
+        let call = Attention::new()
+            .causal(problem.causal)
+            .scale(problem.scale)
+            .kernel(name);
+        // What a kernel leaves out must not pass for a result.
+        let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
+        let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
+        let times = measure::times(device, Repeat::new(args, device), &progress, name, || {
+            call.forward_into(&q, &k, &v, &mut o, &mut lse)
+        })?;
+        let (o, lse) = (o.to_vec()?, lse.to_vec()?);
+
+        progress.stage(&format!("checking {name}"));
+        let rows = match args.check {
+            Check::Off => None,
+            Check::Full => Some(check::all_rows(&problem)),
+            Check::Sample => Some(check::sample_rows(&problem, SAMPLE, args.seed)),
+        };
+        let forward = Forward {
+            problem: &problem,
+            q: Strided::contiguous(&inputs.q, problem.q_shape()),
+            k: Strided::contiguous(&inputs.k, problem.kv_shape()),
+            v: Strided::contiguous(&inputs.v, problem.kv_shape()),
+            o: Strided::contiguous(&o, problem.q_shape()),
+            lse: &lse,
+        };
+        let checked = rows.map(|rows| check::check(&forward, &rows));
+        let outcome = Outcome::new(device.name(), name, T::DTYPE, &problem, &times, checked);
+        if args.json {
+            progress.suspend(|| report::json_line(&outcome))?;
+        }
+        if let Some(failure) = outcome.failure() {
+            progress.suspend(|| eprintln!("{name} is wrong: {failure}"));
+        } else if let Some(path) = &args.output {
+            output::write(path, &problem, &o, &lse)?;
+        }
+        outcomes.push(outcome);
+    }
+    progress.finish();
+    if !args.json {
+        report::table(&outcomes)?;
+    }
+    Ok(outcomes.iter().all(|outcome| outcome.failure().is_none()))
+}
+
+fn poisoned<T: bytemuck::Pod, const R: usize>(
+    device: &Device,
+    shape: [usize; R],
+    poison: T,
+) -> attention::Result<Tensor<T, R>> {
+    Tensor::new(device, shape, &vec![poison; shape.iter().product()])
+}
+
+/// Compares what the problem needs with what is free, before anything is allocated.
+fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
+    let size = |shape: &[usize], element: usize| {
+        shape.iter().fold(element as u64, |bytes, &extent| {
+            bytes.saturating_mul(extent as u64)
+        })
+    };
+    let qo = size(&problem.q_shape(), size_of::<u16>());
+    let kv = size(&problem.kv_shape(), size_of::<u16>());
+    let lse = size(&problem.lse_shape(), size_of::<f32>());
+    let inputs = qo.saturating_add(kv.saturating_mul(2));
+    let outputs = qo.saturating_add(lse);
+
+    let on_device = inputs.saturating_add(outputs);
+    // The host keeps the inputs for the check, the poison, and what it reads back.
+    let on_host = inputs.saturating_add(outputs.saturating_mul(2));
+    let needs = if device.is_cpu() {
+        vec![(device.clone(), on_host.saturating_add(on_device))]
+    } else {
+        vec![(device.clone(), on_device), (Device::cpu(), on_host)]
+    };
+    for (place, needed) in needs {
+        let free = place
+            .free_memory()
+            .context("cannot tell how much memory is free")?;
+        ensure!(
+            needed <= free,
+            "batch, heads, seqlen and dim are too large: they need {} of memory on {}, which has {} free",
+            HumanBytes(needed),
+            place.name(),
+            HumanBytes(free),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! A progress bar on standard error, for work that takes long enough to wonder.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::thread;
+use std::time::Duration;
+
+const DELAY: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(100);
+
+/// A bar that shows itself after two seconds, and only on a terminal.
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    pub fn start() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let shown = bar.clone();
+        thread::spawn(move || {
+            thread::sleep(DELAY);
+            if !shown.is_finished() {
+                shown.set_draw_target(ProgressDrawTarget::stderr());
+                shown.enable_steady_tick(TICK);
+            }
+        });
+        Progress(bar)
+    }
+
+    /// Begins work of unknown length.
+    pub fn stage(&self, what: &str) {
+        self.begin(what, "{spinner} {msg} [{elapsed}]");
+    }
+
+    /// Begins work of `count` steps.
+    pub fn steps(&self, what: &str, count: usize) {
+        self.begin(what, "{spinner} {msg} {bar:30} {pos}/{len} [{elapsed}]");
+        self.0.set_length(count as u64);
+        self.0.set_position(0);
+    }
+
+    fn begin(&self, what: &str, template: &str) {
+        self.0
+            .set_style(ProgressStyle::with_template(template).expect("a valid template"));
+        self.0.set_message(what.to_owned());
+    }
+
+    /// Counts steps that are done.
+    pub fn advance(&self, steps: usize) {
+        self.0.inc(steps as u64);
+    }
+
+    /// Prints something while the bar is out of the way.
+    pub fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
+        self.0.suspend(print)
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
