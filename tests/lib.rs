@@ -1,1 +1,16 @@
-//! Test support.
+//! What the tests share: [cases](Case) of attention in guarded, poisoned memory, strategies that
+//! draw them, and a [harness] that runs every test on every device.
+//!
+//! A test is a function of a [`Device`](attention::Device); nothing is written twice for the CPU and
+//! the GPU.
+
+pub mod case;
+pub mod guarded;
+pub mod harness;
+pub mod layout;
+pub mod strategy;
+
+pub use case::{Case, Inputs};
+pub use guarded::Guarded;
+pub use harness::{Outcome, PASSED, Test};
+pub use layout::Layout;

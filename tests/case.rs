@@ -1,0 +1,240 @@
+//! One forward pass, and what must hold of it.
+
+use crate::{Guarded, Layout, Outcome, PASSED, harness};
+use attention::check::{Forward, Report, all_rows, check};
+use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
+use libtest_mimic::Failed;
+use ndarray::{Array3, Array4};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Sizes, options and memory layouts of a forward pass.
+///
+/// Displays as JSON on one line, which `ATTENTION_CASE='...' cargo test -p tests --test random` runs
+/// again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Case {
+    /// Element type of q, k, v and o.
+    #[serde(with = "DtypeName")]
+    pub dtype: Dtype,
+    /// Independent sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Queries per head.
+    pub seqlen_q: usize,
+    /// Keys per head.
+    pub seqlen_kv: usize,
+    /// Elements of a row.
+    pub dim: usize,
+    /// Whether a query sees only the keys up to its own, counted from the last.
+    pub causal: bool,
+    /// Softmax scale, if not the default.
+    pub scale: Option<f32>,
+    /// Memory layout of q.
+    pub q: Layout,
+    /// Memory layout of k.
+    pub k: Layout,
+    /// Memory layout of v.
+    pub v: Layout,
+    /// Memory layout of o.
+    pub o: Layout,
+    /// Seed of the random inputs.
+    pub seed: u64,
+}
+
+/// [`Dtype`] in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Dtype")]
+enum DtypeName {
+    F16,
+    Bf16,
+}
+
+impl Default for Case {
+    /// Two ragged tiles of the default options in `f16`, row-major.
+    fn default() -> Self {
+        Case {
+            dtype: Dtype::F16,
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q: 150,
+            seqlen_kv: 150,
+            dim: 64,
+            causal: false,
+            scale: None,
+            q: Layout::Bhnd,
+            k: Layout::Bhnd,
+            v: Layout::Bhnd,
+            o: Layout::Bhnd,
+            seed: 0,
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).expect("plain data"))
+    }
+}
+
+/// The numbers of a forward pass, to be rounded to the case's dtype.
+pub struct Inputs {
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub q: Array4<f32>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: Array4<f32>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: Array4<f32>,
+}
+
+/// A result that passed every check.
+pub struct Outputs {
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub o: Array4<f32>,
+    /// `[batch, heads, seqlen_q]`.
+    pub lse: Array3<f32>,
+    /// How it compares with the reference.
+    pub report: Report,
+}
+
+impl Case {
+    /// Runs the case on normally distributed inputs and checks all that [`run`](Case::run) checks.
+    ///
+    /// # Errors
+    /// Says what does not hold and how to see it again.
+    pub fn check(&self, device: &Device) -> Outcome {
+        self.run(device, &self.inputs()).map_err(|failed| {
+            let reason = failed.message().unwrap_or_default();
+            format!("{reason}\nATTENTION_CASE='{self}' cargo test -p tests --test random")
+        })?;
+        PASSED
+    }
+
+    /// The inputs of the case's seed.
+    #[must_use]
+    pub fn inputs(&self) -> Inputs {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        let mut random = |shape| Array4::from_shape_simple_fn(shape, || rng.sample(StandardNormal));
+        Inputs {
+            q: random(self.q_shape()),
+            k: random(self.kv_shape()),
+            v: random(self.kv_shape()),
+        }
+    }
+
+    /// Runs the case on a device, outputs poisoned, with guard margins around all memory, and checks
+    /// that o and lse agree with the reference, that nothing beside them was written, and that q, k
+    /// and v are as before.
+    ///
+    /// # Errors
+    /// Says what does not hold.
+    pub fn run(&self, device: &Device, inputs: &Inputs) -> Result<Outputs, Failed> {
+        match self.dtype {
+            Dtype::F16 => self.run_in::<f16>(device, inputs),
+            Dtype::Bf16 => self.run_in::<bf16>(device, inputs),
+        }
+    }
+
+    fn run_in<T: Element>(&self, device: &Device, inputs: &Inputs) -> Result<Outputs, Failed> {
+        let problem = self.problem()?;
+        let place = |layout: Layout, shape| {
+            Guarded::<T, 4>::poisoned(shape, layout.strides(shape), layout.shift())
+        };
+        let place_input = |layout, values: &Array4<f32>| {
+            let mut tensor = place(layout, values.dim().into());
+            tensor.fill(values.iter().map(|&value| T::from_f32(value)));
+            tensor
+        };
+        let q = place_input(self.q, &inputs.q);
+        let k = place_input(self.k, &inputs.k);
+        let v = place_input(self.v, &inputs.v);
+        let mut o = place(self.o, self.q_shape());
+        let [_, head, row, _] = Layout::Bhnd.strides([self.batch, self.heads, self.seqlen_q, 1]);
+        let lse_strides = [head * self.heads as isize, head, row];
+        let mut lse = Guarded::<f32, 3>::poisoned(problem.lse_shape(), lse_strides, 0);
+
+        let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
+        let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
+        let [device_q, device_k, device_v] = &on_device;
+        self.options().forward_into(
+            device_q,
+            device_k,
+            device_v,
+            &mut device_o,
+            &mut device_lse,
+        )?;
+        o.download(device_o)?;
+        lse.download(device_lse)?;
+        harness::count_run(device);
+
+        for ((name, before), after) in [("q", &q), ("k", &k), ("v", &v)].into_iter().zip(on_device)
+        {
+            if !before.is_unchanged(after)? {
+                return Err(format!("{name} was overwritten").into());
+            }
+        }
+        for (name, overrun) in [("o", o.overrun()), ("lse", lse.overrun())] {
+            if let Some(element) = overrun {
+                return Err(format!("written outside {name}, {element} from its first").into());
+            }
+        }
+        let lse = Array3::from_shape_vec(problem.lse_shape(), lse.elements().collect())?;
+        let forward = Forward {
+            problem: &problem,
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            o: o.view(),
+            lse: lse.as_slice().expect("row-major"),
+        };
+        let report = check(&forward, &all_rows(&problem));
+        if !report.passed() {
+            return Err(report.into());
+        }
+        let o = o.elements().map(Element::to_f32).collect();
+        Ok(Outputs {
+            o: Array4::from_shape_vec(self.q_shape(), o)?,
+            lse,
+            report,
+        })
+    }
+
+    /// The options of the case.
+    #[must_use]
+    pub fn options(&self) -> Attention {
+        let options = Attention::new().causal(self.causal);
+        match self.scale {
+            Some(scale) => options.scale(scale),
+            None => options,
+        }
+    }
+
+    /// Sizes and options as the library wants them.
+    ///
+    /// # Errors
+    /// If they are not allowed.
+    pub fn problem(&self) -> Result<Problem, Error> {
+        let kv_shape = self.kv_shape();
+        Problem::new(self.q_shape(), kv_shape, kv_shape, self.causal, self.scale)
+    }
+
+    /// Shape of q and o.
+    #[must_use]
+    pub fn q_shape(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.seqlen_q, self.dim]
+    }
+
+    /// Shape of k and v.
+    #[must_use]
+    pub fn kv_shape(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
+    }
+}

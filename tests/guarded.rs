@@ -1,0 +1,133 @@
+//! Tensors in memory that shows every write outside them and every use of what lies outside.
+
+use attention::{Device, Error, Strided, Tensor};
+use bytemuck::Pod;
+
+/// Elements before and after a tensor.
+const MARGIN: usize = 1024;
+/// Every byte of the memory at first: a NaN in `f16`, `bf16` and `f32`, and none that arithmetic
+/// produces.
+const POISON: u8 = 0xff;
+
+/// Host memory of an `R`-dimensional tensor: margins before and after, and poison wherever there is
+/// no element, between the rows too.
+pub struct Guarded<T, const R: usize> {
+    data: Vec<T>,
+    offset: usize,
+    shape: [usize; R],
+    strides: [isize; R],
+}
+
+impl<T: Pod, const R: usize> Guarded<T, R> {
+    /// A tensor of poison whose first element is `shift` elements away from 16-byte alignment.
+    #[must_use]
+    pub fn poisoned(shape: [usize; R], strides: [isize; R], shift: usize) -> Self {
+        let reach = |axis: usize| (shape[axis] - 1) as isize * strides[axis];
+        let (below, above): (Vec<isize>, Vec<isize>) =
+            (0..R).map(reach).partition(|&reach| reach < 0);
+        let [below, above] = [below, above].map(|reach| reach.iter().sum::<isize>().unsigned_abs());
+        let offset = MARGIN + below.next_multiple_of(8) + shift;
+        let poison = bytemuck::pod_read_unaligned(&vec![POISON; size_of::<T>()]);
+        Guarded {
+            data: vec![poison; offset + above + 1 + MARGIN],
+            offset,
+            shape,
+            strides,
+        }
+    }
+
+    /// Writes the elements, given in row-major order.
+    ///
+    /// # Panics
+    /// If there are more or fewer than the shape says.
+    pub fn fill(&mut self, elements: impl ExactSizeIterator<Item = T>) {
+        let positions = self.positions();
+        assert_eq!(
+            elements.len(),
+            positions.len(),
+            "elements of shape {:?}",
+            self.shape
+        );
+        for (position, element) in positions.into_iter().zip(elements) {
+            self.data[position] = element;
+        }
+    }
+
+    /// The elements in row-major order.
+    pub fn elements(&self) -> impl Iterator<Item = T> {
+        self.positions()
+            .into_iter()
+            .map(|position| self.data[position])
+    }
+
+    /// Copies all of the memory to a device.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    pub fn upload(&self, device: &Device) -> Result<Tensor<T, R>, Error> {
+        let buffer = device.upload(&self.data)?;
+        Tensor::from_buffer(buffer, self.offset, self.shape, self.strides)
+    }
+
+    /// Copies all of the memory back from a device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn download(&mut self, tensor: Tensor<T, R>) -> Result<(), Error> {
+        self.data = tensor.into_buffer().to_vec()?;
+        Ok(())
+    }
+
+    /// Whether a tensor that was [uploaded](Guarded::upload) still has every bit, margins and gaps
+    /// included.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn is_unchanged(&self, tensor: Tensor<T, R>) -> Result<bool, Error> {
+        let found = tensor.into_buffer().to_vec()?;
+        Ok(bytemuck::cast_slice::<T, u8>(&found) == bytemuck::cast_slice::<T, u8>(&self.data))
+    }
+
+    /// How far from the first element, in elements, something outside the tensor was overwritten.
+    #[must_use]
+    pub fn overrun(&self) -> Option<isize> {
+        let mut positions = self.positions();
+        positions.sort_unstable();
+        positions.push(self.data.len());
+        let mut start = 0;
+        for position in positions {
+            let gap: &[u8] = bytemuck::cast_slice(&self.data[start..position]);
+            if let Some(byte) = gap.iter().position(|&byte| byte != POISON) {
+                return Some((start + byte / size_of::<T>()) as isize - self.offset as isize);
+            }
+            start = position + 1;
+        }
+        None
+    }
+
+    /// Where the elements lie, in row-major order.
+    fn positions(&self) -> Vec<usize> {
+        let position = |mut element: usize| {
+            let mut position = self.offset as isize;
+            for axis in (0..R).rev() {
+                position += (element % self.shape[axis]) as isize * self.strides[axis];
+                element /= self.shape[axis];
+            }
+            position as usize
+        };
+        (0..self.shape.iter().product()).map(position).collect()
+    }
+}
+
+impl<T: Pod> Guarded<T, 4> {
+    /// A view of the elements.
+    #[must_use]
+    pub fn view(&self) -> Strided<'_, T> {
+        let [batch, head, row, _] = self.strides;
+        Strided {
+            data: &self.data,
+            offset: self.offset,
+            strides: [batch, head, row],
+        }
+    }
+}

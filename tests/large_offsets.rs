@@ -1,0 +1,73 @@
+//! Tensors that reach beyond 2^31 elements from their first: offsets must be 64-bit.
+
+use attention::Device;
+use libtest_mimic::Completion;
+use std::process::ExitCode;
+use tests::{Case, Layout, Outcome, Test, harness};
+
+/// A little more than 2^31 elements of 2 bytes.
+const BYTES: u64 = 5 << 30;
+
+fn main() -> ExitCode {
+    let case = Case {
+        heads: 2,
+        kv_heads: 2,
+        ..Case::default()
+    };
+    let cases = [
+        (
+            "heads_of_q",
+            Case {
+                q: Layout::FarHeads,
+                ..case.clone()
+            },
+        ),
+        (
+            "rows_of_q",
+            Case {
+                q: Layout::FarRows,
+                heads: 1,
+                kv_heads: 1,
+                ..case.clone()
+            },
+        ),
+        (
+            "rows_of_k",
+            Case {
+                k: Layout::FarRows,
+                kv_heads: 1,
+                ..case.clone()
+            },
+        ),
+        (
+            "heads_of_v",
+            Case {
+                v: Layout::FarHeads,
+                ..case.clone()
+            },
+        ),
+        (
+            "rows_of_o",
+            Case {
+                o: Layout::FarRows,
+                heads: 1,
+                kv_heads: 1,
+                ..case
+            },
+        ),
+    ];
+    harness::main(cases.map(|(name, case)| Test::cuda(name, move |device| check(&case, device))))
+}
+
+fn check(case: &Case, device: &Device) -> Outcome {
+    // The memory as it was before and after the run, on the host.
+    for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
+        let free = device.free_memory()?;
+        if free < needed {
+            let place = device.name();
+            let reason = format!("needs {needed} bytes of free memory; {place} has {free}");
+            return Ok(Completion::ignored_with(reason));
+        }
+    }
+    case.check(device)
+}

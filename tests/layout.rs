@@ -1,0 +1,77 @@
+//! The memory layouts that tensors are tested in.
+
+use serde::{Deserialize, Serialize};
+
+/// How a `[batch, heads, rows, dim]` tensor lies in memory. The dim stride is always 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Layout {
+    /// Row-major.
+    Bhnd,
+    /// Heads beside each other in a row, as a projection leaves them: `[batch, rows, heads, dim]`.
+    Bnhd,
+    /// Rows, heads and batches with gaps of a multiple of 8 elements: rows start at multiples of 16
+    /// bytes.
+    Padded,
+    /// Row-major, one element away from 16-byte alignment.
+    Shifted,
+    /// A row stride that is no multiple of 8, and an aligned first element.
+    OddRows,
+    /// The same for the head stride alone.
+    OddHeads,
+    /// The same for the batch stride alone.
+    OddBatches,
+    /// Rows from the last to the first.
+    Reversed,
+    /// One head serves all batches and heads: strides of zero. For inputs only.
+    Broadcast,
+    /// Heads more than 2^31 elements apart.
+    FarHeads,
+    /// Rows so far apart that 129 of them reach beyond 2^31 elements.
+    FarRows,
+}
+
+impl Layout {
+    /// Layouts of outputs, without the [far](Layout::FarHeads) ones.
+    pub const OUTPUTS: &[Layout] = &[
+        Layout::Bhnd,
+        Layout::Bnhd,
+        Layout::Padded,
+        Layout::Shifted,
+        Layout::OddRows,
+        Layout::OddHeads,
+        Layout::OddBatches,
+        Layout::Reversed,
+    ];
+
+    /// Strides of a tensor of this shape, in elements.
+    #[must_use]
+    pub fn strides(self, [_, heads, rows, dim]: [usize; 4]) -> [isize; 4] {
+        let [heads, rows, dim] = [heads, rows, dim].map(|extent| extent as isize);
+        // Strides of axes that nest in the usual order, with a gap after each.
+        let nested = |row: isize, head_gap: isize, batch_gap: isize| {
+            let head = rows * row + head_gap;
+            [heads * head + batch_gap, head, row, 1]
+        };
+        match self {
+            Layout::Bhnd | Layout::Shifted => nested(dim, 0, 0),
+            Layout::Bnhd => [rows * heads * dim, dim, heads * dim, 1],
+            Layout::Padded => nested(dim + 8, 16, 24),
+            Layout::OddRows => nested(dim + 3, (8 - rows * 3).rem_euclid(8), 0),
+            Layout::OddHeads => nested(dim, 1, (8 - heads).rem_euclid(8)),
+            Layout::OddBatches => nested(dim, 0, 1),
+            Layout::Reversed => {
+                let [batch, head, row, _] = nested(dim, 0, 0);
+                [batch, head, -row, 1]
+            }
+            Layout::Broadcast => [0, 0, dim, 1],
+            Layout::FarHeads => nested(dim, 1 << 31, 0),
+            Layout::FarRows => nested((1 << 24) + 8, 0, 0),
+        }
+    }
+
+    /// Elements by which the first one is away from 16-byte alignment.
+    #[must_use]
+    pub fn shift(self) -> usize {
+        usize::from(self == Layout::Shifted)
+    }
+}

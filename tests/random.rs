@@ -1,0 +1,47 @@
+//! Random cases against the reference.
+
+use proptest::prelude::*;
+use std::process::ExitCode;
+use tests::strategy::{cases, check_random, seqlens};
+use tests::{Case, Layout, Test, harness};
+
+fn main() -> ExitCode {
+    if let Ok(case) = std::env::var("ATTENTION_CASE") {
+        let case: Case = serde_json::from_str(&case).expect("a case as a failed test printed it");
+        return harness::main([Test::new("case", move |device| case.check(device))]);
+    }
+    harness::main([
+        Test::new("any", |device| check_random(device, cases())),
+        Test::new("causal_unequal_lengths", |device| {
+            let lengths = (cases(), seqlens(), seqlens());
+            check_random(
+                device,
+                lengths.prop_map(|(case, seqlen_q, seqlen_kv)| Case {
+                    causal: true,
+                    seqlen_q,
+                    seqlen_kv,
+                    ..case
+                }),
+            )
+        }),
+        Test::new("one_query", |device| {
+            check_random(
+                device,
+                cases().prop_map(|case| Case {
+                    seqlen_q: 1,
+                    ..case
+                }),
+            )
+        }),
+        Test::new("aligned", |device| {
+            let plain = |case| Case {
+                q: Layout::Bnhd,
+                k: Layout::Bnhd,
+                v: Layout::Bnhd,
+                o: Layout::Bnhd,
+                ..case
+            };
+            check_random(device, cases().prop_map(plain))
+        }),
+    ])
+}

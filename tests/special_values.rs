@@ -1,0 +1,212 @@
+//! Inputs that break a careless softmax: large scores, rows that see no key, NaN and infinity.
+
+use attention::{Device, Dtype};
+use ndarray::{Axis, s};
+use std::process::ExitCode;
+use tests::{Case, Inputs, Layout, Outcome, PASSED, Test, harness};
+
+fn main() -> ExitCode {
+    harness::main([
+        Test::new("scores_of_1024", scores_of_1024),
+        Test::new("scores_of_minus_1024", scores_of_minus_1024),
+        Test::new("scores_that_grow", scores_that_grow),
+        Test::new("rows_without_keys", rows_without_keys),
+        Test::new("rows_without_keys_beside_nan", rows_without_keys_beside_nan),
+        Test::new("negative_scale", negative_scale),
+        Test::new("nan_in_q", |device| spoilt(device, 'q', f32::NAN)),
+        Test::new("nan_in_k", |device| spoilt(device, 'k', f32::NAN)),
+        Test::new("nan_in_v", |device| spoilt(device, 'v', f32::NAN)),
+        Test::new("infinity_in_q", |device| spoilt(device, 'q', f32::INFINITY)),
+        Test::new("infinity_in_k", |device| spoilt(device, 'k', f32::INFINITY)),
+        Test::new("infinity_in_v", |device| spoilt(device, 'v', f32::INFINITY)),
+        Test::new("minus_infinity_in_q", |device| {
+            spoilt(device, 'q', f32::NEG_INFINITY)
+        }),
+        Test::new("minus_infinity_in_k", |device| {
+            spoilt(device, 'k', f32::NEG_INFINITY)
+        }),
+        Test::new("minus_infinity_in_v", |device| {
+            spoilt(device, 'v', f32::NEG_INFINITY)
+        }),
+        Test::new("every_score_minus_infinity", every_score_minus_infinity),
+    ])
+}
+
+/// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded.
+fn variants(case: &Case) -> impl Iterator<Item = Case> {
+    let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
+    let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
+    masks.flat_map(|(dtype, causal)| {
+        [64, 104].map(|dim| Case {
+            dtype,
+            causal,
+            dim,
+            ..case.clone()
+        })
+    })
+}
+
+/// Inputs whose score with key `j` is exactly `score(j)` for every query, in any precision.
+fn with_scores(case: &Case, score: impl Fn(usize) -> f32) -> (Case, Inputs) {
+    let mut inputs = case.inputs();
+    inputs.q.fill(0.0);
+    inputs.q.slice_mut(s![.., .., .., 0]).fill(32.0);
+    for (j, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
+        keys.slice_mut(s![.., .., 0]).fill(score(j) / 32.0);
+    }
+    (
+        Case {
+            scale: Some(1.0),
+            ..case.clone()
+        },
+        inputs,
+    )
+}
+
+/// `exp(1024)` overflows even in `f64`.
+fn scores_of_1024(device: &Device) -> Outcome {
+    for case in variants(&Case::default()) {
+        let (case, inputs) = with_scores(&case, |j| if j % 3 == 0 { 1024.0 } else { -1024.0 });
+        case.run(device, &inputs)?;
+    }
+    PASSED
+}
+
+/// `exp(-1024)` is 0 even in `f64`: a softmax without the maximum divides 0 by 0.
+fn scores_of_minus_1024(device: &Device) -> Outcome {
+    for case in variants(&Case::default()) {
+        let (case, inputs) = with_scores(&case, |_| -1024.0);
+        case.run(device, &inputs)?;
+    }
+    PASSED
+}
+
+/// The maximum changes in every block, by enough that what came before must vanish, or by so little
+/// that it must not.
+fn scores_that_grow(device: &Device) -> Outcome {
+    for case in variants(&Case {
+        seqlen_kv: 300,
+        ..Case::default()
+    }) {
+        for step in [0.0625, 1.0, 16.0] {
+            let (case, inputs) = with_scores(&case, |j| step * (j / 16) as f32);
+            case.run(device, &inputs)?;
+        }
+    }
+    PASSED
+}
+
+fn rows_without_keys(device: &Device) -> Outcome {
+    for (seqlen_q, seqlen_kv) in [(150, 1), (300, 70), (129, 128)] {
+        for case in variants(&Case {
+            seqlen_q,
+            seqlen_kv,
+            ..Case::default()
+        }) {
+            case.check(device)?;
+        }
+    }
+    PASSED
+}
+
+/// What a row does not see is not even multiplied by zero.
+fn rows_without_keys_beside_nan(device: &Device) -> Outcome {
+    for case in variants(&Case {
+        seqlen_q: 300,
+        seqlen_kv: 70,
+        ..Case::default()
+    }) {
+        let mut inputs = case.inputs();
+        inputs.k.fill(f32::NAN);
+        inputs.v.fill(f32::NAN);
+        let result = case.run(device, &inputs)?;
+        let blind = if case.causal { 230 } else { 0 };
+        assert!(
+            result
+                .o
+                .slice(s![.., .., ..blind, ..])
+                .iter()
+                .all(|&o| o == 0.0)
+        );
+        assert!(
+            result
+                .o
+                .slice(s![.., .., blind.., ..])
+                .iter()
+                .all(|o| o.is_nan())
+        );
+        assert!(
+            result
+                .lse
+                .slice(s![.., .., ..blind])
+                .iter()
+                .all(|&lse| lse == f32::NEG_INFINITY)
+        );
+    }
+    PASSED
+}
+
+fn negative_scale(device: &Device) -> Outcome {
+    for case in variants(&Case {
+        scale: Some(-0.5),
+        ..Case::default()
+    }) {
+        case.check(device)?;
+    }
+    PASSED
+}
+
+/// One element of one row of a tensor is not finite, at the ends and inside of tiles: rows that see
+/// it follow the reference, all others are as if it were not there.
+fn spoilt(device: &Device, tensor: char, value: f32) -> Outcome {
+    for case in variants(&Case {
+        heads: 2,
+        kv_heads: 2,
+        v: Layout::Bnhd,
+        ..Case::default()
+    }) {
+        for (row, element) in [(0, 0), (15, 5), (64, 63), (100, 33), (149, case.dim - 1)] {
+            let mut inputs = case.inputs();
+            let spoilt = match tensor {
+                'q' => &mut inputs.q,
+                'k' => &mut inputs.k,
+                _ => &mut inputs.v,
+            };
+            spoilt[[0, 1, row, element]] = value;
+            let result = case.run(device, &inputs)?;
+
+            // What the reference says, in words.
+            let sees_it = |i| {
+                if tensor == 'q' {
+                    i == row
+                } else {
+                    !case.causal || i >= row
+                }
+            };
+            for ((_, h, i, d), o) in result.o.indexed_iter() {
+                let reached = h == 1 && sees_it(i) && (tensor != 'v' || d == element);
+                // An infinite q or k may give a score of -inf, an ordinary weight of 0.
+                if tensor == 'v' || value.is_nan() {
+                    assert_eq!(!o.is_finite(), reached, "{case} at {:?}", (h, i, d));
+                } else {
+                    assert!(o.is_finite() || reached, "{case} at {:?}", (h, i, d));
+                }
+            }
+        }
+    }
+    PASSED
+}
+
+/// Rows that see keys, but only with a weight of 0, count as rows that see none.
+fn every_score_minus_infinity(device: &Device) -> Outcome {
+    for case in variants(&Case {
+        seqlen_kv: 70,
+        ..Case::default()
+    }) {
+        let (case, inputs) = with_scores(&case, |_| f32::NEG_INFINITY);
+        let result = case.run(device, &inputs)?;
+        assert!(result.o.iter().all(|&o| o == 0.0));
+        assert!(result.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
+    }
+    PASSED
+}

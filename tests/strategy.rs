@@ -1,0 +1,92 @@
+//! Random [cases](Case).
+
+use crate::{Case, Layout, Outcome, PASSED};
+use attention::{Device, Dtype};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::TestRunner;
+
+/// Cases of every kind: all head dims, ragged and unequal lengths, full and causal, grouped heads,
+/// every layout, scales of any sign.
+pub fn cases() -> impl Strategy<Value = Case> {
+    let heads = (1..=3_usize, 1..=3_usize, 1..=4_usize);
+    let sizes = (
+        heads,
+        seqlens(),
+        seqlens(),
+        (1..=32_usize).prop_map(|n| 8 * n),
+    );
+    let options = (
+        select(&[Dtype::F16, Dtype::Bf16][..]),
+        any::<bool>(),
+        scales(),
+    );
+    let layouts = (
+        input_layouts(),
+        input_layouts(),
+        input_layouts(),
+        select(Layout::OUTPUTS),
+    );
+    (sizes, options, layouts, any::<u64>()).prop_map(|(sizes, options, layouts, seed)| {
+        let ((batch, kv_heads, group), seqlen_q, seqlen_kv, dim) = sizes;
+        let (dtype, causal, scale) = options;
+        let (q, k, v, o) = layouts;
+        Case {
+            dtype,
+            batch,
+            heads: kv_heads * group,
+            kv_heads,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            causal,
+            scale,
+            q,
+            k,
+            v,
+            o,
+            seed,
+        }
+    })
+}
+
+/// Lengths from 1 to 300, half of them within one of the edge of a tile.
+pub fn seqlens() -> impl Strategy<Value = usize> {
+    let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
+    prop_oneof![1..=300_usize, edges]
+}
+
+fn scales() -> impl Strategy<Value = Option<f32>> {
+    prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(0.0)),
+        3 => (-1.0..1.0_f32).prop_map(Some),
+    ]
+}
+
+fn input_layouts() -> impl Strategy<Value = Layout> {
+    prop_oneof![8 => select(Layout::OUTPUTS), 1 => Just(Layout::Broadcast)]
+}
+
+/// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 64.
+///
+/// # Errors
+/// Names the simplest case found that fails.
+pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    let mut config = ProptestConfig::default();
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 64;
+    }
+    // The simplest failing case is printed whole; no file of seeds is needed beside it.
+    config.failure_persistence = None;
+    let check = |case: Case| {
+        let failed = |failed: libtest_mimic::Failed| {
+            TestCaseError::fail(failed.message().unwrap_or_default().to_owned())
+        };
+        case.check(device).map(drop).map_err(failed)
+    };
+    TestRunner::new(config)
+        .run(&cases, check)
+        .map_err(|error| error.to_string())?;
+    PASSED
+}
