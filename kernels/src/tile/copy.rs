@@ -1,7 +1,7 @@
 //! Copies of tiles between global and shared memory.
 //!
-//! Neighbouring threads move neighbouring 16-byte chunks of a row, 8 (or 4) threads a row. A thread
-//! steps down by a multiple of 8 rows, so its swizzle never changes. Rows past the end of the
+//! Neighbouring threads move neighbouring 16-byte chunks of a row, 8 or 4 threads a row, so that
+//! they touch whole sectors. A thread steps down by a multiple of 8 rows: its swizzle never changes. Rows past the end of the
 //! sequence and columns past the head dim read as zeros and are never stored.
 //!
 //! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
@@ -35,6 +35,8 @@ pub struct Copier<const DT: usize> {
     chunk: u32,
     /// Elements that exist from the thread's first on.
     columns: u32,
+    /// Threads that share a row.
+    lanes: u32,
     rows_per_step: u32,
 }
 
@@ -42,7 +44,7 @@ impl<const DT: usize> Copier<DT> {
     /// The share of `thread` when `threads` threads copy together.
     #[inline(always)]
     pub fn new(rows: GlobalRows, thread: u32, threads: u32) -> Self {
-        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS);
+        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS).min(threads / 8);
         let (row, chunk) = (thread / lanes, thread % lanes);
         let offset = i64::from(row) * rows.row_bytes + i64::from(chunk * CHUNK_BYTES);
         Copier {
@@ -52,6 +54,7 @@ impl<const DT: usize> Copier<DT> {
             row,
             chunk,
             columns: rows.dim.saturating_sub(8 * chunk),
+            lanes,
             rows_per_step: threads / lanes,
         }
     }
@@ -126,7 +129,6 @@ impl<const DT: usize> Copier<DT> {
         exist: u32,
         mut f: impl FnMut(u32, u64, bool),
     ) {
-        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS);
         let shared = tile.chunk(self.row, self.chunk);
         // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
         let columns = opaque(self.columns);
@@ -134,8 +136,8 @@ impl<const DT: usize> Copier<DT> {
         let mut global = self.address.wrapping_add_signed(skip);
         for step in 0..steps {
             let down = step * self.rows_per_step;
-            for group in 0..SharedTile::<DT>::CHUNKS / lanes {
-                let right = group * lanes;
+            for group in 0..SharedTile::<DT>::CHUNKS / self.lanes {
+                let right = group * self.lanes;
                 let exists = self.row + down < exist && 8 * right < columns;
                 f(
                     SharedTile::<DT>::SWIZZLE.step(shared, down, right),
