@@ -1,0 +1,247 @@
+//! Every argument that is refused, by a typed error that names it, on every device.
+
+use attention::{Attention, Device, Error, Result, Tensor, f16};
+use std::process::ExitCode;
+use tests::{Outcome, PASSED, Test, harness};
+
+fn main() -> ExitCode {
+    harness::main([
+        Test::new("dims", dims),
+        Test::new("zero_sizes", zero_sizes),
+        Test::new("heads", heads),
+        Test::new("shapes_that_disagree", shapes_that_disagree),
+        Test::new("scales", scales),
+        Test::new("kernels", kernels),
+        Test::new("strides", strides),
+        Test::new("views_outside_the_buffer", views_outside_the_buffer),
+        Test::cuda("other_devices", other_devices),
+    ])
+}
+
+const SHAPE: [usize; 4] = [1, 2, 5, 16];
+
+fn tensor(device: &Device, shape: [usize; 4]) -> Result<Tensor<f16>> {
+    Tensor::new(device, shape, &vec![f16::ONE; shape.iter().product()])
+}
+
+/// Runs attention on tensors of these shapes and wants it refused, for a reason with these words.
+fn refused(device: &Device, shapes: [[usize; 4]; 3], words: &str) -> Result<Error> {
+    refused_with(&Attention::new(), device, shapes, words)
+}
+
+fn refused_with(
+    options: &Attention,
+    device: &Device,
+    [q, k, v]: [[usize; 4]; 3],
+    words: &str,
+) -> Result<Error> {
+    let [q, k, v] = [tensor(device, q)?, tensor(device, k)?, tensor(device, v)?];
+    let error = options.forward(&q, &k, &v).expect_err("refused");
+    let message = error.to_string();
+    assert!(
+        message.contains(words),
+        "{message:?} does not say {words:?}"
+    );
+    assert_eq!(message.lines().count(), 1, "{message:?}");
+    Ok(error)
+}
+
+fn dims(device: &Device) -> Outcome {
+    for dim in [0, 1, 4, 12, 63, 264, 512] {
+        let shape = [1, 1, 3, dim];
+        let error = refused(device, [shape; 3], "multiple of 8 from 8 to 256")?;
+        assert_eq!(error, Error::Dim(dim));
+    }
+    PASSED
+}
+
+fn zero_sizes(device: &Device) -> Outcome {
+    let shapes = |[batch, heads, kv_heads, seqlen_q, seqlen_kv]: [usize; 5]| {
+        let kv = [batch, kv_heads, seqlen_kv, 8];
+        [[batch, heads, seqlen_q, 8], kv, kv]
+    };
+    for (axis, argument) in ["batch", "heads", "kv_heads", "seqlen_q", "seqlen_kv"]
+        .into_iter()
+        .enumerate()
+    {
+        let mut sizes = [2; 5];
+        sizes[axis] = 0;
+        let error = refused(device, shapes(sizes), argument)?;
+        assert_eq!(error, Error::Zero { argument });
+    }
+    PASSED
+}
+
+fn heads(device: &Device) -> Outcome {
+    for (heads, kv_heads) in [(3, 2), (2, 4)] {
+        let (q, kv) = ([1, heads, 5, 8], [1, kv_heads, 5, 8]);
+        let error = refused(device, [q, kv, kv], "multiple of kv_heads")?;
+        assert_eq!(error, Error::Heads { heads, kv_heads });
+    }
+    PASSED
+}
+
+fn shapes_that_disagree(device: &Device) -> Outcome {
+    let [batch, heads, seqlen, dim] = SHAPE;
+    let other_batch = [batch + 1, heads, seqlen, dim];
+    let other_heads = [batch, heads + 2, seqlen, dim];
+    let other_seqlen = [batch, heads, seqlen + 1, dim];
+    let other_dim = [batch, heads, seqlen, dim + 8];
+    for other in [other_batch, other_dim] {
+        refused(device, [SHAPE, other, SHAPE], "k has shape")?;
+    }
+    for other in [other_batch, other_heads, other_seqlen, other_dim] {
+        refused(device, [SHAPE, SHAPE, other], "v has shape")?;
+    }
+
+    let input = tensor(device, SHAPE)?;
+    let mut o = tensor(device, other_seqlen)?;
+    let mut lse = Tensor::zeros(device, [batch, heads, seqlen])?;
+    let attention = Attention::new();
+    let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
+    assert!(
+        matches!(error, Err(Error::Shape { argument: "o", .. })),
+        "{error:?}"
+    );
+
+    let mut o = tensor(device, SHAPE)?;
+    let mut lse = Tensor::zeros(device, [batch, heads, seqlen - 1])?;
+    let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
+    assert!(
+        matches!(
+            error,
+            Err(Error::Shape {
+                argument: "lse",
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+    PASSED
+}
+
+fn scales(device: &Device) -> Outcome {
+    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let options = Attention::new().scale(scale);
+        let error = refused_with(&options, device, [SHAPE; 3], "must be finite")?;
+        assert!(matches!(error, Error::Scale(_)), "{error:?}");
+    }
+    PASSED
+}
+
+fn kernels(device: &Device) -> Outcome {
+    let options = Attention::new().kernel("forward_f16_d46");
+    let error = refused_with(&options, device, [SHAPE; 3], "forward_f16_d46")?;
+    assert!(matches!(error, Error::UnknownKernel { .. }), "{error:?}");
+    PASSED
+}
+
+fn strides(device: &Device) -> Outcome {
+    let view = |strides: [isize; 4]| {
+        Tensor::from_buffer(device.upload(&[f16::ONE; 4096])?, 0, SHAPE, strides)
+    };
+    let input = tensor(device, SHAPE)?;
+    let mut lse = Tensor::zeros(device, [1, 2, 5])?;
+    let attention = Attention::new();
+
+    let mut o = tensor(device, SHAPE)?;
+    let columns = view([160, 80, 1, 5])?;
+    for (argument, [q, k, v]) in [
+        ("q", [&columns, &input, &input]),
+        ("k", [&input, &columns, &input]),
+        ("v", [&input, &input, &columns]),
+    ] {
+        let error = attention.forward_into(q, k, v, &mut o, &mut lse);
+        assert_eq!(
+            error,
+            Err(Error::DimStride {
+                argument,
+                stride: 5
+            })
+        );
+    }
+    let mut o = columns;
+    let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
+    assert_eq!(
+        error,
+        Err(Error::DimStride {
+            argument: "o",
+            stride: 5
+        })
+    );
+
+    for overlapping in [
+        [160, 0, 16, 1],
+        [160, 80, 15, 1],
+        [160, 64, 16, 1],
+        [160, 80, 0, 1],
+    ] {
+        let mut o = view(overlapping)?;
+        let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
+        assert!(
+            matches!(error, Err(Error::Overlap { argument: "o", .. })),
+            "{error:?}"
+        );
+    }
+
+    let mut o = tensor(device, SHAPE)?;
+    let mut lse = Tensor::from_buffer(device.upload(&[0_f32; 64])?, 0, [1, 2, 5], [12, 6, 1])?;
+    let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
+    assert_eq!(error, Err(Error::NotContiguous { argument: "lse" }));
+    PASSED
+}
+
+fn views_outside_the_buffer(device: &Device) -> Outcome {
+    let far = isize::MAX / 2;
+    for (offset, strides) in [
+        (1, [160, 80, 16, 1]),
+        (0, [160, 80, 17, 1]),
+        (0, [160, 80, -16, 1]),
+        (63, [160, 80, -16, 1]),
+        (usize::MAX, [160, 80, 16, 1]),
+        (0, [0, far, far, 1]),
+        (0, [0, 80, isize::MIN, 1]),
+    ] {
+        let buffer = device.upload(&[f16::ONE; 160])?;
+        let error = Tensor::from_buffer(buffer, offset, SHAPE, strides).expect_err("refused");
+        assert!(
+            matches!(error, Error::OutOfBounds { len: 160, .. }),
+            "{error:?}"
+        );
+    }
+    for (offset, strides) in [
+        (0, [0, 80, 16, 1]),
+        (64, [0, 80, -16, 1]),
+        (144, [0, -80, -16, 1]),
+    ] {
+        Tensor::from_buffer(device.upload(&[f16::ONE; 160])?, offset, SHAPE, strides)?;
+    }
+    let error = Tensor::new(device, SHAPE, &[f16::ONE; 159]).expect_err("refused");
+    assert!(
+        matches!(
+            error,
+            Error::Length {
+                expected: 160,
+                found: 159,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    PASSED
+}
+
+fn other_devices(device: &Device) -> Outcome {
+    let (here, there) = (tensor(device, SHAPE)?, tensor(&Device::cpu(), SHAPE)?);
+    for (argument, [q, k, v]) in [
+        ("k", [&here, &there, &here]),
+        ("v", [&here, &here, &there]),
+        ("k", [&there, &here, &here]),
+    ] {
+        let error = Attention::new().forward(q, k, v).expect_err("refused");
+        let named =
+            matches!(error, Error::DeviceMismatch { argument: found, .. } if found == argument);
+        assert!(named, "{error:?}");
+    }
+    PASSED
+}
