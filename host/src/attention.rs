@@ -315,3 +315,169 @@ fn expect_shape(argument: &'static str, expected: &[usize], found: &[usize]) -> 
         found: found.to_vec(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Attention, RawForward};
+    use crate::device::Device;
+    use crate::error::Error;
+    use crate::tensor::Tensor;
+    use half::f16;
+    use kernels::params::TensorRef;
+    use kernels::table::Dtype;
+
+    fn tensor<T: bytemuck::Pod, const R: usize>(shape: [usize; R]) -> Tensor<T, R> {
+        Tensor::zeros(&Device::cpu(), shape).expect("enough memory")
+    }
+
+    /// `[1, 2, 3, 8]` with these strides.
+    fn strided(strides: [isize; 4]) -> Tensor<f16> {
+        let buffer = tensor::<f16, 1>([1000]).into_buffer();
+        Tensor::from_buffer(buffer, 500, [1, 2, 3, 8], strides).expect("inside the buffer")
+    }
+
+    fn forward_into(o: &mut Tensor<f16>, lse: &mut Tensor<f32, 3>) -> Result<(), Error> {
+        let q = tensor([1, 2, 3, 8]);
+        Attention::new().forward_into(&q, &q, &q, o, lse)
+    }
+
+    #[test]
+    fn outputs_are_checked() {
+        let lse = || tensor([1, 2, 3]);
+        let refused = |mut o: Tensor<f16>, mut lse| {
+            forward_into(&mut o, &mut lse)
+                .expect_err("should have been refused")
+                .to_string()
+        };
+        let shape = refused(tensor([1, 2, 4, 8]), lse());
+        assert!(shape.contains("o has shape [1, 2, 4, 8]"), "{shape}");
+        let shape = refused(tensor([1, 2, 3, 8]), tensor([1, 2, 4]));
+        assert!(shape.contains("lse has shape [1, 2, 4]"), "{shape}");
+        let stride = refused(strided([0, 24, 8, 2]), lse());
+        assert!(stride.contains("o has stride 2 in dim"), "{stride}");
+        for overlapping in [[0, 0, 8, 1], [0, 24, 7, 1], [0, 23, 8, 1], [0, -8, 8, 1]] {
+            let overlap = refused(strided(overlapping), lse());
+            assert!(overlap.contains("o has overlapping strides"), "{overlap}");
+        }
+        let transposed = tensor([1, 3, 2]).transpose(1, 2);
+        let gaps = refused(tensor([1, 2, 3, 8]), transposed);
+        assert!(gaps.contains("lse is not contiguous"), "{gaps}");
+    }
+
+    #[test]
+    fn outputs_may_lie_anyhow() {
+        for strides in [
+            [0, 24, 8, 1],
+            [0, 8, 16, 1],
+            [7, -40, 9, 1],
+            [0, 100, -8, 1],
+        ] {
+            forward_into(&mut strided(strides), &mut tensor([1, 2, 3])).expect("valid strides");
+        }
+    }
+
+    #[test]
+    fn inputs_and_options_are_checked() {
+        let (q, k) = (tensor::<f16, 4>([1, 2, 3, 8]), tensor([1, 2, 4, 8]));
+        let attention = Attention::new();
+        let error = attention
+            .forward(&q, &k, &q)
+            .expect_err("v is shorter than k");
+        assert!(
+            matches!(error, Error::Shape { argument: "v", .. }),
+            "{error}"
+        );
+        let every_other = strided([0, 48, 16, 2]);
+        let error = attention
+            .forward(&q, &every_other, &q)
+            .expect_err("a stride of 2 in dim");
+        assert!(
+            matches!(
+                error,
+                Error::DimStride {
+                    argument: "k",
+                    stride: 2
+                }
+            ),
+            "{error}"
+        );
+        let error = attention
+            .scale(f32::NAN)
+            .forward(&q, &q, &q)
+            .expect_err("a scale of NaN");
+        assert!(matches!(error, Error::Scale(_)), "{error}");
+        let error = Attention::new()
+            .kernel("cuda")
+            .forward(&q, &q, &q)
+            .expect_err("no such kernel");
+        assert!(matches!(error, Error::UnknownKernel { .. }), "{error}");
+    }
+
+    #[test]
+    fn raw_addresses_are_used_in_place() {
+        // One packed [rows, (q, k, v), dim] buffer of 5 rows, and o with its rows reversed.
+        let mut packed = vec![f16::ZERO; 5 * 3 * 8];
+        for (row, packed) in packed.chunks_mut(24).enumerate() {
+            packed[16..].fill(f16::from_f32(row as f32));
+        }
+        let (mut o, mut lse) = ([f16::NAN; 40], [f32::NAN; 5]);
+        let origin = packed.as_ptr().expose_provenance();
+        let input = |first: usize| TensorRef {
+            address: (origin + first * size_of::<f16>()) as u64,
+            row_stride: 24,
+            ..TensorRef::default()
+        };
+        let args = RawForward {
+            q: input(0),
+            k: input(8),
+            v: input(16),
+            o: TensorRef {
+                address: (&raw mut o[32]).expose_provenance() as u64,
+                row_stride: -8,
+                ..TensorRef::default()
+            },
+            lse: lse.as_mut_ptr().expose_provenance() as u64,
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q: 5,
+            seqlen_kv: 5,
+            dim: 8,
+        };
+        let attention = Attention::new().causal(true);
+        let call = |args: &RawForward| {
+            // SAFETY: the addresses are those of arrays that live on; o and lse are by themselves.
+            unsafe { attention.forward_raw(&Device::cpu(), Dtype::F16, args, std::ptr::null_mut()) }
+        };
+        call(&args).expect("valid arguments");
+        // All visible keys weigh the same: row i is the mean of 0..=i.
+        for row in 0..5 {
+            let mean = f16::from_f32(row as f32 / 2.0);
+            assert_eq!(o[32 - 8 * row..][..8], [mean; 8], "row {row}");
+            assert!(
+                (lse[row] - (row as f32 + 1.0).ln()).abs() < 1e-6,
+                "row {row}"
+            );
+        }
+
+        let far = TensorRef {
+            row_stride: i64::MAX / 2,
+            ..args.q
+        };
+        let error = call(&RawForward { k: far, ..args }).expect_err("an overflow");
+        assert!(
+            matches!(error, Error::Overflow { argument: "k" }),
+            "{error}"
+        );
+        let error = call(&RawForward {
+            o: input(0),
+            dim: 32,
+            ..args
+        })
+        .expect_err("an overlap");
+        assert!(
+            matches!(error, Error::Overlap { argument: "o", .. }),
+            "{error}"
+        );
+    }
+}

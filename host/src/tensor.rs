@@ -203,3 +203,78 @@ fn tensor_ref(argument: &'static str, address: u64, strides: [isize; 4]) -> Resu
 fn contiguous<const R: usize>(shape: [usize; R]) -> Result<Layout<R>> {
     Layout::contiguous(shape).ok_or(Error::Overflow { argument: "tensor" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Tensor;
+    use crate::device::Device;
+    use crate::error::Error;
+
+    #[test]
+    fn data_must_fill_the_shape() {
+        let error = Tensor::new(&Device::cpu(), [2, 3], &[0_u8; 5]).expect_err("one too few");
+        assert!(
+            matches!(
+                error,
+                Error::Length {
+                    expected: 6,
+                    found: 5,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        let error = Tensor::<u8, 2>::zeros(&Device::cpu(), [1 << 32; 2]).expect_err("2^64 bytes");
+        assert!(matches!(error, Error::Overflow { .. }), "{error}");
+    }
+
+    #[test]
+    fn views_stay_inside_their_buffer() {
+        let view = |offset, shape, strides| {
+            let buffer = Device::cpu()
+                .upload(&[0_u8, 1, 2, 3, 4, 5])
+                .expect("enough memory");
+            Tensor::from_buffer(buffer, offset, shape, strides)
+        };
+        let inside = [
+            (0, [2, 3], [3, 1]),
+            (5, [2, 3], [-3, -1]),
+            (2, [2, 3], [-2, 1]),
+            (9, [0, 3], [1, 1]),
+        ];
+        for (offset, shape, strides) in inside {
+            assert!(
+                view(offset, shape, strides).is_ok(),
+                "{offset} {shape:?} {strides:?}"
+            );
+        }
+        let outside = [
+            (1, [2, 3], [3, 1]),
+            (4, [2, 3], [-3, -1]),
+            (6, [1, 1], [1, 1]),
+            (0, [2, 2], [isize::MAX, isize::MAX]),
+            (0, [2, 1], [isize::MIN, 1]),
+            (usize::MAX, [2, 2], [1, 1]),
+        ];
+        for (offset, shape, strides) in outside {
+            let refused = matches!(view(offset, shape, strides), Err(Error::OutOfBounds { .. }));
+            assert!(refused, "{offset} {shape:?} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn elements_are_read_in_row_major_order() {
+        let tensor = Tensor::new(&Device::cpu(), [2, 3], &[0, 1, 2, 3, 4, 5]).expect("valid");
+        assert_eq!(tensor.transpose(0, 1).to_vec(), Ok(vec![0, 3, 1, 4, 2, 5]));
+        let view = |offset, strides| {
+            let buffer = Device::cpu()
+                .upload(&[0, 1, 2, 3, 4, 5])
+                .expect("enough memory");
+            Tensor::from_buffer(buffer, offset, [2, 2], strides)
+                .expect("inside")
+                .to_vec()
+        };
+        assert_eq!(view(1, [2, 1]), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(view(5, [-3, 0]), Ok(vec![5, 5, 2, 2]));
+    }
+}
