@@ -1,10 +1,14 @@
-//! The PTX that the build embeds.
+//! The PTX that the build embeds: `build.rs` compiles it from the `kernels` crate.
 
-/// Whether a kernel compiler was there at build time.
-pub const COMPILED: bool = false;
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// PTX text of a module of the kernel table.
+/// Whether there was a compiler for the kernels when this crate was built.
+pub const COMPILED: bool = COMPILED_MODULES.is_some();
+
+/// The PTX text of a [module](kernels::table::Kernel::module) of the kernel table; `None` if there
+/// is no such module or the kernels were not compiled.
 #[must_use]
-pub fn module(_name: &str) -> Option<&'static str> {
-    None
+pub fn module(name: &str) -> Option<&'static str> {
+    let mut modules = COMPILED_MODULES?.iter();
+    modules.find_map(|(module, text)| (*module == name).then_some(*text))
 }

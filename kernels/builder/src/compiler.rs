@@ -1,0 +1,61 @@
+//! Finding a compiler for the kernels.
+
+use crate::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A rustc whose library source is installed, and its cargo: the kernels' target has no prebuilt
+/// `core`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiler {
+    /// The compiler.
+    pub rustc: PathBuf,
+    /// The cargo that came with it.
+    pub cargo: PathBuf,
+}
+
+impl Compiler {
+    /// Oldest minor version of rustc 1 that has what the kernels need.
+    const MIN_MINOR: u32 = 95;
+
+    /// Looks at `KERNEL_RUSTC` if it is set; else at the rustc in use (rustup's, with the component
+    /// `rust-src`), then at the distribution's (Debian: `rustc-web`, `cargo-web`, `rust-web-src`).
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] if none will do, [`Error::BadOverride`] if the named one will not.
+    pub fn find() -> Result<Self, Error> {
+        if let Some(rustc) = std::env::var_os("KERNEL_RUSTC") {
+            let rustc = PathBuf::from(rustc);
+            return Self::with(&rustc).ok_or(Error::BadOverride(rustc));
+        }
+        ["rustc", "/usr/bin/rustc"]
+            .iter()
+            .find_map(|rustc| Self::with(Path::new(rustc)))
+            .ok_or(Error::NoCompiler)
+    }
+
+    fn with(rustc: &Path) -> Option<Self> {
+        let version = output(rustc, &["--version"])?;
+        let minor = version.strip_prefix("rustc 1.")?.split('.').next()?;
+        if minor.parse::<u32>().ok()? < Self::MIN_MINOR {
+            return None;
+        }
+        let sysroot = PathBuf::from(output(rustc, &["--print", "sysroot"])?);
+        let compiler = Compiler {
+            rustc: sysroot.join("bin/rustc"),
+            cargo: sysroot.join("bin/cargo"),
+        };
+        let source = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        let complete = [&compiler.rustc, &compiler.cargo, &source];
+        complete
+            .iter()
+            .all(|path| path.exists())
+            .then_some(compiler)
+    }
+}
+
+fn output(program: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().into())
+}

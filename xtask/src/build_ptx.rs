@@ -1,0 +1,77 @@
+//! `cargo xtask build-ptx`: compiles, checks and tabulates the kernels.
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use kernel_builder::{Module, contract::Collectives, ptxas};
+use kernels::table::Arch;
+
+/// Writes each module to `target/ptx/ARCH/MODULE.ptx` and prints a table of the entries.
+pub fn run() -> Result<()> {
+    let ptxas = ptxas::find();
+    for arch in Arch::ALL {
+        let modules = kernel_builder::build(*arch)?;
+        let folder = kernel_builder::target_dir().join("ptx").join(arch.name());
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        for module in &modules {
+            let path = folder.join(module.name).with_extension("ptx");
+            std::fs::write(&path, &module.text).with_context(|| path.display().to_string())?;
+        }
+        let usages = match &ptxas {
+            Some(ptxas) => ptxas::assemble(ptxas, &modules)?,
+            None => Vec::new(),
+        };
+        println!("{}", table(&modules, &usages));
+        println!(
+            "{}: {} modules in {}",
+            arch.name(),
+            modules.len(),
+            folder.display()
+        );
+    }
+    match ptxas {
+        Some(_) => println!(
+            "assembled for {}; no spills on {}",
+            ptxas::TARGETS.join(", "),
+            ptxas::NO_SPILL_TARGETS.join(", ")
+        ),
+        None => println!("no ptxas: registers and spills not checked; type: cargo xtask setup"),
+    }
+    Ok(())
+}
+
+fn table(modules: &[Module], usages: &[ptxas::Usage]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    let mut header = vec!["entry".to_string(), "shared B".into()];
+    for target in ptxas::NO_SPILL_TARGETS {
+        header.extend([format!("regs {target}"), "spill B".into()]);
+    }
+    let counts = Collectives::count("").named();
+    header.extend(counts.map(|(instruction, _)| instruction.to_string()));
+    let columns = header.len();
+    table.set_header(header);
+    for entry in modules.iter().flat_map(|module| &module.entries) {
+        let kernel = entry.kernel;
+        let mut row = vec![kernel.name.to_string(), kernel.shared_bytes().to_string()];
+        for target in ptxas::NO_SPILL_TARGETS {
+            let usage = usages
+                .iter()
+                .find(|u| u.entry == kernel.name && u.target == *target);
+            let shown = |n: Option<u32>| n.map_or("-".into(), |n| n.to_string());
+            row.extend([
+                shown(usage.map(|u| u.registers)),
+                shown(usage.map(|u| u.spills)),
+            ]);
+        }
+        row.extend(
+            Collectives::count(&entry.body)
+                .named()
+                .map(|(_, count)| count.to_string()),
+        );
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().take(columns).skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

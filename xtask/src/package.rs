@@ -1,0 +1,96 @@
+//! `cargo xtask package`: `dist/`, for a machine with a GPU and no Rust.
+
+use crate::shell;
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+
+const README: &str = "\
+# Attention kernels in Rust, packaged
+
+Needs an NVIDIA driver (580 or later is known to work) and nothing else.
+
+    ./attention --seqlen 8192 --dim 64     run and check a kernel
+    ./attention --help                     all options
+    ./run-tests                            run all tests, those on the GPU among them
+";
+
+/// Runs every test binary; stays in the folder so that they find the command.
+const RUN_TESTS: &str = "\
+#!/bin/sh
+# Runs all packaged tests.
+cd \"$(dirname \"$0\")\" || exit 2
+ATTENTION_BIN=\"$PWD/attention\" && export ATTENTION_BIN
+status=0
+for test in tests/*; do
+    echo \"== $test\"
+    \"$test\" \"$@\" || status=1
+done
+exit $status
+";
+
+/// Builds the command and all test binaries and copies them to `dist`, which appears whole.
+pub fn run() -> Result<()> {
+    ensure!(
+        kernel_builder::Compiler::find().is_ok(),
+        "{}",
+        kernel_builder::Error::NoCompiler
+    );
+    let staging = Path::new("target/dist");
+    if staging.exists() {
+        std::fs::remove_dir_all(staging)?;
+    }
+    std::fs::create_dir_all(staging.join("tests"))?;
+
+    let command = built(&["build", "--release", "-p", "host"], |artifact| {
+        !artifact["executable"].is_null()
+    })?;
+    ensure!(command.len() == 1, "the package host has one binary");
+    install(&command[0], &staging.join("attention"))?;
+    let tests = built(
+        &["test", "--no-run", "--workspace", "--exclude", "xtask"],
+        |artifact| artifact["profile"]["test"] == true && !artifact["executable"].is_null(),
+    )?;
+    for test in &tests {
+        // NAME-HASH, as cargo calls test binaries; the hash keeps unit tests of two crates apart.
+        let name = test.file_name().context("a test binary has a name")?;
+        install(test, &staging.join("tests").join(name))?;
+    }
+    std::fs::write(staging.join("README.md"), README)?;
+    let script = staging.join("run-tests");
+    std::fs::write(&script, RUN_TESTS)?;
+    shell::run(std::process::Command::new("chmod").arg("+x").arg(&script))?;
+
+    let dist = Path::new("dist");
+    if dist.exists() {
+        std::fs::remove_dir_all(dist)?;
+    }
+    std::fs::rename(staging, dist)?;
+    println!("dist: the command and {} test binaries", tests.len());
+    Ok(())
+}
+
+/// The executables of a cargo run that `wanted` accepts, by cargo's own messages.
+fn built(arguments: &[&str], wanted: impl Fn(&serde_json::Value) -> bool) -> Result<Vec<PathBuf>> {
+    let format = "--message-format=json-render-diagnostics";
+    let messages = shell::output(shell::cargo().args(arguments).arg(format))?;
+    let mut executables = Vec::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line)?;
+        if message["reason"] == "compiler-artifact" && wanted(&message) {
+            let path = message["executable"]
+                .as_str()
+                .context("an executable has a path")?;
+            executables.push(path.into());
+        }
+    }
+    Ok(executables)
+}
+
+/// Copies a binary without its debug information, which is most of it.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    std::fs::copy(from, to).with_context(|| from.display().to_string())?;
+    if shell::exists("strip") {
+        shell::run(std::process::Command::new("strip").arg(to))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! `cargo xtask test`: everything that shows that the project works.
+
+use crate::{build_ptx, setup, shell};
+use anyhow::Result;
+
+/// What to pass on.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Arguments for `cargo test`, such as a filter
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    cargo_test: Vec<String>,
+}
+
+/// Sets up, builds the kernels with their contract, and runs all tests of the workspace.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    setup::run()?;
+    build_ptx::run()?;
+    shell::run(
+        shell::cargo()
+            .args(["test", "--workspace"])
+            .args(&arguments.cargo_test),
+    )
+}
