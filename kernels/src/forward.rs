@@ -49,7 +49,9 @@ pub unsafe fn forward<
     let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
 
-    let qo_tile = SharedTile::<DT> { base: shared::base() };
+    let qo_tile = SharedTile::<DT> {
+        base: shared::base(),
+    };
     let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
     // SAFETY: called when no thread reads the stage any more; readers wait for the copies.
@@ -73,7 +75,8 @@ pub unsafe fn forward<
         // The warp's first row in the tile and in the sequence.
         let (warp_row, row) = (warp * 16 * MT as u32, first + warp * 16 * MT as u32);
         let warp_tile = qo_tile.skip(warp_row);
-        let mut warp = Warp::<MT, DT, Q_IN_REGISTERS>::new(lane, warp_tile, SoftmaxScale::new(p.scale));
+        let mut warp =
+            Warp::<MT, DT, Q_IN_REGISTERS>::new(lane, warp_tile, SoftmaxScale::new(p.scale));
         let turn = |j: u32| {
             cp_async::wait_all();
             barrier::block();
@@ -101,7 +104,10 @@ pub unsafe fn forward<
         let thread = special::thread(threads);
         let (lane, warp_row) = (thread % 32, thread / 32 * 16 * MT as u32);
         let row = place.first + warp_row;
-        let o_tile = SharedTile::<DT> { base: shared::base() }.skip(warp_row);
+        let o_tile = SharedTile::<DT> {
+            base: shared::base(),
+        }
+        .skip(warp_row);
         // A warp past the ragged end of the queries has nothing to store.
         if row < p.seqlen_q {
             let exist = p.seqlen_q - row;

@@ -92,8 +92,12 @@ mod tests {
             .flat_map(|l| (0..8).map(move |i| accumulator(l, i)))
             .collect();
         assert_eq!(accumulator.len(), 256);
-        let a: HashSet<_> = lanes_and_registers().map(|(l, r)| operand_a(l, r)).collect();
-        let b: HashSet<_> = lanes_and_registers().map(|(l, r)| operand_b(l, r)).collect();
+        let a: HashSet<_> = lanes_and_registers()
+            .map(|(l, r)| operand_a(l, r))
+            .collect();
+        let b: HashSet<_> = lanes_and_registers()
+            .map(|(l, r)| operand_b(l, r))
+            .collect();
         assert_eq!((a.len(), b.len()), (128, 128));
     }
 
