@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use kernels::table::Dtype;
 
-/// A 16-bit floating-point type that attention is computed on: [`f16`] or [`bf16`].
+/// A 16-bit floating-point type that attention is computed on: [`f16`](struct@f16) or [`bf16`].
 ///
 /// Sealed: the kernels exist for these types only.
 pub trait Element:
