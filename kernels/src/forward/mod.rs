@@ -1,0 +1,123 @@
+//! FlashAttention-2 forward (Dao 2023, Algorithm 1), one query tile a block.
+//!
+//! A block holds Br query rows, split over its warps in 16-row tiles, and walks over the keys in
+//! blocks of Bc, from the last visible one to the first: the masked blocks come first. K and V are
+//! double-buffered: the copies of the next block run beside both products of this one, behind one
+//! barrier a block.
+//!
+//! Shared memory holds the Q tile, later O, and then K and V of each stage.
+
+mod non_finite;
+mod place;
+mod warp;
+
+use crate::mask::Mask;
+use crate::params::ForwardParams;
+use crate::ptx::{barrier, cp_async, shared, special};
+use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
+use place::Place;
+use warp::Warp;
+
+/// Computes the block's tile of O and lse.
+///
+/// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most
+/// `16 * DT`, and a step takes `16 * NT` keys.
+///
+/// # Safety
+/// Launched as [`ForwardParams`] and the kernel's row of the [table](crate::table) say: grid, block
+/// size and shared memory, with tensors that are readable (q, k, v) and writable (o, lse) in full.
+#[inline(always)]
+pub unsafe fn forward<
+    E: Element,
+    M: Mask,
+    const W: usize,
+    const MT: usize,
+    const DT: usize,
+    const NT: usize,
+    const Q_IN_REGISTERS: bool,
+>(
+    p: &ForwardParams,
+) {
+    let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
+    let threads = 32 * W as u32;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let (lane, warp) = (thread % 32, thread / 32);
+    let place = Place::of_block(p, br);
+    let (first, kv_head) = (place.first, place.head / p.group);
+    let q = Copier::new(place.rows(&p.q, place.head), thread, threads);
+    let k = Copier::new(place.rows(&p.k, kv_head), thread, threads);
+    let v = Copier::new(place.rows(&p.v, kv_head), thread, threads);
+
+    let mask = M::new(p.seqlen_q, p.seqlen_kv);
+    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
+    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+
+    let qo_tile = SharedTile::<DT> {
+        base: shared::base(),
+    };
+    let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
+    let v_tile = |j: u32| k_tile(j).skip(bc);
+    // SAFETY: called when no thread reads the stage any more; readers wait for the copies.
+    let load_kv = |j: u32, exist: u32| unsafe {
+        k.load(k_tile(j), j * bc, bc, exist);
+        v.load(v_tile(j), j * bc, bc, exist);
+    };
+
+    // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
+    // all lanes every tensor-core instruction. The barrier at the top of a step makes block j
+    // visible and tells that all warps are done with block j + 1, whose stage is loaded next.
+    unsafe {
+        q.load(qo_tile, first, br, p.seqlen_q - first);
+        if trips > 0 {
+            load_kv(trips - 1, p.seqlen_kv - (trips - 1) * bc);
+        }
+        cp_async::commit();
+        cp_async::wait_all();
+        barrier::block();
+
+        // The warp's first row in the tile and in the sequence.
+        let (warp_row, row) = (warp * 16 * MT as u32, first + warp * 16 * MT as u32);
+        let warp_tile = qo_tile.skip(warp_row);
+        let mut warp =
+            Warp::<MT, DT, Q_IN_REGISTERS>::new(lane, warp_tile, SoftmaxScale::new(p.scale));
+        let turn = |j: u32| {
+            cp_async::wait_all();
+            barrier::block();
+            if j > 0 {
+                load_kv(j - 1, bc);
+            }
+            cp_async::commit();
+        };
+        let mut j = trips;
+        while j > unmasked_trips {
+            j -= 1;
+            turn(j);
+            let visible = |i| mask.limit((row + i) as i32) - (j * bc) as i32;
+            let visible = warp.map_rows(visible);
+            warp.step::<E, M, NT, true>(k_tile(j), v_tile(j), visible);
+        }
+        while j > 0 {
+            j -= 1;
+            turn(j);
+            warp.step::<E, M, NT, false>(k_tile(j), v_tile(j), [[bc as i32; 2]; MT]);
+        }
+
+        // Asked for again: over the loop these would hold registers.
+        let place = Place::of_block(p, br);
+        let thread = special::thread(threads);
+        let (lane, warp_row) = (thread % 32, thread / 32 * 16 * MT as u32);
+        let row = place.first + warp_row;
+        let o_tile = SharedTile::<DT> {
+            base: shared::base(),
+        }
+        .skip(warp_row);
+        // A warp past the ragged end of the queries has nothing to store.
+        if row < p.seqlen_q {
+            let exist = p.seqlen_q - row;
+            warp.finish::<E>(lane, o_tile, place.lse(p) + 4 * u64::from(row), exist);
+            let o = Copier::new(place.rows(&p.o, place.head), lane, 32);
+            o.store(o_tile, row, 16 * MT as u32, exist);
+        }
+    }
+}

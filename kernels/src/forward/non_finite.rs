@@ -1,0 +1,70 @@
+//! Infinities and NaN in V that some rows must not see.
+//!
+//! A block of keys on the edge of the causal mask is seen whole by some rows and in part by others,
+//! and the product P V takes it whole for all: what a row does not see, it multiplies by P = 0. That
+//! is exact unless V holds an infinity or a NaN there, for 0 times it is NaN. Blocks at the edge are
+//! few, so they are searched for such elements, and one that holds any takes a slower product.
+
+use super::warp::Warp;
+use crate::ptx::{barrier, shuffle};
+use crate::tile::{Accumulator, Element, Operand, SharedTile};
+
+/// Whether a tile of V holds an infinity or a NaN: the same answer in all lanes.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, and the tile is written and visible.
+#[inline(always)]
+pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
+    v_tile: SharedTile<DT>,
+    lane: u32,
+) -> bool {
+    let mut found = 0;
+    for nt in 0..NT {
+        for dt in 0..DT {
+            // SAFETY: the caller's promise.
+            found |= unsafe { v_tile.b_trans(lane, nt, dt) }.non_finite::<E>();
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { shuffle::or(found) != 0 }
+}
+
+impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, Q_IN_REGISTERS> {
+    /// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
+    /// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn add_guarded<E: Element, const NT: usize>(
+        &mut self,
+        p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT>,
+        visible: [[i32; 2]; MT],
+    ) {
+        for dt in 0..DT {
+            for mt in 0..MT {
+                let mut count = Accumulator::ZERO;
+                // SAFETY: the caller's promise. The barrier keeps the assembler from reading V far
+                // ahead here, at the price of spilled registers in the whole kernel.
+                unsafe { barrier::warp() }
+                for nt in 0..NT {
+                    let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                    let seen = Operand::ones_below::<E>(self.lane, limits);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let v = v_tile.b_trans(self.lane, nt, dt);
+                        let (finite, non_finite) = v.split_non_finite::<E>();
+                        self.o[mt][dt].mma::<E>(p[mt][nt], finite);
+                        count.mma::<E>(seen, non_finite);
+                    }
+                }
+                for i in 0..8 {
+                    if count.0[i] != 0.0 {
+                        self.o[mt][dt].0[i] = f32::NAN;
+                    }
+                }
+            }
+        }
+    }
+}
