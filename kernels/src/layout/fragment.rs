@@ -63,7 +63,7 @@ pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
 #[must_use]
 #[inline(always)]
 pub const fn lanes_per_row(row_chunks: u32) -> u32 {
-    if row_chunks % 8 == 0 { 8 } else { 4 }
+    if row_chunks.is_multiple_of(8) { 8 } else { 4 }
 }
 
 #[cfg(test)]

@@ -28,8 +28,12 @@ impl Swizzle {
     #[must_use]
     #[inline(always)]
     pub const fn new(row_chunks: u32) -> Self {
-        assert!(row_chunks > 0 && row_chunks % 4 == 0);
-        let (mask, shift) = if row_chunks % 8 == 0 { (7, 0) } else { (3, 1) };
+        assert!(row_chunks > 0 && row_chunks.is_multiple_of(4));
+        let (mask, shift) = if row_chunks.is_multiple_of(8) {
+            (7, 0)
+        } else {
+            (3, 1)
+        };
         Swizzle {
             row_chunks,
             mask,
