@@ -153,6 +153,8 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
         lse: u64,
         exist: u32,
     ) {
+        // SAFETY: the caller's promise. The other lanes may still be reading Q from these rows.
+        unsafe { barrier::warp() }
         for mt in 0..MT {
             // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile, and one
             // lane of four stores the lse of a row.
