@@ -68,14 +68,14 @@ fn input_layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![8 => select(Layout::OUTPUTS), 1 => Just(Layout::Broadcast)]
 }
 
-/// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 64.
+/// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 128.
 ///
 /// # Errors
 /// Names the simplest case found that fails.
 pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 64;
+        config.cases = 128;
     }
     // The simplest failing case is printed whole; no file of seeds is needed beside it.
     config.failure_persistence = None;
