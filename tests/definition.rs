@@ -3,11 +3,11 @@
 
 use attention::{Device, Dtype};
 use ndarray::{Axis, s};
-use std::process::ExitCode;
-use tests::{Case, Outcome, PASSED, Test, harness};
+use tests::{Case, Outcome, PASSED, Test};
 
-fn main() -> ExitCode {
-    harness::main([
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
         Test::new(
             "equal_scores_count_the_visible_keys",
             equal_scores_count_the_visible_keys,
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
             "one_large_score_selects_its_value",
             one_large_score_selects_its_value,
         ),
-    ])
+    ]
 }
 
 /// With equal scores lse is the logarithm of the number of keys seen, and o their mean value.

@@ -1,11 +1,11 @@
 //! Every argument that is refused, by a typed error that names it, on every device.
 
 use attention::{Attention, Device, Error, Result, Tensor, f16};
-use std::process::ExitCode;
-use tests::{Outcome, PASSED, Test, harness};
+use tests::{Outcome, PASSED, Test};
 
-fn main() -> ExitCode {
-    harness::main([
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
         Test::new("dims", dims),
         Test::new("zero_sizes", zero_sizes),
         Test::new("heads", heads),
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Test::new("strides", strides),
         Test::new("views_outside_the_buffer", views_outside_the_buffer),
         Test::cuda("other_devices", other_devices),
-    ])
+    ]
 }
 
 const SHAPE: [usize; 4] = [1, 2, 5, 16];

@@ -1,6 +1,6 @@
 //! Runs every test on every device.
 //!
-//! Tests are named `cpu::NAME` and `cuda::NAME`. Where there is no GPU, or the program has no
+//! Tests are named `cpu::FILE::NAME` and `cuda::FILE::NAME`. Where there is no GPU, or the program has no
 //! kernels in it, the latter are reported as ignored, with the reason.
 
 use attention::{Device, Error};
@@ -52,10 +52,14 @@ impl Test {
 
 /// Runs the tests as the command line says, and says how many forward passes they were made of.
 #[must_use]
-pub fn main(tests: impl IntoIterator<Item = Test>) -> ExitCode {
+pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> ExitCode {
     let cuda = Device::cuda(0);
     let mut trials = Vec::new();
-    for Test { name, on_cpu, run } in tests {
+    let tests = groups
+        .into_iter()
+        .flat_map(|(group, tests)| tests.into_iter().map(move |test| (group, test)));
+    for (group, Test { name, on_cpu, run }) in tests {
+        let name = format!("{group}::{name}");
         if on_cpu {
             let run = Arc::clone(&run);
             let trial = move || run(&Device::cpu());

@@ -1,20 +1,23 @@
 //! Every kernel of the table: its own head dim and the smallest one it serves, aligned and not.
 
 use kernels::table::{HEAD_DIMS, KERNELS, Kernel, select};
-use std::process::ExitCode;
-use tests::{Case, Layout, PASSED, Test, harness};
+use tests::{Case, Layout, PASSED, Test};
 
-fn main() -> ExitCode {
-    harness::main(KERNELS.iter().map(|kernel| {
-        Test::new(kernel.name, move |device| {
-            for case in cases(kernel) {
-                let selected = select(case.dtype, case.dim as u32, case.causal);
-                assert_eq!(selected.map(|kernel| kernel.name), Some(kernel.name));
-                case.check(device)?;
-            }
-            PASSED
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    KERNELS
+        .iter()
+        .map(|kernel| {
+            Test::new(kernel.name, move |device| {
+                for case in cases(kernel) {
+                    let selected = select(case.dtype, case.dim as u32, case.causal);
+                    assert_eq!(selected.map(|kernel| kernel.name), Some(kernel.name));
+                    case.check(device)?;
+                }
+                PASSED
+            })
         })
-    }))
+        .collect()
 }
 
 fn cases(kernel: &Kernel) -> impl Iterator<Item = Case> {

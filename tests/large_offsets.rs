@@ -2,13 +2,13 @@
 
 use attention::Device;
 use libtest_mimic::Completion;
-use std::process::ExitCode;
-use tests::{Case, Layout, Outcome, Test, harness};
+use tests::{Case, Layout, Outcome, Test};
 
 /// A little more than 2^31 elements of 2 bytes.
 const BYTES: u64 = 5 << 30;
 
-fn main() -> ExitCode {
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
     let case = Case {
         heads: 2,
         kv_heads: 2,
@@ -56,7 +56,9 @@ fn main() -> ExitCode {
             },
         ),
     ];
-    harness::main(cases.map(|(name, case)| Test::cuda(name, move |device| check(&case, device))))
+    cases
+        .map(|(name, case)| Test::cuda(name, move |device| check(&case, device)))
+        .into()
 }
 
 fn check(case: &Case, device: &Device) -> Outcome {

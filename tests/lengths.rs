@@ -1,8 +1,7 @@
 //! The sequence lengths that FlashAttention's own tests use.
 
 use attention::Dtype;
-use std::process::ExitCode;
-use tests::{Case, PASSED, Test, harness};
+use tests::{Case, PASSED, Test};
 
 const LENGTHS: &[(usize, usize)] = &[
     (1, 1),
@@ -17,27 +16,30 @@ const LENGTHS: &[(usize, usize)] = &[
     (2048, 2048),
 ];
 
-fn main() -> ExitCode {
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
     let variants = LENGTHS
         .iter()
         .flat_map(|lengths| [(lengths, false), (lengths, true)]);
-    harness::main(variants.map(|(&(seqlen_q, seqlen_kv), causal)| {
-        let mask = if causal { "causal" } else { "full" };
-        Test::new(format!("q{seqlen_q}_kv{seqlen_kv}_{mask}"), move |device| {
-            for (dtype, dim) in [(Dtype::F16, 64), (Dtype::Bf16, 128), (Dtype::F16, 40)] {
-                let case = Case {
-                    dtype,
-                    heads: 2,
-                    kv_heads: 1,
-                    seqlen_q,
-                    seqlen_kv,
-                    dim,
-                    causal,
-                    ..Case::default()
-                };
-                case.check(device)?;
-            }
-            PASSED
+    variants
+        .map(|(&(seqlen_q, seqlen_kv), causal)| {
+            let mask = if causal { "causal" } else { "full" };
+            Test::new(format!("q{seqlen_q}_kv{seqlen_kv}_{mask}"), move |device| {
+                for (dtype, dim) in [(Dtype::F16, 64), (Dtype::Bf16, 128), (Dtype::F16, 40)] {
+                    let case = Case {
+                        dtype,
+                        heads: 2,
+                        kv_heads: 1,
+                        seqlen_q,
+                        seqlen_kv,
+                        dim,
+                        causal,
+                        ..Case::default()
+                    };
+                    case.check(device)?;
+                }
+                PASSED
+            })
         })
-    }))
+        .collect()
 }

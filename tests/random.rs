@@ -1,16 +1,12 @@
 //! Random cases against the reference.
 
 use proptest::prelude::*;
-use std::process::ExitCode;
 use tests::strategy::{cases, check_random, seqlens};
-use tests::{Case, Layout, Test, harness};
+use tests::{Case, Layout, Test};
 
-fn main() -> ExitCode {
-    if let Ok(case) = std::env::var("ATTENTION_CASE") {
-        let case: Case = serde_json::from_str(&case).expect("a case as a failed test printed it");
-        return harness::main([Test::new("case", move |device| case.check(device))]);
-    }
-    harness::main([
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
         Test::new("any", |device| check_random(device, cases())),
         Test::new("causal_unequal_lengths", |device| {
             let lengths = (cases(), seqlens(), seqlens());
@@ -43,5 +39,5 @@ fn main() -> ExitCode {
             };
             check_random(device, cases().prop_map(plain))
         }),
-    ])
+    ]
 }

@@ -3,19 +3,19 @@
 use attention::{Device, Dtype, f16};
 use ndarray::{Array, Dimension, ShapeBuilder};
 use safetensors::{SafeTensors, tensor};
-use std::process::ExitCode;
-use tests::{Case, Inputs, Layout, Outcome, PASSED, Test, harness};
+use tests::{Case, Inputs, Layout, Outcome, PASSED, Test};
 
 /// In the program itself, so that it also runs where the sources are not.
 static DATA: &[u8] = include_bytes!("data/minilm_layer3.safetensors");
 
-fn main() -> ExitCode {
-    harness::main([
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
         Test::new("f16_full", |device| agrees(device, Dtype::F16, false)),
         Test::new("f16_causal", |device| agrees(device, Dtype::F16, true)),
         Test::new("bf16_full", |device| agrees(device, Dtype::Bf16, false)),
         Test::new("bf16_causal", |device| agrees(device, Dtype::Bf16, true)),
-    ])
+    ]
 }
 
 /// The named tensor, as `f32`.

@@ -2,11 +2,11 @@
 
 use attention::{Device, Dtype};
 use ndarray::{Axis, s};
-use std::process::ExitCode;
-use tests::{Case, Inputs, Layout, Outcome, PASSED, Test, harness};
+use tests::{Case, Inputs, Layout, Outcome, PASSED, Test};
 
-fn main() -> ExitCode {
-    harness::main([
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
         Test::new("scores_of_1024", scores_of_1024),
         Test::new("scores_of_minus_1024", scores_of_minus_1024),
         Test::new("scores_that_grow", scores_that_grow),
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             spoilt(device, 'v', f32::NEG_INFINITY)
         }),
         Test::new("every_score_minus_infinity", every_score_minus_infinity),
-    ])
+    ]
 }
 
 /// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded.

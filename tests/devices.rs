@@ -1,0 +1,32 @@
+//! Every test that runs alike on every device; with `ATTENTION_CASE` set to a case as a failed test
+//! printed it, that case alone.
+
+mod definition;
+mod errors;
+mod kernels;
+mod large_offsets;
+mod lengths;
+mod random;
+mod real_data;
+mod special_values;
+
+use std::process::ExitCode;
+use tests::{Case, Test, harness};
+
+fn main() -> ExitCode {
+    if let Ok(case) = std::env::var("ATTENTION_CASE") {
+        let case: Case = serde_json::from_str(&case).expect("a case as a failed test printed it");
+        let test = Test::new("case", move |device| case.check(device));
+        return harness::main([("printed", vec![test])]);
+    }
+    harness::main([
+        ("definition", definition::tests()),
+        ("errors", errors::tests()),
+        ("kernels", kernels::tests()),
+        ("large_offsets", large_offsets::tests()),
+        ("lengths", lengths::tests()),
+        ("random", random::tests()),
+        ("real_data", real_data::tests()),
+        ("special_values", special_values::tests()),
+    ])
+}
