@@ -58,19 +58,11 @@ pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
     (lane % 8 + lane / 16 * 8, lane / 8 % 2)
 }
 
-/// Neighbouring threads that copy neighbouring chunks of one row of `row_chunks` chunks: a whole
-/// 128-byte line where the row is made of lines, else 64 bytes.
-#[must_use]
-#[inline(always)]
-pub const fn lanes_per_row(row_chunks: u32) -> u32 {
-    if row_chunks.is_multiple_of(8) { 8 } else { 4 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     extern crate std;
-    use std::{collections::HashSet, vec::Vec};
+    use std::collections::HashSet;
 
     /// What `ldmatrix.x4` does (PTX manual): register `r` of lane `l` gets elements `2t, 2t+1` of
     /// row `g` of the 8x8 matrix whose row addresses lanes `8r..8r+8` gave; with `.trans`, elements
@@ -120,14 +112,5 @@ mod tests {
             let (key, d) = ldmatrix(ldmatrix_chunks_first, false, lane, r);
             assert_eq!((d, key), operand_b(lane, r));
         }
-    }
-
-    #[test]
-    fn copies_cover_whole_rows() {
-        for dim in crate::table::HEAD_DIMS {
-            assert_eq!((dim / 8) % lanes_per_row(dim / 8), 0);
-        }
-        let widths: Vec<u32> = [4, 8, 12, 16].map(lanes_per_row).into();
-        assert_eq!(widths, [4, 8, 4, 8]);
     }
 }

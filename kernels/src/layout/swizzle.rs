@@ -111,22 +111,6 @@ mod tests {
             prop_assert_eq!(groups.len(), 8);
         }
 
-        /// What 8 threads of a `cp.async` or of a 16-byte load touch together: 4 or 8 chunks of a
-        /// row, of as many rows as that takes.
-        #[test]
-        fn eight_chunks_of_a_copy_lie_in_distinct_banks(
-            chunks in row_chunks(), row in 0u32..64, group in 0u32..8,
-        ) {
-            let s = Swizzle::new(chunks);
-            let lanes = crate::layout::fragment::lanes_per_row(chunks);
-            let first = group % (chunks / lanes) * lanes;
-            let row = row / (8 / lanes) * (8 / lanes);
-            let groups: HashSet<u32> = (0..8)
-                .map(|t| bank_group(s.offset(row + t / lanes, first + t % lanes)))
-                .collect();
-            prop_assert_eq!(groups.len(), 8);
-        }
-
         #[test]
         fn step_is_offset_of_the_sum(
             chunks in row_chunks(), row in 0u32..64, width in 0u32..3, chunk in 0u32..8,

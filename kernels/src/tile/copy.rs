@@ -1,13 +1,12 @@
 //! Copies of tiles between global and shared memory.
 //!
-//! Neighbouring threads move neighbouring 16-byte chunks of a row, 8 or 4 threads a row, so that
-//! they touch whole sectors. A thread steps down by a multiple of 8 rows: its swizzle never changes. Rows past the end of the
-//! sequence and columns past the head dim read as zeros and are never stored.
+//! [`Share`] says which chunks fall to a thread. Rows past the end of the sequence and columns past
+//! the head dim read as zeros and are never stored.
 //!
 //! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
 
 use super::SharedTile;
-use crate::layout::{fragment::lanes_per_row, swizzle::CHUNK_BYTES};
+use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared, special::opaque};
 
 /// The rows of one head in global memory.
@@ -31,31 +30,24 @@ pub struct Copier<const DT: usize> {
     address: u64,
     row_bytes: i64,
     aligned: bool,
-    row: u32,
-    chunk: u32,
+    share: Share,
     /// Elements that exist from the thread's first on.
     columns: u32,
-    /// Threads that share a row.
-    lanes: u32,
-    rows_per_step: u32,
 }
 
 impl<const DT: usize> Copier<DT> {
     /// The share of `thread` when `threads` threads copy together.
     #[inline(always)]
     pub fn new(rows: GlobalRows, thread: u32, threads: u32) -> Self {
-        let lanes = lanes_per_row(SharedTile::<DT>::CHUNKS).min(threads / 8);
-        let (row, chunk) = (thread / lanes, thread % lanes);
-        let offset = i64::from(row) * rows.row_bytes + i64::from(chunk * CHUNK_BYTES);
+        let share = Share::new(thread, threads, SharedTile::<DT>::CHUNKS);
+        let (down, right) = (i64::from(share.row), i64::from(share.chunk * CHUNK_BYTES));
+        let offset = down * rows.row_bytes + right;
         Copier {
             address: rows.address.wrapping_add_signed(offset),
             row_bytes: rows.row_bytes,
             aligned: rows.aligned,
-            row,
-            chunk,
-            columns: rows.dim.saturating_sub(8 * chunk),
-            lanes,
-            rows_per_step: threads / lanes,
+            share,
+            columns: rows.dim.saturating_sub(8 * share.chunk),
         }
     }
 
@@ -67,7 +59,7 @@ impl<const DT: usize> Copier<DT> {
     /// readable.
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
-        let steps = rows / self.rows_per_step;
+        let steps = rows / self.share.rows_per_step;
         if self.aligned {
             self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
                 // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
@@ -97,7 +89,7 @@ impl<const DT: usize> Copier<DT> {
     /// exists is writable, by nobody else.
     #[inline(always)]
     pub unsafe fn store(&self, from: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
-        let steps = rows / self.rows_per_step;
+        let steps = rows / self.share.rows_per_step;
         self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
             if !exists {
                 return;
@@ -129,23 +121,23 @@ impl<const DT: usize> Copier<DT> {
         exist: u32,
         mut f: impl FnMut(u32, u64, bool),
     ) {
-        let shared = tile.chunk(self.row, self.chunk);
+        let shared = tile.chunk(self.share.row, self.share.chunk);
         // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
         let columns = opaque(self.columns);
         let skip = i64::from(first) * self.row_bytes;
         let mut global = self.address.wrapping_add_signed(skip);
         for step in 0..steps {
-            let down = step * self.rows_per_step;
-            for group in 0..SharedTile::<DT>::CHUNKS / self.lanes {
-                let right = group * self.lanes;
-                let exists = self.row + down < exist && 8 * right < columns;
+            let down = step * self.share.rows_per_step;
+            for group in 0..SharedTile::<DT>::CHUNKS / self.share.lanes {
+                let right = group * self.share.lanes;
+                let exists = self.share.row + down < exist && 8 * right < columns;
                 f(
                     SharedTile::<DT>::SWIZZLE.step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
                     exists,
                 );
             }
-            let skip = i64::from(self.rows_per_step) * self.row_bytes;
+            let skip = i64::from(self.share.rows_per_step) * self.row_bytes;
             global = global.wrapping_add_signed(skip);
         }
     }
