@@ -142,10 +142,10 @@ impl<'a> Block<'a> {
         let warp = &mut self.warps[index];
         let (pc, lanes) = warp.position();
         let Some(instruction) = self.launch.kernel.instructions.get(pc) else {
-            return Err(self.fault(index, pc - 1, Violation::of_warp(Rule::NoReturn)));
+            return Err(self.fault(index, pc - 1, *Violation::of_warp(Rule::NoReturn)));
         };
         self.execute(index, pc, instruction, lanes, &mut tallies[pc])
-            .map_err(|violation| self.fault(index, pc, violation))
+            .map_err(|violation| self.fault(index, pc, *violation))
     }
 
     fn execute(
@@ -219,7 +219,7 @@ impl<'a> Block<'a> {
         };
         let in_block = self.launch.threads().next_multiple_of(32);
         let expected = threads.unwrap_or(in_block);
-        if expected == 0 || expected % 32 != 0 || expected > in_block {
+        if expected == 0 || !expected.is_multiple_of(32) || expected > in_block {
             return misused("a barrier's thread count is a multiple of 32, at most the block's");
         }
         if !barrier.arrived.is_empty() && barrier.expected != expected {
@@ -274,10 +274,10 @@ impl<'a> Block<'a> {
             missing: places.join(", "),
         };
         let (pc, _) = self.warps[index].position();
-        Err(self.fault(index, pc - 1, Violation::of_warp(rule)))
+        Err(self.fault(index, pc - 1, *Violation::of_warp(rule)))
     }
 
-    fn fault(&self, warp: usize, pc: usize, violation: Box<Violation>) -> Box<Fault> {
+    fn fault(&self, warp: usize, pc: usize, violation: Violation) -> Box<Fault> {
         let kernel = self.launch.kernel;
         let line = kernel.instructions.get(pc).map_or(0, |i| i.line);
         Box::new(Fault {

@@ -2,6 +2,7 @@
 
 use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
+use std::cmp::Ordering;
 
 /// The NaN that arithmetic produces.
 const NAN: f32 = f32::from_bits(0x7fff_ffff);
@@ -48,8 +49,11 @@ impl Modes {
     fn result(self, x: f32) -> u32 {
         let x = if x.is_nan() { NAN } else { x };
         let x = if self.ftz { flush(x) } else { x };
-        let x = if self.sat { x.max(0.0).min(1.0) } else { x };
-        x.to_bits()
+        match self.sat {
+            true if x > 0.0 => x.min(1.0).to_bits(),
+            true => 0,
+            false => x.to_bits(),
+        }
     }
 }
 
@@ -186,31 +190,49 @@ fn comparison(d: &mut Decoder, relation: &str) -> Decoded {
         None => (relation, false),
     };
     let modes = Modes { ftz, sat: false };
-    let Some(f) = relation_of::<f32>(relation) else {
-        return Ok(None);
-    };
-    compare(d, move |a, b| f(modes.operand(a), modes.operand(b)))
+    match Relation::parse(relation) {
+        Some(r) => compare(d, move |a, b| r.holds(modes.operand(a), modes.operand(b))),
+        None => Ok(None),
+    }
 }
 
-/// The relation a `setp` names. The unordered ones, with a `u` at the end, hold for NaN too.
-fn relation_of<T: PartialOrd>(name: &str) -> Option<fn(T, T) -> bool> {
-    Some(match name {
-        "eq" => |a, b| a == b,
-        "ne" => |a, b| a < b || a > b,
-        "lt" => |a, b| a < b,
-        "le" => |a, b| a <= b,
-        "gt" => |a, b| a > b,
-        "ge" => |a, b| a >= b,
-        "equ" => |a, b| !(a < b || a > b),
-        "neu" => |a, b| a != b,
-        "ltu" => |a, b| !(a >= b),
-        "leu" => |a, b| !(a > b),
-        "gtu" => |a, b| !(a <= b),
-        "geu" => |a, b| !(a < b),
-        "num" => |a, b| a.partial_cmp(&b).is_some(),
-        "nan" => |a, b| a.partial_cmp(&b).is_none(),
-        _ => return None,
-    })
+/// The relation that a `setp` names.
+#[derive(Clone, Copy)]
+struct Relation {
+    between_numbers: fn(Ordering) -> bool,
+    /// Whether it holds if an operand is NaN: that of the names with a `u` at the end.
+    with_nan: bool,
+}
+
+impl Relation {
+    fn parse(name: &str) -> Option<Self> {
+        let (between_numbers, with_nan): (fn(Ordering) -> bool, _) = match name {
+            "num" => (|_| true, false),
+            "nan" => (|_| false, true),
+            _ => {
+                let unordered = name.strip_suffix('u');
+                let relation: fn(Ordering) -> bool = match unordered.unwrap_or(name) {
+                    "eq" => Ordering::is_eq,
+                    "ne" => Ordering::is_ne,
+                    "lt" => Ordering::is_lt,
+                    "le" => Ordering::is_le,
+                    "gt" => Ordering::is_gt,
+                    "ge" => Ordering::is_ge,
+                    _ => return None,
+                };
+                (relation, unordered.is_some())
+            }
+        };
+        Some(Relation {
+            between_numbers,
+            with_nan,
+        })
+    }
+
+    fn holds<T: PartialOrd>(self, a: T, b: T) -> bool {
+        a.partial_cmp(&b)
+            .map_or(self.with_nan, self.between_numbers)
+    }
 }
 
 fn double(d: &mut Decoder, name: &str) -> Decoded {
@@ -237,8 +259,8 @@ fn double(d: &mut Decoder, name: &str) -> Decoded {
         "neg" => unary(d, |a| result(-f64::from_bits(a))),
         "abs" => unary(d, |a| result(f64::from_bits(a).abs())),
         "sqrt.rn" => unary(d, |a| result(f64::from_bits(a).sqrt())),
-        _ => match name.strip_prefix("setp.").and_then(relation_of::<f64>) {
-            Some(f) => compare(d, move |a, b| f(f64::from_bits(a), f64::from_bits(b))),
+        _ => match name.strip_prefix("setp.").and_then(Relation::parse) {
+            Some(r) => compare(d, move |a, b| r.holds(f64::from_bits(a), f64::from_bits(b))),
             None => Ok(None),
         },
     }

@@ -145,18 +145,23 @@ impl Tensor {
         Tensor { layout, data }
     }
 
-    fn row(&self, dtype: Dtype, position: [u32; 3]) -> impl Iterator<Item = f64> {
-        let start = self.layout.index(position);
-        let dim = self.layout.shape[3] as usize;
-        self.data[start..start + dim]
+    /// Copies the tensor to read-only memory.
+    fn upload(&self, memory: &Memory) -> TensorRef {
+        let address = memory.upload(bytemuck::cast_slice(&self.data));
+        self.layout.tensor_ref(address)
+    }
+
+    /// All elements, gaps included, as `f64`.
+    fn widen(&self, dtype: Dtype) -> Vec<f64> {
+        self.data
             .iter()
-            .map(move |bits| f64::from(to_f32(dtype, *bits)))
+            .map(|bits| f64::from(to_f32(dtype, *bits)))
+            .collect()
     }
 }
 
 /// What went wrong in a run.
 #[derive(Debug)]
-#[expect(dead_code, reason = "each test binary looks at some of it")]
 pub enum Failure {
     /// The emulator stopped the kernel.
     Error(Error),
@@ -164,72 +169,162 @@ pub enum Failure {
     Wrong(String),
 }
 
-/// Runs a kernel on random inputs and checks o, lse and the gaps around them.
+/// A problem in the emulator's memory, ready to be launched.
+pub struct Run<'a> {
+    kernel: &'a Kernel,
+    problem: Problem,
+    memory: Memory,
+    params: ForwardParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /// Address of the whole buffer that `o` lies in.
+    o: u64,
+}
+
+impl<'a> Run<'a> {
+    /// Draws the inputs, and fills the output with poison.
+    pub fn new(kernel: &'a Kernel, p: &Problem) -> Self {
+        let mut random = StdRng::seed_from_u64(p.seed);
+        let memory = Memory::new();
+        let mut tensor = |heads, rows| Tensor::random(p, kernel.dtype, heads, rows, &mut random);
+        let q = tensor(p.heads, p.seqlen_q);
+        let k = tensor(p.kv_heads, p.seqlen_kv);
+        let v = tensor(p.kv_heads, p.seqlen_kv);
+        let poison = vec![POISON; q.layout.len()];
+        let o = memory.allocate(2 * poison.len());
+        memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
+        let params = ForwardParams {
+            q: q.upload(&memory),
+            k: k.upload(&memory),
+            v: v.upload(&memory),
+            o: q.layout.tensor_ref(o),
+            lse: memory.allocate(4 * (p.batch * p.heads * p.seqlen_q) as usize),
+            heads: p.heads,
+            group: p.heads / p.kv_heads,
+            seqlen_q: p.seqlen_q,
+            seqlen_kv: p.seqlen_kv,
+            dim: p.dim,
+            q_tiles: p.seqlen_q.div_ceil(kernel.tile.q_rows),
+            scale: p.scale,
+            aligned: u32::from(p.gap.is_multiple_of(8)),
+        };
+        let problem = *p;
+        Run {
+            kernel,
+            problem,
+            memory,
+            params,
+            q,
+            k,
+            v,
+            o,
+        }
+    }
+
+    /// Launches the kernel.
+    pub fn launch(&self, module: &Module, options: &Options) -> Result<Counters, Error> {
+        let (kernel, p) = (self.kernel, &self.problem);
+        let grid = [self.params.q_tiles * p.heads * p.batch, 1, 1];
+        let bytes = params_bytes(&self.params);
+        let entry = module.entry(kernel.name)?;
+        let block = [kernel.threads(), 1, 1];
+        let arguments = [Argument::Bytes(&bytes)];
+        launch(
+            &self.memory,
+            entry,
+            grid,
+            block,
+            kernel.shared_bytes(),
+            &arguments,
+            options,
+        )
+    }
+
+    /// Compares o, lse and the gaps around o with what they should be.
+    pub fn compare(&self) -> Result<(), String> {
+        let p = &self.problem;
+        let mut o = vec![0_u16; self.q.layout.len()];
+        self.memory
+            .read(self.o, bytemuck::cast_slice_mut(&mut o))
+            .unwrap();
+        let mut lse = vec![0_f32; (p.batch * p.heads * p.seqlen_q) as usize];
+        self.memory
+            .read(self.params.lse, bytemuck::cast_slice_mut(&mut lse))
+            .unwrap();
+        self.compare_values(o, &lse)
+    }
+
+    fn compare_values(&self, mut o: Vec<u16>, lse: &[f32]) -> Result<(), String> {
+        let (kernel, p) = (self.kernel, &self.problem);
+        let dim = p.dim as usize;
+        // Values lie in -1..1. P and O are rounded to the dtype, each by half a unit in the last
+        // place.
+        let tolerance = match kernel.dtype {
+            Dtype::F16 => 2_f64.powi(-10),
+            Dtype::Bf16 => 2_f64.powi(-7),
+        };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|t| t.widen(kernel.dtype));
+        for (row, lse) in self.q.layout.rows().zip(lse) {
+            let [batch, head, i] = row;
+            let kv_row = |j| {
+                self.k
+                    .layout
+                    .index([batch, head / (p.heads / p.kv_heads), j])
+            };
+            let start = self.q.layout.index(row);
+            let query = &q[start..start + dim];
+            let limit = p.limit(kernel.causal, i);
+            let score = |j| {
+                let products = query.iter().zip(&k[kv_row(j)..]).map(|(q, k)| q * k);
+                products.sum::<f64>() * f64::from(p.scale)
+            };
+            let scores: Vec<f64> = (0..limit).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let mut expected = vec![0.0; dim];
+            for (j, score) in (0..limit).zip(&scores) {
+                let weight = (score - max).exp() / sum;
+                for (e, v) in expected.iter_mut().zip(&v[kv_row(j)..]) {
+                    *e += weight * v;
+                }
+            }
+            let expected_lse = if limit == 0 { max } else { max + sum.ln() };
+            let lse = f64::from(*lse);
+            let error = (lse - expected_lse).abs();
+            if lse != expected_lse && (error > 1e-5 * (1.0 + max.abs()) || error.is_nan()) {
+                return Err(format!("lse of row {row:?}: {lse}, not {expected_lse}"));
+            }
+            for (d, (bits, expected)) in o[start..].iter().zip(expected).enumerate() {
+                let found = f64::from(to_f32(kernel.dtype, *bits));
+                let error = (found - expected).abs();
+                if error > tolerance || error.is_nan() {
+                    return Err(format!(
+                        "o of row {row:?}, column {d}: {found}, not {expected}"
+                    ));
+                }
+            }
+            o[start..start + dim].fill(POISON);
+        }
+        match o.iter().position(|bits| *bits != POISON) {
+            Some(index) => Err(format!(
+                "element {index} of o, between its rows, was overwritten"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs a kernel on random inputs and compares the result.
 pub fn check(
     kernel: &Kernel,
     module: &Module,
     p: &Problem,
     options: &Options,
 ) -> Result<Counters, Failure> {
-    let mut random = StdRng::seed_from_u64(p.seed);
-    let dtype = kernel.dtype;
-    let q = Tensor::random(p, dtype, p.heads, p.seqlen_q, &mut random);
-    let k = Tensor::random(p, dtype, p.kv_heads, p.seqlen_kv, &mut random);
-    let v = Tensor::random(p, dtype, p.kv_heads, p.seqlen_kv, &mut random);
-    let memory = Memory::new();
-    let upload = |t: &Tensor| {
-        t.layout
-            .tensor_ref(memory.upload(bytemuck::cast_slice(&t.data)))
-    };
-    let poison = vec![POISON; q.layout.len()];
-    let o = memory.allocate(2 * poison.len());
-    memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
-    let lse_len = (p.batch * p.heads * p.seqlen_q) as usize;
-    let lse = memory.allocate(4 * lse_len);
-    let q_tiles = p.seqlen_q.div_ceil(kernel.tile.q_rows);
-    let params = ForwardParams {
-        q: upload(&q),
-        k: upload(&k),
-        v: upload(&v),
-        o: q.layout.tensor_ref(o),
-        lse,
-        heads: p.heads,
-        group: p.heads / p.kv_heads,
-        seqlen_q: p.seqlen_q,
-        seqlen_kv: p.seqlen_kv,
-        dim: p.dim,
-        q_tiles,
-        scale: p.scale,
-        aligned: u32::from(p.gap % 8 == 0),
-    };
-    let entry = module.entry(kernel.name).map_err(Failure::Error)?;
-    let grid = [q_tiles * p.heads * p.batch, 1, 1];
-    let block = [kernel.threads(), 1, 1];
-    let bytes = params_bytes(&params);
-    let arguments = [Argument::Bytes(&bytes)];
-    let counters = launch(
-        &memory,
-        entry,
-        grid,
-        block,
-        kernel.shared_bytes(),
-        &arguments,
-        options,
-    )
-    .map_err(Failure::Error)?;
-
-    let mut result = Tensor {
-        layout: q.layout,
-        data: poison,
-    };
-    memory
-        .read(o, bytemuck::cast_slice_mut(&mut result.data))
-        .unwrap();
-    let mut lse_result = vec![0_f32; lse_len];
-    memory
-        .read(lse, bytemuck::cast_slice_mut(&mut lse_result))
-        .unwrap();
-    compare(kernel, p, [&q, &k, &v], &mut result, &lse_result).map_err(Failure::Wrong)?;
+    let run = Run::new(kernel, p);
+    let counters = run.launch(module, options).map_err(Failure::Error)?;
+    run.compare().map_err(Failure::Wrong)?;
     Ok(counters)
 }
 
@@ -257,69 +352,4 @@ fn params_bytes(p: &ForwardParams) -> Vec<u8> {
     }
     assert_eq!(bytes.len(), size_of::<ForwardParams>());
     bytes
-}
-
-fn compare(
-    kernel: &Kernel,
-    p: &Problem,
-    [q, k, v]: [&Tensor; 3],
-    o: &mut Tensor,
-    lse: &[f32],
-) -> Result<(), String> {
-    // Values lie in -1..1. P and O are rounded to the dtype, each by half a unit in the last place.
-    let tolerance = match kernel.dtype {
-        Dtype::F16 => 2_f64.powi(-10),
-        Dtype::Bf16 => 2_f64.powi(-7),
-    };
-    let dtype = kernel.dtype;
-    for (row, lse) in q.layout.rows().zip(lse) {
-        let [batch, head, i] = row;
-        let kv_head = head / (p.heads / p.kv_heads);
-        let query: Vec<f64> = q.row(dtype, row).collect();
-        let limit = p.limit(kernel.causal, i);
-        let dot = |j| {
-            k.row(dtype, [batch, kv_head, j])
-                .zip(&query)
-                .map(|(k, q)| k * q)
-                .sum::<f64>()
-        };
-        let scores: Vec<f64> = (0..limit).map(|j| dot(j) * f64::from(p.scale)).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-        let mut expected = vec![0.0; p.dim as usize];
-        for (j, score) in (0..limit).zip(&scores) {
-            let weight = (score - max).exp() / sum;
-            for (e, v) in expected.iter_mut().zip(v.row(dtype, [batch, kv_head, j])) {
-                *e += weight * v;
-            }
-        }
-        let expected_lse = if limit == 0 {
-            f64::NEG_INFINITY
-        } else {
-            max + sum.ln()
-        };
-        let found_lse = f64::from(*lse);
-        if found_lse != expected_lse
-            && !((found_lse - expected_lse).abs() < 1e-5 * (1.0 + max.abs()))
-        {
-            return Err(format!(
-                "lse of row {row:?}: {found_lse}, not {expected_lse}"
-            ));
-        }
-        for (d, (found, expected)) in o.row(dtype, row).zip(expected).enumerate() {
-            if !((found - expected).abs() <= tolerance) {
-                return Err(format!(
-                    "o of row {row:?}, column {d}: {found}, not {expected}"
-                ));
-            }
-        }
-        let start = o.layout.index(row);
-        o.data[start..start + p.dim as usize].fill(POISON);
-    }
-    match o.data.iter().position(|bits| *bits != POISON) {
-        Some(index) => Err(format!(
-            "element {index} of o, between its rows, was overwritten"
-        )),
-        None => Ok(()),
-    }
 }
