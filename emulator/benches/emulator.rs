@@ -1,0 +1,92 @@
+//! Emulated instructions per second. The attention kernel runs if `EMULATOR_PTX` names the folder
+//! of its PTX.
+
+#[path = "../tests/common/mod.rs"]
+#[expect(dead_code, reason = "the benchmark does not compare results")]
+mod common;
+
+use common::{Problem, Run, module};
+use divan::{Bencher, counter::ItemsCount};
+use emulator::{Memory, Module, Options, launch};
+use kernels::table::{Dtype, select};
+
+fn main() {
+    divan::main();
+}
+
+/// A loop of `body`, 64 times unrolled, over 4 warps of each of 4 blocks.
+fn looped(bencher: Bencher, body: &str) {
+    const TRIPS: usize = 100;
+    const UNROLLED: usize = 64;
+    const WARPS: usize = 4 * 4;
+    let text = format!(
+        "
+        .version 7.0
+        .target sm_80
+        .address_size 64
+        .visible .entry looped() {{
+            .reg .pred %p;
+            .reg .b32 %n, %r<10>;
+            mov.u32 %n, 0;
+            mov.b32 %r0, 0f00000000; mov.b32 %r1, 0f00000000;
+            mov.b32 %r2, 0f00000000; mov.b32 %r3, 0f00000000;
+            mov.b32 %r4, 1006648320; mov.b32 %r5, 1006648320;
+        $top:
+            {}
+            add.s32 %n, %n, 1;
+            setp.lt.s32 %p, %n, {TRIPS};
+            @%p bra $top;
+            ret;
+        }}",
+        body.repeat(UNROLLED)
+    );
+    let module = Module::parse(&text, "looped.ptx").unwrap();
+    let kernel = module.entry("looped").unwrap();
+    let memory = Memory::new();
+    bencher
+        .counter(ItemsCount::new(TRIPS * UNROLLED * WARPS))
+        .bench(|| {
+            launch(
+                &memory,
+                kernel,
+                [4, 1, 1],
+                [128, 1, 1],
+                0,
+                &[],
+                &Options::default(),
+            )
+        });
+}
+
+/// Items are mma instructions.
+#[divan::bench]
+fn mma(bencher: Bencher) {
+    looped(
+        bencher,
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0, %r1, %r2, %r3}, \
+         {%r4, %r5, %r4, %r5}, {%r4, %r5}, {%r0, %r1, %r2, %r3};",
+    );
+}
+
+/// Items are warp-instructions.
+#[divan::bench]
+fn fma(bencher: Bencher) {
+    looped(bencher, "fma.rn.f32 %r0, %r1, %r2, %r0;");
+}
+
+/// Batch 1, one head, 1024 queries and keys, head dim 64; items are warp-instructions.
+#[divan::bench(args = [false, true])]
+fn attention(bencher: Bencher, counters: bool) {
+    if std::env::var_os("EMULATOR_PTX").is_none() {
+        return;
+    }
+    let kernel = select(Dtype::F16, 64, false).unwrap();
+    let (module, run) = (module(kernel), Run::new(kernel, &Problem::square(1024, 64)));
+    let options = Options {
+        counters,
+        ..Options::default()
+    };
+    let launch = || run.launch(&module, &options).unwrap();
+    let executed = launch().total().executed as usize;
+    bencher.counter(ItemsCount::new(executed)).bench(launch);
+}

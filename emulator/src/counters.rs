@@ -1,0 +1,242 @@
+//! What a launch did: instructions, tensor-core work and memory transactions.
+//!
+//! Shared memory is 32 banks of 4 bytes. The hardware splits an access into phases in which each
+//! lane moves its share of 128 bytes: all 32 lanes for up to 4 bytes a lane, half-warps for 8,
+//! quarter-warps for 16 (as one matrix of `ldmatrix`). A phase takes as many wavefronts as the
+//! busiest bank has distinct words; one is ideal, and the others are bank conflicts. Global memory
+//! moves in sectors of 32 bytes; ideal is as many as the bytes asked for fill.
+
+use crate::registers::{Row, lanes};
+use std::collections::BTreeMap;
+
+/// What one instruction of a kernel did, over all warps of a launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Times a warp executed it, if only with some of its lanes.
+    pub executed: u64,
+    /// Lanes that executed it.
+    pub lanes: u64,
+    /// Floating-point operations on tensor cores.
+    pub flops: u64,
+    /// Shared-memory wavefronts.
+    pub wavefronts: u64,
+    /// Shared-memory wavefronts there would be without bank conflicts.
+    pub ideal_wavefronts: u64,
+    /// Sectors of global memory.
+    pub sectors: u64,
+    /// Sectors that the bytes asked for fill.
+    pub ideal_sectors: u64,
+    /// Bytes read from global memory.
+    pub bytes_read: u64,
+    /// Bytes written to global memory.
+    pub bytes_written: u64,
+}
+
+impl Tally {
+    /// Wavefronts over the ideal.
+    #[must_use]
+    pub fn bank_conflicts(&self) -> u64 {
+        self.wavefronts - self.ideal_wavefronts
+    }
+
+    /// Sectors over the ideal.
+    #[must_use]
+    pub fn extra_sectors(&self) -> u64 {
+        self.sectors - self.ideal_sectors
+    }
+
+    pub(crate) fn add(&mut self, other: &Tally) {
+        self.executed += other.executed;
+        self.lanes += other.lanes;
+        self.flops += other.flops;
+        self.wavefronts += other.wavefronts;
+        self.ideal_wavefronts += other.ideal_wavefronts;
+        self.sectors += other.sectors;
+        self.ideal_sectors += other.ideal_sectors;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+    }
+
+    /// Counts an access of `bytes` bytes a lane to shared memory.
+    pub(crate) fn count_shared(&mut self, active: u32, addresses: &Row<u64>, bytes: u32) {
+        let phase_lanes = (128 / bytes).min(32);
+        for phase in 0..32 / phase_lanes {
+            let in_phase = (u32::MAX >> (32 - phase_lanes)) << (phase * phase_lanes);
+            let active = active & in_phase;
+            if active != 0 {
+                self.ideal_wavefronts += 1;
+                self.wavefronts += u64::from(phase_wavefronts(active, addresses, bytes));
+            }
+        }
+    }
+
+    /// Counts an access of `bytes` bytes a lane to global memory.
+    pub(crate) fn count_global(
+        &mut self,
+        active: u32,
+        addresses: &Row<u64>,
+        bytes: u32,
+        writes: bool,
+    ) {
+        let mut distinct: Vec<u64> = lanes(active).map(|lane| addresses[lane]).collect();
+        let moved = u64::from(bytes) * distinct.len() as u64;
+        *(if writes {
+            &mut self.bytes_written
+        } else {
+            &mut self.bytes_read
+        }) += moved;
+        distinct.sort_unstable();
+        distinct.dedup();
+        self.ideal_sectors += (u64::from(bytes) * distinct.len() as u64).div_ceil(32);
+        distinct.iter_mut().for_each(|address| *address /= 32);
+        distinct.dedup();
+        self.sectors += distinct.len() as u64;
+    }
+}
+
+/// Distinct words in the busiest bank.
+fn phase_wavefronts(active: u32, addresses: &Row<u64>, bytes: u32) -> u32 {
+    let mut words: Vec<u64> = lanes(active)
+        .flat_map(|lane| {
+            let first = addresses[lane] / 4;
+            first..first + u64::from(bytes.div_ceil(4))
+        })
+        .collect();
+    words.sort_unstable();
+    words.dedup();
+    let mut banks = [0; 32];
+    for word in words {
+        banks[(word % 32) as usize] += 1;
+    }
+    banks.into_iter().max().unwrap_or(0)
+}
+
+/// An instruction and what it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Line of the module, from 1.
+    pub line: u32,
+    /// The instruction's opcode, with its modifiers.
+    pub opcode: String,
+    /// What it did.
+    pub tally: Tally,
+}
+
+/// What a launch did. Instructions are always counted; wavefronts, sectors and bytes if
+/// [`Options::counters`](crate::Options) asks for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Every instruction that was executed, in program order.
+    pub lines: Vec<Line>,
+}
+
+impl Counters {
+    /// The sum over all instructions.
+    #[must_use]
+    pub fn total(&self) -> Tally {
+        self.total_of("")
+    }
+
+    /// The sum over the instructions whose opcode starts with `prefix`: `"ldmatrix"`, `"st.shared"`.
+    #[must_use]
+    pub fn total_of(&self, prefix: &str) -> Tally {
+        let mut total = Tally::default();
+        for line in self.lines.iter().filter(|l| l.opcode.starts_with(prefix)) {
+            total.add(&line.tally);
+        }
+        total
+    }
+
+    /// Warp-instructions by kind, the opcode up to its first dot.
+    #[must_use]
+    pub fn by_kind(&self) -> BTreeMap<&str, u64> {
+        let mut kinds = BTreeMap::new();
+        for line in &self.lines {
+            let kind = line.opcode.split('.').next().unwrap_or_default();
+            *kinds.entry(kind).or_default() += line.tally.executed;
+        }
+        kinds
+    }
+
+    /// `mma` instructions executed.
+    #[must_use]
+    pub fn mma(&self) -> u64 {
+        self.total_of("mma").executed
+    }
+
+    /// Block barriers that warps arrived at.
+    #[must_use]
+    pub fn barriers(&self) -> u64 {
+        let warp_barriers = self.total_of("bar.warp").executed;
+        self.total_of("bar").executed - warp_barriers
+    }
+
+    /// The instructions with bank conflicts.
+    pub fn bank_conflicts(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|l| l.tally.bank_conflicts() > 0)
+    }
+
+    /// The instructions that touch more sectors than their bytes fill.
+    pub fn uncoalesced(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|l| l.tally.extra_sectors() > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared(bytes: u32, address: impl Fn(u64) -> u64) -> (u64, u64) {
+        let mut tally = Tally::default();
+        let addresses = std::array::from_fn(|lane| address(lane as u64));
+        tally.count_shared(u32::MAX, &addresses, bytes);
+        (tally.wavefronts, tally.ideal_wavefronts)
+    }
+
+    #[test]
+    fn words_of_one_bank_take_turns() {
+        assert_eq!(shared(4, |lane| 4 * lane), (1, 1));
+        assert_eq!(shared(4, |lane| 8 * lane), (2, 1));
+        assert_eq!(shared(4, |lane| 128 * lane), (32, 1));
+    }
+
+    #[test]
+    fn lanes_that_share_a_word_share_a_wavefront() {
+        assert_eq!(shared(4, |_| 64), (1, 1));
+        assert_eq!(shared(2, |lane| 2 * lane), (1, 1));
+    }
+
+    #[test]
+    fn wide_accesses_run_in_phases() {
+        assert_eq!(shared(8, |lane| 8 * lane), (2, 2));
+        assert_eq!(shared(16, |lane| 16 * lane), (4, 4));
+        // Rows of 128 bytes: all lanes of a quarter-warp in the same four banks.
+        assert_eq!(shared(16, |lane| 128 * lane), (32, 4));
+    }
+
+    #[test]
+    fn sectors_are_32_bytes() {
+        let mut tally = Tally::default();
+        tally.count_global(
+            u32::MAX,
+            &std::array::from_fn(|lane| 4 * lane as u64),
+            4,
+            false,
+        );
+        assert_eq!(
+            (tally.sectors, tally.ideal_sectors, tally.bytes_read),
+            (4, 4, 128)
+        );
+        let mut tally = Tally::default();
+        tally.count_global(
+            0xff,
+            &std::array::from_fn(|lane| 2 + 4 * lane as u64),
+            4,
+            true,
+        );
+        assert_eq!(
+            (tally.sectors, tally.ideal_sectors, tally.bytes_written),
+            (2, 1, 32)
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! From a statement to what executes it: names become registers, and an instruction family turns
+//! the opcode into a closure over them.
+
+use crate::block::Context;
+use crate::error::Violation;
+use crate::instructions::BarrierUse;
+use crate::registers::{AnyReg, Pred, Reg, Registers, Value};
+use crate::syntax::{Operand, Statement};
+use std::collections::HashMap;
+
+/// Executes an instruction in the active lanes of a warp.
+pub(crate) type Operation = Box<dyn Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync>;
+
+/// What an instruction does.
+pub(crate) enum Action {
+    /// Works on registers and memory; the warp goes on with the next instruction.
+    Lanes(Operation),
+    /// Decides what the warp executes next.
+    Control(Control),
+}
+
+/// What the block or the warp must do itself.
+pub(crate) enum Control {
+    /// `target` is a label's number until the kernel is complete, and then an instruction's.
+    Branch {
+        target: usize,
+        uniform: bool,
+    },
+    Exit,
+    Barrier(BarrierUse),
+}
+
+/// An action, none if the opcode is of another family, or what is wrong with the operands.
+pub(crate) type Decoded = Result<Option<Action>, String>;
+
+/// An action that works on lanes.
+pub(crate) fn lanes(
+    operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
+) -> Decoded {
+    Ok(Some(Action::Lanes(Box::new(operation))))
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy)]
+pub(crate) enum Name {
+    Register(AnyReg),
+    Predicate(Pred),
+    /// A variable in shared memory, by its address.
+    Shared(u32),
+    /// A kernel parameter, by its offset and size.
+    Parameter(u32, u32),
+}
+
+/// The names that are visible at a point of a kernel, and the registers they declare.
+#[derive(Default)]
+pub(crate) struct Scope<'a> {
+    pub registers: Registers,
+    /// Innermost braces last.
+    names: Vec<HashMap<String, Name>>,
+    constants: HashMap<(u32, u64), AnyReg>,
+    labels: HashMap<&'a str, usize>,
+}
+
+impl<'a> Scope<'a> {
+    pub fn open(&mut self) {
+        self.names.push(HashMap::new());
+    }
+
+    pub fn close(&mut self) {
+        self.names.pop();
+    }
+
+    pub fn depth(&self) -> usize {
+        self.names.len()
+    }
+
+    pub fn declare(&mut self, name: String, meaning: Name) {
+        let innermost = self.names.last_mut().expect("an open scope");
+        innermost.insert(name, meaning);
+    }
+
+    pub fn find(&self, name: &str) -> Option<Name> {
+        self.names
+            .iter()
+            .rev()
+            .find_map(|names| names.get(name).copied())
+    }
+
+    /// The number of a label, which may be defined later.
+    pub fn label(&mut self, name: &'a str) -> usize {
+        let next = self.labels.len();
+        *self.labels.entry(name).or_insert(next)
+    }
+
+    /// Every label used or defined, with its number.
+    pub fn labels(&self) -> impl Iterator<Item = (&'a str, usize)> {
+        self.labels.iter().map(|(name, number)| (*name, *number))
+    }
+}
+
+/// A statement that is being turned into an action.
+pub(crate) struct Decoder<'a, 's> {
+    pub statement: &'s Statement<'a>,
+    pub scope: &'s mut Scope<'a>,
+}
+
+impl<'a, 's> Decoder<'a, 's> {
+    pub fn opcode(&self) -> &'a str {
+        self.statement.opcode
+    }
+
+    /// All operands, of which there must be `N`.
+    pub fn operands<const N: usize>(&self) -> Result<&'s [Operand<'a>; N], String> {
+        let operands = &self.statement.operands;
+        operands
+            .as_slice()
+            .try_into()
+            .map_err(|_| format!("expected {N} operands, found {}", operands.len()))
+    }
+
+    /// A register of any width.
+    pub fn any(&self, operand: &Operand) -> Result<AnyReg, String> {
+        match operand {
+            Operand::Name(name) => match self.scope.find(name) {
+                Some(Name::Register(register)) => Ok(register),
+                Some(_) => Err(format!("{name} is not a register of 16, 32 or 64 bits")),
+                None => Err(format!("{name} is not declared")),
+            },
+            other => Err(format!("expected a register, found {other:?}")),
+        }
+    }
+
+    /// A register of `T`'s width.
+    pub fn register<T: Value>(&self, operand: &Operand) -> Result<Reg<T>, String> {
+        let register = self.any(operand)?;
+        T::of(register).ok_or_else(|| {
+            format!(
+                "expected a register of {} bits, found one of {}",
+                T::BITS,
+                register.bits()
+            )
+        })
+    }
+
+    /// A register of `T`'s width, or an immediate.
+    pub fn source<T: Value>(&mut self, operand: &Operand) -> Result<Reg<T>, String> {
+        let Operand::Immediate(bits) = operand else {
+            return self.register(operand);
+        };
+        let value = T::truncate(*bits);
+        let (constants, registers) = (&mut self.scope.constants, &mut self.scope.registers);
+        let constant = constants
+            .entry((T::BITS, value.widen()))
+            .or_insert_with(|| T::any(registers.constant(value)));
+        Ok(T::of(*constant).expect("stored under its width"))
+    }
+
+    /// A predicate register.
+    pub fn predicate(&self, operand: &Operand) -> Result<Pred, String> {
+        match operand {
+            Operand::Name(name) => self.named_predicate(name),
+            other => Err(format!("expected a predicate, found {other:?}")),
+        }
+    }
+
+    pub fn named_predicate(&self, name: &str) -> Result<Pred, String> {
+        match self.scope.find(name) {
+            Some(Name::Predicate(predicate)) => Ok(predicate),
+            Some(_) => Err(format!("{name} is not a predicate")),
+            None => Err(format!("{name} is not declared")),
+        }
+    }
+
+    /// The registers of a vector of `N`.
+    pub fn vector<T: Value, const N: usize>(
+        &self,
+        operand: &Operand,
+    ) -> Result<[Reg<T>; N], String> {
+        let Operand::Vector(elements) = operand else {
+            return Err(format!("expected a vector of {N} registers"));
+        };
+        let registers: Result<Vec<_>, _> = elements.iter().map(|e| self.register(e)).collect();
+        registers?.try_into().map_err(|_| {
+            format!(
+                "expected a vector of {N} registers, found {}",
+                elements.len()
+            )
+        })
+    }
+}

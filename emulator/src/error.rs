@@ -1,0 +1,311 @@
+//! What can go wrong: a module that does not load, a launch that does not fit the kernel, and a
+//! kernel that breaks a rule.
+
+use std::fmt;
+
+/// Why a module did not load or a launch did not finish.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The text is not PTX, or uses a directive that is not supported.
+    #[error("{file}:{line}: {message}")]
+    Syntax {
+        /// Name of the module.
+        file: String,
+        /// Line, from 1.
+        line: u32,
+        /// What is wrong.
+        message: String,
+    },
+    /// An instruction is not known or its operands do not fit it.
+    #[error("{file}:{line}: `{instruction}`: {message}")]
+    Instruction {
+        /// Name of the module.
+        file: String,
+        /// Line, from 1.
+        line: u32,
+        /// The instruction's opcode.
+        instruction: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// The module has no such entry.
+    #[error("{file} has no entry {entry:?}; it has {}", known.join(", "))]
+    NoEntry {
+        /// Name of the module.
+        file: String,
+        /// The entry asked for.
+        entry: String,
+        /// The entries there are.
+        known: Vec<String>,
+    },
+    /// The launch has more or fewer arguments than the kernel has parameters.
+    #[error("{kernel} takes {expected} arguments, not {found}")]
+    ArgumentCount {
+        /// The kernel.
+        kernel: String,
+        /// Its number of parameters.
+        expected: usize,
+        /// Number of arguments given.
+        found: usize,
+    },
+    /// An argument is not of its parameter's type.
+    #[error("{kernel}: parameter {parameter} takes {expected}, not {found}")]
+    ArgumentType {
+        /// The kernel.
+        kernel: String,
+        /// The parameter's name.
+        parameter: String,
+        /// What it takes.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// The grid, block or shared-memory size is not possible.
+    #[error("{kernel}: {what} must be {allowed}, not {found}")]
+    LaunchSize {
+        /// The kernel.
+        kernel: String,
+        /// Which size.
+        what: &'static str,
+        /// What is allowed.
+        allowed: String,
+        /// What was given.
+        found: String,
+    },
+    /// The kernel broke a rule.
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+}
+
+/// A message about a line, before the file's name is known.
+#[derive(Debug)]
+pub(crate) struct SyntaxError {
+    pub line: u32,
+    pub message: String,
+}
+
+impl SyntaxError {
+    pub fn new(line: u32, message: impl Into<String>) -> Self {
+        let message = message.into();
+        SyntaxError { line, message }
+    }
+
+    pub fn of_file(self, file: &str) -> Error {
+        Error::Syntax {
+            file: file.to_owned(),
+            line: self.line,
+            message: self.message,
+        }
+    }
+}
+
+/// The report of a kernel that broke a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The rule that was broken.
+    pub rule: Rule,
+    /// Name of the module.
+    pub file: String,
+    /// The kernel.
+    pub entry: String,
+    /// Line of the module, from 1.
+    pub line: u32,
+    /// The line's text.
+    pub instruction: String,
+    /// Block in the grid: x, y, z.
+    pub block: [u32; 3],
+    /// Warp in the block.
+    pub warp: u32,
+    /// The first lane concerned; none where the rule is about the whole warp.
+    pub lane: Option<u32>,
+    /// The address concerned, for accesses to memory.
+    pub address: Option<u64>,
+}
+
+impl std::error::Error for Fault {}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [x, y, z] = self.block;
+        writeln!(f, "{}: {}", self.entry, self.rule)?;
+        writeln!(f, "  at {}:{}: {}", self.file, self.line, self.instruction)?;
+        write!(f, "  block ({x}, {y}, {z}), warp {}", self.warp)?;
+        if let Some(lane) = self.lane {
+            write!(f, ", lane {lane}")?;
+        }
+        if let Some(address) = self.address {
+            write!(f, ", address {address:#x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a kernel must not do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rule {
+    /// An access to global memory that lies in no buffer, or not wholly in one.
+    #[error("global access of {bytes} bytes outside every buffer")]
+    GlobalOutOfBounds {
+        /// Size of the access.
+        bytes: u32,
+    },
+    /// A global address that is not a multiple of the access's size.
+    #[error("global access of {bytes} bytes at an address that is not a multiple of {bytes}")]
+    GlobalMisaligned {
+        /// Size of the access.
+        bytes: u32,
+    },
+    /// A store to a read-only buffer.
+    #[error("store to a read-only buffer")]
+    GlobalReadOnly,
+    /// A load of global memory that nobody wrote.
+    #[error("read of global memory that was never written")]
+    GlobalUninitialised,
+    /// An access outside the block's shared memory.
+    #[error("shared access of {bytes} bytes outside the block's shared memory")]
+    SharedOutOfBounds {
+        /// Size of the access.
+        bytes: u32,
+    },
+    /// A shared address that is not a multiple of the access's size.
+    #[error("shared access of {bytes} bytes at an address that is not a multiple of {bytes}")]
+    SharedMisaligned {
+        /// Size of the access.
+        bytes: u32,
+    },
+    /// A read of shared memory that nobody wrote.
+    #[error("read of shared memory that was never written")]
+    SharedUninitialised,
+    /// An access to the destination of a `cp.async` before its thread waited for it.
+    #[error("access to the destination of a cp.async (line {line}) that was not waited for")]
+    PendingCopy {
+        /// Line of the `cp.async`.
+        line: u32,
+    },
+    /// Two threads touch a shared address, one writing, with no barrier between.
+    #[error(
+        "{access} of shared memory races with the {earlier} by {thread}{}: no barrier between",
+        line.map_or(String::new(), |line| format!(" (line {line})"))
+    )]
+    SharedRace {
+        /// What this thread does.
+        access: Access,
+        /// What the other thread did.
+        earlier: Access,
+        /// The other thread, as warp and lane; several lanes if the access was collective.
+        thread: String,
+        /// Line of the other access, known for writes.
+        line: Option<u32>,
+    },
+    /// A read of a register that was never written.
+    #[error("read of register {name}, which was never written")]
+    UninitialisedRegister {
+        /// The register.
+        name: String,
+    },
+    /// A collective instruction that a lane it needs does not reach.
+    #[error("collective instruction for lanes {needed:#010x}, reached by {reached:#010x}")]
+    MissingLanes {
+        /// Mask of the lanes the instruction needs.
+        needed: u32,
+        /// Mask of the lanes that execute it together.
+        reached: u32,
+    },
+    /// A lane executes a collective whose member mask does not name it.
+    #[error("lane outside the member mask {members:#010x}")]
+    NotAMember {
+        /// The member mask.
+        members: u32,
+    },
+    /// Operands that must be the same in all lanes differ.
+    #[error("{what} differs between the lanes")]
+    NotUniform {
+        /// Which operand.
+        what: &'static str,
+    },
+    /// A barrier that not all threads it waits for reach.
+    #[error("barrier {barrier} is never complete: {missing}")]
+    BarrierNotReached {
+        /// Barrier number.
+        barrier: u32,
+        /// Who is missing, and where they are.
+        missing: String,
+    },
+    /// A barrier used in a way that has no meaning.
+    #[error("{what}")]
+    BarrierMisused {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// `bra.uni` taken by some lanes only.
+    #[error("bra.uni diverges")]
+    DivergentUniformBranch,
+    /// The kernel reached `trap`.
+    #[error("trap")]
+    Trap,
+    /// The kernel ran past its last instruction.
+    #[error("ran past the end of the kernel")]
+    NoReturn,
+    /// A warp executed more instructions than allowed.
+    #[error("did not end within {budget} instructions of a warp")]
+    Budget {
+        /// The allowance.
+        budget: u64,
+    },
+}
+
+/// A direction of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store, or the landing of a copy.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Access::Read => "read",
+            Access::Write => "write",
+        })
+    }
+}
+
+/// A broken rule, before entry, line, block and warp are added.
+#[derive(Debug)]
+pub(crate) struct Violation {
+    pub rule: Rule,
+    pub lane: Option<u32>,
+    pub address: Option<u64>,
+}
+
+impl Violation {
+    /// A violation of the whole warp.
+    pub fn of_warp(rule: Rule) -> Box<Self> {
+        Box::new(Violation {
+            rule,
+            lane: None,
+            address: None,
+        })
+    }
+
+    /// A violation by the first lane of `lanes`.
+    pub fn of_lanes(rule: Rule, lanes: u32) -> Box<Self> {
+        Box::new(Violation {
+            rule,
+            lane: Some(lanes.trailing_zeros()),
+            address: None,
+        })
+    }
+
+    /// A violation by an access to memory.
+    pub fn at(rule: Rule, lane: u32, address: u64) -> Box<Self> {
+        Box::new(Violation {
+            rule,
+            lane: Some(lane),
+            address: Some(address),
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! `bar.sync`, `bar.arrive` and `bar.warp.sync`: barriers of the block and of the warp.
+//!
+//! A barrier orders the shared-memory accesses before it, by those who arrive, before the accesses
+//! after it, by those who wait.
+
+use super::lanes;
+use super::shuffle::members;
+use crate::block::Context;
+use crate::decode::{Action, Control, Decoded, Decoder};
+use crate::error::Violation;
+use crate::registers::Reg;
+
+/// An instruction that uses a barrier of the block.
+pub(crate) struct BarrierUse {
+    barrier: Reg<u32>,
+    /// Threads it waits for; all of the block if none.
+    threads: Option<Reg<u32>>,
+    waits: bool,
+}
+
+/// A warp's arrival at a barrier.
+pub(crate) struct Arrival {
+    pub barrier: u32,
+    pub threads: Option<u32>,
+    pub waits: bool,
+}
+
+impl BarrierUse {
+    /// Reads the operands. All lanes of the warp must have come.
+    pub fn arrive(&self, c: &Context) -> Result<Arrival, Box<Violation>> {
+        c.require(c.warp.threads)?;
+        let threads = self.threads.map(|t| c.read_uniform(t, "the thread count"));
+        Ok(Arrival {
+            barrier: c.read_uniform(self.barrier, "the barrier")?,
+            threads: threads.transpose()?,
+            waits: self.waits,
+        })
+    }
+}
+
+pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    match d.opcode() {
+        "bar.sync" | "bar.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" => {
+            of_block(d, true)
+        }
+        "bar.arrive"
+        | "bar.cta.arrive"
+        | "barrier.arrive.aligned"
+        | "barrier.cta.arrive.aligned" => of_block(d, false),
+        "bar.warp.sync" => of_warp(d),
+        _ => Ok(None),
+    }
+}
+
+fn of_block(d: &mut Decoder, waits: bool) -> Decoded {
+    let (barrier, threads) = match d.statement.operands.as_slice() {
+        [barrier] if waits => (barrier, None),
+        [barrier, threads] => (barrier, Some(threads)),
+        _ => return Err("expected a barrier and a thread count".to_owned()),
+    };
+    let threads = threads.map(|threads| d.source(threads)).transpose()?;
+    Ok(Some(Action::Control(Control::Barrier(BarrierUse {
+        barrier: d.source(barrier)?,
+        threads,
+        waits,
+    }))))
+}
+
+fn of_warp(d: &mut Decoder) -> Decoded {
+    let [mask] = d.operands()?;
+    let mask: Reg<u32> = d.source(mask)?;
+    lanes(move |c| {
+        let members = members(c, mask)?;
+        // The shadow of shared memory knows the time of a warp, not of its lanes.
+        if members & c.warp.threads == c.warp.threads {
+            c.warp.tick();
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,28 @@
+//! `bra`, `ret`, `exit` and `trap`.
+
+use super::lanes;
+use crate::decode::{Action, Control, Decoded, Decoder};
+use crate::error::{Rule, Violation};
+use crate::syntax::Operand;
+
+pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    match d.opcode() {
+        "bra" | "bra.uni" => {
+            let [Operand::Name(label)] = d.operands()? else {
+                return Err("expected a label".to_owned());
+            };
+            let target = d.scope.label(label);
+            let uniform = d.opcode() == "bra.uni";
+            Ok(Some(Action::Control(Control::Branch { target, uniform })))
+        }
+        "ret" | "exit" | "ret.uni" => {
+            d.operands::<0>()?;
+            Ok(Some(Action::Control(Control::Exit)))
+        }
+        "trap" => {
+            d.operands::<0>()?;
+            lanes(|c| Err(Violation::of_lanes(Rule::Trap, c.active)))
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,205 @@
+//! `ld` and `st` of global and shared memory.
+
+use super::convert::extend;
+use super::{Address, lanes, shared_address};
+use crate::decode::{Decoded, Decoder, Name};
+use crate::registers::{AnyReg, lanes as lanes_of};
+use crate::syntax::Operand;
+use crate::warp::for_each_lane;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    Global,
+    Shared,
+}
+
+/// What an access moves: `count` values of `bits` bits.
+#[derive(Clone, Copy)]
+struct Shape {
+    space: Space,
+    count: usize,
+    bits: u32,
+    signed: bool,
+}
+
+impl Shape {
+    fn bytes(self) -> usize {
+        self.count * self.element_bytes()
+    }
+
+    fn element_bytes(self) -> usize {
+        self.bits as usize / 8
+    }
+
+    /// Reads the part of an opcode after `ld.` or `st.`. Hints about caches say nothing here.
+    fn parse(modifiers: &str) -> Option<Self> {
+        let (modifiers, kind) = modifiers.rsplit_once('.')?;
+        let signed = kind.starts_with('s');
+        let bits = match kind {
+            "b8" | "u8" | "s8" => 8,
+            "b16" | "u16" | "s16" => 16,
+            "b32" | "u32" | "s32" | "f32" => 32,
+            "b64" | "u64" | "s64" | "f64" => 64,
+            _ => return None,
+        };
+        let (mut space, mut count) = (None, 1);
+        for modifier in modifiers.split('.') {
+            match modifier {
+                "global" => space = Some(Space::Global),
+                "shared" | "shared::cta" => space = Some(Space::Shared),
+                "v2" => count = 2,
+                "v4" => count = 4,
+                "volatile" | "weak" | "nc" | "ca" | "cg" | "cs" | "wb" | "L2::128B"
+                | "L2::256B" | "L1::no_allocate" | "L1::evict_last" | "L1::evict_first" => {}
+                _ => return None,
+            }
+        }
+        let shape = Shape {
+            space: space?,
+            count,
+            bits,
+            signed,
+        };
+        (shape.bytes() <= 16).then_some(shape)
+    }
+}
+
+pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    let shape = |prefix| d.opcode().strip_prefix(prefix).and_then(Shape::parse);
+    if let Some(shape) = shape("ld.") {
+        return load(d, shape);
+    }
+    match shape("st.") {
+        Some(shape) => store(d, shape),
+        None => Ok(None),
+    }
+}
+
+/// The address of an access to a memory of 64-bit or, if `shared`, 32-bit addresses.
+pub(super) fn address(d: &Decoder, operand: &Operand, shared: bool) -> Result<Address, String> {
+    let Operand::Address(base, offset) = operand else {
+        return Err("expected an address".to_owned());
+    };
+    match d.scope.find(base) {
+        Some(Name::Register(AnyReg::B64(base))) => Ok(Address::Long(base, *offset)),
+        Some(Name::Register(AnyReg::B32(base))) if shared => Ok(Address::Word(base, *offset)),
+        Some(Name::Shared(base)) if shared => {
+            Ok(Address::Fixed(u64::from(base).wrapping_add_signed(*offset)))
+        }
+        Some(_) => Err(format!("{base} is no address in this memory")),
+        None => Err(format!("{base} is not declared")),
+    }
+}
+
+/// The registers of a scalar or vector operand, which may be wider than the access's type.
+fn registers(
+    d: &mut Decoder,
+    operand: &Operand,
+    shape: Shape,
+    source: bool,
+) -> Result<Vec<AnyReg>, String> {
+    let elements = match operand {
+        Operand::Vector(elements) => elements.as_slice(),
+        scalar => std::slice::from_ref(scalar),
+    };
+    if elements.len() != shape.count || (shape.count > 1) != matches!(operand, Operand::Vector(_)) {
+        return Err(format!("expected {} values", shape.count));
+    }
+    let mut registers = Vec::new();
+    for element in elements {
+        let register = match element {
+            Operand::Immediate(_) if source => AnyReg::B64(d.source(element)?),
+            register => d.any(register)?,
+        };
+        if register.bits() < shape.bits {
+            return Err("a register is narrower than its type".to_owned());
+        }
+        registers.push(register);
+    }
+    Ok(registers)
+}
+
+fn load(d: &mut Decoder, shape: Shape) -> Decoded {
+    let [to, from] = d.operands()?;
+    let address = address(d, from, shape.space == Space::Shared)?;
+    let to = registers(d, to, shape, false)?;
+    lanes(move |c| {
+        let addresses = address.read(c)?;
+        let bytes = shape.bytes();
+        if c.launch.options.counters {
+            match shape.space {
+                Space::Global => c
+                    .tally
+                    .count_global(c.active, &addresses, bytes as u32, false),
+                Space::Shared => c.tally.count_shared(c.active, &addresses, bytes as u32),
+            }
+        }
+        let mut loaded = [[0; 16]; 32];
+        for_each_lane(c.active, |lane| {
+            let (id, to) = (lane as u32, &mut loaded[lane][..bytes]);
+            match shape.space {
+                Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
+                Space::Shared => {
+                    let (shared, who) = c.shared_as(id);
+                    shared.read(who, shared_address(addresses[lane]), to)
+                }
+            }
+        })?;
+        for (i, register) in to.iter().enumerate() {
+            let start = i * shape.element_bytes();
+            let value = loaded.map(|bytes| {
+                let mut value = [0; 8];
+                value[..shape.element_bytes()]
+                    .copy_from_slice(&bytes[start..start + shape.element_bytes()]);
+                extend(u64::from_le_bytes(value), shape.bits, shape.signed)
+            });
+            match register {
+                AnyReg::B16(r) => c.write(*r, value.map(|v| v as u16)),
+                AnyReg::B32(r) => c.write(*r, value.map(|v| v as u32)),
+                AnyReg::B64(r) => c.write(*r, value),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn store(d: &mut Decoder, shape: Shape) -> Decoded {
+    let [to, from] = d.operands()?;
+    let address = address(d, to, shape.space == Space::Shared)?;
+    let from = registers(d, from, shape, true)?;
+    lanes(move |c| {
+        let addresses = address.read(c)?;
+        let bytes = shape.bytes();
+        if c.launch.options.counters {
+            match shape.space {
+                Space::Global => c
+                    .tally
+                    .count_global(c.active, &addresses, bytes as u32, true),
+                Space::Shared => c.tally.count_shared(c.active, &addresses, bytes as u32),
+            }
+        }
+        let mut stored = [[0; 16]; 32];
+        for (i, register) in from.iter().enumerate() {
+            let value = match register {
+                AnyReg::B16(r) => c.read(*r)?.map(u64::from),
+                AnyReg::B32(r) => c.read(*r)?.map(u64::from),
+                AnyReg::B64(r) => c.read(*r)?,
+            };
+            let start = i * shape.element_bytes();
+            for lane in lanes_of(c.active) {
+                stored[lane][start..start + shape.element_bytes()]
+                    .copy_from_slice(&value[lane].to_le_bytes()[..shape.element_bytes()]);
+            }
+        }
+        for_each_lane(c.active, |lane| {
+            let (id, from) = (lane as u32, &stored[lane][..bytes]);
+            match shape.space {
+                Space::Global => c.launch.global.write(id, addresses[lane], from),
+                Space::Shared => {
+                    let (shared, who) = c.shared_as(id);
+                    shared.write(who, shared_address(addresses[lane]), from)
+                }
+            }
+        })
+    })
+}

@@ -1,0 +1,133 @@
+//! The instructions, one family a file, as in the PTX manual's chapters.
+//!
+//! Each family's `decode` looks at an opcode. If it is one of its own, it takes the operands and
+//! returns the closure that executes it.
+
+mod barrier;
+mod control;
+mod convert;
+mod cp_async;
+mod float;
+mod integer;
+mod ldmatrix;
+mod memory;
+mod mma;
+mod movement;
+mod shuffle;
+
+pub(crate) use barrier::BarrierUse;
+pub(crate) use cp_async::Copies;
+
+use crate::block::Context;
+use crate::decode::{Action, Decoded, Decoder, lanes};
+use crate::error::Violation;
+use crate::registers::{Pred, Reg, Row, Value};
+
+/// Every family, the most frequent ones first.
+const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
+    integer::decode,
+    float::decode,
+    movement::decode,
+    control::decode,
+    mma::decode,
+    memory::decode,
+    ldmatrix::decode,
+    convert::decode,
+    cp_async::decode,
+    shuffle::decode,
+    barrier::decode,
+];
+
+/// Turns a statement into an action.
+pub(crate) fn decode(d: &mut Decoder) -> Result<Action, String> {
+    for family in FAMILIES {
+        if let Some(action) = family(d)? {
+            return Ok(action);
+        }
+    }
+    Err("unknown instruction".to_owned())
+}
+
+/// `opcode d, a;` with `d = f(a)` in every lane.
+fn unary<A: Value, D: Value>(
+    d: &mut Decoder,
+    f: impl Fn(A) -> D + Send + Sync + 'static,
+) -> Decoded {
+    let [to, a] = d.operands()?;
+    let (to, a): (Reg<D>, Reg<A>) = (d.register(to)?, d.source(a)?);
+    lanes(move |c| {
+        let a = c.read(a)?;
+        c.write(to, std::array::from_fn(|i| f(a[i])));
+        Ok(())
+    })
+}
+
+/// `opcode d, a, b;` with `d = f(a, b)` in every lane.
+fn binary<A: Value, B: Value, D: Value>(
+    d: &mut Decoder,
+    f: impl Fn(A, B) -> D + Send + Sync + 'static,
+) -> Decoded {
+    let [to, a, b] = d.operands()?;
+    let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.register(to)?, d.source(a)?, d.source(b)?);
+    lanes(move |c| {
+        let (a, b) = (c.read(a)?, c.read(b)?);
+        c.write(to, std::array::from_fn(|i| f(a[i], b[i])));
+        Ok(())
+    })
+}
+
+/// `opcode d, a, b, e;` with `d = f(a, b, e)` in every lane.
+fn ternary<A: Value, B: Value, E: Value, D: Value>(
+    d: &mut Decoder,
+    f: impl Fn(A, B, E) -> D + Send + Sync + 'static,
+) -> Decoded {
+    let [to, a, b, e] = d.operands()?;
+    let to: Reg<D> = d.register(to)?;
+    let (a, b, e): (Reg<A>, Reg<B>, Reg<E>) = (d.source(a)?, d.source(b)?, d.source(e)?);
+    lanes(move |c| {
+        let (a, b, e) = (c.read(a)?, c.read(b)?, c.read(e)?);
+        c.write(to, std::array::from_fn(|i| f(a[i], b[i], e[i])));
+        Ok(())
+    })
+}
+
+/// `setp p, a, b;` with `p = f(a, b)` in every lane.
+fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + 'static) -> Decoded {
+    let [to, a, b] = d.operands()?;
+    let (to, a, b): (Pred, Reg<T>, Reg<T>) = (d.predicate(to)?, d.source(a)?, d.source(b)?);
+    lanes(move |c| {
+        let (a, b) = (c.read(a)?, c.read(b)?);
+        let mask = (0..32).fold(0, |mask, i| mask | u32::from(f(a[i], b[i])) << i);
+        c.warp.registers.write_predicate(to, c.active, mask);
+        Ok(())
+    })
+}
+
+/// An address operand: `[register+offset]` or `[variable+offset]`.
+#[derive(Clone, Copy)]
+enum Address {
+    Long(Reg<u64>, i64),
+    Word(Reg<u32>, i64),
+    Fixed(u64),
+}
+
+impl Address {
+    /// The address in every lane.
+    fn read(self, c: &Context) -> Result<Row<u64>, Box<Violation>> {
+        Ok(match self {
+            Address::Long(base, offset) => {
+                c.read(base)?.map(|base| base.wrapping_add_signed(offset))
+            }
+            // Shared addresses wrap around at 32 bits.
+            Address::Word(base, offset) => c
+                .read(base)?
+                .map(|base| u64::from(base.wrapping_add(offset as u32))),
+            Address::Fixed(address) => [address; 32],
+        })
+    }
+}
+
+/// A shared address in 32 bits; one that does not fit lies outside any block's memory.
+fn shared_address(address: u64) -> u32 {
+    u32::try_from(address).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,267 @@
+//! Global memory: separate buffers, far apart.
+//!
+//! Each buffer starts at its own multiple of 2^40, so that an address belongs to one buffer for
+//! good: an overrun, however long, ends in no other buffer, and a freed address is never reused.
+
+use crate::error::{Rule, Violation};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+use std::sync::{Arc, RwLock};
+
+const ADDRESS_BITS: u32 = 40;
+
+/// What kernels may do with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Loads only.
+    ReadOnly,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// A host access that does not lie in one buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes at {address:#x} do not lie in a buffer")]
+pub struct MemoryError {
+    /// Address of the access, or of the buffer asked for.
+    pub address: u64,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// The emulated device's memory, shared by all launches on it.
+#[derive(Debug, Default)]
+pub struct Memory {
+    buffers: RwLock<Buffers>,
+}
+
+#[derive(Debug, Default)]
+struct Buffers {
+    by_id: BTreeMap<u64, Arc<Buffer>>,
+    last_id: u64,
+}
+
+/// One allocation: a byte and, above it, a bit that tells whether it was ever written. Atomic,
+/// because blocks run in parallel and a wrong kernel may write one byte from two of them.
+#[derive(Debug)]
+struct Buffer {
+    bytes: Box<[AtomicU16]>,
+    writable: AtomicBool,
+}
+
+const WRITTEN: u16 = 0x100;
+
+impl Memory {
+    /// Memory with no buffers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Allocates a writable buffer of `bytes` bytes, none of them written, and returns its address,
+    /// a multiple of 2^40.
+    ///
+    /// # Panics
+    /// If `bytes` is more than 2^39.
+    pub fn allocate(&self, bytes: usize) -> u64 {
+        assert!(bytes <= 1 << (ADDRESS_BITS - 1), "no buffer is that large");
+        let buffer = Buffer {
+            bytes: (0..bytes).map(|_| AtomicU16::new(0)).collect(),
+            writable: AtomicBool::new(true),
+        };
+        let mut buffers = self.buffers.write().expect(POISONED);
+        buffers.last_id += 1;
+        let id = buffers.last_id;
+        buffers.by_id.insert(id, Arc::new(buffer));
+        id << ADDRESS_BITS
+    }
+
+    /// Allocates a read-only buffer that holds `data`.
+    pub fn upload(&self, data: &[u8]) -> u64 {
+        let address = self.allocate(data.len());
+        self.write(address, data).expect("a new buffer");
+        self.protect(address, Permission::ReadOnly)
+            .expect("a new buffer");
+        address
+    }
+
+    /// Frees the buffer that starts at `address`.
+    ///
+    /// # Errors
+    /// If none does.
+    pub fn free(&self, address: u64) -> Result<(), MemoryError> {
+        self.start_of_buffer(address)?;
+        let mut buffers = self.buffers.write().expect(POISONED);
+        buffers.by_id.remove(&(address >> ADDRESS_BITS));
+        Ok(())
+    }
+
+    /// Says what kernels launched from now on may do with the buffer that starts at `address`. The
+    /// host may write it in any case.
+    ///
+    /// # Errors
+    /// If no buffer starts there.
+    pub fn protect(&self, address: u64, permission: Permission) -> Result<(), MemoryError> {
+        let buffer = self.start_of_buffer(address)?;
+        buffer
+            .writable
+            .store(permission == Permission::ReadWrite, Relaxed);
+        Ok(())
+    }
+
+    /// Copies `data` into a buffer.
+    ///
+    /// # Errors
+    /// If `address..address + data.len()` does not lie in one buffer.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let (buffer, offset) = self.host_range(address, data.len())?;
+        for (to, from) in buffer.bytes[offset..].iter().zip(data) {
+            to.store(WRITTEN | u16::from(*from), Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes out of a buffer; bytes never written read as `0xff`, part of a NaN.
+    ///
+    /// # Errors
+    /// If `address..address + to.len()` does not lie in one buffer.
+    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), MemoryError> {
+        let (buffer, offset) = self.host_range(address, to.len())?;
+        for (to, from) in to.iter_mut().zip(&buffer.bytes[offset..]) {
+            let byte = from.load(Relaxed);
+            *to = if byte & WRITTEN == 0 {
+                0xff
+            } else {
+                byte as u8
+            };
+        }
+        Ok(())
+    }
+
+    fn find(&self, address: u64) -> Option<Arc<Buffer>> {
+        let buffers = self.buffers.read().expect(POISONED);
+        buffers.by_id.get(&(address >> ADDRESS_BITS)).cloned()
+    }
+
+    fn start_of_buffer(&self, address: u64) -> Result<Arc<Buffer>, MemoryError> {
+        let is_start = address.is_multiple_of(1 << ADDRESS_BITS);
+        let buffer = self.find(address).filter(|_| is_start);
+        buffer.ok_or(MemoryError { address, bytes: 0 })
+    }
+
+    fn host_range(&self, address: u64, bytes: usize) -> Result<(Arc<Buffer>, usize), MemoryError> {
+        let found = self.find(address).and_then(|buffer| {
+            let offset = buffer.offset(address, bytes)?;
+            Some((buffer, offset))
+        });
+        found.ok_or(MemoryError { address, bytes })
+    }
+
+    /// The memory as a launch sees it: no lock to take, and buffers stay while it runs.
+    pub(crate) fn snapshot(&self) -> Global {
+        let buffers = self.buffers.read().expect(POISONED);
+        Global {
+            buffers: buffers.by_id.clone(),
+        }
+    }
+}
+
+const POISONED: &str = "no code panics while it holds the lock";
+
+impl Buffer {
+    /// Where an access that lies in the buffer starts.
+    fn offset(&self, address: u64, bytes: usize) -> Option<usize> {
+        let offset = (address % (1 << ADDRESS_BITS)) as usize;
+        (offset <= self.bytes.len() && bytes <= self.bytes.len() - offset).then_some(offset)
+    }
+}
+
+/// Global memory as a kernel accesses it.
+#[derive(Debug)]
+pub(crate) struct Global {
+    buffers: BTreeMap<u64, Arc<Buffer>>,
+}
+
+impl Global {
+    /// Reads `to.len()` bytes from an address that is a multiple of `alignment`.
+    pub fn read(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        to: &mut [u8],
+    ) -> Result<(), Box<Violation>> {
+        let (buffer, offset) = self.locate(lane, address, alignment, to.len())?;
+        for (i, (to, from)) in to.iter_mut().zip(&buffer.bytes[offset..]).enumerate() {
+            let byte = from.load(Relaxed);
+            if byte & WRITTEN == 0 {
+                let address = address + i as u64;
+                return Err(Violation::at(Rule::GlobalUninitialised, lane, address));
+            }
+            *to = byte as u8;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes to an address that is a multiple of their number.
+    pub fn write(&self, lane: u32, address: u64, from: &[u8]) -> Result<(), Box<Violation>> {
+        let (buffer, offset) = self.locate(lane, address, from.len() as u32, from.len())?;
+        if !buffer.writable.load(Relaxed) {
+            return Err(Violation::at(Rule::GlobalReadOnly, lane, address));
+        }
+        for (to, from) in buffer.bytes[offset..].iter().zip(from) {
+            to.store(WRITTEN | u16::from(*from), Relaxed);
+        }
+        Ok(())
+    }
+
+    fn locate(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        bytes: usize,
+    ) -> Result<(&Buffer, usize), Box<Violation>> {
+        if !address.is_multiple_of(u64::from(alignment)) {
+            let rule = Rule::GlobalMisaligned { bytes: alignment };
+            return Err(Violation::at(rule, lane, address));
+        }
+        let buffer = self.buffers.get(&(address >> ADDRESS_BITS));
+        let found = buffer.and_then(|b| Some((&**b, b.offset(address, bytes)?)));
+        let rule = Rule::GlobalOutOfBounds {
+            bytes: bytes as u32,
+        };
+        found.ok_or_else(|| Violation::at(rule, lane, address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_reads_what_it_wrote() {
+        let memory = Memory::new();
+        let address = memory.allocate(4);
+        memory.write(address + 1, &[1, 2]).unwrap();
+        let mut bytes = [0; 4];
+        memory.read(address, &mut bytes).unwrap();
+        assert_eq!(bytes, [0xff, 1, 2, 0xff]);
+    }
+
+    #[test]
+    fn accesses_outside_buffers_are_errors() {
+        let memory = Memory::new();
+        let address = memory.upload(&[0; 4]);
+        let beyond = MemoryError {
+            address: address + 1,
+            bytes: 4,
+        };
+        assert_eq!(memory.write(address + 1, &[0; 4]), Err(beyond));
+        assert!(memory.read(address - 1, &mut [0]).is_err());
+        assert!(memory.free(address + 1).is_err());
+        memory.free(address).unwrap();
+        assert!(memory.read(address, &mut []).is_err());
+        assert_ne!(memory.allocate(4), address);
+    }
+}

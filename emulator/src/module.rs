@@ -1,0 +1,479 @@
+//! A PTX module: its directives, and kernels ready to run.
+
+use crate::cfg::{Successors, reconvergence_points};
+use crate::decode::{Action, Control, Decoder, Name, Scope};
+use crate::error::{Error, SyntaxError};
+use crate::instructions;
+use crate::registers::{AnyReg, Pred, Registers};
+use crate::shared::SHARED_BASE;
+use crate::syntax::{Cursor, Statement};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A loaded module.
+///
+/// ```
+/// # let text = "
+/// #     .version 7.0
+/// #     .target sm_80
+/// #     .address_size 64
+/// #     .visible .entry nothing() { ret; }";
+/// let module = emulator::Module::parse(text, "nothing.ptx")?;
+/// let kernel = module.entry("nothing")?;
+/// # assert!(kernel.parameters().is_empty());
+/// # Ok::<(), emulator::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Module {
+    file: String,
+    kernels: BTreeMap<String, Kernel>,
+}
+
+/// An entry of a module, decoded.
+pub struct Kernel {
+    pub(crate) name: String,
+    pub(crate) file: String,
+    source: Arc<str>,
+    parameters: Vec<Parameter>,
+    /// `.maxntid` or `.reqntid`: the most threads of a block.
+    pub(crate) max_threads: Option<u32>,
+    pub(crate) instructions: Vec<Instruction>,
+    /// What every warp starts with.
+    pub(crate) registers: Registers,
+    /// Bytes of the variables before the dynamic shared memory.
+    pub(crate) static_shared: u32,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the module.
+    pub name: String,
+    /// Its type.
+    pub kind: ParameterType,
+    /// Where it starts in the argument block.
+    pub(crate) offset: u32,
+}
+
+/// The type of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterType {
+    /// A scalar of this many bytes.
+    Scalar(u32),
+    /// An array of this many bytes: a structure passed by value.
+    Bytes(u32),
+}
+
+impl ParameterType {
+    /// Bytes it takes.
+    #[must_use]
+    pub fn size(self) -> u32 {
+        match self {
+            ParameterType::Scalar(bytes) | ParameterType::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// An instruction of a kernel.
+pub(crate) struct Instruction {
+    pub line: u32,
+    pub opcode: String,
+    /// The predicate that says which lanes execute it, and whether negated.
+    pub guard: Option<(Pred, bool)>,
+    pub action: Action,
+    /// For a branch: where lanes that part here meet again.
+    pub meeting: Option<usize>,
+}
+
+/// More registers, counted over the kernel, than any kernel has: a limit on memory.
+const MAX_REGISTERS: u32 = 1 << 16;
+/// More shared memory than any device has, for the same reason.
+const MAX_SHARED: u32 = 1 << 20;
+
+impl Module {
+    /// Reads a module; `name` stands for it in messages.
+    ///
+    /// # Errors
+    /// If the text is not PTX, or holds a directive, an instruction or an operand that the emulator
+    /// does not know. Nothing is skipped.
+    pub fn parse(text: &str, name: &str) -> Result<Self, Error> {
+        let mut parser = Parser {
+            cursor: Cursor::new(text).map_err(|e| e.of_file(name))?,
+            file: name,
+            source: text.into(),
+            variables: Vec::new(),
+            dynamic: None,
+        };
+        let kernels = parser.module()?;
+        let file = name.to_owned();
+        Ok(Module { file, kernels })
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn entry(&self, name: &str) -> Result<&Kernel, Error> {
+        self.kernels.get(name).ok_or_else(|| Error::NoEntry {
+            file: self.file.clone(),
+            entry: name.to_owned(),
+            known: self.kernels.keys().cloned().collect(),
+        })
+    }
+
+    /// All kernels, by name.
+    pub fn entries(&self) -> impl Iterator<Item = &Kernel> {
+        self.kernels.values()
+    }
+}
+
+impl Kernel {
+    /// The entry's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What a launch must pass.
+    #[must_use]
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// A line of the module's text, from 1.
+    pub(crate) fn source_line(&self, line: u32) -> &str {
+        let index = (line as usize).wrapping_sub(1);
+        self.source.lines().nth(index).unwrap_or_default().trim()
+    }
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("Kernel")
+            .field("name", &self.name)
+            .field("file", &self.file)
+            .field("parameters", &self.parameters)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Parser<'a> {
+    cursor: Cursor<'a>,
+    file: &'a str,
+    source: Arc<str>,
+    /// Static shared variables: name, alignment, bytes.
+    variables: Vec<(&'a str, u32, u32)>,
+    /// The dynamic shared variable and its alignment.
+    dynamic: Option<(&'a str, u32)>,
+}
+
+impl<'a> Parser<'a> {
+    fn module(&mut self) -> Result<BTreeMap<String, Kernel>, Error> {
+        let mut kernels = BTreeMap::new();
+        self.header().map_err(|e| e.of_file(self.file))?;
+        while !self.cursor.at_end() {
+            let is_extern = self.cursor.accept(".extern");
+            let _ = self.cursor.accept(".visible") || self.cursor.accept(".weak");
+            if self.cursor.accept(".entry") {
+                let kernel = self.entry()?;
+                kernels.insert(kernel.name.clone(), kernel);
+            } else {
+                self.shared_variable(is_extern)
+                    .map_err(|e| e.of_file(self.file))?;
+            }
+        }
+        Ok(kernels)
+    }
+
+    fn header(&mut self) -> Result<(), SyntaxError> {
+        self.cursor.expect(".version")?;
+        self.cursor.take()?;
+        self.cursor.expect(".target")?;
+        self.cursor.word()?;
+        while self.cursor.accept(",") {
+            self.cursor.word()?;
+        }
+        self.cursor.expect(".address_size")?;
+        self.cursor.expect("64")
+    }
+
+    /// `.shared .align N .b8 name[bytes];`, with `[]` if the launch gives the size.
+    fn shared_variable(&mut self, is_extern: bool) -> Result<(), SyntaxError> {
+        if !self.cursor.accept(".shared") {
+            let found = self.cursor.peek(0);
+            return Err(self.cursor.error(format!("{found:?} is not supported")));
+        }
+        let alignment = self.alignment()?;
+        let element = self.scalar_bytes()?;
+        let name = self.cursor.word()?;
+        let mut bytes = None;
+        if self.cursor.accept("[") && !self.cursor.accept("]") {
+            bytes = Some(self.cursor.count()?);
+            self.cursor.expect("]")?;
+        }
+        match bytes {
+            None if is_extern => self.dynamic = Some((name, alignment)),
+            _ if is_extern => return Err(self.cursor.error("an extern variable has no size")),
+            count => {
+                let bytes = count.unwrap_or(1).saturating_mul(element);
+                self.variables.push((name, alignment, bytes));
+            }
+        }
+        self.cursor.expect(";")
+    }
+
+    fn alignment(&mut self) -> Result<u32, SyntaxError> {
+        if !self.cursor.accept(".align") {
+            return Ok(1);
+        }
+        let alignment = self.cursor.count()?;
+        if !alignment.is_power_of_two() || alignment > SHARED_BASE {
+            return Err(self
+                .cursor
+                .error("an alignment is a power of two, at most 1024"));
+        }
+        Ok(alignment)
+    }
+
+    /// The size of a scalar type such as `.b8`.
+    fn scalar_bytes(&mut self) -> Result<u32, SyntaxError> {
+        let error = self
+            .cursor
+            .error(format!("{:?} is not a scalar type", self.cursor.peek(0)));
+        let name = self.cursor.take()?;
+        let bits = name.get(2..).and_then(|bits| bits.parse::<u32>().ok());
+        match bits {
+            Some(bits @ (8 | 16 | 32 | 64)) if matches!(&name[..2], ".b" | ".u" | ".s" | ".f") => {
+                Ok(bits / 8)
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn entry(&mut self) -> Result<Kernel, Error> {
+        let mut scope = Scope::default();
+        scope.open();
+        let head = self
+            .entry_head(&mut scope)
+            .map_err(|e| e.of_file(self.file))?;
+        let (name, parameters, max_threads, static_shared) = head;
+        let instructions = self.body(&mut scope)?;
+        Ok(Kernel {
+            name,
+            file: self.file.to_owned(),
+            source: self.source.clone(),
+            parameters,
+            max_threads,
+            instructions,
+            registers: scope.registers,
+            static_shared,
+        })
+    }
+
+    /// All before the body: name, parameters, bounds of the block, size of static shared memory.
+    #[expect(clippy::type_complexity, reason = "taken apart at the only call")]
+    fn entry_head(
+        &mut self,
+        scope: &mut Scope<'a>,
+    ) -> Result<(String, Vec<Parameter>, Option<u32>, u32), SyntaxError> {
+        let name = self.cursor.word()?.to_owned();
+        let mut parameters: Vec<Parameter> = Vec::new();
+        let mut end = 0_u32;
+        self.cursor.expect("(")?;
+        while !self.cursor.accept(")") {
+            if !parameters.is_empty() {
+                self.cursor.expect(",")?;
+            }
+            let parameter = self.parameter(end)?;
+            end = parameter.offset + parameter.kind.size();
+            let meaning = Name::Parameter(parameter.offset, parameter.kind.size());
+            scope.declare(parameter.name.clone(), meaning);
+            parameters.push(parameter);
+        }
+        let mut max_threads = None;
+        while !self.cursor.accept("{") {
+            match self.cursor.take()? {
+                ".maxntid" | ".reqntid" => {
+                    let mut threads = self.cursor.count()?;
+                    while self.cursor.accept(",") {
+                        threads = threads.saturating_mul(self.cursor.count()?);
+                    }
+                    max_threads = Some(threads);
+                }
+                ".minnctapersm" | ".maxnreg" => {
+                    self.cursor.count()?;
+                }
+                other => return Err(self.cursor.error(format!("{other:?} is not supported"))),
+            }
+        }
+        Ok((name, parameters, max_threads, self.lay_out_shared(scope)?))
+    }
+
+    fn parameter(&mut self, end: u32) -> Result<Parameter, SyntaxError> {
+        const MAX_PARAMETERS: u32 = 32764;
+        self.cursor.expect(".param")?;
+        let alignment = self.alignment()?;
+        let element = self.scalar_bytes()?;
+        let name = self.cursor.word()?.to_owned();
+        let mut kind = ParameterType::Scalar(element);
+        if self.cursor.accept("[") {
+            kind = ParameterType::Bytes(self.cursor.count()?.saturating_mul(element));
+            self.cursor.expect("]")?;
+        }
+        if kind.size() > MAX_PARAMETERS || end > MAX_PARAMETERS {
+            return Err(self
+                .cursor
+                .error("the parameters take more than 32764 bytes"));
+        }
+        Ok(Parameter {
+            name,
+            kind,
+            offset: end.next_multiple_of(alignment.max(element)),
+        })
+    }
+
+    /// Gives the shared variables their addresses; returns where dynamic shared memory starts.
+    fn lay_out_shared(&self, scope: &mut Scope<'a>) -> Result<u32, SyntaxError> {
+        let mut end = 0_u32;
+        for &(name, alignment, bytes) in &self.variables {
+            let start = end.next_multiple_of(alignment);
+            end = start.saturating_add(bytes);
+            if end > MAX_SHARED {
+                return Err(self.cursor.error("more shared memory than any device has"));
+            }
+            scope.declare(name.to_owned(), Name::Shared(SHARED_BASE + start));
+        }
+        if let Some((name, alignment)) = self.dynamic {
+            end = end.next_multiple_of(alignment);
+            scope.declare(name.to_owned(), Name::Shared(SHARED_BASE + end));
+        }
+        Ok(end)
+    }
+
+    fn body(&mut self, scope: &mut Scope<'a>) -> Result<Vec<Instruction>, Error> {
+        let mut instructions: Vec<Instruction> = Vec::new();
+        let mut places: BTreeMap<usize, usize> = BTreeMap::new();
+        let outside = scope.depth();
+        let line = self.cursor.line();
+        scope.open();
+        while scope.depth() > outside {
+            if self.cursor.accept("{") {
+                scope.open();
+            } else if self.cursor.accept("}") {
+                scope.close();
+            } else if self.cursor.accept(".reg") {
+                self.registers(scope).map_err(|e| e.of_file(self.file))?;
+            } else if self.cursor.peek(1) == ":" {
+                let (label, _) = (self.cursor.take(), self.cursor.take());
+                let number = scope.label(label.map_err(|e| e.of_file(self.file))?);
+                if places.insert(number, instructions.len()).is_some() {
+                    let error = self.cursor.error("the label is defined twice");
+                    return Err(error.of_file(self.file));
+                }
+            } else {
+                let statement = self.cursor.statement().map_err(|e| e.of_file(self.file))?;
+                instructions.push(self.instruction(&statement, scope)?);
+            }
+        }
+        if let Some((label, _)) = scope
+            .labels()
+            .find(|(_, number)| !places.contains_key(number))
+        {
+            let error = SyntaxError::new(line, format!("label {label} is not defined"));
+            return Err(error.of_file(self.file));
+        }
+        resolve(&mut instructions, &places);
+        Ok(instructions)
+    }
+
+    /// `.reg .b32 a, b<3>;`, where `b<3>` is `b0`, `b1` and `b2`.
+    fn registers(&mut self, scope: &mut Scope<'a>) -> Result<(), SyntaxError> {
+        let kind = self.cursor.word()?;
+        loop {
+            let name = self.cursor.word()?;
+            let mut names = vec![name.to_owned()];
+            if self.cursor.accept("<") {
+                let count = self.cursor.count()?;
+                if scope.registers.len() as u32 + count.min(MAX_REGISTERS) > MAX_REGISTERS {
+                    return Err(self
+                        .cursor
+                        .error(format!("more than {MAX_REGISTERS} registers")));
+                }
+                names = (0..count).map(|i| format!("{name}{i}")).collect();
+                self.cursor.expect(">")?;
+            }
+            for name in names {
+                let registers = &mut scope.registers;
+                let meaning = match kind {
+                    ".pred" => Name::Predicate(registers.declare_predicate(&name)),
+                    ".b16" | ".u16" | ".s16" | ".f16" => {
+                        Name::Register(AnyReg::B16(registers.declare(&name)))
+                    }
+                    ".b32" | ".u32" | ".s32" | ".f32" => {
+                        Name::Register(AnyReg::B32(registers.declare(&name)))
+                    }
+                    ".b64" | ".u64" | ".s64" | ".f64" => {
+                        Name::Register(AnyReg::B64(registers.declare(&name)))
+                    }
+                    _ => {
+                        return Err(self
+                            .cursor
+                            .error(format!("registers of type {kind} are not supported")));
+                    }
+                };
+                scope.declare(name, meaning);
+            }
+            if self.cursor.accept(";") {
+                return Ok(());
+            }
+            self.cursor.expect(",")?;
+        }
+    }
+
+    fn instruction(
+        &self,
+        statement: &Statement<'a>,
+        scope: &mut Scope<'a>,
+    ) -> Result<Instruction, Error> {
+        let fail = |message: String| Error::Instruction {
+            file: self.file.to_owned(),
+            line: statement.line,
+            instruction: statement.opcode.to_owned(),
+            message,
+        };
+        let mut decoder = Decoder { statement, scope };
+        let guard = match statement.guard {
+            Some((name, negated)) => Some((decoder.named_predicate(name).map_err(fail)?, negated)),
+            None => None,
+        };
+        let action = instructions::decode(&mut decoder).map_err(fail)?;
+        Ok(Instruction {
+            line: statement.line,
+            opcode: statement.opcode.to_owned(),
+            guard,
+            action,
+            meeting: None,
+        })
+    }
+}
+
+/// Turns the labels that branches name into the places where they stand, and finds where branches
+/// that diverge meet again.
+fn resolve(instructions: &mut [Instruction], places: &BTreeMap<usize, usize>) {
+    let mut code = Vec::with_capacity(instructions.len());
+    for instruction in &mut *instructions {
+        let guarded = instruction.guard.is_some();
+        code.push(match &mut instruction.action {
+            Action::Control(Control::Branch { target, .. }) => {
+                *target = places[target];
+                let target = *target;
+                Successors::Branch { target, guarded }
+            }
+            Action::Control(Control::Exit) => Successors::Exit { guarded },
+            _ => Successors::Next,
+        });
+    }
+    for (instruction, meeting) in instructions.iter_mut().zip(reconvergence_points(&code)) {
+        instruction.meeting = meeting;
+    }
+}

@@ -1,0 +1,355 @@
+//! Attention problems for the emulator: random inputs, a launch, and a plain reference.
+
+use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
+use half::{bf16, f16};
+use kernels::params::{ForwardParams, TensorRef};
+use kernels::table::{Dtype, Kernel};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// The text of the module that holds a kernel, by its file in the folder that the environment
+/// variable `EMULATOR_PTX` names.
+pub fn ptx(kernel: &Kernel) -> String {
+    let folder = std::env::var("EMULATOR_PTX").expect("EMULATOR_PTX names the folder of the PTX");
+    let path = std::path::Path::new(&folder).join(format!("{}.ptx", kernel.name));
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A kernel's module, which must load.
+pub fn module(kernel: &Kernel) -> Module {
+    Module::parse(&ptx(kernel), kernel.name).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What to compute, and how the tensors lie in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    pub batch: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub seqlen_q: u32,
+    pub seqlen_kv: u32,
+    pub dim: u32,
+    pub scale: f32,
+    /// Elements between rows, heads and batches, and before the first: 0 is contiguous, a multiple
+    /// of 8 keeps rows aligned.
+    pub gap: u32,
+    /// Of the inputs.
+    pub seed: u64,
+}
+
+impl Problem {
+    /// One head of a square problem.
+    pub fn square(seqlen: u32, dim: u32) -> Self {
+        Problem {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q: seqlen,
+            seqlen_kv: seqlen,
+            dim,
+            scale: 1.0 / (dim as f32).sqrt(),
+            gap: 0,
+            seed: 1,
+        }
+    }
+
+    /// Keys that a query sees.
+    fn limit(&self, causal: bool, row: u32) -> u32 {
+        let limit = (row + 1 + self.seqlen_kv).saturating_sub(self.seqlen_q);
+        if causal { limit } else { self.seqlen_kv }
+    }
+}
+
+/// Where a `[batch, heads, rows, dim]` tensor's elements lie.
+#[derive(Clone, Copy)]
+struct Layout {
+    shape: [u32; 4],
+    gap: usize,
+}
+
+impl Layout {
+    fn strides(self) -> [usize; 3] {
+        let [_, heads, rows, dim] = self.shape.map(|n| n as usize);
+        let row = dim + self.gap;
+        let head = rows * row + self.gap;
+        [heads * head + self.gap, head, row]
+    }
+
+    fn index(self, [b, h, i]: [u32; 3]) -> usize {
+        let position = [b, h, i].map(|n| n as usize);
+        self.gap
+            + self
+                .strides()
+                .iter()
+                .zip(position)
+                .map(|(s, n)| s * n)
+                .sum::<usize>()
+    }
+
+    fn len(self) -> usize {
+        self.index([self.shape[0], 0, 0]) + self.gap
+    }
+
+    fn rows(self) -> impl Iterator<Item = [u32; 3]> {
+        let [batch, heads, rows, _] = self.shape;
+        (0..batch)
+            .flat_map(move |b| (0..heads).flat_map(move |h| (0..rows).map(move |i| [b, h, i])))
+    }
+
+    fn tensor_ref(self, address: u64) -> TensorRef {
+        let [batch_stride, head_stride, row_stride] = self.strides().map(|s| s as i64);
+        TensorRef {
+            address: address + 2 * self.gap as u64,
+            batch_stride,
+            head_stride,
+            row_stride,
+        }
+    }
+}
+
+fn to_f32(dtype: Dtype, bits: u16) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_bits(bits).to_f32(),
+        Dtype::Bf16 => bf16::from_bits(bits).to_f32(),
+    }
+}
+
+fn from_f32(dtype: Dtype, x: f32) -> u16 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(x).to_bits(),
+        Dtype::Bf16 => bf16::from_f32(x).to_bits(),
+    }
+}
+
+/// What the gaps of the output hold, before and after: a NaN in both dtypes.
+const POISON: u16 = 0x7fc1;
+
+/// A tensor on the host.
+struct Tensor {
+    layout: Layout,
+    data: Vec<u16>,
+}
+
+impl Tensor {
+    fn random(p: &Problem, dtype: Dtype, heads: u32, rows: u32, random: &mut StdRng) -> Self {
+        let layout = Layout {
+            shape: [p.batch, heads, rows, p.dim],
+            gap: p.gap as usize,
+        };
+        let mut data = vec![POISON; layout.len()];
+        for row in layout.rows() {
+            for element in &mut data[layout.index(row)..][..p.dim as usize] {
+                *element = from_f32(dtype, random.random_range(-1.0..1.0));
+            }
+        }
+        Tensor { layout, data }
+    }
+
+    /// Copies the tensor to read-only memory.
+    fn upload(&self, memory: &Memory) -> TensorRef {
+        let address = memory.upload(bytemuck::cast_slice(&self.data));
+        self.layout.tensor_ref(address)
+    }
+
+    /// All elements, gaps included, as `f64`.
+    fn widen(&self, dtype: Dtype) -> Vec<f64> {
+        self.data
+            .iter()
+            .map(|bits| f64::from(to_f32(dtype, *bits)))
+            .collect()
+    }
+}
+
+/// What went wrong in a run.
+#[derive(Debug)]
+pub enum Failure {
+    /// The emulator stopped the kernel.
+    Error(Error),
+    /// The kernel ran through and the result is wrong.
+    Wrong(String),
+}
+
+/// A problem in the emulator's memory, ready to be launched.
+pub struct Run<'a> {
+    kernel: &'a Kernel,
+    problem: Problem,
+    memory: Memory,
+    params: ForwardParams,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /// Address of the whole buffer that `o` lies in.
+    o: u64,
+}
+
+impl<'a> Run<'a> {
+    /// Draws the inputs, and fills the output with poison.
+    pub fn new(kernel: &'a Kernel, p: &Problem) -> Self {
+        let mut random = StdRng::seed_from_u64(p.seed);
+        let memory = Memory::new();
+        let mut tensor = |heads, rows| Tensor::random(p, kernel.dtype, heads, rows, &mut random);
+        let q = tensor(p.heads, p.seqlen_q);
+        let k = tensor(p.kv_heads, p.seqlen_kv);
+        let v = tensor(p.kv_heads, p.seqlen_kv);
+        let poison = vec![POISON; q.layout.len()];
+        let o = memory.allocate(2 * poison.len());
+        memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
+        let params = ForwardParams {
+            q: q.upload(&memory),
+            k: k.upload(&memory),
+            v: v.upload(&memory),
+            o: q.layout.tensor_ref(o),
+            lse: memory.allocate(4 * (p.batch * p.heads * p.seqlen_q) as usize),
+            heads: p.heads,
+            group: p.heads / p.kv_heads,
+            seqlen_q: p.seqlen_q,
+            seqlen_kv: p.seqlen_kv,
+            dim: p.dim,
+            q_tiles: p.seqlen_q.div_ceil(kernel.tile.q_rows),
+            scale: p.scale,
+            aligned: u32::from(p.gap.is_multiple_of(8)),
+        };
+        let problem = *p;
+        Run {
+            kernel,
+            problem,
+            memory,
+            params,
+            q,
+            k,
+            v,
+            o,
+        }
+    }
+
+    /// Launches the kernel.
+    pub fn launch(&self, module: &Module, options: &Options) -> Result<Counters, Error> {
+        let (kernel, p) = (self.kernel, &self.problem);
+        let grid = [self.params.q_tiles * p.heads * p.batch, 1, 1];
+        let bytes = params_bytes(&self.params);
+        let entry = module.entry(kernel.name)?;
+        let block = [kernel.threads(), 1, 1];
+        let arguments = [Argument::Bytes(&bytes)];
+        launch(
+            &self.memory,
+            entry,
+            grid,
+            block,
+            kernel.shared_bytes(),
+            &arguments,
+            options,
+        )
+    }
+
+    /// Compares o, lse and the gaps around o with what they should be.
+    pub fn compare(&self) -> Result<(), String> {
+        let p = &self.problem;
+        let mut o = vec![0_u16; self.q.layout.len()];
+        self.memory
+            .read(self.o, bytemuck::cast_slice_mut(&mut o))
+            .unwrap();
+        let mut lse = vec![0_f32; (p.batch * p.heads * p.seqlen_q) as usize];
+        self.memory
+            .read(self.params.lse, bytemuck::cast_slice_mut(&mut lse))
+            .unwrap();
+        self.compare_values(o, &lse)
+    }
+
+    fn compare_values(&self, mut o: Vec<u16>, lse: &[f32]) -> Result<(), String> {
+        let (kernel, p) = (self.kernel, &self.problem);
+        let dim = p.dim as usize;
+        // Values lie in -1..1. P and O are rounded to the dtype, each by half a unit in the last
+        // place.
+        let tolerance = match kernel.dtype {
+            Dtype::F16 => 2_f64.powi(-10),
+            Dtype::Bf16 => 2_f64.powi(-7),
+        };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|t| t.widen(kernel.dtype));
+        for (row, lse) in self.q.layout.rows().zip(lse) {
+            let [batch, head, i] = row;
+            let kv_row = |j| {
+                self.k
+                    .layout
+                    .index([batch, head / (p.heads / p.kv_heads), j])
+            };
+            let start = self.q.layout.index(row);
+            let query = &q[start..start + dim];
+            let limit = p.limit(kernel.causal, i);
+            let score = |j| {
+                let products = query.iter().zip(&k[kv_row(j)..]).map(|(q, k)| q * k);
+                products.sum::<f64>() * f64::from(p.scale)
+            };
+            let scores: Vec<f64> = (0..limit).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let mut expected = vec![0.0; dim];
+            for (j, score) in (0..limit).zip(&scores) {
+                let weight = (score - max).exp() / sum;
+                for (e, v) in expected.iter_mut().zip(&v[kv_row(j)..]) {
+                    *e += weight * v;
+                }
+            }
+            let expected_lse = if limit == 0 { max } else { max + sum.ln() };
+            let lse = f64::from(*lse);
+            let error = (lse - expected_lse).abs();
+            if lse != expected_lse && (error > 1e-5 * (1.0 + max.abs()) || error.is_nan()) {
+                return Err(format!("lse of row {row:?}: {lse}, not {expected_lse}"));
+            }
+            for (d, (bits, expected)) in o[start..].iter().zip(expected).enumerate() {
+                let found = f64::from(to_f32(kernel.dtype, *bits));
+                let error = (found - expected).abs();
+                if error > tolerance || error.is_nan() {
+                    return Err(format!(
+                        "o of row {row:?}, column {d}: {found}, not {expected}"
+                    ));
+                }
+            }
+            o[start..start + dim].fill(POISON);
+        }
+        match o.iter().position(|bits| *bits != POISON) {
+            Some(index) => Err(format!(
+                "element {index} of o, between its rows, was overwritten"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs a kernel on random inputs and compares the result.
+pub fn check(
+    kernel: &Kernel,
+    module: &Module,
+    p: &Problem,
+    options: &Options,
+) -> Result<Counters, Failure> {
+    let run = Run::new(kernel, p);
+    let counters = run.launch(module, options).map_err(Failure::Error)?;
+    run.compare().map_err(Failure::Wrong)?;
+    Ok(counters)
+}
+
+/// The argument block as the kernel reads it: `ForwardParams` is `repr(C)` with no padding.
+fn params_bytes(p: &ForwardParams) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for t in [p.q, p.k, p.v, p.o] {
+        bytes.extend(t.address.to_le_bytes());
+        for stride in [t.batch_stride, t.head_stride, t.row_stride] {
+            bytes.extend(stride.to_le_bytes());
+        }
+    }
+    bytes.extend(p.lse.to_le_bytes());
+    for word in [
+        p.heads,
+        p.group,
+        p.seqlen_q,
+        p.seqlen_kv,
+        p.dim,
+        p.q_tiles,
+        p.scale.to_bits(),
+        p.aligned,
+    ] {
+        bytes.extend(word.to_le_bytes());
+    }
+    assert_eq!(bytes.len(), size_of::<ForwardParams>());
+    bytes
+}
