@@ -1,8 +1,10 @@
 //! Runs every test on every device.
 //!
-//! Tests are named `cpu::FILE::NAME` and `cuda::FILE::NAME`. Where there is no GPU, or the program has no
-//! kernels in it, the latter are reported as ignored, with the reason.
+//! Tests are named `DEVICE::FILE::NAME`, with `cpu`, `emulator` and `cuda` as devices. Where one is
+//! not there (no GPU, or no kernels in the program), its tests are reported as ignored, with the
+//! reason.
 
+use attention::emulator::Options;
 use attention::{Device, Error};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeMap;
@@ -21,8 +23,36 @@ static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 /// A named function of a device.
 pub struct Test {
     name: String,
-    on_cpu: bool,
+    on: &'static [Kind],
     run: Arc<dyn Fn(&Device) -> Outcome + Send + Sync>,
+}
+
+/// The devices that tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cpu,
+    Emulator,
+    Cuda,
+}
+
+impl Kind {
+    const ALL: &[Kind] = &[Kind::Cpu, Kind::Emulator, Kind::Cuda];
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Cpu => "cpu",
+            Kind::Emulator => "emulator",
+            Kind::Cuda => "cuda",
+        }
+    }
+
+    fn open(self) -> Result<Device, Error> {
+        match self {
+            Kind::Cpu => Ok(Device::cpu()),
+            Kind::Emulator => Device::emulator(Options::default()),
+            Kind::Cuda => Device::cuda(0),
+        }
+    }
 }
 
 impl Test {
@@ -33,7 +63,7 @@ impl Test {
     ) -> Self {
         Test {
             name: name.into(),
-            on_cpu: true,
+            on: Kind::ALL,
             run: Arc::new(run),
         }
     }
@@ -44,7 +74,18 @@ impl Test {
         run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Test {
-            on_cpu: false,
+            on: &[Kind::Cuda],
+            ..Test::new(name, run)
+        }
+    }
+
+    /// A test for the emulator only.
+    pub fn emulator(
+        name: impl Into<String>,
+        run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Test {
+            on: &[Kind::Emulator],
             ..Test::new(name, run)
         }
     }
@@ -53,29 +94,23 @@ impl Test {
 /// Runs the tests as the command line says, and says how many forward passes they were made of.
 #[must_use]
 pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> ExitCode {
-    let cuda = Device::cuda(0);
+    let devices: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, kind.open())).collect();
     let mut trials = Vec::new();
-    let tests = groups
-        .into_iter()
-        .flat_map(|(group, tests)| tests.into_iter().map(move |test| (group, test)));
-    for (group, Test { name, on_cpu, run }) in tests {
-        let name = format!("{group}::{name}");
-        if on_cpu {
-            let run = Arc::clone(&run);
-            let trial = move || run(&Device::cpu());
-            trials.push(Trial::ignorable_test(format!("cpu::{name}"), trial));
+    for (group, tests) in groups {
+        for Test { name, on, run } in tests {
+            for (kind, device) in devices.iter().filter(|(kind, _)| on.contains(kind)) {
+                let (run, device) = (Arc::clone(&run), device.clone());
+                let trial = move || match device {
+                    Ok(device) => run(&device),
+                    Err(
+                        error @ (Error::NoDriver(_) | Error::NoDevice { .. } | Error::NotCompiled),
+                    ) => Ok(Completion::ignored_with(error)),
+                    Err(error) => Err(error.into()),
+                };
+                let name = format!("{}::{group}::{name}", kind.name());
+                trials.push(Trial::ignorable_test(name, trial));
+            }
         }
-        let cuda = cuda.clone();
-        trials.push(Trial::ignorable_test(
-            format!("cuda::{name}"),
-            move || match cuda {
-                Ok(device) => run(&device),
-                Err(error @ (Error::NoDriver(_) | Error::NoDevice { .. } | Error::NotCompiled)) => {
-                    Ok(Completion::ignored_with(error))
-                }
-                Err(error) => Err(error.into()),
-            },
-        ));
     }
     let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
     for (device, runs) in RUNS.lock().expect("counted").iter() {

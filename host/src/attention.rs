@@ -4,11 +4,12 @@ use crate::cpu;
 use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::kernel;
+use crate::launch::Launch;
 use crate::layout::Layout;
 use crate::problem::Problem;
 use crate::strided::{Strided, StridedMut};
 use crate::tensor::Tensor;
-use crate::{cuda, kernel};
 use half::{bf16, f16};
 use kernels::params::TensorRef;
 use kernels::table::Dtype;
@@ -180,7 +181,7 @@ impl Attention {
     ///
     /// On a CUDA device, addresses and stream belong to its primary context, as those of the CUDA
     /// runtime, candle, burn and cudarc do; a null stream is the legacy default stream. On the CPU,
-    /// addresses are host addresses and the stream is ignored.
+    /// addresses are host addresses and the stream is ignored, as it is on the emulator.
     ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.
@@ -234,7 +235,11 @@ impl Attention {
             Backend::Cuda(gpu) => {
                 let kernel = kernel::resolve(self.kernel.as_deref(), dtype, args.dim, self.causal)?;
                 // SAFETY: the caller's word.
-                unsafe { cuda::forward(gpu, kernel, &problem, args, stream) }
+                unsafe { Launch::new(kernel, &problem, args)?.on_gpu(gpu, stream) }
+            }
+            Backend::Emulator(emulation) => {
+                let kernel = kernel::resolve(self.kernel.as_deref(), dtype, args.dim, self.causal)?;
+                Launch::new(kernel, &problem, args)?.on_emulator(emulation)
             }
         }
     }

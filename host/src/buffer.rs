@@ -2,6 +2,7 @@
 
 use crate::device::{Backend, Device};
 use crate::driver;
+use crate::emulation;
 use crate::error::Result;
 use bytemuck::Pod;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub struct Buffer<T> {
 enum Memory<T> {
     Cpu(Box<[T]>),
     Cuda(driver::Memory),
+    Emulator(emulation::Memory),
 }
 
 impl<T: Pod> Buffer<T> {
@@ -32,6 +34,10 @@ impl<T: Pod> Buffer<T> {
             Backend::Cuda(gpu) => {
                 Memory::Cuda(driver::Memory::from_bytes(gpu, bytemuck::cast_slice(data))?)
             }
+            Backend::Emulator(emulation) => Memory::Emulator(emulation::Memory::from_bytes(
+                emulation,
+                bytemuck::cast_slice(data),
+            )),
         };
         Ok(Buffer {
             memory,
@@ -49,6 +55,9 @@ impl<T: Pod> Buffer<T> {
                     .map_err(|()| device.out_of_memory(bytes))?,
             ),
             Backend::Cuda(gpu) => Memory::Cuda(driver::Memory::zeroed(gpu, bytes)?),
+            Backend::Emulator(emulation) => {
+                Memory::Emulator(emulation::Memory::from_bytes(emulation, &vec![0; bytes]))
+            }
         };
         Ok(Buffer { memory, len })
     }
@@ -63,6 +72,11 @@ impl<T: Pod> Buffer<T> {
             Memory::Cuda(memory) => {
                 let mut data = vec![T::zeroed(); self.len];
                 memory.copy_to(bytemuck::cast_slice_mut(&mut data))?;
+                Ok(data)
+            }
+            Memory::Emulator(memory) => {
+                let mut data = vec![T::zeroed(); self.len];
+                memory.copy_to(bytemuck::cast_slice_mut(&mut data));
                 Ok(data)
             }
         }
@@ -86,6 +100,7 @@ impl<T: Pod> Buffer<T> {
         Device::from_backend(match &self.memory {
             Memory::Cpu(_) => Backend::Cpu,
             Memory::Cuda(memory) => Backend::Cuda(Arc::clone(memory.gpu())),
+            Memory::Emulator(memory) => Backend::Emulator(Arc::clone(memory.emulation())),
         })
     }
 
@@ -94,6 +109,7 @@ impl<T: Pod> Buffer<T> {
         match &self.memory {
             Memory::Cpu(data) => data.as_ptr().expose_provenance() as u64,
             Memory::Cuda(memory) => memory.address(),
+            Memory::Emulator(memory) => memory.address(),
         }
     }
 
@@ -102,6 +118,7 @@ impl<T: Pod> Buffer<T> {
         match &mut self.memory {
             Memory::Cpu(data) => data.as_mut_ptr().expose_provenance() as u64,
             Memory::Cuda(memory) => memory.address(),
+            Memory::Emulator(memory) => memory.address(),
         }
     }
 }

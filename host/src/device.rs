@@ -1,7 +1,8 @@
-//! Where attention is computed: a CUDA device or the CPU.
+//! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
 use crate::buffer::Buffer;
 use crate::driver::Gpu;
+use crate::emulation::Emulation;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::ptx;
@@ -10,7 +11,7 @@ use kernels::table::Arch;
 use std::sync::Arc;
 use sysinfo::System;
 
-/// A CUDA device or the CPU. Clones are the same device.
+/// A CUDA device, the CPU, or an emulated GPU. Clones are the same device.
 ///
 /// Work on a device runs in the order of the calls, whatever thread they come from. On a CUDA
 /// device it may still run when a call returns; reading a buffer waits for it.
@@ -35,6 +36,7 @@ pub struct Device(Backend);
 pub(crate) enum Backend {
     Cpu,
     Cuda(Arc<Gpu>),
+    Emulator(Arc<Emulation>),
 }
 
 impl Device {
@@ -66,12 +68,48 @@ impl Device {
         }
     }
 
-    /// `CPU`, or the marketing name of the GPU.
+    /// A new emulated GPU, which runs the PTX of the kernels on the CPU: slowly, with every access
+    /// and every collective instruction checked, and counted if the options say so.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Error, Tensor, emulator::Options, f16};
+    ///
+    /// let device = match Device::emulator(Options { counters: true, ..Options::default() }) {
+    ///     Err(Error::NotCompiled) => return Ok(()),
+    ///     device => device?,
+    /// };
+    /// let [q, k, v] = [(); 3].map(|()| Tensor::new(&device, [1, 1, 40, 64], &[f16::ONE; 2560]));
+    /// Attention::new().forward(&q?, &k?, &v?)?;
+    /// let counters = device.counters().expect("a kernel ran");
+    /// assert_eq!(counters.total_of("ldmatrix").bank_conflicts(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If no kernels were compiled into this program.
+    pub fn emulator(options: emulator::Options) -> Result<Self> {
+        let emulation = Emulation::new(options)?;
+        Ok(Device(Backend::Emulator(Arc::new(emulation))))
+    }
+
+    /// What the last kernel on an emulated GPU did; `None` on other devices, and before it.
+    #[must_use]
+    pub fn counters(&self) -> Option<emulator::Counters> {
+        match &self.0 {
+            Backend::Emulator(emulation) => emulation.counters(),
+            Backend::Cpu | Backend::Cuda(_) => None,
+        }
+    }
+
+    /// `CPU`, `emulator`, or the marketing name of the GPU.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.0 {
             Backend::Cpu => "CPU",
             Backend::Cuda(gpu) => gpu.name(),
+            Backend::Emulator(_) => "emulator",
         }
     }
 
@@ -81,13 +119,19 @@ impl Device {
         matches!(self.0, Backend::Cpu)
     }
 
+    /// Whether this is an emulated GPU.
+    #[must_use]
+    pub fn is_emulator(&self) -> bool {
+        matches!(self.0, Backend::Emulator(_))
+    }
+
     /// Waits until all work on the device is done.
     ///
     /// # Errors
     /// If the driver reports a failure, of this call or of that work.
     pub fn synchronize(&self) -> Result<()> {
         match &self.0 {
-            Backend::Cpu => Ok(()),
+            Backend::Cpu | Backend::Emulator(_) => Ok(()),
             Backend::Cuda(gpu) => gpu.synchronize(),
         }
     }
@@ -98,7 +142,7 @@ impl Device {
     /// If the driver reports a failure.
     pub fn free_memory(&self) -> Result<u64> {
         match &self.0 {
-            Backend::Cpu => Ok(free_host_memory()),
+            Backend::Cpu | Backend::Emulator(_) => Ok(free_host_memory()),
             Backend::Cuda(gpu) => gpu.free_memory(),
         }
     }
@@ -136,12 +180,13 @@ impl Device {
     }
 }
 
-/// The same memory is reachable: both are the CPU, or the same GPU.
+/// The same memory is reachable: both are the CPU, or the same GPU, emulated or not.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Backend::Cpu, Backend::Cpu) => true,
             (Backend::Cuda(a), Backend::Cuda(b)) => a.index() == b.index(),
+            (Backend::Emulator(a), Backend::Emulator(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }

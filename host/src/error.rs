@@ -198,6 +198,12 @@ pub enum Error {
         /// The driver's words.
         message: String,
     },
+    /// The emulator stopped a kernel, or could not load it.
+    #[error("emulator: {report}")]
+    Emulator {
+        /// The emulator's report.
+        report: String,
+    },
 }
 
 /// Result of a fallible call of this crate.

@@ -18,7 +18,7 @@ enum Inner {
 impl Event {
     pub(crate) fn record(device: &Device) -> Result<Self> {
         Ok(Event(match device.backend() {
-            Backend::Cpu => Inner::Cpu(Instant::now()),
+            Backend::Cpu | Backend::Emulator(_) => Inner::Cpu(Instant::now()),
             Backend::Cuda(gpu) => Inner::Cuda(driver::Event::record(gpu)?),
         }))
     }
@@ -40,7 +40,7 @@ impl Event {
     /// If the driver reports a failure.
     ///
     /// # Panics
-    /// If one event is of the CPU and the other of a CUDA device.
+    /// If one event is of a CUDA device and the other is not.
     pub fn since(&self, start: &Event) -> Result<Duration> {
         self.synchronize()?;
         match (&start.0, &self.0) {

@@ -2,7 +2,7 @@
 
 use crate::device::{Backend, Device};
 use crate::error::{Error, Result};
-use kernels::table::{Dtype, KERNELS, Kernel, select};
+use kernels::table::{Arch, Dtype, KERNELS, Kernel, select};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
@@ -12,11 +12,11 @@ pub const CPU: &str = "cpu";
 pub fn suitable(device: &Device, dtype: Dtype, dim: usize, causal: bool) -> Vec<&'static str> {
     match device.backend() {
         Backend::Cpu => vec![CPU],
-        Backend::Cuda(gpu) => {
+        Backend::Cuda(_) | Backend::Emulator(_) => {
             let mut kernels: Vec<_> = KERNELS
                 .iter()
                 .filter(|kernel| obstacle(kernel, dtype, dim, causal).is_none())
-                .filter(|kernel| kernel.arch.compute_capability() <= gpu.compute_capability())
+                .filter(|kernel| runs_on(kernel, device))
                 .collect();
             let default = select(dtype, dim as u32, causal);
             kernels.sort_by_key(|&kernel| Some(kernel) != default);
@@ -32,11 +32,22 @@ pub fn suitable(device: &Device, dtype: Dtype, dim: usize, causal: bool) -> Vec<
 pub fn check(device: &Device, name: &str, dtype: Dtype, dim: usize, causal: bool) -> Result<()> {
     match device.backend() {
         Backend::Cpu => resolve_cpu(Some(name)),
-        Backend::Cuda(_) => resolve(Some(name), dtype, dim, causal).map(|_| ()),
+        Backend::Cuda(_) | Backend::Emulator(_) => {
+            resolve(Some(name), dtype, dim, causal).map(|_| ())
+        }
     }
 }
 
-/// The kernel of that name, or the best one, for a CUDA device.
+/// Whether the device executes the kernel's PTX.
+fn runs_on(kernel: &Kernel, device: &Device) -> bool {
+    match device.backend() {
+        Backend::Cpu => false,
+        Backend::Cuda(gpu) => kernel.arch.compute_capability() <= gpu.compute_capability(),
+        Backend::Emulator(_) => kernel.arch == Arch::Sm80,
+    }
+}
+
+/// The kernel of that name, or the best one, for a CUDA device or the emulator.
 pub(crate) fn resolve(
     name: Option<&str>,
     dtype: Dtype,
@@ -64,7 +75,7 @@ pub(crate) fn resolve_cpu(name: Option<&str>) -> Result<()> {
             find(name)?;
             Err(unsuitable(
                 name,
-                "runs on CUDA devices only; the CPU's is cpu",
+                "runs on CUDA devices and the emulator only; the CPU's is cpu",
             ))
         }
     }

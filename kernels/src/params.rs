@@ -5,6 +5,7 @@
 /// Strides count elements, may be zero or negative, and are 64-bit: a tensor beyond 2^31 elements
 /// is ordinary. The dim stride is 1.
 #[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorRef {
     /// Device address of element `[0, 0, 0, 0]`.
@@ -33,6 +34,7 @@ impl TensorRef {
 /// The grid is one-dimensional: block `b` takes query tile `b % q_tiles` of head
 /// `b / q_tiles % heads` of batch `b / q_tiles / heads`, where `q_tiles = ceil(seqlen_q / Br)`.
 #[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ForwardParams {
     /// Queries, `[batch, heads, seqlen_q, dim]`.

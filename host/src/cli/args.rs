@@ -49,13 +49,16 @@ pub struct Args {
     /// --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
-    /// auto, cuda, cuda:I or cpu; auto takes the first CUDA device if there is one that works
+    /// auto, cuda, cuda:I, cpu or emulator; auto takes the first CUDA device if there is one that
+    /// works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly
     #[arg(long, default_value = "auto")]
     pub device: DeviceName,
-    /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second]
+    /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
+    /// the emulator none]
     #[arg(long, value_name = "COUNT")]
     pub warmup: Option<usize>,
-    /// Timed runs, at least 1 [default: 20; on the CPU no new one starts after 1.5 seconds]
+    /// Timed runs, at least 1 [default: 20; on the CPU no new one starts after 1.5 seconds; on the
+    /// emulator 1]
     #[arg(long, value_name = "COUNT")]
     pub iters: Option<usize>,
     /// Seed of the random q, k and v, and of the rows that are checked
@@ -74,6 +77,9 @@ pub struct Args {
     /// checked, is null
     #[arg(long)]
     pub json: bool,
+    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic
+    #[arg(long)]
+    pub counters: bool,
     /// Print the table of kernels and do nothing else
     #[arg(long, exclusive = true)]
     pub list_kernels: bool,
@@ -117,6 +123,8 @@ pub enum DeviceName {
     Cuda(usize),
     /// The CPU.
     Cpu,
+    /// The emulator.
+    Emulator,
 }
 
 impl FromStr for DeviceName {
@@ -127,11 +135,12 @@ impl FromStr for DeviceName {
             "auto" => Ok(DeviceName::Auto),
             "cuda" => Ok(DeviceName::Cuda(0)),
             "cpu" => Ok(DeviceName::Cpu),
+            "emulator" => Ok(DeviceName::Emulator),
             _ => name
                 .strip_prefix("cuda:")
                 .and_then(|index| index.parse().ok())
                 .map(DeviceName::Cuda)
-                .ok_or("allowed are auto, cuda, cuda:I (with I = 0, 1, ...) and cpu"),
+                .ok_or("allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu and emulator"),
         }
     }
 }
@@ -144,6 +153,9 @@ pub fn parse() -> Result<Args, String> {
     })?;
     if args.iters == Some(0) {
         return Err("--iters is 0; it must be at least 1".to_owned());
+    }
+    if args.counters && !matches!(args.device, DeviceName::Emulator) {
+        return Err("--counters needs --device emulator".to_owned());
     }
     Ok(args)
 }

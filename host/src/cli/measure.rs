@@ -25,19 +25,25 @@ struct Count {
 }
 
 impl Repeat {
-    /// What the arguments ask for; by default the CPU, where a call may take seconds, gets fewer.
+    /// What the arguments ask for; by default the CPU, where a call may take seconds, gets fewer, and
+    /// the emulator, whose time says nothing about the kernel, a single one.
     pub fn new(args: &Args, device: &Device) -> Self {
-        let count = |given: Option<usize>, default, cpu_limit| Count {
-            calls: given.unwrap_or(default),
+        let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
+            calls: given.unwrap_or(if device.is_emulator() {
+                emulator
+            } else {
+                default
+            }),
             limit: match given {
                 None if device.is_cpu() => cpu_limit,
                 _ => Duration::MAX,
             },
         };
+        let on_gpu = !device.is_cpu() && !device.is_emulator();
         Repeat {
-            warmup: count(args.warmup, 5, Duration::from_millis(500)),
-            iters: count(args.iters, 20, Duration::from_millis(1500)),
-            queued: if device.is_cpu() { 1 } else { QUEUED },
+            warmup: count(args.warmup, 5, 0, Duration::from_millis(500)),
+            iters: count(args.iters, 20, 1, Duration::from_millis(1500)),
+            queued: if on_gpu { QUEUED } else { 1 },
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The command: arguments to inputs, inputs to measured and checked results, results to a report.
 
 mod args;
+mod counters;
 mod device;
 mod inputs;
 mod measure;
@@ -37,7 +38,10 @@ pub fn main() -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(error) => {
             eprintln!("error: {error:#}");
-            let device_failed = matches!(error.downcast_ref(), Some(Error::Cuda { .. }));
+            let device_failed = matches!(
+                error.downcast_ref(),
+                Some(Error::Cuda { .. } | Error::Emulator { .. })
+            );
             ExitCode::from(if device_failed { 1 } else { 2 })
         }
     }
@@ -54,7 +58,7 @@ fn run(args: &Args) -> Result<bool> {
     }
     let source = Source::open(args)?;
     let problem = source.problem();
-    let device = device::choose(args.device)?;
+    let device = device::choose(args)?;
     let kernels = kernels(args, &device, source.dtype(), &problem)?;
     match source.dtype() {
         Dtype::F16 => compute::<f16>(args, &device, &source, &kernels),
@@ -133,7 +137,16 @@ fn compute<T: Element>(
             lse: &lse,
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
-        let outcome = Outcome::new(device.name(), name, T::DTYPE, &problem, &times, checked);
+        let counters = device.counters().filter(|_| args.counters);
+        let outcome = Outcome::new(
+            device.name(),
+            name,
+            T::DTYPE,
+            &problem,
+            &times,
+            checked,
+            counters,
+        );
         if args.json {
             progress.suspend(|| report::json_line(&outcome))?;
         }

@@ -1,7 +1,9 @@
 //! What the command prints on standard output.
 
+use super::counters::Summary;
 use super::measure::median;
 use attention::check::Report;
+use attention::emulator::Counters;
 use attention::{Dtype, Problem, kernel};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::table::KERNELS;
@@ -29,6 +31,8 @@ pub struct Outcome {
     max_abs_err: Option<f64>,
     tolerance: Option<f64>,
     passed: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counters: Option<Summary>,
     #[serde(skip)]
     report: Option<Report>,
 }
@@ -43,6 +47,7 @@ impl Outcome {
         problem: &Problem,
         times: &[Duration],
         report: Option<Report>,
+        counters: Option<Counters>,
     ) -> Self {
         let median = median(times);
         let min = times.iter().min().expect("at least one timed call");
@@ -63,6 +68,7 @@ impl Outcome {
             max_abs_err: report.map(|report| report.o.max_abs_err),
             tolerance: report.map(|report| report.o.tolerance),
             passed: report.map(|report| report.passed()),
+            counters: counters.as_ref().map(Summary::new),
             report,
         }
     }
@@ -128,7 +134,13 @@ pub fn table(outcomes: &[Outcome]) -> io::Result<()> {
             },
         ]);
     }
-    print(table)
+    print(table)?;
+    for outcome in outcomes {
+        if let Some(counters) = &outcome.counters {
+            print(format_args!("\n{}\n{counters}", outcome.kernel))?;
+        }
+    }
+    Ok(())
 }
 
 /// Prints every kernel.
@@ -166,7 +178,7 @@ pub fn list_kernels() -> io::Result<()> {
     print(table)
 }
 
-fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
+pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::UTF8_FULL_CONDENSED)
@@ -213,7 +225,15 @@ mod tests {
         };
         let times = [1, 2, 6].map(Duration::from_millis);
         let problem = problem.expect("a valid problem");
-        Outcome::new("CPU", "cpu", Dtype::F16, &problem, &times, Some(report))
+        Outcome::new(
+            "CPU",
+            "cpu",
+            Dtype::F16,
+            &problem,
+            &times,
+            Some(report),
+            None,
+        )
     }
 
     fn json(outcome: &Outcome) -> Value {

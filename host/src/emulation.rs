@@ -1,0 +1,129 @@
+//! The kernels' PTX on the emulator, as a device.
+
+use crate::error::{Error, Result};
+use crate::ptx;
+use emulator::{Argument, Counters, Module, Options};
+use kernels::table::Kernel;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// An emulated GPU: its memory, the modules loaded so far, and what the last launch did.
+pub struct Emulation {
+    memory: emulator::Memory,
+    options: Options,
+    modules: Mutex<HashMap<&'static str, Arc<Module>>>,
+    counters: Mutex<Option<Counters>>,
+}
+
+impl Emulation {
+    /// An emulated GPU with nothing in its memory.
+    pub fn new(options: Options) -> Result<Self> {
+        if !ptx::COMPILED {
+            return Err(Error::NotCompiled);
+        }
+        Ok(Emulation {
+            memory: emulator::Memory::new(),
+            options,
+            modules: Mutex::default(),
+            counters: Mutex::default(),
+        })
+    }
+
+    /// Runs a kernel with one parameter block over a grid in one dimension.
+    pub fn launch(&self, kernel: &'static Kernel, blocks: u32, params: &[u8]) -> Result<()> {
+        let module = self.module(kernel.module())?;
+        let counters = emulator::launch(
+            &self.memory,
+            module.entry(kernel.name).map_err(failure)?,
+            [blocks, 1, 1],
+            [kernel.threads(), 1, 1],
+            kernel.shared_bytes(),
+            &[Argument::Bytes(params)],
+            &self.options,
+        )
+        .map_err(failure)?;
+        *lock(&self.counters) = Some(counters);
+        Ok(())
+    }
+
+    /// What the last launch did, if there was one.
+    pub fn counters(&self) -> Option<Counters> {
+        lock(&self.counters).clone()
+    }
+
+    fn module(&self, name: &'static str) -> Result<Arc<Module>> {
+        let mut modules = lock(&self.modules);
+        if let Some(module) = modules.get(name) {
+            return Ok(Arc::clone(module));
+        }
+        let text = ptx::module(name).ok_or(Error::NotCompiled)?;
+        let module = Arc::new(Module::parse(text, &format!("{name}.ptx")).map_err(failure)?);
+        modules.insert(name, Arc::clone(&module));
+        Ok(module)
+    }
+}
+
+impl fmt::Debug for Emulation {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Emulation")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A buffer in the memory of an emulated GPU, freed when dropped.
+#[derive(Debug)]
+pub struct Memory {
+    emulation: Arc<Emulation>,
+    address: u64,
+}
+
+impl Memory {
+    /// A buffer that holds a copy of `data`.
+    pub fn from_bytes(emulation: &Arc<Emulation>, data: &[u8]) -> Self {
+        let address = emulation.memory.allocate(data.len());
+        let written = emulation.memory.write(address, data);
+        written.expect("the buffer is as long as the data");
+        Memory {
+            emulation: Arc::clone(emulation),
+            address,
+        }
+    }
+
+    /// Copies the buffer to the host.
+    pub fn copy_to(&self, data: &mut [u8]) {
+        let read = self.emulation.memory.read(self.address, data);
+        read.expect("the buffer is as long as asked for");
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The device.
+    pub fn emulation(&self) -> &Arc<Emulation> {
+        &self.emulation
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let freed = self.emulation.memory.free(self.address);
+        freed.expect("the buffer is this one's alone");
+    }
+}
+
+fn failure(error: emulator::Error) -> Error {
+    Error::Emulator {
+        report: error.to_string(),
+    }
+}
+
+/// A panic while one of these is locked leaves nothing half-changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
