@@ -1,11 +1,11 @@
 //! Emulated instructions per second. The attention kernel runs if `EMULATOR_PTX` names the folder
 //! of its PTX.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/suite/attention.rs"]
 #[expect(dead_code, reason = "the benchmark does not compare results")]
-mod common;
+mod attention_problem;
 
-use common::{Problem, Run, module};
+use attention_problem::{Problem, Run, module};
 use divan::{Bencher, counter::ItemsCount};
 use emulator::{Memory, Module, Options, launch};
 use kernels::table::{Dtype, select};

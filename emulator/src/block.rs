@@ -178,6 +178,7 @@ impl<'a> Block<'a> {
             }
             _ if active == 0 => warp.advance(),
             Action::Control(Control::Exit) => warp.exit(active),
+            Action::Control(Control::Trap) => return Err(Violation::of_lanes(Rule::Trap, active)),
             action => {
                 let mut context = Context {
                     active,

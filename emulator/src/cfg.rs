@@ -9,6 +9,8 @@ pub(crate) enum Successors {
     Branch { target: usize, guarded: bool },
     /// Nowhere; lanes whose guard is false go to the next instruction.
     Exit { guarded: bool },
+    /// As `Exit`, but a way that no kernel may take: it keeps no other ways from meeting.
+    Trap { guarded: bool },
 }
 
 /// For each instruction that is a guarded branch, the first instruction that every path from both
@@ -62,6 +64,8 @@ impl Graph {
             } => vec![block_of(target), block_of(pc + 1)],
             Successors::Exit { guarded: false } => vec![exit],
             Successors::Exit { guarded: true } => vec![exit, block_of(pc + 1)],
+            Successors::Trap { guarded: false } => vec![],
+            Successors::Trap { guarded: true } => vec![block_of(pc + 1)],
         });
         Graph {
             successors: successors.collect(),
@@ -183,6 +187,13 @@ mod tests {
     fn arms_that_both_end_never_meet() {
         let code = [branch(2), END, END];
         assert_eq!(reconvergence_points(&code)[0], None);
+    }
+
+    #[test]
+    fn a_trap_keeps_no_one_from_meeting() {
+        let trap = Successors::Trap { guarded: false };
+        let code = [branch(4), branch(3), jump(4), trap, Next, END];
+        assert_eq!(reconvergence_points(&code)[0], Some(4));
     }
 
     #[test]

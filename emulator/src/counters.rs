@@ -230,7 +230,7 @@ mod tests {
         let mut tally = Tally::default();
         tally.count_global(
             0xff,
-            &std::array::from_fn(|lane| 2 + 4 * lane as u64),
+            &std::array::from_fn(|lane| 16 + 4 * lane as u64),
             4,
             true,
         );

@@ -27,6 +27,7 @@ pub(crate) enum Control {
         uniform: bool,
     },
     Exit,
+    Trap,
     Barrier(BarrierUse),
 }
 

@@ -18,14 +18,28 @@
 //! - A collective instruction needs all the lanes it names, together: lanes that would reach it
 //!   from another branch, which hardware may or may not let pass, are missing.
 //!
-//! # Where the PTX manual leaves rounding open
+//! # Where the PTX manual leaves results open
 //! - `mma` with f32 accumulation: products are exact (but for overflow), and are added to the
-//!   accumulator one by one in order of `k`, each sum rounded to nearest in f32. Tensor cores add
-//!   several at once and truncate, so results differ from hardware's in the last bits. With f16
+//!   accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
 //!   accumulation the f32 sum is rounded to f16 once.
-//! - `ex2`, `lg2`, `rcp`, `sqrt`, `rsqrt`, `div`, `sin`, `cos` and `tanh` with `.approx` (or `.full`)
-//!   are computed in f64 and rounded to nearest: at least as exact as hardware's.
-//! - A NaN that arithmetic produces is `0x7fffffff`.
+//! - `ex2`, `lg2` and `rsqrt` with `.approx`, and `div.full`, are computed in f64 and rounded to
+//!   nearest; `rcp` and `sqrt` with `.approx` are rounded to nearest.
+//! - A NaN that arithmetic produces is `0x7fffffff`. Division of an integer by zero gives all ones.
+//!
+//! Compared with an H200, on a million random operands each (bit patterns of all kinds,
+//! and the ranges that a softmax meets):
+//!
+//! | instructions | results that differ |
+//! |---|---|
+//! | f32 `add`, `sub`, `mul`, `fma`, `min`, `max`, `div.rn`, `sqrt.rn`, `.ftz` and `.sat`; `cvt`; integer arithmetic and bits; `shfl`, `redux` | none, in no bit |
+//! | `ex2.approx.ftz` of -30 to 0 | 62 %, by 1 ulp, 1.3 % by 2 |
+//! | `lg2.approx` of 1 to 4096 | 43 %, by 1 ulp; more only where the result is near 0 |
+//! | `rcp`, `rsqrt`, `sqrt` with `.approx`, of positive operands | 13 %, 22 %, 17 %, by 1 ulp |
+//! | `mma` m16n8k16 of f16, operands in -1 to 1 | 61 %, most by 1 or 2 ulp, more after cancellation: tensor cores add several products at once and truncate |
+//! | `mma` m16n8k16 of bf16 | 8 %, likewise |
+//! | o of the f16 forward kernels (2 heads, 300 queries, 500 keys) | 0.4 % (head dim 32) to 2.4 % (256), by at most 1.2e-4 |
+//! | o of the bf16 forward kernels | 0.03 % to 0.2 %, by at most 4.9e-4 |
+//! | lse of all forward kernels | 25 % to 37 %, by at most 3 ulp |
 //!
 //! # What is not
 //! Time, caches, and the number of registers or blocks that fit a multiprocessor. Memory orders
@@ -33,11 +47,16 @@
 //! ahead of each other within a warp, other than as a race in shared memory. `bar.warp.sync` of only
 //! some lanes orders no memory here.
 //!
-//! # Adding an instruction
+//! # Extending it
 //! Each file in `instructions` has a `decode` that looks at the opcode and returns a closure that
 //! executes it for the active lanes; add a match arm to the family's file, or a file to the list in
 //! `instructions/mod.rs`. The closure reads and writes registers through its `Context`, which
 //! checks that they were written and keeps to the active lanes.
+//!
+//! What `sm_90a` adds has its place too. `mbarrier` and `wgmma.wait_group` block a warp as `bar.sync`
+//! does: an action of `Control`, and a state of the warp that the block's scheduler resolves. Bulk
+//! copies and `wgmma` operands in shared memory are accesses that stay pending in `shared`'s shadow,
+//! as those of `cp.async` do. A cluster is a group of blocks that run together, in place of one.
 
 mod block;
 mod cfg;

@@ -256,7 +256,10 @@ impl<'a> Parser<'a> {
         let head = self
             .entry_head(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
-        let (name, parameters, max_threads, static_shared) = head;
+        let (name, parameters, max_threads) = head;
+        let static_shared = self
+            .lay_out_shared(&mut scope)
+            .map_err(|e| e.of_file(self.file))?;
         let instructions = self.body(&mut scope)?;
         Ok(Kernel {
             name,
@@ -270,12 +273,11 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// All before the body: name, parameters, bounds of the block, size of static shared memory.
-    #[expect(clippy::type_complexity, reason = "taken apart at the only call")]
+    /// All before the body: name, parameters, and the most threads of a block.
     fn entry_head(
         &mut self,
         scope: &mut Scope<'a>,
-    ) -> Result<(String, Vec<Parameter>, Option<u32>, u32), SyntaxError> {
+    ) -> Result<(String, Vec<Parameter>, Option<u32>), SyntaxError> {
         let name = self.cursor.word()?.to_owned();
         let mut parameters: Vec<Parameter> = Vec::new();
         let mut end = 0_u32;
@@ -306,7 +308,7 @@ impl<'a> Parser<'a> {
                 other => return Err(self.cursor.error(format!("{other:?} is not supported"))),
             }
         }
-        Ok((name, parameters, max_threads, self.lay_out_shared(scope)?))
+        Ok((name, parameters, max_threads))
     }
 
     fn parameter(&mut self, end: u32) -> Result<Parameter, SyntaxError> {
@@ -470,6 +472,7 @@ fn resolve(instructions: &mut [Instruction], places: &BTreeMap<usize, usize>) {
                 Successors::Branch { target, guarded }
             }
             Action::Control(Control::Exit) => Successors::Exit { guarded },
+            Action::Control(Control::Trap) => Successors::Trap { guarded },
             _ => Successors::Next,
         });
     }

@@ -211,7 +211,7 @@ impl Shared {
         if offset >= self.bytes.len() || bytes > self.bytes.len() - offset {
             return fail(Rule::SharedOutOfBounds { bytes: size });
         }
-        if address % size != 0 {
+        if !address.is_multiple_of(size) {
             return fail(Rule::SharedMisaligned { bytes: size });
         }
         Ok(offset)

@@ -1,8 +1,6 @@
 //! `bra`, `ret`, `exit` and `trap`.
 
-use super::lanes;
 use crate::decode::{Action, Control, Decoded, Decoder};
-use crate::error::{Rule, Violation};
 use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -21,7 +19,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         }
         "trap" => {
             d.operands::<0>()?;
-            lanes(|c| Err(Violation::of_lanes(Rule::Trap, c.active)))
+            Ok(Some(Action::Control(Control::Trap)))
         }
         _ => Ok(None),
     }

@@ -1,5 +1,6 @@
 //! `cvt`: between integer widths, between integers and floats, and between float widths.
 
+use super::float::canonical_bits;
 use super::{binary, lanes, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::registers::{AnyReg, Row};
@@ -10,14 +11,14 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         return Ok(None);
     };
     match modifiers {
-        "rn.f16x2.f32" => pair(d, |x| f16::from_f32(x).to_bits()),
-        "rn.bf16x2.f32" => pair(d, |x| bf16::from_f32(x).to_bits()),
-        "rn.relu.f16x2.f32" => pair(d, |x| f16::from_f32(relu(x)).to_bits()),
-        "rn.relu.bf16x2.f32" => pair(d, |x| bf16::from_f32(relu(x)).to_bits()),
-        "rn.f16.f32" => unary(d, |a: u32| canonical_f16(f32::from_bits(a))),
-        "rn.bf16.f32" => unary(d, |a: u32| canonical_bf16(f32::from_bits(a))),
-        "f32.f16" => unary(d, |a: u16| f16::from_bits(a).to_f32().to_bits()),
-        "f32.bf16" => unary(d, |a: u16| bf16::from_bits(a).to_f32().to_bits()),
+        "rn.f16x2.f32" => pair(d, f16_bits),
+        "rn.bf16x2.f32" => pair(d, bf16_bits),
+        "rn.relu.f16x2.f32" => pair(d, |x| f16_bits(relu(x))),
+        "rn.relu.bf16x2.f32" => pair(d, |x| bf16_bits(relu(x))),
+        "rn.f16.f32" => unary(d, |a: u32| f16_bits(f32::from_bits(a))),
+        "rn.bf16.f32" => unary(d, |a: u32| bf16_bits(f32::from_bits(a))),
+        "f32.f16" => unary(d, |a: u16| canonical_bits(f16::from_bits(a).to_f32())),
+        "f32.bf16" => unary(d, |a: u16| canonical_bits(bf16::from_bits(a).to_f32())),
         "f64.f32" => unary(d, |a: u32| f64::from(f32::from_bits(a)).to_bits()),
         "rn.f32.f64" => unary(d, |a: u64| (f64::from_bits(a) as f32).to_bits()),
         "rn.f32.u32" => unary(d, |a: u32| (a as f32).to_bits()),
@@ -35,8 +36,8 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// f16 has one NaN here, as in hardware.
-fn canonical_f16(x: f32) -> u16 {
+/// Rounded to f16; there is one NaN, as in hardware.
+pub(super) fn f16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
     } else {
@@ -44,7 +45,8 @@ fn canonical_f16(x: f32) -> u16 {
     }
 }
 
-fn canonical_bf16(x: f32) -> u16 {
+/// Rounded to bf16; there is one NaN.
+fn bf16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
     } else {
@@ -59,10 +61,7 @@ fn relu(x: f32) -> f32 {
 
 /// Two f32 rounded and packed; the first operand goes to the high half.
 fn pair(d: &mut Decoder, round: impl Fn(f32) -> u16 + Send + Sync + 'static) -> Decoded {
-    let half = move |bits: u32| {
-        let x = f32::from_bits(bits);
-        u32::from(if x.is_nan() { 0x7fff } else { round(x) })
-    };
+    let half = move |bits: u32| u32::from(round(f32::from_bits(bits)));
     binary(d, move |hi: u32, lo: u32| half(hi) << 16 | half(lo))
 }
 

@@ -4,10 +4,29 @@ use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
 use std::cmp::Ordering;
 
-/// The NaN that arithmetic produces.
-const NAN: f32 = f32::from_bits(0x7fff_ffff);
+/// The bits of a result: any NaN becomes the one that arithmetic produces. By bits, for what a
+/// compiler does with the payload of a NaN is its own business.
+#[inline(always)]
+pub(super) fn canonical_bits(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits << 1 > 0xff << 24 {
+        0x7fff_ffff
+    } else {
+        bits
+    }
+}
+
 /// Likewise, in f64.
-const NAN_64: f64 = f64::from_bits(0x7fff_ffff_ffff_ffff);
+fn canonical_bits_64(x: f64) -> u64 {
+    if x.is_nan() {
+        0x7fff_ffff_ffff_ffff
+    } else {
+        x.to_bits()
+    }
+}
+
+/// The sign bit of an f32.
+const SIGN: u32 = 1 << 31;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let Some((name, kind)) = d.opcode().rsplit_once('.') else {
@@ -47,18 +66,16 @@ impl Modes {
 
     #[inline(always)]
     fn result(self, x: f32) -> u32 {
-        let x = if x.is_nan() { NAN } else { x };
         let x = if self.ftz { flush(x) } else { x };
         match self.sat {
             true if x > 0.0 => x.min(1.0).to_bits(),
             true => 0,
-            false => x.to_bits(),
+            false => canonical_bits(x),
         }
     }
 }
 
 fn single(d: &mut Decoder, name: &str) -> Decoded {
-    // Selections of bits, which `selp` and `mov` are, belong elsewhere.
     let (base, suffixes) = name.split_once('.').unwrap_or((name, ""));
     if base == "setp" {
         return comparison(d, suffixes);
@@ -80,9 +97,7 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("sub", [] | ["rn"]) => f32_binary(d, modes, |a, b| a - b),
         ("mul", [] | ["rn"]) => f32_binary(d, modes, |a, b| a * b),
         ("div", ["rn"]) => f32_binary(d, modes, |a, b| a / b),
-        ("div", ["approx" | "full"]) => {
-            f32_binary(d, modes, |a, b| (f64::from(a) / f64::from(b)) as f32)
-        }
+        ("div", ["full"]) => f32_binary(d, modes, |a, b| (f64::from(a) / f64::from(b)) as f32),
         ("fma" | "mad", ["rn"]) => {
             let f = move |a, b, c| {
                 let [a, b, c] = [a, b, c].map(|x| modes.operand(x));
@@ -94,17 +109,15 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("max", []) => f32_binary(d, modes, maximum),
         ("min", ["NaN"]) => f32_binary(d, modes, |a, b| nan_or(a, b, minimum)),
         ("max", ["NaN"]) => f32_binary(d, modes, |a, b| nan_or(a, b, maximum)),
-        ("neg", []) => f32_unary(d, modes, |a| -a),
-        ("abs", []) => f32_unary(d, modes, f32::abs),
-        ("copysign", []) => f32_binary(d, modes, |sign, a| a.copysign(sign)),
+        // A change of sign is one of bits: it keeps the payload of a NaN.
+        ("neg", []) => unary(d, move |a| modes.operand(a).to_bits() ^ SIGN),
+        ("abs", []) => unary(d, move |a| modes.operand(a).to_bits() & !SIGN),
+        ("copysign", []) => binary(d, |sign: u32, a: u32| sign & SIGN | a & !SIGN),
         ("rcp", ["rn" | "approx"]) => f32_unary(d, modes, |a| 1.0 / a),
         ("sqrt", ["rn" | "approx"]) => f32_unary(d, modes, f32::sqrt),
         ("rsqrt", ["approx"]) => f32_approximation(d, modes, |a| 1.0 / a.sqrt()),
         ("ex2", ["approx"]) => f32_approximation(d, modes, f64::exp2),
         ("lg2", ["approx"]) => f32_approximation(d, modes, f64::log2),
-        ("sin", ["approx"]) => f32_approximation(d, modes, f64::sin),
-        ("cos", ["approx"]) => f32_approximation(d, modes, f64::cos),
-        ("tanh", ["approx"]) => f32_approximation(d, modes, f64::tanh),
         _ => Ok(None),
     }
 }
@@ -178,7 +191,7 @@ fn maximum(a: f32, b: f32) -> f32 {
 
 fn nan_or(a: f32, b: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     if a.is_nan() || b.is_nan() {
-        NAN
+        f32::NAN
     } else {
         f(a, b)
     }
@@ -236,16 +249,9 @@ impl Relation {
 }
 
 fn double(d: &mut Decoder, name: &str) -> Decoded {
-    fn result(x: f64) -> u64 {
-        if x.is_nan() {
-            NAN_64.to_bits()
-        } else {
-            x.to_bits()
-        }
-    }
     fn with(d: &mut Decoder, f: impl Fn(f64, f64) -> f64 + Send + Sync + 'static) -> Decoded {
         binary(d, move |a, b| {
-            result(f(f64::from_bits(a), f64::from_bits(b)))
+            canonical_bits_64(f(f64::from_bits(a), f64::from_bits(b)))
         })
     }
     match name {
@@ -254,11 +260,11 @@ fn double(d: &mut Decoder, name: &str) -> Decoded {
         "mul" | "mul.rn" => with(d, |a, b| a * b),
         "div.rn" => with(d, |a, b| a / b),
         "fma.rn" => ternary(d, |a, b, c| {
-            result(f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c)))
+            canonical_bits_64(f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c)))
         }),
-        "neg" => unary(d, |a| result(-f64::from_bits(a))),
-        "abs" => unary(d, |a| result(f64::from_bits(a).abs())),
-        "sqrt.rn" => unary(d, |a| result(f64::from_bits(a).sqrt())),
+        "neg" => unary(d, |a| canonical_bits_64(-f64::from_bits(a))),
+        "abs" => unary(d, |a| canonical_bits_64(f64::from_bits(a).abs())),
+        "sqrt.rn" => unary(d, |a| canonical_bits_64(f64::from_bits(a).sqrt())),
         _ => match name.strip_prefix("setp.").and_then(Relation::parse) {
             Some(r) => compare(d, move |a, b| r.holds(f64::from_bits(a), f64::from_bits(b))),
             None => Ok(None),

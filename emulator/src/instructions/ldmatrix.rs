@@ -54,9 +54,8 @@ fn load<const MATRICES: usize>(d: &mut Decoder, transposed: bool) -> Decoded {
             let mut rows = [[0_u8; 16]; 8];
             for (row, bytes) in rows.iter_mut().enumerate() {
                 let lane = 8 * matrix + row;
-                let (shared, mut who) = c.shared_as(ALL_LANES);
                 // The whole warp reads, but a fault names the lane that gave the address.
-                who.lane = ALL_LANES;
+                let (shared, who) = c.shared_as(ALL_LANES);
                 shared
                     .read(who, shared_address(addresses[lane]), bytes)
                     .map_err(|mut violation| {

@@ -11,12 +11,13 @@
 //!
 //! C and D hold f32, or pairs of f16 (`c0 c1` and `c2 c3` in a register).
 
+use super::convert::f16_bits;
+use super::float::canonical_bits;
 use super::lanes;
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::{Reg, Row};
-use half::f16;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let Some(modifiers) = d.opcode().strip_prefix("mma.sync.aligned.") else {
@@ -79,7 +80,7 @@ fn single<const A: usize, const B: usize>(
                 *register,
                 std::array::from_fn(|lane| {
                     let (row, column) = accumulator(lane, i);
-                    canonical(sums[row][column]).to_bits()
+                    canonical_bits(sums[row][column])
                 }),
             );
         }
@@ -111,7 +112,7 @@ fn half<const A: usize, const B: usize>(
                 *register,
                 std::array::from_fn(|lane| {
                     let (row, column) = accumulator(lane, 2 * i);
-                    let round = |x: f32| u32::from(f16::from_f32(canonical(x)).to_bits());
+                    let round = |x: f32| u32::from(f16_bits(x));
                     round(sums[row][column + 1]) << 16 | round(sums[row][column])
                 }),
             );
@@ -124,16 +125,6 @@ fn half<const A: usize, const B: usize>(
 #[inline(always)]
 fn accumulator(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2)
-}
-
-/// The NaN that tensor cores produce.
-#[inline(always)]
-fn canonical(x: f32) -> f32 {
-    if x.is_nan() {
-        f32::from_bits(0x7fff_ffff)
-    } else {
-        x
-    }
 }
 
 /// `sums += A * B`, in order of `k`.
@@ -185,6 +176,7 @@ fn multiply_add<const A: usize, const B: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
 
     #[test]
     fn every_f16_widens_exactly() {

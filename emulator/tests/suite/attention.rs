@@ -1,9 +1,9 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
+use ::kernels::params::{ForwardParams, TensorRef};
+use ::kernels::table::{Dtype, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
-use kernels::params::{ForwardParams, TensorRef};
-use kernels::table::{Dtype, Kernel};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

@@ -1,10 +1,8 @@
 //! Every kernel of the table on the emulator: no rule broken, and the result of plain attention.
 
-mod common;
-
-use common::{Failure, Problem, check, module};
+use crate::attention::{Failure, Problem, check, module};
+use ::kernels::table::{Dtype, KERNELS, Kernel, select};
 use emulator::{Counters, Options};
-use kernels::table::{Dtype, KERNELS, Kernel, select};
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> Counters {
     check(kernel, &module(kernel), p, options).unwrap_or_else(|failure| match failure {
@@ -122,14 +120,9 @@ fn counters_are_those_of_the_algorithm() {
                 kernel.name
             );
             assert_eq!(counters.mma(), total.flops / 4096);
-            assert_eq!(
-                counters.total_of("ldmatrix").bank_conflicts(),
-                0,
-                "{}",
-                kernel.name
-            );
-            for line in counters.bank_conflicts() {
-                eprintln!("{} {line:?}", kernel.name);
+            for kind in ["ldmatrix", "cp.async", "st.shared"] {
+                let conflicts = counters.total_of(kind).bank_conflicts();
+                assert_eq!(conflicts, 0, "{}, {kind}", kernel.name);
             }
             assert_eq!(total.extra_sectors(), 0, "{}", kernel.name);
             let tensor = 2 * 256 * u64::from(dim);

@@ -1,0 +1,10 @@
+//! The emulator's tests: instructions and rules by hand-written kernels, and the real kernels, whole
+//! and mutated.
+
+mod attention;
+mod fuzz;
+mod instructions;
+mod kernels;
+mod mutants;
+mod rules;
+mod tiny;

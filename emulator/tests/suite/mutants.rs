@@ -1,0 +1,512 @@
+//! Mutants of the real kernels: each has one fault, as a slip in a kernel or a compiler's wrong
+//! turn would make it, and each must be reported, by a rule or by a wrong result.
+//!
+//! `cargo test -p emulator mutant -- --nocapture` prints what caught each.
+
+use crate::attention::{Failure, Problem, check, ptx};
+use ::kernels::table::{KERNELS, Kernel};
+use emulator::{Error, Module, Options};
+
+/// Which of the lines that fit a mutation it changes.
+#[derive(Clone, Copy)]
+enum Which {
+    Nth(usize),
+    Last,
+    All,
+}
+use Which::{All, Last, Nth};
+
+struct Mutant {
+    what: &'static str,
+    kernel: &'static str,
+    /// What the changed lines contain.
+    pattern: &'static str,
+    which: Which,
+    change: fn(&str) -> String,
+}
+
+const FULL: &str = "forward_f16_d64";
+const CAUSAL: &str = "forward_bf16_d64_causal";
+/// Reads Q from shared memory in every step.
+const WIDE: &str = "forward_f16_d128";
+
+fn remove(_: &str) -> String {
+    String::new()
+}
+
+/// Lets only half of a warp execute a line.
+fn diverge(line: &str) -> String {
+    format!(
+        "{{ .reg .pred %half; .reg .b32 %id;
+        mov.u32 %id, %laneid;
+        setp.lt.u32 %half, %id, 16;
+        @%half bra $mutant;
+        {line}
+        $mutant: }}"
+    )
+}
+
+/// Swaps the operands at two places, counted from 0.
+fn swap(line: &str, a: usize, b: usize) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '%';
+    let opcode_end = line.find(['{', '%']).expect("operands");
+    let (opcode, operands) = line.split_at(opcode_end);
+    let names: Vec<&str> = operands
+        .split(|c| !is_name(c))
+        .filter(|s| !s.is_empty())
+        .collect();
+    let mut at = 0;
+    let mut swapped = opcode.to_owned();
+    let mut rest = operands;
+    while let Some(start) = rest.find(is_name) {
+        let end = rest[start..]
+            .find(|c| !is_name(c))
+            .map_or(rest.len(), |n| start + n);
+        let name = match at {
+            _ if at == a => names[b],
+            _ if at == b => names[a],
+            _ => names[at],
+        };
+        swapped += &rest[..start];
+        swapped += name;
+        rest = &rest[end..];
+        at += 1;
+    }
+    swapped + rest
+}
+
+/// `selp d, a, b, p` becomes `mov d, a`.
+fn always_first(line: &str) -> String {
+    let (opcode, operands) = line
+        .trim()
+        .split_once(char::is_whitespace)
+        .expect("operands");
+    let kind = opcode.rsplit('.').next().expect("a type");
+    let operands: Vec<&str> = operands.split(',').collect();
+    format!("mov.{kind} {}, {};", operands[0], operands[1])
+}
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        what: "the barrier after loading Q removed",
+        kernel: FULL,
+        pattern: "bar.sync 0",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "the main loop's barrier removed",
+        kernel: FULL,
+        pattern: "bar.sync 0",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "the masked loop's barrier removed",
+        kernel: CAUSAL,
+        pattern: "bar.sync 0",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "every barrier removed",
+        kernel: FULL,
+        pattern: "bar.sync 0",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "the wait for Q one group short",
+        kernel: FULL,
+        pattern: "cp.async.wait_group 0",
+        which: Nth(0),
+        change: |l| l.replace('0', "1"),
+    },
+    Mutant {
+        what: "the main loop's wait one group short",
+        kernel: FULL,
+        pattern: "cp.async.wait_group 0",
+        which: Last,
+        change: |l| l.replace('0', "1"),
+    },
+    Mutant {
+        what: "the wait for Q removed",
+        kernel: CAUSAL,
+        pattern: "cp.async.wait_group 0",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "the first commit dropped",
+        kernel: FULL,
+        pattern: "cp.async.commit_group",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "the main loop's commit dropped",
+        kernel: FULL,
+        pattern: "cp.async.commit_group",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "one copy left out",
+        kernel: FULL,
+        pattern: "cp.async.cg",
+        which: Nth(3),
+        change: remove,
+    },
+    Mutant {
+        what: "one copy made twice",
+        kernel: FULL,
+        pattern: "cp.async.cg",
+        which: Nth(3),
+        change: |l| format!("{l}\n{l}"),
+    },
+    Mutant {
+        what: "a copy's swizzle changed",
+        kernel: FULL,
+        pattern: ", 112;",
+        which: Nth(0),
+        change: |l| l.replace("112", "96"),
+    },
+    Mutant {
+        what: "the swizzle of O changed",
+        kernel: FULL,
+        pattern: ", 112;",
+        which: Last,
+        change: |l| l.replace("112", "96"),
+    },
+    Mutant {
+        what: "an ldmatrix of the wrong columns",
+        kernel: FULL,
+        pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
+        which: Last,
+        change: |l| l.replace("];", "+16];"),
+    },
+    Mutant {
+        what: "an ldmatrix a block of memory too far",
+        kernel: FULL,
+        pattern: "ldmatrix.sync.aligned.m8n8.x4.trans",
+        which: Last,
+        change: |l| l.replace("];", "+65536];"),
+    },
+    Mutant {
+        what: "an ldmatrix address off by an element",
+        kernel: WIDE,
+        pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
+        which: Last,
+        change: |l| l.replace("];", "+2];"),
+    },
+    Mutant {
+        what: "V not transposed",
+        kernel: FULL,
+        pattern: "ldmatrix.sync.aligned.m8n8.x4.trans",
+        which: Nth(0),
+        change: |l| l.replace(".trans", ""),
+    },
+    Mutant {
+        what: "two registers of A swapped",
+        kernel: FULL,
+        pattern: "mma.sync",
+        which: Nth(0),
+        change: |l| swap(l, 4, 5),
+    },
+    Mutant {
+        what: "two registers of B swapped",
+        kernel: FULL,
+        pattern: "mma.sync",
+        which: Last,
+        change: |l| swap(l, 8, 9),
+    },
+    Mutant {
+        what: "two accumulators swapped",
+        kernel: FULL,
+        pattern: "mma.sync",
+        which: Nth(0),
+        change: |l| swap(l, 0, 2),
+    },
+    Mutant {
+        what: "an mma left out",
+        kernel: CAUSAL,
+        pattern: "mma.sync",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "f16 multiplied as bf16",
+        kernel: FULL,
+        pattern: "mma.sync",
+        which: Nth(1),
+        change: |l| l.replace(".f16.f16.", ".bf16.bf16."),
+    },
+    Mutant {
+        what: "a shuffle's mask narrowed",
+        kernel: FULL,
+        pattern: "shfl.sync.bfly",
+        which: Nth(0),
+        change: |l| l.replace("0xffffffff", "0x0000ffff"),
+    },
+    Mutant {
+        what: "a shuffle of the wrong distance",
+        kernel: FULL,
+        pattern: "shfl.sync.bfly",
+        which: Nth(1),
+        change: |l| {
+            l.replace(", 2, 0x1f", ", 4, 0x1f")
+                .replace(", 1, 0x1f", ", 4, 0x1f")
+        },
+    },
+    Mutant {
+        what: "a barrier under a lane-dependent branch",
+        kernel: FULL,
+        pattern: "bar.sync 0",
+        which: Last,
+        change: diverge,
+    },
+    Mutant {
+        what: "a shuffle under a lane-dependent branch",
+        kernel: FULL,
+        pattern: "shfl.sync.bfly",
+        which: Last,
+        change: diverge,
+    },
+    Mutant {
+        what: "an mma under a lane-dependent branch",
+        kernel: FULL,
+        pattern: "mma.sync",
+        which: Nth(0),
+        change: diverge,
+    },
+    Mutant {
+        what: "an ldmatrix under a lane-dependent branch",
+        kernel: FULL,
+        pattern: "ldmatrix",
+        which: Last,
+        change: diverge,
+    },
+    Mutant {
+        what: "O written with no warp barrier before it is read",
+        kernel: FULL,
+        pattern: "bar.warp.sync",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "Q overwritten by O with no warp barrier",
+        kernel: WIDE,
+        pattern: "bar.warp.sync",
+        which: All,
+        change: remove,
+    },
+    Mutant {
+        what: "the ragged tail of Q read",
+        kernel: FULL,
+        pattern: "selp.b32 ",
+        which: Nth(6),
+        change: always_first,
+    },
+    Mutant {
+        what: "rows of O past the end stored",
+        kernel: FULL,
+        pattern: "st.global.v4.b32",
+        which: Last,
+        change: |l| l.replace("],", "+16384],"),
+    },
+    Mutant {
+        what: "O stored 16 bytes too far",
+        kernel: FULL,
+        pattern: "st.global.v4.b32",
+        which: Nth(0),
+        change: |l| l.replace("],", "+16],"),
+    },
+    Mutant {
+        what: "O stored misaligned",
+        kernel: FULL,
+        pattern: "st.global.v4.b32",
+        which: Nth(0),
+        change: |l| l.replace("],", "+2],"),
+    },
+    Mutant {
+        what: "O stored to the buffer of Q",
+        kernel: FULL,
+        pattern: "_param_0+96]",
+        which: All,
+        change: |l| l.replace("_param_0+96]", "_param_0]"),
+    },
+    Mutant {
+        what: "lse stored in half of the lanes' rows",
+        kernel: FULL,
+        pattern: "st.global.b32",
+        which: Nth(0),
+        change: |l| l.replace("],", "+4],"),
+    },
+    Mutant {
+        what: "an element of the unaligned path off by one",
+        kernel: FULL,
+        pattern: "st.shared.b16",
+        which: Nth(1),
+        change: |l| l.replace("],", "+1],"),
+    },
+    Mutant {
+        what: "an element of the unaligned path left out",
+        kernel: FULL,
+        pattern: "st.shared.b16",
+        which: Nth(2),
+        change: remove,
+    },
+    Mutant {
+        what: "ex2 replaced by lg2",
+        kernel: CAUSAL,
+        pattern: "ex2.approx.ftz",
+        which: Nth(0),
+        change: |l| l.replace("ex2", "lg2"),
+    },
+    Mutant {
+        what: "log2(e) left out of the scale",
+        kernel: FULL,
+        pattern: "0f3FB8AA3B",
+        which: All,
+        change: |l| l.replace("0f3FB8AA3B", "0f3F800000"),
+    },
+    Mutant {
+        what: "a row's maximum forgotten",
+        kernel: FULL,
+        pattern: "max.f32",
+        which: Nth(0),
+        change: |l| l.replace("max", "min"),
+    },
+    Mutant {
+        what: "P packed with its halves swapped",
+        kernel: FULL,
+        pattern: "cvt.rn.f16x2",
+        which: Nth(0),
+        change: |l| swap(l, 1, 2),
+    },
+    Mutant {
+        what: "an accumulator never set to zero",
+        kernel: FULL,
+        pattern: ", 0f00000000;",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "the causal limit off by one",
+        kernel: CAUSAL,
+        pattern: "setp.gt.s32",
+        which: Last,
+        change: |l| l.replace("gt", "ge"),
+    },
+    Mutant {
+        what: "a parameter read from its neighbour",
+        kernel: FULL,
+        pattern: "_param_0+56]",
+        which: All,
+        change: |l| l.replace("+56]", "+48]"),
+    },
+    Mutant {
+        what: "a register used before it is written",
+        kernel: FULL,
+        pattern: "%ctaid.x",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "a loop that does not end",
+        kernel: FULL,
+        pattern: ", -1;",
+        which: Last,
+        change: |l| l.replace("-1", "0"),
+    },
+];
+
+/// Ragged, with grouped heads, aligned and not.
+fn problems(kernel: &Kernel) -> [Problem; 3] {
+    let p = Problem {
+        heads: 2,
+        seqlen_q: 150,
+        seqlen_kv: 210,
+        ..Problem::square(0, kernel.head_dim)
+    };
+    [
+        p,
+        Problem {
+            gap: 8,
+            kv_heads: 2,
+            ..p
+        },
+        Problem { gap: 3, ..p },
+    ]
+}
+
+impl Mutant {
+    /// The module's text with the fault in it.
+    fn apply(&self, text: &str) -> String {
+        let fitting: Vec<usize> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.contains(self.pattern) && !line.contains("//"))
+            .map(|(index, _)| index)
+            .collect();
+        let changed = match self.which {
+            Nth(n) => fitting.get(n).map_or(&[][..], std::slice::from_ref),
+            Last => fitting.last().map_or(&[][..], std::slice::from_ref),
+            All => &fitting[..],
+        };
+        assert!(
+            !changed.is_empty(),
+            "{}: no line with {:?}",
+            self.what,
+            self.pattern
+        );
+        let lines = text.lines().enumerate().map(|(index, line)| {
+            if changed.contains(&index) {
+                (self.change)(line)
+            } else {
+                line.to_owned()
+            }
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// What catches it.
+    fn caught(&self) -> Option<String> {
+        let kernel = KERNELS
+            .iter()
+            .find(|k| k.name == self.kernel)
+            .expect("in the table");
+        let text = self.apply(&ptx(kernel));
+        let module = Module::parse(&text, self.what).unwrap_or_else(|e| panic!("{e}"));
+        for seed in 0..3 {
+            for p in problems(kernel) {
+                let options = Options {
+                    seed,
+                    instruction_budget: 1 << 20,
+                    ..Options::default()
+                };
+                match check(kernel, &module, &p, &options) {
+                    Ok(_) => {}
+                    Err(Failure::Error(Error::Fault(fault))) => {
+                        return Some(format!("{} (line {})", fault.rule, fault.line));
+                    }
+                    Err(Failure::Error(other)) => panic!("{}: {other}", self.what),
+                    Err(Failure::Wrong(wrong)) => return Some(format!("wrong result: {wrong}")),
+                }
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    let mut missed = Vec::new();
+    for mutant in MUTANTS {
+        match mutant.caught() {
+            Some(by) => println!("{:50} {:24} {by}", mutant.what, mutant.kernel),
+            None => missed.push(mutant.what),
+        }
+    }
+    assert!(missed.is_empty(), "not caught: {missed:#?}");
+}

@@ -1,0 +1,100 @@
+//! Hand-written kernels: a few instructions between a header and `ret`.
+
+use emulator::{Argument, Error, Fault, Memory, Module, Options, Rule, launch};
+
+/// Words that a thread may write.
+pub const WORDS: usize = 8;
+
+/// Wraps the body of a kernel. `%out` is where the thread's [`WORDS`] words of output lie, `%in` a
+/// read-only buffer, `%tid`, `%lane` and `%warp` say who the thread is, and `smem` is shared memory.
+pub fn module(body: &str) -> String {
+    format!(
+        "
+        .version 7.0
+        .target sm_80
+        .address_size 64
+        .extern .shared .align 1024 .b8 smem[];
+        .visible .entry tiny(.param .u64 out, .param .u64 input)
+        {{
+            .reg .pred %p<16>;
+            .reg .b16 %h<16>;
+            .reg .b32 %r<64>, %tid, %lane, %warp, %smem;
+            .reg .b64 %d<16>, %out, %in;
+            ld.param.u64 %out, [out];
+            ld.param.u64 %in, [input];
+            mov.u32 %tid, %tid.x;
+            and.b32 %lane, %tid, 31;
+            shr.u32 %warp, %tid, 5;
+            mad.wide.u32 %out, %tid, {}, %out;
+            mov.u32 %smem, smem;
+            {body}
+            ret;
+        }}",
+        4 * WORDS
+    )
+}
+
+/// Runs a kernel body with `threads` threads and 1024 bytes of shared memory; returns the words
+/// each thread stored to `[%out]`. Words it did not store are all ones.
+pub fn run(body: &str, threads: u32, input: &[u32]) -> Result<Vec<[u32; WORDS]>, Error> {
+    run_with(body, threads, input, &Options::default())
+}
+
+pub fn run_with(
+    body: &str,
+    threads: u32,
+    input: &[u32],
+    options: &Options,
+) -> Result<Vec<[u32; WORDS]>, Error> {
+    let module = Module::parse(&module(body), "tiny.ptx")?;
+    let memory = Memory::new();
+    let mut words = vec![[u32::MAX; WORDS]; threads as usize];
+    let out = memory.allocate(size_of_val(&words[..]));
+    let input = memory.upload(bytemuck::cast_slice(input));
+    let arguments = [Argument::U64(out), Argument::U64(input)];
+    let kernel = module.entry("tiny")?;
+    launch(
+        &memory,
+        kernel,
+        [1, 1, 1],
+        [threads, 1, 1],
+        1024,
+        &arguments,
+        options,
+    )?;
+    memory
+        .read(out, bytemuck::cast_slice_mut(&mut words))
+        .unwrap();
+    Ok(words)
+}
+
+/// Runs one warp, which must end well.
+#[track_caller]
+pub fn warp(body: &str, input: &[u32]) -> Vec<[u32; WORDS]> {
+    run(body, 32, input).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs a kernel that must break a rule, under each of several schedules; the first one's report.
+#[track_caller]
+pub fn fault(body: &str, threads: u32, input: &[u32]) -> Fault {
+    let mut faults = (0..10).map(|seed| {
+        let options = Options {
+            seed,
+            instruction_budget: 10_000,
+            ..Options::default()
+        };
+        match run_with(body, threads, input, &options) {
+            Err(Error::Fault(fault)) => *fault,
+            other => panic!("seed {seed}: no rule was broken: {other:?}"),
+        }
+    });
+    let first = faults.next().expect("some seeds");
+    faults.for_each(drop);
+    first
+}
+
+/// The rule that a kernel breaks.
+#[track_caller]
+pub fn broken(body: &str, threads: u32, input: &[u32]) -> Rule {
+    fault(body, threads, input).rule
+}
