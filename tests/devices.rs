@@ -1,6 +1,7 @@
 //! Every test that runs alike on every device; with `ATTENTION_CASE` set to a case as a failed test
 //! printed it, that case alone.
 
+mod counters;
 mod definition;
 mod errors;
 mod kernels;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         return harness::main([("printed", vec![test])]);
     }
     harness::main([
+        ("counters", counters::tests()),
         ("definition", definition::tests()),
         ("errors", errors::tests()),
         ("kernels", kernels::tests()),

@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod package;
+mod profile;
 mod setup;
 mod shell;
 mod test;
@@ -18,6 +19,8 @@ enum Task {
     BuildPtx,
     /// Set up, build the kernels with all checks, and run all tests
     Test(test::Arguments),
+    /// Count what every kernel does: instructions, bank conflicts, memory traffic
+    Profile(profile::Arguments),
     /// Write dist/: the command and the tests, to run on a machine with a driver and no Rust
     Package,
 }
@@ -29,6 +32,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::BuildPtx => build_ptx::run(),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Profile(arguments) => profile::run(&arguments),
         Task::Package => package::run(),
     }
 }

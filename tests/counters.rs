@@ -1,0 +1,77 @@
+//! What the kernels do to memory, as the emulator counts it.
+
+use attention::emulator::{Counters, Options};
+use attention::{Device, Tensor, f16};
+use kernels::table::{KERNELS, Kernel};
+use tests::{Case, Layout, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let of_kernels = KERNELS
+        .iter()
+        .map(|kernel| Test::emulator(kernel.name, move |_| moves_no_more_than_needed(kernel)));
+    let swizzle = Test::emulator("work_is_counted", |_| work_is_counted());
+    of_kernels.chain([swizzle]).collect()
+}
+
+/// An emulated GPU that counts.
+fn counting() -> Result<Device, attention::Error> {
+    Device::emulator(Options {
+        counters: true,
+        ..Options::default()
+    })
+}
+
+fn counters(case: &Case) -> Result<Counters, libtest_mimic::Failed> {
+    let device = counting()?;
+    case.check(&device)?;
+    Ok(device.counters().expect("a kernel ran"))
+}
+
+/// No bank conflict anywhere in shared memory, and no sector of q, k, v and o in part, for a whole
+/// head dim in either layout.
+fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
+    for layout in [Layout::Bhnd, Layout::Bnhd] {
+        let case = Case {
+            dtype: kernel.dtype,
+            heads: 2,
+            kv_heads: 1,
+            dim: kernel.head_dim as usize,
+            causal: kernel.causal,
+            q: layout,
+            k: layout,
+            v: layout,
+            o: layout,
+            ..Case::default()
+        };
+        let counters = counters(&case)?;
+        assert!(counters.total_of("ldmatrix").wavefronts > 0);
+        if let Some(line) = counters.bank_conflicts().next() {
+            return Err(format!("{case}: bank conflicts: {line:?}").into());
+        }
+        let rows = counters
+            .uncoalesced()
+            .find(|line| line.opcode.starts_with("cp.async") || line.opcode.contains(".v4"));
+        if let Some(line) = rows {
+            return Err(format!("{case}: sectors in part: {line:?}").into());
+        }
+    }
+    PASSED
+}
+
+/// The numbers of a launch small enough to count by hand: one query tile, two blocks of keys.
+fn work_is_counted() -> Outcome {
+    let device = counting()?;
+    let tensor = |rows: usize| Tensor::new(&device, [1, 1, rows, 64], &vec![f16::ONE; rows * 64]);
+    attention::Attention::new().forward(&tensor(128)?, &tensor(128)?, &tensor(128)?)?;
+    let counters = device.counters().expect("a kernel ran");
+    // Two products of 128 x 128 x 64, two operations for each multiplication.
+    assert_eq!(counters.total().flops, 2 * 2 * 128 * 128 * 64);
+    assert_eq!(counters.mma(), counters.total().flops / (2 * 16 * 8 * 16));
+    // Each of q, k, v is read once and o written once; lse besides.
+    assert_eq!(counters.total().bytes_read, 3 * 128 * 64 * 2);
+    assert_eq!(counters.total().bytes_written, 128 * 64 * 2 + 128 * 4);
+    // Four warps, one barrier before the first block and one in each.
+    assert_eq!(counters.barriers(), 4 * 3);
+    PASSED
+}
