@@ -16,7 +16,7 @@ pub struct Options {
     /// Instructions that a warp may execute before the kernel counts as one that does not end; at
     /// most 2^26 - 1, the default.
     pub instruction_budget: u64,
-    /// Whether to count wavefronts, sectors and bytes, for a third more time.
+    /// Whether to count wavefronts, sectors and bytes, for a quarter more time.
     pub counters: bool,
 }
 

@@ -1,11 +1,10 @@
 //! `ld` and `st` of global and shared memory.
 
 use super::convert::extend;
-use super::{Address, lanes, shared_address};
+use super::{Address, for_each_lane, lanes, shared_address};
 use crate::decode::{Decoded, Decoder, Name};
 use crate::registers::{AnyReg, lanes as lanes_of};
 use crate::syntax::Operand;
-use crate::warp::for_each_lane;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Space {

@@ -286,6 +286,14 @@ fn kernels_end() {
         Rule::Budget { budget: 10_000 }
     );
     assert_eq!(broken("trap;", 32, &[]), Rule::Trap);
+    let empty = ".version 7.0 .target sm_80 .address_size 64 .entry e() {}";
+    let module = Module::parse(empty, "empty.ptx").unwrap();
+    let (memory, one) = (Memory::new(), [1, 1, 1]);
+    let entry = module.entry("e").unwrap();
+    match launch(&memory, entry, one, one, 0, &[], &Options::default()) {
+        Err(Error::Fault(fault)) => assert_eq!(fault.rule, Rule::NoReturn),
+        other => panic!("{other:?}"),
+    }
     let rule = broken(
         "setp.eq.b32 %p0, %lane, 0; @%p0 bra.uni $end; $end:",
         32,
