@@ -1,8 +1,9 @@
 //! A block: its warps, interleaved in an order drawn from a seed, its barriers and shared memory.
 
 use crate::counters::Tally;
-use crate::decode::{Action, Control};
+use crate::decode::Action;
 use crate::error::{Fault, Rule, Violation};
+use crate::instructions::Arrival;
 use crate::launch::Launch;
 use crate::module::Instruction;
 use crate::registers::{LANES, Reg, Row, Value};
@@ -142,16 +143,16 @@ impl<'a> Block<'a> {
         let warp = &mut self.warps[index];
         let (pc, lanes) = warp.position();
         let Some(instruction) = self.launch.kernel.instructions.get(pc) else {
-            return Err(self.fault(index, pc - 1, *Violation::of_warp(Rule::NoReturn)));
+            let last = pc.saturating_sub(1);
+            return Err(self.fault(index, last, *Violation::of_warp(Rule::NoReturn)));
         };
-        self.execute(index, pc, instruction, lanes, &mut tallies[pc])
+        self.execute(index, instruction, lanes, &mut tallies[pc])
             .map_err(|violation| self.fault(index, pc, *violation))
     }
 
     fn execute(
         &mut self,
         index: usize,
-        pc: usize,
         instruction: &Instruction,
         lanes: u32,
         tally: &mut Tally,
@@ -169,57 +170,47 @@ impl<'a> Block<'a> {
         }
         tally.executed += 1;
         tally.lanes += u64::from(active.count_ones());
+        let mut context = Context {
+            active,
+            line: instruction.line,
+            warp,
+            shared: &mut self.shared,
+            launch: self.launch,
+            block: self.position,
+            tally,
+        };
         match &instruction.action {
-            Action::Control(Control::Branch { target, uniform }) => {
+            Action::Branch { target, uniform } => {
                 if *uniform && active != 0 && active != lanes {
                     return Err(Violation::of_warp(Rule::DivergentUniformBranch));
                 }
-                warp.branch(active, *target, instruction.meeting);
+                context.warp.branch(active, *target, instruction.meeting);
             }
-            _ if active == 0 => warp.advance(),
-            Action::Control(Control::Exit) => warp.exit(active),
-            Action::Control(Control::Trap) => return Err(Violation::of_lanes(Rule::Trap, active)),
-            action => {
-                let mut context = Context {
-                    active,
-                    line: instruction.line,
-                    warp,
-                    shared: &mut self.shared,
-                    launch: self.launch,
-                    block: self.position,
-                    tally,
-                };
-                match action {
-                    Action::Lanes(operation) => operation(&mut context)?,
-                    Action::Control(Control::Barrier(barrier)) => {
-                        let arrival = barrier.arrive(&context)?;
-                        self.arrive(index, arrival.barrier, arrival.threads, arrival.waits)?;
-                    }
-                    Action::Control(_) => unreachable!("handled above"),
-                }
-                self.warps[index].advance();
+            _ if active == 0 => context.warp.advance(),
+            Action::Lanes(operation) => {
+                operation(&mut context)?;
+                context.warp.advance();
+            }
+            Action::Exit => context.warp.exit(active),
+            Action::Trap => return Err(Violation::of_lanes(Rule::Trap, active)),
+            Action::Barrier(barrier) => {
+                let arrival = barrier.arrive(&context)?;
+                context.warp.advance();
+                self.arrive(index, &arrival)?;
             }
         }
-        debug_assert!(
-            self.warps[index].state == State::Exited || pc < self.launch.kernel.instructions.len()
-        );
         Ok(())
     }
 
     /// Takes note of a warp at a barrier; the last one to arrive lets all go on.
-    fn arrive(
-        &mut self,
-        index: usize,
-        number: u32,
-        threads: Option<u32>,
-        waits: bool,
-    ) -> Result<(), Box<Violation>> {
+    fn arrive(&mut self, index: usize, arrival: &Arrival) -> Result<(), Box<Violation>> {
+        let number = arrival.barrier as usize;
         let misused = |what| Err(Violation::of_warp(Rule::BarrierMisused { what }));
-        let Some(barrier) = self.barriers.get_mut(number as usize) else {
+        let Some(barrier) = self.barriers.get_mut(number) else {
             return misused("a barrier number is 0 to 15");
         };
         let in_block = self.launch.threads().next_multiple_of(32);
-        let expected = threads.unwrap_or(in_block);
+        let expected = arrival.threads.unwrap_or(in_block);
         if expected == 0 || !expected.is_multiple_of(32) || expected > in_block {
             return misused("a barrier's thread count is a multiple of 32, at most the block's");
         }
@@ -238,9 +229,9 @@ impl<'a> Block<'a> {
             *known = (*known).max(*clock);
         }
         barrier.expected = expected;
-        barrier.arrived.push((index, waits));
-        if waits {
-            warp.state = State::Waiting(number as usize);
+        barrier.arrived.push((index, arrival.waits));
+        if arrival.waits {
+            warp.state = State::Waiting(number);
         }
         if barrier.arrived.len() as u32 * 32 == expected {
             for (waiting, _) in barrier.arrived.iter().filter(|(_, waits)| *waits) {

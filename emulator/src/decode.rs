@@ -15,19 +15,13 @@ pub(crate) type Operation = Box<dyn Fn(&mut Context) -> Result<(), Box<Violation
 pub(crate) enum Action {
     /// Works on registers and memory; the warp goes on with the next instruction.
     Lanes(Operation),
-    /// Decides what the warp executes next.
-    Control(Control),
-}
-
-/// What the block or the warp must do itself.
-pub(crate) enum Control {
     /// `target` is a label's number until the kernel is complete, and then an instruction's.
-    Branch {
-        target: usize,
-        uniform: bool,
-    },
+    Branch { target: usize, uniform: bool },
+    /// Ends the lanes that execute it.
     Exit,
+    /// Ends the kernel, with a fault.
     Trap,
+    /// Stops the warp until others arrive.
     Barrier(BarrierUse),
 }
 

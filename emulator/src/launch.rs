@@ -14,9 +14,9 @@ pub struct Options {
     /// The order in which the warps of a block take turns is drawn from it.
     pub seed: u64,
     /// Instructions that a warp may execute before the kernel counts as one that does not end; at
-    /// most 2^26 - 1, the default.
+    /// most 2^26 - 2, the default.
     pub instruction_budget: u64,
-    /// Whether to count wavefronts, sectors and bytes, for a third more time.
+    /// Whether to count wavefronts, sectors and bytes, for a quarter more time.
     pub counters: bool,
 }
 

@@ -54,7 +54,7 @@
 //! checks that they were written and keeps to the active lanes.
 //!
 //! What `sm_90a` adds has its place too. `mbarrier` and `wgmma.wait_group` block a warp as `bar.sync`
-//! does: an action of `Control`, and a state of the warp that the block's scheduler resolves. Bulk
+//! does: an `Action` of its own, and a state of the warp that the block's scheduler resolves. Bulk
 //! copies and `wgmma` operands in shared memory are accesses that stay pending in `shared`'s shadow,
 //! as those of `cp.async` do. A cluster is a group of blocks that run together, in place of one.
 

@@ -1,7 +1,7 @@
 //! A PTX module: its directives, and kernels ready to run.
 
 use crate::cfg::{Successors, reconvergence_points};
-use crate::decode::{Action, Control, Decoder, Name, Scope};
+use crate::decode::{Action, Decoder, Name, Scope};
 use crate::error::{Error, SyntaxError};
 use crate::instructions;
 use crate::registers::{AnyReg, Pred, Registers};
@@ -466,13 +466,13 @@ fn resolve(instructions: &mut [Instruction], places: &BTreeMap<usize, usize>) {
     for instruction in &mut *instructions {
         let guarded = instruction.guard.is_some();
         code.push(match &mut instruction.action {
-            Action::Control(Control::Branch { target, .. }) => {
+            Action::Branch { target, .. } => {
                 *target = places[target];
                 let target = *target;
                 Successors::Branch { target, guarded }
             }
-            Action::Control(Control::Exit) => Successors::Exit { guarded },
-            Action::Control(Control::Trap) => Successors::Trap { guarded },
+            Action::Exit => Successors::Exit { guarded },
+            Action::Trap => Successors::Trap { guarded },
             _ => Successors::Next,
         });
     }

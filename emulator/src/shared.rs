@@ -271,3 +271,25 @@ fn cells(start: usize, bytes: usize) -> impl Iterator<Item = (usize, u8)> {
     let first = start / CELL_BYTES;
     (first..first + bytes.div_ceil(CELL_BYTES)).map(move |cell| (cell, mask))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warp_is_no_single_thread() {
+        let mut shared = Shared::new(4, 1);
+        let mut who = Accessor {
+            warp: 0,
+            lane: ALL_LANES,
+            clocks: &[1],
+            line: 1,
+        };
+        shared.write(who, SHARED_BASE, &[1; 4]).unwrap();
+        let race = shared.read(who, SHARED_BASE, &mut [0; 4]).unwrap_err();
+        assert!(matches!(race.rule, Rule::SharedRace { .. }));
+        assert_eq!(race.lane, None);
+        who.clocks = &[2];
+        shared.read(who, SHARED_BASE, &mut [0; 4]).unwrap();
+    }
+}

@@ -1,8 +1,7 @@
 //! A warp: its registers, where its lanes are in the program, and what it knows of other warps.
 
-use crate::error::Violation;
 use crate::instructions::Copies;
-use crate::registers::{Registers, lanes};
+use crate::registers::Registers;
 
 /// Whether a warp can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,12 +131,4 @@ impl Warp {
             *own = (*own).max(*other);
         }
     }
-}
-
-/// Applies `f` to the active lanes until one fails.
-pub(crate) fn for_each_lane(
-    active: u32,
-    f: impl FnMut(usize) -> Result<(), Box<Violation>>,
-) -> Result<(), Box<Violation>> {
-    lanes(active).try_for_each(f)
 }

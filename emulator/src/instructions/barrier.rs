@@ -6,7 +6,7 @@
 use super::lanes;
 use super::shuffle::members;
 use crate::block::Context;
-use crate::decode::{Action, Control, Decoded, Decoder};
+use crate::decode::{Action, Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::Reg;
 
@@ -59,11 +59,11 @@ fn of_block(d: &mut Decoder, waits: bool) -> Decoded {
         _ => return Err("expected a barrier and a thread count".to_owned()),
     };
     let threads = threads.map(|threads| d.source(threads)).transpose()?;
-    Ok(Some(Action::Control(Control::Barrier(BarrierUse {
+    Ok(Some(Action::Barrier(BarrierUse {
         barrier: d.source(barrier)?,
         threads,
         waits,
-    }))))
+    })))
 }
 
 fn of_warp(d: &mut Decoder) -> Decoded {

@@ -1,6 +1,6 @@
 //! `bra`, `ret`, `exit` and `trap`.
 
-use crate::decode::{Action, Control, Decoded, Decoder};
+use crate::decode::{Action, Decoded, Decoder};
 use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -11,15 +11,15 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             };
             let target = d.scope.label(label);
             let uniform = d.opcode() == "bra.uni";
-            Ok(Some(Action::Control(Control::Branch { target, uniform })))
+            Ok(Some(Action::Branch { target, uniform }))
         }
         "ret" | "exit" | "ret.uni" => {
             d.operands::<0>()?;
-            Ok(Some(Action::Control(Control::Exit)))
+            Ok(Some(Action::Exit))
         }
         "trap" => {
             d.operands::<0>()?;
-            Ok(Some(Action::Control(Control::Trap)))
+            Ok(Some(Action::Trap))
         }
         _ => Ok(None),
     }

@@ -4,13 +4,12 @@
 //! after a barrier that follows. It reads its source when it lands.
 
 use super::memory::address;
-use super::{lanes, shared_address};
+use super::{for_each_lane, lanes, shared_address};
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::Reg;
 use crate::syntax::Operand;
-use crate::warp::for_each_lane;
 
 /// A copy that has not landed.
 struct Copy {

@@ -3,7 +3,7 @@
 //! Division by zero, which PTX leaves open, gives all ones.
 
 use super::{binary, compare, ternary, unary};
-use crate::decode::{Action, Decoded, Decoder, lanes};
+use crate::decode::{Decoded, Decoder, lanes};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let Some((name, kind)) = d.opcode().rsplit_once('.') else {
@@ -196,7 +196,7 @@ fn predicates(d: &mut Decoder, name: &str) -> Decoded {
     };
     let [to, a, b] = d.operands()?;
     let (to, a, b) = (d.predicate(to)?, d.predicate(a)?, d.predicate(b)?);
-    Ok(Some(Action::Lanes(Box::new(move |c| {
+    lanes(move |c| {
         let registers = &mut c.warp.registers;
         let value = f(
             registers.read_predicate(a, c.active)?,
@@ -204,5 +204,5 @@ fn predicates(d: &mut Decoder, name: &str) -> Decoded {
         );
         registers.write_predicate(to, c.active, value);
         Ok(())
-    }))))
+    })
 }

@@ -1,11 +1,11 @@
 //! `ld` and `st` of global and shared memory.
 
 use super::convert::extend;
-use super::{Address, lanes, shared_address};
+use super::{Address, for_each_lane, lanes, shared_address};
+use crate::block::Context;
 use crate::decode::{Decoded, Decoder, Name};
-use crate::registers::{AnyReg, lanes as lanes_of};
+use crate::registers::{AnyReg, Row, lanes as lanes_of};
 use crate::syntax::Operand;
-use crate::warp::for_each_lane;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Space {
@@ -29,6 +29,16 @@ impl Shape {
 
     fn element_bytes(self) -> usize {
         self.bits as usize / 8
+    }
+
+    /// Counts an access's transactions.
+    fn count(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
+        let bytes = self.bytes() as u32;
+        match self.space {
+            _ if !c.launch.options.counters => {}
+            Space::Global => c.tally.count_global(c.active, addresses, bytes, writes),
+            Space::Shared => c.tally.count_shared(c.active, addresses, bytes),
+        }
     }
 
     /// Reads the part of an opcode after `ld.` or `st.`. Hints about caches say nothing here.
@@ -126,14 +136,7 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
     lanes(move |c| {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
-        if c.launch.options.counters {
-            match shape.space {
-                Space::Global => c
-                    .tally
-                    .count_global(c.active, &addresses, bytes as u32, false),
-                Space::Shared => c.tally.count_shared(c.active, &addresses, bytes as u32),
-            }
-        }
+        shape.count(c, &addresses, false);
         let mut loaded = [[0; 16]; 32];
         for_each_lane(c.active, |lane| {
             let (id, to) = (lane as u32, &mut loaded[lane][..bytes]);
@@ -170,14 +173,7 @@ fn store(d: &mut Decoder, shape: Shape) -> Decoded {
     lanes(move |c| {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
-        if c.launch.options.counters {
-            match shape.space {
-                Space::Global => c
-                    .tally
-                    .count_global(c.active, &addresses, bytes as u32, true),
-                Space::Shared => c.tally.count_shared(c.active, &addresses, bytes as u32),
-            }
-        }
+        shape.count(c, &addresses, true);
         let mut stored = [[0; 16]; 32];
         for (i, register) in from.iter().enumerate() {
             let value = match register {

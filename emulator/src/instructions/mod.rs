@@ -15,13 +15,13 @@ mod mma;
 mod movement;
 mod shuffle;
 
-pub(crate) use barrier::BarrierUse;
+pub(crate) use barrier::{Arrival, BarrierUse};
 pub(crate) use cp_async::Copies;
 
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes};
 use crate::error::Violation;
-use crate::registers::{Pred, Reg, Row, Value};
+use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of};
 
 /// Every family, the most frequent ones first.
 const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
@@ -101,6 +101,14 @@ fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + '
         c.warp.registers.write_predicate(to, c.active, mask);
         Ok(())
     })
+}
+
+/// Applies `f` to the active lanes until one fails.
+fn for_each_lane(
+    active: u32,
+    f: impl FnMut(usize) -> Result<(), Box<Violation>>,
+) -> Result<(), Box<Violation>> {
+    lanes_of(active).try_for_each(f)
 }
 
 /// An address operand: `[register+offset]` or `[variable+offset]`.

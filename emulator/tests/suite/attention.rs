@@ -7,17 +7,29 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// The text of the module that holds a kernel, by its file in the folder that the environment
-/// variable `EMULATOR_PTX` names.
-pub fn ptx(kernel: &Kernel) -> String {
+/// The text of the module that holds a kernel: a file in the folder that the environment variable
+/// `EMULATOR_PTX` names, as `cargo xtask build-ptx` writes it.
+fn module_text(kernel: &Kernel) -> String {
     let folder = std::env::var("EMULATOR_PTX").expect("EMULATOR_PTX names the folder of the PTX");
-    let path = std::path::Path::new(&folder).join(format!("{}.ptx", kernel.name));
+    let path = std::path::Path::new(&folder).join(format!("{}.ptx", kernel.module()));
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A module with just this kernel.
+pub fn ptx(kernel: &Kernel) -> String {
+    const ENTRY: &str = ".visible .entry ";
+    let text = module_text(kernel);
+    let mut parts = text.split(ENTRY);
+    let head = parts.next().unwrap_or_default();
+    let start = format!("{}(", kernel.name);
+    let entry = parts.find(|part| part.starts_with(&start));
+    let entry = entry.unwrap_or_else(|| panic!("{} is not in its module", kernel.name));
+    format!("{head}{ENTRY}{entry}")
 }
 
 /// A kernel's module, which must load.
 pub fn module(kernel: &Kernel) -> Module {
-    Module::parse(&ptx(kernel), kernel.name).unwrap_or_else(|e| panic!("{e}"))
+    Module::parse(&module_text(kernel), kernel.module()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// What to compute, and how the tensors lie in memory.

@@ -336,7 +336,7 @@ const MUTANTS: &[Mutant] = &[
         change: |l| l.replace("_param_0+96]", "_param_0]"),
     },
     Mutant {
-        what: "lse stored in half of the lanes' rows",
+        what: "lse stored a row too far",
         kernel: FULL,
         pattern: "st.global.b32",
         which: Nth(0),

@@ -87,8 +87,11 @@ fn registers_are_written_before_they_are_read() {
 
 #[test]
 fn a_selection_may_leave_out_an_undefined_operand() {
-    let body = "setp.lt.u32 %p0, %lane, 32; selp.b32 %r0, %lane, %r1, %p0;";
-    assert!(run(body, 32, &[]).is_ok());
+    for operands in ["%lane, %r1, %p0", "%r1, %lane, %p1"] {
+        let body =
+            format!("setp.lt.u32 %p0, %lane, 32; not.pred %p1, %p0; selp.b32 %r0, {operands};");
+        assert!(run(&body, 32, &[]).is_ok(), "{operands}");
+    }
 }
 
 #[test]
@@ -164,6 +167,11 @@ fn accesses_of_two_threads_need_a_barrier_between() {
     // A read before a write.
     let initialised = format!("{store} bar.sync 0; {}", read(128));
     race(&initialised, store, "bar.sync 0;", 64);
+    // Two lanes' reads before a write by one of them.
+    let shared = "and.b32 %r5, %lane, 30; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %smem;";
+    let both = format!("{store} bar.warp.sync -1; {shared} ld.shared.b32 %r6, [%r5];");
+    let one = "and.b32 %r7, %lane, 1; setp.eq.b32 %p0, %r7, 1; @%p0 st.shared.b32 [%r5], %tid;";
+    race(&both, one, "bar.warp.sync 0xffffffff;", 32);
     // A whole warp's read before a write.
     let matrix = format!(
         "{store} bar.warp.sync -1; and.b32 %r3, %lane, 7; shl.b32 %r3, %r3, 4;
@@ -278,6 +286,14 @@ fn kernels_end() {
         Rule::Budget { budget: 10_000 }
     );
     assert_eq!(broken("trap;", 32, &[]), Rule::Trap);
+    let empty = ".version 7.0 .target sm_80 .address_size 64 .entry e() {}";
+    let module = Module::parse(empty, "empty.ptx").unwrap();
+    let (memory, one) = (Memory::new(), [1, 1, 1]);
+    let entry = module.entry("e").unwrap();
+    match launch(&memory, entry, one, one, 0, &[], &Options::default()) {
+        Err(Error::Fault(fault)) => assert_eq!(fault.rule, Rule::NoReturn),
+        other => panic!("{other:?}"),
+    }
     let rule = broken(
         "setp.eq.b32 %p0, %lane, 0; @%p0 bra.uni $end; $end:",
         32,
