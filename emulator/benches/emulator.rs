@@ -1,5 +1,4 @@
-//! Emulated instructions per second. The attention kernel runs if `EMULATOR_PTX` names the folder
-//! of its PTX.
+//! Emulated instructions per second.
 
 #[path = "../tests/suite/attention.rs"]
 #[expect(dead_code, reason = "the benchmark does not compare results")]
@@ -77,9 +76,6 @@ fn fma(bencher: Bencher) {
 /// Batch 1, one head, 1024 queries and keys, head dim 64; items are warp-instructions.
 #[divan::bench(args = [false, true])]
 fn attention(bencher: Bencher, counters: bool) {
-    if std::env::var_os("EMULATOR_PTX").is_none() {
-        return;
-    }
     let kernel = select(Dtype::F16, 64, false).unwrap();
     let (module, run) = (module(kernel), Run::new(kernel, &Problem::square(1024, 64)));
     let options = Options {

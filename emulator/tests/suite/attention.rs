@@ -1,18 +1,22 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
 use ::kernels::params::{ForwardParams, TensorRef};
-use ::kernels::table::{Dtype, Kernel};
+use ::kernels::table::{Arch, Dtype, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::sync::LazyLock;
 
-/// The text of the module that holds a kernel: a file in the folder that the environment variable
-/// `EMULATOR_PTX` names, as `cargo xtask build-ptx` writes it.
-fn module_text(kernel: &Kernel) -> String {
-    let folder = std::env::var("EMULATOR_PTX").expect("EMULATOR_PTX names the folder of the PTX");
-    let path = std::path::Path::new(&folder).join(format!("{}.ptx", kernel.module()));
-    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+/// The text of the module that holds a kernel, as the builder makes it from today's source.
+fn module_text(kernel: &Kernel) -> &'static str {
+    static MODULES: LazyLock<Vec<kernel_builder::Module>> =
+        LazyLock::new(|| kernel_builder::build(Arch::Sm80).unwrap_or_else(|e| panic!("{e}")));
+    let mut modules = MODULES.iter();
+    let module = modules.find(|module| module.name == kernel.module());
+    &module
+        .expect("the builder makes every module of the table")
+        .text
 }
 
 /// A module with just this kernel.
@@ -29,7 +33,7 @@ pub fn ptx(kernel: &Kernel) -> String {
 
 /// A kernel's module, which must load.
 pub fn module(kernel: &Kernel) -> Module {
-    Module::parse(&module_text(kernel), kernel.module()).unwrap_or_else(|e| panic!("{e}"))
+    Module::parse(module_text(kernel), kernel.module()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// What to compute, and how the tensors lie in memory.
