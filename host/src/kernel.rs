@@ -75,7 +75,7 @@ pub(crate) fn resolve_cpu(name: Option<&str>) -> Result<()> {
             find(name)?;
             Err(unsuitable(
                 name,
-                "runs on CUDA devices and the emulator only; the CPU's is cpu",
+                "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
             ))
         }
     }
