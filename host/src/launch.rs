@@ -41,8 +41,10 @@ impl Launch {
             seqlen_kv: problem.seqlen_kv as u32,
             dim: problem.dim as u32,
             q_tiles,
+            wave_heads: wave_heads(kernel, problem),
             scale: problem.scale,
             aligned: u32::from([q, k, v, o].iter().all(TensorRef::is_aligned)),
+            batch_heads: (problem.batch * problem.heads) as u32,
         };
         Ok(Launch {
             kernel,
@@ -87,6 +89,20 @@ impl Launch {
     pub fn on_emulator(&self, emulation: &Emulation) -> Result<()> {
         emulation.launch(self.kernel, self.blocks, bytemuck::bytes_of(&self.params))
     }
+}
+
+/// Heads that share the L2 cache with their keys and values. Without a mask all tiles weigh the same,
+/// and a head at a time keeps its keys and values closest.
+fn wave_heads(kernel: &Kernel, problem: &Problem) -> u32 {
+    /// Half of what an A100 or an H100 has: the rest is for q, o and what comes next.
+    const L2_BYTES: usize = 20 << 20;
+    if !kernel.causal {
+        return 1;
+    }
+    let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
+    let group = problem.heads / problem.kv_heads;
+    let heads = (L2_BYTES / kv_bytes).max(1).saturating_mul(group);
+    heads.min(problem.batch * problem.heads) as u32
 }
 
 fn blocks(kernel: &Kernel, problem: &Problem, q_tiles: u32) -> Result<u32> {

@@ -10,6 +10,7 @@
 //! | [`table`] | every kernel: name, dtype, head dim, mask, tile | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
+//! | [`order`] | which block computes which query tile | both |
 //! | [`mask`] | which keys a row sees, block trip counts | both |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
 //! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
@@ -19,6 +20,7 @@
 
 pub mod layout;
 pub mod mask;
+pub mod order;
 pub mod params;
 pub mod table;
 

@@ -31,8 +31,8 @@ impl TensorRef {
 
 /// Arguments of a forward kernel.
 ///
-/// The grid is one-dimensional: block `b` takes query tile `b % q_tiles` of head
-/// `b / q_tiles % heads` of batch `b / q_tiles / heads`, where `q_tiles = ceil(seqlen_q / Br)`.
+/// The grid is one-dimensional, `batch * heads * ceil(seqlen_q / Br)` blocks; [`order`](crate::order)
+/// says which block takes which query tile.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,10 +59,15 @@ pub struct ForwardParams {
     pub dim: u32,
     /// `ceil(seqlen_q / Br)`.
     pub q_tiles: u32,
+    /// Heads whose query tiles are taken in turns, heaviest first: at least 1, at most
+    /// `batch * heads`.
+    pub wave_heads: u32,
     /// Softmax scale, of any sign; scores are `scale * (q . k)`.
     pub scale: f32,
     /// 1 if q, k, v and o are all [aligned](TensorRef::is_aligned), else 0.
     pub aligned: u32,
+    /// Query heads of all batches.
+    pub batch_heads: u32,
 }
 
 /// The longest sequence: row indices, rounded up to a tile, stay within `i32`.

@@ -1,5 +1,6 @@
 //! Which query tile a block computes.
 
+use crate::order::tile_of_block;
 use crate::params::{ForwardParams, TensorRef};
 use crate::ptx::special;
 use crate::tile::GlobalRows;
@@ -19,11 +20,11 @@ impl Place {
     /// The tile of this block, when tiles have `br` rows.
     #[inline(always)]
     pub fn of_block(p: &ForwardParams, br: u32) -> Self {
-        let (block, q_tiles) = (special::block(), p.q_tiles);
+        let (tile, head) = tile_of_block(special::block(), p.batch_heads, p.q_tiles, p.wave_heads);
         Place {
-            batch: block / q_tiles / p.heads,
-            head: block / q_tiles % p.heads,
-            first: block % q_tiles * br,
+            batch: head / p.heads,
+            head: head % p.heads,
+            first: tile * br,
             dim: special::opaque(p.dim),
             aligned: special::opaque(p.aligned),
         }
