@@ -91,8 +91,9 @@ impl Launch {
     }
 }
 
-/// Heads that share the L2 cache with their keys and values. Without a mask all tiles weigh the same,
-/// and a head at a time keeps its keys and values closest.
+/// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
+/// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
+/// keeps its keys and values closest.
 fn wave_heads(kernel: &Kernel, problem: &Problem) -> u32 {
     /// Half of what an A100 or an H100 has: the rest is for q, o and what comes next.
     const L2_BYTES: usize = 20 << 20;
@@ -101,8 +102,9 @@ fn wave_heads(kernel: &Kernel, problem: &Problem) -> u32 {
     }
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
     let group = problem.heads / problem.kv_heads;
-    let heads = (L2_BYTES / kv_bytes).max(1).saturating_mul(group);
-    heads.min(problem.batch * problem.heads) as u32
+    let fitting = (L2_BYTES / kv_bytes).max(1).saturating_mul(group);
+    let heads = problem.batch * problem.heads;
+    heads.div_ceil(heads.div_ceil(fitting)) as u32
 }
 
 fn blocks(kernel: &Kernel, problem: &Problem, q_tiles: u32) -> Result<u32> {
@@ -133,7 +135,7 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 
 #[cfg(test)]
 mod tests {
-    use super::{blocks, normalized};
+    use super::{blocks, normalized, wave_heads};
     use crate::error::Error;
     use crate::problem::Problem;
     use kernels::params::TensorRef;
@@ -150,6 +152,23 @@ mod tests {
             let refused = blocks(&KERNELS[0], &problem(batch), 1);
             assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn heads_take_turns_where_their_keys_share_the_cache() {
+        let waves = |name: &str, heads, seqlen_kv| {
+            let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+            let q = [2, heads, 1000, 64];
+            let kv = [2, 4, seqlen_kv, 64];
+            let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
+            wave_heads(kernel.expect("a kernel"), &problem)
+        };
+        assert_eq!(waves("forward_f16_d64", 4, 4096), 1);
+        assert_eq!(waves("forward_f16_d64_causal", 4, 4096), 8);
+        // A head and its group, though its keys and values alone fill the cache.
+        assert_eq!(waves("forward_f16_d64_causal", 12, 1 << 20), 3);
+        // 20 of these fit; 32 make two waves of one size.
+        assert_eq!(waves("forward_f16_d64_causal", 16, 16384), 16);
     }
 
     #[test]

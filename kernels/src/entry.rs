@@ -1,7 +1,7 @@
 //! The entry points: one instance of a generic kernel for each row of the table.
 
 use crate::forward::forward;
-use crate::mask::{Causal, Full};
+use crate::mask::{Causal, Full, Mask};
 use crate::params::ForwardParams;
 use crate::table::{Tile, forward_kernels, sm80_tile};
 use crate::tile::{Bf16, F16};
@@ -11,7 +11,7 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $name(params: ForwardParams) {
-                const TILE: Tile = sm80_tile($dim);
+                const TILE: Tile = sm80_tile($dim, <$mask as Mask>::CAUSAL);
                 const {
                     assert!(TILE.stages == 2, "the main loop is written for two stages");
                 }

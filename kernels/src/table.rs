@@ -102,18 +102,21 @@ impl Kernel {
     }
 }
 
-/// The `sm_80` tile of a head dim.
+/// The `sm_80` tile of a head dim and mask.
 ///
 /// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
 /// then takes `head_dim` registers a lane, which ends at 128.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32, -13 %. 128: Q in registers, -9 %; keys 64,
+/// the same, with spills. 256: keys 64, -3 %; Q reloaded, -7 %, which the causal kernel pays
+/// because it would spill.
 #[must_use]
-pub const fn sm80_tile(head_dim: u32) -> Tile {
+pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, q_in_registers) = match head_dim {
         32 | 64 => (128, 64, true),
-        96 => (128, 32, false),
-        128 => (128, 32, false),
+        96 | 128 => (128, 32, false),
         192 => (64, 32, true),
-        256 => (64, 32, false),
+        256 => (64, 32, !causal),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
@@ -170,7 +173,7 @@ macro_rules! rows {
             dtype: Dtype::$dtype,
             head_dim: $dim,
             causal: <crate::mask::$mask as crate::mask::Mask>::CAUSAL,
-            tile: sm80_tile($dim),
+            tile: sm80_tile($dim, <crate::mask::$mask as crate::mask::Mask>::CAUSAL),
         }),*]
     };
 }

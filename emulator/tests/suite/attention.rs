@@ -222,8 +222,11 @@ impl<'a> Run<'a> {
             seqlen_kv: p.seqlen_kv,
             dim: p.dim,
             q_tiles: p.seqlen_q.div_ceil(kernel.tile.q_rows),
+            // More than one, and not all, so that the last wave is smaller.
+            wave_heads: (p.batch * p.heads).div_ceil(2),
             scale: p.scale,
             aligned: u32::from(p.gap.is_multiple_of(8)),
+            batch_heads: p.batch * p.heads,
         };
         let problem = *p;
         Run {
@@ -242,10 +245,10 @@ impl<'a> Run<'a> {
     pub fn launch(&self, module: &Module, options: &Options) -> Result<Counters, Error> {
         let (kernel, p) = (self.kernel, &self.problem);
         let grid = [self.params.q_tiles * p.heads * p.batch, 1, 1];
-        let bytes = params_bytes(&self.params);
+        let bytes = bytemuck::bytes_of(&self.params);
         let entry = module.entry(kernel.name)?;
         let block = [kernel.threads(), 1, 1];
-        let arguments = [Argument::Bytes(&bytes)];
+        let arguments = [Argument::Bytes(bytes)];
         launch(
             &self.memory,
             entry,
@@ -342,30 +345,4 @@ pub fn check(
     let counters = run.launch(module, options).map_err(Failure::Error)?;
     run.compare().map_err(Failure::Wrong)?;
     Ok(counters)
-}
-
-/// The argument block as the kernel reads it: `ForwardParams` is `repr(C)` with no padding.
-fn params_bytes(p: &ForwardParams) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for t in [p.q, p.k, p.v, p.o] {
-        bytes.extend(t.address.to_le_bytes());
-        for stride in [t.batch_stride, t.head_stride, t.row_stride] {
-            bytes.extend(stride.to_le_bytes());
-        }
-    }
-    bytes.extend(p.lse.to_le_bytes());
-    for word in [
-        p.heads,
-        p.group,
-        p.seqlen_q,
-        p.seqlen_kv,
-        p.dim,
-        p.q_tiles,
-        p.scale.to_bits(),
-        p.aligned,
-    ] {
-        bytes.extend(word.to_le_bytes());
-    }
-    assert_eq!(bytes.len(), size_of::<ForwardParams>());
-    bytes
 }
