@@ -44,6 +44,8 @@ BACKENDS = {
     "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
     "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+# GPU clock cycles that a launch from Python may take, with ample room.
+LAUNCH_CYCLES = 200_000
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -83,6 +85,8 @@ def milliseconds(shape, backend, lead, iters):
     """The GPU's time for each launch; they are queued back to back, with events around each."""
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iters)]
     with sdpa_kernel(backend):
+        # The GPU waits until all is queued, so that a slow launch does not count as a slow kernel.
+        torch.cuda._sleep(LAUNCH_CYCLES * (lead + iters))
         for _ in range(lead):
             shape.call()
         for start, end in pairs:

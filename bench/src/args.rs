@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::contender::Choice;
 use crate::grid::Grid;
 use crate::shape::Shape;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -107,6 +108,16 @@ pub struct Call {
     /// auto for the best kernel, or a kernel's name
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
+}
+
+impl Call {
+    /// The one kernel to run.
+    pub fn choice(&self) -> Choice {
+        match self.kernel.as_str() {
+            "auto" => Choice::Auto,
+            name => Choice::Named(name.to_owned()),
+        }
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {

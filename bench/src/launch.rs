@@ -1,7 +1,7 @@
 //! `bench launch`: one call, for a profiler to watch.
 
 use crate::args::Call;
-use crate::contender::{Bench, Choice};
+use crate::contender::Bench;
 use crate::shape::Dtype;
 use anyhow::Result;
 use attention::{Device, Element, bf16, f16};
@@ -16,7 +16,7 @@ pub fn run(call: &Call) -> Result<()> {
 
 fn launch<T: Element>(call: &Call) -> Result<()> {
     let device = Device::cuda(0)?;
-    let attention = Choice::from(call.kernel.as_str()).attention(&call.kernel, &call.shape);
+    let attention = call.choice().attention(&call.kernel, &call.shape);
     Bench::<T>::new(&device, call.shape.problem()?, 0)?.launch(&attention)?;
     Ok(device.synchronize()?)
 }

@@ -11,11 +11,11 @@ use crate::svg::{Anchor, Stroke, Svg};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 
-const PANEL: (f64, f64) = (410.0, 210.0);
+const PANEL: (f64, f64) = (410.0, 250.0);
 const MARGIN_LEFT: f64 = 58.0;
-const GAP: (f64, f64) = (34.0, 62.0);
-const HEADER: f64 = 118.0;
-const FOOTER: f64 = 46.0;
+const GAP: (f64, f64) = (54.0, 64.0);
+const HEADER: f64 = 126.0;
+const FOOTER: f64 = 58.0;
 
 const INK: &str = "#222222";
 const FAINT: &str = "#6b7280";
@@ -24,6 +24,13 @@ const GRID: &str = "#e5e7eb";
 const COLORS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000",
 ];
+
+/// What the device can do at best.
+const CEILING: Stroke = Stroke {
+    color: FAINT,
+    width: 1.2,
+    dashes: "6 4",
+};
 
 /// Writes the charts of the given or the newest results.
 ///
@@ -170,7 +177,7 @@ fn chart(results: &Results, dtype: Dtype, panels: &[Panel]) -> String {
             .flat_map(|panel| panel.lines.values().flatten())
     };
     let fastest = lines().map(|point| point.1).fold(0.0, f64::max);
-    let max = 1.04 * fastest.max(roofline.map_or(0.0, |roofline| roofline.dense));
+    let max = 1.06 * fastest.max(roofline.map_or(0.0, |roofline| roofline.dense));
     let logarithms = || lines().map(|point| (point.0 as f64).log2());
     let lengths = (
         logarithms().fold(f64::INFINITY, f64::min),
@@ -194,6 +201,10 @@ fn chart(results: &Results, dtype: Dtype, panels: &[Panel]) -> String {
             max,
         };
         draw_axes(&mut svg, &axes, panel, &ticks);
+        if row + 1.0 == rows {
+            let below = (axes.left + PANEL.0 / 2.0, axes.top + PANEL.1 + 38.0);
+            svg.text(below, 12.0, FAINT, Anchor::Middle, "sequence length");
+        }
         if let Some(roofline) = roofline {
             draw_roofline(&mut svg, &axes, roofline);
         }
@@ -224,13 +235,22 @@ fn header(svg: &mut Svg, results: &Results, dtype: Dtype, legend: &[String]) {
         }
     }
     svg.text((MARGIN_LEFT, 55.0), 12.0, FAINT, Anchor::Start, &subtitle);
+    let y = 78.0;
     let mut x = MARGIN_LEFT;
-    for (index, name) in legend.iter().enumerate() {
-        svg.polyline(&[(x, 76.0), (x + 26.0, 76.0)], stroke(index));
-        svg.dot((x + 13.0, 76.0), radius(index), color(index));
-        svg.text((x + 33.0, 80.5), 13.0, INK, Anchor::Start, name);
+    let mut entry = |name: &str, stroke: Stroke, radius: f64| {
+        svg.polyline(&[(x, y), (x + 26.0, y)], stroke);
+        if radius > 0.0 {
+            svg.dot((x + 13.0, y), radius, stroke.color);
+        }
+        svg.text((x + 33.0, y + 4.5), 13.0, INK, Anchor::Start, name);
         // The width of the text is not known, but that of its letters on average.
-        x += 33.0 + 7.4 * name.len() as f64 + 24.0;
+        x += 33.0 + 7.6 * name.len() as f64 + 22.0;
+    };
+    for (index, name) in legend.iter().enumerate() {
+        entry(name, stroke(index), radius(index));
+    }
+    if roofline::find(&results.device).is_some() {
+        entry("ceiling of dense f16 products", CEILING, 0.0);
     }
 }
 
@@ -273,26 +293,16 @@ fn step(max: f64) -> f64 {
 }
 
 fn draw_roofline(svg: &mut Svg, axes: &Axes, roofline: Roofline) {
-    let mut ceiling = |tflops: f64, label: &str| {
+    let mut ceiling = |tflops: f64, label: &str, below: f64| {
         let y = axes.y(tflops);
-        let stroke = Stroke {
-            color: FAINT,
-            width: 1.2,
-            dashes: "6 4",
-        };
-        svg.polyline(&[(axes.left, y), (axes.left + PANEL.0, y)], stroke);
-        let label = format!("{label}: {tflops:.0}");
-        svg.text(
-            (axes.left + 5.0, y + 13.0),
-            10.5,
-            FAINT,
-            Anchor::Start,
-            &label,
-        );
+        svg.polyline(&[(axes.left, y), (axes.left + PANEL.0, y)], CEILING);
+        let label = format!("{label} {tflops:.0}");
+        let place = (axes.left + 4.0, y + below);
+        svg.text(place, 10.5, FAINT, Anchor::Start, &label);
     };
-    ceiling(roofline.dense, "dense f16 peak");
+    ceiling(roofline.dense, "peak", 13.0);
     if let Some(tflops) = roofline.mma_sync {
-        ceiling(tflops, "what mma.sync reaches");
+        ceiling(tflops, "mma.sync", -5.0);
     }
 }
 
@@ -364,7 +374,7 @@ mod tests {
                 "this project",
                 "SDPA flash",
                 "head dim 256, causal",
-                "what mma.sync reaches: 613",
+                "mma.sync 613",
                 "16384",
                 &format!("forward, {dtype}, on NVIDIA H200"),
             ] {
@@ -377,7 +387,7 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(step(1028.0), 200.0);
+        assert_eq!(step(1048.0), 200.0);
         assert_eq!(step(324.0), 50.0);
         assert_eq!(step(4.1), 1.0);
         assert_eq!(step(0.45), 0.1);

@@ -2,7 +2,6 @@
 
 use crate::Failure;
 use crate::args::{Call, Profile};
-use crate::contender::Choice;
 use crate::ncu;
 use crate::results::slug;
 use anyhow::{Context, Result, ensure};
@@ -15,7 +14,7 @@ pub fn run(args: &Profile) -> Result<(), Failure> {
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let shape = &args.call.shape;
     shape.problem().map_err(anyhow::Error::from)?;
-    Choice::from(args.call.kernel.as_str()).kernels(&device, shape)?;
+    args.call.choice().kernels(&device, shape)?;
     let version = Command::new("ncu").arg("--version").output();
     version.context("ncu, the profiler of NVIDIA's toolkit, is not in the PATH")?;
     report(args).map_err(Failure::Run)
@@ -83,4 +82,28 @@ fn arguments(call: &Call) -> Vec<String> {
         arguments.push("--causal".to_owned());
     }
     arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::arguments;
+    use crate::args::{Args, Task};
+    use clap::Parser;
+
+    #[test]
+    fn the_launch_is_that_of_the_profile() {
+        let line = "bench profile --batch 2 --heads 4 --kv-heads 2 --seqlen 16 --seqlen-kv 32 \
+                    --dim 128 --dtype bf16 --causal --kernel x";
+        let args = Args::try_parse_from(line.split_whitespace()).expect("valid");
+        let Some(Task::Profile(profile)) = args.task else {
+            panic!("a profile");
+        };
+        let line = ["bench".to_owned(), "launch".to_owned()].into_iter();
+        let args = Args::try_parse_from(line.chain(arguments(&profile.call))).expect("valid");
+        let Some(Task::Launch(call)) = args.task else {
+            panic!("a launch");
+        };
+        assert_eq!(call.shape, profile.call.shape);
+        assert_eq!(call.kernel, "x");
+    }
 }
