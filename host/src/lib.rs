@@ -39,6 +39,7 @@ mod launch;
 mod layout;
 mod problem;
 pub mod ptx;
+pub mod random;
 pub mod reference;
 mod strided;
 mod tensor;

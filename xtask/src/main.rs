@@ -1,6 +1,8 @@
 //! The project's tasks, one file each: `cargo xtask TASK`.
 
+mod bench;
 mod build_ptx;
+mod count;
 mod package;
 mod profile;
 mod setup;
@@ -13,15 +15,20 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Install what is missing to build the kernels: their compiler, and ptxas
+    /// Install what is missing: a compiler for the kernels, ptxas and nvdisasm
     Setup,
     /// Compile the kernels to PTX in target/ptx, check them, and print what they use
     BuildPtx,
     /// Set up, build the kernels with all checks, and run all tests
     Test(test::Arguments),
-    /// Count what every kernel does: instructions, bank conflicts, memory traffic
+    /// Time the kernels, and other implementations beside them, on a GPU
+    Bench(bench::Arguments),
+    /// Draw the newest results of bench in bench/charts
+    Plot(bench::Arguments),
+    /// Look into a kernel: with ncu on a GPU, with --sass its machine code, with --emulator the
+    /// instructions, bank conflicts and memory traffic of all
     Profile(profile::Arguments),
-    /// Write dist/: the command and the tests, to run on a machine with a driver and no Rust
+    /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust
     Package,
 }
 
@@ -32,6 +39,8 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::BuildPtx => build_ptx::run(),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Bench(arguments) => bench::run(&arguments),
+        Task::Plot(arguments) => bench::plot(&arguments),
         Task::Profile(arguments) => profile::run(&arguments),
         Task::Package => package::run(),
     }

@@ -11,6 +11,9 @@ Needs an NVIDIA driver (580 or later is known to work) and nothing else.
 
     ./attention --seqlen 8192 --dim 64     run and check a kernel
     ./attention --help                     all options
+    ./bench --grid full --peers torch      time the kernels, and PyTorch beside them if it is there
+    ./bench profile --dim 128              look into a kernel with ncu, if it is there
+    ./bench --help                         all options
     ./run-tests                            run all tests, those on the GPU among them
 ";
 
@@ -28,7 +31,7 @@ done
 exit $status
 ";
 
-/// Builds the command and all test binaries and copies them to `dist`, which appears whole.
+/// Builds the command, bench and all test binaries and copies them to `dist`, which appears whole.
 pub fn run() -> Result<()> {
     ensure!(
         kernel_builder::Compiler::find().is_ok(),
@@ -41,11 +44,13 @@ pub fn run() -> Result<()> {
     }
     std::fs::create_dir_all(staging.join("tests"))?;
 
-    let command = built(&["build", "--release", "-p", "host"], |artifact| {
-        !artifact["executable"].is_null()
-    })?;
-    ensure!(command.len() == 1, "the package host has one binary");
-    install(&command[0], &staging.join("attention"))?;
+    for (package, name) in [("host", "attention"), ("bench", "bench")] {
+        let binary = built(&["build", "--release", "-p", package], |artifact| {
+            !artifact["executable"].is_null()
+        })?;
+        ensure!(binary.len() == 1, "the package {package} has one binary");
+        install(&binary[0], &staging.join(name))?;
+    }
     let tests = built(
         // The emulator's own tests compile the kernels; here they run through the command's tests.
         &[
@@ -74,7 +79,7 @@ pub fn run() -> Result<()> {
         std::fs::remove_dir_all(dist)?;
     }
     std::fs::rename(staging, dist)?;
-    println!("dist: the command and {} test binaries", tests.len());
+    println!("dist: the command, bench and {} test binaries", tests.len());
     Ok(())
 }
 

@@ -5,7 +5,29 @@ use anyhow::{Result, bail};
 use kernel_builder::{Compiler, Error, ptxas};
 use std::process::Command;
 
-/// Installs a compiler for the kernels with rustup or apt, and `ptxas` with pip into `target`.
+/// A tool of the CUDA toolkit that PyPI has.
+struct Tool {
+    name: &'static str,
+    package: &'static str,
+    /// What there is not without it.
+    without: &'static str,
+}
+
+const TOOLS: [Tool; 2] = [
+    Tool {
+        name: "ptxas",
+        package: "nvidia-cuda-nvcc",
+        without: "registers and spills go unchecked",
+    },
+    Tool {
+        name: "nvdisasm",
+        package: "nvidia-cuda-nvdisasm",
+        without: "machine code cannot be shown",
+    },
+];
+
+/// Installs a compiler for the kernels with rustup or apt, and `ptxas` and `nvdisasm` with pip into
+/// `target`.
 pub fn run() -> Result<()> {
     match Compiler::find() {
         Ok(compiler) => println!("kernel compiler: {}", compiler.rustc.display()),
@@ -26,10 +48,19 @@ pub fn run() -> Result<()> {
         }
         Err(error) => bail!(error),
     }
-    match ptxas::find().or_else(install_ptxas) {
-        Some(path) => println!("ptxas: {}", path.display()),
-        None => {
-            println!("ptxas: none (needs Python 3 with pip); registers and spills go unchecked")
+    if TOOLS
+        .iter()
+        .any(|tool| ptxas::find_tool(tool.name).is_none())
+    {
+        install_tools();
+    }
+    for tool in TOOLS {
+        match ptxas::find_tool(tool.name) {
+            Some(path) => println!("{}: {}", tool.name, path.display()),
+            None => println!(
+                "{}: none (needs Python 3 with pip); {}",
+                tool.name, tool.without
+            ),
         }
     }
     Ok(())
@@ -85,23 +116,15 @@ fn as_root(arguments: &[&str]) -> Command {
     command
 }
 
-fn install_ptxas() -> Option<std::path::PathBuf> {
-    println!("installing ptxas with pip ...");
+/// All at once: pip's `--target` takes the place of the folder that the packages share.
+fn install_tools() {
+    println!("installing ptxas and nvdisasm with pip ...");
     let mut pip = Command::new("python3");
     pip.env("PIP_ROOT_USER_ACTION", "ignore");
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--upgrade",
-        "--target",
-    ])
-    .arg(ptxas::tools_dir())
-    .arg("nvidia-cuda-nvcc>=13,<14");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]);
+    pip.arg("--target").arg(ptxas::tools_dir());
+    pip.args(TOOLS.iter().map(|tool| format!("{}>=13,<14", tool.package)));
     if let Err(error) = shell::run(&mut pip) {
         println!("pip: {error}");
     }
-    ptxas::find()
 }

@@ -2,12 +2,8 @@
 
 use super::args::Args;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use attention::{Dtype, Element, Problem, bf16, f16};
+use attention::{Dtype, Element, Problem, bf16, f16, random};
 use bytemuck::pod_collect_to_vec;
-use rand::rngs::{SmallRng, StdRng};
-use rand::{RngExt, SeedableRng};
-use rand_distr::StandardNormal;
-use rayon::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use std::path::{Path, PathBuf};
@@ -63,15 +59,7 @@ impl Source {
     /// Draws the numbers, or converts those of the file.
     pub fn load<T: Element>(&self) -> Result<Inputs<T>> {
         let [q, k, v] = match &self.origin {
-            Origin::Random { seed } => {
-                let mut seeds = StdRng::seed_from_u64(*seed);
-                let shapes = [
-                    self.problem.q_shape(),
-                    self.problem.kv_shape(),
-                    self.problem.kv_shape(),
-                ];
-                shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
-            }
+            Origin::Random { seed } => random::inputs(&self.problem, *seed),
             Origin::File { path, bytes } => {
                 let [q, k, v] = views(&parse(path, bytes)?, path)?;
                 [convert(&q), convert(&k), convert(&v)]
@@ -79,23 +67,6 @@ impl Source {
         };
         Ok(Inputs { q, k, v })
     }
-}
-
-/// Standard normal numbers, the same ones for any number of threads.
-fn normal<T: Element>(len: usize, seeds: &mut StdRng) -> Vec<T> {
-    const CHUNK: usize = 1 << 14;
-    let seeds: Vec<u64> = seeds.random_iter().take(len.div_ceil(CHUNK)).collect();
-    let mut numbers = vec![T::from_f32(0.0); len];
-    numbers
-        .par_chunks_mut(CHUNK)
-        .zip(seeds)
-        .for_each(|(chunk, seed)| {
-            let rng = SmallRng::seed_from_u64(seed);
-            for (number, drawn) in chunk.iter_mut().zip(rng.sample_iter(StandardNormal)) {
-                *number = T::from_f32(drawn);
-            }
-        });
-    numbers
 }
 
 fn open_file(path: &Path) -> Result<([[usize; 4]; 3], Dtype, Origin)> {

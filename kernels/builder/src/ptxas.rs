@@ -24,14 +24,26 @@ pub struct Usage {
     pub spills: u32,
 }
 
-/// Finds the assembler: `PTXAS` if it is set, what `cargo xtask setup` installed, or the `PATH`.
+/// Finds the assembler, [as any tool](find_tool).
 #[must_use]
 pub fn find() -> Option<PathBuf> {
-    let installed = ["nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"];
-    let candidates = std::env::var_os("PTXAS").map(PathBuf::from).into_iter();
+    find_tool("ptxas")
+}
+
+/// Finds a tool of the CUDA toolkit: where the variable of its name in capitals says, what `cargo
+/// xtask setup` installed, or the `PATH`.
+#[must_use]
+pub fn find_tool(name: &str) -> Option<PathBuf> {
+    let installed = ["nvidia/cu13/bin", "nvidia/cuda_nvcc/bin"];
+    let candidates = std::env::var_os(name.to_uppercase()).map(PathBuf::from);
     candidates
-        .chain(installed.iter().map(|path| tools_dir().join(path)))
-        .chain([PathBuf::from("ptxas")])
+        .into_iter()
+        .chain(
+            installed
+                .iter()
+                .map(|path| tools_dir().join(path).join(name)),
+        )
+        .chain([PathBuf::from(name)])
         .find(|path| {
             Command::new(path)
                 .arg("--version")
@@ -40,7 +52,7 @@ pub fn find() -> Option<PathBuf> {
         })
 }
 
-/// Where `cargo xtask setup` installs the assembler.
+/// Where `cargo xtask setup` installs the tools.
 #[must_use]
 pub fn tools_dir() -> PathBuf {
     target_dir().join("tools")

@@ -1,0 +1,174 @@
+//! The command line.
+
+use crate::contender::Choice;
+use crate::grid::Grid;
+use crate::shape::Shape;
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Times the project's attention kernels on the first CUDA device, beside other implementations if
+/// they are asked for. Keeps the results in a file and prints them as a table.
+///
+/// Exit status: 0 if all went well, 1 if a kernel or a device failed, 2 for bad input or no GPU.
+#[derive(Parser)]
+#[command(name = "bench", version, args_override_self = true)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub task: Option<Task>,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+/// What else there is to do.
+#[derive(Subcommand)]
+pub enum Task {
+    /// Draw charts of results
+    Plot(Plot),
+    /// Run ncu, the profiler of NVIDIA, on one call, and print what matters of its report
+    Profile(Profile),
+    /// Launch one call and nothing else, for a profiler to watch
+    #[command(hide = true)]
+    Launch(Call),
+}
+
+/// What to time.
+#[derive(clap::Args)]
+pub struct Run {
+    /// quick, full, or a JSON file with a list of shapes [default: quick, if no shape is given]
+    #[arg(long, conflicts_with = "Shape")]
+    pub grid: Option<Grid>,
+    #[command(flatten)]
+    pub shape: Option<Shape>,
+    /// auto for the best kernel, all for every one that serves a shape, or a kernel's name, for the
+    /// shapes that it serves
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub kernel: String,
+    /// Other implementations to time in turns with the kernels
+    #[arg(long)]
+    pub peers: Option<PeerName>,
+    /// Timed launches of each contender and shape
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
+    pub iters: usize,
+    /// Launches of each contender before those
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub warmup: usize,
+    /// Seed of the inputs
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// File of the results [default: DEVICE-DATE.json in the folder of results]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Folder of results
+    #[arg(long, value_name = "FOLDER", default_value = "RESULTS")]
+    pub results: PathBuf,
+}
+
+/// Other implementations.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PeerName {
+    /// PyTorch's `scaled_dot_product_attention`, with its flash, cuDNN and efficient back ends
+    Torch,
+}
+
+/// What to draw.
+#[derive(clap::Args)]
+pub struct Plot {
+    /// Results to draw [default: the newest in the folder of results]
+    pub file: Option<PathBuf>,
+    /// Folder of results
+    #[arg(long, value_name = "FOLDER", default_value = "RESULTS")]
+    pub results: PathBuf,
+    /// Folder for the charts
+    #[arg(long, value_name = "FOLDER", default_value = "charts")]
+    pub charts: PathBuf,
+}
+
+/// What to profile.
+#[derive(clap::Args)]
+pub struct Profile {
+    #[command(flatten)]
+    pub call: Call,
+    /// Instead, assemble the kernel with ptxas and count its instructions; needs no GPU
+    #[arg(long)]
+    pub sass: bool,
+    /// The architecture that --sass assembles for
+    #[arg(long, value_name = "SM", default_value = "sm_90", requires = "sass")]
+    pub target: String,
+    /// Folder of ncu's reports
+    #[arg(long, value_name = "FOLDER", default_value = "profiles")]
+    pub reports: PathBuf,
+}
+
+/// One call of one kernel.
+#[derive(clap::Args)]
+pub struct Call {
+    #[command(flatten)]
+    pub shape: Shape,
+    /// auto for the best kernel, or a kernel's name
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub kernel: String,
+}
+
+impl Call {
+    /// The one kernel to run.
+    pub fn choice(&self) -> Choice {
+        match self.kernel.as_str() {
+            "auto" => Choice::Auto,
+            name => Choice::Named(name.to_owned()),
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Args, Task};
+    use crate::grid::Grid;
+    use clap::{CommandFactory, Parser};
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        Args::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_command_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_shape_or_a_grid() {
+        let run = |line| parse(line).expect("valid").run;
+        assert!(run("bench --iters 7").shape.is_none());
+        let shape = run("bench --causal").shape.expect("one shape");
+        assert_eq!(shape.to_string(), "B 1 H 8 N 4096 D 64 f16 causal");
+        let shape = run("bench --dtype bf16 --kv-heads 2").shape.expect("one");
+        assert_eq!(shape.to_string(), "B 1 H 8/2 N 4096 D 64 bf16 full");
+        assert_eq!(run("bench --grid full").grid, Some(Grid::Full));
+        assert!(parse("bench --grid full --dim 64").is_err());
+        assert!(parse("bench --iters 0").is_err());
+    }
+
+    #[test]
+    fn later_arguments_win() {
+        let run = parse("bench --results a --results b").expect("valid").run;
+        assert_eq!(run.results.to_str(), Some("b"));
+    }
+
+    #[test]
+    fn a_profile_is_of_one_call() {
+        let args = parse("bench profile --dim 128 --sass --target sm_80").expect("valid");
+        let Some(Task::Profile(profile)) = args.task else {
+            panic!("a profile");
+        };
+        assert!(profile.sass && profile.call.shape.dim == 128);
+        assert!(parse("bench profile --grid full").is_err());
+    }
+}

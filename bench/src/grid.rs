@@ -1,0 +1,180 @@
+//! The shapes of a run.
+
+use crate::shape::{Dtype, Shape};
+use anyhow::{Context, Result, ensure};
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A list of shapes by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// One length, every head dim, dtype and mask once.
+    Quick,
+    /// All that the project's goal speaks of.
+    Full,
+    /// A JSON list of objects with the fields of [`Shape`].
+    File(PathBuf),
+}
+
+impl FromStr for Grid {
+    type Err = Infallible;
+
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(match name {
+            "quick" => Grid::Quick,
+            "full" => Grid::Full,
+            path => Grid::File(path.into()),
+        })
+    }
+}
+
+impl Grid {
+    /// The shapes, all of them valid and at least one.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or says which of its shapes is not allowed.
+    pub fn shapes(&self) -> Result<Vec<Shape>> {
+        let path = match self {
+            Grid::Quick => return Ok(quick()),
+            Grid::Full => return Ok(full()),
+            Grid::File(path) => path,
+        };
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("--grid: cannot read {}", path.display()))?;
+        let shapes: Vec<Shape> = serde_json::from_str(&text)
+            .with_context(|| format!("--grid: {} is not a list of shapes", path.display()))?;
+        ensure!(!shapes.is_empty(), "--grid: {} is empty", path.display());
+        for shape in &shapes {
+            shape
+                .problem()
+                .with_context(|| format!("--grid: {shape}"))?;
+        }
+        Ok(shapes)
+    }
+
+    /// What sets this grid's results apart from those of the full grid, in the name of their file.
+    pub fn suffix(&self) -> Option<String> {
+        match self {
+            Grid::Quick => Some("quick".to_owned()),
+            Grid::Full => None,
+            Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
+        }
+    }
+}
+
+/// 2^18 queries in all, so that every length has the same number of them, and fills the GPU.
+const SIZES: [(usize, usize, usize); 6] = [
+    (32, 16, 512),
+    (16, 16, 1024),
+    (8, 16, 2048),
+    (4, 16, 4096),
+    (2, 16, 8192),
+    (1, 16, 16384),
+];
+
+/// Too few queries to fill the GPU, at head dim 64.
+const SHORT_GRIDS: [(usize, usize, usize); 2] = [(1, 8, 8192), (1, 1, 8192)];
+
+const DIMS: [usize; 3] = [64, 128, 256];
+
+fn full() -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for dim in DIMS {
+            for causal in [false, true] {
+                let short_grids = SHORT_GRIDS.iter().filter(|_| dim == 64);
+                let sizes = SIZES.iter().chain(short_grids);
+                shapes.extend(sizes.map(|&size| shape(size, dim, dtype, causal)));
+            }
+        }
+    }
+    shapes
+}
+
+fn quick() -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for (dtype, dim) in [
+        (Dtype::F16, 64),
+        (Dtype::F16, 128),
+        (Dtype::F16, 256),
+        (Dtype::Bf16, 128),
+    ] {
+        shapes.extend([false, true].map(|causal| shape((4, 16, 4096), dim, dtype, causal)));
+    }
+    shapes.push(shape((1, 1, 8192), 64, Dtype::F16, false));
+    shapes
+}
+
+fn shape(
+    (batch, heads, seqlen): (usize, usize, usize),
+    dim: usize,
+    dtype: Dtype,
+    causal: bool,
+) -> Shape {
+    Shape {
+        batch,
+        heads,
+        kv_heads: None,
+        seqlen,
+        seqlen_kv: None,
+        dim,
+        dtype,
+        causal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Grid, full};
+    use crate::shape::Dtype;
+    use std::io::Write;
+
+    #[test]
+    fn the_full_grid_has_every_combination_once() {
+        let shapes = full();
+        assert_eq!(shapes.len(), 2 * 2 * (3 * 6 + 2));
+        for (i, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..i].contains(shape), "{shape} comes twice");
+            assert!(shape.problem().is_ok(), "{shape}");
+        }
+        let single = |s: &&crate::shape::Shape| s.batch * s.heads == 1;
+        assert_eq!(shapes.iter().filter(single).count(), 4);
+    }
+
+    #[test]
+    fn a_file_may_leave_out_what_has_a_default() {
+        let shapes = file(
+            r#"[{"batch": 2, "heads": 8, "seqlen": 1, "dim": 64, "dtype": "bf16"},
+                {"batch": 1, "heads": 8, "kv_heads": 2, "seqlen": 16, "seqlen_kv": 4096,
+                 "dim": 128, "dtype": "f16", "causal": true}]"#,
+        )
+        .expect("valid shapes");
+        assert_eq!(shapes[0].to_string(), "B 2 H 8 N 1 D 64 bf16 full");
+        assert_eq!(shapes[0].dtype, Dtype::Bf16);
+        assert_eq!(
+            shapes[1].to_string(),
+            "B 1 H 8/2 N 16 x 4096 D 128 f16 causal"
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said() {
+        let said = |text: &str| format!("{:#}", file(text).expect_err("a bad file"));
+        assert!(said("[]").contains("is empty"));
+        assert!(said("{}").contains("is not a list of shapes"));
+        let odd = r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 7, "dtype": "f16"}]"#;
+        assert!(said(odd).contains("multiple of 8"), "{}", said(odd));
+        let typo =
+            r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 8, "dtype": "f16", "mask": 1}]"#;
+        assert!(said(typo).contains("mask"), "{}", said(typo));
+        let missing = Grid::File("no/such.json".into()).shapes();
+        assert!(format!("{:#}", missing.expect_err("no file")).contains("no/such.json"));
+    }
+
+    fn file(text: &str) -> anyhow::Result<Vec<crate::shape::Shape>> {
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(text.as_bytes())?;
+        Grid::File(file.path().into()).shapes()
+    }
+}

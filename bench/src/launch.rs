@@ -1,0 +1,22 @@
+//! `bench launch`: one call, for a profiler to watch.
+
+use crate::args::Call;
+use crate::contender::Bench;
+use crate::shape::Dtype;
+use anyhow::Result;
+use attention::{Device, Element, bf16, f16};
+
+/// Launches the call once, on the first CUDA device.
+pub fn run(call: &Call) -> Result<()> {
+    match call.shape.dtype {
+        Dtype::F16 => launch::<f16>(call),
+        Dtype::Bf16 => launch::<bf16>(call),
+    }
+}
+
+fn launch<T: Element>(call: &Call) -> Result<()> {
+    let device = Device::cuda(0)?;
+    let attention = call.choice().attention(&call.kernel, &call.shape);
+    Bench::<T>::new(&device, call.shape.problem()?, 0)?.launch(&attention)?;
+    Ok(device.synchronize()?)
+}

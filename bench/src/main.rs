@@ -1,0 +1,151 @@
+//! Times the kernels beside their peers, draws the results, and profiles a kernel.
+
+mod args;
+mod contender;
+mod grid;
+mod launch;
+mod ncu;
+mod peers;
+mod plot;
+mod profile;
+mod results;
+mod roofline;
+mod run;
+mod sass;
+mod shape;
+mod stats;
+mod svg;
+mod table;
+
+use anyhow::{Context, Result};
+use args::{Args, PeerName, Task};
+use attention::Device;
+use clap::Parser;
+use contender::Choice;
+use grid::Grid;
+use peers::Peers;
+use results::Results;
+use run::Plan;
+use shape::Shape;
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode};
+use std::time::SystemTime;
+
+/// What ended the program early.
+enum Failure {
+    /// Bad input, or something that is missing.
+    Input(anyhow::Error),
+    /// A kernel, a device or another program failed.
+    Run(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure::Input(error)
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match &args.task {
+        None => bench(&args.run),
+        Some(Task::Plot(plot)) => plot::run(plot).map_err(Failure::Input),
+        Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),
+        Some(Task::Profile(profile)) => profile::run(profile),
+        Some(Task::Launch(call)) => launch::run(call).map_err(Failure::Run),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Run(error)) => fail(&error, 1),
+        Err(Failure::Input(error)) => fail(&error, 2),
+    }
+}
+
+fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(status)
+}
+
+fn bench(args: &args::Run) -> Result<(), Failure> {
+    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
+    let plan = Plan {
+        kernel: Choice::from(args.kernel.as_str()),
+        iters: args.iters,
+        warmup: args.warmup,
+        seed: args.seed,
+    };
+    let (shapes, suffix) = shapes(args, &device, &plan.kernel)?;
+    let mut peers = args.peers.and_then(|PeerName::Torch| {
+        Peers::torch()
+            .map_err(|error| eprintln!("no columns of torch: {error:#}"))
+            .ok()
+    });
+    let results = Results {
+        device: device.name().to_owned(),
+        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        driver: driver_version(),
+        versions: versions(peers.as_ref()),
+        seed: plan.seed,
+        iters: plan.iters,
+        warmup: plan.warmup,
+        measurements: Vec::new(),
+    };
+    let file = args.results.join(results.file_name(suffix.as_deref()));
+    let file = args.output.clone().unwrap_or(file);
+    // Saved after each shape: a run that is stopped leaves what it has.
+    let progress = |results: &Results| {
+        if let Some(last) = results.measurements.last() {
+            let done = results.measurements.len();
+            eprintln!("{done}/{}: {}", shapes.len(), last.shape);
+        }
+        results.save(&file)
+    };
+    let results = run::run(&device, peers.as_mut(), &shapes, &plan, results, progress);
+    let results = results.map_err(Failure::Run)?;
+    println!("{}\n{}", table::render(&results), file.display());
+    Ok(())
+}
+
+/// The shapes to measure, and what their file's name ends in.
+fn shapes(
+    args: &args::Run,
+    device: &Device,
+    kernel: &Choice,
+) -> Result<(Vec<Shape>, Option<String>)> {
+    let (mut shapes, suffix) = match (&args.shape, &args.grid) {
+        (Some(shape), _) => {
+            shape.problem()?;
+            (vec![*shape], Some("shape".to_owned()))
+        }
+        (None, grid) => {
+            let grid = grid.as_ref().unwrap_or(&Grid::Quick);
+            (grid.shapes()?, grid.suffix())
+        }
+    };
+    let first = shapes[0];
+    shapes.retain(|shape| kernel.kernels(device, shape).is_ok());
+    if shapes.is_empty() {
+        kernel
+            .kernels(device, &first)
+            .context("no shape is served")?;
+    }
+    Ok((shapes, suffix))
+}
+
+fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
+    let mut versions = peers.map_or_else(BTreeMap::new, |peers| peers.versions().clone());
+    versions.insert("attention".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    versions
+}
+
+/// As the driver's own tool has it: the API knows only the CUDA version.
+fn driver_version() -> Option<String> {
+    let mut query = Command::new("nvidia-smi");
+    query.args(["--query-gpu=driver_version", "--format=csv,noheader"]);
+    let output = query
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned())
+}

@@ -1,0 +1,203 @@
+//! Other implementations, timed by a script in a child process on the same GPU.
+
+use crate::shape::Shape;
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The script; its documentation has the protocol.
+const TORCH: &str = include_str!("../torch_peer.py");
+
+/// A child process that times its contenders on command.
+pub struct Peers {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    introduction: Introduction,
+}
+
+/// What the child says first.
+#[derive(Deserialize)]
+struct Introduction {
+    contenders: Vec<String>,
+    versions: BTreeMap<String, String>,
+}
+
+impl Peers {
+    /// PyTorch, in the Python that `PYTHON` names, or `python3`.
+    ///
+    /// # Errors
+    /// If there is no Python, or it has no PyTorch that sees the GPU.
+    pub fn torch() -> Result<Self> {
+        let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        Self::start(Command::new(python).args(["-c", TORCH]))
+    }
+
+    /// Starts the child and reads its introduction.
+    fn start(command: &mut Command) -> Result<Self> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {program}"))?;
+        let commands = child.stdin.take();
+        let mut answers = BufReader::new(child.stdout.take().context("no standard output")?);
+        match answer(&mut answers) {
+            Ok(introduction) => Ok(Peers {
+                child,
+                commands,
+                answers,
+                introduction,
+            }),
+            Err(error) => {
+                drop(commands);
+                child.wait()?;
+                Err(error.context(program))
+            }
+        }
+    }
+
+    /// Names of the contenders.
+    pub fn contenders(&self) -> &[String] {
+        &self.introduction.contenders
+    }
+
+    /// Version of each program and library that the child uses.
+    pub fn versions(&self) -> &BTreeMap<String, String> {
+        &self.introduction.versions
+    }
+
+    /// Draws inputs of a shape. Returns the contenders that do not serve it, with their reasons.
+    pub fn setup(&mut self, shape: &Shape, seed: u64) -> Result<BTreeMap<String, String>> {
+        #[derive(Deserialize)]
+        struct Ready {
+            refusals: BTreeMap<String, String>,
+        }
+        let ready: Ready = self.ask(&json!({ "setup": {
+            "batch": shape.batch,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads(),
+            "seqlen_q": shape.seqlen,
+            "seqlen_kv": shape.seqlen_kv(),
+            "dim": shape.dim,
+            "dtype": shape.dtype,
+            "causal": shape.causal,
+            "seed": seed,
+        }}))?;
+        Ok(ready.refusals)
+    }
+
+    /// The GPU's milliseconds for each of `iters` launches, after `lead` that are not timed.
+    pub fn time(&mut self, contender: &str, lead: usize, iters: usize) -> Result<Vec<f64>> {
+        #[derive(Deserialize)]
+        struct Times {
+            ms: Vec<f64>,
+        }
+        let command = json!({ "time": { "contender": contender, "lead": lead, "iters": iters } });
+        let Times { ms } = self.ask(&command)?;
+        ensure!(
+            ms.len() == iters,
+            "{contender}: {} times for {iters}",
+            ms.len()
+        );
+        Ok(ms)
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, command: &Value) -> Result<T> {
+        let commands = self.commands.as_mut().context("the peers have ended")?;
+        // A child that has gone shows as an answer that is missing.
+        let _ = writeln!(commands, "{command}");
+        answer(&mut self.answers)
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        // The end of its input ends the child.
+        self.commands = None;
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads one line: an answer, or `{"error": ...}`.
+fn answer<T: DeserializeOwned>(answers: &mut impl BufRead) -> Result<T> {
+    let mut line = String::new();
+    answers.read_line(&mut line)?;
+    ensure!(!line.is_empty(), "the peers ended without an answer");
+    let answer: Value = serde_json::from_str(&line)
+        .with_context(|| format!("not an answer of the peers: {}", line.trim_end()))?;
+    if let Some(error) = answer.get("error") {
+        bail!("{}", error.as_str().unwrap_or("an error without words"));
+    }
+    serde_json::from_value(answer)
+        .with_context(|| format!("not an answer to the question: {}", line.trim_end()))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::Peers;
+    use crate::grid::Grid;
+    use std::process::Command;
+
+    /// Serves every shape with one of its two contenders, in turns of two launches, which take one and
+    /// three milliseconds.
+    const FAKE: &str = r#"
+        echo '{"contenders": ["SDPA flash", "picky"], "versions": {"fake": "1"}}'
+        while read -r line; do
+            case "$line" in
+                *setup*) echo '{"refusals": {"picky": "no kernel"}}' ;;
+                *'"iters":0'*) echo '{"ms": []}' ;;
+                *'"SDPA flash"'*) echo '{"ms": [1.0, 3.0]}' ;;
+                *die*) exit 1 ;;
+                *) echo '{"error": "who?"}' ;;
+            esac
+        done"#;
+
+    pub fn fake() -> Peers {
+        start(FAKE).expect("a shell")
+    }
+
+    fn start(script: &str) -> anyhow::Result<Peers> {
+        Peers::start(Command::new("sh").args(["-c", script]))
+    }
+
+    #[test]
+    fn commands_are_answered_in_turn() {
+        let mut peers = fake();
+        assert_eq!(peers.contenders(), ["SDPA flash", "picky"]);
+        assert_eq!(peers.versions()["fake"], "1");
+        for shape in Grid::Quick.shapes().expect("shapes") {
+            let refusals = peers.setup(&shape, 0).expect("an answer");
+            assert_eq!(refusals["picky"], "no kernel");
+            let times = peers.time("SDPA flash", 1, 2).expect("an answer");
+            assert_eq!(times, [1.0, 3.0]);
+        }
+    }
+
+    #[test]
+    fn what_goes_wrong_is_said() {
+        let mut peers = fake();
+        let mut said = |contender, iters| {
+            let error = peers.time(contender, 0, iters).expect_err("no times");
+            format!("{error:#}")
+        };
+        assert_eq!(said("SDPA flash", 5), "SDPA flash: 2 times for 5");
+        assert_eq!(said("nobody", 2), "who?");
+        assert_eq!(said("die", 2), "the peers ended without an answer");
+        assert_eq!(said("SDPA flash", 2), "the peers ended without an answer");
+
+        let refused = |script| format!("{:#}", start(script).err().expect("no peers"));
+        let error = refused(r#"echo '{"error": "No module named torch"}'"#);
+        assert_eq!(error, "sh: No module named torch");
+        assert!(refused("echo hello").contains("not an answer of the peers: hello"));
+        assert!(refused("echo '{}'").contains("not an answer to the question: {}"));
+        let missing = Peers::start(&mut Command::new("no-such-program"));
+        let error = missing.err().expect("no peers");
+        assert!(format!("{error:#}").starts_with("cannot run no-such-program"));
+    }
+}

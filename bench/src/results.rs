@@ -1,0 +1,229 @@
+//! What a run found, and the file it is kept in.
+
+use crate::shape::Shape;
+use crate::stats;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The peer that ratios compare with: FlashAttention-2.
+pub const BASELINE: &str = "SDPA flash";
+
+/// Everything a run found, in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Marketing name of the GPU.
+    pub device: String,
+    /// When the run began, RFC 3339 in UTC.
+    pub date: String,
+    /// Version of the GPU's driver, if it could be found out.
+    pub driver: Option<String>,
+    /// Version of each program and library.
+    pub versions: BTreeMap<String, String>,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Timed launches of each contender and shape.
+    pub iters: usize,
+    /// Launches of each contender before those.
+    pub warmup: usize,
+    /// One for each shape.
+    pub measurements: Vec<Measurement>,
+}
+
+/// How fast each contender computes one shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was computed.
+    pub shape: Shape,
+    /// The project's kernels, the default one first.
+    pub kernels: Vec<Timing>,
+    /// Other implementations.
+    pub peers: Vec<Timing>,
+}
+
+/// How fast one contender is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// The kernel's name in the project's table, or the peer's.
+    pub name: String,
+    /// `None` if the peer does not serve the shape.
+    pub speed: Option<Speed>,
+}
+
+/// Times of a launch, and the rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Median of the samples.
+    pub median_ms: f64,
+    /// The fastest sample.
+    pub min_ms: f64,
+    /// 10^12 floating-point operations a second, at the median.
+    pub tflops: f64,
+}
+
+impl Speed {
+    /// From times of launches of so many operations each.
+    pub fn new(flops: f64, samples_ms: &[f64]) -> Self {
+        let median_ms = stats::median(samples_ms);
+        Speed {
+            median_ms,
+            min_ms: stats::minimum(samples_ms),
+            tflops: flops / median_ms / 1e9,
+        }
+    }
+}
+
+impl Measurement {
+    /// The rate of the named peer, if it served the shape.
+    pub fn peer(&self, name: &str) -> Option<f64> {
+        let timing = self.peers.iter().find(|timing| timing.name == name)?;
+        Some(timing.speed?.tflops)
+    }
+
+    /// The rate of a kernel over that of [`BASELINE`].
+    pub fn ratio(&self, kernel: &Timing) -> Option<f64> {
+        Some(kernel.speed?.tflops / self.peer(BASELINE)?)
+    }
+}
+
+impl Results {
+    /// Names of the peers, in the order of the first shape.
+    pub fn peers(&self) -> Vec<&str> {
+        let peers = self.measurements.first().map(|first| &first.peers);
+        let peers = peers.into_iter().flatten();
+        peers.map(|timing| timing.name.as_str()).collect()
+    }
+
+    /// `DEVICE-DATE.json`, or `DEVICE-DATE-SUFFIX.json`.
+    pub fn file_name(&self, suffix: Option<&str>) -> String {
+        let day = self.date.split('T').next().unwrap_or_default();
+        let parts = [Some(self.device.as_str()), Some(day), suffix];
+        let parts: Vec<_> = parts.into_iter().flatten().map(slug).collect();
+        format!("{}.json", parts.join("-"))
+    }
+
+    /// Writes the file and the folders it is in.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let write = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            std::fs::write(path, serde_json::to_string_pretty(self)? + "\n")
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a file of results", path.display()))
+    }
+}
+
+/// The file in a folder whose run began last.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn newest(folder: &Path) -> Result<PathBuf> {
+    let context = || format!("no results in {}", folder.display());
+    let mut newest = None;
+    for entry in std::fs::read_dir(folder).with_context(context)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            newest = newest.max(Some((Results::load(&path)?.date, path)));
+        }
+    }
+    newest.map(|(_, path)| path).with_context(context)
+}
+
+/// Lower-case letters and digits, with single hyphens for everything between.
+pub fn slug(name: &str) -> String {
+    let lower = name.to_lowercase();
+    let words = lower.split(|c: char| !c.is_ascii_alphanumeric());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    words.join("-")
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::{BASELINE, Measurement, Results, Speed, Timing, newest, slug};
+    use crate::grid::Grid;
+
+    /// Results of a grid in which kernel and baseline need times of this ratio, and one other peer
+    /// serves nothing.
+    pub fn results(grid: &Grid, ratio: impl Fn(usize) -> f64) -> Results {
+        let shapes = grid.shapes().expect("a valid grid");
+        let measurements = shapes.into_iter().enumerate().map(|(i, shape)| {
+            let flops = shape.problem().expect("a valid shape").flops();
+            let timing = |name: &str, ms: Option<f64>| Timing {
+                name: name.to_owned(),
+                speed: ms.map(|ms| Speed::new(flops, &[ms, ms, 2.0 * ms])),
+            };
+            Measurement {
+                shape,
+                kernels: vec![timing("forward_x", Some(1.0))],
+                peers: vec![timing(BASELINE, Some(ratio(i))), timing("other", None)],
+            }
+        });
+        Results {
+            device: "NVIDIA H200".to_owned(),
+            date: "2026-11-21T04:26:00Z".to_owned(),
+            driver: None,
+            versions: [("attention".to_owned(), "0.1.0".to_owned())].into(),
+            seed: 0,
+            iters: 3,
+            warmup: 0,
+            measurements: measurements.collect(),
+        }
+    }
+
+    #[test]
+    fn slugs_have_no_other_characters() {
+        assert_eq!(slug("NVIDIA GeForce RTX 4090"), "nvidia-geforce-rtx-4090");
+        assert_eq!(slug(" NVIDIA  H100/PCIe (80GB) "), "nvidia-h100-pcie-80gb");
+        assert_eq!(slug("2026-11-21"), "2026-11-21");
+    }
+
+    #[test]
+    fn files_are_named_by_device_and_day() {
+        let results = results(&Grid::Quick, |_| 1.0);
+        assert_eq!(results.file_name(None), "nvidia-h200-2026-11-21.json");
+        assert_eq!(
+            results.file_name(Some("my grid")),
+            "nvidia-h200-2026-11-21-my-grid.json"
+        );
+    }
+
+    #[test]
+    fn a_file_holds_all_there_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let old = results(&Grid::Quick, |i| 1.0 + 0.1 * i as f64);
+        let new = Results {
+            date: "2026-11-21T04:26:01Z".to_owned(),
+            ..old.clone()
+        };
+        // The later run has the name that sorts first.
+        let paths = ["z.json", "sub/a.json"].map(|name| folder.path().join(name));
+        old.save(&paths[0]).expect("written");
+        new.save(&paths[1]).expect("written");
+        assert_eq!(Results::load(&paths[0]).expect("read"), old);
+        assert_eq!(newest(folder.path()).expect("one"), paths[0]);
+        let moved = folder.path().join("a.json");
+        std::fs::rename(&paths[1], &moved).expect("moved");
+        assert_eq!(newest(folder.path()).expect("two"), moved);
+        assert!(newest(&folder.path().join("sub")).is_err());
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_median() {
+        let speed = Speed::new(6e9, &[4.0, 2.0, 3.0]);
+        assert_eq!((speed.median_ms, speed.min_ms), (3.0, 2.0));
+        assert!((speed.tflops - 2.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,175 @@
+//! A run: every shape, with all contenders in turns.
+
+use crate::contender::{Bench, Choice};
+use crate::peers::Peers;
+use crate::results::{Measurement, Results, Speed, Timing};
+use crate::shape::{Dtype, Shape};
+use anyhow::{Context, Result};
+use attention::{Device, Element, bf16, f16};
+use std::collections::BTreeMap;
+
+/// Turns that each contender's timed launches are divided into: what drifts, such as clocks and
+/// heat, then hits all alike.
+const TURNS: usize = 4;
+
+/// Untimed launches at the start of a turn: while they run, the timed ones are queued.
+const LEAD: usize = 2;
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Which of the project's kernels.
+    pub kernel: Choice,
+    /// Timed launches of each contender.
+    pub iters: usize,
+    /// Launches of each contender before those.
+    pub warmup: usize,
+    /// Seed of the inputs.
+    pub seed: u64,
+}
+
+/// Measures the shapes one by one, and calls `progress` with the results so far after each.
+///
+/// # Errors
+/// If a kernel does not serve a shape or computes it wrongly, or if a device or the peers fail.
+pub fn run(
+    device: &Device,
+    mut peers: Option<&mut Peers>,
+    shapes: &[Shape],
+    plan: &Plan,
+    mut results: Results,
+    mut progress: impl FnMut(&Results) -> Result<()>,
+) -> Result<Results> {
+    for shape in shapes {
+        let peers = peers.as_deref_mut();
+        let measurement = match shape.dtype {
+            Dtype::F16 => measure::<f16>(device, peers, shape, plan),
+            Dtype::Bf16 => measure::<bf16>(device, peers, shape, plan),
+        };
+        results
+            .measurements
+            .push(measurement.with_context(|| shape.to_string())?);
+        progress(&results)?;
+    }
+    Ok(results)
+}
+
+fn measure<T: Element>(
+    device: &Device,
+    mut peers: Option<&mut Peers>,
+    shape: &Shape,
+    plan: &Plan,
+) -> Result<Measurement> {
+    let problem = shape.problem()?;
+    let mut bench = Bench::<T>::new(device, problem, plan.seed)?;
+    let names = plan.kernel.kernels(device, shape)?;
+    let calls = names.iter().map(|name| plan.kernel.attention(name, shape));
+    let calls: Vec<_> = calls.collect();
+    for (name, attention) in names.iter().zip(&calls) {
+        bench.check(attention).with_context(|| name.to_string())?;
+    }
+    let contenders = peers.as_ref().map(|peers| peers.contenders().to_vec());
+    let contenders = contenders.unwrap_or_default();
+    let refusals = match &mut peers {
+        Some(peers) => peers.setup(shape, plan.seed)?,
+        None => BTreeMap::new(),
+    };
+    for (contender, reason) in &refusals {
+        eprintln!("{contender} does not serve {shape}: {reason}");
+    }
+
+    let mut kernel_times = vec![Vec::new(); calls.len()];
+    let mut peer_times = vec![Vec::new(); contenders.len()];
+    for (untimed, timed) in turns(plan.warmup, plan.iters) {
+        for (attention, times) in calls.iter().zip(&mut kernel_times) {
+            times.extend(bench.time(attention, untimed, timed)?);
+        }
+        let Some(peers) = &mut peers else { continue };
+        for (contender, times) in contenders.iter().zip(&mut peer_times) {
+            if !refusals.contains_key(contender) {
+                times.extend(peers.time(contender, untimed, timed)?);
+            }
+        }
+    }
+    let timing = |(name, times): (String, Vec<f64>)| Timing {
+        name,
+        speed: (!times.is_empty()).then(|| Speed::new(problem.flops(), &times)),
+    };
+    let names = names.into_iter().map(str::to_owned);
+    Ok(Measurement {
+        shape: *shape,
+        kernels: names.zip(kernel_times).map(timing).collect(),
+        peers: contenders.into_iter().zip(peer_times).map(timing).collect(),
+    })
+}
+
+/// Untimed and timed launches of each turn: first the warm-up, then the timed launches in equal
+/// parts.
+fn turns(warmup: usize, iters: usize) -> Vec<(usize, usize)> {
+    let turns = TURNS.min(iters);
+    let timed = (0..turns).map(|turn| (LEAD, (iters + turn) / turns));
+    [(warmup, 0)].into_iter().chain(timed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, run, turns};
+    use crate::contender::Choice;
+    use crate::grid::Grid;
+    use crate::peers::tests::fake;
+    use crate::results::Results;
+    use crate::results::tests::results;
+    use attention::Device;
+
+    #[test]
+    fn turns_share_the_launches_out() {
+        assert_eq!(turns(5, 20), [(5, 0), (2, 5), (2, 5), (2, 5), (2, 5)]);
+        assert_eq!(turns(0, 3), [(0, 0), (2, 1), (2, 1), (2, 1)]);
+        for iters in 1..50 {
+            let timed = turns(1, iters)
+                .iter()
+                .map(|(_, timed)| timed)
+                .sum::<usize>();
+            assert_eq!(timed, iters);
+        }
+    }
+
+    #[test]
+    fn kernels_and_peers_are_measured_side_by_side() {
+        let mut shapes = Grid::Quick.shapes().expect("shapes");
+        for shape in &mut shapes {
+            (shape.batch, shape.heads, shape.seqlen) = (1, 2, 24);
+        }
+        let plan = Plan {
+            kernel: Choice::Auto,
+            iters: 8,
+            warmup: 2,
+            seed: 0,
+        };
+        let empty = Results {
+            measurements: Vec::new(),
+            ..results(&Grid::Quick, |_| 1.0)
+        };
+        let mut saved = 0;
+        let progress = |results: &Results| {
+            saved += 1;
+            assert_eq!(results.measurements.len(), saved);
+            Ok(())
+        };
+        let mut peers = fake();
+        let (device, peers) = (Device::cpu(), Some(&mut peers));
+        let results = run(&device, peers, &shapes, &plan, empty, progress).expect("measured");
+        assert_eq!(saved, shapes.len());
+        for (measurement, shape) in results.measurements.iter().zip(&shapes) {
+            assert_eq!(measurement.shape, *shape);
+            assert_eq!(measurement.kernels[0].name, "cpu");
+            assert!(measurement.kernels[0].speed.is_some());
+            let [flash, picky] = &measurement.peers[..] else {
+                panic!("two peers");
+            };
+            let speed = flash.speed.expect("it serves all shapes");
+            assert_eq!((speed.median_ms, speed.min_ms), (2.0, 1.0));
+            assert_eq!(picky.speed, None);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The size of one attention call: on the command line, in a grid's file, and in the results.
+
+use attention::Problem;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Independent sequences
+    #[arg(long, value_name = "B", default_value_t = 1)]
+    pub batch: usize,
+    /// Query heads
+    #[arg(long, value_name = "H", default_value_t = 8)]
+    pub heads: usize,
+    /// Key/value heads, of which heads is a multiple [default: heads]
+    #[arg(long, value_name = "H")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
+    /// Queries per head
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub seqlen: usize,
+    /// Keys per head [default: seqlen]
+    #[arg(long, value_name = "M")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seqlen_kv: Option<usize>,
+    /// Head dim: a multiple of 8, at most 256
+    #[arg(long, value_name = "D", default_value_t = 64)]
+    pub dim: usize,
+    /// Element type of q, k, v and o
+    #[arg(long, default_value = "f16")]
+    pub dtype: Dtype,
+    /// Query i sees only keys up to i + seqlen_kv - seqlen
+    #[arg(long)]
+    #[serde(default)]
+    pub causal: bool,
+}
+
+/// An element type by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// IEEE binary16
+    F16,
+    /// bfloat16
+    Bf16,
+}
+
+impl From<Dtype> for attention::Dtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F16 => attention::Dtype::F16,
+            Dtype::Bf16 => attention::Dtype::Bf16,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(attention::Dtype::from(*self).name())
+    }
+}
+
+impl Shape {
+    /// Key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Keys per head.
+    pub fn seqlen_kv(&self) -> usize {
+        self.seqlen_kv.unwrap_or(self.seqlen)
+    }
+
+    /// The problem of this shape, at the default scale.
+    ///
+    /// # Errors
+    /// Names the size that is not allowed.
+    pub fn problem(&self) -> attention::Result<Problem> {
+        let q = [self.batch, self.heads, self.seqlen, self.dim];
+        let kv = [self.batch, self.kv_heads(), self.seqlen_kv(), self.dim];
+        Problem::new(q, kv, kv, self.causal, None)
+    }
+
+    /// The mask's name.
+    pub fn mask(&self) -> &'static str {
+        if self.causal { "causal" } else { "full" }
+    }
+
+    /// `H`, or `H/KV` if queries share heads.
+    pub fn heads_label(&self) -> String {
+        match self.kv_heads() {
+            kv_heads if kv_heads == self.heads => self.heads.to_string(),
+            kv_heads => format!("{}/{kv_heads}", self.heads),
+        }
+    }
+
+    /// `N`, or `N x M` if there are more or fewer keys than queries.
+    pub fn seqlen_label(&self) -> String {
+        match self.seqlen_kv() {
+            seqlen_kv if seqlen_kv == self.seqlen => self.seqlen.to_string(),
+            seqlen_kv => format!("{} x {seqlen_kv}", self.seqlen),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            f,
+            "B {} H {} N {} D {} {} {}",
+            self.batch,
+            self.heads_label(),
+            self.seqlen_label(),
+            self.dim,
+            self.dtype,
+            self.mask()
+        )
+    }
+}

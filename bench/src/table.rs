@@ -1,0 +1,137 @@
+//! Results as text.
+
+use crate::results::{BASELINE, Measurement, Results, Timing};
+use crate::stats;
+use comfy_table::{CellAlignment, Table, presets};
+
+/// An empty table; the columns of these indices hold numbers.
+pub fn empty(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_FULL_CONDENSED)
+        .set_header(header);
+    for column in numbers {
+        let column = table.column_mut(column).expect("a column of the header");
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// The table of all shapes, in TFLOP/s, and the summary of the ratios.
+pub fn render(results: &Results) -> String {
+    let peers = results.peers();
+    let mut header = vec!["B", "H", "N", "D", "dtype", "mask", "kernel", "TFLOP/s"];
+    header.extend(&peers);
+    if peers.contains(&BASELINE) {
+        header.push("ratio to flash");
+    }
+    let mut table = empty(&header, (0..4).chain(7..header.len()));
+    for measurement in &results.measurements {
+        for kernel in &measurement.kernels {
+            let mut row = row(measurement, kernel, &peers);
+            row.truncate(header.len());
+            table.add_row(row);
+        }
+    }
+    let driver = results.driver.as_deref().unwrap_or("unknown");
+    let mut text = format!("{}, driver {driver}", results.device);
+    for (name, version) in &results.versions {
+        text += &format!(", {name} {version}");
+    }
+    text += &format!("\n{table}");
+    if let Some(summary) = summary(results) {
+        text += &format!("\n{summary}");
+    }
+    text
+}
+
+fn row(measurement: &Measurement, kernel: &Timing, peers: &[&str]) -> Vec<String> {
+    let shape = &measurement.shape;
+    let rate = |tflops: Option<f64>| tflops.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
+    let mut row = vec![
+        shape.batch.to_string(),
+        shape.heads_label(),
+        shape.seqlen_label(),
+        shape.dim.to_string(),
+        shape.dtype.to_string(),
+        shape.mask().to_owned(),
+        kernel.name.clone(),
+        rate(kernel.speed.map(|speed| speed.tflops)),
+    ];
+    row.extend(peers.iter().map(|peer| rate(measurement.peer(peer))));
+    let ratio = measurement.ratio(kernel);
+    row.push(ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")));
+    row
+}
+
+/// Geometric mean and minimum of the ratios of the default kernels to [`BASELINE`]; `None` if it
+/// served no shape.
+pub fn summary(results: &Results) -> Option<String> {
+    let ratios: Vec<_> = results
+        .measurements
+        .iter()
+        .filter_map(|measurement| {
+            Some((
+                measurement.ratio(measurement.kernels.first()?)?,
+                measurement,
+            ))
+        })
+        .collect();
+    let (minimum, slowest) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let ratios: Vec<_> = ratios.iter().map(|(ratio, _)| *ratio).collect();
+    let below = ratios.iter().filter(|&&ratio| ratio < 1.0).count();
+    Some(format!(
+        "ratio to {BASELINE}: geometric mean {:.3}, minimum {minimum:.3} ({}), below 1.00: {below} of \
+         {} shapes",
+        stats::geometric_mean(&ratios),
+        slowest.shape,
+        ratios.len(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{render, summary};
+    use crate::grid::Grid;
+    use crate::results::tests::results;
+
+    #[test]
+    fn the_summary_names_the_slowest() {
+        let results = results(&Grid::Quick, |i| if i == 2 { 0.5 } else { 2.0 });
+        assert_eq!(
+            summary(&results).expect("ratios"),
+            "ratio to SDPA flash: geometric mean 1.714, minimum 0.500 (B 4 H 16 N 4096 D 128 f16 \
+             full), below 1.00: 1 of 9 shapes"
+        );
+    }
+
+    #[test]
+    fn the_table_has_a_column_for_each_contender() {
+        let text = render(&results(&Grid::Quick, |_| 1.25));
+        for word in [
+            "SDPA flash",
+            "other",
+            "ratio to flash",
+            "1.250",
+            "forward_x",
+            "-",
+        ] {
+            assert!(text.contains(word), "{word} is missing in\n{text}");
+        }
+        // 4 * 4 * 16 * 4096^2 * 64 operations in 1 and in 1.25 ms.
+        assert!(
+            text.contains(" 274.9 ") && text.contains(" 219.9 "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn no_peers_no_ratio() {
+        let mut results = results(&Grid::Quick, |_| 1.25);
+        for measurement in &mut results.measurements {
+            measurement.peers.clear();
+        }
+        assert!(summary(&results).is_none());
+        assert!(!render(&results).contains("ratio"));
+    }
+}

@@ -1,0 +1,43 @@
+//! Random q, k and v, to check and to time with.
+
+use crate::element::Element;
+use crate::problem::Problem;
+use rand::rngs::{SmallRng, StdRng};
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+
+/// Row-major q `[batch, heads, seqlen_q, dim]`, and k and v `[batch, kv_heads, seqlen_kv, dim]`, of
+/// standard normal numbers: the same ones for a seed, whatever the number of threads.
+///
+/// ```
+/// use attention::{Problem, f16, random};
+///
+/// let problem = Problem::new([1, 4, 100, 64], [1, 2, 80, 64], [1, 2, 80, 64], false, None)?;
+/// let [q, k, v] = random::inputs::<f16>(&problem, 0);
+/// assert_eq!([q.len(), k.len(), v.len()], [25_600, 10_240, 10_240]);
+/// assert_ne!(k, v);
+/// # Ok::<(), attention::Error>(())
+/// ```
+#[must_use]
+pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
+    let mut seeds = StdRng::seed_from_u64(seed);
+    let shapes = [problem.q_shape(), problem.kv_shape(), problem.kv_shape()];
+    shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
+}
+
+fn normal<T: Element>(len: usize, seeds: &mut StdRng) -> Vec<T> {
+    const CHUNK: usize = 1 << 14;
+    let seeds: Vec<u64> = seeds.random_iter().take(len.div_ceil(CHUNK)).collect();
+    let mut numbers = vec![T::from_f32(0.0); len];
+    numbers
+        .par_chunks_mut(CHUNK)
+        .zip(seeds)
+        .for_each(|(chunk, seed)| {
+            let rng = SmallRng::seed_from_u64(seed);
+            for (number, drawn) in chunk.iter_mut().zip(rng.sample_iter(StandardNormal)) {
+                *number = T::from_f32(drawn);
+            }
+        });
+    numbers
+}

@@ -1,0 +1,41 @@
+//! `cargo xtask bench`, `plot` and `profile`: the binary `bench`, with the repository's folders.
+
+use crate::shell;
+use anyhow::Result;
+use std::ffi::OsString;
+
+/// Arguments for the binary.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Arguments {
+    /// Arguments for `bench`; --help lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    bench: Vec<OsString>,
+}
+
+/// Times the kernels, into `bench/RESULTS`.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    forward(&["--results", "bench/RESULTS"], &arguments.bench)
+}
+
+/// Draws results of `bench/RESULTS` into `bench/charts`.
+pub fn plot(arguments: &Arguments) -> Result<()> {
+    let folders = ["--results", "bench/RESULTS", "--charts", "bench/charts"];
+    forward(&[&["plot"], &folders[..]].concat(), &arguments.bench)
+}
+
+/// Profiles a kernel, into `target/profiles`.
+pub fn profile(arguments: &[OsString]) -> Result<()> {
+    forward(&["profile", "--reports", "target/profiles"], arguments)
+}
+
+/// Runs the binary and ends as it does.
+fn forward(first: &[&str], rest: &[OsString]) -> Result<()> {
+    let mut cargo = shell::cargo();
+    cargo.args(["run", "--quiet", "--release", "-p", "bench", "--"]);
+    let status = cargo.args(first).args(rest).status()?;
+    match status.code() {
+        Some(0) => Ok(()),
+        code => std::process::exit(code.unwrap_or(1)),
+    }
+}
