@@ -28,6 +28,8 @@ use results::Results;
 use run::Plan;
 use shape::Shape;
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::time::SystemTime;
 
@@ -59,6 +61,11 @@ fn main() -> ExitCode {
         Err(Failure::Run(error)) => fail(&error, 1),
         Err(Failure::Input(error)) => fail(&error, 2),
     }
+}
+
+/// Prints a line. A reader that has gone (`| head`) is no reason to stop.
+fn print(line: impl Display) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
@@ -102,7 +109,11 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
     };
     let results = run::run(&device, peers.as_mut(), &shapes, &plan, results, progress);
     let results = results.map_err(Failure::Run)?;
-    println!("{}\n{}", table::render(&results), file.display());
+    print(format_args!(
+        "{}\n{}",
+        table::render(&results),
+        file.display()
+    ));
     Ok(())
 }
 

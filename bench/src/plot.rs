@@ -4,6 +4,7 @@
 //! shapes of one length it shows the one with the most queries, so that a line speaks of one thing.
 
 use crate::args::Plot;
+use crate::print;
 use crate::results::{self, Measurement, Results, slug};
 use crate::roofline::{self, Roofline};
 use crate::shape::Dtype;
@@ -50,7 +51,7 @@ pub fn run(args: &Plot) -> Result<()> {
         std::fs::create_dir_all(&args.charts)
             .and_then(|()| std::fs::write(&path, svg))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        println!("{}", path.display());
+        print(path.display());
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! `bench profile`: what ncu sees of one call.
 
-use crate::Failure;
 use crate::args::{Call, Profile};
 use crate::ncu;
 use crate::results::slug;
+use crate::{Failure, print};
 use anyhow::{Context, Result, ensure};
 use attention::Device;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ pub fn run(args: &Profile) -> Result<(), Failure> {
 
 fn report(args: &Profile) -> Result<()> {
     let report = record(args)?;
-    println!("{}", ncu::summary(&read(&report, "raw")?)?);
-    println!("{}", ncu::shared_memory(&read(&report, "source")?)?);
-    println!("{}", report.display());
+    print(ncu::summary(&read(&report, "raw")?)?);
+    print(ncu::shared_memory(&read(&report, "source")?)?);
+    print(report.display());
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `bench profile --sass`: what the assembler makes of a kernel, counted.
 
 use crate::args::Profile;
-use crate::table;
+use crate::{print, table};
 use anyhow::{Context, Result, ensure};
 use attention::ptx;
 use kernel_builder::ptxas;
@@ -25,10 +25,10 @@ pub fn run(args: &Profile) -> Result<()> {
     for (opcode, count) in counts {
         table.add_row([opcode, &count.to_string()]);
     }
-    println!(
+    print(format_args!(
         "{} on {}: {total} instructions\n{table}",
         kernel.name, args.target
-    );
+    ));
     Ok(())
 }
 
