@@ -57,7 +57,8 @@ pub struct Tile {
     pub keys: u32,
     /// Warps of a block; each owns `q_rows / warps` rows.
     pub warps: u32,
-    /// K/V buffers in shared memory.
+    /// K/V buffers in shared memory. With 2, the next block loads during both products of this one.
+    /// With 1, V loads during the first product and the next K during the second.
     pub stages: u32,
     /// Whether Q's fragments stay in registers, or are read from shared memory for every block.
     pub q_in_registers: bool,
@@ -107,23 +108,24 @@ impl Kernel {
 /// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
 /// then takes `head_dim` registers a lane, which ends at 128.
 ///
-/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32, -13 %. 128: Q in registers, -9 %; keys 64,
-/// the same, with spills. 256: keys 64, -3 %; Q reloaded, -7 %, which the causal kernel pays
+/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32, -13 %. 128: Q in registers, -9 %; keys 64 in
+/// one stage, +4 %, but spills. 256: two stages of 32 keys, -3 %, which the causal kernel pays
 /// because it would spill.
 #[must_use]
 pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
-    let (q_rows, keys, q_in_registers) = match head_dim {
-        32 | 64 => (128, 64, true),
-        96 | 128 => (128, 32, false),
-        192 => (64, 32, true),
-        256 => (64, 32, !causal),
+    let (q_rows, keys, stages, q_in_registers) = match head_dim {
+        32 | 64 => (128, 64, 2, true),
+        96 | 128 => (128, 32, 2, false),
+        192 => (64, 32, 2, true),
+        256 if causal => (64, 32, 2, false),
+        256 => (64, 64, 1, false),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
         q_rows,
         keys,
         warps: 4,
-        stages: 2,
+        stages,
         q_in_registers,
         blocks_per_sm: 2,
     }

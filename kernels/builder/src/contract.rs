@@ -88,13 +88,15 @@ pub fn expected(kernel: &Kernel) -> Collectives {
     // K and V are read in each step, V once more to look for infinities and, guarded, by each
     // 16-row tile.
     let kv_reads = steps * 2 + causal * (1 + mt);
-    // The prologue loads Q, K and V; each step K and V.
-    let rows_loaded = tile.q_rows + (1 + steps) * 2 * tile.keys;
+    // The prologue loads Q and K, and V if it has a buffer to spare; each step K and V.
+    let rows_loaded = tile.q_rows + (tile.stages + steps * 2) * tile.keys;
+    // A step has one barrier; a single stage changes hands between the products too.
+    let barriers = if tile.stages == 1 { 2 } else { 1 };
     Collectives {
         mma: 2 * products * mt * dt * nt,
         ldmatrix: q_reads * mt * dt + kv_reads * nt * dt,
         cp_async: rows_loaded * kernel.head_dim / 8 / kernel.threads(),
-        bar: 1 + steps,
+        bar: 1 + steps * barriers,
         // Two rounds for each of a lane's two rows a tile: the maximum in each step, the final sum.
         shfl: 2 * 2 * mt * (steps + 1),
         redux: causal,

@@ -1,9 +1,10 @@
 //! FlashAttention-2 forward (Dao 2023, Algorithm 1), one query tile a block.
 //!
 //! A block holds Br query rows, split over its warps in 16-row tiles, and walks over the keys in
-//! blocks of Bc, from the last visible one to the first: the masked blocks come first. K and V are
-//! double-buffered: the copies of the next block run beside both products of this one, behind one
-//! barrier a block.
+//! blocks of Bc, from the last visible one to the first: the masked blocks come first. With two
+//! stages K and V are double-buffered: the copies of the next block run beside both products of this
+//! one, behind one barrier a block. With one stage, which leaves room for a larger block, V arrives
+//! during the first product and the next K during the second.
 //!
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
@@ -21,7 +22,7 @@ use warp::Warp;
 /// Computes the block's tile of O and lse.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most
-/// `16 * DT`, and a step takes `16 * NT` keys.
+/// `16 * DT`, a step takes `16 * NT` keys, and K and V have `S` buffers.
 ///
 /// # Safety
 /// Launched as [`ForwardParams`] and the kernel's row of the [table](crate::table) say: grid, block
@@ -35,6 +36,7 @@ pub unsafe fn forward<
     const DT: usize,
     const NT: usize,
     const Q_IN_REGISTERS: bool,
+    const S: usize,
 >(
     p: &ForwardParams,
 ) {
@@ -56,21 +58,26 @@ pub unsafe fn forward<
     let qo_tile = SharedTile::<DT> {
         base: shared::base(),
     };
-    let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
+    let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
-    // SAFETY: called when no thread reads the stage any more; readers wait for the copies.
-    let load_kv = |j: u32, exist: u32| unsafe {
-        k.load(k_tile(j), j * bc, bc, exist);
-        v.load(v_tile(j), j * bc, bc, exist);
-    };
+    // SAFETY: called when no thread reads the tile any more; readers wait for the copies.
+    let load_k = |j: u32, exist: u32| unsafe { k.load(k_tile(j), j * bc, bc, exist) };
+    // SAFETY: as above.
+    let load_v = |j: u32, exist: u32| unsafe { v.load(v_tile(j), j * bc, bc, exist) };
+    // The last block may end beyond the last key.
+    let exist = |j: u32| p.seqlen_kv - j * bc;
 
     // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
-    // all lanes every tensor-core instruction. The barrier at the top of a step makes block j
-    // visible and tells that all warps are done with block j + 1, whose stage is loaded next.
+    // all lanes every tensor-core instruction. The barrier at the top of a step makes block j (with
+    // one stage, its K) visible and tells that all warps are done with block j + 1, whose tiles are
+    // loaded next (with one stage, its V); the one between the products does the same for V and K.
     unsafe {
         q.load(qo_tile, first, br, p.seqlen_q - first);
         if trips > 0 {
-            load_kv(trips - 1, p.seqlen_kv - (trips - 1) * bc);
+            load_k(trips - 1, exist(trips - 1));
+            if S == 2 {
+                load_v(trips - 1, exist(trips - 1));
+            }
         }
         cp_async::commit();
         cp_async::wait_all();
@@ -81,26 +88,45 @@ pub unsafe fn forward<
         let warp_tile = qo_tile.skip(warp_row);
         let mut warp =
             Warp::<MT, DT, Q_IN_REGISTERS>::new(lane, warp_tile, SoftmaxScale::new(p.scale));
-        let turn = |j: u32| {
+        // Before Q K^T of block j, of whose rows of V `exist` exist.
+        let before_scores = |j: u32, exist: u32| {
             cp_async::wait_all();
             barrier::block();
-            if j > 0 {
-                load_kv(j - 1, bc);
+            if S == 1 {
+                load_v(j, exist);
+            } else if j > 0 {
+                load_k(j - 1, bc);
+                load_v(j - 1, bc);
             }
             cp_async::commit();
+        };
+        // Between the products of block j.
+        let after_scores = |j: u32| {
+            if S == 1 {
+                cp_async::wait_all();
+                barrier::block();
+                if j > 0 {
+                    load_k(j - 1, bc);
+                }
+                cp_async::commit();
+            }
         };
         let mut j = trips;
         while j > unmasked_trips {
             j -= 1;
-            turn(j);
+            before_scores(j, exist(j));
+            let s = warp.scores::<E, NT>(k_tile(j));
+            after_scores(j);
             let visible = |i| mask.limit((row + i) as i32) - (j * bc) as i32;
             let visible = warp.map_rows(visible);
-            warp.step::<E, M, NT, true>(k_tile(j), v_tile(j), visible);
+            warp.accumulate::<E, M, NT, true>(s, v_tile(j), visible);
         }
         while j > 0 {
             j -= 1;
-            turn(j);
-            warp.step::<E, M, NT, false>(k_tile(j), v_tile(j), [[bc as i32; 2]; MT]);
+            before_scores(j, bc);
+            let s = warp.scores::<E, NT>(k_tile(j));
+            after_scores(j);
+            warp.accumulate::<E, M, NT, false>(s, v_tile(j), [[bc as i32; 2]; MT]);
         }
 
         // Asked for again: over the loop these would hold registers.

@@ -65,35 +65,47 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
         values
     }
 
-    /// One block of keys: `S = Q K^T`, `P = softmax(S)`, `O += P V`. If `MASKED`, a row sees only
-    /// the first `visible` keys of the block.
+    /// `S = Q K^T`.
     #[inline(always)]
-    pub unsafe fn step<E: Element, M: Mask, const NT: usize, const MASKED: bool>(
-        &mut self,
+    pub unsafe fn scores<E: Element, const NT: usize>(
+        &self,
         k_tile: SharedTile<DT>,
-        v_tile: SharedTile<DT>,
-        visible: [[i32; 2]; MT],
-    ) {
-        let lane = self.lane;
+    ) -> [[Accumulator; NT]; MT] {
         let mut s = [[Accumulator::ZERO; NT]; MT];
-        // SAFETY: the caller's promise.
-        unsafe {
-            for dt in 0..DT {
+        for dt in 0..DT {
+            // SAFETY: the caller's promise.
+            unsafe {
                 let mut q = [Operand::ZERO; MT];
                 for mt in 0..MT {
                     q[mt] = if Q_IN_REGISTERS {
                         self.q[mt][dt]
                     } else {
-                        self.q_tile.a(lane, mt, dt)
+                        self.q_tile.a(self.lane, mt, dt)
                     };
                 }
                 for nt in 0..NT {
-                    let k = k_tile.b(lane, nt, dt);
+                    let k = k_tile.b(self.lane, nt, dt);
                     for mt in 0..MT {
                         s[mt][nt].mma::<E>(q[mt], k);
                     }
                 }
             }
+        }
+        s
+    }
+
+    /// `P = softmax(S)`, `O += P V`. If `MASKED`, a row sees only the first `visible` keys of the
+    /// block.
+    #[inline(always)]
+    pub unsafe fn accumulate<E: Element, M: Mask, const NT: usize, const MASKED: bool>(
+        &mut self,
+        mut s: [[Accumulator; NT]; MT],
+        v_tile: SharedTile<DT>,
+        visible: [[i32; 2]; MT],
+    ) {
+        let lane = self.lane;
+        // SAFETY: the caller's promise.
+        unsafe {
             if MASKED {
                 for mt in 0..MT {
                     for nt in 0..NT {
