@@ -1,0 +1,212 @@
+//! Bad input: each is refused in one line, with exit status 2.
+
+use super::*;
+
+#[test]
+fn sizes() {
+    let allowed = "multiple of 8 from 8 to 256";
+    refuse("--dim 0", &["dim is 0", allowed]);
+    refuse("--dim 12", &["dim is 12", allowed]);
+    refuse("--dim 264", &["dim is 264", allowed]);
+    refuse("--seqlen 0", &["seqlen_q is 0", "at least 1"]);
+    refuse("--seqlen-kv 0", &["seqlen_kv is 0", "at least 1"]);
+    refuse("--batch 0", &["batch is 0", "at least 1"]);
+    refuse("--heads 0", &["heads is 0", "at least 1"]);
+    refuse("--kv-heads 0", &["kv_heads is 0", "at least 1"]);
+    refuse(
+        "--heads 6 --kv-heads 4",
+        &["heads is 6", "multiple of kv_heads", "4"],
+    );
+    refuse(
+        "--heads 4 --kv-heads 8",
+        &["heads is 4", "multiple of kv_heads", "8"],
+    );
+}
+
+#[test]
+fn sizes_that_overflow() {
+    refuse(
+        "--seqlen 18446744073709551615",
+        &["seqlen_q is", "at most 2147482624"],
+    );
+    refuse(
+        "--seqlen-kv 2147482625",
+        &["seqlen_kv is", "at most 2147482624"],
+    );
+    refuse("--batch 4611686018427387904", &["size of q overflows"]);
+    refuse(
+        "--batch 2305843009213693951 --heads 16 --seqlen 1",
+        &["size of q overflows"],
+    );
+    refuse("--seqlen 99999999999999999999", &["--seqlen", "too large"]);
+}
+
+#[test]
+fn sizes_beyond_the_memory() {
+    let reasons = ["batch, heads, seqlen and dim", "memory on CPU", "free"];
+    refuse("--seqlen 2000000000 --dim 256", &reasons);
+    refuse(
+        "--seqlen 1 --seqlen-kv 2000000000 --heads 1000 --dim 256",
+        &reasons,
+    );
+    refuse("--batch 1000000000 --seqlen 1000", &reasons);
+}
+
+#[test]
+fn options() {
+    for scale in ["NaN", "inf", "-inf"] {
+        refuse(&format!("--scale {scale}"), &["scale is", "finite"]);
+    }
+    refuse("--scale big", &["--scale"]);
+    refuse("--seqlen -1", &["--seqlen", "-1"]);
+    refuse("--seqlen x", &["--seqlen", "'x'"]);
+    refuse("--iters 0", &["--iters", "at least 1"]);
+    refuse("--dtype f64", &["--dtype", "f16", "bf16"]);
+    refuse("--check some", &["--check", "sample", "full", "off"]);
+    refuse("--sequence 5", &["--sequence"]);
+    refuse("--input x --dim 8", &["--input", "--dim"]);
+}
+
+#[test]
+fn devices() {
+    let run_on = |device| run(&["--device", device, "--seqlen", "64"]);
+    for device in ["gpu", "cuda:", "cuda:-1", "cuda:x", ""] {
+        refused(
+            device,
+            &run_on(device),
+            &["--device", "auto, cuda, cuda:I", "cpu"],
+        );
+    }
+    let finished = run_on("cuda:4096");
+    let driver = !finished.stderr.contains("no NVIDIA driver");
+    let reason = if driver {
+        "no CUDA device 4096"
+    } else {
+        "libcuda"
+    };
+    refused("cuda:4096", &finished, &[reason]);
+}
+
+#[test]
+fn kernels() {
+    refuse(
+        "--kernel forward_f16_d46",
+        &["\"forward_f16_d46\"", "forward_f16_d64"],
+    );
+    refuse("--kernel zzz", &["\"zzz\"", "--list-kernels"]);
+    refuse(
+        "--kernel forward_f16_d64",
+        &["forward_f16_d64", "not on the CPU"],
+    );
+}
+
+#[test]
+fn files() {
+    let folder = folder();
+    let path = folder.path().join("bad.safetensors");
+    let refuse_it = |reason: &str| {
+        let line = format!("--input {}", path.display());
+        refuse(&line, &["--input", "bad.safetensors", reason]);
+    };
+    refuse_it("No such file");
+    let incomplete = "not a whole safetensors file";
+    for foreign in ["", "text that is longer than the eight bytes of a length"] {
+        fs::write(&path, foreign).expect("a writable folder");
+        refuse_it(incomplete);
+    }
+    let whole = fs::read(write_even_weights(&folder, Dtype::F16, f16::from_f32));
+    let whole = whole.expect("the file just written");
+    for length in [7, 50, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).expect("a writable folder");
+        refuse_it(incomplete);
+    }
+}
+
+/// A file of zeros with these tensors is refused.
+fn refuse_tensors(tensors: &[(&str, Dtype, &[usize])], reasons: &[&str]) {
+    let folder = folder();
+    let zeros = [0; 4096];
+    let tensors: Vec<FileTensor> = tensors
+        .iter()
+        .map(|&(name, dtype, shape)| {
+            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            (name, dtype, shape, &zeros[..bytes])
+        })
+        .collect();
+    let path = write(&folder, &tensors);
+    refuse(&format!("--input {}", path.display()), reasons);
+}
+
+#[test]
+fn tensors() {
+    use Dtype::{BF16, F16, F64, I16};
+    let shape: &[usize] = &[1, 2, 3, 8];
+    let absent = [("q", F16, shape), ("v", F16, shape)];
+    refuse_tensors(&absent, &["--input", "no tensor k"]);
+    for dtype in [F64, I16] {
+        let foreign = [("q", F16, shape), ("k", F16, shape), ("v", dtype, shape)];
+        refuse_tensors(&foreign, &["v is", "F16, BF16 or F32"]);
+    }
+    let mixed = [("q", F16, shape), ("k", BF16, shape), ("v", F16, shape)];
+    refuse_tensors(&mixed, &["k is BF16", "F16"]);
+}
+
+#[test]
+fn shapes() {
+    let refuse_shapes = |q: &[usize], k: &[usize], v: &[usize], reasons: &[&str]| {
+        refuse_tensors(
+            &[
+                ("q", Dtype::F16, q),
+                ("k", Dtype::F16, k),
+                ("v", Dtype::F16, v),
+            ],
+            reasons,
+        );
+    };
+    let shape = [1, 2, 3, 8];
+    refuse_shapes(
+        &shape,
+        &[2, 3, 8],
+        &shape,
+        &["k has shape [2, 3, 8]", "[batch, heads"],
+    );
+    refuse_shapes(
+        &shape,
+        &shape,
+        &[1, 2, 4, 8],
+        &["v has shape [1, 2, 4, 8]", "[1, 2, 3, 8]"],
+    );
+    for other in [[2, 2, 3, 8], [1, 2, 3, 16]] {
+        refuse_shapes(&shape, &other, &other, &["k has shape", "[1, 2, 3, 8]"]);
+    }
+    refuse_shapes(&[1, 3, 3, 8], &shape, &shape, &["heads is 3", "kv_heads"]);
+    refuse_shapes(&[1, 2, 3, 4], &[1, 2, 3, 4], &[1, 2, 3, 4], &["dim is 4"]);
+    refuse_shapes(&[1, 2, 0, 8], &shape, &shape, &["seqlen_q is 0"]);
+}
+
+#[test]
+fn outputs() {
+    let folder = folder();
+    let refuse_output = |path: &Path, reason: &str| {
+        refuse(
+            &format!("--output {}", path.display()),
+            &["--output", reason],
+        );
+    };
+    refuse_output(&folder.path().join("missing/o"), "cannot write");
+    refuse_output(folder.path(), "is a folder");
+    assert_eq!(file_names(&folder), [""; 0]);
+}
+
+#[test]
+fn a_refused_run_leaves_the_output_alone() {
+    let folder = folder();
+    let path = folder.path().join("o.safetensors");
+    let line = format!("--output {} --kernel forward_f16_d64", path.display());
+    refuse(&line, &["not on the CPU"]);
+    assert_eq!(file_names(&folder), [""; 0]);
+    fs::write(&path, "precious").expect("a writable folder");
+    refuse(&line, &["not on the CPU"]);
+    assert_eq!(fs::read(&path).expect("the file just written"), b"precious");
+    assert_eq!(file_names(&folder), [OsStr::new("o.safetensors")]);
+}

@@ -1,0 +1,59 @@
+//! Runs on the emulator. Without a compiler at build time there is nothing to emulate, and the
+//! command must say so.
+
+use super::*;
+
+fn run_on_emulator(line: &str) -> Option<Finished> {
+    let line = format!("--device emulator {line}");
+    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    if attention::ptx::COMPILED {
+        assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+        assert_eq!(finished.stderr, "", "{line}");
+        return Some(finished);
+    }
+    refused(&line, &finished, &["cargo xtask setup"]);
+    None
+}
+
+#[test]
+fn every_kernel_that_serves_a_problem_passes() {
+    let line = "--kernel all --json --heads 2 --kv-heads 1 --seqlen 70 --seqlen-kv 90 --dim 40 --causal --dtype bf16";
+    let Some(finished) = run_on_emulator(line) else {
+        return;
+    };
+    let outcomes: Vec<Value> = finished
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
+    assert_eq!(kernels[0], "forward_bf16_d64_causal");
+    assert_eq!(kernels.len(), 5);
+    for outcome in &outcomes {
+        assert_eq!(outcome["device"], "emulator");
+        assert_eq!(outcome["passed"], true);
+        assert!(outcome.get("counters").is_none());
+    }
+}
+
+#[test]
+fn counters_are_printed_on_request() {
+    let line = "--heads 1 --seqlen 64 --dim 64 --counters";
+    let Some(finished) = run_on_emulator(line) else {
+        return;
+    };
+    for what in ["warp-instructions: ", "mma: 512 (2097152 FLOP)", "ldmatrix"] {
+        assert!(finished.stdout.contains(what), "{}", finished.stdout);
+    }
+    let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
+    let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    let counters = &outcome["counters"];
+    assert_eq!(counters["mma"], 512);
+    assert_eq!(counters["bank_conflicts"], serde_json::json!([]));
+    assert!(counters["accesses"][0]["wavefronts"].is_u64());
+}
+
+#[test]
+fn only_the_emulator_counts() {
+    refuse("--counters", &["--counters", "--device emulator"]);
+}

@@ -1,0 +1,133 @@
+//! The command, run as a user would. Everything here holds with and without a GPU.
+
+mod bad;
+mod emulator;
+mod good;
+
+use attention::{bf16, f16};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// The command; `ATTENTION_BIN` names it where this test was copied to another machine.
+fn command() -> Command {
+    let built = || OsString::from(env!("CARGO_BIN_EXE_host"));
+    Command::new(std::env::var_os("ATTENTION_BIN").unwrap_or_else(built))
+}
+
+struct Finished {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+fn run(args: &[&str]) -> Finished {
+    let output = command().args(args).output().expect("the command starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Finished {
+        status: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+fn run_on_cpu(line: &str) -> Finished {
+    let args: Vec<&str> = ["--device", "cpu"]
+        .into_iter()
+        .chain(line.split_whitespace())
+        .collect();
+    run(&args)
+}
+
+/// Runs on the CPU, where it must succeed silently; returns standard output.
+fn succeed(line: &str) -> String {
+    let finished = run_on_cpu(line);
+    assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+    assert_eq!(finished.stderr, "", "{line}");
+    finished.stdout
+}
+
+/// The objects of a successful `--json` run.
+fn json(line: &str) -> Vec<Value> {
+    let parse = |line| serde_json::from_str(line).expect("JSON");
+    succeed(&format!("--json {line}"))
+        .lines()
+        .map(parse)
+        .collect()
+}
+
+/// Runs on the CPU, where it must be refused for all of `reasons`.
+fn refuse(line: &str, reasons: &[&str]) {
+    refused(line, &run_on_cpu(line), reasons);
+}
+
+/// Exit status 2 and one line on standard error, which says all of `reasons`.
+fn refused(line: &str, finished: &Finished, reasons: &[&str]) {
+    let Finished {
+        status,
+        stdout,
+        stderr,
+    } = finished;
+    assert_eq!(*status, Some(2), "{line}: {stdout}{stderr}");
+    assert_eq!(stdout, "", "{line}");
+    assert!(
+        stderr.starts_with("error: ") && stderr.lines().count() == 1,
+        "{line}: {stderr}"
+    );
+    for reason in reasons {
+        assert!(
+            stderr.contains(reason),
+            "{line}: {reason:?} is not in: {stderr}"
+        );
+    }
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+fn file_names(folder: &TempDir) -> Vec<OsString> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    entries
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect()
+}
+
+/// A tensor of a file: name, dtype, shape, data.
+type FileTensor<'a> = (&'a str, Dtype, &'a [usize], &'a [u8]);
+
+/// Writes `inputs.safetensors`.
+fn write(folder: &TempDir, tensors: &[FileTensor]) -> PathBuf {
+    let views = tensors.iter().map(|&(name, dtype, shape, data)| {
+        let view = TensorView::new(dtype, shape.to_vec(), data);
+        (name, view.expect("data of the shape's size"))
+    });
+    let path = folder.path().join("inputs.safetensors");
+    fs::write(&path, serialize(views, None).expect("serialisable")).expect("a writable folder");
+    path
+}
+
+/// q and k of zeros, so that all visible keys weigh the same, and v with rows of 0, 1, 2 and 3;
+/// q is `[1, 2, 3, 8]`, k and v are `[1, 1, 4, 8]`.
+fn write_even_weights<T: bytemuck::Pod>(
+    folder: &TempDir,
+    dtype: Dtype,
+    convert: impl Fn(f32) -> T,
+) -> PathBuf {
+    let zeros = [convert(0.0); 48];
+    let v: Vec<T> = (0..32).map(|i| convert((i / 8) as f32)).collect();
+    let (q_shape, kv_shape) = ([1, 2, 3, 8], [1, 1, 4, 8]);
+    write(
+        folder,
+        &[
+            ("q", dtype, &q_shape, bytemuck::cast_slice(&zeros)),
+            ("k", dtype, &kv_shape, bytemuck::cast_slice(&zeros[..32])),
+            ("v", dtype, &kv_shape, bytemuck::cast_slice(&v)),
+        ],
+    )
+}
