@@ -1,28 +1,33 @@
 //! The entry points: one instance of a generic kernel for each row of the table.
 
-use crate::forward::forward;
+use crate::combine::combine;
+use crate::forward::{decode, forward};
 use crate::mask::{Causal, Full, Mask};
 use crate::params::ForwardParams;
-use crate::table::{Tile, forward_kernels, sm80_tile};
+use crate::table::{COMBINE_TILE, Tile, all_kernels, sm80_decode_tile, sm80_tile};
 use crate::tile::{Bf16, F16};
 
 macro_rules! entries {
-    ($($name:ident => $element:ty, $dim:literal, $mask:ty;)*) => {
+    (
+        forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty;)* }
+        decode { $($decode:ident => $decode_element:ty, $decode_dim:literal;)* }
+        combine { $($combine:ident => $combine_element:ty;)* }
+    ) => {
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "ptx-kernel" fn $name(params: ForwardParams) {
-                const TILE: Tile = sm80_tile($dim, <$mask as Mask>::CAUSAL);
+            unsafe extern "ptx-kernel" fn $forward(params: ForwardParams) {
+                const TILE: Tile = sm80_tile($forward_dim, <$mask as Mask>::CAUSAL);
                 const {
                     assert!(TILE.stages == 1 || TILE.stages == 2, "one stage or two");
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
                     forward::<
-                        $element,
+                        $forward_element,
                         $mask,
                         { TILE.warps as usize },
                         { (TILE.q_rows / TILE.warps / 16) as usize },
-                        { $dim / 16 },
+                        { $forward_dim / 16 },
                         { (TILE.keys / 16) as usize },
                         { TILE.q_in_registers },
                         { TILE.stages as usize },
@@ -30,7 +35,36 @@ macro_rules! entries {
                 }
             }
         )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $decode(params: ForwardParams) {
+                const TILE: Tile = sm80_decode_tile($decode_dim);
+                const {
+                    assert!(TILE.stages >= 2, "two stages or more");
+                    assert!(TILE.q_rows == 16 * TILE.warps, "16 rows a warp");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    decode::<
+                        $decode_element,
+                        { TILE.warps as usize },
+                        { $decode_dim / 16 },
+                        { (TILE.keys / 16) as usize },
+                        { TILE.q_in_registers },
+                        { TILE.stages as usize },
+                        { TILE.stages - 2 },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $combine(params: ForwardParams) {
+                // SAFETY: the launch is the caller's promise.
+                unsafe { combine::<$combine_element, { COMBINE_TILE.warps as usize }>(&params) }
+            }
+        )*
     };
 }
 
-forward_kernels!(entries);
+all_kernels!(entries);

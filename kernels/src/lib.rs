@@ -7,14 +7,15 @@
 //!
 //! | module | what it holds | compiled for |
 //! |---|---|---|
-//! | [`table`] | every kernel: name, dtype, head dim, mask, tile | both |
+//! | [`table`] | every kernel: name, family, dtype, head dim, mask, tile | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
 //! | [`order`] | which block computes which query tile | both |
 //! | [`mask`] | which keys a row sees, block trip counts | both |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
 //! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
-//! | `forward` | the FlashAttention-2 main loop | PTX |
+//! | `forward` | the main loops of FlashAttention-2 and flash-decoding | PTX |
+//! | `combine` | partial results of splits of the keys, added up | PTX |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
@@ -24,6 +25,8 @@ pub mod order;
 pub mod params;
 pub mod table;
 
+#[cfg(target_arch = "nvptx64")]
+mod combine;
 #[cfg(target_arch = "nvptx64")]
 mod entry;
 #[cfg(target_arch = "nvptx64")]

@@ -3,16 +3,21 @@
 //! A mask is a type, so that a kernel without one pays nothing for it. Its trip counts split the
 //! key blocks of a query tile into those that every row sees whole, which need no masking, those
 //! that some row sees in part, and those that are never loaded.
+//!
+//! A block that takes a split of the keys treats it as its own sequence: limits count from the
+//! split's first key.
+
+use crate::params::ForwardParams;
 
 /// Visibility of keys for each query row.
 pub trait Mask: Copy {
     /// Whether the limit grows with the row.
     const CAUSAL: bool;
 
-    /// The mask of a problem of this size.
-    fn new(seqlen_q: u32, seqlen_kv: u32) -> Self;
+    /// The mask of a launch on the split of `keys` keys from key `first` on.
+    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self;
 
-    /// Number of keys that `row` sees, at most `seqlen_kv`; not less than that of `row - 1`.
+    /// Number of keys that `row` sees, at most `keys`; not less than that of `row - 1`.
     fn limit(self, row: i32) -> i32;
 
     /// Key blocks of `keys` keys that at least one of the rows `first..=last` sees.
@@ -31,29 +36,27 @@ pub trait Mask: Copy {
 /// Every query sees every key.
 #[derive(Clone, Copy, Debug)]
 pub struct Full {
-    seqlen_kv: i32,
+    keys: i32,
 }
 
 impl Mask for Full {
     const CAUSAL: bool = false;
 
     #[inline(always)]
-    fn new(_seqlen_q: u32, seqlen_kv: u32) -> Self {
-        Full {
-            seqlen_kv: seqlen_kv as i32,
-        }
+    fn new(_p: &ForwardParams, _first: u32, keys: u32) -> Self {
+        Full { keys: keys as i32 }
     }
 
     #[inline(always)]
     fn limit(self, _row: i32) -> i32 {
-        self.seqlen_kv
+        self.keys
     }
 }
 
 /// Query `i` sees keys up to `i + seqlen_kv - seqlen_q`: the last query sees all (bottom-right).
 #[derive(Clone, Copy, Debug)]
 pub struct Causal {
-    seqlen_kv: i32,
+    keys: i32,
     offset: i32,
 }
 
@@ -61,11 +64,10 @@ impl Mask for Causal {
     const CAUSAL: bool = true;
 
     #[inline(always)]
-    fn new(seqlen_q: u32, seqlen_kv: u32) -> Self {
-        let seqlen_kv = seqlen_kv as i32;
+    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
         Causal {
-            seqlen_kv,
-            offset: seqlen_kv - seqlen_q as i32 + 1,
+            keys: keys as i32,
+            offset: causal_offset(p) - first as i32,
         }
     }
 
@@ -73,6 +75,46 @@ impl Mask for Causal {
     fn limit(self, row: i32) -> i32 {
         // Rows past the last query belong to the ragged end of a tile; `row + offset` stays within
         // i32 because both lengths are at most `MAX_SEQLEN`.
-        row.saturating_add(self.offset).clamp(0, self.seqlen_kv)
+        row.saturating_add(self.offset).clamp(0, self.keys)
     }
+}
+
+/// Full or causal, as the launch says, for rows that are `group` heads' first query, then their
+/// second, and so on.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed {
+    keys: i32,
+    offset: i32,
+    group: u32,
+}
+
+impl Mask for Packed {
+    const CAUSAL: bool = true;
+
+    #[inline(always)]
+    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
+        // Without a mask even query 0 sees more keys than there are.
+        let offset = if p.causal == 0 {
+            i32::MAX
+        } else {
+            causal_offset(p)
+        };
+        Packed {
+            keys: keys as i32,
+            offset: offset - first as i32,
+            group: p.group,
+        }
+    }
+
+    #[inline(always)]
+    fn limit(self, row: i32) -> i32 {
+        let query = (row as u32 / self.group) as i32;
+        query.saturating_add(self.offset).clamp(0, self.keys)
+    }
+}
+
+/// What the causal mask adds to a query to get the number of keys it sees.
+#[inline(always)]
+fn causal_offset(p: &ForwardParams) -> i32 {
+    p.seqlen_kv as i32 - p.seqlen_q as i32 + 1
 }

@@ -29,10 +29,16 @@ impl TensorRef {
     }
 }
 
-/// Arguments of a forward kernel.
+/// Arguments of a forward, decode or combine kernel.
 ///
-/// The grid is one-dimensional, `batch * heads * ceil(seqlen_q / Br)` blocks; [`order`](crate::order)
-/// says which block takes which query tile.
+/// The grid is one-dimensional. A forward kernel has `batch * heads * q_tiles * splits` blocks, a
+/// decode kernel `batch * kv_heads * q_tiles * splits`: all query tiles on the first split of the
+/// keys, then all on the second, and so on; [`order`](crate::order) says which block takes which
+/// tile. A combine kernel has a warp for each row of o, or two if `dim` is above 128.
+///
+/// With more than one split the results of each are partial, and a combine kernel adds them up. A
+/// *row* is then a query of a query head, in the order of the tiles: `[batch, heads, seqlen_q]`, or
+/// `[batch, kv_heads, seqlen_q, group]` from a decode kernel.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -47,6 +53,13 @@ pub struct ForwardParams {
     pub o: TensorRef,
     /// Device address of the row log-sum-exp (natural log), `f32[batch, heads, seqlen_q]`, contiguous.
     pub lse: u64,
+    /// Device address of the partial O, `f32[splits, rows, dim]`, not divided by the sums; unused
+    /// with one split.
+    pub partial_o: u64,
+    /// Device address of the row maxima and row sums that the partial O is relative to,
+    /// `f32[splits, rows, 2]`. They are lse in two parts, `lse = |scale| * maximum + ln(sum)`: apart,
+    /// large scores cost the sums no digits. Unused with one split.
+    pub partial_softmax: u64,
     /// Query heads.
     pub heads: u32,
     /// Query heads that share one key/value head: `heads / kv_heads`.
@@ -57,10 +70,10 @@ pub struct ForwardParams {
     pub seqlen_kv: u32,
     /// Head dim: a multiple of 8, at most the kernel's.
     pub dim: u32,
-    /// `ceil(seqlen_q / Br)`.
+    /// `ceil(seqlen_q * packed / Br)`.
     pub q_tiles: u32,
-    /// Heads whose query tiles are taken in turns, heaviest first: at least 1, at most
-    /// `batch * heads`.
+    /// Heads (key/value heads, in a decode kernel) whose query tiles are taken in turns, heaviest
+    /// first: at least 1, at most all of all batches.
     pub wave_heads: u32,
     /// Softmax scale, of any sign; scores are `scale * (q . k)`.
     pub scale: f32,
@@ -68,6 +81,16 @@ pub struct ForwardParams {
     pub aligned: u32,
     /// Query heads of all batches.
     pub batch_heads: u32,
+    /// Splits of the keys: at least 1.
+    pub splits: u32,
+    /// Keys of a split, but for the last, which has at least one and at most as many: a multiple of
+    /// Bc.
+    pub split_keys: u32,
+    /// Query heads that share a query tile: 1, or `group` in a decode kernel.
+    pub packed: u32,
+    /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for decode kernels,
+    /// the others have it in their type.
+    pub causal: u32,
 }
 
 /// The longest sequence: row indices, rounded up to a tile, stay within `i32`.

@@ -57,13 +57,40 @@ pub struct Tile {
     pub keys: u32,
     /// Warps of a block; each owns `q_rows / warps` rows.
     pub warps: u32,
-    /// K/V buffers in shared memory. With 2, the next block loads during both products of this one.
-    /// With 1, V loads during the first product and the next K during the second.
+    /// K/V buffers in shared memory. With 2 or more, the next blocks load during both products of
+    /// this one. With 1, V loads during the first product and the next K during the second.
     pub stages: u32,
     /// Whether Q's fragments stay in registers, or are read from shared memory for every block.
     pub q_in_registers: bool,
     /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
     pub blocks_per_sm: u32,
+}
+
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// Attention, a query tile for each query head.
+    Forward {
+        /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+        causal: bool,
+    },
+    /// Attention of few queries on many keys, causal or not: the query heads that share a key/value
+    /// head share query tiles.
+    Decode,
+    /// Adds up what a forward or decode kernel found on each split of the keys.
+    Combine,
+}
+
+impl Family {
+    /// Whether a kernel computes attention with or without the causal mask.
+    #[must_use]
+    pub const fn serves(self, causal: bool) -> bool {
+        match self {
+            Family::Forward { causal: mask } => mask == causal,
+            Family::Decode => true,
+            Family::Combine => false,
+        }
+    }
 }
 
 /// One kernel: a row of [`KERNELS`].
@@ -73,12 +100,12 @@ pub struct Kernel {
     pub name: &'static str,
     /// PTX target.
     pub arch: Arch,
+    /// What it does.
+    pub family: Family,
     /// Element type.
     pub dtype: Dtype,
     /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
     pub head_dim: u32,
-    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
-    pub causal: bool,
     /// Work division.
     pub tile: Tile,
 }
@@ -93,7 +120,10 @@ impl Kernel {
     /// Dynamic shared memory of a block, in bytes: the Q tile, and K and V for each stage.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        (self.tile.q_rows + self.tile.stages * 2 * self.tile.keys) * self.head_dim * 2
+        match self.family {
+            Family::Combine => 0,
+            _ => (self.tile.q_rows + self.tile.stages * 2 * self.tile.keys) * self.head_dim * 2,
+        }
     }
 
     /// The PTX module the kernel lives in, `FAMILY_DTYPE_dDIM`: loading one compiles few kernels.
@@ -131,57 +161,139 @@ pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
     }
 }
 
-/// Calls `$with!` with every forward kernel: `name => element type, head dim, mask;`.
+/// The `sm_80` decode tile of a head dim.
+///
+/// What counts is bytes on their way. Two blocks fit the shared memory of an H100's multiprocessor
+/// and one that of compute capability 8.6; all but one of a block's buffers are being filled, which
+/// makes 72 to 96 KB a multiprocessor.
+#[must_use]
+pub const fn sm80_decode_tile(head_dim: u32) -> Tile {
+    let (keys, stages) = match head_dim {
+        32 => (128, 4),
+        64 => (64, 4),
+        96 => (64, 3),
+        128 => (32, 4),
+        192 => (32, 3),
+        256 => (16, 4),
+        _ => panic!("no tile for this head dim"),
+    };
+    Tile {
+        q_rows: 64,
+        keys,
+        warps: 4,
+        stages,
+        q_in_registers: head_dim <= 192,
+        blocks_per_sm: 2,
+    }
+}
+
+/// How the combine kernels divide the work: a warp takes a row, or half of one.
+pub const COMBINE_TILE: Tile = Tile {
+    q_rows: 4,
+    keys: 0,
+    warps: 4,
+    stages: 0,
+    q_in_registers: false,
+    blocks_per_sm: 8,
+};
+
+/// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim and mask, of
+/// the decode kernels name, element type and head dim, of the combine kernels name and element type.
 ///
 /// The element types and masks are those of the `tile` and [`mask`](crate::mask) modules.
-macro_rules! forward_kernels {
+macro_rules! all_kernels {
     ($with:ident) => {
         $with! {
-            forward_f16_d32 => F16, 32, Full;
-            forward_f16_d32_causal => F16, 32, Causal;
-            forward_f16_d64 => F16, 64, Full;
-            forward_f16_d64_causal => F16, 64, Causal;
-            forward_f16_d96 => F16, 96, Full;
-            forward_f16_d96_causal => F16, 96, Causal;
-            forward_f16_d128 => F16, 128, Full;
-            forward_f16_d128_causal => F16, 128, Causal;
-            forward_f16_d192 => F16, 192, Full;
-            forward_f16_d192_causal => F16, 192, Causal;
-            forward_f16_d256 => F16, 256, Full;
-            forward_f16_d256_causal => F16, 256, Causal;
-            forward_bf16_d32 => Bf16, 32, Full;
-            forward_bf16_d32_causal => Bf16, 32, Causal;
-            forward_bf16_d64 => Bf16, 64, Full;
-            forward_bf16_d64_causal => Bf16, 64, Causal;
-            forward_bf16_d96 => Bf16, 96, Full;
-            forward_bf16_d96_causal => Bf16, 96, Causal;
-            forward_bf16_d128 => Bf16, 128, Full;
-            forward_bf16_d128_causal => Bf16, 128, Causal;
-            forward_bf16_d192 => Bf16, 192, Full;
-            forward_bf16_d192_causal => Bf16, 192, Causal;
-            forward_bf16_d256 => Bf16, 256, Full;
-            forward_bf16_d256_causal => Bf16, 256, Causal;
+            forward {
+                forward_f16_d32 => F16, 32, Full;
+                forward_f16_d32_causal => F16, 32, Causal;
+                forward_f16_d64 => F16, 64, Full;
+                forward_f16_d64_causal => F16, 64, Causal;
+                forward_f16_d96 => F16, 96, Full;
+                forward_f16_d96_causal => F16, 96, Causal;
+                forward_f16_d128 => F16, 128, Full;
+                forward_f16_d128_causal => F16, 128, Causal;
+                forward_f16_d192 => F16, 192, Full;
+                forward_f16_d192_causal => F16, 192, Causal;
+                forward_f16_d256 => F16, 256, Full;
+                forward_f16_d256_causal => F16, 256, Causal;
+                forward_bf16_d32 => Bf16, 32, Full;
+                forward_bf16_d32_causal => Bf16, 32, Causal;
+                forward_bf16_d64 => Bf16, 64, Full;
+                forward_bf16_d64_causal => Bf16, 64, Causal;
+                forward_bf16_d96 => Bf16, 96, Full;
+                forward_bf16_d96_causal => Bf16, 96, Causal;
+                forward_bf16_d128 => Bf16, 128, Full;
+                forward_bf16_d128_causal => Bf16, 128, Causal;
+                forward_bf16_d192 => Bf16, 192, Full;
+                forward_bf16_d192_causal => Bf16, 192, Causal;
+                forward_bf16_d256 => Bf16, 256, Full;
+                forward_bf16_d256_causal => Bf16, 256, Causal;
+            }
+            decode {
+                decode_f16_d32 => F16, 32;
+                decode_f16_d64 => F16, 64;
+                decode_f16_d96 => F16, 96;
+                decode_f16_d128 => F16, 128;
+                decode_f16_d192 => F16, 192;
+                decode_f16_d256 => F16, 256;
+                decode_bf16_d32 => Bf16, 32;
+                decode_bf16_d64 => Bf16, 64;
+                decode_bf16_d96 => Bf16, 96;
+                decode_bf16_d128 => Bf16, 128;
+                decode_bf16_d192 => Bf16, 192;
+                decode_bf16_d256 => Bf16, 256;
+            }
+            combine {
+                combine_f16 => F16;
+                combine_bf16 => Bf16;
+            }
         }
     };
 }
 #[cfg(target_arch = "nvptx64")]
-pub(crate) use forward_kernels;
+pub(crate) use all_kernels;
 
 macro_rules! rows {
-    ($($name:ident => $dtype:ident, $dim:literal, $mask:ident;)*) => {
-        &[$(Kernel {
-            name: stringify!($name),
-            arch: Arch::Sm80,
-            dtype: Dtype::$dtype,
-            head_dim: $dim,
-            causal: <crate::mask::$mask as crate::mask::Mask>::CAUSAL,
-            tile: sm80_tile($dim, <crate::mask::$mask as crate::mask::Mask>::CAUSAL),
-        }),*]
+    (
+        forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident;)* }
+        decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal;)* }
+        combine { $($combine:ident => $combine_dtype:ident;)* }
+    ) => {
+        &[
+            $({
+                const CAUSAL: bool = <crate::mask::$mask as crate::mask::Mask>::CAUSAL;
+                Kernel {
+                    name: stringify!($forward),
+                    arch: Arch::Sm80,
+                    family: Family::Forward { causal: CAUSAL },
+                    dtype: Dtype::$forward_dtype,
+                    head_dim: $forward_dim,
+                    tile: sm80_tile($forward_dim, CAUSAL),
+                }
+            },)*
+            $(Kernel {
+                name: stringify!($decode),
+                arch: Arch::Sm80,
+                family: Family::Decode,
+                dtype: Dtype::$decode_dtype,
+                head_dim: $decode_dim,
+                tile: sm80_decode_tile($decode_dim),
+            },)*
+            $(Kernel {
+                name: stringify!($combine),
+                arch: Arch::Sm80,
+                family: Family::Combine,
+                dtype: Dtype::$combine_dtype,
+                head_dim: MAX_HEAD_DIM,
+                tile: COMBINE_TILE,
+            },)*
+        ]
     };
 }
 
 /// Every kernel.
-pub const KERNELS: &[Kernel] = forward_kernels!(rows);
+pub const KERNELS: &[Kernel] = all_kernels!(rows);
 
 /// The head dims that have a kernel of their own, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
@@ -189,11 +301,116 @@ pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
 /// The largest head dim.
 pub const MAX_HEAD_DIM: u32 = 256;
 
-/// The kernel that serves a head dim: the smallest one that holds it.
+/// What a kernel is chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Head dim.
+    pub dim: u32,
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+    pub causal: bool,
+    /// Queries per head.
+    pub seqlen_q: u32,
+    /// Query heads that share a key/value head.
+    pub group: u32,
+    /// Compute capability of the device.
+    pub compute_capability: (i32, i32),
+}
+
+/// The best kernel for a request: of the smallest head dim that will do, the decode kernel if the
+/// forward kernel's query tiles would be mostly empty.
 #[must_use]
-pub fn select(dtype: Dtype, dim: u32, causal: bool) -> Option<&'static Kernel> {
-    KERNELS
-        .iter()
-        .filter(|k| k.dtype == dtype && k.causal == causal && k.head_dim >= dim)
-        .min_by_key(|k| k.head_dim)
+pub fn select(request: &Request) -> Option<&'static Kernel> {
+    let smallest = |is_wanted: fn(&Request, Family) -> bool| {
+        KERNELS
+            .iter()
+            .filter(|kernel| is_wanted(request, kernel.family))
+            .filter(|kernel| kernel.dtype == request.dtype && kernel.head_dim >= request.dim)
+            .filter(|kernel| kernel.arch.compute_capability() <= request.compute_capability)
+            .min_by_key(|kernel| kernel.head_dim)
+    };
+    let decode = smallest(|_, family| family == Family::Decode);
+    let forward = smallest(|request, family| {
+        let causal = request.causal;
+        family == Family::Forward { causal }
+    });
+    let (Some(decode), Some(forward)) = (decode, forward) else {
+        return decode.or(forward);
+    };
+    // One tile holds all heads, or every head would leave three quarters of a tile of its own.
+    let packed = u64::from(request.seqlen_q) * u64::from(request.group);
+    let fits = packed <= u64::from(decode.tile.q_rows);
+    let sparse = request.group > 1 && request.seqlen_q <= forward.tile.q_rows / 4;
+    Some(if fits || sparse { decode } else { forward })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(seqlen_q: u32, group: u32) -> Request {
+        Request {
+            dtype: Dtype::F16,
+            dim: 128,
+            causal: true,
+            seqlen_q,
+            group,
+            compute_capability: (8, 0),
+        }
+    }
+
+    fn name(request: Request) -> &'static str {
+        select(&request).expect("a kernel").name
+    }
+
+    #[test]
+    fn decode_kernels_serve_few_rows() {
+        for (seqlen_q, group) in [(1, 1), (1, 128), (16, 1), (16, 8), (64, 1), (32, 2)] {
+            assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
+        }
+        for (seqlen_q, group) in [(65, 1), (33, 2), (4096, 1), (4096, 8)] {
+            assert_eq!(name(request(seqlen_q, group)), "forward_f16_d128_causal");
+        }
+    }
+
+    #[test]
+    fn dtype_mask_and_dim_decide() {
+        let long = request(4096, 1);
+        assert_eq!(
+            name(Request {
+                causal: false,
+                dim: 40,
+                ..long
+            }),
+            "forward_f16_d64"
+        );
+        assert_eq!(
+            name(Request {
+                dtype: Dtype::Bf16,
+                dim: 136,
+                ..request(1, 4)
+            }),
+            "decode_bf16_d192"
+        );
+        assert_eq!(select(&Request { dim: 257, ..long }), None);
+        let old = Request {
+            compute_capability: (7, 5),
+            ..long
+        };
+        assert_eq!(select(&old), None);
+    }
+
+    #[test]
+    fn two_decode_blocks_share_a_multiprocessor() {
+        // An H100 has 227 KB for its blocks' shared memory; a block of compute capability 8.6 has 99.
+        for kernel in KERNELS
+            .iter()
+            .filter(|kernel| kernel.family == Family::Decode)
+        {
+            let bytes = kernel.shared_bytes();
+            assert!(bytes <= 99 << 10, "{}: {bytes}", kernel.name);
+            assert!(kernel.tile.blocks_per_sm * (bytes + 1024) <= 228 << 10);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
-use kernels::table::{KERNELS, Kernel};
+use kernels::table::{Family, KERNELS, Kernel};
 use serde_json::Value;
 
 /// Runs every kernel on the emulator and prints what it counted. Fails if `ldmatrix` has a bank
@@ -86,29 +86,17 @@ pub fn run(seqlen: usize) -> Result<()> {
 fn count(kernel: &Kernel, seqlen: usize) -> Result<Value> {
     let mut command = shell::cargo();
     command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
-    command.args([
-        "--device",
-        "emulator",
-        "--counters",
-        "--json",
-        "--check",
-        "off",
-    ]);
-    command.args([
-        "--heads",
-        "1",
-        "--kernel",
-        kernel.name,
-        "--dtype",
-        kernel.dtype.name(),
-    ]);
-    command.args([
-        "--dim",
-        &kernel.head_dim.to_string(),
-        "--seqlen",
-        &seqlen.to_string(),
-    ]);
-    if kernel.causal {
+    command.args(["--device", "emulator", "--counters", "--json"]);
+    command.args(["--check", "off", "--heads", "1"]);
+    command.args(["--dtype", kernel.dtype.name()]);
+    command.args(["--dim", &kernel.head_dim.to_string()]);
+    command.args(["--seqlen", &seqlen.to_string()]);
+    match kernel.family {
+        // It runs last, and what runs last is counted.
+        Family::Combine => command.args(["--splits", "2"]),
+        _ => command.args(["--splits", "1", "--kernel", kernel.name]),
+    };
+    if kernel.family == (Family::Forward { causal: true }) {
         command.arg("--causal");
     }
     let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;

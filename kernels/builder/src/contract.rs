@@ -1,7 +1,7 @@
 //! What an entry may and must contain.
 
 use crate::{Entry, Error};
-use kernels::table::Kernel;
+use kernels::table::{Family, Kernel};
 
 /// Text that no entry may contain, and what it means.
 const FORBIDDEN: &[(&str, &str)] = &[
@@ -67,10 +67,27 @@ impl Collectives {
     }
 }
 
-/// What the source of a forward kernel implies: a masked and an unmasked step, each with two
-/// products, a softmax and the loads of the next block.
+/// What the source of a kernel implies.
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
+    match kernel.family {
+        Family::Forward { causal } => attention(kernel, causal),
+        // Full and causal in one kernel, which has the causal code.
+        Family::Decode => attention(kernel, true),
+        Family::Combine => Collectives {
+            mma: 0,
+            ldmatrix: 0,
+            cp_async: 0,
+            bar: 0,
+            // Five rounds for the maximum, five for the sum, and the weights of eight splits.
+            shfl: 5 + 5 + 8,
+            redux: 0,
+        },
+    }
+}
+
+/// A masked and an unmasked step, each with two products, a softmax and the loads of a later block.
+fn attention(kernel: &Kernel, causal: bool) -> Collectives {
     let tile = kernel.tile;
     // 16x16 tiles: rows of a warp, head dim, keys.
     let (mt, dt, nt) = (
@@ -78,7 +95,7 @@ pub fn expected(kernel: &Kernel) -> Collectives {
         kernel.head_dim / 16,
         tile.keys / 16,
     );
-    let causal = u32::from(kernel.causal);
+    let causal = u32::from(causal);
     let steps = 2;
     // Two instructions for each product of 16x16 tiles. The guarded product of the causal kernels
     // computes P V and a count.
@@ -88,8 +105,14 @@ pub fn expected(kernel: &Kernel) -> Collectives {
     // K and V are read in each step, V once more to look for infinities and, guarded, by each
     // 16-row tile.
     let kv_reads = steps * 2 + causal * (1 + mt);
-    // The prologue loads Q and K, and V if it has a buffer to spare; each step K and V.
-    let rows_loaded = tile.q_rows + (tile.stages + steps * 2) * tile.keys;
+    // The prologue loads Q, and K and V into all buffers but one, or K alone into the only one; each
+    // step K and V.
+    let tiles_ahead = if tile.stages == 1 {
+        1
+    } else {
+        2 * (tile.stages - 1)
+    };
+    let rows_loaded = tile.q_rows + (tiles_ahead + steps * 2) * tile.keys;
     // A step has one barrier; a single stage changes hands between the products too.
     let barriers = if tile.stages == 1 { 2 } else { 1 };
     Collectives {
@@ -170,8 +193,8 @@ mod tests {
                 );
             }
             let mut bad = good.clone();
-            bad.body = bad.body.replacen("ldmatrix.sync.x;\n", "", 1);
-            assert!(check(&bad).unwrap_err().to_string().contains("ldmatrix"));
+            bad.body = bad.body.replacen("shfl.sync.x;\n", "", 1);
+            assert!(check(&bad).unwrap_err().to_string().contains("shfl"));
         }
     }
 }

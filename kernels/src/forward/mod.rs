@@ -8,6 +8,8 @@
 //!
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
+mod decode;
+mod epilogue;
 mod non_finite;
 mod place;
 mod warp;
@@ -16,10 +18,11 @@ use crate::mask::Mask;
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
 use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
+pub use decode::decode;
 use place::Place;
 use warp::Warp;
 
-/// Computes the block's tile of O and lse.
+/// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most
 /// `16 * DT`, a step takes `16 * NT` keys, and K and V have `S` buffers.
@@ -45,13 +48,14 @@ pub unsafe fn forward<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let (lane, warp) = (thread % 32, thread / 32);
-    let place = Place::of_block(p, br);
-    let (first, kv_head) = (place.first, place.head / p.group);
-    let q = Copier::new(place.rows(&p.q, place.head), thread, threads);
-    let k = Copier::new(place.rows(&p.k, kv_head), thread, threads);
-    let v = Copier::new(place.rows(&p.v, kv_head), thread, threads);
+    let place = Place::<false>::of_block(p, br);
+    let first = place.first;
+    let (first_key, keys) = place.keys(p);
+    let q = Copier::new(place.q_rows(&p.q), thread, threads);
+    let k = Copier::new(place.kv_rows(&p.k, first_key), thread, threads);
+    let v = Copier::new(place.kv_rows(&p.v, first_key), thread, threads);
 
-    let mask = M::new(p.seqlen_q, p.seqlen_kv);
+    let mask = M::new(p, first_key, keys);
     let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
 
@@ -65,7 +69,7 @@ pub unsafe fn forward<
     // SAFETY: as above.
     let load_v = |j: u32, exist: u32| unsafe { v.load(v_tile(j), j * bc, bc, exist) };
     // The last block may end beyond the last key.
-    let exist = |j: u32| p.seqlen_kv - j * bc;
+    let exist = |j: u32| keys - j * bc;
 
     // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
     // all lanes every tensor-core instruction. The barrier at the top of a step makes block j (with
@@ -129,21 +133,6 @@ pub unsafe fn forward<
             warp.accumulate::<E, M, NT, false>(s, v_tile(j), [[bc as i32; 2]; MT]);
         }
 
-        // Asked for again: over the loop these would hold registers.
-        let place = Place::of_block(p, br);
-        let thread = special::thread(threads);
-        let (lane, warp_row) = (thread % 32, thread / 32 * 16 * MT as u32);
-        let row = place.first + warp_row;
-        let o_tile = SharedTile::<DT> {
-            base: shared::base(),
-        }
-        .skip(warp_row);
-        // A warp past the ragged end of the queries has nothing to store.
-        if row < p.seqlen_q {
-            let exist = p.seqlen_q - row;
-            warp.finish::<E>(lane, o_tile, place.lse(p) + 4 * u64::from(row), exist);
-            let o = Copier::new(place.rows(&p.o, place.head), lane, 32);
-            o.store(o_tile, row, 16 * MT as u32, exist);
-        }
+        warp.store::<E, false>(p, threads);
     }
 }

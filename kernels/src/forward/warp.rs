@@ -2,7 +2,7 @@
 
 use super::non_finite::has_non_finite;
 use crate::mask::Mask;
-use crate::ptx::{barrier, global};
+use crate::ptx::barrier;
 use crate::tile::{Accumulator, Element, Operand, SharedTile, Softmax, SoftmaxScale};
 
 /// What a warp carries through the loop: `MT` tiles of 16 query rows.
@@ -12,7 +12,7 @@ pub struct Warp<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> {
     /// Read once if `Q_IN_REGISTERS`, else unused.
     q: [[Operand; DT]; MT],
     pub(super) o: [[Accumulator; DT]; MT],
-    softmax: Softmax<MT>,
+    pub(super) softmax: Softmax<MT>,
 }
 
 impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, Q_IN_REGISTERS> {
@@ -153,38 +153,5 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
                 }
             }
         }
-    }
-
-    /// Normalizes O and writes it to the warp's rows of the Q tile, from where it can leave in
-    /// 16-byte pieces; stores lse, of which the first `exist` rows exist.
-    #[inline(always)]
-    pub unsafe fn finish<E: Element>(
-        mut self,
-        lane: u32,
-        o_tile: SharedTile<DT>,
-        lse: u64,
-        exist: u32,
-    ) {
-        // SAFETY: the caller's promise. The other lanes may still be reading Q from these rows.
-        unsafe { barrier::warp() }
-        for mt in 0..MT {
-            // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile, and one
-            // lane of four stores the lse of a row.
-            unsafe {
-                let (factors, row_lse) = self.softmax.finish(mt);
-                for dt in 0..DT {
-                    self.o[mt][dt].scale_rows(factors);
-                    o_tile.set(lane, mt, dt, self.o[mt][dt].to_operand::<E>());
-                }
-                for r in 0..2 {
-                    let row = (16 * mt + 8 * r) as u32 + lane / 4;
-                    if lane % 4 == 0 && row < exist {
-                        global::store_f32(lse + 4 * u64::from(row), row_lse[r]);
-                    }
-                }
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe { barrier::warp() }
     }
 }

@@ -7,7 +7,7 @@ use core::arch::asm;
 ///
 /// # Safety
 /// `shared` is a 16-byte aligned shared-memory address of the block, with nobody reading or writing
-/// its 16 bytes until a [`wait_all`] of this thread (and a barrier, for other threads). `global` is
+/// its 16 bytes until a [`wait`] of this thread for its group (and a barrier, for other threads). `global` is
 /// 16-byte aligned, and `bytes` bytes from it are readable.
 #[inline(always)]
 pub unsafe fn copy16(shared: u32, global: u64, bytes: u32) {
@@ -28,13 +28,23 @@ pub unsafe fn commit() {
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }
 
-/// Waits until the copies of all committed groups of this thread have landed. Other threads see
-/// them after a barrier that follows.
+/// Waits until the copies of all committed groups of this thread have landed, but for the `PENDING`
+/// last ones. Other threads see them after a barrier that follows.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.
 #[inline(always)]
-pub unsafe fn wait_all() {
+pub unsafe fn wait<const PENDING: u32>() {
     // SAFETY: touches no memory itself.
-    unsafe { asm!("cp.async.wait_group 0;", options(nostack)) }
+    unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) }
+}
+
+/// Waits until the copies of all committed groups of this thread have landed.
+///
+/// # Safety
+/// As [`wait`].
+#[inline(always)]
+pub unsafe fn wait_all() {
+    // SAFETY: the caller's promise.
+    unsafe { wait::<0>() }
 }

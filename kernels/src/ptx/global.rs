@@ -19,6 +19,36 @@ pub unsafe fn load_u16(address: u64) -> u16 {
     value
 }
 
+/// Reads two f32.
+///
+/// # Safety
+/// `address` is 8-byte aligned and readable.
+#[inline(always)]
+pub unsafe fn load_f32x2(address: u64) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.global.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+            in(reg64) address, options(nostack));
+    }
+    [a, b]
+}
+
+/// Reads four f32.
+///
+/// # Safety
+/// `address` is 16-byte aligned and readable.
+#[inline(always)]
+pub unsafe fn load_f32x4(address: u64) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
+            out(reg32) c, out(reg32) d, in(reg64) address, options(nostack));
+    }
+    [a, b, c, d]
+}
+
 /// Writes 2 bytes.
 ///
 /// # Safety
@@ -40,6 +70,32 @@ pub unsafe fn store_f32(address: u64, value: f32) {
     // SAFETY: the address is the caller's promise.
     unsafe {
         asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
+    }
+}
+
+/// Writes two f32.
+///
+/// # Safety
+/// `address` is 8-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_f32x2(address: u64, [a, b]: [f32; 2]) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) a, in(reg32) b,
+            options(nostack));
+    }
+}
+
+/// Writes 8 bytes.
+///
+/// # Safety
+/// `address` is 8-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_u32x2(address: u64, [a, b]: [u32; 2]) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) a, in(reg32) b,
+            options(nostack));
     }
 }
 

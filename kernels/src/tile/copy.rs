@@ -9,50 +9,91 @@ use super::SharedTile;
 use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared, special::opaque};
 
-/// The rows of one head in global memory.
+/// Rows in global memory: those of one head or, if `PACKED`, those of a group of heads in turns:
+/// every head's first, every head's second, and so on.
 #[derive(Clone, Copy)]
-pub struct GlobalRows {
-    /// Address of row 0.
+pub struct GlobalRows<const PACKED: bool> {
+    /// Address of the first head's row 0.
     pub address: u64,
-    /// Bytes from one row to the next.
+    /// Bytes from a head's row to its next.
     pub row_bytes: i64,
+    /// Bytes from a head to the next, if packed.
+    pub head_bytes: i64,
+    /// Heads of the group, if packed.
+    pub group: u32,
+    /// Rows skipped, if packed.
+    pub first: u32,
     /// Elements of a row.
     pub dim: u32,
     /// Whether every row starts at a multiple of 16 bytes.
     pub aligned: bool,
 }
 
+impl<const PACKED: bool> GlobalRows<PACKED> {
+    /// Without the first `rows` rows.
+    #[inline(always)]
+    pub fn skip(self, rows: u32) -> Self {
+        if PACKED {
+            let first = self.first + rows;
+            GlobalRows { first, ..self }
+        } else {
+            let address = self.at(rows);
+            GlobalRows { address, ..self }
+        }
+    }
+
+    /// Address of a row.
+    #[inline(always)]
+    fn at(&self, row: u32) -> u64 {
+        let offset = if PACKED {
+            let row = self.first + row;
+            let (query, head) = (row / self.group, row % self.group);
+            i64::from(query) * self.row_bytes + i64::from(head) * self.head_bytes
+        } else {
+            i64::from(row) * self.row_bytes
+        };
+        self.address.wrapping_add_signed(offset)
+    }
+
+    /// Address of a row, from that of the one `down` rows above it.
+    #[inline(always)]
+    fn below(&self, above: u64, down: u32, row: u32) -> u64 {
+        if PACKED {
+            self.at(row)
+        } else {
+            above.wrapping_add_signed(i64::from(down) * self.row_bytes)
+        }
+    }
+}
+
 /// One thread's share of copying tiles of rows: of every tile, the chunks at and below its first,
 /// and those to their right.
 #[derive(Clone, Copy)]
-pub struct Copier<const DT: usize> {
-    /// Where the thread's first chunk of the tile at row 0 lies.
-    address: u64,
-    row_bytes: i64,
-    aligned: bool,
+pub struct Copier<const DT: usize, const PACKED: bool> {
+    /// From the thread's first chunk of the tile at row 0 on.
+    rows: GlobalRows<PACKED>,
     share: Share,
     /// Elements that exist from the thread's first on.
     columns: u32,
 }
 
-impl<const DT: usize> Copier<DT> {
+impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     /// The share of `thread` when `threads` threads copy together.
     #[inline(always)]
-    pub fn new(rows: GlobalRows, thread: u32, threads: u32) -> Self {
+    pub fn new(rows: GlobalRows<PACKED>, thread: u32, threads: u32) -> Self {
         let share = Share::new(thread, threads, SharedTile::<DT>::CHUNKS);
-        let (down, right) = (i64::from(share.row), i64::from(share.chunk * CHUNK_BYTES));
-        let offset = down * rows.row_bytes + right;
+        let right = u64::from(share.chunk * CHUNK_BYTES);
+        let mut rows = rows.skip(share.row);
+        rows.address = rows.address.wrapping_add(right);
         Copier {
-            address: rows.address.wrapping_add_signed(offset),
-            row_bytes: rows.row_bytes,
-            aligned: rows.aligned,
+            rows,
             share,
             columns: rows.dim.saturating_sub(8 * share.chunk),
         }
     }
 
     /// Starts loading `rows` rows from row `first` on into `to`; of these, `exist` exist and the
-    /// others become zeros. The tile is there after [`cp_async::wait_all`] and a barrier.
+    /// others become zeros. The tile is there after a [`cp_async::wait`] and a barrier.
     ///
     /// # Safety
     /// All sharing threads make the same call, nobody uses `to` until then, and what exists is
@@ -60,7 +101,7 @@ impl<const DT: usize> Copier<DT> {
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        if self.aligned {
+        if self.rows.aligned {
             self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
                 // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
                 unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
@@ -97,7 +138,7 @@ impl<const DT: usize> Copier<DT> {
             // SAFETY: the caller's promise.
             unsafe {
                 let elements = shared::load_u32x4(shared);
-                if self.aligned {
+                if self.rows.aligned {
                     global::store_u32x4(global, elements);
                 } else {
                     for i in 0..4 {
@@ -124,8 +165,7 @@ impl<const DT: usize> Copier<DT> {
         let shared = tile.chunk(self.share.row, self.share.chunk);
         // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
         let columns = opaque(self.columns);
-        let skip = i64::from(first) * self.row_bytes;
-        let mut global = self.address.wrapping_add_signed(skip);
+        let mut global = self.rows.at(first);
         for step in 0..steps {
             let down = step * self.share.rows_per_step;
             for group in 0..SharedTile::<DT>::CHUNKS / self.share.lanes {
@@ -137,8 +177,8 @@ impl<const DT: usize> Copier<DT> {
                     exists,
                 );
             }
-            let skip = i64::from(self.share.rows_per_step) * self.row_bytes;
-            global = global.wrapping_add_signed(skip);
+            let next = first + down + self.share.rows_per_step;
+            global = self.rows.below(global, self.share.rows_per_step, next);
         }
     }
 }

@@ -11,4 +11,4 @@ pub use copy::{Copier, GlobalRows};
 pub use element::{Bf16, Element, F16};
 pub use register::{Accumulator, Operand};
 pub use shared::SharedTile;
-pub use softmax::{Softmax, SoftmaxScale};
+pub use softmax::{Softmax, SoftmaxScale, Total};

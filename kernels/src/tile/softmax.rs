@@ -90,24 +90,45 @@ impl<const MT: usize> Softmax<MT> {
         factors
     }
 
-    /// After the last block: the factors that normalize O (0 for a row that saw no key), and the
-    /// log-sum-exp of the scaled scores in base e (-inf for such a row).
+    /// After the last block: the maximum and the sum of every row.
     ///
     /// # Safety
     /// Every lane of the warp must reach the same call.
     #[inline(always)]
-    pub unsafe fn finish(&self, mt: usize) -> ([f32; 2], [f32; 2]) {
-        let (mut factors, mut lse) = ([0.0; 2], [f32::NEG_INFINITY; 2]);
-        for r in 0..2 {
-            // SAFETY: convergence is the caller's promise.
-            let sum = unsafe { across_row(self.sum[mt][r], |a, b| a + b) };
-            if sum != 0.0 {
-                factors[r] = math::reciprocal(sum);
-                let lse2 = math::fma(self.max[mt][r], self.scale, math::log2(sum));
-                lse[r] = lse2 * core::f32::consts::LN_2;
+    pub unsafe fn totals(&self) -> [[Total; 2]; MT] {
+        let mut totals = [[Total::default(); 2]; MT];
+        for mt in 0..MT {
+            for r in 0..2 {
+                totals[mt][r] = Total {
+                    max: self.max[mt][r],
+                    // SAFETY: convergence is the caller's promise.
+                    sum: unsafe { across_row(self.sum[mt][r], |a, b| a + b) },
+                };
             }
         }
-        (factors, lse)
+        totals
+    }
+}
+
+/// What the softmax of a row comes to: its largest raw score, and the sum of `2^(c (s - max))`.
+#[derive(Clone, Copy, Default)]
+pub struct Total {
+    /// -inf if the row sees no key.
+    pub max: f32,
+    /// 0 if the row sees no key.
+    pub sum: f32,
+}
+
+impl Total {
+    /// The factor that normalizes the row of O (0 if it saw no key), and the log-sum-exp of its
+    /// scaled scores in base e (then -inf).
+    #[inline(always)]
+    pub fn finish(self, scale: SoftmaxScale) -> (f32, f32) {
+        if self.sum == 0.0 {
+            return (0.0, f32::NEG_INFINITY);
+        }
+        let lse2 = math::fma(self.max, scale.log2, math::log2(self.sum));
+        (math::reciprocal(self.sum), lse2 * core::f32::consts::LN_2)
     }
 }
 
