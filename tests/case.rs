@@ -37,6 +37,10 @@ pub struct Case {
     pub causal: bool,
     /// Softmax scale, if not the default.
     pub scale: Option<f32>,
+    /// The kernel, where there are several, if not the default.
+    pub kernel: Option<String>,
+    /// Splits of the keys, where they can be split; 0 for the default.
+    pub splits: u32,
     /// Memory layout of q.
     pub q: Layout,
     /// Memory layout of k.
@@ -70,6 +74,8 @@ impl Default for Case {
             dim: 64,
             causal: false,
             scale: None,
+            kernel: None,
+            splits: 0,
             q: Layout::Bhnd,
             k: Layout::Bhnd,
             v: Layout::Bhnd,
@@ -164,7 +170,7 @@ impl Case {
         let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
         let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
         let [device_q, device_k, device_v] = &on_device;
-        self.options().forward_into(
+        self.options(device).forward_into(
             device_q,
             device_k,
             device_v,
@@ -207,14 +213,17 @@ impl Case {
         })
     }
 
-    /// The options of the case.
+    /// The options of the case on a device.
     #[must_use]
-    pub fn options(&self) -> Attention {
-        let options = Attention::new().causal(self.causal);
-        match self.scale {
-            Some(scale) => options.scale(scale),
-            None => options,
+    pub fn options(&self, device: &Device) -> Attention {
+        let mut options = Attention::new().causal(self.causal).splits(self.splits);
+        if let Some(scale) = self.scale {
+            options = options.scale(scale);
         }
+        if let Some(kernel) = self.kernel.as_ref().filter(|_| !device.is_cpu()) {
+            options = options.kernel(kernel);
+        }
+        options
     }
 
     /// Sizes and options as the library wants them.

@@ -9,7 +9,9 @@ mod large_offsets;
 mod lengths;
 mod random;
 mod real_data;
+mod repeats;
 mod special_values;
+mod splits;
 
 use std::process::ExitCode;
 use tests::{Case, Test, harness};
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
+        ("repeats", repeats::tests()),
         ("special_values", special_values::tests()),
+        ("splits", splits::tests()),
     ])
 }

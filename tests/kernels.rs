@@ -1,6 +1,6 @@
 //! Every kernel of the table: its own head dim and the smallest one it serves, aligned and not.
 
-use kernels::table::{HEAD_DIMS, KERNELS, Kernel, select};
+use kernels::table::{Family, HEAD_DIMS, KERNELS, Kernel};
 use tests::{Case, Layout, PASSED, Test};
 
 /// The tests of this file.
@@ -10,8 +10,6 @@ pub fn tests() -> Vec<Test> {
         .map(|kernel| {
             Test::new(kernel.name, move |device| {
                 for case in cases(kernel) {
-                    let selected = select(case.dtype, case.dim as u32, case.causal);
-                    assert_eq!(selected.map(|kernel| kernel.name), Some(kernel.name));
                     case.check(device)?;
                 }
                 PASSED
@@ -20,26 +18,42 @@ pub fn tests() -> Vec<Test> {
         .collect()
 }
 
-fn cases(kernel: &Kernel) -> impl Iterator<Item = Case> {
+fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
     let below = HEAD_DIMS.iter().rev().find(|&&dim| dim < kernel.head_dim);
-    let dims = [below.unwrap_or(&0) + 8, kernel.head_dim];
-    let layouts = [Layout::Bnhd, Layout::OddRows];
-    dims.into_iter().flat_map(move |dim| {
-        layouts.map(|layout| Case {
-            dtype: kernel.dtype,
-            batch: 2,
-            heads: 4,
-            kv_heads: 2,
-            // Whole tiles and a ragged one, of queries and of keys.
-            seqlen_q: 2 * kernel.tile.q_rows as usize + 37,
-            seqlen_kv: 5 * kernel.tile.keys as usize + 21,
-            dim: dim as usize,
-            causal: kernel.causal,
-            q: layout,
-            k: layout,
-            v: layout,
-            o: layout,
-            ..Case::default()
+    let below = match kernel.family {
+        // It serves all.
+        Family::Combine => 0,
+        _ => *below.unwrap_or(&0),
+    };
+    let dims = [below + 8, kernel.head_dim];
+    let masks = [false, true].into_iter();
+    let masks = masks.filter(|&causal| match kernel.family {
+        Family::Combine => true,
+        family => family.serves(causal),
+    });
+    let variants = masks.flat_map(move |causal| dims.map(|dim| (causal, dim)));
+    variants.flat_map(move |(causal, dim)| {
+        [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| {
+            let combines = kernel.family == Family::Combine;
+            Case {
+                dtype: kernel.dtype,
+                batch: 2,
+                heads: 4,
+                kv_heads: 2,
+                // Whole tiles and a ragged one, of queries and of keys.
+                seqlen_q: 2 * kernel.tile.q_rows as usize + 37,
+                seqlen_kv: 5 * kernel.tile.keys.max(64) as usize + 21,
+                dim: dim as usize,
+                causal,
+                // The combine kernel runs after one that splits.
+                kernel: (!combines).then(|| kernel.name.to_owned()),
+                splits: if combines { 4 } else { splits },
+                q: layout,
+                k: layout,
+                v: layout,
+                o: layout,
+                ..Case::default()
+            }
         })
     })
 }

@@ -1,7 +1,7 @@
 //! Trip counts of the masks against a brute-force mask.
 
-use kernels::mask::{Causal, Full, Mask};
-use kernels::params::MAX_SEQLEN;
+use kernels::mask::{Causal, Full, Mask, Packed};
+use kernels::params::{ForwardParams, MAX_SEQLEN};
 use proptest::prelude::*;
 
 /// Whether `row` sees `key`, from the definition.
@@ -10,10 +10,24 @@ fn sees<M: Mask>(row: u32, key: u32, seqlen_q: u32, seqlen_kv: u32) -> bool {
     !M::CAUSAL || i64::from(key) <= last
 }
 
+fn params(seqlen_q: u32, seqlen_kv: u32) -> ForwardParams {
+    ForwardParams {
+        seqlen_q,
+        seqlen_kv,
+        group: 1,
+        ..ForwardParams::default()
+    }
+}
+
+/// The mask of all keys.
+fn mask<M: Mask>(seqlen_q: u32, seqlen_kv: u32) -> M {
+    M::new(&params(seqlen_q, seqlen_kv), 0, seqlen_kv)
+}
+
 fn trip_counts_cover_the_mask<M: Mask>(
     [seqlen_q, seqlen_kv, q_rows, keys]: [u32; 4],
 ) -> Result<(), TestCaseError> {
-    let mask = M::new(seqlen_q, seqlen_kv);
+    let mask: M = mask(seqlen_q, seqlen_kv);
     let visible = |row: u32, keys: std::ops::Range<u32>| {
         let keys = keys.start..keys.end.min(seqlen_kv);
         keys.filter(|&key| sees::<M>(row, key, seqlen_q, seqlen_kv))
@@ -55,7 +69,52 @@ fn sizes() -> impl Strategy<Value = [u32; 4]> {
     (1..=300_u32, 1..=300_u32, tile(), tile()).prop_map(Into::into)
 }
 
+/// A row sees of all splits together what it sees of the whole, and of each split the first keys.
+fn splits_make_up_the_mask<M: Mask>(p: &ForwardParams, rows: u32, split: u32) {
+    let whole = M::new(p, 0, p.seqlen_kv);
+    for row in 0..rows as i32 {
+        let mut seen = 0;
+        for first in (0..p.seqlen_kv).step_by(split as usize) {
+            let keys = split.min(p.seqlen_kv - first);
+            let limit = M::new(p, first, keys).limit(row);
+            assert_eq!(
+                limit,
+                (whole.limit(row) - first as i32).clamp(0, keys as i32)
+            );
+            seen += limit;
+        }
+        assert_eq!(seen, whole.limit(row));
+    }
+}
+
 proptest! {
+    #[test]
+    fn splits(sizes in sizes(), group in 1..=5_u32, causal in 0..=1_u32) {
+        let [seqlen_q, seqlen_kv, _, split] = sizes;
+        let p = ForwardParams { group, causal, ..params(seqlen_q, seqlen_kv) };
+        splits_make_up_the_mask::<Full>(&p, seqlen_q, split);
+        splits_make_up_the_mask::<Causal>(&p, seqlen_q, split);
+        splits_make_up_the_mask::<Packed>(&p, seqlen_q * group, split);
+    }
+
+    /// Every head of the group sees what its query sees.
+    #[test]
+    fn packed(sizes in sizes(), group in 1..=5_u32, is_causal: bool) {
+        let [seqlen_q, seqlen_kv, ..] = sizes;
+        let causal = u32::from(is_causal);
+        let p = ForwardParams { group, causal, ..params(seqlen_q, seqlen_kv) };
+        let packed = Packed::new(&p, 0, seqlen_kv);
+        for row in 0..(seqlen_q * group) as i32 {
+            let query = row / group as i32;
+            let expected = if is_causal {
+                mask::<Causal>(seqlen_q, seqlen_kv).limit(query)
+            } else {
+                mask::<Full>(seqlen_q, seqlen_kv).limit(query)
+            };
+            prop_assert_eq!(packed.limit(row), expected);
+        }
+    }
+
     #[test]
     fn full(sizes in sizes()) {
         trip_counts_cover_the_mask::<Full>(sizes)?;
@@ -69,7 +128,7 @@ proptest! {
     #[test]
     fn causal_blocks_are_no_more_than_needed(sizes in sizes()) {
         let [seqlen_q, seqlen_kv, q_rows, keys] = sizes;
-        let mask = Causal::new(seqlen_q, seqlen_kv);
+        let mask: Causal = mask(seqlen_q, seqlen_kv);
         for first in (0..seqlen_q).step_by(q_rows as usize) {
             let last = seqlen_q.min(first + q_rows) - 1;
             let trips = mask.trip_count(last as i32, keys);
@@ -86,11 +145,24 @@ proptest! {
 fn the_longest_sequences_do_not_overflow() {
     let longest = MAX_SEQLEN;
     for (seqlen_q, seqlen_kv) in [(longest, longest), (longest, 1), (1, longest)] {
-        let mask = Causal::new(seqlen_q, seqlen_kv);
+        let mask: Causal = mask(seqlen_q, seqlen_kv);
         let last_tile = (longest.next_multiple_of(1024) - 1) as i32;
         assert_eq!(mask.limit(seqlen_q as i32 - 1), seqlen_kv as i32);
         assert_eq!(mask.limit(last_tile), seqlen_kv as i32);
         let first_sees = (i64::from(seqlen_kv) - i64::from(seqlen_q) + 1).max(0);
         assert_eq!(i64::from(mask.limit(0)), first_sees);
+    }
+
+    // The last split of the longest sequence, with no mask and with one.
+    let first = longest / 64 * 64;
+    for causal in [0, 1] {
+        let p = ForwardParams {
+            causal,
+            ..params(longest, longest)
+        };
+        let packed = Packed::new(&p, first, longest - first);
+        assert_eq!(packed.limit(longest as i32 - 1), (longest - first) as i32);
+        let all = (longest - first) as i32;
+        assert_eq!(packed.limit(0), if causal == 0 { all } else { 0 });
     }
 }

@@ -32,15 +32,25 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded.
+/// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded; on one
+/// split and on several, of the latter one by the decode kernel.
 fn variants(case: &Case) -> impl Iterator<Item = Case> {
     let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
     let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
     masks.flat_map(|(dtype, causal)| {
-        [64, 104].map(|dim| Case {
+        let decode = format!("decode_{}_d64", dtype.name());
+        let schedules = [
+            (64, None, 1),
+            (104, None, 1),
+            (104, None, 3),
+            (64, Some(decode), 2),
+        ];
+        schedules.map(|(dim, kernel, splits)| Case {
             dtype,
             causal,
             dim,
+            kernel,
+            splits,
             ..case.clone()
         })
     })

@@ -2,12 +2,14 @@
 
 use crate::{Case, Layout, Outcome, PASSED};
 use attention::{Device, Dtype};
+use kernels::table::KERNELS;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 
 /// Cases of every kind: all head dims, ragged and unequal lengths, full and causal, grouped heads,
-/// every layout, scales of any sign.
+/// every layout, scales of any sign; by the default kernel, with or without splits, most of them as
+/// many as the heuristic wants.
 pub fn cases() -> impl Strategy<Value = Case> {
     let heads = (1..=3_usize, 1..=3_usize, 1..=4_usize);
     let sizes = (
@@ -27,7 +29,9 @@ pub fn cases() -> impl Strategy<Value = Case> {
         input_layouts(),
         select(Layout::OUTPUTS),
     );
-    (sizes, options, layouts, any::<u64>()).prop_map(|(sizes, options, layouts, seed)| {
+    let splits = prop_oneof![2 => Just(0), 1 => 1..=6_u32];
+    let seed = any::<u64>();
+    (sizes, options, layouts, splits, seed).prop_map(|(sizes, options, layouts, splits, seed)| {
         let ((batch, kv_heads, group), seqlen_q, seqlen_kv, dim) = sizes;
         let (dtype, causal, scale) = options;
         let (q, k, v, o) = layouts;
@@ -41,6 +45,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
             dim,
             causal,
             scale,
+            kernel: None,
+            splits,
             q,
             k,
             v,
@@ -54,6 +60,36 @@ pub fn cases() -> impl Strategy<Value = Case> {
 pub fn seqlens() -> impl Strategy<Value = usize> {
     let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
     prop_oneof![1..=300_usize, edges]
+}
+
+/// The same case by any of the kernels that serve it, on any number of splits: few, or more than
+/// there are key blocks.
+pub fn scheduled(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let splits = prop_oneof![4 => 1..=8_u32, 1 => 9..=40_u32, 1 => Just(u32::MAX)];
+    (cases, any::<prop::sample::Index>(), splits).prop_map(|(case, kernel, splits)| {
+        let serve = KERNELS.iter().filter(|kernel| {
+            kernel.family.serves(case.causal)
+                && kernel.dtype == case.dtype
+                && kernel.head_dim as usize >= case.dim
+        });
+        let names: Vec<_> = serve.map(|kernel| kernel.name).collect();
+        Case {
+            kernel: Some(kernel.get(&names).to_string()),
+            splits,
+            ..case
+        }
+    })
+}
+
+/// The case with up to 16 queries for each of up to 8 heads of a group, and up to 700 keys.
+pub fn few_queries(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let keys = prop_oneof![seqlens(), 1..=700_usize];
+    (cases, 1..=16_usize, 1..=8_usize, keys).prop_map(|(case, seqlen_q, group, seqlen_kv)| Case {
+        heads: case.kv_heads * group,
+        seqlen_q,
+        seqlen_kv,
+        ..case
+    })
 }
 
 fn scales() -> impl Strategy<Value = Option<f32>> {

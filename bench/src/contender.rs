@@ -35,12 +35,12 @@ impl Choice {
     /// # Errors
     /// If the named kernel does not serve the shape, or none does.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<&str>> {
-        let (dtype, dim, causal) = (shape.dtype.into(), shape.dim, shape.causal);
+        let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
         if let Choice::Named(name) = self {
-            kernel::check(device, name, dtype, dim, causal)?;
+            kernel::check(device, name, dtype, &problem)?;
             return Ok(vec![name]);
         }
-        let mut names = kernel::suitable(device, dtype, dim, causal);
+        let mut names = kernel::suitable(device, dtype, &problem);
         if matches!(self, Choice::Auto) {
             names.truncate(1);
         }

@@ -5,7 +5,7 @@ use crate::{print, table};
 use anyhow::{Context, Result, ensure};
 use attention::ptx;
 use kernel_builder::ptxas;
-use kernels::table::{KERNELS, Kernel, select};
+use kernels::table::{KERNELS, Kernel, Request, select};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -35,10 +35,26 @@ pub fn run(args: &Profile) -> Result<()> {
 fn kernel(args: &Profile) -> Result<&'static Kernel> {
     let (shape, name) = (&args.call.shape, args.call.kernel.as_str());
     let kernel = match name {
-        "auto" => select(shape.dtype.into(), shape.dim as u32, shape.causal),
+        "auto" => select(&Request {
+            dtype: shape.dtype.into(),
+            dim: shape.dim as u32,
+            causal: shape.causal,
+            seqlen_q: shape.seqlen as u32,
+            group: (shape.heads / shape.kv_heads()) as u32,
+            compute_capability: capability(&args.target),
+        }),
         name => KERNELS.iter().find(|kernel| kernel.name == name),
     };
     kernel.with_context(|| format!("no kernel {name} for {shape}"))
+}
+
+/// The compute capability of a target such as `sm_90`; of one that cannot be read, that of the oldest
+/// kernels.
+fn capability(target: &str) -> (i32, i32) {
+    let digits = target.trim_start_matches("sm_");
+    let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
+    let number = digits.parse().unwrap_or(80);
+    (number / 10, number % 10)
 }
 
 /// The machine code of the kernel's module, as text.

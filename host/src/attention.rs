@@ -8,11 +8,12 @@ use crate::kernel;
 use crate::launch::Launch;
 use crate::layout::Layout;
 use crate::problem::Problem;
+use crate::schedule::{Facts, Schedule};
 use crate::strided::{Strided, StridedMut};
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use kernels::params::TensorRef;
-use kernels::table::Dtype;
+use kernels::table::{Dtype, Kernel};
 use std::ffi::c_void;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
@@ -44,6 +45,7 @@ pub struct Attention {
     causal: bool,
     scale: Option<f32>,
     kernel: Option<String>,
+    splits: u32,
 }
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
@@ -102,6 +104,27 @@ impl Attention {
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Some(name.into());
         self
+    }
+
+    /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
+    /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
+    /// CPU does not split.
+    #[must_use]
+    pub fn splits(mut self, splits: u32) -> Self {
+        self.splits = splits;
+        self
+    }
+
+    /// Into how many splits a call on a device divides the keys.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn split_count(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<u32> {
+        problem.validate()?;
+        match device.facts() {
+            None => Ok(1),
+            Some(facts) => Ok(self.schedule(dtype, problem, facts)?.1.splits),
+        }
     }
 
     /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
@@ -233,15 +256,28 @@ impl Attention {
                 Ok(())
             }
             Backend::Cuda(gpu) => {
-                let kernel = kernel::resolve(self.kernel.as_deref(), dtype, args.dim, self.causal)?;
+                let (kernel, schedule) = self.schedule(dtype, &problem, gpu.facts())?;
+                let launch = Launch::new(kernel, &problem, &schedule, args)?;
                 // SAFETY: the caller's word.
-                unsafe { Launch::new(kernel, &problem, args)?.on_gpu(gpu, stream) }
+                unsafe { launch.on_gpu(gpu, stream) }
             }
             Backend::Emulator(emulation) => {
-                let kernel = kernel::resolve(self.kernel.as_deref(), dtype, args.dim, self.causal)?;
-                Launch::new(kernel, &problem, args)?.on_emulator(emulation)
+                let (kernel, schedule) = self.schedule(dtype, &problem, &Facts::EMULATED)?;
+                Launch::new(kernel, &problem, &schedule, args)?.on_emulator(emulation)
             }
         }
+    }
+
+    /// The kernel for a problem, and how it divides it.
+    fn schedule(
+        &self,
+        dtype: Dtype,
+        problem: &Problem,
+        facts: &Facts,
+    ) -> Result<(&'static Kernel, Schedule)> {
+        let kernel = kernel::resolve(self.kernel.as_deref(), dtype, problem, facts)?;
+        let splits = (self.splits > 0).then_some(self.splits);
+        Ok((kernel, Schedule::new(kernel, problem, facts, splits)?))
     }
 
     fn problem<T: Element>(&self, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>) -> Result<Problem> {

@@ -6,6 +6,7 @@ use crate::emulation::Emulation;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::ptx;
+use crate::schedule::Facts;
 use bytemuck::Pod;
 use kernels::table::Arch;
 use std::sync::Arc;
@@ -94,7 +95,8 @@ impl Device {
         Ok(Device(Backend::Emulator(Arc::new(emulation))))
     }
 
-    /// What the last kernel on an emulated GPU did; `None` on other devices, and before it.
+    /// What the last kernel on an emulated GPU did, which is a combine kernel if the keys were split;
+    /// `None` on other devices, and before it.
     #[must_use]
     pub fn counters(&self) -> Option<emulator::Counters> {
         match &self.0 {
@@ -161,6 +163,15 @@ impl Device {
     /// If the driver reports a failure.
     pub fn event(&self) -> Result<Event> {
         Event::record(self)
+    }
+
+    /// What the schedules of its kernels depend on; `None` on the CPU.
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        match &self.0 {
+            Backend::Cpu => None,
+            Backend::Cuda(gpu) => Some(gpu.facts()),
+            Backend::Emulator(_) => Some(&Facts::EMULATED),
+        }
     }
 
     pub(crate) fn backend(&self) -> &Backend {

@@ -82,12 +82,17 @@ pub struct Memory {
 impl Memory {
     /// A buffer that holds a copy of `data`.
     pub fn from_bytes(emulation: &Arc<Emulation>, data: &[u8]) -> Self {
-        let address = emulation.memory.allocate(data.len());
-        let written = emulation.memory.write(address, data);
+        let memory = Self::uninitialized(emulation, data.len());
+        let written = emulation.memory.write(memory.address, data);
         written.expect("the buffer is as long as the data");
+        memory
+    }
+
+    /// A buffer of which no kernel may read what none has written.
+    pub fn uninitialized(emulation: &Arc<Emulation>, bytes: usize) -> Self {
         Memory {
             emulation: Arc::clone(emulation),
-            address,
+            address: emulation.memory.allocate(bytes),
         }
     }
 

@@ -39,14 +39,10 @@ pub enum Error {
         argument: &'static str,
     },
     /// More blocks than one launch can have.
-    #[error(
-        "batch * heads * ceil(seqlen_q / {q_rows}) is {blocks}; {kernel} can launch at most {max} blocks"
-    )]
+    #[error("batch, heads and seqlen_q make {blocks} blocks; {kernel} can launch at most {max}")]
     Grid {
         /// Name of the kernel.
         kernel: &'static str,
-        /// Query rows of a block.
-        q_rows: u32,
         /// Blocks asked for.
         blocks: u128,
         /// Blocks allowed.

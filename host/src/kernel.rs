@@ -1,49 +1,40 @@
 //! Which kernel computes a problem.
 
-use crate::device::{Backend, Device};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use kernels::table::{Arch, Dtype, KERNELS, Kernel, select};
+use crate::problem::Problem;
+use crate::schedule::{Facts, group, request};
+use kernels::params::MAX_SEQLEN;
+use kernels::table::{Dtype, Family, KERNELS, Kernel, select};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
 
-/// Names of the kernels that can compute a problem on a device, the default one first.
+/// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
+/// default one first.
 #[must_use]
-pub fn suitable(device: &Device, dtype: Dtype, dim: usize, causal: bool) -> Vec<&'static str> {
-    match device.backend() {
-        Backend::Cpu => vec![CPU],
-        Backend::Cuda(_) | Backend::Emulator(_) => {
-            let mut kernels: Vec<_> = KERNELS
-                .iter()
-                .filter(|kernel| obstacle(kernel, dtype, dim, causal).is_none())
-                .filter(|kernel| runs_on(kernel, device))
-                .collect();
-            let default = select(dtype, dim as u32, causal);
-            kernels.sort_by_key(|&kernel| Some(kernel) != default);
-            kernels.iter().map(|kernel| kernel.name).collect()
-        }
-    }
+pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
+    let Some(facts) = device.facts() else {
+        return vec![CPU];
+    };
+    let mut kernels: Vec<_> = KERNELS
+        .iter()
+        .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
+        .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
+        .collect();
+    let default = select(&request(dtype, problem, facts));
+    kernels.sort_by_key(|&kernel| Some(kernel) != default);
+    kernels.iter().map(|kernel| kernel.name).collect()
 }
 
 /// Checks that the kernel of that name can compute a problem on a device.
 ///
 /// # Errors
 /// If there is no such kernel (the error lists similar names), or says why it cannot.
-pub fn check(device: &Device, name: &str, dtype: Dtype, dim: usize, causal: bool) -> Result<()> {
-    match device.backend() {
-        Backend::Cpu => resolve_cpu(Some(name)),
-        Backend::Cuda(_) | Backend::Emulator(_) => {
-            resolve(Some(name), dtype, dim, causal).map(|_| ())
-        }
-    }
-}
-
-/// Whether the device executes the kernel's PTX.
-fn runs_on(kernel: &Kernel, device: &Device) -> bool {
-    match device.backend() {
-        Backend::Cpu => false,
-        Backend::Cuda(gpu) => kernel.arch.compute_capability() <= gpu.compute_capability(),
-        Backend::Emulator(_) => kernel.arch == Arch::Sm80,
+pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
+    match device.facts() {
+        None => resolve_cpu(Some(name)),
+        Some(facts) => resolve(Some(name), dtype, problem, facts).map(|_| ()),
     }
 }
 
@@ -51,17 +42,17 @@ fn runs_on(kernel: &Kernel, device: &Device) -> bool {
 pub(crate) fn resolve(
     name: Option<&str>,
     dtype: Dtype,
-    dim: usize,
-    causal: bool,
+    problem: &Problem,
+    facts: &Facts,
 ) -> Result<&'static Kernel> {
     let Some(name) = name else {
-        return select(dtype, dim as u32, causal).ok_or(Error::Dim(dim));
+        return select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim));
     };
     if name == CPU {
         return Err(unsuitable(name, "runs on the CPU only"));
     }
     let kernel = find(name)?;
-    match obstacle(kernel, dtype, dim, causal) {
+    match obstacle(kernel, dtype, problem) {
         None => Ok(kernel),
         Some(reason) => Err(unsuitable(name, reason)),
     }
@@ -93,19 +84,28 @@ fn find(name: &str) -> Result<&'static Kernel> {
 }
 
 /// Why a kernel cannot compute a problem.
-fn obstacle(kernel: &Kernel, dtype: Dtype, dim: usize, causal: bool) -> Option<String> {
+fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
+    if kernel.family == Family::Combine {
+        return Some("combines what other kernels find on splits of the keys".to_owned());
+    }
+    let dim = problem.dim;
     if kernel.dtype != dtype {
         let (needed, found) = (kernel.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
-    } else if kernel.causal != causal {
-        let mask = if kernel.causal {
-            "causal attention only"
-        } else {
+    } else if !kernel.family.serves(problem.causal) {
+        let mask = if problem.causal {
             "attention without a mask"
+        } else {
+            "causal attention only"
         };
         Some(format!("is for {mask}"))
     } else if (kernel.head_dim as usize) < dim {
         Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
+    } else if kernel.family == Family::Decode
+        && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
+    {
+        let rows = "seqlen_q * heads / kv_heads";
+        Some(format!("serves {rows} up to {MAX_SEQLEN}"))
     } else {
         None
     }
@@ -132,36 +132,50 @@ fn near(name: &str) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::{CPU, resolve, resolve_cpu};
-    use crate::error::Error;
+    use crate::error::{Error, Result};
+    use crate::problem::Problem;
+    use crate::schedule::Facts;
     use kernels::table::Dtype;
+
+    fn resolved(name: Option<&str>, q: [usize; 4], kv: [usize; 4]) -> Result<&'static str> {
+        let problem = Problem::new(q, kv, kv, false, None).expect("valid");
+        resolve(name, Dtype::F16, &problem, &Facts::EMULATED).map(|kernel| kernel.name)
+    }
+
+    fn named(name: &str) -> Result<&'static str> {
+        resolved(Some(name), [1, 2, 500, 64], [1, 2, 500, 64])
+    }
 
     #[test]
     fn the_default_is_the_smallest_that_holds_the_dim() {
-        let name = |dim, causal| resolve(None, Dtype::F16, dim, causal).unwrap().name;
-        assert_eq!(name(40, false), "forward_f16_d64");
-        assert_eq!(name(64, true), "forward_f16_d64_causal");
-        assert_eq!(name(256, false), "forward_f16_d256");
+        let name = |rows, dim| resolved(None, [1, 2, rows, dim], [1, 1, 90, dim]);
+        assert_eq!(name(500, 40), Ok("forward_f16_d64"));
+        assert_eq!(name(500, 256), Ok("forward_f16_d256"));
+        assert_eq!(name(3, 40), Ok("decode_f16_d64"));
     }
 
     #[test]
     fn a_named_kernel_must_serve_the_problem() {
-        let resolve = |name| resolve(Some(name), Dtype::F16, 64, false);
-        assert_eq!(
-            resolve("forward_f16_d128").unwrap().name,
-            "forward_f16_d128"
-        );
+        for name in ["forward_f16_d128", "decode_f16_d64"] {
+            assert_eq!(named(name), Ok(name));
+        }
         for name in [
             "forward_f16_d32",
             "forward_bf16_d64",
             "forward_f16_d64_causal",
+            "decode_f16_d32",
+            "combine_f16",
             CPU,
         ] {
-            let error = resolve(name).unwrap_err();
+            let error = named(name).expect_err("unsuitable");
             assert!(
                 matches!(error, Error::UnsuitableKernel { .. }),
                 "{name}: {error}"
             );
         }
+        let (q, kv) = ([1, 4, 1 << 30, 8], [1, 1, 1, 8]);
+        let error = resolved(Some("decode_f16_d32"), q, kv).expect_err("too many rows");
+        assert!(error.to_string().contains("up to"), "{error}");
     }
 
     #[test]

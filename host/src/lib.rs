@@ -41,6 +41,7 @@ mod problem;
 pub mod ptx;
 pub mod random;
 pub mod reference;
+mod schedule;
 mod strided;
 mod tensor;
 

@@ -49,6 +49,10 @@ pub struct Args {
     /// --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
+    /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
+    /// The CPU does not split
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub splits: u32,
     /// auto, cuda, cuda:I, cpu or emulator; auto takes the first CUDA device if there is one that
     /// works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly
     #[arg(long, default_value = "auto")]
@@ -77,7 +81,8 @@ pub struct Args {
     /// checked, is null
     #[arg(long)]
     pub json: bool,
-    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic
+    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic;
+    /// if the keys are split, what the kernel did that combines the splits
     #[arg(long)]
     pub counters: bool,
     /// Print the table of kernels and do nothing else

@@ -68,11 +68,10 @@ fn run(args: &Args) -> Result<bool> {
 
 /// Names of the kernels to run.
 fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<String>> {
-    let Problem { dim, causal, .. } = *problem;
     let mut names = match args.kernel.as_str() {
-        "auto" | "all" => kernel::suitable(device, dtype, dim, causal),
+        "auto" | "all" => kernel::suitable(device, dtype, problem),
         name => {
-            kernel::check(device, name, dtype, dim, causal)?;
+            kernel::check(device, name, dtype, problem)?;
             vec![name]
         }
     };
@@ -113,7 +112,9 @@ fn compute<T: Element>(
         let call = Attention::new()
             .causal(problem.causal)
             .scale(problem.scale)
+            .splits(args.splits)
             .kernel(name);
+        let splits = call.split_count(device, T::DTYPE, &problem)?;
         // What a kernel leaves out must not pass for a result.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
@@ -141,6 +142,7 @@ fn compute<T: Element>(
         let outcome = Outcome::new(
             device.name(),
             name,
+            splits,
             T::DTYPE,
             &problem,
             &times,

@@ -6,7 +6,7 @@ use attention::check::Report;
 use attention::emulator::Counters;
 use attention::{Dtype, Problem, kernel};
 use comfy_table::{CellAlignment, Table, presets};
-use kernels::table::KERNELS;
+use kernels::table::{Family, KERNELS};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -17,6 +17,7 @@ use std::time::Duration;
 pub struct Outcome {
     device: String,
     kernel: String,
+    splits: u32,
     dtype: &'static str,
     batch: usize,
     heads: usize,
@@ -43,6 +44,7 @@ impl Outcome {
     pub fn new(
         device: &str,
         kernel: &str,
+        splits: u32,
         dtype: Dtype,
         problem: &Problem,
         times: &[Duration],
@@ -54,6 +56,7 @@ impl Outcome {
         Outcome {
             device: device.to_owned(),
             kernel: kernel.to_owned(),
+            splits,
             dtype: dtype.name(),
             batch: problem.batch,
             heads: problem.heads,
@@ -104,6 +107,7 @@ pub fn table(outcomes: &[Outcome]) -> io::Result<()> {
     let mut table = empty_table(
         &[
             "kernel",
+            "splits",
             "median ms",
             "min ms",
             "TFLOP/s",
@@ -112,13 +116,14 @@ pub fn table(outcomes: &[Outcome]) -> io::Result<()> {
             "rows",
             "check",
         ],
-        &[1, 2, 3, 4, 5, 6],
+        &[1, 2, 3, 4, 5, 6, 7],
     );
     for outcome in outcomes {
         let error =
             |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
         table.add_row([
             outcome.kernel.clone(),
+            outcome.splits.to_string(),
             format!("{:.3}", outcome.median_ms),
             format!("{:.3}", outcome.min_ms),
             format!("{:.3}", outcome.tflops),
@@ -166,7 +171,13 @@ pub fn list_kernels() -> io::Result<()> {
             kernel.arch.name().to_owned(),
             kernel.dtype.name().to_owned(),
             kernel.head_dim.to_string(),
-            if kernel.causal { "yes" } else { "no" }.to_owned(),
+            match kernel.family {
+                Family::Forward { causal: true } => "yes",
+                Family::Forward { causal: false } => "no",
+                Family::Decode => "both",
+                Family::Combine => "-",
+            }
+            .to_owned(),
             kernel.tile.q_rows.to_string(),
             kernel.tile.keys.to_string(),
             kernel.tile.warps.to_string(),
@@ -228,6 +239,7 @@ mod tests {
         Outcome::new(
             "CPU",
             "cpu",
+            1,
             Dtype::F16,
             &problem,
             &times,

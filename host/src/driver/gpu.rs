@@ -1,8 +1,10 @@
 //! A GPU and its primary context.
 
 use super::module::Modules;
+use super::pool::Pool;
 use super::{check, failed, symbols};
 use crate::error::{Error, Result};
+use crate::schedule::Facts;
 use cust::CudaApiVersion;
 use cust::context::{Context, ContextHandle, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
@@ -15,10 +17,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct Gpu {
     modules: Mutex<Modules>,
+    pool: Mutex<Pool>,
     context: Context,
     index: usize,
     name: String,
-    compute_capability: (i32, i32),
+    facts: Facts,
 }
 
 impl Gpu {
@@ -36,17 +39,22 @@ impl Gpu {
         let operation = "opening the device";
         let device = Device::get_device(index as u32).map_err(failed(operation))?;
         let attribute = |attribute| device.get_attribute(attribute).map_err(failed(operation));
-        let compute_capability = (
-            attribute(DeviceAttribute::ComputeCapabilityMajor)?,
-            attribute(DeviceAttribute::ComputeCapabilityMinor)?,
-        );
+        let facts = Facts {
+            compute_capability: (
+                attribute(DeviceAttribute::ComputeCapabilityMajor)?,
+                attribute(DeviceAttribute::ComputeCapabilityMinor)?,
+            ),
+            multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as u32,
+            shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)? as u32,
+        };
         let name = device.name().map_err(failed(operation))?;
         Ok(Gpu {
             modules: Mutex::default(),
+            pool: Mutex::default(),
             context: retain(device)?,
             index,
             name,
-            compute_capability,
+            facts,
         })
     }
 
@@ -62,7 +70,12 @@ impl Gpu {
 
     /// Compute capability, as (major, minor).
     pub fn compute_capability(&self) -> (i32, i32) {
-        self.compute_capability
+        self.facts.compute_capability
+    }
+
+    /// What schedules depend on.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// CUDA version that the driver supports, as (major, minor).
@@ -85,6 +98,11 @@ impl Gpu {
         CurrentContext::synchronize().map_err(failed("waiting for the device"))
     }
 
+    /// Where launches get their workspaces from.
+    pub(super) fn pool(&self) -> &Mutex<Pool> {
+        &self.pool
+    }
+
     /// What has been loaded so far.
     pub(super) fn modules(&self) -> MutexGuard<'_, Modules> {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,9 +119,11 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // The primary context outlives this one when others hold it too: leave no module behind.
+        // The primary context outlives this one when others hold it too: leave nothing behind.
         if let Ok(_current) = self.enter() {
             self.modules().unload();
+            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            pool.destroy();
         }
     }
 }

@@ -11,6 +11,7 @@ mod event;
 mod gpu;
 mod memory;
 mod module;
+mod pool;
 mod symbols;
 
 pub use event::Event;

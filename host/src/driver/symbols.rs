@@ -121,9 +121,19 @@ forward! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint,
         stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void
     );
+    cuMemAllocFromPoolAsync(
+        address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream
+    );
     cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
+    cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
     cuMemFree_v2(address: CUdeviceptr);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+    cuMemPoolDestroy(pool: CUmemoryPool);
+    cuMemPoolSetAttribute(
+        pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void
+    );
+    cuMemcpyDtoDAsync_v2(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream);
     cuMemcpyDtoH_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize);
     cuMemcpyHtoD_v2(target: CUdeviceptr, source: *const c_void, bytes: usize);
     cuMemsetD8_v2(address: CUdeviceptr, value: c_uchar, bytes: usize);

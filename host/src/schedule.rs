@@ -1,0 +1,305 @@
+//! Into how many blocks a launch is divided.
+//!
+//! A block computes a query tile. Where query tiles are few, most of a GPU has nothing to do; then
+//! several blocks share a tile, each with a split of the keys, and a further kernel combines their
+//! results (flash-decoding). More splits fill the GPU better and leave more to combine.
+
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use kernels::table::{Family, Kernel, Request};
+
+/// Blocks that a grid can have along x.
+pub const MAX_BLOCKS: u32 = i32::MAX as u32;
+
+/// Splits that the heuristic goes up to.
+const MAX_SPLITS: u32 = 128;
+
+/// Key blocks that a split keeps, so that its prologue and its partial result are small beside it.
+const MIN_KEY_BLOCKS: u32 = 8;
+
+/// How much of the best use of the GPU is good enough if it takes fewer splits.
+const NEAR_BEST: f64 = 0.85;
+
+/// What a device offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Compute capability, as (major, minor).
+    pub compute_capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Facts {
+    /// An A100, which the emulator stands for.
+    pub const EMULATED: Facts = Facts {
+        compute_capability: (8, 0),
+        multiprocessors: 108,
+        shared_bytes: 164 << 10,
+    };
+
+    /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
+    /// for, if their shared memory fits.
+    fn resident_blocks(&self, kernel: &Kernel) -> u32 {
+        /// What the system takes of each block's.
+        const RESERVED_BYTES: u32 = 1 << 10;
+        let fitting = self.shared_bytes / (kernel.shared_bytes() + RESERVED_BYTES);
+        kernel.tile.blocks_per_sm.min(fitting).max(1)
+    }
+}
+
+/// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
+pub fn request(dtype: kernels::table::Dtype, problem: &Problem, facts: &Facts) -> Request {
+    Request {
+        dtype,
+        dim: problem.dim as u32,
+        causal: problem.causal,
+        seqlen_q: problem.seqlen_q as u32,
+        group: u32::try_from(group(problem)).unwrap_or(u32::MAX),
+        compute_capability: facts.compute_capability,
+    }
+}
+
+/// Query heads that share a key/value head.
+pub fn group(problem: &Problem) -> usize {
+    problem.heads / problem.kv_heads
+}
+
+/// The division of a problem for a forward or decode kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Query heads that share a query tile.
+    pub packed: u32,
+    /// Query tiles of a head, or of the heads that share them.
+    pub q_tiles: u32,
+    /// Splits of the keys, none of them empty.
+    pub splits: u32,
+    /// Keys of each split but the last: a multiple of the kernel's step.
+    pub split_keys: u32,
+    /// Blocks in all.
+    pub blocks: u32,
+}
+
+impl Schedule {
+    /// Divides a [valid](Problem::validate) problem that the kernel serves. `splits` asks for a
+    /// number of splits; there are no more than key blocks, and no more than it takes to share these
+    /// out evenly.
+    pub fn new(
+        kernel: &'static Kernel,
+        problem: &Problem,
+        facts: &Facts,
+        splits: Option<u32>,
+    ) -> Result<Self> {
+        let packed = match kernel.family {
+            Family::Decode => group(problem),
+            _ => 1,
+        };
+        // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
+        let heads = (problem.batch * problem.heads / packed) as u128;
+        let q_rows = u128::from(kernel.tile.q_rows);
+        let q_tiles = (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows);
+        let grid = |blocks: u128| {
+            let fits = u32::try_from(blocks)
+                .ok()
+                .filter(|&blocks| blocks <= MAX_BLOCKS);
+            fits.ok_or(Error::Grid {
+                kernel: kernel.name,
+                blocks,
+                max: MAX_BLOCKS,
+            })
+        };
+        let tiles = grid(heads * q_tiles)?;
+        let keys = kernel.tile.keys;
+        let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
+        let splits = splits.unwrap_or_else(|| {
+            let resident = facts.resident_blocks(kernel);
+            self::splits(tiles, key_blocks, facts.multiprocessors, resident)
+        });
+        let split_blocks = key_blocks.div_ceil(splits.max(1));
+        let splits = key_blocks.div_ceil(split_blocks);
+        Ok(Schedule {
+            packed: packed as u32,
+            q_tiles: q_tiles as u32,
+            splits,
+            split_keys: split_blocks * keys,
+            blocks: grid(u128::from(tiles) * u128::from(splits))?,
+        })
+    }
+}
+
+/// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU whose
+/// multiprocessors hold `resident` blocks each.
+///
+/// One, if the blocks already fill the GPU. Else blocks run in waves, as many at a time as the GPU
+/// holds, and the time of `n` splits is that of their waves, each as long as the longest split:
+///
+/// `ceil(blocks * n / slots) * ceil(key_blocks / n)`.
+///
+/// The smallest `n` whose time is near the least will do. A split keeps some key blocks, and there
+/// are at most 128.
+fn splits(blocks: u32, key_blocks: u32, multiprocessors: u32, resident: u32) -> u32 {
+    let slots = u64::from(multiprocessors) * u64::from(resident);
+    if u64::from(blocks) >= slots {
+        return 1;
+    }
+    let most = (key_blocks / MIN_KEY_BLOCKS).clamp(1, MAX_SPLITS);
+    let time = |n: u32| {
+        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(slots);
+        waves * u64::from(key_blocks.div_ceil(n))
+    };
+    let least = (1..=most).map(time).min().unwrap_or(0);
+    let is_near = |&n: &u32| time(n) as f64 * NEAR_BEST <= least as f64;
+    (1..=most).find(is_near).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Facts, MAX_BLOCKS, MAX_SPLITS, MIN_KEY_BLOCKS, Schedule, splits};
+    use crate::error::Error;
+    use crate::problem::Problem;
+    use kernels::table::{Family, KERNELS, Kernel};
+    use proptest::prelude::*;
+
+    const H200: Facts = Facts {
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        shared_bytes: 228 << 10,
+    };
+
+    fn kernel(name: &str) -> &'static Kernel {
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+        kernel.expect("in the table")
+    }
+
+    fn problem(q: [usize; 3], kv: [usize; 2], dim: usize) -> Problem {
+        let [batch, heads, seqlen_q] = q;
+        let [kv_heads, seqlen_kv] = kv;
+        let kv = [batch, kv_heads, seqlen_kv, dim];
+        Problem::new([batch, heads, seqlen_q, dim], kv, kv, false, None).expect("valid")
+    }
+
+    /// What 1.0 would be: all slots busy from the first to the last moment.
+    fn usage(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> f64 {
+        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+        let time = waves * u64::from(key_blocks.div_ceil(n));
+        f64::from(blocks) * f64::from(key_blocks) / (time as f64 * f64::from(slots))
+    }
+
+    proptest! {
+        #[test]
+        fn a_full_gpu_is_left_alone(
+            mps in 1u32..200, resident in 1u32..5, more in 0u32..1000, key_blocks in 1u32..5000,
+        ) {
+            prop_assert_eq!(splits(mps * resident + more, key_blocks, mps, resident), 1);
+        }
+
+        #[test]
+        fn splits_are_bounded_and_long_enough(
+            mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..100_000,
+        ) {
+            let n = splits(blocks, key_blocks, mps, resident);
+            prop_assert!((1..=MAX_SPLITS).contains(&n));
+            prop_assert!(n == 1 || key_blocks / n >= MIN_KEY_BLOCKS);
+        }
+
+        /// Nearly as good as any number that is allowed, and no smaller one is.
+        #[test]
+        fn no_allowed_number_is_much_better(
+            mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..5000,
+        ) {
+            let slots = mps * resident;
+            prop_assume!(blocks < slots);
+            let n = splits(blocks, key_blocks, mps, resident);
+            let of = |n| usage(n, blocks, key_blocks, slots);
+            let most = (key_blocks / MIN_KEY_BLOCKS).clamp(1, MAX_SPLITS);
+            let best = (1..=most).map(of).fold(0.0, f64::max);
+            prop_assert!(of(n) >= 0.85 * best * (1.0 - 1e-9));
+            prop_assert!((1..n).all(|fewer| of(fewer) <= 0.85 * best * (1.0 + 1e-9)));
+        }
+
+        /// Every key lies in one split, no split is empty, and the grid has a block for each.
+        #[test]
+        fn schedules_cover_the_keys(
+            kernel in 0..KERNELS.len(), seqlen_kv in 1usize..100_000,
+            seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
+        ) {
+            let kernel = &KERNELS[kernel];
+            prop_assume!(kernel.family != Family::Combine);
+            let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
+            let s = Schedule::new(kernel, &problem, &H200, asked).expect("a grid");
+            let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
+            prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
+            prop_assert_eq!(s.split_keys % kernel.tile.keys, 0);
+            prop_assert!(s.splits <= asked.unwrap_or(MAX_SPLITS));
+            let rows = seqlen_q * s.packed as usize;
+            prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(kernel.tile.q_rows as usize));
+            let heads = 6 * group / s.packed as usize;
+            prop_assert_eq!(s.blocks, (heads as u32) * s.q_tiles * s.splits);
+        }
+    }
+
+    #[test]
+    fn known_shapes() {
+        let automatic = |name, q, kv, dim| {
+            let schedule = Schedule::new(kernel(name), &problem(q, kv, dim), &H200, None);
+            schedule.expect("a grid").splits
+        };
+        // 512 and 64 blocks for 264 places.
+        assert_eq!(automatic("forward_f16_d64", [1, 8, 8192], [8, 8192], 64), 1);
+        assert_eq!(automatic("forward_f16_d64", [1, 1, 8192], [1, 8192], 64), 4);
+        // A block for each of 8 key/value heads, then of 512.
+        assert_eq!(
+            automatic("decode_f16_d128", [1, 32, 1], [8, 131_072], 128),
+            32
+        );
+        assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 1);
+        // 16 key blocks make two splits.
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 2);
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 64], 128), 1);
+    }
+
+    #[test]
+    fn splits_asked_for_are_shared_out_evenly() {
+        let asked = |n| {
+            let problem = problem([1, 1, 1], [1, 310], 128);
+            let schedule = Schedule::new(kernel("decode_f16_d128"), &problem, &H200, Some(n));
+            let schedule = schedule.expect("a grid");
+            (schedule.splits, schedule.split_keys)
+        };
+        // 10 blocks of 32 keys: for 4 splits 3, 3, 3 and 1; for 6 no better than for 5.
+        assert_eq!(asked(4), (4, 96));
+        assert_eq!(asked(6), (5, 64));
+        for n in [10, 11, u32::MAX] {
+            assert_eq!(asked(n), (10, 32));
+        }
+    }
+
+    #[test]
+    fn the_grid_has_a_limit() {
+        let schedule = |batch, splits| {
+            let problem = problem([batch, 1, 1], [1, 64], 8);
+            Schedule::new(kernel("decode_f16_d128"), &problem, &H200, splits)
+        };
+        let limit = MAX_BLOCKS as usize;
+        assert_eq!(schedule(limit, None).map(|s| s.blocks), Ok(MAX_BLOCKS));
+        for refused in [
+            schedule(limit + 1, None),
+            schedule(1 << 33, None),
+            schedule(limit, Some(2)),
+        ] {
+            assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn small_multiprocessors_hold_fewer_blocks() {
+        let small = Facts {
+            shared_bytes: 100 << 10,
+            ..H200
+        };
+        let kernel = kernel("decode_f16_d128");
+        assert_eq!(H200.resident_blocks(kernel), 2);
+        assert_eq!(small.resident_blocks(kernel), 1);
+    }
+}
