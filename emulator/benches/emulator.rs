@@ -4,10 +4,9 @@
 #[expect(dead_code, reason = "the benchmark does not compare results")]
 mod attention_problem;
 
-use attention_problem::{Problem, Run, module};
+use attention_problem::{Modules, Problem, Run, named};
 use divan::{Bencher, counter::ItemsCount};
 use emulator::{Memory, Module, Options, launch};
-use kernels::table::{Dtype, select};
 
 fn main() {
     divan::main();
@@ -76,13 +75,16 @@ fn fma(bencher: Bencher) {
 /// Batch 1, one head, 1024 queries and keys, head dim 64; items are warp-instructions.
 #[divan::bench(args = [false, true])]
 fn attention(bencher: Bencher, counters: bool) {
-    let kernel = select(Dtype::F16, 64, false).unwrap();
-    let (module, run) = (module(kernel), Run::new(kernel, &Problem::square(1024, 64)));
+    let kernel = named("forward_f16_d64");
+    let (modules, run) = (
+        Modules::of(kernel),
+        Run::new(kernel, &Problem::square(1024, 64)),
+    );
     let options = Options {
         counters,
         ..Options::default()
     };
-    let launch = || run.launch(&module, &options).unwrap();
+    let launch = || run.launch(&modules, &options).unwrap().0;
     let executed = launch().total().executed as usize;
     bencher.counter(ItemsCount::new(executed)).bench(launch);
 }

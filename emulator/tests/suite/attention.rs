@@ -1,7 +1,7 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
 use ::kernels::params::{ForwardParams, TensorRef};
-use ::kernels::table::{Arch, Dtype, Kernel};
+use ::kernels::table::{Arch, Dtype, Family, KERNELS, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -36,6 +36,30 @@ pub fn module(kernel: &Kernel) -> Module {
     Module::parse(module_text(kernel), kernel.module()).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// What a run launches.
+pub struct Modules {
+    /// The kernel.
+    pub kernel: Module,
+    /// What combines its splits.
+    pub combine: Module,
+}
+
+impl Modules {
+    /// A kernel's, which must load.
+    pub fn of(kernel: &Kernel) -> Self {
+        Modules {
+            kernel: module(kernel),
+            combine: module(combine(kernel)),
+        }
+    }
+}
+
+/// The kernel of that name.
+pub fn named(name: &str) -> &'static Kernel {
+    let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+    kernel.expect("in the table")
+}
+
 /// What to compute, and how the tensors lie in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
@@ -51,6 +75,10 @@ pub struct Problem {
     pub gap: u32,
     /// Of the inputs.
     pub seed: u64,
+    /// For kernels that have it not in their type.
+    pub causal: bool,
+    /// Splits of the keys, but no more than there are key blocks.
+    pub splits: u32,
 }
 
 impl Problem {
@@ -66,14 +94,27 @@ impl Problem {
             scale: 1.0 / (dim as f32).sqrt(),
             gap: 0,
             seed: 1,
+            causal: false,
+            splits: 1,
         }
     }
 
     /// Keys that a query sees.
-    fn limit(&self, causal: bool, row: u32) -> u32 {
+    fn limit(&self, kernel: &Kernel, row: u32) -> u32 {
+        let causal = match kernel.family {
+            Family::Forward { causal } => causal,
+            _ => self.causal,
+        };
         let limit = (row + 1 + self.seqlen_kv).saturating_sub(self.seqlen_q);
         if causal { limit } else { self.seqlen_kv }
     }
+}
+
+/// The kernel that combines a kernel's splits.
+pub fn combine(kernel: &Kernel) -> &'static Kernel {
+    let mut kernels = KERNELS.iter();
+    let combine = kernels.find(|k| k.family == Family::Combine && k.dtype == kernel.dtype);
+    combine.expect("every dtype has one")
 }
 
 /// Where a `[batch, heads, rows, dim]` tensor's elements lie.
@@ -210,23 +251,39 @@ impl<'a> Run<'a> {
         let poison = vec![POISON; q.layout.len()];
         let o = memory.allocate(2 * poison.len());
         memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
+        let group = p.heads / p.kv_heads;
+        let packed = match kernel.family {
+            Family::Decode => group,
+            _ => 1,
+        };
+        let tile_heads = p.batch * p.heads / packed;
+        let key_blocks = p.seqlen_kv.div_ceil(kernel.tile.keys).max(1);
+        let split_blocks = key_blocks.div_ceil(p.splits);
+        let splits = key_blocks.div_ceil(split_blocks);
+        let rows = (p.batch * p.heads * p.seqlen_q) as usize;
         let params = ForwardParams {
             q: q.upload(&memory),
             k: k.upload(&memory),
             v: v.upload(&memory),
             o: q.layout.tensor_ref(o),
-            lse: memory.allocate(4 * (p.batch * p.heads * p.seqlen_q) as usize),
+            lse: memory.allocate(4 * rows),
+            partial_o: memory.allocate(4 * splits as usize * rows * p.dim as usize),
+            partial_softmax: memory.allocate(8 * splits as usize * rows),
             heads: p.heads,
-            group: p.heads / p.kv_heads,
+            group,
             seqlen_q: p.seqlen_q,
             seqlen_kv: p.seqlen_kv,
             dim: p.dim,
-            q_tiles: p.seqlen_q.div_ceil(kernel.tile.q_rows),
+            q_tiles: (p.seqlen_q * packed).div_ceil(kernel.tile.q_rows),
             // More than one, and not all, so that the last wave is smaller.
-            wave_heads: (p.batch * p.heads).div_ceil(2),
+            wave_heads: tile_heads.div_ceil(2),
             scale: p.scale,
             aligned: u32::from(p.gap.is_multiple_of(8)),
             batch_heads: p.batch * p.heads,
+            splits,
+            split_keys: split_blocks * kernel.tile.keys,
+            packed,
+            causal: u32::from(p.causal),
         };
         let problem = *p;
         Run {
@@ -241,10 +298,34 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Launches the kernel.
-    pub fn launch(&self, module: &Module, options: &Options) -> Result<Counters, Error> {
-        let (kernel, p) = (self.kernel, &self.problem);
-        let grid = [self.params.q_tiles * p.heads * p.batch, 1, 1];
+    /// Launches the kernel and, if it splits the keys, what combines the splits; returns what the
+    /// kernel did, and what the other one did.
+    pub fn launch(
+        &self,
+        modules: &Modules,
+        options: &Options,
+    ) -> Result<(Counters, Option<Counters>), Error> {
+        let (kernel, params) = (self.kernel, &self.params);
+        let tiles = params.batch_heads / params.packed * params.q_tiles;
+        let counters = self.launch_one(kernel, &modules.kernel, tiles * params.splits, options)?;
+        if params.splits == 1 {
+            return Ok((counters, None));
+        }
+        let combine = combine(kernel);
+        let warps = params.batch_heads * params.seqlen_q * params.dim.div_ceil(128);
+        let blocks = warps.div_ceil(combine.tile.warps);
+        let combined = self.launch_one(combine, &modules.combine, blocks, options)?;
+        Ok((counters, Some(combined)))
+    }
+
+    fn launch_one(
+        &self,
+        kernel: &Kernel,
+        module: &Module,
+        blocks: u32,
+        options: &Options,
+    ) -> Result<Counters, Error> {
+        let grid = [blocks, 1, 1];
         let bytes = bytemuck::bytes_of(&self.params);
         let entry = module.entry(kernel.name)?;
         let block = [kernel.threads(), 1, 1];
@@ -293,7 +374,7 @@ impl<'a> Run<'a> {
             };
             let start = self.q.layout.index(row);
             let query = &q[start..start + dim];
-            let limit = p.limit(kernel.causal, i);
+            let limit = p.limit(kernel, i);
             let score = |j| {
                 let products = query.iter().zip(&k[kv_row(j)..]).map(|(q, k)| q * k);
                 products.sum::<f64>() * f64::from(p.scale)
@@ -337,12 +418,12 @@ impl<'a> Run<'a> {
 /// Runs a kernel on random inputs and compares the result.
 pub fn check(
     kernel: &Kernel,
-    module: &Module,
+    modules: &Modules,
     p: &Problem,
     options: &Options,
-) -> Result<Counters, Failure> {
+) -> Result<(Counters, Option<Counters>), Failure> {
     let run = Run::new(kernel, p);
-    let counters = run.launch(module, options).map_err(Failure::Error)?;
+    let counters = run.launch(modules, options).map_err(Failure::Error)?;
     run.compare().map_err(Failure::Wrong)?;
     Ok(counters)
 }

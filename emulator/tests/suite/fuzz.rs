@@ -1,8 +1,8 @@
 //! A short fuzz run: mutated real PTX loads or is an error, and what loads runs or breaks a rule;
 //! nothing panics.
 
-use crate::attention::{Problem, Run, ptx};
-use ::kernels::table::{Dtype, Kernel, select};
+use crate::attention::{Modules, Problem, Run, named, ptx};
+use ::kernels::table::Kernel;
 use emulator::{Module, Options};
 use proptest::prelude::*;
 
@@ -84,7 +84,7 @@ fn apply(text: &mut String, at: usize, edit: &Edit) {
 }
 
 fn kernel() -> &'static Kernel {
-    select(Dtype::F16, 32, true).expect("in the table")
+    named("forward_f16_d32_causal")
 }
 
 /// The lines of the real module in which all but a few hundred instructions are left out: edits hit
@@ -116,10 +116,11 @@ proptest! {
             let at = at.index(text.len() + 1);
             apply(&mut text, at, edit);
         }
-        if let Ok(module) = Module::parse(&text, "mutated.ptx") {
+        if let Ok(mutated) = Module::parse(&text, "mutated.ptx") {
+            let modules = Modules { kernel: mutated, ..Modules::of(kernel()) };
             let run = Run::new(kernel(), &Problem::square(20, 32));
             let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
-            let _ = run.launch(&module, &options);
+            let _ = run.launch(&modules, &options);
         }
     }
 

@@ -1,11 +1,18 @@
 //! Every kernel of the table on the emulator: no rule broken, and the result of plain attention.
 
-use crate::attention::{Failure, Problem, check, module};
-use ::kernels::table::{Dtype, KERNELS, Kernel, select};
+use crate::attention::{Failure, Modules, Problem, check};
+use ::kernels::table::{Family, KERNELS, Kernel};
 use emulator::{Counters, Options};
 
-fn run(kernel: &Kernel, p: &Problem, options: &Options) -> Counters {
-    check(kernel, &module(kernel), p, options).unwrap_or_else(|failure| match failure {
+/// The kernels that compute attention; the others run after these.
+fn kernels() -> impl Iterator<Item = &'static Kernel> {
+    KERNELS
+        .iter()
+        .filter(|kernel| kernel.family != Family::Combine)
+}
+
+fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {
+    check(kernel, &Modules::of(kernel), p, options).unwrap_or_else(|failure| match failure {
         Failure::Error(error) => panic!("{p:?}: {error}"),
         Failure::Wrong(wrong) => panic!("{}, {p:?}: {wrong}", kernel.name),
     })
@@ -13,7 +20,7 @@ fn run(kernel: &Kernel, p: &Problem, options: &Options) -> Counters {
 
 /// Runs every kernel on a few problems of its own head dim.
 fn run_all(problems: impl Fn(u32) -> Vec<Problem>) {
-    for kernel in KERNELS {
+    for kernel in kernels() {
         for p in problems(kernel.head_dim) {
             run(kernel, &p, &Options::default());
         }
@@ -83,8 +90,8 @@ fn scales_of_any_sign() {
 
 #[test]
 fn every_schedule_is_clean() {
-    for kernel in KERNELS {
-        let module = module(kernel);
+    for kernel in kernels() {
+        let modules = Modules::of(kernel);
         for seed in 0..20 {
             let p = Problem {
                 seed,
@@ -94,7 +101,7 @@ fn every_schedule_is_clean() {
                 seed,
                 ..Options::default()
             };
-            if let Err(failure) = check(kernel, &module, &p, &options) {
+            if let Err(failure) = check(kernel, &modules, &p, &options) {
                 panic!("{}, seed {seed}: {failure:?}", kernel.name);
             }
         }
@@ -102,31 +109,92 @@ fn every_schedule_is_clean() {
 }
 
 #[test]
+fn splits_of_the_keys() {
+    let of_splits = |dim, splits| Problem {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        splits,
+        causal: splits % 2 == 0,
+        ..lengths(dim, 40, 300)
+    };
+    run_all(|dim| [2, 3, 100].map(|splits| of_splits(dim, splits)).to_vec());
+    // The first rows see no key at all, and the others not those of all splits.
+    run_all(|dim| {
+        vec![Problem {
+            causal: true,
+            splits: 3,
+            gap: 3,
+            ..lengths(dim, 300, 290)
+        }]
+    });
+}
+
+/// Every query tile reads the keys that it sees once, and no sector moves in part.
+#[test]
 fn counters_are_those_of_the_algorithm() {
-    for dtype in [Dtype::F16, Dtype::Bf16] {
-        for dim in [32, 64, 96, 128, 192, 256] {
-            let kernel = select(dtype, dim, false).unwrap();
-            let options = Options {
-                counters: true,
-                ..Options::default()
-            };
-            let p = Problem::square(256, dim);
-            let counters = run(kernel, &p, &options);
-            let total = counters.total();
-            assert_eq!(
-                total.flops,
-                4 * 256 * 256 * u64::from(dim),
-                "{}",
-                kernel.name
-            );
-            assert_eq!(counters.mma(), total.flops / 4096);
-            let conflicts: Vec<_> = counters.bank_conflicts().collect();
-            assert!(conflicts.is_empty(), "{}: {conflicts:?}", kernel.name);
-            assert_eq!(total.extra_sectors(), 0, "{}", kernel.name);
-            let tensor = 2 * 256 * u64::from(dim);
-            let q_tiles = u64::from(256 / kernel.tile.q_rows);
-            assert_eq!(total.bytes_read, tensor + 2 * q_tiles * tensor);
+    let full = |kernel: &&Kernel| kernel.family.serves(false);
+    for (kernel, splits) in kernels().filter(full).flat_map(|k| [(k, 1), (k, 2)]) {
+        let (dim, tile_rows) = (kernel.head_dim, kernel.tile.q_rows);
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        let p = Problem {
+            splits,
+            ..Problem::square(256, dim)
+        };
+        let (counters, combined) = run(kernel, &p, &options);
+        let total = counters.total();
+        let flops = 4 * 256 * 256 * u64::from(dim);
+        assert_eq!(total.flops, flops, "{}", kernel.name);
+        assert_eq!(counters.mma(), total.flops / 4096);
+        let conflicts: Vec<_> = counters.bank_conflicts().collect();
+        assert!(conflicts.is_empty(), "{}: {conflicts:?}", kernel.name);
+        assert_eq!(total.extra_sectors(), 0, "{}", kernel.name);
+        // In 16 bits; the partial results have 32.
+        let tensor = 2 * 256 * u64::from(dim);
+        let (q_tiles, parts) = (u64::from(256 / tile_rows), u64::from(splits));
+        assert_eq!(total.bytes_read, parts * tensor + 2 * q_tiles * tensor);
+        let Some(combined) = combined else {
             assert_eq!(total.bytes_written, tensor + 4 * 256);
-        }
+            continue;
+        };
+        let partial = parts * (2 * tensor + 8 * 256);
+        assert_eq!(total.bytes_written, partial);
+        let total = combined.total();
+        assert_eq!(total.bytes_written, tensor + 4 * 256);
+        // The maxima are read once more, and by both warps of a row.
+        let warps = u64::from(dim.div_ceil(128));
+        let softmax = 2 * warps * parts * 8 * 256;
+        assert_eq!(total.bytes_read, parts * 2 * tensor + softmax);
+    }
+}
+
+/// All heads of a group read their keys and values once.
+#[test]
+fn decode_kernels_read_keys_once() {
+    for kernel in kernels().filter(|kernel| kernel.family == Family::Decode) {
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        let dim = kernel.head_dim;
+        let p = Problem {
+            heads: 8,
+            splits: 3,
+            ..lengths(dim, 4, 512)
+        };
+        let (counters, _) = run(kernel, &p, &options);
+        let row = 2 * u64::from(dim);
+        let splits = counters.total().bytes_read - 2 * 512 * row;
+        assert_eq!(splits % (32 * row), 0);
+        assert!(
+            splits / (32 * row) <= 3,
+            "{}: Q for each split",
+            kernel.name
+        );
+        // Only the warps with rows compute, 32 of them.
+        assert_eq!(counters.total().flops, 4 * 32 * 512 * u64::from(dim));
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! `cargo test -p emulator mutant -- --nocapture` prints what caught each.
 
-use crate::attention::{Failure, Problem, check, ptx};
-use ::kernels::table::{KERNELS, Kernel};
+use crate::attention::{Failure, Modules, Problem, check, combine, named, ptx};
+use ::kernels::table::{Family, Kernel};
 use emulator::{Error, Module, Options};
 
 /// Which of the lines that fit a mutation it changes.
@@ -29,6 +29,9 @@ const FULL: &str = "forward_f16_d64";
 const CAUSAL: &str = "forward_bf16_d64_causal";
 /// Reads Q from shared memory in every step.
 const WIDE: &str = "forward_f16_d128";
+/// Packs heads, and has four buffers.
+const DECODE: &str = "decode_f16_d64";
+const COMBINE: &str = "combine_f16";
 
 fn remove(_: &str) -> String {
     String::new()
@@ -73,6 +76,16 @@ fn swap(line: &str, a: usize, b: usize) -> String {
         at += 1;
     }
     swapped + rest
+}
+
+/// `opcode d, ...` becomes `mov d, 0`.
+fn zero(line: &str) -> String {
+    let (_, operands) = line
+        .trim()
+        .split_once(char::is_whitespace)
+        .expect("operands");
+    let (to, _) = operands.split_once(',').expect("operands");
+    format!("mov.b32 {to}, 0;")
 }
 
 /// `selp d, a, b, p` becomes `mov d, a`.
@@ -419,14 +432,71 @@ const MUTANTS: &[Mutant] = &[
         which: Last,
         change: |l| l.replace("-1", "0"),
     },
+    Mutant {
+        what: "a wait that leaves one group too many",
+        kernel: DECODE,
+        pattern: "cp.async.wait_group 2",
+        which: Last,
+        change: |l| l.replace('2', "3"),
+    },
+    Mutant {
+        what: "the barrier of a decode step removed",
+        kernel: DECODE,
+        pattern: "bar.sync 0",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "heads and queries of a group exchanged",
+        kernel: DECODE,
+        pattern: "div.u32",
+        which: Last,
+        change: |l| l.replace("div", "rem"),
+    },
+    Mutant {
+        what: "half of a partial sector not stored",
+        kernel: FULL,
+        pattern: "st.global.v2.b32",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "one split's weight dropped",
+        kernel: COMBINE,
+        pattern: "shfl.sync.idx",
+        which: Nth(1),
+        change: zero,
+    },
+    Mutant {
+        what: "the weights taken relative to no maximum",
+        kernel: COMBINE,
+        pattern: "ex2.approx",
+        which: All,
+        change: |l| l.replace("ex2.approx.ftz.f32", "mov.b32"),
+    },
+    Mutant {
+        what: "the maximum over half of the splits",
+        kernel: COMBINE,
+        pattern: "shfl.sync.bfly",
+        which: Nth(0),
+        change: |l| l.replace("0x1f", "0x00"),
+    },
+    Mutant {
+        what: "the sum over a part of the splits",
+        kernel: COMBINE,
+        pattern: "shfl.sync.bfly",
+        which: Nth(5),
+        change: |l| l.replace("bfly", "idx"),
+    },
 ];
 
-/// Ragged, with grouped heads, aligned and not.
+/// Ragged, with grouped heads, aligned and not, split and not.
 fn problems(kernel: &Kernel) -> [Problem; 3] {
     let p = Problem {
         heads: 2,
         seqlen_q: 150,
         seqlen_kv: 210,
+        causal: true,
         ..Problem::square(0, kernel.head_dim)
     };
     [
@@ -436,7 +506,11 @@ fn problems(kernel: &Kernel) -> [Problem; 3] {
             kv_heads: 2,
             ..p
         },
-        Problem { gap: 3, ..p },
+        Problem {
+            gap: 3,
+            splits: 2,
+            ..p
+        },
     ]
 }
 
@@ -472,12 +546,20 @@ impl Mutant {
 
     /// What catches it.
     fn caught(&self) -> Option<String> {
-        let kernel = KERNELS
-            .iter()
-            .find(|k| k.name == self.kernel)
-            .expect("in the table");
-        let text = self.apply(&ptx(kernel));
+        let mutated = named(self.kernel);
+        // A combine kernel shows its faults after one that splits.
+        let kernel = match mutated.family {
+            Family::Combine => named(FULL),
+            _ => mutated,
+        };
+        let text = self.apply(&ptx(mutated));
         let module = Module::parse(&text, self.what).unwrap_or_else(|e| panic!("{e}"));
+        let mut modules = Modules::of(kernel);
+        if mutated == combine(kernel) {
+            modules.combine = module;
+        } else {
+            modules.kernel = module;
+        }
         for seed in 0..3 {
             for p in problems(kernel) {
                 let options = Options {
@@ -485,7 +567,7 @@ impl Mutant {
                     instruction_budget: 1 << 20,
                     ..Options::default()
                 };
-                match check(kernel, &module, &p, &options) {
+                match check(kernel, &modules, &p, &options) {
                     Ok(_) => {}
                     Err(Failure::Error(Error::Fault(fault))) => {
                         return Some(format!("{} (line {})", fault.rule, fault.line));
