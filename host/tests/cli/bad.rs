@@ -60,6 +60,9 @@ fn options() {
     refuse("--scale big", &["--scale"]);
     refuse("--seqlen -1", &["--seqlen", "-1"]);
     refuse("--seqlen x", &["--seqlen", "'x'"]);
+    for splits in ["-1", "x", "1.5", "4294967296"] {
+        refuse(&format!("--splits {splits}"), &["--splits", splits]);
+    }
     refuse("--iters 0", &["--iters", "at least 1"]);
     refuse("--dtype f64", &["--dtype", "f16", "bf16"]);
     refuse("--check some", &["--check", "sample", "full", "off"]);

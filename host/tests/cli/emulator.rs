@@ -28,7 +28,8 @@ fn every_kernel_that_serves_a_problem_passes() {
         .collect();
     let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
     assert_eq!(kernels[0], "forward_bf16_d64_causal");
-    assert_eq!(kernels.len(), 5);
+    // Of each head dim from 64 on a forward and a decode kernel.
+    assert_eq!(kernels.len(), 10);
     for outcome in &outcomes {
         assert_eq!(outcome["device"], "emulator");
         assert_eq!(outcome["passed"], true);
@@ -37,8 +38,40 @@ fn every_kernel_that_serves_a_problem_passes() {
 }
 
 #[test]
+fn splits_are_made_and_told() {
+    let line = "--json --heads 4 --kv-heads 1 --seqlen 3 --seqlen-kv 300 --check full";
+    for (options, kernel, splits) in [
+        ("--splits 3", "decode_f16_d64", 3),
+        ("--splits 100 --causal", "decode_f16_d64", 5),
+        (
+            "--splits 2 --kernel forward_f16_d128",
+            "forward_f16_d128",
+            2,
+        ),
+        ("--splits 0", "decode_f16_d64", 1),
+    ] {
+        let Some(finished) = run_on_emulator(&format!("{line} {options}")) else {
+            return;
+        };
+        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        assert_eq!(outcome["kernel"], kernel, "{options}");
+        assert_eq!(outcome["splits"], splits, "{options}");
+        assert_eq!(outcome["passed"], true, "{options}");
+    }
+}
+
+#[test]
+fn combine_kernels_are_not_for_choice() {
+    let line = "--device emulator --seqlen 64 --kernel combine_f16";
+    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    if attention::ptx::COMPILED {
+        refused(line, &finished, &["combine_f16", "splits"]);
+    }
+}
+
+#[test]
 fn counters_are_printed_on_request() {
-    let line = "--heads 1 --seqlen 64 --dim 64 --counters";
+    let line = "--heads 1 --seqlen 64 --dim 64 --kernel forward_f16_d64 --counters";
     let Some(finished) = run_on_emulator(line) else {
         return;
     };

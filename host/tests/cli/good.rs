@@ -59,6 +59,7 @@ fn options_combine() {
         "--seqlen 129 --dim 96 --heads 6 --kv-heads 1 --scale 0",
         "--seqlen 64 --kernel cpu",
         "--seqlen 64 --kernel all",
+        "--seqlen 64 --splits 7",
     ] {
         let objects = json(&format!("{line} --check full"));
         assert_eq!(objects[0]["passed"], true, "{line}");
