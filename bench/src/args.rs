@@ -35,7 +35,7 @@ pub enum Task {
 /// What to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, or a JSON file with a list of shapes [default: quick, if no shape is given]
+    /// quick, full, decode, or a JSON file with a list of shapes [default: quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]
@@ -44,6 +44,9 @@ pub struct Run {
     /// shapes that it serves
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
+    /// Splits of the keys; 0 for as many as fill the GPU
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub splits: u32,
     /// Other implementations to time in turns with the kernels
     #[arg(long)]
     pub peers: Option<PeerName>,
@@ -108,6 +111,9 @@ pub struct Call {
     /// auto for the best kernel, or a kernel's name
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
+    /// Splits of the keys; 0 for as many as fill the GPU
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub splits: u32,
 }
 
 impl Call {

@@ -48,9 +48,10 @@ impl Choice {
         Ok(names)
     }
 
-    /// The call that runs one of [`kernels`](Self::kernels).
-    pub fn attention(&self, name: &str, shape: &Shape) -> Attention {
-        let attention = Attention::new().causal(shape.causal);
+    /// The call that runs one of [`kernels`](Self::kernels) on so many splits of the keys, 0 for the
+    /// default.
+    pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention {
+        let attention = Attention::new().causal(shape.causal).splits(splits);
         match self {
             Choice::Auto => attention,
             Choice::All | Choice::Named(_) => attention.kernel(name),

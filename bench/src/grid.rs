@@ -13,6 +13,8 @@ pub enum Grid {
     Quick,
     /// All that the project's goal speaks of.
     Full,
+    /// Few queries on many keys.
+    Decode,
     /// A JSON list of objects with the fields of [`Shape`].
     File(PathBuf),
 }
@@ -24,6 +26,7 @@ impl FromStr for Grid {
         Ok(match name {
             "quick" => Grid::Quick,
             "full" => Grid::Full,
+            "decode" => Grid::Decode,
             path => Grid::File(path.into()),
         })
     }
@@ -38,6 +41,7 @@ impl Grid {
         let path = match self {
             Grid::Quick => return Ok(quick()),
             Grid::Full => return Ok(full()),
+            Grid::Decode => return Ok(decode()),
             Grid::File(path) => path,
         };
         let text = std::fs::read_to_string(path)
@@ -58,6 +62,7 @@ impl Grid {
         match self {
             Grid::Quick => Some("quick".to_owned()),
             Grid::Full => None,
+            Grid::Decode => Some("decode".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
         }
     }
@@ -106,6 +111,28 @@ fn quick() -> Vec<Shape> {
     shapes
 }
 
+/// Batches and keys of decode shapes: so many that no cache holds them.
+const CONTEXTS: [(usize, usize); 4] = [(64, 4096), (16, 16_384), (4, 65_536), (1, 131_072)];
+
+/// Query and key/value heads of decode shapes.
+const DECODE_HEADS: [(usize, usize); 3] = [(32, 8), (16, 16), (64, 8)];
+
+fn decode() -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for dim in [64, 128] {
+        for (heads, kv_heads) in DECODE_HEADS {
+            for seqlen in [1, 4, 16] {
+                shapes.extend(CONTEXTS.map(|(batch, seqlen_kv)| Shape {
+                    kv_heads: Some(kv_heads),
+                    seqlen_kv: Some(seqlen_kv),
+                    ..shape((batch, heads, seqlen), dim, Dtype::F16, false)
+                }));
+            }
+        }
+    }
+    shapes
+}
+
 fn shape(
     (batch, heads, seqlen): (usize, usize, usize),
     dim: usize,
@@ -126,7 +153,7 @@ fn shape(
 
 #[cfg(test)]
 mod tests {
-    use super::{Grid, full};
+    use super::{Grid, decode, full};
     use crate::shape::Dtype;
     use std::io::Write;
 
@@ -140,6 +167,17 @@ mod tests {
         }
         let single = |s: &&crate::shape::Shape| s.batch * s.heads == 1;
         assert_eq!(shapes.iter().filter(single).count(), 4);
+    }
+
+    #[test]
+    fn decode_shapes_are_larger_than_a_cache() {
+        let shapes = decode();
+        assert_eq!(shapes.len(), 2 * 3 * 3 * 4);
+        for (i, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..i].contains(shape), "{shape} comes twice");
+            assert!(shape.problem().is_ok(), "{shape}");
+            assert!((250e6..2.5e9).contains(&shape.bytes()), "{shape}");
+        }
     }
 
     #[test]

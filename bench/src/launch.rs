@@ -16,7 +16,9 @@ pub fn run(call: &Call) -> Result<()> {
 
 fn launch<T: Element>(call: &Call) -> Result<()> {
     let device = Device::cuda(0)?;
-    let attention = call.choice().attention(&call.kernel, &call.shape);
+    let attention = call
+        .choice()
+        .attention(&call.kernel, &call.shape, call.splits);
     Bench::<T>::new(&device, call.shape.problem()?, 0)?.launch(&attention)?;
     Ok(device.synchronize()?)
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod contender;
+mod copy;
 mod grid;
 mod launch;
 mod ncu;
@@ -77,6 +78,7 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let plan = Plan {
         kernel: Choice::from(args.kernel.as_str()),
+        splits: args.splits,
         iters: args.iters,
         warmup: args.warmup,
         seed: args.seed,
@@ -92,6 +94,7 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         driver: driver_version(),
         versions: versions(peers.as_ref()),
+        copy_gbs: Some(copy::bandwidth(&device).map_err(Failure::Run)?),
         seed: plan.seed,
         iters: plan.iters,
         warmup: plan.warmup,

@@ -66,7 +66,10 @@ fn output(command: &mut Command) -> Result<String> {
 /// The call as arguments of `bench launch`.
 fn arguments(call: &Call) -> Vec<String> {
     let shape = &call.shape;
-    let mut arguments = vec![format!("--kernel={}", call.kernel)];
+    let mut arguments = vec![
+        format!("--kernel={}", call.kernel),
+        format!("--splits={}", call.splits),
+    ];
     for (name, size) in [
         ("batch", shape.batch),
         ("heads", shape.heads),
@@ -93,7 +96,7 @@ mod tests {
     #[test]
     fn the_launch_is_that_of_the_profile() {
         let line = "bench profile --batch 2 --heads 4 --kv-heads 2 --seqlen 16 --seqlen-kv 32 \
-                    --dim 128 --dtype bf16 --causal --kernel x";
+                    --dim 128 --dtype bf16 --causal --kernel x --splits 3";
         let args = Args::try_parse_from(line.split_whitespace()).expect("valid");
         let Some(Task::Profile(profile)) = args.task else {
             panic!("a profile");
@@ -104,6 +107,6 @@ mod tests {
             panic!("a launch");
         };
         assert_eq!(call.shape, profile.call.shape);
-        assert_eq!(call.kernel, "x");
+        assert_eq!((call.kernel.as_str(), call.splits), ("x", 3));
     }
 }

@@ -21,6 +21,10 @@ pub struct Results {
     pub driver: Option<String>,
     /// Version of each program and library.
     pub versions: BTreeMap<String, String>,
+    /// The device's rate of copying its memory, in 10^9 bytes a second, read and written together;
+    /// `None` in files of before it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_gbs: Option<f64>,
     /// Seed of the inputs.
     pub seed: u64,
     /// Timed launches of each contender and shape.
@@ -47,6 +51,9 @@ pub struct Measurement {
 pub struct Timing {
     /// The kernel's name in the project's table, or the peer's.
     pub name: String,
+    /// Splits of the keys that a kernel of the project made; `None` in files of before there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub splits: Option<u32>,
     /// `None` if the peer does not serve the shape.
     pub speed: Option<Speed>,
 }
@@ -79,6 +86,11 @@ impl Measurement {
     pub fn peer(&self, name: &str) -> Option<f64> {
         let timing = self.peers.iter().find(|timing| timing.name == name)?;
         Some(timing.speed?.tflops)
+    }
+
+    /// 10^9 bytes of q, k, v and o a second, each counted once.
+    pub fn gbs(&self, kernel: &Timing) -> Option<f64> {
+        Some(self.shape.bytes() / kernel.speed?.median_ms / 1e6)
     }
 
     /// The rate of a kernel over that of [`BASELINE`].
@@ -163,6 +175,7 @@ pub mod tests {
             let flops = shape.problem().expect("a valid shape").flops();
             let timing = |name: &str, ms: Option<f64>| Timing {
                 name: name.to_owned(),
+                splits: (name == "forward_x").then_some(1),
                 speed: ms.map(|ms| Speed::new(flops, &[ms, ms, 2.0 * ms])),
             };
             Measurement {
@@ -176,6 +189,7 @@ pub mod tests {
             date: "2026-11-21T04:26:00Z".to_owned(),
             driver: None,
             versions: [("attention".to_owned(), "0.1.0".to_owned())].into(),
+            copy_gbs: Some(4000.0),
             seed: 0,
             iters: 3,
             warmup: 0,

@@ -20,6 +20,8 @@ const LEAD: usize = 2;
 pub struct Plan {
     /// Which of the project's kernels.
     pub kernel: Choice,
+    /// Splits of the keys; 0 for the default.
+    pub splits: u32,
     /// Timed launches of each contender.
     pub iters: usize,
     /// Launches of each contender before those.
@@ -63,8 +65,12 @@ fn measure<T: Element>(
     let problem = shape.problem()?;
     let mut bench = Bench::<T>::new(device, problem, plan.seed)?;
     let names = plan.kernel.kernels(device, shape)?;
-    let calls = names.iter().map(|name| plan.kernel.attention(name, shape));
+    let calls = names.iter();
+    let calls = calls.map(|name| plan.kernel.attention(name, shape, plan.splits));
     let calls: Vec<_> = calls.collect();
+    let splits = calls.iter();
+    let splits = splits.map(|call| call.split_count(device, T::DTYPE, &problem));
+    let splits = splits.collect::<attention::Result<Vec<_>>>()?;
     for (name, attention) in names.iter().zip(&calls) {
         bench.check(attention).with_context(|| name.to_string())?;
     }
@@ -91,15 +97,19 @@ fn measure<T: Element>(
             }
         }
     }
-    let timing = |(name, times): (String, Vec<f64>)| Timing {
+    let timing = |(name, splits, times): (String, Option<u32>, Vec<f64>)| Timing {
         name,
+        splits,
         speed: (!times.is_empty()).then(|| Speed::new(problem.flops(), &times)),
     };
-    let names = names.into_iter().map(str::to_owned);
+    let kernels = names.into_iter().zip(splits).zip(kernel_times);
+    let kernels = kernels.map(|((name, splits), times)| (name.to_owned(), Some(splits), times));
+    let peers = contenders.into_iter().zip(peer_times);
+    let peers = peers.map(|(name, times)| (name, None, times));
     Ok(Measurement {
         shape: *shape,
-        kernels: names.zip(kernel_times).map(timing).collect(),
-        peers: contenders.into_iter().zip(peer_times).map(timing).collect(),
+        kernels: kernels.map(timing).collect(),
+        peers: peers.map(timing).collect(),
     })
 }
 
@@ -142,6 +152,7 @@ mod tests {
         }
         let plan = Plan {
             kernel: Choice::Auto,
+            splits: 0,
             iters: 8,
             warmup: 2,
             seed: 0,
@@ -163,6 +174,7 @@ mod tests {
         for (measurement, shape) in results.measurements.iter().zip(&shapes) {
             assert_eq!(measurement.shape, *shape);
             assert_eq!(measurement.kernels[0].name, "cpu");
+            assert_eq!(measurement.kernels[0].splits, Some(1));
             assert!(measurement.kernels[0].speed.is_some());
             let [flash, picky] = &measurement.peers[..] else {
                 panic!("two peers");

@@ -84,6 +84,12 @@ impl Shape {
         Problem::new(q, kv, kv, self.causal, None)
     }
 
+    /// Bytes of q, k, v and o.
+    pub fn bytes(&self) -> f64 {
+        let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
+        (2 * size_of::<u16>() * self.batch * rows * self.dim) as f64
+    }
+
     /// The mask's name.
     pub fn mask(&self) -> &'static str {
         if self.causal { "causal" } else { "full" }

@@ -3,7 +3,7 @@
 use crate::device::{Backend, Device};
 use crate::driver;
 use crate::emulation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use bytemuck::Pod;
 use std::sync::Arc;
 
@@ -82,6 +82,37 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
+    /// Overwrites the elements with those of another buffer of the device, after all work on the
+    /// device so far.
+    ///
+    /// # Errors
+    /// If the buffers differ in length or device, or the driver reports a failure.
+    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
+        if self.len != source.len {
+            return Err(Error::Length {
+                shape: vec![self.len],
+                expected: self.len,
+                found: source.len,
+            });
+        }
+        if self.device() != source.device() {
+            return Err(Error::DeviceMismatch {
+                argument: "source",
+                expected: self.device().name().to_owned(),
+                found: source.device().name().to_owned(),
+            });
+        }
+        match (&mut self.memory, &source.memory) {
+            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from_slice(from),
+            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from)?,
+            (Memory::Emulator(to), Memory::Emulator(from)) => {
+                to.copy_from(from, self.len * size_of::<T>());
+            }
+            _ => unreachable!("one device has one kind of memory"),
+        }
+        Ok(())
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -119,6 +150,33 @@ impl<T: Pod> Buffer<T> {
             Memory::Cpu(data) => data.as_mut_ptr().expose_provenance() as u64,
             Memory::Cuda(memory) => memory.address(),
             Memory::Emulator(memory) => memory.address(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::Device;
+    use crate::error::Error;
+    use emulator::Options;
+
+    #[test]
+    fn buffers_are_copied_on_their_device() {
+        let cpu = Device::cpu();
+        let emulated = Device::emulator(Options::default()).ok();
+        for device in [Some(cpu.clone()), emulated].into_iter().flatten() {
+            let mut to = device.upload(&[1_u16, 2, 3]).expect("memory");
+            let from = device.upload(&[4, 5, 6]).expect("memory");
+            to.copy_from(&from).expect("copied");
+            assert_eq!(to.to_vec(), Ok(vec![4, 5, 6]));
+            let shorter = device.upload(&[7]).expect("memory");
+            let error = to.copy_from(&shorter).expect_err("too short");
+            assert!(matches!(error, Error::Length { .. }), "{error}");
+            if device != cpu {
+                let elsewhere = cpu.upload(&[7, 8, 9]).expect("memory");
+                let error = to.copy_from(&elsewhere).expect_err("elsewhere");
+                assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
+            }
         }
     }
 }

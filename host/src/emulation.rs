@@ -102,6 +102,14 @@ impl Memory {
         read.expect("the buffer is as long as asked for");
     }
 
+    /// Copies all of `source`, which is as long.
+    pub fn copy_from(&mut self, source: &Self, bytes: usize) {
+        let mut data = vec![0; bytes];
+        source.copy_to(&mut data);
+        let written = self.emulation.memory.write(self.address, &data);
+        written.expect("the buffer is as long as the source");
+    }
+
     /// Address of the first byte.
     pub fn address(&self) -> u64 {
         self.address

@@ -83,12 +83,12 @@ pub enum Error {
         /// Name of the tensor.
         argument: &'static str,
     },
-    /// A tensor on another device than q.
-    #[error("{argument} is on {found}; it must be on the device of q, {expected}")]
+    /// A tensor on another device than the other arguments.
+    #[error("{argument} is on {found}; it must be on the device of the others, {expected}")]
     DeviceMismatch {
         /// Name of the tensor.
         argument: &'static str,
-        /// Device of q.
+        /// Device of the others.
         expected: String,
         /// Device of the tensor.
         found: String,

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::problem::Problem;
-use kernels::table::{Family, Kernel, Request};
+use kernels::table::{Dtype, Family, Kernel, Request};
 
 /// Blocks that a grid can have along x.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -50,7 +50,7 @@ impl Facts {
 }
 
 /// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
-pub fn request(dtype: kernels::table::Dtype, problem: &Problem, facts: &Facts) -> Request {
+pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
     Request {
         dtype,
         dim: problem.dim as u32,

@@ -18,7 +18,7 @@ use indicatif::HumanBytes;
 use inputs::{Inputs, Source};
 use measure::Repeat;
 use progress::Progress;
-use report::Outcome;
+use report::{Call, Outcome};
 use std::process::ExitCode;
 
 /// Rows that `--check sample` compares.
@@ -139,16 +139,13 @@ fn compute<T: Element>(
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
         let counters = device.counters().filter(|_| args.counters);
-        let outcome = Outcome::new(
-            device.name(),
-            name,
+        let called = Call {
+            device: device.name(),
+            kernel: name,
             splits,
-            T::DTYPE,
-            &problem,
-            &times,
-            checked,
-            counters,
-        );
+            dtype: T::DTYPE,
+        };
+        let outcome = Outcome::new(&called, &problem, &times, checked, counters);
         if args.json {
             progress.suspend(|| report::json_line(&outcome))?;
         }

@@ -12,6 +12,14 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
+/// What was run.
+pub struct Call<'a> {
+    pub device: &'a str,
+    pub kernel: &'a str,
+    pub splits: u32,
+    pub dtype: Dtype,
+}
+
 /// Time and correctness of one kernel; serialised as a line of `--json`.
 #[derive(Serialize)]
 pub struct Outcome {
@@ -42,10 +50,7 @@ impl Outcome {
     /// # Panics
     /// If `times` is empty.
     pub fn new(
-        device: &str,
-        kernel: &str,
-        splits: u32,
-        dtype: Dtype,
+        call: &Call,
         problem: &Problem,
         times: &[Duration],
         report: Option<Report>,
@@ -54,10 +59,10 @@ impl Outcome {
         let median = median(times);
         let min = times.iter().min().expect("at least one timed call");
         Outcome {
-            device: device.to_owned(),
-            kernel: kernel.to_owned(),
-            splits,
-            dtype: dtype.name(),
+            device: call.device.to_owned(),
+            kernel: call.kernel.to_owned(),
+            splits: call.splits,
+            dtype: call.dtype.name(),
             batch: problem.batch,
             heads: problem.heads,
             kv_heads: problem.kv_heads,
@@ -211,7 +216,7 @@ fn print(line: impl Display) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::Outcome;
+    use super::{Call, Outcome};
     use attention::check::{Comparison, Report};
     use attention::{Dtype, Problem};
     use serde_json::{Value, json};
@@ -236,16 +241,13 @@ mod tests {
         };
         let times = [1, 2, 6].map(Duration::from_millis);
         let problem = problem.expect("a valid problem");
-        Outcome::new(
-            "CPU",
-            "cpu",
-            1,
-            Dtype::F16,
-            &problem,
-            &times,
-            Some(report),
-            None,
-        )
+        let call = Call {
+            device: "CPU",
+            kernel: "cpu",
+            splits: 1,
+            dtype: Dtype::F16,
+        };
+        Outcome::new(&call, &problem, &times, Some(report), None)
     }
 
     fn json(outcome: &Outcome) -> Value {

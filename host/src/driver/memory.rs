@@ -68,6 +68,23 @@ impl Memory {
             .map_err(failed("copying from the device"))
     }
 
+    /// Copies all of `source`, memory of the same GPU, in the order of the default stream.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
+        assert_eq!(self.buffer.len(), source.buffer.len(), "bytes to copy");
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let _current = self.gpu.enter()?;
+        let (to, from) = (self.address(), source.address());
+        // SAFETY: both are this long; either is freed, by a call that waits, after the copy.
+        let status =
+            unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, self.buffer.len(), std::ptr::null_mut()) };
+        super::check("copying on the device", status)
+    }
+
     /// Device address of the first byte.
     pub fn address(&self) -> u64 {
         self.buffer.as_device_ptr().as_raw()
