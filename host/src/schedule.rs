@@ -110,6 +110,8 @@ impl Schedule {
             })
         };
         let tiles = grid(heads * q_tiles)?;
+        // Kernels count query heads in 32 bits too.
+        grid((problem.batch * problem.heads) as u128)?;
         let keys = kernel.tile.keys;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
         let splits = splits.unwrap_or_else(|| {
@@ -245,13 +247,13 @@ mod tests {
             let schedule = Schedule::new(kernel(name), &problem(q, kv, dim), &H200, None);
             schedule.expect("a grid").splits
         };
-        // 512 and 64 blocks for 264 places.
+        // 512 and 64 blocks for 264 places, two on each multiprocessor.
         assert_eq!(automatic("forward_f16_d64", [1, 8, 8192], [8, 8192], 64), 1);
         assert_eq!(automatic("forward_f16_d64", [1, 1, 8192], [1, 8192], 64), 4);
-        // A block for each of 8 key/value heads, then of 512.
+        // 8 blocks, one for each key/value head, and 512, for 396 places.
         assert_eq!(
             automatic("decode_f16_d128", [1, 32, 1], [8, 131_072], 128),
-            32
+            47
         );
         assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 1);
         // 16 key blocks make two splits.
@@ -282,10 +284,14 @@ mod tests {
             Schedule::new(kernel("decode_f16_d128"), &problem, &H200, splits)
         };
         let limit = MAX_BLOCKS as usize;
+        let packed = problem([1 << 26, 64, 1], [1, 64], 8);
+        let packed = Schedule::new(kernel("decode_f16_d128"), &packed, &H200, None);
         assert_eq!(schedule(limit, None).map(|s| s.blocks), Ok(MAX_BLOCKS));
         for refused in [
             schedule(limit + 1, None),
             schedule(1 << 33, None),
+            // 2^26 tiles, of 2^32 heads.
+            packed,
             schedule(limit, Some(2)),
         ] {
             assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
@@ -299,7 +305,7 @@ mod tests {
             ..H200
         };
         let kernel = kernel("decode_f16_d128");
-        assert_eq!(H200.resident_blocks(kernel), 2);
+        assert_eq!(H200.resident_blocks(kernel), 3);
         assert_eq!(small.resident_blocks(kernel), 1);
     }
 }
