@@ -29,6 +29,8 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// Shared memory of a multiprocessor, in bytes.
     pub shared_bytes: u32,
+    /// Whether a launch can have memory for as long as it runs, which splits need.
+    pub has_workspaces: bool,
 }
 
 impl Facts {
@@ -37,6 +39,7 @@ impl Facts {
         compute_capability: (8, 0),
         multiprocessors: 108,
         shared_bytes: 164 << 10,
+        has_workspaces: true,
     };
 
     /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
@@ -114,10 +117,14 @@ impl Schedule {
         grid((problem.batch * problem.heads) as u128)?;
         let keys = kernel.tile.keys;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
-        let splits = splits.unwrap_or_else(|| {
-            let resident = facts.resident_blocks(kernel);
-            self::splits(tiles, key_blocks, facts.multiprocessors, resident)
-        });
+        let splits = match splits {
+            Some(splits) => splits,
+            None if !facts.has_workspaces => 1,
+            None => {
+                let resident = facts.resident_blocks(kernel);
+                self::splits(tiles, key_blocks, facts.multiprocessors, resident)
+            }
+        };
         let split_blocks = key_blocks.div_ceil(splits.max(1));
         let splits = key_blocks.div_ceil(split_blocks);
         Ok(Schedule {
@@ -167,6 +174,7 @@ mod tests {
         compute_capability: (9, 0),
         multiprocessors: 132,
         shared_bytes: 228 << 10,
+        has_workspaces: true,
     };
 
     fn kernel(name: &str) -> &'static Kernel {
@@ -296,6 +304,20 @@ mod tests {
         ] {
             assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn a_device_without_workspaces_does_not_split() {
+        let facts = Facts {
+            has_workspaces: false,
+            ..H200
+        };
+        let problem = problem([1, 1, 1], [1, 4096], 128);
+        let splits = |asked| {
+            let schedule = Schedule::new(kernel("decode_f16_d128"), &problem, &facts, asked);
+            schedule.expect("a grid").splits
+        };
+        assert_eq!((splits(None), splits(Some(4))), (1, 4));
     }
 
     #[test]

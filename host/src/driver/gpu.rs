@@ -46,6 +46,7 @@ impl Gpu {
             ),
             multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as u32,
             shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)? as u32,
+            has_workspaces: has_pools(device),
         };
         let name = device.name().map_err(failed(operation))?;
         Ok(Gpu {
@@ -137,6 +138,16 @@ impl Drop for Current<'_> {
         // SAFETY: `enter` pushed a context on this thread, and later guards popped theirs.
         unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
     }
+}
+
+/// Whether the device has memory pools. cust does not know the attribute; a driver that does not
+/// know it either has none.
+fn has_pools(device: Device) -> bool {
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+    let mut supported = 0;
+    // SAFETY: `supported` is valid for a write, and the device is open.
+    let status = unsafe { sys::cuDeviceGetAttribute(&mut supported, attribute, device.as_raw()) };
+    status == sys::CUresult::CUDA_SUCCESS && supported != 0
 }
 
 /// Retains the primary context; cust makes it current, so puts back the one that was.
