@@ -18,7 +18,7 @@ macro_rules! entries {
             unsafe extern "ptx-kernel" fn $forward(params: ForwardParams) {
                 const TILE: Tile = sm80_tile($forward_dim, <$mask as Mask>::CAUSAL);
                 const {
-                    assert!(TILE.stages == 1 || TILE.stages == 2, "one stage or two");
+                    assert!(TILE.stages == 2, "K and V are double-buffered");
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
@@ -29,8 +29,7 @@ macro_rules! entries {
                         { (TILE.q_rows / TILE.warps / 16) as usize },
                         { $forward_dim / 16 },
                         { (TILE.keys / 16) as usize },
-                        { TILE.q_in_registers },
-                        { TILE.stages as usize },
+                        { TILE.q_slices as usize },
                     >(&params);
                 }
             }
@@ -50,7 +49,7 @@ macro_rules! entries {
                         { TILE.warps as usize },
                         { $decode_dim / 16 },
                         { (TILE.keys / 16) as usize },
-                        { TILE.q_in_registers },
+                        { TILE.q_slices as usize },
                         { TILE.stages as usize },
                         { TILE.stages - 2 },
                     >(&params);

@@ -17,7 +17,10 @@
 //! | `forward` | the main loops of FlashAttention-2 and flash-decoding | PTX |
 //! | `combine` | partial results of splits of the keys, added up | PTX |
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, cold_path)
+)]
 
 pub mod layout;
 pub mod mask;

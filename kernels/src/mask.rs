@@ -20,6 +20,13 @@ pub trait Mask: Copy {
     /// Number of keys that `row` sees, at most `keys`; not less than that of `row - 1`.
     fn limit(self, row: i32) -> i32;
 
+    /// Of a block of keys that starts at `first_key`, how many keys `row`, which exists, sees: not
+    /// bounded by 0 below nor by the block's length above.
+    #[inline(always)]
+    fn visible(self, row: i32, first_key: i32) -> i32 {
+        self.limit(row) - first_key
+    }
+
     /// Key blocks of `keys` keys that at least one of the rows `first..=last` sees.
     #[inline(always)]
     fn trip_count(self, last: i32, keys: u32) -> u32 {
@@ -76,6 +83,13 @@ impl Mask for Causal {
         // Rows past the last query belong to the ragged end of a tile; `row + offset` stays within
         // i32 because both lengths are at most `MAX_SEQLEN`.
         row.saturating_add(self.offset).clamp(0, self.keys)
+    }
+
+    /// Without the bounds of `limit`, which an existing row of the last split never exceeds and in
+    /// other splits are ends of blocks: one register serves all rows of a lane.
+    #[inline(always)]
+    fn visible(self, row: i32, first_key: i32) -> i32 {
+        row.wrapping_add(self.offset).wrapping_sub(first_key)
     }
 }
 

@@ -60,8 +60,9 @@ pub struct Tile {
     /// K/V buffers in shared memory. With 2 or more, the next blocks load during both products of
     /// this one. With 1, V loads during the first product and the next K during the second.
     pub stages: u32,
-    /// Whether Q's fragments stay in registers, or are read from shared memory for every block.
-    pub q_in_registers: bool,
+    /// Slices of 16 elements of the head dim whose Q fragments stay in registers; those of the others
+    /// are read from shared memory for every block.
+    pub q_slices: u32,
     /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
     pub blocks_per_sm: u32,
 }
@@ -143,20 +144,23 @@ impl Kernel {
 /// because it would spill.
 #[must_use]
 pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
-    let (q_rows, keys, stages, q_in_registers) = match head_dim {
-        32 | 64 => (128, 64, 2, true),
-        96 | 128 => (128, 32, 2, false),
-        192 => (64, 32, 2, true),
-        256 if causal => (64, 32, 2, false),
-        256 => (64, 64, 1, false),
+    let (q_rows, keys, q_slices) = match head_dim {
+        32 => (128, 64, 2),
+        64 => (128, 64, 4),
+        96 => (128, 32, 0),
+        128 if causal => (128, 32, 4),
+        128 => (128, 64, 0),
+        192 => (64, 32, 12),
+        256 if causal => (64, 32, 16),
+        256 => (64, 32, 4),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
         q_rows,
         keys,
         warps: 4,
-        stages,
-        q_in_registers,
+        stages: 2,
+        q_slices,
         blocks_per_sm: 2,
     }
 }
@@ -170,13 +174,13 @@ pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
 /// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill.
 #[must_use]
 pub const fn sm80_decode_tile(head_dim: u32) -> Tile {
-    let (keys, stages, q_in_registers, blocks_per_sm) = match head_dim {
-        32 => (64, 4, true, 4),
-        64 => (64, 4, true, 3),
-        96 => (32, 4, true, 3),
-        128 => (32, 3, false, 3),
-        192 => (32, 3, true, 2),
-        256 => (16, 4, false, 2),
+    let (keys, stages, q_slices, blocks_per_sm) = match head_dim {
+        32 => (64, 4, 2, 4),
+        64 => (64, 4, 4, 3),
+        96 => (32, 4, 6, 3),
+        128 => (32, 3, 0, 3),
+        192 => (32, 3, 12, 2),
+        256 => (16, 4, 0, 2),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
@@ -184,7 +188,7 @@ pub const fn sm80_decode_tile(head_dim: u32) -> Tile {
         keys,
         warps: 4,
         stages,
-        q_in_registers,
+        q_slices,
         blocks_per_sm,
     }
 }
@@ -195,7 +199,7 @@ pub const COMBINE_TILE: Tile = Tile {
     keys: 0,
     warps: 4,
     stages: 0,
-    q_in_registers: false,
+    q_slices: 0,
     blocks_per_sm: 8,
 };
 

@@ -1,7 +1,8 @@
 //! What an entry may and must contain.
 
 use crate::{Entry, Error};
-use kernels::table::{Family, Kernel};
+use kernels::table::{Family, Kernel, Tile};
+use std::ops::Add;
 
 /// Text that no entry may contain, and what it means.
 const FORBIDDEN: &[(&str, &str)] = &[
@@ -33,9 +34,37 @@ pub struct Collectives {
     pub shfl: u32,
     /// `redux.sync`
     pub redux: u32,
+    /// `vote.sync`
+    pub vote: u32,
+}
+
+impl Add for Collectives {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Collectives {
+            mma: self.mma + other.mma,
+            ldmatrix: self.ldmatrix + other.ldmatrix,
+            cp_async: self.cp_async + other.cp_async,
+            bar: self.bar + other.bar,
+            shfl: self.shfl + other.shfl,
+            redux: self.redux + other.redux,
+            vote: self.vote + other.vote,
+        }
+    }
 }
 
 impl Collectives {
+    const NONE: Self = Collectives {
+        mma: 0,
+        ldmatrix: 0,
+        cp_async: 0,
+        bar: 0,
+        shfl: 0,
+        redux: 0,
+        vote: 0,
+    };
+
     /// Counts them in the text of an entry.
     #[must_use]
     pub fn count(body: &str) -> Self {
@@ -50,12 +79,13 @@ impl Collectives {
             bar: count("bar.sync "),
             shfl: count("shfl.sync."),
             redux: count("redux.sync."),
+            vote: body.matches("vote.sync.").count() as u32,
         }
     }
 
     /// The counts with the names of their instructions.
     #[must_use]
-    pub fn named(self) -> [(&'static str, u32); 6] {
+    pub fn named(self) -> [(&'static str, u32); 7] {
         [
             ("mma.sync", self.mma),
             ("ldmatrix", self.ldmatrix),
@@ -63,6 +93,7 @@ impl Collectives {
             ("bar.sync", self.bar),
             ("shfl.sync", self.shfl),
             ("redux.sync", self.redux),
+            ("vote.sync", self.vote),
         ]
     }
 }
@@ -71,59 +102,139 @@ impl Collectives {
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
     match kernel.family {
-        Family::Forward { causal } => attention(kernel, causal),
-        // Full and causal in one kernel, which has the causal code.
-        Family::Decode => attention(kernel, true),
+        Family::Forward { causal } => forward(&Parts::of(kernel), causal),
+        Family::Decode => decode(&Parts::of(kernel)),
+        // Five rounds for the maximum, five for the sum, and the weights of eight splits.
         Family::Combine => Collectives {
-            mma: 0,
-            ldmatrix: 0,
-            cp_async: 0,
-            bar: 0,
-            // Five rounds for the maximum, five for the sum, and the weights of eight splits.
             shfl: 5 + 5 + 8,
-            redux: 0,
+            ..Collectives::NONE
         },
     }
 }
 
-/// A masked and an unmasked step, each with two products, a softmax and the loads of a later block.
-fn attention(kernel: &Kernel, causal: bool) -> Collectives {
-    let tile = kernel.tile;
-    // 16x16 tiles: rows of a warp, head dim, keys.
-    let (mt, dt, nt) = (
-        tile.q_rows / tile.warps / 16,
-        kernel.head_dim / 16,
-        tile.keys / 16,
-    );
-    let causal = u32::from(causal);
-    let steps = 2;
-    // Two instructions for each product of 16x16 tiles. The guarded product of the causal kernels
-    // computes P V and a count.
-    let products = steps * 2 + causal * 2;
-    // Q is read once, or in each step, and once more to negate it.
-    let q_reads = 1 + if tile.q_in_registers { 1 } else { steps };
-    // K and V are read in each step, V once more to look for infinities and, guarded, by each
-    // 16-row tile.
-    let kv_reads = steps * 2 + causal * (1 + mt);
-    // The prologue loads Q, and K and V into all buffers but one, or K alone into the only one; each
-    // step K and V.
-    let tiles_ahead = if tile.stages == 1 {
-        1
-    } else {
-        2 * (tile.stages - 1)
-    };
-    let rows_loaded = tile.q_rows + (tiles_ahead + steps * 2) * tile.keys;
-    // A step has one barrier; a single stage changes hands between the products too.
-    let barriers = if tile.stages == 1 { 2 } else { 1 };
-    Collectives {
-        mma: 2 * products * mt * dt * nt,
-        ldmatrix: q_reads * mt * dt + kv_reads * nt * dt,
-        cp_async: rows_loaded * kernel.head_dim / 8 / kernel.threads(),
-        bar: 1 + steps * barriers,
-        // Two rounds for each of a lane's two rows a tile: the maximum in each step, the final sum.
-        shfl: 2 * 2 * mt * (steps + 1),
-        redux: causal,
+/// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
+struct Parts {
+    /// 16-row tiles of a warp, and 16-wide slices of the head dim and of a key block.
+    mt: u32,
+    dt: u32,
+    nt: u32,
+    tile: Tile,
+    head_dim: u32,
+}
+
+impl Parts {
+    fn of(kernel: &Kernel) -> Self {
+        let tile = kernel.tile;
+        Parts {
+            mt: tile.q_rows / tile.warps / 16,
+            dt: kernel.head_dim / 16,
+            nt: tile.keys / 16,
+            tile,
+            head_dim: kernel.head_dim,
+        }
     }
+
+    /// `Q K^T`, for which what is not kept of Q is read again.
+    fn scores(&self) -> Collectives {
+        Collectives {
+            mma: 2 * self.mt * self.dt * self.nt,
+            ldmatrix: self.nt * self.dt + self.mt * (self.dt - self.tile.q_slices),
+            ..Collectives::NONE
+        }
+    }
+
+    /// New maxima: two rounds for each of a lane's two rows a tile.
+    fn maxima(&self) -> Collectives {
+        Collectives {
+            shfl: 2 * 2 * self.mt,
+            ..Collectives::NONE
+        }
+    }
+
+    /// Probabilities relative to old maxima and, if they do not fit, scores and maxima once more.
+    fn softmax(&self) -> Collectives {
+        let vote = Collectives {
+            vote: 1,
+            ..Collectives::NONE
+        };
+        vote + self.scores() + self.maxima()
+    }
+
+    /// `P V`.
+    fn product(&self) -> Collectives {
+        Collectives {
+            mma: 2 * self.mt * self.dt * self.nt,
+            ldmatrix: self.nt * self.dt,
+            ..Collectives::NONE
+        }
+    }
+
+    /// `P V` under a mask: under the causal mask after a look for infinities, or else guarded, with
+    /// a count beside every product.
+    fn product_masked(&self, causal: bool) -> Collectives {
+        if !causal {
+            return self.product();
+        }
+        let look = Collectives {
+            ldmatrix: self.nt * self.dt,
+            redux: 1,
+            ..Collectives::NONE
+        };
+        let guarded = Collectives {
+            mma: 2 * 2 * self.mt * self.dt * self.nt,
+            ldmatrix: self.mt * self.nt * self.dt,
+            ..Collectives::NONE
+        };
+        look + guarded + self.product()
+    }
+
+    /// Copies of so many rows.
+    fn copies(&self, rows: u32) -> Collectives {
+        Collectives {
+            cp_async: rows * self.head_dim / 8 / (32 * self.tile.warps),
+            ..Collectives::NONE
+        }
+    }
+
+    /// Q is read to negate it, and what is kept of it once more; the row sums are exchanged at the
+    /// end.
+    fn around(&self) -> Collectives {
+        let q = Collectives {
+            ldmatrix: self.mt * (self.dt + self.tile.q_slices),
+            bar: 1,
+            ..Collectives::NONE
+        };
+        q + self.copies(self.tile.q_rows) + self.maxima()
+    }
+}
+
+const BARRIER: Collectives = Collectives {
+    bar: 1,
+    ..Collectives::NONE
+};
+
+/// Copies of the first V and the first two K, the first scores; steps that only copy, masked steps
+/// and others, each with the copies of two later tiles; and the last block, without.
+fn forward(parts: &Parts, causal: bool) -> Collectives {
+    let keys = parts.tile.keys;
+    let ahead = parts.copies(2 * keys) + BARRIER;
+    let first = parts.copies(3 * keys) + parts.scores();
+    let masked = parts.maxima() + parts.product_masked(causal);
+    let unmasked = parts.softmax() + parts.product();
+    let idle = ahead;
+    let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
+    parts.around() + first + idle + steps + masked + BARRIER
+}
+
+/// Copies into all buffers but one; masked steps, of the causal code whether causal or not, and
+/// others, each with the copies of a later block.
+fn decode(parts: &Parts) -> Collectives {
+    let keys = parts.tile.keys;
+    let first = parts.copies(2 * (parts.tile.stages - 1) * keys);
+    let step = parts.copies(2 * keys) + BARRIER + parts.scores();
+    let masked = step + parts.maxima() + parts.product_masked(true);
+    let unmasked = step + parts.softmax() + parts.product();
+    parts.around() + first + masked + unmasked
 }
 
 /// Checks an entry.
@@ -163,6 +274,7 @@ mod tests {
             "bar.sync ",
             "shfl.sync.",
             "redux.sync.",
+            "vote.sync.",
         ];
         for (instruction, (_, count)) in instructions.iter().zip(expected(kernel).named()) {
             body += &format!("\t{instruction}x;\n").repeat(count as usize);

@@ -24,7 +24,7 @@ pub unsafe fn decode<
     const W: usize,
     const DT: usize,
     const NT: usize,
-    const Q_IN_REGISTERS: bool,
+    const QT: usize,
     const S: usize,
     const PENDING: u32,
 >(
@@ -75,11 +75,8 @@ pub unsafe fn decode<
         cp_async::wait::<PENDING>();
         barrier::block();
 
-        let mut warp = Warp::<1, DT, Q_IN_REGISTERS>::new(
-            lane,
-            qo_tile.skip(warp_row),
-            SoftmaxScale::new(p.scale),
-        );
+        let mut warp =
+            Warp::<1, DT, QT>::new(lane, qo_tile.skip(warp_row), SoftmaxScale::new(p.scale));
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;
@@ -97,9 +94,11 @@ pub unsafe fn decode<
             before_scores(j);
             if has_rows {
                 let s = warp.scores::<E, NT>(k_tile(j));
-                let visible = |i| mask.limit((row + i) as i32) - (j * bc) as i32;
-                let visible = warp.map_rows(visible);
-                warp.accumulate::<E, Packed, NT, true>(s, v_tile(j), visible);
+                let visible = Warp::<1, DT, QT>::map_rows(lane, |i| {
+                    mask.visible((row + i) as i32, (j * bc) as i32)
+                });
+                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                warp.accumulate_masked::<E, Packed, NT>(probabilities, v_tile(j), visible);
             }
         }
         while j > 0 {
@@ -107,7 +106,8 @@ pub unsafe fn decode<
             before_scores(j);
             if has_rows {
                 let s = warp.scores::<E, NT>(k_tile(j));
-                warp.accumulate::<E, Packed, NT, false>(s, v_tile(j), [[bc as i32; 2]]);
+                let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
+                warp.accumulate::<E, NT>(probabilities, v_tile(j));
             }
         }
         warp.store::<E, true>(p, threads);

@@ -7,7 +7,7 @@ use crate::params::ForwardParams;
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Total};
 
-impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, Q_IN_REGISTERS> {
+impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// Stores the results of the warp's rows, in a block of `threads` threads.
     ///
     /// # Safety

@@ -1,10 +1,16 @@
 //! FlashAttention-2 forward (Dao 2023, Algorithm 1), one query tile a block.
 //!
 //! A block holds Br query rows, split over its warps in 16-row tiles, and walks over the keys in
-//! blocks of Bc, from the last visible one to the first: the masked blocks come first. With two
-//! stages K and V are double-buffered: the copies of the next block run beside both products of this
-//! one, behind one barrier a block. With one stage, which leaves room for a larger block, V arrives
-//! during the first product and the next K during the second.
+//! blocks of Bc, from the last visible one to the first: the masked blocks come first. K and V are
+//! double-buffered, and behind one barrier a block. In a step of the main loop a warp
+//!
+//! 1. turns the scores of block `j` into probabilities,
+//! 2. waits for V of block `j` and K of block `j - 1`, and starts the next copies,
+//! 3. adds `P V` of block `j` to O and computes the scores of block `j - 1`: two products that the
+//!    assembler can mix, so that tensor cores wait for neither's operands.
+//!
+//! Two blocks share a multiprocessor: while a warp of one is at 1, which uses no tensor core, one of
+//! the other can be at 3.
 //!
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
@@ -25,7 +31,7 @@ use warp::Warp;
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most
-/// `16 * DT`, a step takes `16 * NT` keys, and K and V have `S` buffers.
+/// `16 * DT`, and a step takes `16 * NT` keys. `QT` of the `DT` slices of Q stay in registers.
 ///
 /// # Safety
 /// Launched as [`ForwardParams`] and the kernel's row of the [table](crate::table) say: grid, block
@@ -38,16 +44,15 @@ pub unsafe fn forward<
     const MT: usize,
     const DT: usize,
     const NT: usize,
-    const Q_IN_REGISTERS: bool,
-    const S: usize,
+    const QT: usize,
 >(
     p: &ForwardParams,
 ) {
     let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
-    let threads = 32 * W as u32;
+    let (threads, warp_rows) = (32 * W as u32, 16 * MT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let (lane, warp) = (thread % 32, thread / 32);
+    let (lane, warp_row) = (thread % 32, thread / 32 * warp_rows);
     let place = Place::<false>::of_block(p, br);
     let first = place.first;
     let (first_key, keys) = place.keys(p);
@@ -56,81 +61,95 @@ pub unsafe fn forward<
     let v = Copier::new(place.kv_rows(&p.v, first_key), thread, threads);
 
     let mask = M::new(p, first_key, keys);
-    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
-    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+    let last_of = |end: u32| end.min(p.seqlen_q) as i32 - 1;
+    let trips = mask.trip_count(last_of(first + br), bc);
+    // The warp's first row in the sequence, and the key blocks that it sees, in part or whole: none
+    // if it lies past the last query.
+    let row = first + warp_row;
+    let warp_trips = if row < p.seqlen_q {
+        mask.trip_count(last_of(row + warp_rows), bc)
+    } else {
+        0
+    };
+    let unmasked_trips = mask.unmasked_trip_count(row as i32, bc);
 
     let qo_tile = SharedTile::<DT> {
         base: shared::base(),
     };
-    let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
+    let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
-    // SAFETY: called when no thread reads the tile any more; readers wait for the copies.
-    let load_k = |j: u32, exist: u32| unsafe { k.load(k_tile(j), j * bc, bc, exist) };
-    // SAFETY: as above.
-    let load_v = |j: u32, exist: u32| unsafe { v.load(v_tile(j), j * bc, bc, exist) };
-    // The last block may end beyond the last key.
-    let exist = |j: u32| keys - j * bc;
+    // K of block j - 2 and V of block j - 1, if there are such: what the step of block j starts.
+    // SAFETY: K of block j and V of block j + 1, which lay there, are done with.
+    let load_ahead = |j: u32| unsafe {
+        k.load_whole(k_tile(j), (j * bc).wrapping_sub(2 * bc), bc, j > 1);
+        v.load_whole(v_tile(j + 1), (j * bc).wrapping_sub(bc), bc, j > 0);
+        cp_async::commit();
+    };
+    // SAFETY: reached by all threads.
+    let copies_landed = || unsafe {
+        cp_async::wait::<0>();
+        barrier::block();
+    };
 
-    // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
-    // all lanes every tensor-core instruction. The barrier at the top of a step makes block j (with
-    // one stage, its K) visible and tells that all warps are done with block j + 1, whose tiles are
-    // loaded next (with one stage, its V); the one between the products does the same for V and K.
+    // SAFETY: all warps pass the same number of barriers, one for each block of keys, and every
+    // other branch depends on the warp alone, so all lanes reach every tensor-core instruction. The
+    // barrier of block j makes V of block j and K of block j - 1 visible, and tells that all warps
+    // are done with V of block j + 1 and K of block j.
     unsafe {
         q.load(qo_tile, first, br, p.seqlen_q - first);
         if trips > 0 {
-            load_k(trips - 1, exist(trips - 1));
-            if S == 2 {
-                load_v(trips - 1, exist(trips - 1));
+            // The last block may end beyond the last key.
+            let j = trips - 1;
+            let exist = keys - j * bc;
+            k.load(k_tile(j), j * bc, bc, exist);
+            cp_async::commit();
+            v.load(v_tile(j), j * bc, bc, exist);
+            if j > 0 {
+                k.load(k_tile(j - 1), (j - 1) * bc, bc, bc);
             }
         }
         cp_async::commit();
-        cp_async::wait_all();
+        cp_async::wait::<1>();
         barrier::block();
+        let scale = SoftmaxScale::new(p.scale);
+        let mut warp = Warp::<MT, DT, QT>::new(lane, qo_tile.skip(warp_row), scale);
 
-        // The warp's first row in the tile and in the sequence.
-        let (warp_row, row) = (warp * 16 * MT as u32, first + warp * 16 * MT as u32);
-        let warp_tile = qo_tile.skip(warp_row);
-        let mut warp =
-            Warp::<MT, DT, Q_IN_REGISTERS>::new(lane, warp_tile, SoftmaxScale::new(p.scale));
-        // Before Q K^T of block j, of whose rows of V `exist` exist.
-        let before_scores = |j: u32, exist: u32| {
-            cp_async::wait_all();
-            barrier::block();
-            if S == 1 {
-                load_v(j, exist);
-            } else if j > 0 {
-                load_k(j - 1, bc);
-                load_v(j - 1, bc);
-            }
-            cp_async::commit();
-        };
-        // Between the products of block j.
-        let after_scores = |j: u32| {
-            if S == 1 {
-                cp_async::wait_all();
-                barrier::block();
-                if j > 0 {
-                    load_k(j - 1, bc);
-                }
-                cp_async::commit();
-            }
-        };
+        // `j` blocks are left; those that the warp sees nothing of it only copies.
         let mut j = trips;
-        while j > unmasked_trips {
+        while j > warp_trips {
             j -= 1;
-            before_scores(j, exist(j));
-            let s = warp.scores::<E, NT>(k_tile(j));
-            after_scores(j);
-            let visible = |i| mask.limit((row + i) as i32) - (j * bc) as i32;
-            let visible = warp.map_rows(visible);
-            warp.accumulate::<E, M, NT, true>(s, v_tile(j), visible);
+            copies_landed();
+            load_ahead(j);
         }
-        while j > 0 {
-            j -= 1;
-            before_scores(j, bc);
-            let s = warp.scores::<E, NT>(k_tile(j));
-            after_scores(j);
-            warp.accumulate::<E, M, NT, false>(s, v_tile(j), [[bc as i32; 2]; MT]);
+        if j > 0 {
+            let visible = |j: u32| {
+                let first_key = (j * bc) as i32;
+                Warp::<MT, DT, QT>::map_rows(lane, |i| mask.visible((row + i) as i32, first_key))
+            };
+            // The first block always sets the maxima, the others may.
+            let unmasked_trips = unmasked_trips.min(j - 1).max(1);
+            let mut s = warp.scores::<E, NT>(k_tile(j - 1));
+            while j > unmasked_trips {
+                j -= 1;
+                let visible = visible(j);
+                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                copies_landed();
+                load_ahead(j);
+                warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(j), visible);
+                s = warp.scores::<E, NT>(k_tile(j - 1));
+            }
+            while j > 1 {
+                j -= 1;
+                let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
+                copies_landed();
+                load_ahead(j);
+                warp.accumulate::<E, NT>(probabilities, v_tile(j));
+                s = warp.scores::<E, NT>(k_tile(j - 1));
+            }
+            let visible = visible(0);
+            let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+            copies_landed();
+            warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(0), visible);
         }
 
         warp.store::<E, false>(p, threads);

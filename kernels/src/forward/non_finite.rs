@@ -29,14 +29,14 @@ pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
     unsafe { shuffle::or(found) != 0 }
 }
 
-impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, Q_IN_REGISTERS> {
+impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
     /// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0.
     ///
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn add_guarded<E: Element, const NT: usize>(
+    pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT>,

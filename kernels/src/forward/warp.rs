@@ -2,20 +2,21 @@
 
 use super::non_finite::has_non_finite;
 use crate::mask::Mask;
-use crate::ptx::barrier;
+use crate::ptx::{barrier, vote};
 use crate::tile::{Accumulator, Element, Operand, SharedTile, Softmax, SoftmaxScale};
+use core::hint::cold_path;
 
 /// What a warp carries through the loop: `MT` tiles of 16 query rows.
-pub struct Warp<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> {
+pub struct Warp<const MT: usize, const DT: usize, const QT: usize> {
     pub(super) lane: u32,
     q_tile: SharedTile<DT>,
-    /// Read once if `Q_IN_REGISTERS`, else unused.
+    /// The first `QT` are read once, the others from the tile in each step.
     q: [[Operand; DT]; MT],
     pub(super) o: [[Accumulator; DT]; MT],
     pub(super) softmax: Softmax<MT>,
 }
 
-impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, Q_IN_REGISTERS> {
+impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// Takes the warp's rows of the Q tile.
     ///
     /// # Safety
@@ -42,11 +43,9 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
                 }
                 barrier::warp();
             }
-            if Q_IN_REGISTERS {
-                for mt in 0..MT {
-                    for dt in 0..DT {
-                        warp.q[mt][dt] = q_tile.a(lane, mt, dt);
-                    }
+            for mt in 0..MT {
+                for dt in 0..QT {
+                    warp.q[mt][dt] = q_tile.a(lane, mt, dt);
                 }
             }
         }
@@ -55,11 +54,11 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
 
     /// `f` of the two rows a lane holds in each tile, counted from the warp's first.
     #[inline(always)]
-    pub fn map_rows<T: Copy + Default>(&self, f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
+    pub fn map_rows<T: Copy + Default>(lane: u32, f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
         let mut values = [[T::default(); 2]; MT];
         for mt in 0..MT {
             for r in 0..2 {
-                values[mt][r] = f(16 * mt as u32 + self.lane / 4 + 8 * r as u32);
+                values[mt][r] = f(16 * mt as u32 + lane / 4 + 8 * r as u32);
             }
         }
         values
@@ -77,7 +76,7 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
             unsafe {
                 let mut q = [Operand::ZERO; MT];
                 for mt in 0..MT {
-                    q[mt] = if Q_IN_REGISTERS {
+                    q[mt] = if dt < QT {
                         self.q[mt][dt]
                     } else {
                         self.q_tile.a(self.lane, mt, dt)
@@ -94,50 +93,83 @@ impl<const MT: usize, const DT: usize, const Q_IN_REGISTERS: bool> Warp<MT, DT, 
         s
     }
 
-    /// `P = softmax(S)`, `O += P V`. If `MASKED`, a row sees only the first `visible` keys of the
-    /// block.
+    /// `P = softmax(S)` relative to new maxima, to which O is rescaled. A row sees only the first
+    /// `visible` keys of the block.
     #[inline(always)]
-    pub unsafe fn accumulate<E: Element, M: Mask, const NT: usize, const MASKED: bool>(
+    pub unsafe fn softmax_masked<E: Element, const NT: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
+        visible: [[i32; 2]; MT],
+    ) -> [[Operand; NT]; MT] {
+        for mt in 0..MT {
+            for nt in 0..NT {
+                let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                s[mt][nt].mask_columns(self.lane, limits);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.softmax_exact::<E, NT>(s) }
+    }
+
+    /// `P = softmax(S)` relative to the maxima as they are, which costs neither a look for new ones
+    /// nor a rescaling of O. Where that would overflow, the scores are computed once more, from K,
+    /// and the maxima raised.
+    #[inline(always)]
+    pub unsafe fn softmax<E: Element, const NT: usize>(
+        &mut self,
+        mut s: [[Accumulator; NT]; MT],
+        k_tile: SharedTile<DT>,
+    ) -> [[Operand; NT]; MT] {
+        let sums = self.softmax.apply(&mut s);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if vote::any(!sums.fit()) {
+                cold_path();
+                let s = self.scores::<E, NT>(k_tile);
+                self.softmax_exact::<E, NT>(s)
+            } else {
+                self.softmax.add(sums);
+                s.map(|row| row.map(Accumulator::to_operand::<E>))
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn softmax_exact<E: Element, const NT: usize>(
+        &mut self,
+        mut s: [[Accumulator; NT]; MT],
+    ) -> [[Operand; NT]; MT] {
+        // SAFETY: the caller's promise.
+        let factors = unsafe { self.softmax.update(&mut s) };
+        for mt in 0..MT {
+            for dt in 0..DT {
+                self.o[mt][dt].scale_rows(factors[mt]);
+            }
+        }
+        s.map(|row| row.map(Accumulator::to_operand::<E>))
+    }
+
+    /// `O += P V`, where a row sees only the first `visible` keys of the block.
+    #[inline(always)]
+    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize>(
+        &mut self,
+        p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT>,
         visible: [[i32; 2]; MT],
     ) {
-        let lane = self.lane;
         // SAFETY: the caller's promise.
         unsafe {
-            if MASKED {
-                for mt in 0..MT {
-                    for nt in 0..NT {
-                        s[mt][nt].mask_columns(lane, visible[mt].map(|v| v - 16 * nt as i32));
-                    }
-                }
-            }
-
-            let factors = self.softmax.update(&mut s);
-            for mt in 0..MT {
-                for dt in 0..DT {
-                    self.o[mt][dt].scale_rows(factors[mt]);
-                }
-            }
-
-            let mut p = [[Operand::ZERO; NT]; MT];
-            for mt in 0..MT {
-                for nt in 0..NT {
-                    p[mt][nt] = s[mt][nt].to_operand::<E>();
-                }
-            }
-            if MASKED && M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile, lane) {
-                self.add_guarded::<E, NT>(p, v_tile, visible);
+            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile, self.lane) {
+                self.accumulate_guarded::<E, NT>(p, v_tile, visible);
             } else {
-                self.add::<E, NT>(p, v_tile);
+                self.accumulate::<E, NT>(p, v_tile);
             }
         }
     }
 
     /// `O += P V`.
     #[inline(always)]
-    unsafe fn add<E: Element, const NT: usize>(
+    pub unsafe fn accumulate<E: Element, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT>,

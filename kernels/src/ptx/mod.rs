@@ -16,3 +16,4 @@ pub mod mma;
 pub mod shared;
 pub mod shuffle;
 pub mod special;
+pub mod vote;

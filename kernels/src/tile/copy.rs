@@ -101,26 +101,24 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        if self.rows.aligned {
-            self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
-                // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
-                unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
-            });
-        } else {
-            // Opaque: unrolled, this rare path would be most of the kernel's code.
-            self.for_each_chunk(to, first, opaque(steps), exist, |shared, global, exists| {
-                for i in 0..8 {
-                    // SAFETY: as above, an element at a time.
-                    unsafe {
-                        let mut element = 0;
-                        if exists {
-                            element = global::load_u16(global + 2 * u64::from(i));
-                        }
-                        shared::store_u16(shared + 2 * i, element);
-                    }
-                }
-            });
-        }
+        self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+            // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
+            unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
+        });
+    }
+
+    /// As [`load`](Self::load) of rows that all exist or, unless `there`, of zeros, whatever `first`:
+    /// without a branch, so that the copies mix with what comes after.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    pub unsafe fn load_whole(&self, to: SharedTile<DT>, first: u32, rows: u32, there: bool) {
+        let steps = rows / self.share.rows_per_step;
+        self.for_each_chunk(to, first, steps, rows, |shared, global, exists| {
+            // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
+            unsafe { cp_async::copy16(shared, global, if exists && there { 16 } else { 0 }) }
+        });
     }
 
     /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on.

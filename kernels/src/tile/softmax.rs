@@ -4,6 +4,12 @@
 //! `2^(c (s - m))` so far, a block of scores turns into probabilities with one fused multiply-add
 //! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
 //! same factor.
+//!
+//! Any other number in `m`'s place gives the same result, as long as nothing overflows or vanishes. So
+//! `m` need not follow every new maximum: a block is first tried with `m` as it is, and only if its
+//! probabilities are too large does `m` rise. That takes the search for the maximum, its exchange
+//! between lanes and the rescaling of O out of nearly every step, and shortens the way from scores to
+//! probabilities to the two instructions.
 
 use super::Accumulator;
 use crate::ptx::{math, shuffle};
@@ -29,6 +35,11 @@ impl SoftmaxScale {
         }
     }
 }
+
+/// What a lane's sum of a row's probabilities in a block may come to. Their format holds up to 2^16
+/// (IEEE binary16), and `m` is at most the row's largest score: so none vanishes that would not do so
+/// relative to the true maximum.
+const MOST: f32 = 16384.0;
 
 /// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
 pub struct Softmax<const MT: usize> {
@@ -90,6 +101,39 @@ impl<const MT: usize> Softmax<MT> {
         factors
     }
 
+    /// Turns a block's raw scores into probabilities relative to the maxima as they are, of use only
+    /// if their sums [fit](Sums::fit); then [`add`](Self::add) takes them in.
+    ///
+    /// Rows without a maximum, -inf, get sums that do not fit, for their scores exceed it.
+    #[inline(always)]
+    pub fn apply<const NT: usize>(&self, s: &mut [[Accumulator; NT]; MT]) -> Sums<MT> {
+        let mut sums = [[0.0; 2]; MT];
+        for mt in 0..MT {
+            for r in 0..2 {
+                let shift = -self.max[mt][r] * self.scale;
+                for nt in 0..NT {
+                    let p = s[mt][nt]
+                        .row(r)
+                        .map(|s| math::exp2(math::fma(s, self.scale, shift)));
+                    let four = (p[0] + p[1]) + (p[2] + p[3]);
+                    sums[mt][r] = if nt == 0 { four } else { sums[mt][r] + four };
+                    s[mt][nt].set_row(r, p);
+                }
+            }
+        }
+        Sums(sums)
+    }
+
+    /// Takes in the sums of a block.
+    #[inline(always)]
+    pub fn add(&mut self, sums: Sums<MT>) {
+        for mt in 0..MT {
+            for r in 0..2 {
+                self.sum[mt][r] += sums.0[mt][r];
+            }
+        }
+    }
+
     /// After the last block: the maximum and the sum of every row.
     ///
     /// # Safety
@@ -110,7 +154,25 @@ impl<const MT: usize> Softmax<MT> {
     }
 }
 
-/// What the softmax of a row comes to: its largest raw score, and the sum of `2^(c (s - max))`.
+/// A lane's sums of the probabilities of a block, by row.
+pub struct Sums<const MT: usize>([[f32; 2]; MT]);
+
+impl<const MT: usize> Sums<MT> {
+    /// Whether no probability is too large, infinite or NaN.
+    #[inline(always)]
+    pub fn fit(&self) -> bool {
+        let mut fit = true;
+        for mt in 0..MT {
+            for r in 0..2 {
+                fit &= self.0[mt][r] <= MOST;
+            }
+        }
+        fit
+    }
+}
+
+/// What the softmax of a row comes to: a raw score that none exceeds by much, and the sum of
+/// `2^(c (s - max))`.
 #[derive(Clone, Copy, Default)]
 pub struct Total {
     /// -inf if the row sees no key.

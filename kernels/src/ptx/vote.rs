@@ -1,0 +1,19 @@
+//! `vote.sync`: what the lanes of a warp say together.
+
+use core::arch::asm;
+
+/// Whether any lane says so.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn any(value: bool) -> bool {
+    let any: u32;
+    // SAFETY: convergence is the caller's promise.
+    unsafe {
+        asm!(concat!("{{ .reg .pred own, any; setp.ne.u32 own, {}, 0; ",
+                "vote.sync.any.pred any, own, 0xffffffff; selp.u32 {}, 1, 0, any; }}"),
+            in(reg32) u32::from(value), out(reg32) any, options(nostack));
+    }
+    any != 0
+}
