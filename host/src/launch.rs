@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::problem::Problem;
 use crate::ptx;
 use crate::schedule::{MAX_BLOCKS, Schedule, group};
+use kernels::divide::Divisor;
+use kernels::order::Order;
 use kernels::params::{ForwardParams, TensorRef};
 use kernels::table::{Family, KERNELS, Kernel};
 use std::ffi::c_void;
@@ -59,18 +61,21 @@ impl Launch {
             // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the
             // dim.
             heads: problem.heads as u32,
-            group: group(problem) as u32,
+            tile_heads: Divisor::new((problem.heads / schedule.packed as usize) as u32),
+            group: Divisor::new(group(problem) as u32),
+            order: Order::new(
+                (problem.batch * problem.heads / schedule.packed as usize) as u32,
+                schedule.q_tiles,
+                wave_heads(kernel, problem),
+            ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
             dim: problem.dim as u32,
-            q_tiles: schedule.q_tiles,
-            wave_heads: wave_heads(kernel, problem),
             scale: problem.scale,
             aligned: u32::from([q, k, v, o].iter().all(TensorRef::is_aligned)),
             batch_heads: (problem.batch * problem.heads) as u32,
             splits: schedule.splits,
             split_keys: schedule.split_keys,
-            packed: schedule.packed,
             causal: u32::from(problem.causal),
         };
         let combine = match schedule.splits {
@@ -228,6 +233,8 @@ mod tests {
     use super::{Combine, normalized, wave_heads};
     use crate::error::Error;
     use crate::problem::Problem;
+    use kernels::divide::Divisor;
+    use kernels::order::Order;
     use kernels::params::TensorRef;
     use kernels::table::KERNELS;
 

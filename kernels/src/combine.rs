@@ -1,6 +1,6 @@
 //! Flash-decoding's last step: o and lse from the partial results of all splits of the keys.
 //!
-//! With `m` the largest of the splits' maxima, split `s` weighs `w = 2^(c (m_s - m))`, and
+//! With `m` the largest of the splits' maxima, split `s` weighs `w = 2^(m_s - m)`, and
 //! `o = sum(w o_s) / sum(w l_s)`: the online softmax once more, over splits instead of blocks. A
 //! split that a row sees nothing of has `m_s = -inf` and weighs 0.
 //!
@@ -9,7 +9,7 @@
 
 use crate::params::ForwardParams;
 use crate::ptx::{global, math, shuffle, special};
-use crate::tile::{Element, SoftmaxScale, Total};
+use crate::tile::{Element, Total};
 
 /// Columns of a warp: four a lane, 16 bytes.
 const COLUMNS: u32 = 128;
@@ -48,7 +48,6 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
         let element = index(split) * u64::from(p.dim) + u64::from(column);
         global::load_f32x4(p.partial_o + 4 * element)
     };
-    let scale = SoftmaxScale::new(p.scale);
 
     let mut max = f32::NEG_INFINITY;
     let mut first = 0;
@@ -69,7 +68,7 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
         let mut weight = 0.0;
         if first + lane < p.splits {
             let total = total(first + lane);
-            weight = math::exp2((total.max - reference) * scale.log2);
+            weight = math::exp2(total.max - reference);
             sum += weight * total.sum;
         }
         let count = (p.splits - first).min(32);
@@ -95,13 +94,14 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
     }
     // SAFETY: as above.
     let sum = unsafe { across_warp(sum, |a, b| a + b) };
-    let (factor, lse) = Total { max, sum }.finish(scale);
+    let (factor, lse) = Total { max, sum }.finish();
 
     // The row's query and head, counted over all batches.
-    let tile_rows = u64::from(p.seqlen_q) * u64::from(p.packed);
+    let packed = p.heads / p.tile_heads.value;
+    let tile_rows = u64::from(p.seqlen_q) * u64::from(packed);
     let (group, in_group) = (row / tile_rows, (row % tile_rows) as u32);
-    let query = in_group / p.packed;
-    let head = group as u32 * p.packed + in_group % p.packed;
+    let query = in_group / packed;
+    let head = group as u32 * packed + in_group % packed;
     let (batch, head_in_batch) = (head / p.heads, head % p.heads);
     let offset = i64::from(batch) * p.o.batch_stride
         + i64::from(head_in_batch) * p.o.head_stride

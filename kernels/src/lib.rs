@@ -22,6 +22,7 @@
     feature(abi_ptx, asm_experimental_arch, cold_path)
 )]
 
+pub mod divide;
 pub mod layout;
 pub mod mask;
 pub mod order;

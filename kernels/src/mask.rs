@@ -7,6 +7,7 @@
 //! A block that takes a split of the keys treats it as its own sequence: limits count from the
 //! split's first key.
 
+use crate::divide::Divisor;
 use crate::params::ForwardParams;
 
 /// Visibility of keys for each query row.
@@ -99,7 +100,7 @@ impl Mask for Causal {
 pub struct Packed {
     keys: i32,
     offset: i32,
-    group: u32,
+    group: Divisor,
 }
 
 impl Mask for Packed {
@@ -122,7 +123,7 @@ impl Mask for Packed {
 
     #[inline(always)]
     fn limit(self, row: i32) -> i32 {
-        let query = (row as u32 / self.group) as i32;
+        let query = self.group.divide(row as u32).0 as i32;
         query.saturating_add(self.offset).clamp(0, self.keys)
     }
 }

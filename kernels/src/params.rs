@@ -1,5 +1,8 @@
 //! The argument block of a launch, passed to a kernel by value.
 
+use crate::divide::Divisor;
+use crate::order::Order;
+
 /// Where a `[batch, heads, rows, dim]` tensor of 16-bit elements lies in device memory.
 ///
 /// Strides count elements, may be zero or negative, and are 64-bit: a tensor beyond 2^31 elements
@@ -57,24 +60,23 @@ pub struct ForwardParams {
     /// with one split.
     pub partial_o: u64,
     /// Device address of the row maxima and row sums that the partial O is relative to,
-    /// `f32[splits, rows, 2]`. They are lse in two parts, `lse = |scale| * maximum + ln(sum)`: apart,
+    /// `f32[splits, rows, 2]`. They are lse in two parts, `lse = ln(2) * maximum + ln(sum)`: apart,
     /// large scores cost the sums no digits. Unused with one split.
     pub partial_softmax: u64,
     /// Query heads.
     pub heads: u32,
+    /// Heads with query tiles of their own: query heads or, in a decode kernel, key/value heads.
+    pub tile_heads: Divisor,
     /// Query heads that share one key/value head: `heads / kv_heads`.
-    pub group: u32,
+    pub group: Divisor,
+    /// Which block takes which query tile, of which head and split.
+    pub order: Order,
     /// Queries per head; at most [`MAX_SEQLEN`].
     pub seqlen_q: u32,
     /// Keys per head; at most [`MAX_SEQLEN`].
     pub seqlen_kv: u32,
     /// Head dim: a multiple of 8, at most the kernel's.
     pub dim: u32,
-    /// `ceil(seqlen_q * packed / Br)`.
-    pub q_tiles: u32,
-    /// Heads (key/value heads, in a decode kernel) whose query tiles are taken in turns, heaviest
-    /// first: at least 1, at most all of all batches.
-    pub wave_heads: u32,
     /// Softmax scale, of any sign; scores are `scale * (q . k)`.
     pub scale: f32,
     /// 1 if q, k, v and o are all [aligned](TensorRef::is_aligned), else 0.
@@ -86,8 +88,6 @@ pub struct ForwardParams {
     /// Keys of a split, but for the last, which has at least one and at most as many: a multiple of
     /// Bc.
     pub split_keys: u32,
-    /// Query heads that share a query tile: 1, or `group` in a decode kernel.
-    pub packed: u32,
     /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for decode kernels,
     /// the others have it in their type.
     pub causal: u32,

@@ -4,6 +4,8 @@ use ::kernels::params::{ForwardParams, TensorRef};
 use ::kernels::table::{Arch, Dtype, Family, KERNELS, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
+use kernels::divide::Divisor;
+use kernels::order::Order;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::sync::LazyLock;
@@ -257,6 +259,7 @@ impl<'a> Run<'a> {
             _ => 1,
         };
         let tile_heads = p.batch * p.heads / packed;
+        let q_tiles = (p.seqlen_q * packed).div_ceil(kernel.tile.q_rows);
         let key_blocks = p.seqlen_kv.div_ceil(kernel.tile.keys).max(1);
         let split_blocks = key_blocks.div_ceil(p.splits);
         let splits = key_blocks.div_ceil(split_blocks);
@@ -270,19 +273,18 @@ impl<'a> Run<'a> {
             partial_o: memory.allocate(4 * splits as usize * rows * p.dim as usize),
             partial_softmax: memory.allocate(8 * splits as usize * rows),
             heads: p.heads,
-            group,
+            tile_heads: Divisor::new(p.heads / packed),
+            group: Divisor::new(group),
+            // More than one wave, so that the last is smaller.
+            order: Order::new(tile_heads, q_tiles, tile_heads.div_ceil(2)),
             seqlen_q: p.seqlen_q,
             seqlen_kv: p.seqlen_kv,
             dim: p.dim,
-            q_tiles: (p.seqlen_q * packed).div_ceil(kernel.tile.q_rows),
-            // More than one, and not all, so that the last wave is smaller.
-            wave_heads: tile_heads.div_ceil(2),
             scale: p.scale,
             aligned: u32::from(p.gap.is_multiple_of(8)),
             batch_heads: p.batch * p.heads,
             splits,
             split_keys: split_blocks * kernel.tile.keys,
-            packed,
             causal: u32::from(p.causal),
         };
         let problem = *p;
@@ -306,7 +308,7 @@ impl<'a> Run<'a> {
         options: &Options,
     ) -> Result<(Counters, Option<Counters>), Error> {
         let (kernel, params) = (self.kernel, &self.params);
-        let tiles = params.batch_heads / params.packed * params.q_tiles;
+        let tiles = params.order.blocks();
         let counters = self.launch_one(kernel, &modules.kernel, tiles * params.splits, options)?;
         if params.splits == 1 {
             return Ok((counters, None));

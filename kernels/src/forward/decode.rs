@@ -34,7 +34,7 @@ pub unsafe fn decode<
     let threads = 32 * W as u32;
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let (lane, warp_row) = (thread % 32, thread / 32 * 16);
+    let warp_row = thread / 32 * 16;
     let place = Place::<true>::of_block(p, br);
     let (first, rows) = (place.first, Place::<true>::row_count(p));
     let (first_key, keys) = place.keys(p);
@@ -75,8 +75,7 @@ pub unsafe fn decode<
         cp_async::wait::<PENDING>();
         barrier::block();
 
-        let mut warp =
-            Warp::<1, DT, QT>::new(lane, qo_tile.skip(warp_row), SoftmaxScale::new(p.scale));
+        let mut warp = Warp::<1, DT, QT>::new(qo_tile.skip(warp_row), SoftmaxScale::new(p.scale));
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;
@@ -94,7 +93,7 @@ pub unsafe fn decode<
             before_scores(j);
             if has_rows {
                 let s = warp.scores::<E, NT>(k_tile(j));
-                let visible = Warp::<1, DT, QT>::map_rows(lane, |i| {
+                let visible = Warp::<1, DT, QT>::map_rows(|i| {
                     mask.visible((row + i) as i32, (j * bc) as i32)
                 });
                 let probabilities = warp.softmax_masked::<E, NT>(s, visible);

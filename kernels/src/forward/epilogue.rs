@@ -5,7 +5,7 @@ use super::place::Place;
 use super::warp::Warp;
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, global, shared, special};
-use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Total};
+use crate::tile::{Copier, Element, SharedTile, Total};
 
 impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// Stores the results of the warp's rows, in a block of `threads` threads.
@@ -54,12 +54,11 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         exist: u32,
         totals: [[Total; 2]; MT],
     ) {
-        let scale = SoftmaxScale::new(p.scale);
         // SAFETY: the caller's promise. The other lanes may still be reading Q from these rows.
         unsafe { barrier::warp() }
         for mt in 0..MT {
-            let (factor, lse) = totals[mt][0].finish(scale);
-            let (factor8, lse8) = totals[mt][1].finish(scale);
+            let (factor, lse) = totals[mt][0].finish();
+            let (factor8, lse8) = totals[mt][1].finish();
             let lse = [lse, lse8];
             // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile, and one
             // lane of four stores the lse of a row.

@@ -52,7 +52,7 @@ pub unsafe fn forward<
     let (threads, warp_rows) = (32 * W as u32, 16 * MT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let (lane, warp_row) = (thread % 32, thread / 32 * warp_rows);
+    let warp_row = thread / 32 * warp_rows;
     let place = Place::<false>::of_block(p, br);
     let first = place.first;
     let (first_key, keys) = place.keys(p);
@@ -112,7 +112,7 @@ pub unsafe fn forward<
         cp_async::wait::<1>();
         barrier::block();
         let scale = SoftmaxScale::new(p.scale);
-        let mut warp = Warp::<MT, DT, QT>::new(lane, qo_tile.skip(warp_row), scale);
+        let mut warp = Warp::<MT, DT, QT>::new(qo_tile.skip(warp_row), scale);
 
         // `j` blocks are left; those that the warp sees nothing of it only copies.
         let mut j = trips;
@@ -124,7 +124,7 @@ pub unsafe fn forward<
         if j > 0 {
             let visible = |j: u32| {
                 let first_key = (j * bc) as i32;
-                Warp::<MT, DT, QT>::map_rows(lane, |i| mask.visible((row + i) as i32, first_key))
+                Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, first_key))
             };
             // The first block always sets the maxima, the others may.
             let unmasked_trips = unmasked_trips.min(j - 1).max(1);
@@ -146,7 +146,12 @@ pub unsafe fn forward<
                 warp.accumulate::<E, NT>(probabilities, v_tile(j));
                 s = warp.scores::<E, NT>(k_tile(j - 1));
             }
-            let visible = visible(0);
+            // Asked for again: over the loop these would hold registers.
+            let place = Place::<false>::of_block(p, br);
+            let (first_key, keys) = place.keys(p);
+            let mask = M::new(p, first_key, keys);
+            let row = place.first + special::thread(threads) / 32 * warp_rows;
+            let visible = Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, 0));
             let probabilities = warp.softmax_masked::<E, NT>(s, visible);
             copies_landed();
             warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(0), visible);

@@ -6,7 +6,7 @@
 //! few, so they are searched for such elements, and one that holds any takes a slower product.
 
 use super::warp::Warp;
-use crate::ptx::{barrier, shuffle};
+use crate::ptx::{barrier, shuffle, special};
 use crate::tile::{Accumulator, Element, Operand, SharedTile};
 
 /// Whether a tile of V holds an infinity or a NaN: the same answer in all lanes.
@@ -16,8 +16,8 @@ use crate::tile::{Accumulator, Element, Operand, SharedTile};
 #[inline(always)]
 pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
     v_tile: SharedTile<DT>,
-    lane: u32,
 ) -> bool {
+    let lane = special::lane();
     let mut found = 0;
     for nt in 0..NT {
         for dt in 0..DT {
@@ -42,6 +42,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         v_tile: SharedTile<DT>,
         visible: [[i32; 2]; MT],
     ) {
+        let lane = special::lane();
         for dt in 0..DT {
             for mt in 0..MT {
                 let mut count = Accumulator::ZERO;
@@ -50,10 +51,10 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
                 unsafe { barrier::warp() }
                 for nt in 0..NT {
                     let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                    let seen = Operand::ones_below::<E>(self.lane, limits);
+                    let seen = Operand::ones_below::<E>(lane, limits);
                     // SAFETY: the caller's promise.
                     unsafe {
-                        let v = v_tile.b_trans(self.lane, nt, dt);
+                        let v = v_tile.b_trans(lane, nt, dt);
                         let (finite, non_finite) = v.split_non_finite::<E>();
                         self.o[mt][dt].mma::<E>(p[mt][nt], finite);
                         count.mma::<E>(seen, non_finite);

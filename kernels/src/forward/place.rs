@@ -1,6 +1,6 @@
 //! Which rows and which keys a block takes.
 
-use crate::order::tile_of_block;
+use crate::divide::Divisor;
 use crate::params::{ForwardParams, TensorRef};
 use crate::ptx::special;
 use crate::tile::GlobalRows;
@@ -14,7 +14,7 @@ pub struct Place<const PACKED: bool> {
     batch: u32,
     /// Query head, or the first of the group.
     head: u32,
-    group: u32,
+    group: Divisor,
     /// First row of the tile.
     pub first: u32,
     split: u32,
@@ -26,15 +26,11 @@ impl<const PACKED: bool> Place<PACKED> {
     /// That of this block, when tiles have `br` rows.
     #[inline(always)]
     pub fn of_block(p: &ForwardParams, br: u32) -> Self {
-        let packed = if PACKED { p.group } else { 1 };
-        let heads = p.batch_heads / packed;
-        let tiles = heads * p.q_tiles;
-        let block = special::block();
-        let split = block / tiles;
-        let (tile, head) = tile_of_block(block - split * tiles, heads, p.q_tiles, p.wave_heads);
+        let (split, tile, head) = p.order.place(special::block());
+        let (batch, head) = p.tile_heads.divide(head);
         Place {
-            batch: head * packed / p.heads,
-            head: head * packed % p.heads,
+            batch,
+            head: if PACKED { head * p.group.value } else { head },
             group: p.group,
             first: tile * br,
             split,
@@ -46,7 +42,7 @@ impl<const PACKED: bool> Place<PACKED> {
     /// Rows of the head or group, in all its tiles.
     #[inline(always)]
     pub fn row_count(p: &ForwardParams) -> u32 {
-        p.seqlen_q * if PACKED { p.group } else { 1 }
+        p.seqlen_q * if PACKED { p.group.value } else { 1 }
     }
 
     /// First key of the split, and how many keys it has.
@@ -65,7 +61,8 @@ impl<const PACKED: bool> Place<PACKED> {
     /// The rows of k or v from key `first` on.
     #[inline(always)]
     pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> GlobalRows<false> {
-        self.rows(tensor, self.head / self.group).skip(first)
+        self.rows(tensor, self.group.divide(self.head).0)
+            .skip(first)
     }
 
     /// The rows from a head of a tensor on, in this batch.
@@ -88,7 +85,8 @@ impl<const PACKED: bool> Place<PACKED> {
     #[inline(always)]
     pub fn lse(&self, p: &ForwardParams, row: u32) -> u64 {
         let (query, head) = if PACKED {
-            (row / p.group, self.head + row % p.group)
+            let (query, head) = p.group.divide(row);
+            (query, self.head + head)
         } else {
             (row, self.head)
         };

@@ -2,13 +2,12 @@
 
 use super::non_finite::has_non_finite;
 use crate::mask::Mask;
-use crate::ptx::{barrier, vote};
+use crate::ptx::{barrier, special, vote};
 use crate::tile::{Accumulator, Element, Operand, SharedTile, Softmax, SoftmaxScale};
 use core::hint::cold_path;
 
 /// What a warp carries through the loop: `MT` tiles of 16 query rows.
 pub struct Warp<const MT: usize, const DT: usize, const QT: usize> {
-    pub(super) lane: u32,
     q_tile: SharedTile<DT>,
     /// The first `QT` are read once, the others from the tile in each step.
     q: [[Operand; DT]; MT],
@@ -23,14 +22,14 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// As all of these: every lane of the warp makes the same call, and shared tiles are written
     /// and visible.
     #[inline(always)]
-    pub unsafe fn new(lane: u32, q_tile: SharedTile<DT>, scale: SoftmaxScale) -> Self {
+    pub unsafe fn new(q_tile: SharedTile<DT>, scale: SoftmaxScale) -> Self {
         let mut warp = Warp {
-            lane,
             q_tile,
             q: [[Operand::ZERO; DT]; MT],
             o: [[Accumulator::ZERO; DT]; MT],
             softmax: Softmax::new(scale),
         };
+        let lane = special::lane();
         // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile.
         unsafe {
             if scale.negative {
@@ -54,7 +53,8 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
 
     /// `f` of the two rows a lane holds in each tile, counted from the warp's first.
     #[inline(always)]
-    pub fn map_rows<T: Copy + Default>(lane: u32, f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
+    pub fn map_rows<T: Copy + Default>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
+        let lane = special::lane();
         let mut values = [[T::default(); 2]; MT];
         for mt in 0..MT {
             for r in 0..2 {
@@ -71,6 +71,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         k_tile: SharedTile<DT>,
     ) -> [[Accumulator; NT]; MT] {
         let mut s = [[Accumulator::ZERO; NT]; MT];
+        let lane = varying_lane(k_tile);
         for dt in 0..DT {
             // SAFETY: the caller's promise.
             unsafe {
@@ -79,11 +80,11 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
                     q[mt] = if dt < QT {
                         self.q[mt][dt]
                     } else {
-                        self.q_tile.a(self.lane, mt, dt)
+                        self.q_tile.a(lane, mt, dt)
                     };
                 }
                 for nt in 0..NT {
-                    let k = k_tile.b(self.lane, nt, dt);
+                    let k = k_tile.b(lane, nt, dt);
                     for mt in 0..MT {
                         s[mt][nt].mma::<E>(q[mt], k);
                     }
@@ -101,10 +102,11 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         mut s: [[Accumulator; NT]; MT],
         visible: [[i32; 2]; MT],
     ) -> [[Operand; NT]; MT] {
+        let lane = special::lane();
         for mt in 0..MT {
             for nt in 0..NT {
                 let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                s[mt][nt].mask_columns(self.lane, limits);
+                s[mt][nt].mask_columns(lane, limits);
             }
         }
         // SAFETY: the caller's promise.
@@ -139,14 +141,20 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         &mut self,
         mut s: [[Accumulator; NT]; MT],
     ) -> [[Operand; NT]; MT] {
-        // SAFETY: the caller's promise.
-        let factors = unsafe { self.softmax.update(&mut s) };
+        let mut p = [[Operand::ZERO; NT]; MT];
         for mt in 0..MT {
+            // SAFETY: the caller's promise. The barrier keeps the assembler from mixing the tiles, at
+            // the price of spilled registers.
+            let factors = unsafe {
+                barrier::warp();
+                self.softmax.update(mt, &mut s[mt])
+            };
             for dt in 0..DT {
-                self.o[mt][dt].scale_rows(factors[mt]);
+                self.o[mt][dt].scale_rows(factors);
             }
+            p[mt] = s[mt].map(Accumulator::to_operand::<E>);
         }
-        s.map(|row| row.map(Accumulator::to_operand::<E>))
+        p
     }
 
     /// `O += P V`, where a row sees only the first `visible` keys of the block.
@@ -159,7 +167,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile, self.lane) {
+            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile) {
                 self.accumulate_guarded::<E, NT>(p, v_tile, visible);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);
@@ -174,11 +182,12 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT>,
     ) {
+        let lane = varying_lane(v_tile);
         for nt in 0..NT {
             for dt in 0..DT {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let v = v_tile.b_trans(self.lane, nt, dt);
+                    let v = v_tile.b_trans(lane, nt, dt);
                     for mt in 0..MT {
                         self.o[mt][dt].mma::<E>(p[mt][nt], v);
                     }
@@ -186,4 +195,12 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
             }
         }
     }
+}
+
+/// The lane, as if it depended on a tile that changes from step to step: so that the assembler
+/// computes a lane's addresses anew, in the shadow of the products, where held for the whole loop they
+/// would take a dozen registers. Shared addresses have no sign bit to add.
+#[inline(always)]
+fn varying_lane<const DT: usize>(tile: SharedTile<DT>) -> u32 {
+    special::lane() + (tile.base >> 31)
 }

@@ -20,6 +20,18 @@ pub unsafe fn thread(threads: u32) -> u32 {
     thread
 }
 
+/// The thread's lane in its warp.
+#[inline(always)]
+pub fn lane() -> u32 {
+    let lane: u32;
+    // SAFETY: reads a special register, which is below 32.
+    unsafe {
+        asm!("mov.u32 {}, %laneid;", out(reg32) lane, options(nomem, nostack));
+        core::hint::assert_unchecked(lane < 32);
+    }
+    lane
+}
+
 /// The block's index in the grid.
 #[inline(always)]
 pub fn block() -> u32 {

@@ -6,6 +6,7 @@
 //! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
 
 use super::SharedTile;
+use crate::divide::Divisor;
 use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared, special::opaque};
 
@@ -20,7 +21,7 @@ pub struct GlobalRows<const PACKED: bool> {
     /// Bytes from a head to the next, if packed.
     pub head_bytes: i64,
     /// Heads of the group, if packed.
-    pub group: u32,
+    pub group: Divisor,
     /// Rows skipped, if packed.
     pub first: u32,
     /// Elements of a row.
@@ -47,7 +48,7 @@ impl<const PACKED: bool> GlobalRows<PACKED> {
     fn at(&self, row: u32) -> u64 {
         let offset = if PACKED {
             let row = self.first + row;
-            let (query, head) = (row / self.group, row % self.group);
+            let (query, head) = self.group.divide(row);
             i64::from(query) * self.row_bytes + i64::from(head) * self.head_bytes
         } else {
             i64::from(row) * self.row_bytes

@@ -1,7 +1,7 @@
 //! Online softmax in base 2 (FlashAttention-2, Algorithm 1, lines 9, 10, 12 and 13).
 //!
-//! With `c = |scale| * log2(e)`, `m` the largest raw score of a row so far and `l` the sum of
-//! `2^(c (s - m))` so far, a block of scores turns into probabilities with one fused multiply-add
+//! With `c = |scale| * log2(e)`, `m` the largest scaled score `c s` of a row so far and `l` the sum of
+//! `2^(c s - m)` so far, a block of raw scores turns into probabilities with one fused multiply-add
 //! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
 //! same factor.
 //!
@@ -14,7 +14,7 @@
 use super::Accumulator;
 use crate::ptx::{math, shuffle};
 
-/// The softmax scale, split so that `m` may be the largest raw score whatever its sign.
+/// The softmax scale, split so that scaled scores have the order of raw ones whatever its sign.
 #[derive(Clone, Copy)]
 pub struct SoftmaxScale {
     /// `|scale| * log2(e)`, positive.
@@ -59,44 +59,42 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
-    /// Takes in a block: `s` turns from raw scores into probabilities relative to the new maximum.
-    /// Returns the factors that bring the rows of earlier results to it.
+    /// Takes in a block's scores of tile `mt`: `s` turns from raw scores into probabilities relative to
+    /// the new maximum. Returns the factors that bring the rows of earlier results to it.
     ///
     /// # Safety
     /// Every lane of the warp must reach the same call.
     #[inline(always)]
     pub unsafe fn update<const NT: usize>(
         &mut self,
-        s: &mut [[Accumulator; NT]; MT],
-    ) -> [[f32; 2]; MT] {
-        let mut factors = [[0.0; 2]; MT];
-        for mt in 0..MT {
-            for r in 0..2 {
-                let mut max = self.max[mt][r];
-                for nt in 0..NT {
-                    let [a, b, c, d] = s[mt][nt].row(r);
-                    max = max.max(a.max(b)).max(c.max(d));
-                }
-                // SAFETY: convergence is the caller's promise.
-                max = unsafe { across_row(max, f32::max) };
-
-                // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its
-                // probabilities 2^-inf = 0 where -inf - -inf would be NaN.
-                let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
-                let shift = -reference * self.scale;
-                let factor = math::exp2(math::fma(self.max[mt][r], self.scale, shift));
-                let mut sum = self.sum[mt][r] * factor;
-                for nt in 0..NT {
-                    let p = s[mt][nt]
-                        .row(r)
-                        .map(|s| math::exp2(math::fma(s, self.scale, shift)));
-                    sum += (p[0] + p[1]) + (p[2] + p[3]);
-                    s[mt][nt].set_row(r, p);
-                }
-                self.max[mt][r] = max;
-                self.sum[mt][r] = sum;
-                factors[mt][r] = factor;
+        mt: usize,
+        s: &mut [Accumulator; NT],
+    ) -> [f32; 2] {
+        let mut factors = [0.0; 2];
+        for r in 0..2 {
+            let mut max = f32::NEG_INFINITY;
+            for nt in 0..NT {
+                let [a, b, c, d] = s[nt].row(r);
+                max = max.max(a.max(b)).max(c.max(d));
             }
+            // SAFETY: convergence is the caller's promise.
+            max = unsafe { across_row(max, f32::max) };
+            let max = self.max[mt][r].max(max * self.scale);
+
+            // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its probabilities
+            // 2^-inf = 0 where -inf - -inf would be NaN.
+            let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            factors[r] = math::exp2(self.max[mt][r] - reference);
+            let mut sum = self.sum[mt][r] * factors[r];
+            for nt in 0..NT {
+                let p = s[nt]
+                    .row(r)
+                    .map(|s| math::exp2(math::fma(s, self.scale, -reference)));
+                sum += (p[0] + p[1]) + (p[2] + p[3]);
+                s[nt].set_row(r, p);
+            }
+            self.max[mt][r] = max;
+            self.sum[mt][r] = sum;
         }
         factors
     }
@@ -110,7 +108,7 @@ impl<const MT: usize> Softmax<MT> {
         let mut sums = [[0.0; 2]; MT];
         for mt in 0..MT {
             for r in 0..2 {
-                let shift = -self.max[mt][r] * self.scale;
+                let shift = -self.max[mt][r];
                 for nt in 0..NT {
                     let p = s[mt][nt]
                         .row(r)
@@ -171,8 +169,8 @@ impl<const MT: usize> Sums<MT> {
     }
 }
 
-/// What the softmax of a row comes to: a raw score that none exceeds by much, and the sum of
-/// `2^(c (s - max))`.
+/// What the softmax of a row comes to: a scaled score that none exceeds by much, and the sum of
+/// `2^(c s - max)`. They are lse in two parts: apart, large scores cost the sums no digits.
 #[derive(Clone, Copy, Default)]
 pub struct Total {
     /// -inf if the row sees no key.
@@ -185,11 +183,11 @@ impl Total {
     /// The factor that normalizes the row of O (0 if it saw no key), and the log-sum-exp of its
     /// scaled scores in base e (then -inf).
     #[inline(always)]
-    pub fn finish(self, scale: SoftmaxScale) -> (f32, f32) {
+    pub fn finish(self) -> (f32, f32) {
         if self.sum == 0.0 {
             return (0.0, f32::NEG_INFINITY);
         }
-        let lse2 = math::fma(self.max, scale.log2, math::log2(self.sum));
+        let lse2 = self.max + math::log2(self.sum);
         (math::reciprocal(self.sum), lse2 * core::f32::consts::LN_2)
     }
 }
