@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ptx;
+use crate::schedule::Facts;
 use emulator::{Argument, Counters, Module, Options};
 use kernels::table::Kernel;
 use std::collections::HashMap;
@@ -11,23 +12,33 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// An emulated GPU: its memory, the modules loaded so far, and what the last launch did.
 pub struct Emulation {
     memory: emulator::Memory,
+    facts: Facts,
     options: Options,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     counters: Mutex<Option<Counters>>,
 }
 
 impl Emulation {
-    /// An emulated GPU with nothing in its memory.
-    pub fn new(options: Options) -> Result<Self> {
+    /// An emulated GPU with nothing in its memory, and shared memory as the facts say.
+    pub fn new(facts: Facts, options: Options) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
         }
         Ok(Emulation {
             memory: emulator::Memory::new(),
-            options,
+            facts,
+            options: Options {
+                max_shared_bytes: facts.shared.block,
+                ..options
+            },
             modules: Mutex::default(),
             counters: Mutex::default(),
         })
+    }
+
+    /// What the GPU offers.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Runs a kernel with one parameter block over a grid in one dimension.

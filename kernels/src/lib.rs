@@ -7,6 +7,7 @@
 //!
 //! | module | what it holds | compiled for |
 //! |---|---|---|
+//! | [`class`] | classes of devices, and their tiles | both |
 //! | [`table`] | every kernel: name, family, dtype, head dim, mask, tile | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
@@ -19,6 +20,7 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+pub mod class;
 pub mod layout;
 pub mod mask;
 pub mod order;
