@@ -3,8 +3,11 @@
 use attention::emulator::Options;
 use attention::{Attention, Class, Device, Error, Tensor, f16, kernel};
 use proptest::prelude::*;
-use tests::strategy::{cases, check_random, few_queries};
+use tests::strategy::{cases, check_some, few_queries};
 use tests::{Case, Outcome, PASSED, Test};
+
+/// Fewer than elsewhere: every kernel runs by its name too, and every kind of case on the default one.
+const CASES: u32 = 24;
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -12,10 +15,10 @@ pub fn tests() -> Vec<Test> {
         let name = |what: &str| format!("{}::{what}", class.name());
         [
             Test::emulator(name("any"), move |_| {
-                check_random(&emulated(class)?, wide(cases()))
+                check_some(&emulated(class)?, CASES, wide(cases()))
             }),
             Test::emulator(name("few_queries"), move |_| {
-                check_random(&emulated(class)?, wide(few_queries(cases())))
+                check_some(&emulated(class)?, CASES, wide(few_queries(cases())))
             }),
         ]
     };

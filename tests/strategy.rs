@@ -108,9 +108,17 @@ fn input_layouts() -> impl Strategy<Value = Layout> {
 /// # Errors
 /// Names the simplest case found that fails.
 pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    check_some(device, 128, cases)
+}
+
+/// Checks `count` random cases on a device, or as many as `PROPTEST_CASES` says.
+///
+/// # Errors
+/// As [`check_random`].
+pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 128;
+        config.cases = count;
     }
     // The simplest failing case is printed whole; no file of seeds is needed beside it.
     config.failure_persistence = None;

@@ -151,3 +151,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Emulation;
+    use crate::error::Error;
+    use crate::schedule::Facts;
+    use kernels::class::Class;
+    use kernels::params::ForwardParams;
+    use kernels::table::KERNELS;
+
+    /// Even what nobody checked before does not run in more shared memory than the device has.
+    #[test]
+    fn blocks_have_the_devices_shared_memory() {
+        let facts = Facts::emulated(Class::Sm86);
+        let emulation = match Emulation::new(facts, emulator::Options::default()) {
+            Err(Error::NotCompiled) => return,
+            emulation => emulation.expect("an emulated GPU"),
+        };
+        let mut kernels = KERNELS.iter();
+        let large = kernels.find(|kernel| kernel.shared_bytes() > facts.shared.block);
+        let params = [0; size_of::<ForwardParams>()];
+        let refused = emulation.launch(large.expect("an A100's"), 1, &params);
+        match refused {
+            Err(Error::Emulator { report }) => assert!(report.contains("101376"), "{report}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -400,9 +400,10 @@ mod tests {
         assert_eq!(waves(causal, 12, 1 << 20, cache), 3);
         // 20 of these fit; 32 make two waves of one size.
         assert_eq!(waves(causal, 16, 16384, cache), 16);
-        // 40 of them fit, and 4; a device that tells no size is one with none.
-        assert_eq!(waves(causal, 16, 16384, 2 * cache), 32);
-        assert_eq!(waves(causal, 4, 16384, cache / 20), 1);
+        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
+        assert_eq!(waves(causal, 4, 16384, 48 << 20), 8);
+        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), 4);
+        // A device that tells no size.
         assert_eq!(waves(causal, 16, 16384, 0), 4);
     }
 }

@@ -290,6 +290,16 @@ mod tests {
     }
 
     #[test]
+    fn blocks_cost_what_the_system_reserves() {
+        let shared = Class::Sm86.shared_memory();
+        for (bytes, blocks) in [(49 << 10, 2), (99 << 10, 1)] {
+            assert_eq!(shared.resident_blocks(bytes), blocks);
+            assert_eq!(shared.resident_blocks(bytes + 1), blocks - 1);
+        }
+        assert_eq!(shared.resident_blocks(0), 100);
+    }
+
+    #[test]
     fn devices_are_told_apart_by_their_shared_memory() {
         let of = |block: u32, multiprocessor: u32| {
             Class::of(SharedMemory {
