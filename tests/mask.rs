@@ -1,5 +1,6 @@
 //! Trip counts of the masks against a brute-force mask.
 
+use kernels::divide::Divisor;
 use kernels::mask::{Causal, Full, Mask, Packed};
 use kernels::params::{ForwardParams, MAX_SEQLEN};
 use proptest::prelude::*;
@@ -14,7 +15,7 @@ fn params(seqlen_q: u32, seqlen_kv: u32) -> ForwardParams {
     ForwardParams {
         seqlen_q,
         seqlen_kv,
-        group: 1,
+        group: Divisor::new(1),
         ..ForwardParams::default()
     }
 }
@@ -91,7 +92,7 @@ proptest! {
     #[test]
     fn splits(sizes in sizes(), group in 1..=5_u32, causal in 0..=1_u32) {
         let [seqlen_q, seqlen_kv, _, split] = sizes;
-        let p = ForwardParams { group, causal, ..params(seqlen_q, seqlen_kv) };
+        let p = ForwardParams { group: Divisor::new(group), causal, ..params(seqlen_q, seqlen_kv) };
         splits_make_up_the_mask::<Full>(&p, seqlen_q, split);
         splits_make_up_the_mask::<Causal>(&p, seqlen_q, split);
         splits_make_up_the_mask::<Packed>(&p, seqlen_q * group, split);
@@ -102,7 +103,7 @@ proptest! {
     fn packed(sizes in sizes(), group in 1..=5_u32, is_causal: bool) {
         let [seqlen_q, seqlen_kv, ..] = sizes;
         let causal = u32::from(is_causal);
-        let p = ForwardParams { group, causal, ..params(seqlen_q, seqlen_kv) };
+        let p = ForwardParams { group: Divisor::new(group), causal, ..params(seqlen_q, seqlen_kv) };
         let packed = Packed::new(&p, 0, seqlen_kv);
         for row in 0..(seqlen_q * group) as i32 {
             let query = row / group as i32;

@@ -8,12 +8,14 @@ use tests::{Case, Outcome, PASSED, Test};
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     vec![
-        Test::new("any", |device| check_random(device, scheduled(cases()))),
+        Test::new("any", |device| {
+            check_random(device, scheduled(device, cases()))
+        }),
         Test::new("few_queries", |device| {
             check_random(device, few_queries(cases()))
         }),
         Test::new("few_queries_any", |device| {
-            check_random(device, scheduled(few_queries(cases())))
+            check_random(device, scheduled(device, few_queries(cases())))
         }),
         Test::new("splits_without_keys", splits_without_keys),
         Test::new("nan_in_a_split_not_seen", nan_in_a_split_not_seen),

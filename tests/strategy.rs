@@ -1,8 +1,7 @@
 //! Random [cases](Case).
 
 use crate::{Case, Layout, Outcome, PASSED};
-use attention::{Device, Dtype};
-use kernels::table::KERNELS;
+use attention::{Device, Dtype, kernel};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
@@ -62,17 +61,17 @@ pub fn seqlens() -> impl Strategy<Value = usize> {
     prop_oneof![1..=300_usize, edges]
 }
 
-/// The same case by any of the kernels that serve it, on any number of splits: few, or more than
-/// there are key blocks.
-pub fn scheduled(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+/// The same case by any of the device's kernels that serve it, on any number of splits: few, or more
+/// than there are key blocks.
+pub fn scheduled(
+    device: &Device,
+    cases: impl Strategy<Value = Case>,
+) -> impl Strategy<Value = Case> {
+    let device = device.clone();
     let splits = prop_oneof![4 => 1..=8_u32, 1 => 9..=40_u32, 1 => Just(u32::MAX)];
-    (cases, any::<prop::sample::Index>(), splits).prop_map(|(case, kernel, splits)| {
-        let serve = KERNELS.iter().filter(|kernel| {
-            kernel.family.serves(case.causal)
-                && kernel.dtype == case.dtype
-                && kernel.head_dim as usize >= case.dim
-        });
-        let names: Vec<_> = serve.map(|kernel| kernel.name).collect();
+    (cases, any::<prop::sample::Index>(), splits).prop_map(move |(case, kernel, splits)| {
+        let problem = case.problem().expect("a valid case");
+        let names = kernel::suitable(&device, case.dtype, &problem);
         Case {
             kernel: Some(kernel.get(&names).to_string()),
             splits,
@@ -109,9 +108,17 @@ fn input_layouts() -> impl Strategy<Value = Layout> {
 /// # Errors
 /// Names the simplest case found that fails.
 pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    check_some(device, 128, cases)
+}
+
+/// Checks `count` random cases on a device, or as many as `PROPTEST_CASES` says.
+///
+/// # Errors
+/// As [`check_random`].
+pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 128;
+        config.cases = count;
     }
     // The simplest failing case is printed whole; no file of seeds is needed beside it.
     config.failure_persistence = None;

@@ -5,6 +5,7 @@ use crate::{print, table};
 use anyhow::{Context, Result, ensure};
 use attention::ptx;
 use kernel_builder::ptxas;
+use kernels::class::Class;
 use kernels::table::{KERNELS, Kernel, Request, select};
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -42,6 +43,7 @@ fn kernel(args: &Profile) -> Result<&'static Kernel> {
             seqlen_q: shape.seqlen as u32,
             group: (shape.heads / shape.kv_heads()) as u32,
             compute_capability: capability(&args.target),
+            class: class(&args.target),
         }),
         name => KERNELS.iter().find(|kernel| kernel.name == name),
     };
@@ -55,6 +57,13 @@ fn capability(target: &str) -> (i32, i32) {
     let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
     let number = digits.parse().unwrap_or(80);
     (number / 10, number % 10)
+}
+
+/// The class of a target; of one that is not known, that of an H100.
+fn class(target: &str) -> Class {
+    let mut classes = Class::ALL.iter();
+    let class = classes.find(|class| class.targets().contains(&target));
+    class.copied().unwrap_or(Class::Sm90)
 }
 
 /// The machine code of the kernel's module, as text.

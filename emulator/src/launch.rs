@@ -18,6 +18,9 @@ pub struct Options {
     pub instruction_budget: u64,
     /// Whether to count wavefronts, sectors and bytes, for a quarter more time.
     pub counters: bool,
+    /// Shared memory that a block can have, static and dynamic together, in bytes: 227 KB by default,
+    /// as on the device with the most.
+    pub max_shared_bytes: u32,
 }
 
 impl Default for Options {
@@ -26,6 +29,7 @@ impl Default for Options {
             seed: 0,
             instruction_budget: u64::from(MAX_CLOCK) - 1,
             counters: false,
+            max_shared_bytes: 227 << 10,
         }
     }
 }
@@ -207,8 +211,6 @@ fn argument_block(kernel: &Kernel, arguments: &[Argument]) -> Result<Vec<u8>, Er
 }
 
 fn check_sizes(launch: &Launch) -> Result<(), Error> {
-    /// What the largest device gives a block.
-    const MAX_SHARED: u32 = 227 * 1024;
     let kernel = launch.kernel;
     let check = |what, fits: bool, allowed: String, found: String| {
         let kernel = kernel.name.clone();
@@ -234,13 +236,9 @@ fn check_sizes(launch: &Launch) -> Result<(), Error> {
     let allowed = format!("1 to {most} threads, at most 64 deep");
     check("the block", fits, allowed, format!("{x} by {y} by {z}"))?;
     let shared = launch.shared_bytes;
-    let allowed = format!("at most {MAX_SHARED} bytes");
-    check(
-        "shared memory",
-        shared <= MAX_SHARED,
-        allowed,
-        shared.to_string(),
-    )?;
+    let most = launch.options.max_shared_bytes;
+    let allowed = format!("at most {most} bytes");
+    check("shared memory", shared <= most, allowed, shared.to_string())?;
     let budget = launch.options.instruction_budget;
     let allowed = format!("1 to {}", MAX_CLOCK - 1);
     let fits = budget > 0 && budget < u64::from(MAX_CLOCK);

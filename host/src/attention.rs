@@ -262,7 +262,7 @@ impl Attention {
                 unsafe { launch.on_gpu(gpu, stream) }
             }
             Backend::Emulator(emulation) => {
-                let (kernel, schedule) = self.schedule(dtype, &problem, &Facts::EMULATED)?;
+                let (kernel, schedule) = self.schedule(dtype, &problem, emulation.facts())?;
                 Launch::new(kernel, &problem, &schedule, args)?.on_emulator(emulation)
             }
         }

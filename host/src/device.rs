@@ -8,6 +8,7 @@ use crate::event::Event;
 use crate::ptx;
 use crate::schedule::Facts;
 use bytemuck::Pod;
+use kernels::class::Class;
 use kernels::table::Arch;
 use std::sync::Arc;
 use sysinfo::System;
@@ -69,7 +70,7 @@ impl Device {
         }
     }
 
-    /// A new emulated GPU, which runs the PTX of the kernels on the CPU: slowly, with every access
+    /// A new emulated A100, which runs the PTX of the kernels on the CPU: slowly, with every access
     /// and every collective instruction checked, and counted if the options say so.
     ///
     /// ```
@@ -91,7 +92,17 @@ impl Device {
     /// # Errors
     /// If no kernels were compiled into this program.
     pub fn emulator(options: emulator::Options) -> Result<Self> {
-        let emulation = Emulation::new(options)?;
+        Self::emulator_of(Class::Sm80, options)
+    }
+
+    /// Like [`emulator`](Self::emulator), but the device of any class: an A100, an RTX 3090 or an
+    /// H100, with its number of multiprocessors, its L2 cache and, whatever the options say, its
+    /// shared memory. So kernels are chosen and work is divided as on that GPU.
+    ///
+    /// # Errors
+    /// As [`emulator`](Self::emulator).
+    pub fn emulator_of(class: Class, options: emulator::Options) -> Result<Self> {
+        let emulation = Emulation::new(Facts::emulated(class), options)?;
         Ok(Device(Backend::Emulator(Arc::new(emulation))))
     }
 
@@ -170,7 +181,7 @@ impl Device {
         match &self.0 {
             Backend::Cpu => None,
             Backend::Cuda(gpu) => Some(gpu.facts()),
-            Backend::Emulator(_) => Some(&Facts::EMULATED),
+            Backend::Emulator(emulation) => Some(emulation.facts()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ptx;
+use crate::schedule::Facts;
 use emulator::{Argument, Counters, Module, Options};
 use kernels::table::Kernel;
 use std::collections::HashMap;
@@ -11,23 +12,33 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// An emulated GPU: its memory, the modules loaded so far, and what the last launch did.
 pub struct Emulation {
     memory: emulator::Memory,
+    facts: Facts,
     options: Options,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     counters: Mutex<Option<Counters>>,
 }
 
 impl Emulation {
-    /// An emulated GPU with nothing in its memory.
-    pub fn new(options: Options) -> Result<Self> {
+    /// An emulated GPU with nothing in its memory, and shared memory as the facts say.
+    pub fn new(facts: Facts, options: Options) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
         }
         Ok(Emulation {
             memory: emulator::Memory::new(),
-            options,
+            facts,
+            options: Options {
+                max_shared_bytes: facts.shared.block,
+                ..options
+            },
             modules: Mutex::default(),
             counters: Mutex::default(),
         })
+    }
+
+    /// What the GPU offers.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Runs a kernel with one parameter block over a grid in one dimension.
@@ -139,4 +150,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Emulation;
+    use crate::error::Error;
+    use crate::schedule::Facts;
+    use kernels::class::Class;
+    use kernels::params::ForwardParams;
+    use kernels::table::KERNELS;
+
+    /// Even what nobody checked before does not run in more shared memory than the device has.
+    #[test]
+    fn blocks_have_the_devices_shared_memory() {
+        let facts = Facts::emulated(Class::Sm86);
+        let emulation = match Emulation::new(facts, emulator::Options::default()) {
+            Err(Error::NotCompiled) => return,
+            emulation => emulation.expect("an emulated GPU"),
+        };
+        let mut kernels = KERNELS.iter();
+        let large = kernels.find(|kernel| kernel.shared_bytes() > facts.shared.block);
+        let params = [0; size_of::<ForwardParams>()];
+        let refused = emulation.launch(large.expect("an A100's"), 1, &params);
+        match refused {
+            Err(Error::Emulator { report }) => assert!(report.contains("101376"), "{report}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -125,6 +125,21 @@ pub enum Error {
         /// Kernels with a similar name.
         near: Vec<&'static str>,
     },
+    /// A kernel whose blocks need more shared memory than the device has.
+    #[error(
+        "kernel {kernel} needs {needed} bytes of shared memory for a block; the device has {available}{}",
+        instead.map(|name| format!("; {name} would fit")).unwrap_or_default()
+    )]
+    SharedMemory {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Bytes it needs.
+        needed: u32,
+        /// Bytes that a block can have.
+        available: u32,
+        /// The kernel of the same kind that fits.
+        instead: Option<&'static str>,
+    },
     /// A kernel that does not serve the problem or the device.
     #[error("kernel {kernel} {reason}")]
     UnsuitableKernel {

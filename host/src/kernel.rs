@@ -21,6 +21,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
         .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
+        .filter(|kernel| fits(kernel, facts))
         .collect();
     let default = select(&request(dtype, problem, facts));
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
@@ -45,17 +46,32 @@ pub(crate) fn resolve(
     problem: &Problem,
     facts: &Facts,
 ) -> Result<&'static Kernel> {
-    let Some(name) = name else {
-        return select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim));
+    let kernel = match name {
+        None => select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim))?,
+        Some(CPU) => return Err(unsuitable(CPU, "runs on the CPU only")),
+        Some(name) => {
+            let kernel = find(name)?;
+            if let Some(reason) = obstacle(kernel, dtype, problem) {
+                return Err(unsuitable(name, reason));
+            }
+            kernel
+        }
     };
-    if name == CPU {
-        return Err(unsuitable(name, "runs on the CPU only"));
+    if fits(kernel, facts) {
+        return Ok(kernel);
     }
-    let kernel = find(name)?;
-    match obstacle(kernel, dtype, problem) {
-        None => Ok(kernel),
-        Some(reason) => Err(unsuitable(name, reason)),
-    }
+    let instead = kernel.counterpart(facts.class());
+    Err(Error::SharedMemory {
+        kernel: kernel.name,
+        needed: kernel.shared_bytes(),
+        available: facts.shared.block,
+        instead: fits(instead, facts).then_some(instead.name),
+    })
+}
+
+/// Whether a device has the shared memory for a kernel's blocks.
+fn fits(kernel: &Kernel, facts: &Facts) -> bool {
+    facts.shared.resident_blocks(kernel.shared_bytes()) > 0
 }
 
 /// Checks that `name` is one that the CPU goes by.
@@ -135,11 +151,23 @@ mod tests {
     use crate::error::{Error, Result};
     use crate::problem::Problem;
     use crate::schedule::Facts;
+    use kernels::class::{Class, SharedMemory};
     use kernels::table::Dtype;
 
+    const H100: Facts = Facts::emulated(Class::Sm90);
+
     fn resolved(name: Option<&str>, q: [usize; 4], kv: [usize; 4]) -> Result<&'static str> {
+        resolved_on(&H100, name, q, kv)
+    }
+
+    fn resolved_on(
+        facts: &Facts,
+        name: Option<&str>,
+        q: [usize; 4],
+        kv: [usize; 4],
+    ) -> Result<&'static str> {
         let problem = Problem::new(q, kv, kv, false, None).expect("valid");
-        resolve(name, Dtype::F16, &problem, &Facts::EMULATED).map(|kernel| kernel.name)
+        resolve(name, Dtype::F16, &problem, facts).map(|kernel| kernel.name)
     }
 
     fn named(name: &str) -> Result<&'static str> {
@@ -176,6 +204,48 @@ mod tests {
         let (q, kv) = ([1, 4, 1 << 30, 8], [1, 1, 1, 8]);
         let error = resolved(Some("decode_f16_d32"), q, kv).expect_err("too many rows");
         assert!(error.to_string().contains("up to"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_must_fit_the_device() {
+        let shape = [1, 2, 500, 128];
+        let on = |class, name: &str| resolved_on(&Facts::emulated(class), Some(name), shape, shape);
+        for class in [Class::Sm80, Class::Sm90] {
+            assert_eq!(
+                on(class, "forward_f16_d256_128x32"),
+                Ok("forward_f16_d256_128x32")
+            );
+        }
+        // One block of 64 KB fits, if not as many as it is meant for.
+        assert_eq!(on(Class::Sm86, "forward_f16_d128"), Ok("forward_f16_d128"));
+        let error = on(Class::Sm86, "forward_f16_d256_128x32").expect_err("too large");
+        assert_eq!(
+            error.to_string(),
+            "kernel forward_f16_d256_128x32 needs 131072 bytes of shared memory for a block; \
+             the device has 101376; forward_f16_d256_128x16 would fit"
+        );
+        // Less than any class: no other name helps, and the default says so too.
+        let tiny = Facts {
+            shared: SharedMemory {
+                block: 40 << 10,
+                multiprocessor: 64 << 10,
+            },
+            ..H100
+        };
+        for name in [None, Some("forward_f16_d128")] {
+            let error = resolved_on(&tiny, name, shape, shape).expect_err("too large");
+            assert!(
+                matches!(
+                    error,
+                    Error::SharedMemory {
+                        instead: None,
+                        available: 40960,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
     }
 
     #[test]

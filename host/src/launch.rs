@@ -66,7 +66,7 @@ impl Launch {
             order: Order::new(
                 (problem.batch * problem.heads / schedule.packed as usize) as u32,
                 schedule.q_tiles,
-                wave_heads(kernel, problem),
+                schedule.wave_heads,
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
@@ -201,21 +201,6 @@ impl Combine {
     }
 }
 
-/// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
-/// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
-/// keeps its keys and values closest.
-fn wave_heads(kernel: &Kernel, problem: &Problem) -> u32 {
-    /// Half of what an A100 or an H100 has: the rest is for q, o and what comes next.
-    const L2_BYTES: usize = 20 << 20;
-    if kernel.family != (Family::Forward { causal: true }) {
-        return 1;
-    }
-    let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = (L2_BYTES / kv_bytes).max(1).saturating_mul(group(problem));
-    let heads = problem.batch * problem.heads;
-    heads.div_ceil(heads.div_ceil(fitting)) as u32
-}
-
 /// The same tensor with the strides of axes of one element set to zero: they are never used, and
 /// must not make it look unaligned.
 fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorRef {
@@ -230,11 +215,9 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 
 #[cfg(test)]
 mod tests {
-    use super::{Combine, normalized, wave_heads};
+    use super::{Combine, normalized};
     use crate::error::Error;
     use crate::problem::Problem;
-    use kernels::divide::Divisor;
-    use kernels::order::Order;
     use kernels::params::TensorRef;
     use kernels::table::KERNELS;
 
@@ -255,23 +238,6 @@ mod tests {
         assert!(matches!(error, Some(Error::Overflow { .. })), "{error:?}");
         let error = combine(1 << 33, 2).err();
         assert!(matches!(error, Some(Error::Grid { .. })), "{error:?}");
-    }
-
-    #[test]
-    fn heads_take_turns_where_their_keys_share_the_cache() {
-        let waves = |name: &str, heads, seqlen_kv| {
-            let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
-            let q = [2, heads, 1000, 64];
-            let kv = [2, 4, seqlen_kv, 64];
-            let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
-            wave_heads(kernel.expect("a kernel"), &problem)
-        };
-        assert_eq!(waves("forward_f16_d64", 4, 4096), 1);
-        assert_eq!(waves("forward_f16_d64_causal", 4, 4096), 8);
-        // A head and its group, though its keys and values alone fill the cache.
-        assert_eq!(waves("forward_f16_d64_causal", 12, 1 << 20), 3);
-        // 20 of these fit; 32 make two waves of one size.
-        assert_eq!(waves("forward_f16_d64_causal", 16, 16384), 16);
     }
 
     #[test]

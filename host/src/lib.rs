@@ -53,6 +53,7 @@ pub use element::Element;
 pub use error::{Error, Result};
 pub use event::Event;
 pub use half::{bf16, f16};
+pub use kernels::class::Class;
 pub use kernels::params::TensorRef;
 pub use kernels::table::Dtype;
 pub use problem::Problem;

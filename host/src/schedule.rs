@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::problem::Problem;
+use kernels::class::{Class, SharedMemory};
 use kernels::table::{Dtype, Family, Kernel, Request};
 
 /// Blocks that a grid can have along x.
@@ -27,27 +28,40 @@ pub struct Facts {
     pub compute_capability: (i32, i32),
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory of a multiprocessor, in bytes.
-    pub shared_bytes: u32,
+    /// Shared memory, which decides the tiles.
+    pub shared: SharedMemory,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: u32,
     /// Whether a launch can have memory for as long as it runs, which splits need.
     pub has_workspaces: bool,
 }
 
 impl Facts {
-    /// An A100, which the emulator stands for.
-    pub const EMULATED: Facts = Facts {
-        compute_capability: (8, 0),
-        multiprocessors: 108,
-        shared_bytes: 164 << 10,
-        has_workspaces: true,
-    };
+    /// An A100, an RTX 3090 or an H100, which the emulator stands for.
+    pub const fn emulated(class: Class) -> Facts {
+        let (compute_capability, multiprocessors, l2_megabytes) = match class {
+            Class::Sm80 => ((8, 0), 108, 40),
+            Class::Sm86 => ((8, 6), 82, 6),
+            Class::Sm90 => ((9, 0), 132, 50),
+        };
+        Facts {
+            compute_capability,
+            multiprocessors,
+            shared: class.shared_memory(),
+            l2_bytes: l2_megabytes << 20,
+            has_workspaces: true,
+        }
+    }
+
+    /// Whose tiles suit the device.
+    pub fn class(&self) -> Class {
+        Class::of(self.shared)
+    }
 
     /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
     /// for, if their shared memory fits.
     fn resident_blocks(&self, kernel: &Kernel) -> u32 {
-        /// What the system takes of each block's.
-        const RESERVED_BYTES: u32 = 1 << 10;
-        let fitting = self.shared_bytes / (kernel.shared_bytes() + RESERVED_BYTES);
+        let fitting = self.shared.resident_blocks(kernel.shared_bytes());
         kernel.tile.blocks_per_sm.min(fitting).max(1)
     }
 }
@@ -61,6 +75,7 @@ pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(group(problem)).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
+        class: facts.class(),
     }
 }
 
@@ -82,6 +97,8 @@ pub struct Schedule {
     pub split_keys: u32,
     /// Blocks in all.
     pub blocks: u32,
+    /// Heads whose query tiles take turns.
+    pub wave_heads: u32,
 }
 
 impl Schedule {
@@ -133,6 +150,7 @@ impl Schedule {
             splits,
             split_keys: split_blocks * keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
+            wave_heads: wave_heads(kernel, problem, facts.l2_bytes),
         })
     }
 }
@@ -162,19 +180,35 @@ fn splits(blocks: u32, key_blocks: u32, multiprocessors: u32, resident: u32) -> 
     (1..=most).find(is_near).unwrap_or(1)
 }
 
+/// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
+/// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
+/// keeps its keys and values closest.
+fn wave_heads(kernel: &Kernel, problem: &Problem, l2_bytes: u32) -> u32 {
+    if kernel.family != (Family::Forward { causal: true }) {
+        return 1;
+    }
+    // The rest is for q, o and what comes next: `docs/tuning.md`.
+    let share = l2_bytes as usize / 3 * 2;
+    let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
+    let fitting = (share / kv_bytes).max(1).saturating_mul(group(problem));
+    let heads = problem.batch * problem.heads;
+    heads.div_ceil(heads.div_ceil(fitting)) as u32
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Facts, MAX_BLOCKS, MAX_SPLITS, MIN_KEY_BLOCKS, NEAR_BEST, Schedule, splits};
+    use super::{
+        Facts, MAX_BLOCKS, MAX_SPLITS, MIN_KEY_BLOCKS, NEAR_BEST, Schedule, splits, wave_heads,
+    };
     use crate::error::Error;
     use crate::problem::Problem;
-    use kernels::table::{Family, KERNELS, Kernel};
+    use kernels::class::Class;
+    use kernels::table::{Dtype, Family, KERNELS, Kernel, select};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {
-        compute_capability: (9, 0),
-        multiprocessors: 132,
-        shared_bytes: 228 << 10,
-        has_workspaces: true,
+        l2_bytes: 60 << 20,
+        ..Facts::emulated(Class::Sm90)
     };
 
     fn kernel(name: &str) -> &'static Kernel {
@@ -322,12 +356,54 @@ mod tests {
 
     #[test]
     fn small_multiprocessors_hold_fewer_blocks() {
-        let small = Facts {
-            shared_bytes: 100 << 10,
-            ..H200
-        };
+        let [large, medium, small] = [Class::Sm90, Class::Sm80, Class::Sm86].map(Facts::emulated);
         let kernel = kernel("decode_f16_d128");
-        assert_eq!(H200.resident_blocks(kernel), 3);
+        assert_eq!(large.resident_blocks(kernel), 3);
+        assert_eq!(medium.resident_blocks(kernel), 2);
         assert_eq!(small.resident_blocks(kernel), 1);
+        let two = kernel.counterpart(Class::Sm86);
+        assert_eq!(small.resident_blocks(two), 2);
+    }
+
+    /// The device decides the tile, and both the splits: 8 blocks for 82 * 2, 108 * 2 and 132 * 3
+    /// places, filled to 95 % at least.
+    #[test]
+    fn every_class_has_its_schedule() {
+        for (class, name, splits) in [
+            (Class::Sm86, "decode_f16_d128_64x16x4", 20),
+            (Class::Sm80, "decode_f16_d128", 26),
+            (Class::Sm90, "decode_f16_d128", 47),
+        ] {
+            let facts = Facts::emulated(class);
+            assert_eq!(facts.class(), class);
+            let problem = problem([1, 32, 1], [8, 131_072], 128);
+            let kernel = select(&super::request(Dtype::F16, &problem, &facts)).expect("a kernel");
+            assert_eq!(kernel.name, name);
+            let schedule = Schedule::new(kernel, &problem, &facts, None).expect("a grid");
+            assert_eq!(schedule.splits, splits, "{name}");
+        }
+    }
+
+    #[test]
+    fn heads_take_turns_where_their_keys_share_the_cache() {
+        let waves = |name: &str, heads, seqlen_kv, l2_bytes| {
+            let q = [2, heads, 1000, 64];
+            let kv = [2, 4, seqlen_kv, 64];
+            let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
+            wave_heads(kernel(name), &problem, l2_bytes)
+        };
+        let causal = "forward_f16_d64_causal";
+        let cache = 30 << 20;
+        assert_eq!(waves("forward_f16_d64", 4, 4096, cache), 1);
+        assert_eq!(waves(causal, 4, 4096, cache), 8);
+        // A head and its group, though its keys and values alone fill the cache.
+        assert_eq!(waves(causal, 12, 1 << 20, cache), 3);
+        // 20 of these fit; 32 make two waves of one size.
+        assert_eq!(waves(causal, 16, 16384, cache), 16);
+        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
+        assert_eq!(waves(causal, 4, 16384, 48 << 20), 8);
+        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), 4);
+        // A device that tells no size.
+        assert_eq!(waves(causal, 16, 16384, 0), 4);
     }
 }

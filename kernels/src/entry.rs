@@ -1,22 +1,26 @@
 //! The entry points: one instance of a generic kernel for each row of the table.
 
+use crate::class::Class;
 use crate::combine::combine;
 use crate::forward::{decode, forward};
 use crate::mask::{Causal, Full, Mask};
 use crate::params::ForwardParams;
-use crate::table::{COMBINE_TILE, Tile, all_kernels, sm80_decode_tile, sm80_tile};
+use crate::table::{COMBINE_TILE, Family, Tile, all_kernels};
 use crate::tile::{Bf16, F16};
 
 macro_rules! entries {
     (
-        forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty;)* }
-        decode { $($decode:ident => $decode_element:ty, $decode_dim:literal;)* }
+        forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
+        decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $forward(params: ForwardParams) {
-                const TILE: Tile = sm80_tile($forward_dim, <$mask as Mask>::CAUSAL);
+                const FAMILY: Family = Family::Forward {
+                    causal: <$mask as Mask>::CAUSAL,
+                };
+                const TILE: Tile = Class::$forward_class.tile(FAMILY, $forward_dim);
                 const {
                     assert!(TILE.stages == 2, "K and V are double-buffered");
                 }
@@ -37,7 +41,7 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $decode(params: ForwardParams) {
-                const TILE: Tile = sm80_decode_tile($decode_dim);
+                const TILE: Tile = Class::$decode_class.tile(Family::Decode, $decode_dim);
                 const {
                     assert!(TILE.stages >= 2, "two stages or more");
                     assert!(TILE.q_rows == 16 * TILE.warps, "16 rows a warp");

@@ -7,6 +7,7 @@
 //!
 //! | module | what it holds | compiled for |
 //! |---|---|---|
+//! | [`class`] | classes of devices, and their tiles | both |
 //! | [`table`] | every kernel: name, family, dtype, head dim, mask, tile | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
@@ -22,6 +23,7 @@
     feature(abi_ptx, asm_experimental_arch, cold_path)
 )]
 
+pub mod class;
 pub mod divide;
 pub mod layout;
 pub mod mask;

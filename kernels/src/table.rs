@@ -1,5 +1,7 @@
 //! The one table of kernels, read by the entry points, the builder, the host and the tests.
 
+use crate::class::Class;
+
 /// Element type of q, k, v and o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -67,6 +69,14 @@ pub struct Tile {
     pub blocks_per_sm: u32,
 }
 
+impl Tile {
+    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage.
+    #[must_use]
+    pub const fn shared_bytes(&self, head_dim: u32) -> u32 {
+        (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2
+    }
+}
+
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
@@ -118,77 +128,38 @@ impl Kernel {
         self.tile.warps * 32
     }
 
-    /// Dynamic shared memory of a block, in bytes: the Q tile, and K and V for each stage.
+    /// Dynamic shared memory of a block, in bytes.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         match self.family {
             Family::Combine => 0,
-            _ => (self.tile.q_rows + self.tile.stages * 2 * self.tile.keys) * self.head_dim * 2,
+            _ => self.tile.shared_bytes(self.head_dim),
         }
     }
 
-    /// The PTX module the kernel lives in, `FAMILY_DTYPE_dDIM`: loading one compiles few kernels.
+    /// Whether the kernel is the one of its kind for the devices of a class.
+    #[must_use]
+    pub fn is_for(&self, class: Class) -> bool {
+        self.tile == class.tile(self.family, self.head_dim)
+    }
+
+    /// The kernel of the same kind, perhaps this one, for the devices of a class.
+    ///
+    /// # Panics
+    /// If the table lacks it.
+    #[must_use]
+    pub fn counterpart(&self, class: Class) -> &'static Kernel {
+        let kind = |k: &Kernel| (k.family, k.dtype, k.head_dim, k.arch);
+        let mut kernels = KERNELS.iter();
+        let found = kernels.find(|other| kind(other) == kind(self) && other.is_for(class));
+        found.expect("every class has a kernel of every kind")
+    }
+
+    /// The PTX module the kernel lives in, named as the kernel less its mask: loading one compiles few
+    /// kernels, and all of them for the same devices.
     #[must_use]
     pub fn module(&self) -> &'static str {
         self.name.strip_suffix("_causal").unwrap_or(self.name)
-    }
-}
-
-/// The `sm_80` tile of a head dim and mask.
-///
-/// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
-/// then takes `head_dim` registers a lane, which ends at 128.
-///
-/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32, -13 %. 128: Q in registers, -9 %; keys 64 in
-/// one stage, +4 %, but spills. 256: two stages of 32 keys, -3 %, which the causal kernel pays
-/// because it would spill.
-#[must_use]
-pub const fn sm80_tile(head_dim: u32, causal: bool) -> Tile {
-    let (q_rows, keys, q_slices) = match head_dim {
-        32 => (128, 64, 2),
-        64 => (128, 64, 4),
-        96 => (128, 32, 0),
-        128 if causal => (128, 32, 0),
-        128 => (128, 32, 2),
-        192 => (64, 32, 12),
-        256 => (64, 32, 7),
-        _ => panic!("no tile for this head dim"),
-    };
-    Tile {
-        q_rows,
-        keys,
-        warps: 4,
-        stages: 2,
-        q_slices,
-        blocks_per_sm: 2,
-    }
-}
-
-/// The `sm_80` decode tile of a head dim.
-///
-/// What counts is bytes on their way, and blocks enough to hide the latency of each other's steps, in
-/// which often one warp alone has rows. All but one of a block's buffers are being filled: 72 to 144
-/// KB for the blocks that fit an H100's multiprocessor. One block fits compute capability 8.6.
-///
-/// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill.
-#[must_use]
-pub const fn sm80_decode_tile(head_dim: u32) -> Tile {
-    let (keys, stages, q_slices, blocks_per_sm) = match head_dim {
-        32 => (64, 4, 2, 4),
-        64 => (64, 4, 4, 3),
-        96 => (32, 4, 6, 3),
-        128 => (32, 3, 0, 3),
-        192 => (32, 3, 12, 2),
-        256 => (16, 4, 0, 2),
-        _ => panic!("no tile for this head dim"),
-    };
-    Tile {
-        q_rows: 64,
-        keys,
-        warps: 4,
-        stages,
-        q_slices,
-        blocks_per_sm,
     }
 }
 
@@ -202,52 +173,84 @@ pub const COMBINE_TILE: Tile = Tile {
     blocks_per_sm: 8,
 };
 
-/// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim and mask, of
-/// the decode kernels name, element type and head dim, of the combine kernels name and element type.
+/// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim, mask and
+/// class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
+/// element type.
+///
+/// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
+/// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`.
 ///
 /// The element types and masks are those of the `tile` and [`mask`](crate::mask) modules.
 macro_rules! all_kernels {
     ($with:ident) => {
         $with! {
             forward {
-                forward_f16_d32 => F16, 32, Full;
-                forward_f16_d32_causal => F16, 32, Causal;
-                forward_f16_d64 => F16, 64, Full;
-                forward_f16_d64_causal => F16, 64, Causal;
-                forward_f16_d96 => F16, 96, Full;
-                forward_f16_d96_causal => F16, 96, Causal;
-                forward_f16_d128 => F16, 128, Full;
-                forward_f16_d128_causal => F16, 128, Causal;
-                forward_f16_d192 => F16, 192, Full;
-                forward_f16_d192_causal => F16, 192, Causal;
-                forward_f16_d256 => F16, 256, Full;
-                forward_f16_d256_causal => F16, 256, Causal;
-                forward_bf16_d32 => Bf16, 32, Full;
-                forward_bf16_d32_causal => Bf16, 32, Causal;
-                forward_bf16_d64 => Bf16, 64, Full;
-                forward_bf16_d64_causal => Bf16, 64, Causal;
-                forward_bf16_d96 => Bf16, 96, Full;
-                forward_bf16_d96_causal => Bf16, 96, Causal;
-                forward_bf16_d128 => Bf16, 128, Full;
-                forward_bf16_d128_causal => Bf16, 128, Causal;
-                forward_bf16_d192 => Bf16, 192, Full;
-                forward_bf16_d192_causal => Bf16, 192, Causal;
-                forward_bf16_d256 => Bf16, 256, Full;
-                forward_bf16_d256_causal => Bf16, 256, Causal;
+                forward_f16_d32 => F16, 32, Full, Sm90;
+                forward_f16_d32_causal => F16, 32, Causal, Sm90;
+                forward_f16_d64 => F16, 64, Full, Sm90;
+                forward_f16_d64_causal => F16, 64, Causal, Sm90;
+                forward_f16_d96 => F16, 96, Full, Sm90;
+                forward_f16_d96_causal => F16, 96, Causal, Sm90;
+                forward_f16_d128 => F16, 128, Full, Sm90;
+                forward_f16_d128_causal => F16, 128, Causal, Sm90;
+                forward_f16_d128_64x32 => F16, 128, Full, Sm86;
+                forward_f16_d128_64x32_causal => F16, 128, Causal, Sm86;
+                forward_f16_d192 => F16, 192, Full, Sm90;
+                forward_f16_d192_causal => F16, 192, Causal, Sm90;
+                forward_f16_d192_64x16 => F16, 192, Full, Sm86;
+                forward_f16_d192_64x16_causal => F16, 192, Causal, Sm86;
+                forward_f16_d256 => F16, 256, Full, Sm90;
+                forward_f16_d256_causal => F16, 256, Causal, Sm90;
+                forward_f16_d256_128x32 => F16, 256, Full, Sm80;
+                forward_f16_d256_128x32_causal => F16, 256, Causal, Sm80;
+                forward_f16_d256_128x16 => F16, 256, Full, Sm86;
+                forward_f16_d256_128x16_causal => F16, 256, Causal, Sm86;
+                forward_bf16_d32 => Bf16, 32, Full, Sm90;
+                forward_bf16_d32_causal => Bf16, 32, Causal, Sm90;
+                forward_bf16_d64 => Bf16, 64, Full, Sm90;
+                forward_bf16_d64_causal => Bf16, 64, Causal, Sm90;
+                forward_bf16_d96 => Bf16, 96, Full, Sm90;
+                forward_bf16_d96_causal => Bf16, 96, Causal, Sm90;
+                forward_bf16_d128 => Bf16, 128, Full, Sm90;
+                forward_bf16_d128_causal => Bf16, 128, Causal, Sm90;
+                forward_bf16_d128_64x32 => Bf16, 128, Full, Sm86;
+                forward_bf16_d128_64x32_causal => Bf16, 128, Causal, Sm86;
+                forward_bf16_d192 => Bf16, 192, Full, Sm90;
+                forward_bf16_d192_causal => Bf16, 192, Causal, Sm90;
+                forward_bf16_d192_64x16 => Bf16, 192, Full, Sm86;
+                forward_bf16_d192_64x16_causal => Bf16, 192, Causal, Sm86;
+                forward_bf16_d256 => Bf16, 256, Full, Sm90;
+                forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
+                forward_bf16_d256_128x32 => Bf16, 256, Full, Sm80;
+                forward_bf16_d256_128x32_causal => Bf16, 256, Causal, Sm80;
+                forward_bf16_d256_128x16 => Bf16, 256, Full, Sm86;
+                forward_bf16_d256_128x16_causal => Bf16, 256, Causal, Sm86;
             }
             decode {
-                decode_f16_d32 => F16, 32;
-                decode_f16_d64 => F16, 64;
-                decode_f16_d96 => F16, 96;
-                decode_f16_d128 => F16, 128;
-                decode_f16_d192 => F16, 192;
-                decode_f16_d256 => F16, 256;
-                decode_bf16_d32 => Bf16, 32;
-                decode_bf16_d64 => Bf16, 64;
-                decode_bf16_d96 => Bf16, 96;
-                decode_bf16_d128 => Bf16, 128;
-                decode_bf16_d192 => Bf16, 192;
-                decode_bf16_d256 => Bf16, 256;
+                decode_f16_d32 => F16, 32, Sm90;
+                decode_f16_d64 => F16, 64, Sm90;
+                decode_f16_d64_64x32x4 => F16, 64, Sm86;
+                decode_f16_d96 => F16, 96, Sm90;
+                decode_f16_d96_64x32x3 => F16, 96, Sm86;
+                decode_f16_d128 => F16, 128, Sm90;
+                decode_f16_d128_64x16x4 => F16, 128, Sm86;
+                decode_f16_d192 => F16, 192, Sm90;
+                decode_f16_d192_64x16x4 => F16, 192, Sm80;
+                decode_f16_d192_64x16x2 => F16, 192, Sm86;
+                decode_f16_d256 => F16, 256, Sm90;
+                decode_f16_d256_64x16x3 => F16, 256, Sm80;
+                decode_bf16_d32 => Bf16, 32, Sm90;
+                decode_bf16_d64 => Bf16, 64, Sm90;
+                decode_bf16_d64_64x32x4 => Bf16, 64, Sm86;
+                decode_bf16_d96 => Bf16, 96, Sm90;
+                decode_bf16_d96_64x32x3 => Bf16, 96, Sm86;
+                decode_bf16_d128 => Bf16, 128, Sm90;
+                decode_bf16_d128_64x16x4 => Bf16, 128, Sm86;
+                decode_bf16_d192 => Bf16, 192, Sm90;
+                decode_bf16_d192_64x16x4 => Bf16, 192, Sm80;
+                decode_bf16_d192_64x16x2 => Bf16, 192, Sm86;
+                decode_bf16_d256 => Bf16, 256, Sm90;
+                decode_bf16_d256_64x16x3 => Bf16, 256, Sm80;
             }
             combine {
                 combine_f16 => F16;
@@ -261,20 +264,22 @@ pub(crate) use all_kernels;
 
 macro_rules! rows {
     (
-        forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident;)* }
-        decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal;)* }
+        forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
+        decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
     ) => {
         &[
             $({
-                const CAUSAL: bool = <crate::mask::$mask as crate::mask::Mask>::CAUSAL;
+                const FAMILY: Family = Family::Forward {
+                    causal: <crate::mask::$mask as crate::mask::Mask>::CAUSAL,
+                };
                 Kernel {
                     name: stringify!($forward),
                     arch: Arch::Sm80,
-                    family: Family::Forward { causal: CAUSAL },
+                    family: FAMILY,
                     dtype: Dtype::$forward_dtype,
                     head_dim: $forward_dim,
-                    tile: sm80_tile($forward_dim, CAUSAL),
+                    tile: Class::$forward_class.tile(FAMILY, $forward_dim),
                 }
             },)*
             $(Kernel {
@@ -283,7 +288,7 @@ macro_rules! rows {
                 family: Family::Decode,
                 dtype: Dtype::$decode_dtype,
                 head_dim: $decode_dim,
-                tile: sm80_decode_tile($decode_dim),
+                tile: Class::$decode_class.tile(Family::Decode, $decode_dim),
             },)*
             $(Kernel {
                 name: stringify!($combine),
@@ -321,9 +326,11 @@ pub struct Request {
     pub group: u32,
     /// Compute capability of the device.
     pub compute_capability: (i32, i32),
+    /// Class of the device.
+    pub class: Class,
 }
 
-/// The best kernel for a request: of the smallest head dim that will do, the decode kernel if the
+/// The best kernel for a request: of the device's class, of the smallest head dim that will do, the decode kernel if the
 /// forward kernel's query tiles would be mostly empty.
 #[must_use]
 pub fn select(request: &Request) -> Option<&'static Kernel> {
@@ -333,6 +340,7 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
             .filter(|kernel| is_wanted(request, kernel.family))
             .filter(|kernel| kernel.dtype == request.dtype && kernel.head_dim >= request.dim)
             .filter(|kernel| kernel.arch.compute_capability() <= request.compute_capability)
+            .filter(|kernel| kernel.is_for(request.class))
             .min_by_key(|kernel| kernel.head_dim)
     };
     let decode = smallest(|_, family| family == Family::Decode);
@@ -353,6 +361,8 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    extern crate std;
+    use std::format;
 
     fn request(seqlen_q: u32, group: u32) -> Request {
         Request {
@@ -361,7 +371,8 @@ mod tests {
             causal: true,
             seqlen_q,
             group,
-            compute_capability: (8, 0),
+            compute_capability: (9, 0),
+            class: Class::Sm90,
         }
     }
 
@@ -406,17 +417,146 @@ mod tests {
         assert_eq!(select(&old), None);
     }
 
+    /// What a device of each compute capability reports.
+    const DEVICES: [((i32, i32), Class); 7] = [
+        ((8, 0), Class::Sm80),
+        ((8, 6), Class::Sm86),
+        ((8, 9), Class::Sm86),
+        ((9, 0), Class::Sm90),
+        ((10, 0), Class::Sm90),
+        ((12, 0), Class::Sm86),
+        // Not known yet: by its shared memory alone.
+        ((13, 0), Class::Sm90),
+    ];
+
+    const FAMILIES: [Family; 4] = [
+        Family::Forward { causal: false },
+        Family::Forward { causal: true },
+        Family::Decode,
+        Family::Combine,
+    ];
+
     #[test]
-    fn decode_blocks_share_a_multiprocessor() {
-        // An H100 has 227 KB for its blocks' shared memory; a block of compute capability 8.6 has 99.
-        for kernel in KERNELS
-            .iter()
-            .filter(|kernel| kernel.family == Family::Decode)
-        {
-            let bytes = kernel.shared_bytes();
-            assert!(bytes <= 99 << 10, "{}: {bytes}", kernel.name);
-            assert!(kernel.tile.blocks_per_sm * (bytes + 1024) <= 228 << 10);
-            assert!(kernel.tile.blocks_per_sm >= 2);
+    fn every_device_has_its_kernel_for_every_request() {
+        for (compute_capability, class) in DEVICES {
+            let device = class.shared_memory();
+            for (dtype, causal) in [Dtype::F16, Dtype::Bf16]
+                .into_iter()
+                .flat_map(|dtype| [(dtype, false), (dtype, true)])
+            {
+                for dim in (8..=MAX_HEAD_DIM).step_by(8) {
+                    let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
+                    for (seqlen_q, family) in
+                        [(1, Family::Decode), (4096, Family::Forward { causal })]
+                    {
+                        let kernel = select(&Request {
+                            dtype,
+                            dim,
+                            causal,
+                            seqlen_q,
+                            group: 1,
+                            compute_capability,
+                            class: Class::of(device),
+                        });
+                        let kernel = kernel.expect("a kernel");
+                        let kind = (kernel.family, kernel.dtype, kernel.head_dim);
+                        assert_eq!(kind, (family, dtype, padded));
+                        assert_eq!(kernel.tile, class.tile(family, padded));
+                        let blocks = device.resident_blocks(kernel.shared_bytes());
+                        assert!(blocks >= 1, "{} on {compute_capability:?}", kernel.name);
+                        // Decode kernels are compiled for as many blocks as fit an H100; two are
+                        // meant to do elsewhere.
+                        let wanted = match (family, class, padded) {
+                            (Family::Decode, Class::Sm86, 256) => 1,
+                            (Family::Decode, Class::Sm80 | Class::Sm86, _) => 2,
+                            _ => kernel.tile.blocks_per_sm,
+                        };
+                        assert!(blocks >= wanted, "{}: {blocks} blocks", kernel.name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What users and results know by name.
+    #[test]
+    fn the_choice_for_long_sequences_is_known() {
+        let of = |class, dim| {
+            name(Request {
+                class,
+                dim,
+                ..request(4096, 1)
+            })
+        };
+        let names = |class| HEAD_DIMS.iter().map(move |&dim| of(class, dim));
+        let plain = |dim| format!("forward_f16_d{dim}_causal");
+        let tiled = |dim, tile| format!("forward_f16_d{dim}_{tile}_causal");
+        assert!(names(Class::Sm90).eq(HEAD_DIMS.iter().map(plain)));
+        assert!(names(Class::Sm80).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            plain(&128),
+            plain(&192),
+            tiled(256, "128x32")
+        ]));
+        assert!(names(Class::Sm86).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            tiled(128, "64x32"),
+            tiled(192, "64x16"),
+            tiled(256, "128x16")
+        ]));
+    }
+
+    /// Equal tiles are one kernel; a tile that is not that of `sm_90` is part of the name.
+    #[test]
+    fn every_tile_is_one_kernel() {
+        for kernel in KERNELS {
+            let kind = |k: &&Kernel| (k.family, k.dtype, k.head_dim);
+            let equal = |k: &&Kernel| kind(k) == kind(&kernel) && k.tile == kernel.tile;
+            assert_eq!(KERNELS.iter().filter(equal).count(), 1, "{}", kernel.name);
+            assert!(Class::ALL.iter().any(|&class| kernel.is_for(class)));
+
+            let (dtype, dim, tile) = (kernel.dtype.name(), kernel.head_dim, kernel.tile);
+            let (family, mask, size) = match kernel.family {
+                Family::Combine => {
+                    assert_eq!(kernel.name, format!("combine_{dtype}"));
+                    continue;
+                }
+                Family::Forward { causal } => {
+                    let mask = if causal { "_causal" } else { "" };
+                    ("forward", mask, format!("_{}x{}", tile.q_rows, tile.keys))
+                }
+                Family::Decode => {
+                    let size = format!("_{}x{}x{}", tile.q_rows, tile.keys, tile.stages);
+                    ("decode", "", size)
+                }
+            };
+            let size = if kernel.is_for(Class::Sm90) {
+                ""
+            } else {
+                &size
+            };
+            assert_eq!(kernel.name, format!("{family}_{dtype}_d{dim}{size}{mask}"));
+        }
+        for (&class, family) in Class::ALL.iter().flat_map(|c| FAMILIES.map(|f| (c, f))) {
+            for kernel in KERNELS.iter().filter(|kernel| kernel.family == family) {
+                assert!(kernel.counterpart(class).is_for(class));
+            }
+        }
+    }
+
+    /// Loading a module compiles no kernel that the device will not use.
+    #[test]
+    fn a_module_is_for_the_same_devices() {
+        for kernel in KERNELS {
+            for other in KERNELS.iter().filter(|k| k.module() == kernel.module()) {
+                for &class in Class::ALL {
+                    assert_eq!(kernel.is_for(class), other.is_for(class), "{}", other.name);
+                }
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use kernel_builder::{Module, contract::Collectives, ptxas};
+use kernels::class::Class;
 use kernels::table::Arch;
 
 /// Writes each module to `target/ptx/ARCH/MODULE.ptx` and prints a table of the entries.
@@ -30,8 +31,7 @@ pub fn run() -> Result<()> {
     }
     match ptxas {
         Some(_) => println!(
-            "assembled for {}; no spills on {}",
-            ptxas::TARGETS.join(", "),
+            "registers for each target that the kernel is for, and bytes spilled; none on {}",
             ptxas::NO_SPILL_TARGETS.join(", ")
         ),
         None => println!("no ptxas: registers and spills not checked; type: cargo xtask setup"),
@@ -43,9 +43,8 @@ fn table(modules: &[Module], usages: &[ptxas::Usage]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mut header = vec!["entry".to_string(), "shared B".into()];
-    for target in ptxas::NO_SPILL_TARGETS {
-        header.extend([format!("regs {target}"), "spill B".into()]);
-    }
+    let targets = Class::ALL.iter().flat_map(|class| class.targets());
+    header.extend(targets.clone().map(|target| (*target).to_string()));
     let counts = Collectives::count("").named();
     header.extend(counts.map(|(instruction, _)| instruction.to_string()));
     let columns = header.len();
@@ -53,16 +52,14 @@ fn table(modules: &[Module], usages: &[ptxas::Usage]) -> Table {
     for entry in modules.iter().flat_map(|module| &module.entries) {
         let kernel = entry.kernel;
         let mut row = vec![kernel.name.to_string(), kernel.shared_bytes().to_string()];
-        for target in ptxas::NO_SPILL_TARGETS {
-            let usage = usages
-                .iter()
-                .find(|u| u.entry == kernel.name && u.target == *target);
-            let shown = |n: Option<u32>| n.map_or("-".into(), |n| n.to_string());
-            row.extend([
-                shown(usage.map(|u| u.registers)),
-                shown(usage.map(|u| u.spills)),
-            ]);
-        }
+        row.extend(targets.clone().map(|target| {
+            let mut usages = usages.iter();
+            match usages.find(|u| u.entry == kernel.name && u.target == *target) {
+                None => "-".into(),
+                Some(usage) if usage.spills == 0 => usage.registers.to_string(),
+                Some(usage) => format!("{} + {} B", usage.registers, usage.spills),
+            }
+        }));
         row.extend(
             Collectives::count(&entry.body)
                 .named()

@@ -416,3 +416,17 @@ fn bad_launches_are_errors() {
         Err(Error::LaunchSize { .. })
     ));
 }
+
+#[test]
+fn a_block_has_the_devices_shared_memory() {
+    // The body has 1024 bytes.
+    let with = |max_shared_bytes| {
+        let options = Options {
+            max_shared_bytes,
+            ..Options::default()
+        };
+        run_with("", 1, &[], &options)
+    };
+    assert!(with(1024).is_ok());
+    assert!(matches!(with(1023), Err(Error::LaunchSize { .. })));
+}

@@ -1,6 +1,6 @@
 //! The command line.
 
-use attention::Dtype;
+use attention::{Class, Dtype};
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
@@ -53,8 +53,9 @@ pub struct Args {
     /// The CPU does not split
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub splits: u32,
-    /// auto, cuda, cuda:I, cpu or emulator; auto takes the first CUDA device if there is one that
-    /// works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly
+    /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
+    /// is one that works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly,
+    /// those of the class sm_80 (the default), sm_86 or sm_90
     #[arg(long, default_value = "auto")]
     pub device: DeviceName,
     /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
@@ -128,8 +129,8 @@ pub enum DeviceName {
     Cuda(usize),
     /// The CPU.
     Cpu,
-    /// The emulator.
-    Emulator,
+    /// The emulator, as a device of a class.
+    Emulator(Class),
 }
 
 impl FromStr for DeviceName {
@@ -140,14 +141,27 @@ impl FromStr for DeviceName {
             "auto" => Ok(DeviceName::Auto),
             "cuda" => Ok(DeviceName::Cuda(0)),
             "cpu" => Ok(DeviceName::Cpu),
-            "emulator" => Ok(DeviceName::Emulator),
-            _ => name
-                .strip_prefix("cuda:")
-                .and_then(|index| index.parse().ok())
-                .map(DeviceName::Cuda)
-                .ok_or("allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu and emulator"),
+            "emulator" => Ok(DeviceName::Emulator(Class::Sm80)),
+            _ => with_index(name).or_else(|| with_class(name)).ok_or(
+                "allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu, emulator, \
+                 emulator:sm_80, emulator:sm_86 and emulator:sm_90",
+            ),
         }
     }
+}
+
+/// `cuda:I`.
+fn with_index(name: &str) -> Option<DeviceName> {
+    let index = name.strip_prefix("cuda:")?;
+    index.parse().ok().map(DeviceName::Cuda)
+}
+
+/// `emulator:CLASS`.
+fn with_class(name: &str) -> Option<DeviceName> {
+    let name = name.strip_prefix("emulator:")?;
+    let mut classes = Class::ALL.iter();
+    let class = classes.find(|class| class.name() == name)?;
+    Some(DeviceName::Emulator(*class))
 }
 
 /// Parses the command line, or says in one line what is wrong with it.
@@ -159,7 +173,7 @@ pub fn parse() -> Result<Args, String> {
     if args.iters == Some(0) {
         return Err("--iters is 0; it must be at least 1".to_owned());
     }
-    if args.counters && !matches!(args.device, DeviceName::Emulator) {
+    if args.counters && !matches!(args.device, DeviceName::Emulator(_)) {
         return Err("--counters needs --device emulator".to_owned());
     }
     Ok(args)

@@ -8,11 +8,14 @@ use attention::{Device, Result};
 pub fn choose(args: &Args) -> Result<Device> {
     match args.device {
         DeviceName::Cpu => Ok(Device::cpu()),
-        DeviceName::Emulator => Device::emulator(Options {
-            seed: args.seed,
-            counters: args.counters,
-            ..Options::default()
-        }),
+        DeviceName::Emulator(class) => Device::emulator_of(
+            class,
+            Options {
+                seed: args.seed,
+                counters: args.counters,
+                ..Options::default()
+            },
+        ),
         DeviceName::Cuda(index) => Device::cuda(index),
         DeviceName::Auto => Ok(match Device::cuda(0) {
             Ok(device) => {

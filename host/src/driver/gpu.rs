@@ -10,6 +10,7 @@ use cust::context::{Context, ContextHandle, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaError;
 use cust::sys;
+use kernels::class::SharedMemory;
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -45,7 +46,12 @@ impl Gpu {
                 attribute(DeviceAttribute::ComputeCapabilityMinor)?,
             ),
             multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as u32,
-            shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)? as u32,
+            shared: SharedMemory {
+                block: shared_memory_per_block(device)?,
+                multiprocessor: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)?
+                    as u32,
+            },
+            l2_bytes: attribute(DeviceAttribute::L2CacheSize)? as u32,
             has_workspaces: has_pools(device),
         };
         let name = device.name().map_err(failed(operation))?;
@@ -140,14 +146,27 @@ impl Drop for Current<'_> {
     }
 }
 
-/// Whether the device has memory pools. cust does not know the attribute; a driver that does not
-/// know it either has none.
+/// Bytes of shared memory that a block can have if its kernel asks for them.
+fn shared_memory_per_block(device: Device) -> Result<u32> {
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let (status, bytes) = raw_attribute(device, attribute);
+    check("opening the device", status)?;
+    Ok(bytes as u32)
+}
+
+/// Whether the device has memory pools. A driver that does not know the attribute has none.
 fn has_pools(device: Device) -> bool {
     let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-    let mut supported = 0;
-    // SAFETY: `supported` is valid for a write, and the device is open.
-    let status = unsafe { sys::cuDeviceGetAttribute(&mut supported, attribute, device.as_raw()) };
+    let (status, supported) = raw_attribute(device, attribute);
     status == sys::CUresult::CUDA_SUCCESS && supported != 0
+}
+
+/// An attribute that cust does not know.
+fn raw_attribute(device: Device, attribute: sys::CUdevice_attribute) -> (sys::CUresult, i32) {
+    let mut value = 0;
+    // SAFETY: `value` is valid for a write, and the device is open.
+    let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) };
+    (status, value)
 }
 
 /// Retains the primary context; cust makes it current, so puts back the one that was.

@@ -2,6 +2,7 @@
 //! command must say so.
 
 use super::*;
+use kernels::table::{Dtype, KERNELS};
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
     let line = format!("--device emulator {line}");
@@ -28,8 +29,11 @@ fn every_kernel_that_serves_a_problem_passes() {
         .collect();
     let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
     assert_eq!(kernels[0], "forward_bf16_d64_causal");
-    // Of each head dim from 64 on a forward and a decode kernel.
-    assert_eq!(kernels.len(), 10);
+    // All from head dim 64 on, those for other devices too: an A100 has the shared memory.
+    let serve = KERNELS.iter().filter(|kernel| {
+        kernel.dtype == Dtype::Bf16 && kernel.head_dim >= 64 && kernel.family.serves(true)
+    });
+    assert_eq!(kernels.len(), serve.count());
     for outcome in &outcomes {
         assert_eq!(outcome["device"], "emulator");
         assert_eq!(outcome["passed"], true);
@@ -58,6 +62,36 @@ fn splits_are_made_and_told() {
         assert_eq!(outcome["splits"], splits, "{options}");
         assert_eq!(outcome["passed"], true, "{options}");
     }
+}
+
+/// The class of the device decides the kernel; one that does not fit is refused, with one that does.
+#[test]
+fn devices_of_every_class_are_emulated() {
+    if !attention::ptx::COMPILED {
+        return;
+    }
+    let run_on = |class: &str, options: &str| {
+        let shape = "--heads 1 --seqlen 70 --dim 256 --json --check full";
+        let line = format!("--device emulator:{class} {shape} {options}");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        (line, finished)
+    };
+    for (class, kernel) in [
+        ("sm_80", "forward_f16_d256_128x32"),
+        ("sm_86", "forward_f16_d256_128x16"),
+        ("sm_90", "forward_f16_d256"),
+    ] {
+        let (line, finished) = run_on(class, "");
+        assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
+        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        assert_eq!(outcome["kernel"], kernel);
+        assert_eq!(outcome["passed"], true);
+    }
+    let (line, finished) = run_on("sm_86", "--kernel forward_f16_d256_128x32");
+    let reasons = ["131072", "101376", "forward_f16_d256_128x16 would fit"];
+    refused(&line, &finished, &reasons);
+    let (line, finished) = run_on("sm_75", "");
+    refused(&line, &finished, &["emulator:sm_80"]);
 }
 
 #[test]

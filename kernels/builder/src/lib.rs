@@ -4,9 +4,10 @@
 //!
 //! 1. [`Compiler::find`]: a rustc whose library source is installed.
 //! 2. [`compile`]: the crate as one PTX text for a target.
-//! 3. [`split`]: a module for each kernel family, dtype and head dim, with launch bounds.
+//! 3. [`split`]: a module for each kernel family, dtype, head dim and tile, with launch bounds.
 //! 4. [`contract::check`]: what each entry may and must contain.
-//! 5. [`ptxas::assemble`], with the assembler at hand: registers and spills for every target.
+//! 5. [`ptxas::assemble`], with the assembler at hand: registers, spills and shared
+//!    memory for every target that a kernel is for.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), kernel_builder::Error> {

@@ -1,15 +1,20 @@
 //! Assembling the PTX for real architectures, as the driver will, to see registers and spills.
 
 use crate::{Error, Module, target_dir};
+use kernels::class::Class;
+use kernels::table::Kernel;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The architectures that every `sm_80` module must assemble for.
-pub const TARGETS: &[&str] = &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
+/// The architectures on which no entry that is for them may spill registers.
+pub const NO_SPILL_TARGETS: &[&str] = &["sm_80", "sm_86", "sm_89", "sm_90"];
 
-/// The architectures on which no entry may spill registers.
-pub const NO_SPILL_TARGETS: &[&str] = &["sm_80", "sm_90"];
+/// The architectures that a kernel must assemble for: those of all classes whose tile it has.
+pub fn targets(kernel: &Kernel) -> impl Iterator<Item = &'static str> {
+    let classes = Class::ALL.iter().filter(|class| kernel.is_for(**class));
+    classes.flat_map(|class| class.targets()).copied()
+}
 
 /// What `ptxas -v` says of an entry on an architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub struct Usage {
     pub registers: u32,
     /// Bytes a thread spills, stores and loads together.
     pub spills: u32,
+    /// Bytes of static shared memory.
+    pub shared: u32,
 }
 
 /// Finds the assembler, [as any tool](find_tool).
@@ -58,28 +65,49 @@ pub fn tools_dir() -> PathBuf {
     target_dir().join("tools")
 }
 
-/// Assembles all modules for all [`TARGETS`].
+/// Assembles all modules for the [targets] of their kernels.
 ///
 /// # Errors
 /// [`Error::Ptxas`] if one is rejected, [`Error::Contract`] if an entry spills on one of
-/// [`NO_SPILL_TARGETS`].
+/// [`NO_SPILL_TARGETS`], or a block needs more shared memory than a device has.
 pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let jobs: Vec<_> = modules
         .iter()
-        .flat_map(|module| TARGETS.iter().map(move |target| (module, *target)))
+        // Every kernel of a module is for the same devices.
+        .flat_map(|module| targets(module.entries[0].kernel).map(move |target| (module, target)))
         .collect();
     let usages: Vec<Vec<Usage>> = jobs
         .par_iter()
         .map(|(module, target)| assemble_one(ptxas, module, target))
         .collect::<Result<_, _>>()?;
     let usages = usages.concat();
-    for usage in &usages {
-        if usage.spills > 0 && NO_SPILL_TARGETS.contains(&usage.target) {
-            let rule = format!("spills {} bytes on {}", usage.spills, usage.target);
-            return Err(Error::contract(&usage.entry, rule));
+    let kernels = modules.iter().flat_map(|module| &module.entries);
+    for kernel in kernels.map(|entry| entry.kernel) {
+        for usage in usages.iter().filter(|usage| usage.entry == kernel.name) {
+            check(kernel, usage)?;
         }
     }
     Ok(usages)
+}
+
+fn check(kernel: &Kernel, usage: &Usage) -> Result<(), Error> {
+    let target = usage.target;
+    if usage.spills > 0 && NO_SPILL_TARGETS.contains(&target) {
+        let rule = format!("spills {} bytes on {target}", usage.spills);
+        return Err(Error::contract(kernel.name, rule));
+    }
+    let shared = usage.shared + kernel.shared_bytes();
+    let mut classes = Class::ALL.iter();
+    let class = classes.find(|class| class.targets().contains(&target));
+    match class.map(|class| class.shared_memory().block) {
+        Some(most) if shared <= most => Ok(()),
+        most => {
+            let most = most.unwrap_or(0);
+            let rule =
+                format!("a block needs {shared} bytes of shared memory; {target} has {most}");
+            Err(Error::contract(kernel.name, rule))
+        }
+    }
 }
 
 fn assemble_one(ptxas: &Path, module: &Module, target: &'static str) -> Result<Vec<Usage>, Error> {
@@ -132,6 +160,8 @@ fn parse(report: &str, target: &'static str) -> Vec<Usage> {
                 target,
                 registers: number_before(section, " registers")?,
                 spills: spilled(" bytes spill stores")? + spilled(" bytes spill loads")?,
+                // Not said if there is none.
+                shared: number_before(section, " bytes smem").unwrap_or(0),
             })
         })
         .collect()
@@ -149,6 +179,7 @@ fn number_before(text: &str, what: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels::table::KERNELS;
 
     #[test]
     fn reports_are_read() {
@@ -160,16 +191,67 @@ mod tests {
             ptxas info    : Compiling entry function 'two' for 'sm_90'\n\
             ptxas info    : Function properties for two\n\
             \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
-            ptxas info    : Used 32 registers, used 1 barriers\n";
-        let usage = |entry: &str, registers, spills| Usage {
+            ptxas info    : Used 32 registers, used 1 barriers, 640 bytes smem, 8 bytes cmem[2]\n";
+        let usage = |entry: &str, registers, spills, shared| Usage {
             entry: entry.into(),
             target: "sm_90",
             registers,
             spills,
+            shared,
         };
         assert_eq!(
             parse(report, "sm_90"),
-            [usage("one", 249, 16), usage("two", 32, 0)]
+            [usage("one", 249, 16, 0), usage("two", 32, 0, 640)]
         );
+    }
+
+    #[test]
+    fn spills_and_too_much_shared_memory_are_refused() {
+        let named = |name| KERNELS.iter().find(|kernel| kernel.name == name);
+        let small = named("forward_f16_d64").expect("in the table");
+        let large = named("forward_f16_d128").expect("in the table");
+        let usage = |target, spills, shared| Usage {
+            entry: String::new(),
+            target,
+            registers: 255,
+            spills,
+            shared,
+        };
+        for &target in NO_SPILL_TARGETS {
+            check(small, &usage(target, 0, 0)).unwrap();
+            let error = check(small, &usage(target, 4, 0)).unwrap_err().to_string();
+            assert!(
+                error.contains(target) && error.contains("spills 4"),
+                "{error}"
+            );
+        }
+        // 64 KB of its own: 35 more are what sm_86 has, and 99 of 163 what sm_80 has.
+        for (target, most) in [
+            ("sm_86", 35 << 10),
+            ("sm_120", 35 << 10),
+            ("sm_80", 99 << 10),
+        ] {
+            check(large, &usage(target, 0, most)).unwrap();
+            let error = check(large, &usage(target, 0, most + 1))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(target) && error.contains("shared memory"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn kernels_are_assembled_for_who_uses_them() {
+        let of = |name| {
+            let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+            targets(kernel.expect("in the table")).collect::<Vec<_>>()
+        };
+        assert_eq!(of("forward_f16_d64").len(), 6);
+        assert_eq!(of("forward_f16_d128"), ["sm_80", "sm_90", "sm_100"]);
+        assert_eq!(of("forward_f16_d128_64x32"), ["sm_86", "sm_89", "sm_120"]);
+        assert_eq!(of("forward_bf16_d256_128x32_causal"), ["sm_80"]);
+        assert_eq!(of("combine_bf16").len(), 6);
     }
 }

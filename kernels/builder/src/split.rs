@@ -1,4 +1,4 @@
-//! From the compiler's one text to a module for each kernel family, dtype and head dim.
+//! From the compiler's one text to a module for each kernel family, dtype, head dim and tile.
 
 use crate::Error;
 use kernels::table::{Arch, KERNELS, Kernel};
@@ -116,8 +116,10 @@ mod tests {
     #[test]
     fn modules_hold_the_table() {
         let modules = split(&compiled(&names()), Arch::Sm80).unwrap();
-        // Of each dtype and head dim a forward and a decode module, and of each dtype a combine one.
-        assert_eq!(modules.len(), 12 + 12 + 2);
+        // A forward module for two kernels, of other families for one.
+        let of = |prefix| names().iter().filter(|n| n.starts_with(prefix)).count();
+        let expected = of("forward") / 2 + of("decode") + of("combine");
+        assert_eq!(modules.len(), expected);
         for module in &modules {
             // Full and causal.
             let masks = if module.name.starts_with("forward") {

@@ -23,8 +23,15 @@ impl Share {
     #[inline(always)]
     pub const fn new(thread: u32, threads: u32, row_chunks: u32) -> Self {
         let whole_lines = row_chunks.is_multiple_of(8);
-        // A line for each row, if there are threads for 8 rows of lines.
-        let lanes = if whole_lines && threads >= 64 { 8 } else { 4 };
+        // A line for each row, if there are threads for 8 rows of lines; two where they would span
+        // more than the 16 rows of the smallest tiles.
+        let lanes = if threads > 128 && row_chunks.is_multiple_of(16) {
+            16
+        } else if whole_lines && threads >= 64 {
+            8
+        } else {
+            4
+        };
         let mut row = thread / lanes;
         if whole_lines && lanes == 4 {
             // Shared memory serves 8 threads at a time: here half a line each of two rows. Rows r
@@ -84,7 +91,7 @@ mod tests {
     fn eight_threads_lie_in_distinct_banks() {
         for dim in HEAD_DIMS {
             let swizzle = Swizzle::new(dim / 8);
-            for threads in [32, 128] {
+            for threads in [32, 128, 256] {
                 for eight in shares(threads, dim / 8).chunks(8) {
                     let groups: HashSet<u32> = eight
                         .iter()

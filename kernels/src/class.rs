@@ -1,0 +1,335 @@
+//! Classes of devices, told apart by their shared memory, and the tiles of each.
+//!
+//! Shared memory is what bounds a tile: it decides how large the blocks of K and V are and how many
+//! thread blocks fit a multiprocessor, which should be two or, where they do not fit, one of twice
+//! the warps. Only the tiles of [`Class::Sm90`] were measured, on an H200; the others are reasoned
+//! from the devices' limits.
+
+use crate::table::{COMBINE_TILE, Family, Tile};
+
+/// Shared memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// What a block can have if it asks for it.
+    pub block: u32,
+    /// What the blocks on a multiprocessor have together.
+    pub multiprocessor: u32,
+}
+
+impl SharedMemory {
+    /// What the system takes of each block's.
+    const RESERVED: u32 = 1 << 10;
+
+    /// Blocks with so many bytes each that a multiprocessor holds.
+    #[must_use]
+    pub const fn resident_blocks(&self, bytes: u32) -> u32 {
+        if bytes > self.block {
+            return 0;
+        }
+        self.multiprocessor / (bytes + Self::RESERVED)
+    }
+}
+
+/// Devices with the same shared memory, named after the first of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// As an A100.
+    Sm80,
+    /// As the GPUs for workstations and games from compute capability 8.6 on.
+    Sm86,
+    /// As an H100 and what came after it.
+    Sm90,
+}
+
+impl Class {
+    /// Every class, that with the least shared memory first.
+    pub const ALL: &[Class] = &[Class::Sm86, Class::Sm80, Class::Sm90];
+
+    /// The name of its first target, on the command line too.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.targets()[0]
+    }
+
+    /// The targets, by their names for `ptxas`, that are of this class.
+    #[must_use]
+    pub const fn targets(self) -> &'static [&'static str] {
+        match self {
+            Class::Sm80 => &["sm_80"],
+            Class::Sm86 => &["sm_86", "sm_89", "sm_120"],
+            Class::Sm90 => &["sm_90", "sm_100"],
+        }
+    }
+
+    /// What its devices have.
+    #[must_use]
+    pub const fn shared_memory(self) -> SharedMemory {
+        let multiprocessor = match self {
+            Class::Sm80 => 164 << 10,
+            Class::Sm86 => 100 << 10,
+            Class::Sm90 => 228 << 10,
+        };
+        SharedMemory {
+            block: multiprocessor - SharedMemory::RESERVED,
+            multiprocessor,
+        }
+    }
+
+    /// The class whose tiles suit a device: that with the most shared memory of those which have no
+    /// more than the device, whatever its compute capability; else that with the least.
+    #[must_use]
+    pub fn of(device: SharedMemory) -> Class {
+        let fits = |class: &&Class| {
+            let needed = class.shared_memory();
+            needed.block <= device.block && needed.multiprocessor <= device.multiprocessor
+        };
+        *Self::ALL.iter().rfind(fits).unwrap_or(&Self::ALL[0])
+    }
+
+    /// The tile of a family's kernel for a [head dim](crate::table::HEAD_DIMS).
+    ///
+    /// # Panics
+    /// If it is none of them.
+    #[must_use]
+    pub const fn tile(self, family: Family, head_dim: u32) -> Tile {
+        match (family, self) {
+            (Family::Forward { causal }, Class::Sm80) => sm80_forward(head_dim, causal),
+            (Family::Forward { causal }, Class::Sm86) => sm86_forward(head_dim, causal),
+            (Family::Forward { causal }, Class::Sm90) => sm90_forward(head_dim, causal),
+            (Family::Decode, Class::Sm80) => sm80_decode(head_dim),
+            (Family::Decode, Class::Sm86) => sm86_decode(head_dim),
+            (Family::Decode, Class::Sm90) => sm90_decode(head_dim),
+            (Family::Combine, _) => COMBINE_TILE,
+        }
+    }
+}
+
+/// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
+/// then takes `head_dim` registers a lane, which ends at 128.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -5 %; two or three slices of Q in
+/// registers, -10 % and -1 %. 128: keys 64, +5 %, but spills; no or four slices without a mask, +1 % and
+/// -2 %. 256: 4 or 16 slices, -10 % and -5 %; 8 spill under the mask.
+const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
+    let (q_rows, keys, q_slices) = match head_dim {
+        32 => (128, 64, 2),
+        64 => (128, 64, 4),
+        96 => (128, 32, 0),
+        128 if causal => (128, 32, 0),
+        128 => (128, 32, 2),
+        192 => (64, 32, 12),
+        256 => (64, 32, 7),
+        _ => panic!("no tile for this head dim"),
+    };
+    Tile {
+        q_rows,
+        keys,
+        warps: 4,
+        stages: 2,
+        q_slices,
+        blocks_per_sm: 2,
+    }
+}
+
+/// Two blocks of the tiles of `sm_90` fit up to D = 192 (2 * 73 of 164 KB). At 256 one of 96 KB
+/// does: one block of eight warps instead, each with the same work as there.
+///
+/// Losers, by reasoning: 256: 64 x 16 in 64 KB, two blocks, reads Q from shared memory twice as often
+/// for each key, and what an A100's shared memory delivers is what bounds these tiles.
+const fn sm80_forward(head_dim: u32, causal: bool) -> Tile {
+    match head_dim {
+        256 => Tile {
+            q_rows: 128,
+            keys: 32,
+            warps: 8,
+            stages: 2,
+            q_slices: 7,
+            blocks_per_sm: 1,
+        },
+        _ => sm90_forward(head_dim, causal),
+    }
+}
+
+/// Two blocks share 100 KB if each has 49 or less: those of `sm_90` up to D = 96, of 48 KB. At 128 and
+/// 192 half the tile has 48 KB again, and registers to keep Q in. At 256 one block of eight warps, of
+/// 96 KB.
+///
+/// The tensor cores are a quarter to a half as fast as those of an A100, beside a shared memory of
+/// nearly the same speed: barriers and `ldmatrix` cost less here than a warp that waits alone.
+///
+/// Losers, by reasoning: 128: one block of `sm_90`'s tile, four warps; 128 x 16, two blocks, reads K
+/// and V half as often, but rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s
+/// causal tile, one block of four warps.
+const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
+    let (q_rows, keys, warps, q_slices, blocks_per_sm) = match head_dim {
+        128 => (64, 32, 4, 8, 2),
+        192 => (64, 16, 4, 12, 2),
+        256 => (128, 16, 8, 0, 1),
+        _ => return sm90_forward(head_dim, causal),
+    };
+    Tile {
+        q_rows,
+        keys,
+        warps,
+        stages: 2,
+        q_slices,
+        blocks_per_sm,
+    }
+}
+
+/// What counts is bytes on their way, and blocks enough to hide the latency of each other's steps, in
+/// which often one warp alone has rows. All but one of a block's buffers are being filled: 72 to 144
+/// KB for the blocks that fit an H100's multiprocessor.
+///
+/// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill.
+const fn sm90_decode(head_dim: u32) -> Tile {
+    let (keys, stages, q_slices, blocks_per_sm) = match head_dim {
+        32 => (64, 4, 2, 4),
+        64 => (64, 4, 4, 3),
+        96 => (32, 4, 6, 3),
+        128 => (32, 3, 0, 3),
+        192 => (32, 3, 12, 2),
+        256 => (16, 4, 0, 2),
+        _ => panic!("no tile for this head dim"),
+    };
+    decode(keys, stages, q_slices, blocks_per_sm)
+}
+
+/// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks do for three:
+/// those of `sm_90` up to D = 128. Above, less is on its way: 72 and 64 KB.
+const fn sm80_decode(head_dim: u32) -> Tile {
+    match head_dim {
+        192 => decode(16, 4, 12, 2),
+        256 => decode(16, 3, 0, 2),
+        _ => sm90_decode(head_dim),
+    }
+}
+
+/// A multiprocessor gets about 10 bytes a nanosecond, a third of an H200's: 24 KB on their way are
+/// enough. Two blocks of 49 KB or less; at D = 256 the 32 KB of Q leave room for one, that of `sm_90`.
+const fn sm86_decode(head_dim: u32) -> Tile {
+    match head_dim {
+        64 => decode(32, 4, 4, 2),
+        96 => decode(32, 3, 6, 2),
+        128 => decode(16, 4, 8, 2),
+        192 => decode(16, 2, 12, 2),
+        _ => sm90_decode(head_dim),
+    }
+}
+
+const fn decode(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
+    Tile {
+        q_rows: 64,
+        keys,
+        warps: 4,
+        stages,
+        q_slices,
+        blocks_per_sm,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::HEAD_DIMS;
+    extern crate std;
+    use std::vec::Vec;
+
+    const MASKS: [Family; 2] = [
+        Family::Forward { causal: false },
+        Family::Forward { causal: true },
+    ];
+
+    fn resident(class: Class, family: Family, dim: u32) -> u32 {
+        let tile = class.tile(family, dim);
+        let shared = class.shared_memory();
+        shared.resident_blocks(tile.shared_bytes(dim))
+    }
+
+    #[test]
+    fn eight_forward_warps_share_a_multiprocessor() {
+        for &class in Class::ALL {
+            for (&dim, family) in HEAD_DIMS.iter().flat_map(|dim| MASKS.map(|m| (dim, m))) {
+                let tile = class.tile(family, dim);
+                let blocks = resident(class, family, dim);
+                assert!(
+                    tile.blocks_per_sm <= blocks && tile.blocks_per_sm * tile.warps == 8,
+                    "{class:?}, {family:?}, {dim}: {blocks} blocks of {tile:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn two_decode_blocks_share_a_multiprocessor() {
+        for &class in Class::ALL {
+            for &dim in HEAD_DIMS {
+                let blocks = resident(class, Family::Decode, dim);
+                let wanted = match (class, dim) {
+                    (Class::Sm86, 256) => 1,
+                    (Class::Sm90, _) => class.tile(Family::Decode, dim).blocks_per_sm,
+                    _ => 2,
+                };
+                assert!(blocks >= wanted, "{class:?}, {dim}: {blocks} blocks");
+            }
+        }
+    }
+
+    /// A thread copies whole columns of a tile: its rows are a multiple of those of a step.
+    #[test]
+    fn all_threads_copy_every_tile() {
+        use crate::layout::share::Share;
+        for &class in Class::ALL {
+            for &dim in HEAD_DIMS {
+                for family in MASKS.into_iter().chain([Family::Decode]) {
+                    let tile = class.tile(family, dim);
+                    let share = Share::new(0, 32 * tile.warps, dim / 8);
+                    assert_eq!(tile.keys % share.rows_per_step, 0, "{tile:?} of {dim}");
+                    assert_eq!(tile.q_rows % share.rows_per_step, 0, "{tile:?} of {dim}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_cost_what_the_system_reserves() {
+        let shared = Class::Sm86.shared_memory();
+        for (bytes, blocks) in [(49 << 10, 2), (99 << 10, 1)] {
+            assert_eq!(shared.resident_blocks(bytes), blocks);
+            assert_eq!(shared.resident_blocks(bytes + 1), blocks - 1);
+        }
+        assert_eq!(shared.resident_blocks(0), 100);
+    }
+
+    #[test]
+    fn devices_are_told_apart_by_their_shared_memory() {
+        let of = |block: u32, multiprocessor: u32| {
+            Class::of(SharedMemory {
+                block: block << 10,
+                multiprocessor: multiprocessor << 10,
+            })
+        };
+        for &class in Class::ALL {
+            assert_eq!(Class::of(class.shared_memory()), class);
+        }
+        assert_eq!(of(300, 400), Class::Sm90);
+        // More than one and less than the next, or more in one respect only.
+        assert_eq!(of(200, 201), Class::Sm80);
+        assert_eq!(of(128, 129), Class::Sm86);
+        assert_eq!(of(99, 228), Class::Sm86);
+        assert_eq!(of(227, 164), Class::Sm80);
+        // Less than all.
+        assert_eq!(of(48, 64), Class::Sm86);
+    }
+
+    #[test]
+    fn every_target_has_one_class() {
+        let mut targets: Vec<_> = Class::ALL
+            .iter()
+            .flat_map(|class| class.targets())
+            .collect();
+        targets.sort_unstable();
+        let expected = ["sm_100", "sm_120", "sm_80", "sm_86", "sm_89", "sm_90"];
+        assert!(targets.into_iter().eq(&expected));
+    }
+}
