@@ -1,6 +1,7 @@
 //! Every test that runs alike on every device; with `ATTENTION_CASE` set to a case as a failed test
 //! printed it, that case alone.
 
+mod alignment;
 mod counters;
 mod definition;
 mod errors;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         return harness::main([("printed", vec![test])]);
     }
     harness::main([
+        ("alignment", alignment::tests()),
         ("counters", counters::tests()),
         ("definition", definition::tests()),
         ("errors", errors::tests()),

@@ -3,8 +3,9 @@
 use crate::combine::combine;
 use crate::forward::{decode, forward};
 use crate::mask::{Causal, Full, Mask};
-use crate::params::ForwardParams;
-use crate::table::{COMBINE_TILE, Tile, all_kernels, sm80_decode_tile, sm80_tile};
+use crate::pack::pack as pack_rows;
+use crate::params::{ForwardParams, PackParams};
+use crate::table::{COMBINE_TILE, PACK_TILE, Tile, all_kernels, sm80_decode_tile, sm80_tile};
 use crate::tile::{Bf16, F16};
 
 macro_rules! entries {
@@ -12,6 +13,7 @@ macro_rules! entries {
         forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
+        pack { $($pack:ident;)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
@@ -62,6 +64,15 @@ macro_rules! entries {
             unsafe extern "ptx-kernel" fn $combine(params: ForwardParams) {
                 // SAFETY: the launch is the caller's promise.
                 unsafe { combine::<$combine_element, { COMBINE_TILE.warps as usize }>(&params) }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $pack(params: PackParams) {
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    pack_rows::<{ PACK_TILE.warps as usize }, { PACK_TILE.q_rows }>(&params);
+                }
             }
         )*
     };

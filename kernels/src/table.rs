@@ -79,6 +79,9 @@ pub enum Family {
     Decode,
     /// Adds up what a forward or decode kernel found on each split of the keys.
     Combine,
+    /// Copies an input whose rows are not [aligned](crate::params::TensorRef::is_aligned) to where
+    /// they are.
+    Pack,
 }
 
 impl Family {
@@ -88,7 +91,7 @@ impl Family {
         match self {
             Family::Forward { causal: mask } => mask == causal,
             Family::Decode => true,
-            Family::Combine => false,
+            Family::Combine | Family::Pack => false,
         }
     }
 }
@@ -102,7 +105,7 @@ pub struct Kernel {
     pub arch: Arch,
     /// What it does.
     pub family: Family,
-    /// Element type.
+    /// Element type; the pack kernel moves any of 16 bits.
     pub dtype: Dtype,
     /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
     pub head_dim: u32,
@@ -117,11 +120,13 @@ impl Kernel {
         self.tile.warps * 32
     }
 
-    /// Dynamic shared memory of a block, in bytes: the Q tile, and K and V for each stage.
+    /// Dynamic shared memory of a block, in bytes: the Q tile, and K and V for each stage; or what the
+    /// warps of a pack kernel copy at a time, 16 bytes a lane.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         match self.family {
             Family::Combine => 0,
+            Family::Pack => 16 * self.threads(),
             _ => (self.tile.q_rows + self.tile.stages * 2 * self.tile.keys) * self.head_dim * 2,
         }
     }
@@ -199,8 +204,15 @@ pub const COMBINE_TILE: Tile = Tile {
     blocks_per_sm: 8,
 };
 
+/// How the pack kernel divides the work: a block takes rows of a head.
+pub const PACK_TILE: Tile = Tile {
+    q_rows: 64,
+    ..COMBINE_TILE
+};
+
 /// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim and mask, of
-/// the decode kernels name, element type and head dim, of the combine kernels name and element type.
+/// the decode kernels name, element type and head dim, of the combine kernels name and element type,
+/// of the pack kernel the name.
 ///
 /// The element types and masks are those of the `tile` and [`mask`](crate::mask) modules.
 macro_rules! all_kernels {
@@ -250,6 +262,9 @@ macro_rules! all_kernels {
                 combine_f16 => F16;
                 combine_bf16 => Bf16;
             }
+            pack {
+                pack;
+            }
         }
     };
 }
@@ -261,6 +276,7 @@ macro_rules! rows {
         forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident;)* }
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
+        pack { $($pack:ident;)* }
     ) => {
         &[
             $({
@@ -289,6 +305,14 @@ macro_rules! rows {
                 dtype: Dtype::$combine_dtype,
                 head_dim: MAX_HEAD_DIM,
                 tile: COMBINE_TILE,
+            },)*
+            $(Kernel {
+                name: stringify!($pack),
+                arch: Arch::Sm80,
+                family: Family::Pack,
+                dtype: Dtype::F16,
+                head_dim: MAX_HEAD_DIM,
+                tile: PACK_TILE,
             },)*
         ]
     };

@@ -4,11 +4,11 @@ use crate::attention::{Failure, Modules, Problem, check};
 use ::kernels::table::{Family, KERNELS, Kernel};
 use emulator::{Counters, Options};
 
-/// The kernels that compute attention; the others run after these.
+/// The kernels that compute attention; the others run before and after these.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
-        .filter(|kernel| kernel.family != Family::Combine)
+        .filter(|kernel| !matches!(kernel.family, Family::Combine | Family::Pack))
 }
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {

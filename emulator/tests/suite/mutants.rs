@@ -3,7 +3,7 @@
 //!
 //! `cargo test -p emulator mutant -- --nocapture` prints what caught each.
 
-use crate::attention::{Failure, Modules, Problem, check, combine, named, ptx};
+use crate::attention::{Failure, Modules, Problem, check, combine, named, pack, ptx};
 use ::kernels::table::{Family, Kernel};
 use emulator::{Error, Module, Options};
 
@@ -32,6 +32,7 @@ const WIDE: &str = "forward_f16_d128";
 /// Packs heads, and has four buffers.
 const DECODE: &str = "decode_f16_d64";
 const COMBINE: &str = "combine_f16";
+const PACK: &str = "pack";
 
 fn remove(_: &str) -> String {
     String::new()
@@ -356,20 +357,6 @@ const MUTANTS: &[Mutant] = &[
         change: |l| l.replace("],", "+4],"),
     },
     Mutant {
-        what: "an element of the unaligned path off by one",
-        kernel: FULL,
-        pattern: "st.shared.b16",
-        which: Nth(1),
-        change: |l| l.replace("],", "+1],"),
-    },
-    Mutant {
-        what: "an element of the unaligned path left out",
-        kernel: FULL,
-        pattern: "st.shared.b16",
-        which: Nth(2),
-        change: remove,
-    },
-    Mutant {
         what: "ex2 replaced by lg2",
         kernel: CAUSAL,
         pattern: "ex2.approx.ftz",
@@ -547,9 +534,9 @@ impl Mutant {
     /// What catches it.
     fn caught(&self) -> Option<String> {
         let mutated = named(self.kernel);
-        // A combine kernel shows its faults after one that splits.
+        // A combine kernel shows its faults after one that splits, the pack kernel before any.
         let kernel = match mutated.family {
-            Family::Combine => named(FULL),
+            Family::Combine | Family::Pack => named(FULL),
             _ => mutated,
         };
         let text = self.apply(&ptx(mutated));
@@ -557,6 +544,8 @@ impl Mutant {
         let mut modules = Modules::of(kernel);
         if mutated == combine(kernel) {
             modules.combine = module;
+        } else if mutated == pack() {
+            modules.pack = module;
         } else {
             modules.kernel = module;
         }

@@ -46,7 +46,7 @@ impl Gpu {
             ),
             multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as u32,
             shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)? as u32,
-            has_workspaces: has_pools(device),
+            has_pools: has_pools(device),
         };
         let name = device.name().map_err(failed(operation))?;
         Ok(Gpu {

@@ -19,7 +19,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
 ///
 /// The compiler may not copy or drop one (see the `ptx` module of the kernels), and what the source
 /// implies is known: so a difference is a miscompilation, or a change that belongs in [`expected`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collectives {
     /// `mma.sync`
     pub mma: u32,
@@ -83,6 +83,7 @@ pub fn expected(kernel: &Kernel) -> Collectives {
             shfl: 5 + 5 + 8,
             redux: 0,
         },
+        Family::Pack => Collectives::default(),
     }
 }
 

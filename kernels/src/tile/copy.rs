@@ -3,7 +3,9 @@
 //! [`Share`] says which chunks fall to a thread. Rows past the end of the sequence and columns past
 //! the head dim read as zeros and are never stored.
 //!
-//! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
+//! What is loaded lies in rows that start at multiples of 16 bytes; the host sees to that, with a
+//! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
+//! stored element by element, once, after the main loop.
 
 use super::SharedTile;
 use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
@@ -25,8 +27,6 @@ pub struct GlobalRows<const PACKED: bool> {
     pub first: u32,
     /// Elements of a row.
     pub dim: u32,
-    /// Whether every row starts at a multiple of 16 bytes.
-    pub aligned: bool,
 }
 
 impl<const PACKED: bool> GlobalRows<PACKED> {
@@ -97,39 +97,31 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     ///
     /// # Safety
     /// All sharing threads make the same call, nobody uses `to` until then, and what exists is
-    /// readable.
+    /// readable, in rows that start at multiples of 16 bytes.
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        if self.rows.aligned {
-            self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
-                // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
-                unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
-            });
-        } else {
-            // Opaque: unrolled, this rare path would be most of the kernel's code.
-            self.for_each_chunk(to, first, opaque(steps), exist, |shared, global, exists| {
-                for i in 0..8 {
-                    // SAFETY: as above, an element at a time.
-                    unsafe {
-                        let mut element = 0;
-                        if exists {
-                            element = global::load_u16(global + 2 * u64::from(i));
-                        }
-                        shared::store_u16(shared + 2 * i, element);
-                    }
-                }
-            });
-        }
+        self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+            // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
+            unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
+        });
     }
 
-    /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on.
+    /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces
+    /// if `aligned`: if all rows start at multiples of 16 bytes.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and what
     /// exists is writable, by nobody else.
     #[inline(always)]
-    pub unsafe fn store(&self, from: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
+    pub unsafe fn store(
+        &self,
+        from: SharedTile<DT>,
+        first: u32,
+        rows: u32,
+        exist: u32,
+        aligned: bool,
+    ) {
         let steps = rows / self.share.rows_per_step;
         self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
             if !exists {
@@ -138,7 +130,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
             // SAFETY: the caller's promise.
             unsafe {
                 let elements = shared::load_u32x4(shared);
-                if self.rows.aligned {
+                if aligned {
                     global::store_u32x4(global, elements);
                 } else {
                     for i in 0..4 {
