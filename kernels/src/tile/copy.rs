@@ -73,6 +73,8 @@ pub struct Copier<const DT: usize, const PACKED: bool> {
     /// From the thread's first chunk of the tile at row 0 on.
     rows: GlobalRows<PACKED>,
     share: Share,
+    /// Bytes from a tile's start to the thread's first chunk of it.
+    offset: u32,
     /// Elements that exist from the thread's first on.
     columns: u32,
 }
@@ -88,6 +90,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         Copier {
             rows,
             share,
+            offset: SharedTile::<DT>::SWIZZLE.offset(share.row, share.chunk),
             columns: rows.dim.saturating_sub(8 * share.chunk),
         }
     }
@@ -154,8 +157,9 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         exist: u32,
         mut f: impl FnMut(u32, u64, bool),
     ) {
-        let shared = tile.chunk(self.share.row, self.share.chunk);
-        // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
+        // Opaque: an addition for each tile and a comparison for each chunk are cheaper than their
+        // results in registers for good.
+        let shared = tile.base + opaque(self.offset);
         let columns = opaque(self.columns);
         let mut global = self.rows.at(first);
         for step in 0..steps {
