@@ -247,7 +247,7 @@ fn copies_are_of_every_element() {
         let (low, high) = (corners.iter().min().unwrap(), corners.iter().max().unwrap());
         // The buffer ends with the tensor on both sides but for one element, which is never written.
         let elements = (high - low) as usize + dim as usize;
-        let data: Vec<u16> = (0..elements).map(|n| (n * 40503 >> 3) as u16).collect();
+        let data: Vec<u16> = (0..elements).map(|n| ((n * 40503) >> 3) as u16).collect();
         let memory = Memory::new();
         let buffer = memory.allocate(2 * elements + 4);
         memory

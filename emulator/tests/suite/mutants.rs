@@ -486,7 +486,7 @@ const MUTANTS: &[Mutant] = &[
         what: "chunks of a copy past the last row",
         kernel: PACK,
         pattern: "min.u32",
-        which: Nth(3),
+        which: Last,
         change: |l| {
             let (_, operands) = l.trim().split_once(char::is_whitespace).expect("operands");
             let operands: Vec<&str> = operands.trim_end_matches(';').split(',').collect();
@@ -511,14 +511,14 @@ const MUTANTS: &[Mutant] = &[
         what: "a copy read before its elements are there",
         kernel: PACK,
         pattern: "bar.warp.sync",
-        which: Nth(0),
+        which: Last,
         change: remove,
     },
     Mutant {
         what: "a copy overwritten before it is read",
         kernel: PACK,
         pattern: "bar.warp.sync",
-        which: Last,
+        which: Nth(0),
         change: remove,
     },
     Mutant {
@@ -562,8 +562,8 @@ const MUTANTS: &[Mutant] = &[
         pattern: "_param_0+16]",
         which: All,
         change: |l| {
-            l.replace("ld.param.b64", "xor.b64")
-                .replace("[pack_param_0+16]", "0, 0")
+            l.replace("ld.param", "mov")
+                .replace("[pack_param_0+16]", "0")
         },
     },
 ];

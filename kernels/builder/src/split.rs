@@ -116,8 +116,9 @@ mod tests {
     #[test]
     fn modules_hold_the_table() {
         let modules = split(&compiled(&names()), Arch::Sm80).unwrap();
-        // Of each dtype and head dim a forward and a decode module, and of each dtype a combine one.
-        assert_eq!(modules.len(), 12 + 12 + 2);
+        // Of each dtype and head dim a forward and a decode module, of each dtype a combine one, and
+        // one that packs.
+        assert_eq!(modules.len(), 12 + 12 + 2 + 1);
         for module in &modules {
             // Full and causal.
             let masks = if module.name.starts_with("forward") {
