@@ -1,6 +1,7 @@
 //! Every test that runs alike on every device; with `ATTENTION_CASE` set to a case as a failed test
 //! printed it, that case alone.
 
+mod alignment;
 mod classes;
 mod counters;
 mod definition;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         return harness::main([("printed", vec![test])]);
     }
     harness::main([
+        ("alignment", alignment::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
         ("definition", definition::tests()),

@@ -28,20 +28,20 @@ pub fn tests() -> Vec<Test> {
 fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
     let below = HEAD_DIMS.iter().rev().find(|&&dim| dim < kernel.head_dim);
     let below = match kernel.family {
-        // It serves all.
-        Family::Combine => 0,
+        // These serve all.
+        Family::Combine | Family::Pack => 0,
         _ => *below.unwrap_or(&0),
     };
     let dims = [below + 8, kernel.head_dim];
     let masks = [false, true].into_iter();
     let masks = masks.filter(|&causal| match kernel.family {
-        Family::Combine => true,
+        Family::Combine | Family::Pack => true,
         family => family.serves(causal),
     });
     let variants = masks.flat_map(move |causal| dims.map(|dim| (causal, dim)));
     variants.flat_map(move |(causal, dim)| {
         [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| {
-            let combines = kernel.family == Family::Combine;
+            let computes = !matches!(kernel.family, Family::Combine | Family::Pack);
             Case {
                 dtype: kernel.dtype,
                 batch: 2,
@@ -52,9 +52,9 @@ fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
                 seqlen_kv: 5 * kernel.tile.keys.max(64) as usize + 21,
                 dim: dim as usize,
                 causal,
-                // The combine kernel runs after one that splits.
-                kernel: (!combines).then(|| kernel.name.to_owned()),
-                splits: if combines { 4 } else { splits },
+                // The combine kernel runs after one that splits, the pack kernel before any.
+                kernel: computes.then(|| kernel.name.to_owned()),
+                splits: if computes { splits } else { 4 },
                 q: layout,
                 k: layout,
                 v: layout,

@@ -40,6 +40,14 @@ pub fn tests() -> Vec<Test> {
             },
         ),
         (
+            "odd_rows_of_k",
+            Case {
+                k: Layout::OddFarRows,
+                kv_heads: 1,
+                ..case.clone()
+            },
+        ),
+        (
             "heads_of_v",
             Case {
                 v: Layout::FarHeads,

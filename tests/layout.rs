@@ -24,10 +24,18 @@ pub enum Layout {
     Reversed,
     /// One head serves all batches and heads: strides of zero. For inputs only.
     Broadcast,
+    /// One head serves all, with a row stride that is no multiple of 8. For inputs only.
+    OddBroadcast,
+    /// One row serves all rows of a head, one element away from 16-byte alignment. For inputs only.
+    OneRow,
+    /// Rows from the last to the first, with a stride that is no multiple of 8.
+    OddReversed,
     /// Heads more than 2^31 elements apart.
     FarHeads,
     /// Rows so far apart that 129 of them reach beyond 2^31 elements.
     FarRows,
+    /// The same with a stride that is no multiple of 8.
+    OddFarRows,
 }
 
 impl Layout {
@@ -41,6 +49,20 @@ impl Layout {
         Layout::OddHeads,
         Layout::OddBatches,
         Layout::Reversed,
+        Layout::OddReversed,
+    ];
+
+    /// Layouts that only inputs can have.
+    pub const BROADCASTS: &[Layout] = &[Layout::Broadcast, Layout::OddBroadcast, Layout::OneRow];
+
+    /// Layouts with rows that do not start at multiples of 16 bytes, if there are several rows, heads
+    /// and batches; without the [far](Layout::OddFarRows) one and those of inputs.
+    pub const ODD: &[Layout] = &[
+        Layout::Shifted,
+        Layout::OddRows,
+        Layout::OddHeads,
+        Layout::OddBatches,
+        Layout::OddReversed,
     ];
 
     /// Strides of a tensor of this shape, in elements.
@@ -63,15 +85,22 @@ impl Layout {
                 let [batch, head, row, _] = nested(dim, 0, 0);
                 [batch, head, -row, 1]
             }
+            Layout::OddReversed => {
+                let [batch, head, row, _] = nested(dim + 5, 0, 0);
+                [batch, head, -row, 1]
+            }
             Layout::Broadcast => [0, 0, dim, 1],
+            Layout::OddBroadcast => [0, 0, dim + 1, 1],
+            Layout::OneRow => [heads * dim, dim, 0, 1],
             Layout::FarHeads => nested(dim, 1 << 31, 0),
             Layout::FarRows => nested((1 << 24) + 8, 0, 0),
+            Layout::OddFarRows => nested((1 << 24) + 9, 0, 0),
         }
     }
 
     /// Elements by which the first one is away from 16-byte alignment.
     #[must_use]
     pub fn shift(self) -> usize {
-        usize::from(self == Layout::Shifted)
+        usize::from(matches!(self, Layout::Shifted | Layout::OneRow))
     }
 }

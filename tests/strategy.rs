@@ -100,7 +100,7 @@ fn scales() -> impl Strategy<Value = Option<f32>> {
 }
 
 fn input_layouts() -> impl Strategy<Value = Layout> {
-    prop_oneof![8 => select(Layout::OUTPUTS), 1 => Just(Layout::Broadcast)]
+    prop_oneof![8 => select(Layout::OUTPUTS), 1 => select(Layout::BROADCASTS)]
 }
 
 /// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 128.

@@ -20,7 +20,8 @@ use std::ffi::c_void;
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
 /// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 256. Any strides will do as long
-/// as that of dim is 1.
+/// as that of dim is 1. A GPU works in place on inputs whose rows all start at multiples of 16 bytes;
+/// of each other input it first makes a copy that does, which takes memory until the work is done.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {
@@ -199,8 +200,13 @@ impl Attention {
         unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
     }
 
-    /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's
-    /// stream: nothing is copied, and on a CUDA device the call returns before the work is done.
+    /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's stream.
+    /// On a CUDA device the call returns before the work is done.
+    ///
+    /// An input is used where it lies if it [is aligned](TensorRef::is_aligned), and else copied, in
+    /// the order of the stream, to memory that is freed in that order. The same goes for the partial
+    /// results of [splits](Self::splits). On a device without memory pools a call that needs such
+    /// memory allocates it at once, and waits for the stream before it frees it and returns.
     ///
     /// On a CUDA device, addresses and stream belong to its primary context, as those of the CUDA
     /// runtime, candle, burn and cudarc do; a null stream is the legacy default stream. On the CPU,

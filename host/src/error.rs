@@ -39,7 +39,7 @@ pub enum Error {
         argument: &'static str,
     },
     /// More blocks than one launch can have.
-    #[error("batch, heads and seqlen_q make {blocks} blocks; {kernel} can launch at most {max}")]
+    #[error("batch, heads and seqlen make {blocks} blocks; {kernel} can launch at most {max}")]
     Grid {
         /// Name of the kernel.
         kernel: &'static str,

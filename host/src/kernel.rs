@@ -101,8 +101,12 @@ fn find(name: &str) -> Result<&'static Kernel> {
 
 /// Why a kernel cannot compute a problem.
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
-    if kernel.family == Family::Combine {
-        return Some("combines what other kernels find on splits of the keys".to_owned());
+    match kernel.family {
+        Family::Forward { .. } | Family::Decode => {}
+        Family::Combine => {
+            return Some("combines what other kernels find on splits of the keys".to_owned());
+        }
+        Family::Pack => return Some("copies what other kernels compute with".to_owned()),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -193,6 +197,7 @@ mod tests {
             "forward_f16_d64_causal",
             "decode_f16_d32",
             "combine_f16",
+            "pack",
             CPU,
         ] {
             let error = named(name).expect_err("unsuitable");

@@ -9,33 +9,45 @@ use crate::ptx;
 use crate::schedule::{MAX_BLOCKS, Schedule, group};
 use kernels::divide::Divisor;
 use kernels::order::Order;
-use kernels::params::{ForwardParams, TensorRef};
+use kernels::params::{ForwardParams, PackParams, TensorRef};
 use kernels::table::{Family, KERNELS, Kernel};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A kernel, its grid and its arguments; and, if it splits the keys, the kernel that combines what
-/// it finds.
+/// The kernels that compute a problem, their grids and their arguments: copies of inputs whose rows
+/// are not aligned, attention and, if it splits the keys, what combines the splits.
 pub struct Launch {
+    packs: Vec<Pack>,
     kernel: Grid,
-    combine: Option<Combine>,
+    combine: Option<Grid>,
+    /// Bytes of the memory that the kernels share while they run.
+    workspace_bytes: usize,
     params: ForwardParams,
 }
 
 /// A kernel and its number of blocks.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Grid {
     kernel: &'static Kernel,
     blocks: u32,
 }
 
-/// The second kernel of a launch, and the memory between the two.
-struct Combine {
+/// A copy of an input.
+#[derive(Debug)]
+struct Pack {
+    input: Input,
     grid: Grid,
-    /// Bytes of the partial O, a multiple of 32.
-    o_bytes: usize,
-    /// Bytes of the partial O and of the maxima and sums after it.
-    bytes: usize,
+    params: PackParams,
+    /// The copy, which has the shape of the input.
+    copy: TensorRef,
+}
+
+/// The inputs of a forward pass.
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    Q,
+    K,
+    V,
 }
 
 impl Launch {
@@ -47,17 +59,37 @@ impl Launch {
         schedule: &Schedule,
         args: &RawForward,
     ) -> Result<Self> {
-        let [q, o] = [args.q, args.o].map(|tensor| normalized(tensor, problem.q_shape()));
-        let [k, v] = [args.k, args.v].map(|tensor| normalized(tensor, problem.kv_shape()));
+        let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
+        let [q, o] = [args.q, args.o].map(|tensor| normalized(tensor, q_shape));
+        let [k, v] = [args.k, args.v].map(|tensor| normalized(tensor, kv_shape));
+        let mut workspace = Workspace::default();
+        let mut packs = Vec::new();
+        for (input, tensor, shape) in [
+            (Input::Q, q, q_shape),
+            (Input::K, k, kv_shape),
+            (Input::V, v, kv_shape),
+        ] {
+            if !tensor.is_aligned() {
+                packs.push(Pack::new(input, tensor, shape, &mut workspace)?);
+            }
+        }
+        let (mut partial_o, mut partial_softmax, mut combine) = (0, 0, None);
+        if schedule.splits > 1 {
+            let elements = problem.lse_shape().iter().product::<usize>();
+            let rows = elements.checked_mul(schedule.splits as usize);
+            let rows = rows.ok_or(Workspace::OVERFLOW)?;
+            partial_o = workspace.reserve([rows, problem.dim, size_of::<f32>()])?;
+            partial_softmax = workspace.reserve([rows, 2, size_of::<f32>()])?;
+            combine = Some(combine_grid(kernel, problem)?);
+        }
         let params = ForwardParams {
             q,
             k,
             v,
             o,
             lse: args.lse,
-            // With one split there are none; else `at` fills them in.
-            partial_o: 0,
-            partial_softmax: 0,
+            partial_o,
+            partial_softmax,
             // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the
             // dim.
             heads: problem.heads as u32,
@@ -72,20 +104,18 @@ impl Launch {
             seqlen_kv: problem.seqlen_kv as u32,
             dim: problem.dim as u32,
             scale: problem.scale,
-            aligned: u32::from([q, k, v, o].iter().all(TensorRef::is_aligned)),
+            o_aligned: u32::from(o.is_aligned()),
             batch_heads: (problem.batch * problem.heads) as u32,
             splits: schedule.splits,
             split_keys: schedule.split_keys,
             causal: u32::from(problem.causal),
         };
-        let combine = match schedule.splits {
-            1 => None,
-            splits => Some(Combine::new(kernel, problem, splits)?),
-        };
         let blocks = schedule.blocks;
         Ok(Launch {
+            packs,
             kernel: Grid { kernel, blocks },
             combine,
+            workspace_bytes: workspace.bytes,
             params,
         })
     }
@@ -95,45 +125,158 @@ impl Launch {
     /// # Safety
     /// As for [`Attention::forward_raw`](crate::Attention::forward_raw).
     pub unsafe fn on_gpu(&self, gpu: &Gpu, stream: *mut c_void) -> Result<()> {
-        let Some(combine) = &self.combine else {
-            // SAFETY: the caller's word.
-            return unsafe { self.kernel.on_gpu(gpu, &self.params, stream) };
+        // The workspace is dropped, which frees it in the order of the stream, after all kernels are
+        // queued or one has failed to be.
+        let workspace = match self.workspace_bytes {
+            0 => None,
+            // SAFETY: the caller vouches for the stream.
+            bytes => Some(unsafe { gpu.workspace(bytes, stream)? }),
         };
-        // SAFETY: the caller vouches for the stream. The workspace is dropped, which frees it in the
-        // order of the stream, after both kernels are queued or one has failed to be.
-        unsafe {
-            let workspace = gpu.workspace(combine.bytes, stream)?;
-            let params = self.params_at(workspace.address(), combine);
-            self.kernel.on_gpu(gpu, &params, stream)?;
-            combine.grid.on_gpu(gpu, &params, stream)
-        }
+        let address = workspace
+            .as_ref()
+            .map_or(0, |workspace| workspace.address());
+        // SAFETY: the caller's word; what the kernels share lies in the workspace.
+        self.each_kernel(address, |grid, params| unsafe {
+            grid.on_gpu(gpu, params, stream)
+        })
     }
 
     /// Runs the launch.
     pub fn on_emulator(&self, emulation: &Arc<Emulation>) -> Result<()> {
-        let Some(combine) = &self.combine else {
-            return self.kernel.on_emulator(emulation, &self.params);
-        };
-        let workspace = emulation::Memory::uninitialized(emulation, combine.bytes);
-        let params = self.params_at(workspace.address(), combine);
-        self.kernel.on_emulator(emulation, &params)?;
-        combine.grid.on_emulator(emulation, &params)
+        let workspace = emulation::Memory::uninitialized(emulation, self.workspace_bytes);
+        self.each_kernel(workspace.address(), |grid, params| {
+            emulation.launch(grid.kernel, grid.blocks, params)
+        })
     }
 
-    /// The arguments with a workspace for the partial results.
-    fn params_at(&self, workspace: u64, combine: &Combine) -> ForwardParams {
-        ForwardParams {
-            partial_o: workspace,
-            partial_softmax: workspace + combine.o_bytes as u64,
+    /// Calls `launch` with each kernel, in their order, and its parameter block for a workspace at
+    /// this address.
+    fn each_kernel(
+        &self,
+        workspace: u64,
+        launch: impl Fn(Grid, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut params = ForwardParams {
+            partial_o: workspace + self.params.partial_o,
+            partial_softmax: workspace + self.params.partial_softmax,
             ..self.params
+        };
+        for pack in &self.packs {
+            let to = workspace + pack.params.to;
+            let copied = PackParams { to, ..pack.params };
+            launch(pack.grid, bytemuck::bytes_of(&copied))?;
+            let input = match pack.input {
+                Input::Q => &mut params.q,
+                Input::K => &mut params.k,
+                Input::V => &mut params.v,
+            };
+            *input = TensorRef {
+                address: to,
+                ..pack.copy
+            };
+        }
+        launch(self.kernel, bytemuck::bytes_of(&params))?;
+        match self.combine {
+            Some(combine) => launch(combine, bytemuck::bytes_of(&params)),
+            None => Ok(()),
         }
     }
 }
 
+/// Memory that the kernels of a launch share, as it is shared out; addresses in it count from its
+/// start until it is allocated.
+#[derive(Debug, Default)]
+struct Workspace {
+    bytes: usize,
+}
+
+impl Workspace {
+    const OVERFLOW: Error = Error::Overflow {
+        argument: "the workspace",
+    };
+
+    /// The place of so many bytes, given as a product: a multiple of 256.
+    fn reserve(&mut self, bytes: [usize; 3]) -> Result<u64> {
+        let start = self.bytes.checked_next_multiple_of(256);
+        let bytes = bytes.into_iter().try_fold(1, usize::checked_mul);
+        let end = start
+            .zip(bytes)
+            .and_then(|(start, bytes)| start.checked_add(bytes));
+        self.bytes = end.ok_or(Self::OVERFLOW)?;
+        Ok(start.ok_or(Self::OVERFLOW)? as u64)
+    }
+}
+
+impl Pack {
+    /// The copy of an input of this shape. Along axes of stride 0, which have the same element
+    /// everywhere, it has one too.
+    fn new(
+        input: Input,
+        from: TensorRef,
+        [batch, heads, rows, dim]: [usize; 4],
+        workspace: &mut Workspace,
+    ) -> Result<Self> {
+        let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent };
+        let batch = distinct(batch, from.batch_stride);
+        let heads = distinct(heads, from.head_stride);
+        let rows = distinct(rows, from.row_stride);
+        let kernel = KERNELS.iter().find(|kernel| kernel.family == Family::Pack);
+        let kernel = kernel.expect("in the table");
+        // No overflow: `validate` has `batch * heads` below 2^63.
+        let tiles = rows.div_ceil(kernel.tile.q_rows as usize);
+        let grid = Grid::new(kernel, (batch * heads) as u128 * tiles as u128)?;
+        let to = workspace.reserve([batch * heads, rows * dim, size_of::<u16>()])?;
+        let packed = |stride: i64, row_major: usize| if stride == 0 { 0 } else { row_major as i64 };
+        Ok(Pack {
+            input,
+            grid,
+            params: PackParams {
+                from,
+                to,
+                heads: heads as u32,
+                rows: rows as u32,
+                dim: dim as u32,
+                tiles: tiles as u32,
+            },
+            copy: TensorRef {
+                address: to,
+                batch_stride: packed(from.batch_stride, heads * rows * dim),
+                head_stride: packed(from.head_stride, rows * dim),
+                row_stride: packed(from.row_stride, dim),
+            },
+        })
+    }
+}
+
+/// The kernel that combines the splits of a kernel: a warp takes up to 128 columns of a row.
+fn combine_grid(kernel: &Kernel, problem: &Problem) -> Result<Grid> {
+    let combine = KERNELS.iter().find(|combine| {
+        combine.family == Family::Combine
+            && combine.dtype == kernel.dtype
+            && combine.arch == kernel.arch
+    });
+    let kernel = combine.expect("every dtype has one");
+    let rows = problem.lse_shape().iter().product::<usize>();
+    let warps = rows as u128 * problem.dim.div_ceil(128) as u128;
+    Grid::new(kernel, warps.div_ceil(u128::from(kernel.tile.warps)))
+}
+
 impl Grid {
+    /// A grid of so many blocks, if it can be launched.
+    fn new(kernel: &'static Kernel, blocks: u128) -> Result<Self> {
+        match u32::try_from(blocks) {
+            Ok(blocks) if blocks <= MAX_BLOCKS => Ok(Grid { kernel, blocks }),
+            _ => Err(Error::Grid {
+                kernel: kernel.name,
+                blocks,
+                max: MAX_BLOCKS,
+            }),
+        }
+    }
+
     /// # Safety
-    /// As for [`Launch::on_gpu`], with partial results as [`ForwardParams`] says.
-    unsafe fn on_gpu(&self, gpu: &Gpu, params: &ForwardParams, stream: *mut c_void) -> Result<()> {
+    /// As for [`Launch::on_gpu`], with the kernel's own parameter block, of which all memory is valid.
+    unsafe fn on_gpu(&self, gpu: &Gpu, params: &[u8], stream: *mut c_void) -> Result<()> {
         let kernel = self.kernel;
         let needed = kernel.arch.compute_capability();
         if gpu.compute_capability() < needed {
@@ -147,8 +290,8 @@ impl Grid {
         let shared_bytes = kernel.shared_bytes();
         let ptx = ptx::module(kernel.module()).ok_or(Error::NotCompiled)?;
         let function = gpu.function(kernel.name, kernel.module(), ptx, shared_bytes)?;
-        // SAFETY: the table gives every kernel this parameter block, this block size and this much
-        // shared memory; the caller vouches for the memory and the stream.
+        // SAFETY: the table gives every kernel this block size and this much shared memory; the
+        // caller vouches for the parameters, the memory and the stream.
         unsafe {
             gpu.launch(
                 function,
@@ -159,45 +302,6 @@ impl Grid {
                 stream,
             )
         }
-    }
-
-    fn on_emulator(&self, emulation: &Emulation, params: &ForwardParams) -> Result<()> {
-        emulation.launch(self.kernel, self.blocks, bytemuck::bytes_of(params))
-    }
-}
-
-impl Combine {
-    /// For the partial results of a kernel on so many splits.
-    fn new(kernel: &Kernel, problem: &Problem, splits: u32) -> Result<Self> {
-        let combine = KERNELS.iter().find(|combine| {
-            combine.family == Family::Combine
-                && combine.dtype == kernel.dtype
-                && combine.arch == kernel.arch
-        });
-        let kernel = combine.expect("every dtype has one");
-        let rows: usize = problem.lse_shape().iter().product();
-        let sizes = rows.checked_mul(splits as usize).and_then(|rows| {
-            let o = rows.checked_mul(problem.dim * size_of::<f32>())?;
-            let softmax = rows.checked_mul(2 * size_of::<f32>())?;
-            Some((o, o.checked_add(softmax)?))
-        });
-        let (o_bytes, bytes) = sizes.ok_or(Error::Overflow {
-            argument: "the workspace of the splits",
-        })?;
-        // A warp takes up to 128 columns of a row.
-        let warps = rows as u128 * problem.dim.div_ceil(128) as u128;
-        let blocks = warps.div_ceil(u128::from(kernel.tile.warps));
-        let fits = u32::try_from(blocks).ok().filter(|&b| b <= MAX_BLOCKS);
-        let blocks = fits.ok_or(Error::Grid {
-            kernel: kernel.name,
-            blocks,
-            max: MAX_BLOCKS,
-        })?;
-        Ok(Combine {
-            grid: Grid { kernel, blocks },
-            o_bytes,
-            bytes,
-        })
     }
 }
 
@@ -215,29 +319,135 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 
 #[cfg(test)]
 mod tests {
-    use super::{Combine, normalized};
-    use crate::error::Error;
+    use super::{Input, Launch, Pack, Workspace, combine_grid, normalized};
+    use crate::attention::RawForward;
+    use crate::error::{Error, Result};
     use crate::problem::Problem;
+    use crate::schedule::{Facts, Schedule};
+    use kernels::class::Class;
     use kernels::params::TensorRef;
-    use kernels::table::KERNELS;
+    use kernels::table::{KERNELS, Kernel};
+
+    fn kernel(name: &str) -> &'static Kernel {
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+        kernel.expect("in the table")
+    }
 
     #[test]
-    fn workspaces_have_a_limit() {
-        let combine = |rows: usize, splits| {
-            let shape = [rows, 1, 1, 8];
+    fn workspaces_are_shared_out() {
+        let mut workspace = Workspace::default();
+        let places = [[3, 5, 2], [1, 0, 7], [1, 1, 256], [2, 2, 2]];
+        let places = places.map(|bytes| workspace.reserve(bytes));
+        assert_eq!(places, [Ok(0), Ok(256), Ok(256), Ok(512)]);
+        assert_eq!(workspace.bytes, 520);
+        for bytes in [[1 << 40, 1 << 40, 1], [usize::MAX, 1, 1], [1 << 62, 2, 2]] {
+            assert_eq!(workspace.reserve(bytes), Err(Workspace::OVERFLOW));
+            assert_eq!(workspace.bytes, 520);
+        }
+    }
+
+    #[test]
+    fn combine_grids_have_a_limit() {
+        let combine = |rows: usize| {
+            let shape = [rows, 1, 1, 136];
             let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-            Combine::new(&KERNELS[0], &problem, splits)
+            combine_grid(&KERNELS[0], &problem).map(|grid| (grid.kernel.name, grid.blocks))
         };
-        let one = combine(1000, 3).expect("small");
-        assert_eq!((one.o_bytes, one.bytes), (3000 * 32, 3000 * 40));
-        assert_eq!(
-            (one.grid.kernel.name, one.grid.blocks),
-            ("combine_f16", 250)
-        );
-        let error = combine(1 << 58, 1 << 8).err();
-        assert!(matches!(error, Some(Error::Overflow { .. })), "{error:?}");
-        let error = combine(1 << 33, 2).err();
-        assert!(matches!(error, Some(Error::Grid { .. })), "{error:?}");
+        assert_eq!(combine(1001), Ok(("combine_f16", 501)));
+        let error = combine(1 << 33);
+        assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
+    }
+
+    /// The launch of `[2, 3, 70, 64]` tensors with these row strides and first elements.
+    fn launch(inputs: [(i64, u64); 3], splits: u32) -> Result<Launch> {
+        let shape = [2, 3, 70, 64];
+        let problem = Problem::new(shape, shape, shape, false, None)?;
+        let kernel = kernel("forward_f16_d64");
+        let schedule = Schedule::new(
+            kernel,
+            &problem,
+            &Facts::emulated(Class::Sm80),
+            Some(splits),
+        )?;
+        let tensor = |(row_stride, first): (i64, u64)| TensorRef {
+            address: (1 << 20) + 2 * first,
+            batch_stride: 0,
+            head_stride: 1 << 14,
+            row_stride,
+        };
+        let [q, k, v] = inputs.map(tensor);
+        let args = RawForward {
+            q,
+            k,
+            v,
+            o: tensor((65, 0)),
+            lse: 1 << 30,
+            batch: 2,
+            heads: 3,
+            kv_heads: 3,
+            seqlen_q: 70,
+            seqlen_kv: 70,
+            dim: 64,
+        };
+        Launch::new(kernel, &problem, &schedule, &args)
+    }
+
+    #[test]
+    fn only_what_is_not_aligned_is_copied() {
+        for (inputs, copied) in [
+            ([(64, 0), (64, 8), (-72, 0)], [false; 3]),
+            ([(65, 0), (64, 0), (64, 0)], [true, false, false]),
+            ([(64, 0), (64, 1), (64, 0)], [false, true, false]),
+            ([(64, 0), (64, 0), (-68, 0)], [false, false, true]),
+            ([(0, 4), (1, 0), (60, 0)], [true; 3]),
+        ] {
+            for splits in [1, 2] {
+                let launch = launch(inputs, splits).expect("valid");
+                let found = launch.packs.iter().fold([false; 3], |mut found, pack| {
+                    found[pack.input as usize] = true;
+                    found
+                });
+                assert_eq!(found, copied, "{inputs:?}");
+                // What a launch needs no workspace for, it must not wait for on any device.
+                let needed = splits > 1 || copied.contains(&true);
+                assert_eq!(launch.workspace_bytes > 0, needed);
+                assert_eq!(launch.params.o_aligned, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_are_row_major_and_broadcasts_stay() {
+        let pack = |strides: [i64; 3], shape| {
+            let [batch_stride, head_stride, row_stride] = strides;
+            let from = TensorRef {
+                address: 2,
+                batch_stride,
+                head_stride,
+                row_stride,
+            };
+            let mut workspace = Workspace::default();
+            Pack::new(Input::K, from, shape, &mut workspace).map(|pack| {
+                let TensorRef {
+                    batch_stride,
+                    head_stride,
+                    row_stride,
+                    ..
+                } = pack.copy;
+                assert!(pack.copy.is_aligned());
+                let strides = [batch_stride, head_stride, row_stride];
+                (strides, pack.grid.blocks, workspace.bytes)
+            })
+        };
+        let shape = [2, 3, 65, 8];
+        assert_eq!(pack([9, -7, 5], shape), Ok(([1560, 520, 8], 12, 6240)));
+        assert_eq!(pack([0, 0, 5], shape), Ok(([0, 0, 8], 2, 1040)));
+        assert_eq!(pack([0, 5, 0], shape), Ok(([0, 8, 0], 3, 48)));
+        assert_eq!(pack([0, 0, 0], shape), Ok(([0, 0, 0], 1, 16)));
+        let error = pack([1, 1, 1], [1 << 15, 1 << 15, 129, 8]);
+        assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
+        let error = pack([1, 1, 1], [1 << 30, 1, 1 << 30, 256]);
+        assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
     }
 
     #[test]

@@ -32,8 +32,9 @@ pub struct Facts {
     pub shared: SharedMemory,
     /// Bytes of the L2 cache.
     pub l2_bytes: u32,
-    /// Whether a launch can have memory for as long as it runs, which splits need.
-    pub has_workspaces: bool,
+    /// Whether it has memory pools. Without, a launch that needs memory for as long as it runs has to
+    /// wait for its end, as one with splits does.
+    pub has_pools: bool,
 }
 
 impl Facts {
@@ -49,7 +50,7 @@ impl Facts {
             multiprocessors,
             shared: class.shared_memory(),
             l2_bytes: l2_megabytes << 20,
-            has_workspaces: true,
+            has_pools: true,
         }
     }
 
@@ -136,7 +137,7 @@ impl Schedule {
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
         let splits = match splits {
             Some(splits) => splits,
-            None if !facts.has_workspaces => 1,
+            None if !facts.has_pools => 1,
             None => {
                 let resident = facts.resident_blocks(kernel);
                 self::splits(tiles, key_blocks, facts.multiprocessors, resident)
@@ -269,7 +270,7 @@ mod tests {
             seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
         ) {
             let kernel = &KERNELS[kernel];
-            prop_assume!(kernel.family != Family::Combine);
+            prop_assume!(matches!(kernel.family, Family::Forward { .. } | Family::Decode));
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
             let s = Schedule::new(kernel, &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
@@ -341,9 +342,9 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_workspaces_does_not_split() {
+    fn a_device_without_pools_does_not_split() {
         let facts = Facts {
-            has_workspaces: false,
+            has_pools: false,
             ..H200
         };
         let problem = problem([1, 1, 1], [1, 4096], 128);

@@ -5,7 +5,7 @@
 //! the warps. Only the tiles of [`Class::Sm90`] were measured, on an H200; the others are reasoned
 //! from the devices' limits.
 
-use crate::table::{COMBINE_TILE, Family, Tile};
+use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile};
 
 /// Shared memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,7 @@ impl Class {
             (Family::Decode, Class::Sm86) => sm86_decode(head_dim),
             (Family::Decode, Class::Sm90) => sm90_decode(head_dim),
             (Family::Combine, _) => COMBINE_TILE,
+            (Family::Pack, _) => PACK_TILE,
         }
     }
 }

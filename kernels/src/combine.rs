@@ -113,7 +113,7 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
     // SAFETY: these elements are this lane's, and the lse its warp's.
     unsafe {
         if exists {
-            if p.aligned != 0 {
+            if p.o_aligned != 0 {
                 global::store_u32x2(address, pairs);
             } else {
                 for i in 0..2 {

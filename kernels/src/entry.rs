@@ -4,8 +4,9 @@ use crate::class::Class;
 use crate::combine::combine;
 use crate::forward::{decode, forward};
 use crate::mask::{Causal, Full, Mask};
-use crate::params::ForwardParams;
-use crate::table::{COMBINE_TILE, Family, Tile, all_kernels};
+use crate::pack::pack as pack_rows;
+use crate::params::{ForwardParams, PackParams};
+use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
 use crate::tile::{Bf16, F16};
 
 macro_rules! entries {
@@ -13,6 +14,7 @@ macro_rules! entries {
         forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
+        pack { $($pack:ident;)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
@@ -65,6 +67,15 @@ macro_rules! entries {
             unsafe extern "ptx-kernel" fn $combine(params: ForwardParams) {
                 // SAFETY: the launch is the caller's promise.
                 unsafe { combine::<$combine_element, { COMBINE_TILE.warps as usize }>(&params) }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $pack(params: PackParams) {
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    pack_rows::<{ PACK_TILE.warps as usize }, { PACK_TILE.q_rows }>(&params);
+                }
             }
         )*
     };

@@ -17,6 +17,7 @@
 //! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
 //! | `forward` | the main loops of FlashAttention-2 and flash-decoding | PTX |
 //! | `combine` | partial results of splits of the keys, added up | PTX |
+//! | `pack` | copies of tensors whose rows are not aligned | PTX |
 #![no_std]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -37,6 +38,8 @@ mod combine;
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 mod forward;
+#[cfg(target_arch = "nvptx64")]
+mod pack;
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
 #[cfg(target_arch = "nvptx64")]

@@ -46,7 +46,7 @@ impl TensorRef {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ForwardParams {
-    /// Queries, `[batch, heads, seqlen_q, dim]`.
+    /// Queries, `[batch, heads, seqlen_q, dim]`; [aligned](TensorRef::is_aligned), as k and v.
     pub q: TensorRef,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: TensorRef,
@@ -79,8 +79,8 @@ pub struct ForwardParams {
     pub dim: u32,
     /// Softmax scale, of any sign; scores are `scale * (q . k)`.
     pub scale: f32,
-    /// 1 if q, k, v and o are all [aligned](TensorRef::is_aligned), else 0.
-    pub aligned: u32,
+    /// 1 if o is [aligned](TensorRef::is_aligned), else 0.
+    pub o_aligned: u32,
     /// Query heads of all batches.
     pub batch_heads: u32,
     /// Splits of the keys: at least 1.
@@ -91,6 +91,28 @@ pub struct ForwardParams {
     /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for decode kernels,
     /// the others have it in their type.
     pub causal: u32,
+}
+
+/// Arguments of a pack kernel, which copies a tensor to where its rows are
+/// [aligned](TensorRef::is_aligned).
+///
+/// The grid is one-dimensional, with `batch * heads * tiles` blocks.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackParams {
+    /// What is copied, `[batch, heads, rows, dim]`.
+    pub from: TensorRef,
+    /// Device address of the copy, row-major without gaps: a multiple of 16.
+    pub to: u64,
+    /// Heads.
+    pub heads: u32,
+    /// Rows of a head; at most [`MAX_SEQLEN`].
+    pub rows: u32,
+    /// Elements of a row: a multiple of 8, at most [`MAX_HEAD_DIM`](crate::table::MAX_HEAD_DIM).
+    pub dim: u32,
+    /// `ceil(rows / Br)`.
+    pub tiles: u32,
 }
 
 /// The longest sequence: row indices, rounded up to a tile, stay within `i32`.

@@ -90,6 +90,9 @@ pub enum Family {
     Decode,
     /// Adds up what a forward or decode kernel found on each split of the keys.
     Combine,
+    /// Copies an input whose rows are not [aligned](crate::params::TensorRef::is_aligned) to where
+    /// they are.
+    Pack,
 }
 
 impl Family {
@@ -99,7 +102,7 @@ impl Family {
         match self {
             Family::Forward { causal: mask } => mask == causal,
             Family::Decode => true,
-            Family::Combine => false,
+            Family::Combine | Family::Pack => false,
         }
     }
 }
@@ -113,7 +116,7 @@ pub struct Kernel {
     pub arch: Arch,
     /// What it does.
     pub family: Family,
-    /// Element type.
+    /// Element type; the pack kernel moves any of 16 bits.
     pub dtype: Dtype,
     /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
     pub head_dim: u32,
@@ -128,11 +131,13 @@ impl Kernel {
         self.tile.warps * 32
     }
 
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a block, in bytes: a tile's, or what the warps of a pack kernel copy at a
+    /// time, 16 bytes a lane.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         match self.family {
             Family::Combine => 0,
+            Family::Pack => 16 * self.threads(),
             _ => self.tile.shared_bytes(self.head_dim),
         }
     }
@@ -173,9 +178,15 @@ pub const COMBINE_TILE: Tile = Tile {
     blocks_per_sm: 8,
 };
 
+/// How the pack kernel divides the work: a block takes rows of a head.
+pub const PACK_TILE: Tile = Tile {
+    q_rows: 64,
+    ..COMBINE_TILE
+};
+
 /// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim, mask and
 /// class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
-/// element type.
+/// element type, of the pack kernel the name.
 ///
 /// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
 /// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`.
@@ -256,6 +267,9 @@ macro_rules! all_kernels {
                 combine_f16 => F16;
                 combine_bf16 => Bf16;
             }
+            pack {
+                pack;
+            }
         }
     };
 }
@@ -267,6 +281,7 @@ macro_rules! rows {
         forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
+        pack { $($pack:ident;)* }
     ) => {
         &[
             $({
@@ -297,6 +312,14 @@ macro_rules! rows {
                 dtype: Dtype::$combine_dtype,
                 head_dim: MAX_HEAD_DIM,
                 tile: COMBINE_TILE,
+            },)*
+            $(Kernel {
+                name: stringify!($pack),
+                arch: Arch::Sm80,
+                family: Family::Pack,
+                dtype: Dtype::F16,
+                head_dim: MAX_HEAD_DIM,
+                tile: PACK_TILE,
             },)*
         ]
     };
@@ -429,11 +452,12 @@ mod tests {
         ((13, 0), Class::Sm90),
     ];
 
-    const FAMILIES: [Family; 4] = [
+    const FAMILIES: [Family; 5] = [
         Family::Forward { causal: false },
         Family::Forward { causal: true },
         Family::Decode,
         Family::Combine,
+        Family::Pack,
     ];
 
     #[test]
@@ -523,6 +547,10 @@ mod tests {
             let (family, mask, size) = match kernel.family {
                 Family::Combine => {
                     assert_eq!(kernel.name, format!("combine_{dtype}"));
+                    continue;
+                }
+                Family::Pack => {
+                    assert_eq!(kernel.name, "pack");
                     continue;
                 }
                 Family::Forward { causal } => {

@@ -1,6 +1,6 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
-use ::kernels::params::{ForwardParams, TensorRef};
+use ::kernels::params::{ForwardParams, PackParams, TensorRef};
 use ::kernels::table::{Arch, Dtype, Family, KERNELS, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
@@ -44,6 +44,8 @@ pub struct Modules {
     pub kernel: Module,
     /// What combines its splits.
     pub combine: Module,
+    /// What copies its inputs, if their rows are not aligned.
+    pub pack: Module,
 }
 
 impl Modules {
@@ -52,6 +54,7 @@ impl Modules {
         Modules {
             kernel: module(kernel),
             combine: module(combine(kernel)),
+            pack: module(pack()),
         }
     }
 }
@@ -117,6 +120,11 @@ pub fn combine(kernel: &Kernel) -> &'static Kernel {
     let mut kernels = KERNELS.iter();
     let combine = kernels.find(|k| k.family == Family::Combine && k.dtype == kernel.dtype);
     combine.expect("every dtype has one")
+}
+
+/// The kernel that copies inputs whose rows are not aligned.
+pub fn pack() -> &'static Kernel {
+    named("pack")
 }
 
 /// Where a `[batch, heads, rows, dim]` tensor's elements lie.
@@ -219,6 +227,55 @@ impl Tensor {
     }
 }
 
+/// Launches a kernel with a parameter block over a grid in one dimension.
+fn launch_one(
+    memory: &Memory,
+    kernel: &Kernel,
+    module: &Module,
+    blocks: u32,
+    params: &[u8],
+    options: &Options,
+) -> Result<Counters, Error> {
+    launch(
+        memory,
+        module.entry(kernel.name)?,
+        [blocks, 1, 1],
+        [kernel.threads(), 1, 1],
+        kernel.shared_bytes(),
+        &[Argument::Bytes(params)],
+        options,
+    )
+}
+
+/// Launches the kernel that copies a tensor of this shape to a row-major one at `to`.
+pub fn launch_pack(
+    memory: &Memory,
+    module: &Module,
+    [batch, heads, rows, dim]: [u32; 4],
+    from: TensorRef,
+    to: u64,
+    options: &Options,
+) -> Result<Counters, Error> {
+    let tiles = rows.div_ceil(pack().tile.q_rows);
+    let params = PackParams {
+        from,
+        to,
+        heads,
+        rows,
+        dim,
+        tiles,
+    };
+    let bytes = bytemuck::bytes_of(&params);
+    launch_one(
+        memory,
+        pack(),
+        module,
+        batch * heads * tiles,
+        bytes,
+        options,
+    )
+}
+
 /// What went wrong in a run.
 #[derive(Debug)]
 pub enum Failure {
@@ -281,7 +338,7 @@ impl<'a> Run<'a> {
             seqlen_kv: p.seqlen_kv,
             dim: p.dim,
             scale: p.scale,
-            aligned: u32::from(p.gap.is_multiple_of(8)),
+            o_aligned: u32::from(p.gap.is_multiple_of(8)),
             batch_heads: p.batch * p.heads,
             splits,
             split_keys: split_blocks * kernel.tile.keys,
@@ -300,47 +357,50 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Launches the kernel and, if it splits the keys, what combines the splits; returns what the
-    /// kernel did, and what the other one did.
+    /// Launches what copies the inputs, if their rows are not aligned, the kernel and, if it splits
+    /// the keys, what combines the splits; returns what the kernel did, and what the last one did.
     pub fn launch(
         &self,
         modules: &Modules,
         options: &Options,
     ) -> Result<(Counters, Option<Counters>), Error> {
-        let (kernel, params) = (self.kernel, &self.params);
-        let tiles = params.order.blocks();
-        let counters = self.launch_one(kernel, &modules.kernel, tiles * params.splits, options)?;
+        let kernel = self.kernel;
+        let mut params = self.params;
+        for (input, tensor) in [
+            (&mut params.q, &self.q),
+            (&mut params.k, &self.k),
+            (&mut params.v, &self.v),
+        ] {
+            if !input.is_aligned() {
+                let copy = Layout {
+                    gap: 0,
+                    ..tensor.layout
+                };
+                let to = self.memory.allocate(2 * copy.len());
+                launch_pack(&self.memory, &modules.pack, copy.shape, *input, to, options)?;
+                *input = copy.tensor_ref(to);
+            }
+        }
+        let params = &params;
+        let bytes = bytemuck::bytes_of(params);
+        let blocks = params.order.blocks() * params.splits;
+        let counters = launch_one(
+            &self.memory,
+            kernel,
+            &modules.kernel,
+            blocks,
+            bytes,
+            options,
+        )?;
         if params.splits == 1 {
             return Ok((counters, None));
         }
         let combine = combine(kernel);
         let warps = params.batch_heads * params.seqlen_q * params.dim.div_ceil(128);
         let blocks = warps.div_ceil(combine.tile.warps);
-        let combined = self.launch_one(combine, &modules.combine, blocks, options)?;
+        let combined = &modules.combine;
+        let combined = launch_one(&self.memory, combine, combined, blocks, bytes, options)?;
         Ok((counters, Some(combined)))
-    }
-
-    fn launch_one(
-        &self,
-        kernel: &Kernel,
-        module: &Module,
-        blocks: u32,
-        options: &Options,
-    ) -> Result<Counters, Error> {
-        let grid = [blocks, 1, 1];
-        let bytes = bytemuck::bytes_of(&self.params);
-        let entry = module.entry(kernel.name)?;
-        let block = [kernel.threads(), 1, 1];
-        let arguments = [Argument::Bytes(bytes)];
-        launch(
-            &self.memory,
-            entry,
-            grid,
-            block,
-            kernel.shared_bytes(),
-            &arguments,
-            options,
-        )
     }
 
     /// Compares o, lse and the gaps around o with what they should be.

@@ -1,14 +1,15 @@
 //! Every kernel of the table on the emulator: no rule broken, and the result of plain attention.
 
-use crate::attention::{Failure, Modules, Problem, check};
+use crate::attention::{Failure, Modules, Problem, check, launch_pack, module, pack};
+use ::kernels::params::TensorRef;
 use ::kernels::table::{Family, KERNELS, Kernel};
-use emulator::{Counters, Options};
+use emulator::{Counters, Memory, Options};
 
-/// The kernels that compute attention; the others run after these.
+/// The kernels that compute attention; the others run before and after these.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
-        .filter(|kernel| kernel.family != Family::Combine)
+        .filter(|kernel| !matches!(kernel.family, Family::Combine | Family::Pack))
 }
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {
@@ -196,5 +197,145 @@ fn decode_kernels_read_keys_once() {
         );
         // Only the warps with rows compute, 32 of them.
         assert_eq!(counters.total().flops, 4 * 32 * 512 * u64::from(dim));
+    }
+}
+
+/// Reads a tensor whose element `[b, h, i, d]` lies at `from + 2 * (strides of b, h and i + d)`
+/// through the pack kernel.
+fn packed(
+    memory: &Memory,
+    shape: [u32; 4],
+    from: TensorRef,
+    options: &Options,
+) -> (Vec<u16>, Counters) {
+    let mut copy = vec![0_u16; shape.iter().product::<u32>() as usize];
+    let to = memory.allocate(2 * copy.len());
+    let counters = launch_pack(memory, &module(pack()), shape, from, to, options);
+    let counters = counters.unwrap_or_else(|error| panic!("{shape:?}, {from:?}: {error}"));
+    memory
+        .read(to, bytemuck::cast_slice_mut(&mut copy))
+        .unwrap();
+    (copy, counters)
+}
+
+/// Every element, wherever rows start, in either direction and repeated, at edges of tiles and
+/// chunks; and nothing read beside the tensor.
+#[test]
+fn copies_are_of_every_element() {
+    for (shape, strides) in [
+        ([1, 1, 1, 8], [0, 0, 0]),
+        ([2, 3, 5, 8], [141, 47, 9]),
+        ([2, 3, 64, 40], [1, 7, 51]),
+        ([3, 2, 65, 64], [-9999, 4444, -67]),
+        ([2, 2, 129, 136], [0, 0, 137]),
+        ([2, 2, 63, 256], [257, -300, 0]),
+        ([1, 2, 70, 256], [0, 17921, 256]),
+    ] {
+        let [batch, heads, rows, dim] = shape;
+        let index = |b: u32, h: u32, i: u32| {
+            i64::from(b) * strides[0] + i64::from(h) * strides[1] + i64::from(i) * strides[2]
+        };
+        let corners: Vec<i64> = (0..8)
+            .map(|c| {
+                index(
+                    (c & 1) * (batch - 1),
+                    (c >> 1 & 1) * (heads - 1),
+                    (c >> 2) * (rows - 1),
+                )
+            })
+            .collect();
+        let (low, high) = (corners.iter().min().unwrap(), corners.iter().max().unwrap());
+        // The buffer ends with the tensor on both sides but for one element, which is never written.
+        let elements = (high - low) as usize + dim as usize;
+        let data: Vec<u16> = (0..elements).map(|n| ((n * 40503) >> 3) as u16).collect();
+        let memory = Memory::new();
+        let buffer = memory.allocate(2 * elements + 4);
+        memory
+            .write(buffer + 2, bytemuck::cast_slice(&data))
+            .unwrap();
+        let from = TensorRef {
+            address: buffer + 2 + 2 * low.unsigned_abs(),
+            batch_stride: strides[0],
+            head_stride: strides[1],
+            row_stride: strides[2],
+        };
+        let (copy, _) = packed(&memory, shape, from, &Options::default());
+        let mut copy = copy.into_iter();
+        for (b, h, i) in
+            (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |i| (b, h, i))))
+        {
+            let start = (index(b, h, i) - low) as usize;
+            let row: Vec<u16> = copy.by_ref().take(dim as usize).collect();
+            assert_eq!(
+                row,
+                data[start..][..dim as usize],
+                "{shape:?}, row {:?}",
+                (b, h, i)
+            );
+        }
+    }
+}
+
+/// Rows, heads and batches farther apart than 32 bits can say: each lies in a buffer of its own.
+#[test]
+fn copies_reach_far() {
+    for axis in 0..3 {
+        let memory = Memory::new();
+        let mut shape = [1, 1, 1, 16];
+        shape[axis] = 2;
+        let rows: [Vec<u16>; 2] = [(0..16).collect(), (16..32).collect()];
+        let [first, second] = rows
+            .clone()
+            .map(|row| memory.upload(bytemuck::cast_slice(&row)));
+        let mut strides = [0; 3];
+        strides[axis] = (second - first) as i64 / 2;
+        assert!(strides[axis] > 1 << 32);
+        for (address, sign, expected) in [
+            (first, 1, rows.concat()),
+            (second, -1, {
+                let [a, b] = rows.clone();
+                [b, a].concat()
+            }),
+        ] {
+            let [batch_stride, head_stride, row_stride] = strides.map(|stride| sign * stride);
+            let from = TensorRef {
+                address,
+                batch_stride,
+                head_stride,
+                row_stride,
+            };
+            let (copy, _) = packed(&memory, shape, from, &Options::default());
+            assert_eq!(copy, expected, "axis {axis}");
+        }
+    }
+}
+
+/// Neighbouring lanes read neighbouring elements and write neighbouring chunks, with no conflict
+/// between.
+#[test]
+fn copies_move_no_more_than_needed() {
+    let options = Options {
+        counters: true,
+        ..Options::default()
+    };
+    for dim in [8, 40, 128] {
+        let memory = Memory::new();
+        let shape = [1, 2, 128, dim];
+        let data = vec![1_u16; 256 * dim as usize + 1];
+        let from = TensorRef {
+            address: memory.upload(bytemuck::cast_slice(&data)) + 2,
+            batch_stride: 0,
+            head_stride: 128 * i64::from(dim),
+            row_stride: dim.into(),
+        };
+        let (_, counters) = packed(&memory, shape, from, &options);
+        let bytes = 2 * 256 * u64::from(dim);
+        assert_eq!(counters.total().bytes_read, bytes);
+        assert_eq!(counters.total().bytes_written, bytes);
+        assert_eq!(counters.bank_conflicts().count(), 0);
+        // 64 bytes an element off a multiple of 32 touch a third sector; stores are whole.
+        let loads = counters.total_of("ld.global");
+        assert_eq!(loads.sectors, bytes / 64 * 3, "{dim}");
+        assert_eq!(counters.total_of("st.global").extra_sectors(), 0);
     }
 }

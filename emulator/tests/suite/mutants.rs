@@ -3,7 +3,7 @@
 //!
 //! `cargo test -p emulator mutant -- --nocapture` prints what caught each.
 
-use crate::attention::{Failure, Modules, Problem, check, combine, named, ptx};
+use crate::attention::{Failure, Modules, Problem, check, combine, named, pack, ptx};
 use ::kernels::table::{Family, Kernel};
 use emulator::{Error, Module, Options};
 
@@ -32,6 +32,7 @@ const WIDE: &str = "forward_f16_d128";
 /// Packs heads, and has four buffers.
 const DECODE: &str = "decode_f16_d64";
 const COMBINE: &str = "combine_f16";
+const PACK: &str = "pack";
 
 fn remove(_: &str) -> String {
     String::new()
@@ -356,20 +357,6 @@ const MUTANTS: &[Mutant] = &[
         change: |l| l.replace("],", "+4],"),
     },
     Mutant {
-        what: "an element of the unaligned path off by one",
-        kernel: FULL,
-        pattern: "st.shared.b16",
-        which: Nth(1),
-        change: |l| l.replace("],", "+1],"),
-    },
-    Mutant {
-        what: "an element of the unaligned path left out",
-        kernel: FULL,
-        pattern: "st.shared.b16",
-        which: Nth(2),
-        change: remove,
-    },
-    Mutant {
         what: "ex2 replaced by lg2",
         kernel: CAUSAL,
         pattern: "ex2.approx.ftz",
@@ -488,6 +475,97 @@ const MUTANTS: &[Mutant] = &[
         which: Nth(5),
         change: |l| l.replace("bfly", "idx"),
     },
+    Mutant {
+        what: "an element of a copy from the row's next",
+        kernel: PACK,
+        pattern: "ld.global.b16",
+        which: Nth(2),
+        change: |l| l.replace("];", "+2];"),
+    },
+    Mutant {
+        what: "chunks of a copy past the last row",
+        kernel: PACK,
+        pattern: "min.u32",
+        which: Last,
+        change: |l| {
+            let (_, operands) = l.trim().split_once(char::is_whitespace).expect("operands");
+            let operands: Vec<&str> = operands.trim_end_matches(';').split(',').collect();
+            format!("mov.u32 {}, {};", operands[0], operands[2])
+        },
+    },
+    Mutant {
+        what: "an element of a copy not passed on",
+        kernel: PACK,
+        pattern: "st.shared.b16",
+        which: Nth(5),
+        change: remove,
+    },
+    Mutant {
+        what: "an element of a copy put in its neighbour's place",
+        kernel: PACK,
+        pattern: "st.shared.b16",
+        which: Nth(7),
+        change: |l| l.replace("],", "+2],"),
+    },
+    Mutant {
+        what: "a copy read before its elements are there",
+        kernel: PACK,
+        pattern: "bar.warp.sync",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "a copy overwritten before it is read",
+        kernel: PACK,
+        pattern: "bar.warp.sync",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "a copy stored a chunk too far",
+        kernel: PACK,
+        pattern: "st.global.v4",
+        which: Last,
+        change: |l| l.replace("],", "+16],"),
+    },
+    Mutant {
+        what: "a copy stored past its last row",
+        kernel: PACK,
+        pattern: "st.global.v4",
+        which: Last,
+        change: |l| format!("{l}\n{}", l.replace("],", "+32768],")),
+    },
+    Mutant {
+        what: "heads and batches of a copy exchanged",
+        kernel: PACK,
+        pattern: "div.u32",
+        which: Nth(1),
+        change: |l| l.replace("div", "rem"),
+    },
+    Mutant {
+        what: "the row of a chunk of a copy taken for its column",
+        kernel: PACK,
+        pattern: "div.u32",
+        which: Last,
+        change: |l| l.replace("div", "rem"),
+    },
+    Mutant {
+        what: "a copy by the stride of heads for rows",
+        kernel: PACK,
+        pattern: "_param_0+24]",
+        which: All,
+        change: |l| l.replace("+24]", "+16]"),
+    },
+    Mutant {
+        what: "a copy of the first head alone",
+        kernel: PACK,
+        pattern: "_param_0+16]",
+        which: All,
+        change: |l| {
+            l.replace("ld.param", "mov")
+                .replace("[pack_param_0+16]", "0")
+        },
+    },
 ];
 
 /// Ragged, with grouped heads, aligned and not, split and not.
@@ -547,9 +625,9 @@ impl Mutant {
     /// What catches it.
     fn caught(&self) -> Option<String> {
         let mutated = named(self.kernel);
-        // A combine kernel shows its faults after one that splits.
+        // A combine kernel shows its faults after one that splits, the pack kernel before any.
         let kernel = match mutated.family {
-            Family::Combine => named(FULL),
+            Family::Combine | Family::Pack => named(FULL),
             _ => mutated,
         };
         let text = self.apply(&ptx(mutated));
@@ -557,6 +635,8 @@ impl Mutant {
         let mut modules = Modules::of(kernel);
         if mutated == combine(kernel) {
             modules.combine = module;
+        } else if mutated == pack() {
+            modules.pack = module;
         } else {
             modules.kernel = module;
         }

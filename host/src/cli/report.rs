@@ -174,13 +174,17 @@ pub fn list_kernels() -> io::Result<()> {
         table.add_row([
             kernel.name.to_owned(),
             kernel.arch.name().to_owned(),
-            kernel.dtype.name().to_owned(),
+            match kernel.family {
+                Family::Pack => "any",
+                _ => kernel.dtype.name(),
+            }
+            .to_owned(),
             kernel.head_dim.to_string(),
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
                 Family::Decode => "both",
-                Family::Combine => "-",
+                Family::Combine | Family::Pack => "-",
             }
             .to_owned(),
             kernel.tile.q_rows.to_string(),

@@ -52,7 +52,7 @@ impl Gpu {
                     as u32,
             },
             l2_bytes: attribute(DeviceAttribute::L2CacheSize)? as u32,
-            has_workspaces: has_pools(device),
+            has_pools: has_pools(device),
         };
         let name = device.name().map_err(failed(operation))?;
         Ok(Gpu {

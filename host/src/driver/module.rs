@@ -105,22 +105,24 @@ impl Gpu {
         }
     }
 
-    /// Queues a launch of `blocks` blocks of `threads` threads with one argument, passed by value.
+    /// Queues a launch of `blocks` blocks of `threads` threads with one argument of these bytes,
+    /// passed by value.
     ///
     /// # Safety
-    /// The function must be one of this GPU and take exactly a `P`; what it reads and writes must
-    /// be valid until it has run. `stream` must be null or a stream of this GPU's primary context.
-    pub unsafe fn launch<P: Copy>(
+    /// The function must be one of this GPU and take exactly one argument of this many bytes; what
+    /// it reads and writes must be valid until it has run. `stream` must be null or a stream of this
+    /// GPU's primary context.
+    pub unsafe fn launch(
         &self,
         function: Function,
         blocks: u32,
         threads: u32,
         shared_bytes: u32,
-        parameters: &P,
+        argument: &[u8],
         stream: *mut c_void,
     ) -> Result<()> {
         let _current = self.enter()?;
-        let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast()];
+        let mut arguments = [argument.as_ptr().cast_mut().cast()];
         // SAFETY: the driver copies the argument before it returns; the rest is the caller's word.
         let status = unsafe {
             sys::cuLaunchKernel(

@@ -1,4 +1,5 @@
-//! Memory that a launch needs only while it runs, allocated and freed in the order of its stream.
+//! Memory that a launch needs only while it runs, allocated and freed in the order of its stream; on
+//! devices without memory pools, allocated at once and freed after a wait for the stream.
 
 use super::{Gpu, check};
 use crate::error::{Error, Result};
@@ -67,18 +68,22 @@ pub struct Workspace<'a> {
 }
 
 impl Gpu {
-    /// Allocates `bytes` bytes at this point of a stream.
+    /// Allocates `bytes` bytes, not 0, at this point of a stream.
     ///
     /// # Safety
     /// `stream` is null or a stream of this GPU's primary context, alive until the workspace drops.
     pub unsafe fn workspace(&self, bytes: usize, stream: *mut c_void) -> Result<Workspace<'_>> {
         let _current = self.enter()?;
-        let mut pool = self.pool().lock().unwrap_or_else(PoisonError::into_inner);
-        let pool = pool.get(self.index())?;
         let mut address = 0;
-        // SAFETY: `address` is valid for a write, the pool is alive, the stream the caller's word.
-        let status =
-            unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream.cast()) };
+        let status = if self.facts().has_pools {
+            let mut pool = self.pool().lock().unwrap_or_else(PoisonError::into_inner);
+            let pool = pool.get(self.index())?;
+            // SAFETY: `address` is valid for a write, the pool is alive, the stream the caller's word.
+            unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream.cast()) }
+        } else {
+            // SAFETY: `address` is valid for a write.
+            unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }
+        };
         if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(Error::OutOfMemory {
                 device: self.name().to_owned(),
@@ -108,7 +113,15 @@ impl Drop for Workspace<'_> {
         if let Ok(_current) = self.gpu.enter() {
             // SAFETY: freed once, here, after all that was queued before; `workspace` says that the
             // stream is alive.
-            unsafe { sys::cuMemFreeAsync(self.address, self.stream.cast()) };
+            unsafe {
+                if self.gpu.facts().has_pools {
+                    sys::cuMemFreeAsync(self.address, self.stream.cast());
+                } else {
+                    // A failure of the work before shows again in the next call.
+                    sys::cuStreamSynchronize(self.stream.cast());
+                    sys::cuMemFree_v2(self.address);
+                }
+            }
         }
     }
 }

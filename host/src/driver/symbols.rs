@@ -143,4 +143,5 @@ forward! {
         keys: *mut CUjit_option, values: *mut *mut c_void
     );
     cuModuleUnload(module: CUmodule);
+    cuStreamSynchronize(stream: CUstream);
 }

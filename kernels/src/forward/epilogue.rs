@@ -79,7 +79,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         unsafe {
             barrier::warp();
             let o = Copier::new(place.q_rows(&p.o), lane, 32);
-            o.store(o_tile, first, 16 * MT as u32, exist);
+            o.store(o_tile, first, 16 * MT as u32, exist, p.o_aligned != 0);
         }
     }
 

@@ -19,7 +19,6 @@ pub struct Place<const PACKED: bool> {
     pub first: u32,
     split: u32,
     dim: u32,
-    aligned: u32,
 }
 
 impl<const PACKED: bool> Place<PACKED> {
@@ -35,7 +34,6 @@ impl<const PACKED: bool> Place<PACKED> {
             first: tile * br,
             split,
             dim: special::opaque(p.dim),
-            aligned: special::opaque(p.aligned),
         }
     }
 
@@ -77,7 +75,6 @@ impl<const PACKED: bool> Place<PACKED> {
             group: self.group,
             first: 0,
             dim: self.dim,
-            aligned: self.aligned != 0,
         }
     }
 

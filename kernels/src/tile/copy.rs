@@ -3,7 +3,9 @@
 //! [`Share`] says which chunks fall to a thread. Rows past the end of the sequence and columns past
 //! the head dim read as zeros and are never stored.
 //!
-//! Rows that do not start at multiples of 16 bytes move element by element: correct, and slow.
+//! What is loaded lies in rows that start at multiples of 16 bytes; the host sees to that, with a
+//! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
+//! stored element by element, once, after the main loop.
 
 use super::SharedTile;
 use crate::divide::Divisor;
@@ -26,8 +28,6 @@ pub struct GlobalRows<const PACKED: bool> {
     pub first: u32,
     /// Elements of a row.
     pub dim: u32,
-    /// Whether every row starts at a multiple of 16 bytes.
-    pub aligned: bool,
 }
 
 impl<const PACKED: bool> GlobalRows<PACKED> {
@@ -74,6 +74,8 @@ pub struct Copier<const DT: usize, const PACKED: bool> {
     /// From the thread's first chunk of the tile at row 0 on.
     rows: GlobalRows<PACKED>,
     share: Share,
+    /// Bytes from a tile's start to the thread's first chunk of it.
+    offset: u32,
     /// Elements that exist from the thread's first on.
     columns: u32,
 }
@@ -89,6 +91,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         Copier {
             rows,
             share,
+            offset: SharedTile::<DT>::SWIZZLE.offset(share.row, share.chunk),
             columns: rows.dim.saturating_sub(8 * share.chunk),
         }
     }
@@ -98,7 +101,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     ///
     /// # Safety
     /// All sharing threads make the same call, nobody uses `to` until then, and what exists is
-    /// readable.
+    /// readable, in rows that start at multiples of 16 bytes.
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
@@ -122,13 +125,21 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         });
     }
 
-    /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on.
+    /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces
+    /// if `aligned`: if all rows start at multiples of 16 bytes.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and what
     /// exists is writable, by nobody else.
     #[inline(always)]
-    pub unsafe fn store(&self, from: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
+    pub unsafe fn store(
+        &self,
+        from: SharedTile<DT>,
+        first: u32,
+        rows: u32,
+        exist: u32,
+        aligned: bool,
+    ) {
         let steps = rows / self.share.rows_per_step;
         self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
             if !exists {
@@ -137,7 +148,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
             // SAFETY: the caller's promise.
             unsafe {
                 let elements = shared::load_u32x4(shared);
-                if self.rows.aligned {
+                if aligned {
                     global::store_u32x4(global, elements);
                 } else {
                     for i in 0..4 {
@@ -161,8 +172,9 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         exist: u32,
         mut f: impl FnMut(u32, u64, bool),
     ) {
-        let shared = tile.chunk(self.share.row, self.share.chunk);
-        // Opaque: a comparison for each chunk is cheaper than its result in a register for good.
+        // Opaque: an addition for each tile and a comparison for each chunk are cheaper than their
+        // results in registers for good.
+        let shared = tile.base + opaque(self.offset);
         let columns = opaque(self.columns);
         let mut global = self.rows.at(first);
         for step in 0..steps {

@@ -1,0 +1,98 @@
+//! Tensors whose rows do not start at multiples of 16 bytes, one by one and all together.
+//!
+//! Inputs of that kind are copied before a GPU's kernel reads them, each by itself: a copy of the
+//! wrong tensor, or to a wrong place, must not go unnoticed because its neighbours are copied too.
+
+use attention::{Device, Dtype};
+use tests::{Case, Layout, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let tensors: [(&str, &[usize]); 8] = [
+        ("q", &[0]),
+        ("k", &[1]),
+        ("v", &[2]),
+        ("o", &[3]),
+        ("q_and_k", &[0, 1]),
+        ("k_and_v", &[1, 2]),
+        ("inputs", &[0, 1, 2]),
+        ("all", &[0, 1, 2, 3]),
+    ];
+    let tests = tensors.map(|(name, odd)| Test::new(name, move |device| check(device, odd)));
+    let broadcasts = Test::new("broadcasts", broadcasts);
+    tests.into_iter().chain([broadcasts]).collect()
+}
+
+/// A case of several batches and heads by a forward and by a decode kernel, with and without splits,
+/// of ragged lengths. The copies have tiles of 64 rows.
+fn variants() -> impl Iterator<Item = Case> {
+    let lengths = [(70, 150), (129, 64), (1, 65), (5, 129)];
+    let variants = lengths.into_iter().enumerate().flat_map(|(i, lengths)| {
+        let dtype = [Dtype::F16, Dtype::Bf16][i % 2];
+        [("forward", 1), ("forward", 3), ("decode", 1), ("decode", 2)]
+            .map(|(family, splits)| (lengths, dtype, family, splits))
+    });
+    variants.map(|((seqlen_q, seqlen_kv), dtype, family, splits)| {
+        let causal = splits > 1;
+        let mask = if causal && family == "forward" {
+            "_causal"
+        } else {
+            ""
+        };
+        Case {
+            dtype,
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            seqlen_q,
+            seqlen_kv,
+            // Rows of five 16-byte chunks, so that a warp's share of a copy ends inside a row.
+            dim: 40,
+            causal,
+            kernel: Some(format!("{family}_{}_d64{mask}", dtype.name())),
+            splits,
+            ..Case::default()
+        }
+    })
+}
+
+/// Of q, k, v and o, those of these numbers lie odd, in every way there is; the others do not.
+fn check(device: &Device, odd: &[usize]) -> Outcome {
+    for case in variants() {
+        for &layout in Layout::ODD {
+            let layout = |tensor| match odd.contains(&tensor) {
+                true => layout,
+                false => Layout::Bnhd,
+            };
+            Case {
+                q: layout(0),
+                k: layout(1),
+                v: layout(2),
+                o: layout(3),
+                ..case.clone()
+            }
+            .check(device)?;
+        }
+    }
+    PASSED
+}
+
+/// Inputs of which several rows or heads are one in memory, and not aligned.
+fn broadcasts(device: &Device) -> Outcome {
+    for case in variants() {
+        for (q, k, v) in [
+            (Layout::OddBroadcast, Layout::Bhnd, Layout::OddBroadcast),
+            (Layout::OneRow, Layout::OddBroadcast, Layout::OddRows),
+            (Layout::Shifted, Layout::OneRow, Layout::OneRow),
+        ] {
+            Case {
+                q,
+                k,
+                v,
+                ..case.clone()
+            }
+            .check(device)?;
+        }
+    }
+    PASSED
+}
