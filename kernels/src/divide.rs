@@ -42,7 +42,8 @@ impl Divisor {
     #[must_use]
     #[inline(always)]
     pub const fn divide(self, dividend: u32) -> (u32, u32) {
-        let quotient = (dividend as u64 * self.multiplier as u64 >> self.shift) as u32;
+        let product = dividend as u64 * self.multiplier as u64;
+        let quotient = (product >> self.shift) as u32;
         (
             quotient,
             dividend.wrapping_sub(quotient.wrapping_mul(self.value)),
