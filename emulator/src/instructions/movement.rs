@@ -1,5 +1,6 @@
 //! `mov`, `selp`, `ld.param`, `cvta`: values that only change place.
 
+use super::convert::extend;
 use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder, Name};
 use crate::registers::{AnyReg, Reg, Value};
@@ -203,17 +204,16 @@ fn load_parameter(d: &mut Decoder, kind: &str) -> Decoded {
         ));
     }
     let to = d.any(to)?;
-    if to.bits() != bits {
-        return Err(format!(
-            "expected a register of {bits} bits, found one of {}",
-            to.bits()
-        ));
+    // As any load, into a register that may be wider than the type.
+    if to.bits() < bits {
+        return Err("a register is narrower than its type".to_owned());
     }
+    let signed = kind.starts_with('s');
     let range = (start as usize + *offset as usize)..(start as usize + (*offset + bytes) as usize);
     lanes(move |c| {
         let mut value = [0; 8];
         value[..range.len()].copy_from_slice(&c.launch.parameters[range.clone()]);
-        let value = u64::from_le_bytes(value);
+        let value = extend(u64::from_le_bytes(value), bits, signed);
         match to {
             AnyReg::B16(to) => c.write(to, [value as u16; 32]),
             AnyReg::B32(to) => c.write(to, [value as u32; 32]),

@@ -196,7 +196,7 @@ const MUTANTS: &[Mutant] = &[
         what: "an ldmatrix of the wrong columns",
         kernel: FULL,
         pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
-        which: Last,
+        which: Nth(0),
         change: |l| l.replace("];", "+16];"),
     },
     Mutant {
@@ -210,7 +210,7 @@ const MUTANTS: &[Mutant] = &[
         what: "an ldmatrix address off by an element",
         kernel: WIDE,
         pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
-        which: Last,
+        which: Nth(0),
         change: |l| l.replace("];", "+2];"),
     },
     Mutant {
@@ -434,11 +434,11 @@ const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
-        what: "heads and queries of a group exchanged",
+        what: "a division by the heads of a group that doubles",
         kernel: DECODE,
-        pattern: "div.u32",
+        pattern: "shr.u64",
         which: Last,
-        change: |l| l.replace("div", "rem"),
+        change: |l| l.replace("shr.u64", "shl.b64"),
     },
     Mutant {
         what: "half of a partial sector not stored",

@@ -87,6 +87,8 @@ pub unsafe fn decode<
             }
             cp_async::commit();
         };
+        // The first block always sets the maxima, the others may.
+        let unmasked_trips = unmasked_trips.min(trips.saturating_sub(1));
         let mut j = trips;
         while j > unmasked_trips {
             j -= 1;

@@ -97,16 +97,18 @@ pub unsafe fn forward<
     // are done with V of block j + 1 and K of block j.
     unsafe {
         q.load(qo_tile, first, br, p.seqlen_q - first);
+        // The last block may end beyond the last key.
+        let last = trips.wrapping_sub(1);
+        let exist = keys.wrapping_sub(last.wrapping_mul(bc));
         if trips > 0 {
-            // The last block may end beyond the last key.
-            let j = trips - 1;
-            let exist = keys - j * bc;
-            k.load(k_tile(j), j * bc, bc, exist);
-            cp_async::commit();
-            v.load(v_tile(j), j * bc, bc, exist);
-            if j > 0 {
-                k.load(k_tile(j - 1), (j - 1) * bc, bc, bc);
-            }
+            k.load(k_tile(last), last * bc, bc, exist);
+        }
+        cp_async::commit();
+        if trips > 0 {
+            v.load(v_tile(last), last * bc, bc, exist);
+        }
+        if trips > 1 {
+            k.load(k_tile(last - 1), (last - 1) * bc, bc, bc);
         }
         cp_async::commit();
         cp_async::wait::<1>();
