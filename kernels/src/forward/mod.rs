@@ -107,6 +107,9 @@ pub unsafe fn forward<
             if j > 0 {
                 k.load(k_tile(j - 1), (j - 1) * bc, bc, bc);
             }
+        } else {
+            // Q is in the last group but one, keys or not.
+            cp_async::commit();
         }
         cp_async::commit();
         cp_async::wait::<1>();
