@@ -4,7 +4,7 @@ use crate::{Guarded, Layout, Outcome, PASSED, harness};
 use attention::check::{Forward, Report, all_rows, check};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use libtest_mimic::Failed;
-use ndarray::{Array3, Array4};
+use ndarray::{Array3, Array4, Axis, s};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
@@ -134,6 +134,35 @@ impl Case {
             k: random(self.kv_shape()),
             v: random(self.kv_shape()),
         }
+    }
+
+    /// The inputs of the case's seed with other keys and queries, so that the score of a query of kind
+    /// `kind(i)` with key `j` is `score(kind, j)`, exactly if that is a number of the dtype; the scale
+    /// is 1 or, if the case's is negative, -1. There are at most as many kinds as a row has elements.
+    #[must_use]
+    pub fn with_scores(
+        &self,
+        kinds: usize,
+        kind: impl Fn(usize) -> usize,
+        score: impl Fn(usize, usize) -> f32,
+    ) -> (Case, Inputs) {
+        const Q: f32 = 32.0;
+        let scale = self.scale.unwrap_or(1.0).signum();
+        let mut inputs = self.inputs();
+        inputs.q.fill(0.0);
+        for (i, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
+            queries.slice_mut(s![.., .., kind(i)]).fill(Q * scale);
+        }
+        for (j, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
+            for kind in 0..kinds {
+                keys.slice_mut(s![.., .., kind]).fill(score(kind, j) / Q);
+            }
+        }
+        let case = Case {
+            scale: Some(scale),
+            ..self.clone()
+        };
+        (case, inputs)
     }
 
     /// Runs the case on a device, outputs poisoned, with guard margins around all memory, and checks

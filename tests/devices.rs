@@ -9,6 +9,7 @@ mod errors;
 mod kernels;
 mod large_offsets;
 mod lengths;
+mod maxima;
 mod random;
 mod real_data;
 mod repeats;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         ("kernels", kernels::tests()),
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),
+        ("maxima", maxima::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

@@ -1,8 +1,8 @@
 //! Inputs that break a careless softmax: large scores, rows that see no key, NaN and infinity.
 
 use attention::{Device, Dtype};
-use ndarray::{Axis, s};
-use tests::{Case, Inputs, Layout, Outcome, PASSED, Test};
+use ndarray::s;
+use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -34,7 +34,7 @@ pub fn tests() -> Vec<Test> {
 
 /// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded; on one
 /// split and on several, of the latter one by the decode kernel.
-fn variants(case: &Case) -> impl Iterator<Item = Case> {
+pub fn variants(case: &Case) -> impl Iterator<Item = Case> {
     let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
     let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
     masks.flat_map(|(dtype, causal)| {
@@ -56,27 +56,11 @@ fn variants(case: &Case) -> impl Iterator<Item = Case> {
     })
 }
 
-/// Inputs whose score with key `j` is exactly `score(j)` for every query, in any precision.
-fn with_scores(case: &Case, score: impl Fn(usize) -> f32) -> (Case, Inputs) {
-    let mut inputs = case.inputs();
-    inputs.q.fill(0.0);
-    inputs.q.slice_mut(s![.., .., .., 0]).fill(32.0);
-    for (j, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
-        keys.slice_mut(s![.., .., 0]).fill(score(j) / 32.0);
-    }
-    (
-        Case {
-            scale: Some(1.0),
-            ..case.clone()
-        },
-        inputs,
-    )
-}
-
 /// `exp(1024)` overflows even in `f64`.
 fn scores_of_1024(device: &Device) -> Outcome {
     for case in variants(&Case::default()) {
-        let (case, inputs) = with_scores(&case, |j| if j % 3 == 0 { 1024.0 } else { -1024.0 });
+        let (case, inputs) =
+            case.with_scores(1, |_| 0, |_, j| if j % 3 == 0 { 1024.0 } else { -1024.0 });
         case.run(device, &inputs)?;
     }
     PASSED
@@ -85,7 +69,7 @@ fn scores_of_1024(device: &Device) -> Outcome {
 /// `exp(-1024)` is 0 even in `f64`: a softmax without the maximum divides 0 by 0.
 fn scores_of_minus_1024(device: &Device) -> Outcome {
     for case in variants(&Case::default()) {
-        let (case, inputs) = with_scores(&case, |_| -1024.0);
+        let (case, inputs) = case.with_scores(1, |_| 0, |_, _| -1024.0);
         case.run(device, &inputs)?;
     }
     PASSED
@@ -99,7 +83,7 @@ fn scores_that_grow(device: &Device) -> Outcome {
         ..Case::default()
     }) {
         for step in [0.0625, 1.0, 16.0] {
-            let (case, inputs) = with_scores(&case, |j| step * (j / 16) as f32);
+            let (case, inputs) = case.with_scores(1, |_| 0, |_, j| step * (j / 16) as f32);
             case.run(device, &inputs)?;
         }
     }
@@ -213,7 +197,7 @@ fn every_score_minus_infinity(device: &Device) -> Outcome {
         seqlen_kv: 70,
         ..Case::default()
     }) {
-        let (case, inputs) = with_scores(&case, |_| f32::NEG_INFINITY);
+        let (case, inputs) = case.with_scores(1, |_| 0, |_, _| f32::NEG_INFINITY);
         let result = case.run(device, &inputs)?;
         assert!(result.o.iter().all(|&o| o == 0.0));
         assert!(result.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));

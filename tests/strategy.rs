@@ -116,20 +116,32 @@ pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outc
 /// # Errors
 /// As [`check_random`].
 pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
+    check_each(count, cases, |case| case.check(device))
+}
+
+/// Checks that something holds of `count` random values, or of as many as `PROPTEST_CASES` says.
+///
+/// # Errors
+/// Names the simplest value found of which it does not hold.
+pub fn check_each<S: Strategy>(
+    count: u32,
+    values: S,
+    check: impl Fn(S::Value) -> Outcome,
+) -> Outcome {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = count;
     }
-    // The simplest failing case is printed whole; no file of seeds is needed beside it.
+    // The simplest failing value is printed whole; no file of seeds is needed beside it.
     config.failure_persistence = None;
-    let check = |case: Case| {
+    let check = |value| {
         let failed = |failed: libtest_mimic::Failed| {
             TestCaseError::fail(failed.message().unwrap_or_default().to_owned())
         };
-        case.check(device).map(drop).map_err(failed)
+        check(value).map(drop).map_err(failed)
     };
     TestRunner::new(config)
-        .run(&cases, check)
+        .run(&values, check)
         .map_err(|error| error.to_string())?;
     PASSED
 }

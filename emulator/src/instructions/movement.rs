@@ -1,6 +1,5 @@
 //! `mov`, `selp`, `ld.param`, `cvta`: values that only change place.
 
-use super::convert::extend;
 use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder, Name};
 use crate::registers::{AnyReg, Reg, Value};
@@ -203,17 +202,23 @@ fn load_parameter(d: &mut Decoder, kind: &str) -> Decoded {
             "{offset} is outside the parameter, of {size} bytes, or misaligned"
         ));
     }
+    // A wider register takes an integer extended, as its kind says.
     let to = d.any(to)?;
-    // As any load, into a register that may be wider than the type.
-    if to.bits() < bits {
-        return Err("a register is narrower than its type".to_owned());
+    if to.bits() < bits || kind.starts_with('f') && to.bits() != bits {
+        return Err(format!(
+            "expected a register of {bits} bits, found one of {}",
+            to.bits()
+        ));
     }
-    let signed = kind.starts_with('s');
     let range = (start as usize + *offset as usize)..(start as usize + (*offset + bytes) as usize);
+    let (signed, unused) = (kind.starts_with('s'), 64 - bits);
     lanes(move |c| {
         let mut value = [0; 8];
         value[..range.len()].copy_from_slice(&c.launch.parameters[range.clone()]);
-        let value = extend(u64::from_le_bytes(value), bits, signed);
+        let mut value = u64::from_le_bytes(value);
+        if signed {
+            value = ((value << unused).cast_signed() >> unused).cast_unsigned();
+        }
         match to {
             AnyReg::B16(to) => c.write(to, [value as u16; 32]),
             AnyReg::B32(to) => c.write(to, [value as u32; 32]),

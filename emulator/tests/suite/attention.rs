@@ -84,6 +84,8 @@ pub struct Problem {
     pub causal: bool,
     /// Splits of the keys, but no more than there are key blocks.
     pub splits: u32,
+    /// By how much the scores of every 32nd query rise from key to key, from the last to the first.
+    pub rise: f32,
 }
 
 impl Problem {
@@ -101,6 +103,7 @@ impl Problem {
             seed: 1,
             causal: false,
             splits: 1,
+            rise: 0.0,
         }
     }
 
@@ -212,6 +215,13 @@ impl Tensor {
         Tensor { layout, data }
     }
 
+    /// Changes the first element of every row.
+    fn set_first(&mut self, dtype: Dtype, value: impl Fn(u32) -> f32) {
+        for row in self.layout.rows() {
+            self.data[self.layout.index(row)] = from_f32(dtype, value(row[2]));
+        }
+    }
+
     /// Copies the tensor to read-only memory.
     fn upload(&self, memory: &Memory) -> TensorRef {
         let address = memory.upload(bytemuck::cast_slice(&self.data));
@@ -304,9 +314,15 @@ impl<'a> Run<'a> {
         let mut random = StdRng::seed_from_u64(p.seed);
         let memory = Memory::new();
         let mut tensor = |heads, rows| Tensor::random(p, kernel.dtype, heads, rows, &mut random);
-        let q = tensor(p.heads, p.seqlen_q);
-        let k = tensor(p.kv_heads, p.seqlen_kv);
+        let mut q = tensor(p.heads, p.seqlen_q);
+        let mut k = tensor(p.kv_heads, p.seqlen_kv);
         let v = tensor(p.kv_heads, p.seqlen_kv);
+        if p.rise != 0.0 {
+            let rises = |i: u32| if i.is_multiple_of(32) { 1.0 } else { 0.0 };
+            q.set_first(kernel.dtype, rises);
+            let last = p.seqlen_kv - 1;
+            k.set_first(kernel.dtype, |j| p.rise / p.scale * (last - j) as f32);
+        }
         let poison = vec![POISON; q.layout.len()];
         let o = memory.allocate(2 * poison.len());
         memory.write(o, bytemuck::cast_slice(&poison)).unwrap();

@@ -244,6 +244,26 @@ fn conversions_round_to_nearest_even() {
     assert_eq!(eval("cvt.rni.s32.f32 %r0, %r1", &[2.5_f32.to_bits()]), 2);
 }
 
+/// By zeros or by its sign; the low half of an address has either.
+#[test]
+fn parameters_are_extended_to_wider_registers() {
+    let [low, unsigned, zeros, signed, signs, ..] = warp(
+        "ld.param.b32 %r0, [input];
+         ld.param.b32 %d0, [input];
+         ld.param.s32 %d1, [input];
+         mov.b64 {%r1, %r2}, %d0;
+         mov.b64 {%r3, %r4}, %d1;
+         st.global.v4.b32 [%out], {%r0, %r1, %r2, %r3};
+         st.global.b32 [%out+16], %r4;",
+        &[],
+    )[0];
+    assert_eq!([unsigned, zeros], [low, 0]);
+    assert_eq!(
+        [signed, signs],
+        [low, (low.cast_signed() >> 31).cast_unsigned()]
+    );
+}
+
 #[test]
 fn special_registers_count_threads() {
     let out = run(

@@ -89,6 +89,19 @@ fn scales_of_any_sign() {
     run_all(|dim| vec![of_scale(dim, -0.3), of_scale(dim, 0.0)]);
 }
 
+/// By less and by more than the kernels bear before they raise the maxima.
+#[test]
+fn scores_that_rise() {
+    run_all(|dim| {
+        [0.03, 0.25]
+            .map(|rise| Problem {
+                rise,
+                ..lengths(dim, 70, 300)
+            })
+            .to_vec()
+    });
+}
+
 #[test]
 fn every_schedule_is_clean() {
     for kernel in kernels() {

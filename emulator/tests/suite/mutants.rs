@@ -89,7 +89,7 @@ fn zero(line: &str) -> String {
     format!("mov.b32 {to}, 0;")
 }
 
-/// `selp d, a, b, p` becomes `mov d, a`.
+/// `selp d, a, b, p` or `shr d, a, n` becomes `mov d, a`.
 fn always_first(line: &str) -> String {
     let (opcode, operands) = line
         .trim()
@@ -98,6 +98,18 @@ fn always_first(line: &str) -> String {
     let kind = opcode.rsplit('.').next().expect("a type");
     let operands: Vec<&str> = operands.split(',').collect();
     format!("mov.{kind} {}, {};", operands[0], operands[1])
+}
+
+/// `mul d, a, b` becomes `mov d, b`.
+fn always_last(line: &str) -> String {
+    let (opcode, operands) = line
+        .trim()
+        .trim_end_matches(';')
+        .split_once(char::is_whitespace)
+        .expect("operands");
+    let kind = opcode.rsplit('.').next().expect("a type");
+    let operands: Vec<&str> = operands.split(',').collect();
+    format!("mov.{kind} {}, {};", operands[0], operands[2])
 }
 
 const MUTANTS: &[Mutant] = &[
@@ -196,7 +208,7 @@ const MUTANTS: &[Mutant] = &[
         what: "an ldmatrix of the wrong columns",
         kernel: FULL,
         pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
-        which: Nth(0),
+        which: Last,
         change: |l| l.replace("];", "+16];"),
     },
     Mutant {
@@ -210,7 +222,7 @@ const MUTANTS: &[Mutant] = &[
         what: "an ldmatrix address off by an element",
         kernel: WIDE,
         pattern: "ldmatrix.sync.aligned.m8n8.x4.shared",
-        which: Nth(0),
+        which: Last,
         change: |l| l.replace("];", "+2];"),
     },
     Mutant {
@@ -378,6 +390,53 @@ const MUTANTS: &[Mutant] = &[
         change: |l| l.replace("max", "min"),
     },
     Mutant {
+        what: "a block too large for its maxima not noticed",
+        kernel: FULL,
+        pattern: "vote.sync.any.pred",
+        which: All,
+        change: |l| l.replace("vote.sync.any.pred any, own, 0xffffffff", "mov.pred any, 0"),
+    },
+    Mutant {
+        what: "a block tried again only if all lanes want it",
+        kernel: FULL,
+        pattern: "vote.sync.any.pred",
+        which: All,
+        change: |l| l.replace("any.pred", "all.pred"),
+    },
+    Mutant {
+        what: "a block tried again by the lanes that want it",
+        kernel: FULL,
+        pattern: "vote.sync.any.pred",
+        which: All,
+        change: |l| {
+            l.replace(
+                "vote.sync.any.pred any, own, 0xffffffff",
+                "mov.pred any, own",
+            )
+        },
+    },
+    Mutant {
+        what: "the vote of a decode step for all lanes",
+        kernel: DECODE,
+        pattern: "vote.sync.any.pred",
+        which: All,
+        change: |l| l.replace("any.pred", "all.pred"),
+    },
+    Mutant {
+        what: "a row's sum bounded by infinity",
+        kernel: FULL,
+        pattern: ", 0f46800000;",
+        which: Nth(0),
+        change: |l| l.replace("0f46800000", "0f7F800000"),
+    },
+    Mutant {
+        what: "an element of O not rescaled to a maximum that rose",
+        kernel: FULL,
+        pattern: "mul.rn.f32",
+        which: Nth(80),
+        change: always_last,
+    },
+    Mutant {
         what: "P packed with its halves swapped",
         kernel: FULL,
         pattern: "cvt.rn.f16x2",
@@ -434,11 +493,11 @@ const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
-        what: "a division by the heads of a group that doubles",
+        what: "a quotient of rows and heads taken before its shift",
         kernel: DECODE,
         pattern: "shr.u64",
         which: Last,
-        change: |l| l.replace("shr.u64", "shl.b64"),
+        change: always_first,
     },
     Mutant {
         what: "half of a partial sector not stored",
@@ -568,8 +627,9 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Ragged, with grouped heads, aligned and not, split and not.
-fn problems(kernel: &Kernel) -> [Problem; 3] {
+/// Ragged, with grouped heads, aligned and not, split and not, and with scores that raise the maxima
+/// of some rows in the main loop.
+fn problems(kernel: &Kernel) -> [Problem; 4] {
     let p = Problem {
         heads: 2,
         seqlen_q: 150,
@@ -589,6 +649,7 @@ fn problems(kernel: &Kernel) -> [Problem; 3] {
             splits: 2,
             ..p
         },
+        Problem { rise: 0.25, ..p },
     ]
 }
 

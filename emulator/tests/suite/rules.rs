@@ -349,6 +349,8 @@ fn bad_modules_do_not_load() {
     assert!(body("bra $nowhere;").contains("label $nowhere is not defined"));
     assert!(body("$a: $a:").contains("defined twice"));
     assert!(body("ld.param.u64 %d0, [out+8];").contains("outside the parameter"));
+    assert!(body("ld.param.u64 %r0, [out];").contains("expected a register of 64 bits"));
+    assert!(body("ld.param.f32 %d0, [out];").contains("expected a register of 32 bits"));
     assert!(body(".reg .b32 %x<4000000000>;").contains("registers"));
     assert!(body("mov.u32 %r0, %clock;").contains("special register"));
     assert!(

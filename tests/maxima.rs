@@ -1,0 +1,311 @@
+//! Scores that grow and shrink along the keys, so that the forward kernels must raise the maxima of
+//! rows at any step, or must not: with normally distributed inputs the first block does it nearly
+//! always.
+//!
+//! Kernels take keys from the last to the first, so scores that grow do so towards key 0. A maximum
+//! rises once a lane's probabilities in a block sum up to more than 2^14.
+
+use crate::special_values::variants;
+use attention::Device;
+use ndarray::s;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use tests::strategy::{cases, check_each, scheduled};
+use tests::{Case, Layout, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("growing", growing),
+        Test::new("growing_negative_scale", growing_negative_scale),
+        Test::new("shrinking", shrinking),
+        Test::new("tiny_before_large", tiny_before_large),
+        Test::new("some_rows", some_rows),
+        Test::new("one_row_at_a_time", one_row_at_a_time),
+        Test::new("some_columns", some_columns),
+        Test::new("equal_and_huge", equal_and_huge),
+        Test::new("sums_at_the_threshold", sums_at_the_threshold),
+        Test::new("nan_midway", |device| spoilt_midway(device, f32::NAN)),
+        Test::new("infinity_midway", |device| {
+            spoilt_midway(device, f32::INFINITY)
+        }),
+        Test::new("minus_infinity_midway", |device| {
+            spoilt_midway(device, f32::NEG_INFINITY)
+        }),
+        Test::new("any", any),
+    ]
+}
+
+/// No kernel takes more keys a step, and other numbers are divisors of it: what holds of these runs
+/// of keys holds of any kernel's blocks, but for how often.
+const RUN: usize = 64;
+
+/// Rows of three warps, and keys of several runs, the last and the first of which may be masked.
+fn ragged() -> Vec<Case> {
+    let case = Case {
+        seqlen_q: 70,
+        seqlen_kv: 6 * RUN + 17,
+        ..Case::default()
+    };
+    variants(&case).collect()
+}
+
+/// The run of a key, counted in the order of processing.
+fn run(case: &Case, key: usize) -> usize {
+    (case.seqlen_kv - 1) / RUN - key / RUN
+}
+
+/// Checks a case in which all queries have the same scores.
+fn check(device: &Device, case: &Case, score: impl Fn(usize) -> f32) -> Outcome {
+    let (case, inputs) = case.with_scores(1, |_| 0, |_, key| score(key));
+    case.run(device, &inputs)
+        .map_err(|failed| format!("{case}: {}", failed.message().unwrap_or_default()))?;
+    PASSED
+}
+
+/// By less than the threshold for many steps, right below and above it (9.75 is 14.07 binary digits),
+/// above what an `f16` holds, and by so much that all before must vanish.
+const STEPS: [f32; 6] = [2.5, 9.6875, 9.75, 11.25, 13.0, 300.0];
+
+fn growing(device: &Device) -> Outcome {
+    for case in ragged() {
+        for step in STEPS {
+            check(device, &case, |key| step * run(&case, key) as f32)?;
+        }
+    }
+    PASSED
+}
+
+/// The smallest product becomes the largest score.
+fn growing_negative_scale(device: &Device) -> Outcome {
+    for case in ragged() {
+        let case = Case {
+            scale: Some(-1.0),
+            ..case
+        };
+        for step in [2.5, 9.75, 300.0] {
+            check(device, &case, |key| step * run(&case, key) as f32 - 20.0)?;
+        }
+    }
+    PASSED
+}
+
+/// The first block has the maximum, and what comes later vanishes beside it or nearly so.
+fn shrinking(device: &Device) -> Outcome {
+    for case in ragged() {
+        for step in [2.5, 9.75, 300.0] {
+            check(device, &case, |key| -step * run(&case, key) as f32)?;
+        }
+    }
+    PASSED
+}
+
+/// The first maximum counts for nothing once it rises: be it as low as a score can be, or -inf.
+fn tiny_before_large(device: &Device) -> Outcome {
+    for case in ragged() {
+        for (before, after) in [(-60_000.0, 60_000.0), (f32::NEG_INFINITY, -100.0)] {
+            for runs in [1, 3, 5] {
+                let late = |key| run(&case, key) >= runs;
+                check(device, &case, |key| if late(key) { after } else { before })?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// The maxima of some rows of a warp rise while those of the others must stay.
+fn some_rows(device: &Device) -> Outcome {
+    let rows: [fn(usize) -> bool; 4] = [
+        |row| row == 37,
+        |row| row % 2 == 0,
+        |row| row % 16 >= 8,
+        |row| row / 16 == 1,
+    ];
+    for case in ragged() {
+        for grows in rows {
+            let (case, inputs) = case.with_scores(
+                2,
+                |row| usize::from(grows(row)),
+                |kind, key| match kind {
+                    0 => -3.0 * run(&case, key) as f32,
+                    _ => 30.0 * run(&case, key) as f32,
+                },
+            );
+            case.run(device, &inputs)?;
+        }
+    }
+    PASSED
+}
+
+/// Every row of a warp has the step at which its maximum rises, another one than its neighbours.
+fn one_row_at_a_time(device: &Device) -> Outcome {
+    for case in ragged() {
+        let kinds = 7;
+        for height in [9.75, 200.0] {
+            let (case, inputs) = case.with_scores(
+                kinds,
+                |row| row % kinds,
+                |kind, key| {
+                    if run(&case, key) >= kind { height } else { 0.0 }
+                },
+            );
+            case.run(device, &inputs)?;
+        }
+    }
+    PASSED
+}
+
+/// Columns of one lane, or a single key: the other lanes of the row follow.
+fn some_columns(device: &Device) -> Outcome {
+    for case in ragged() {
+        for lane in 0..4 {
+            check(device, &case, |key| {
+                let grows = key % 8 / 2 == lane;
+                if grows {
+                    40.0 * run(&case, key) as f32
+                } else {
+                    -1.0
+                }
+            })?;
+        }
+        for single in [0, 65, 130, 255, 300] {
+            check(device, &case, |key| if key == single { 150.0 } else { 0.0 })?;
+        }
+    }
+    PASSED
+}
+
+fn equal_and_huge(device: &Device) -> Outcome {
+    for case in ragged() {
+        for score in [60_000.0, -60_000.0] {
+            check(device, &case, |_| score)?;
+        }
+    }
+    PASSED
+}
+
+/// Equal scores in the later blocks, for which the sum of a lane's 4, 8, 16 or 32 probabilities, in a
+/// block of 16 to 128 keys, is right below or above the threshold.
+fn sums_at_the_threshold(device: &Device) -> Outcome {
+    const GRAIN: f32 = 1.0 / 32.0;
+    for case in ragged() {
+        for probabilities in [4.0, 8.0, 16.0, 32.0] {
+            let exact = (16384.0_f32 / probabilities).ln();
+            let below = (exact / GRAIN).floor() * GRAIN;
+            for height in [below, below + GRAIN] {
+                check(device, &case, |key| {
+                    if run(&case, key) > 1 { height } else { 0.0 }
+                })?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// A key in the middle is not finite, while maxima rise before and after it.
+fn spoilt_midway(device: &Device, value: f32) -> Outcome {
+    for case in ragged() {
+        for key in [150, 200] {
+            let (case, mut inputs) = case.with_scores(
+                2,
+                |row| row % 2,
+                |kind, key| [0.0, 12.0][kind] * run(&case, key) as f32,
+            );
+            // Not one of the elements that make the scores, so that all rows are alike: 0 times it is
+            // NaN, too.
+            inputs.k[[0, 0, key, 5]] = value;
+            let result = case.run(device, &inputs)?;
+            let sees_it = |row| !case.causal || row + case.seqlen_kv >= key + case.seqlen_q;
+            for row in 0..case.seqlen_q {
+                let o = result.o.slice(s![.., .., row, ..]);
+                assert_eq!(o.iter().all(|o| o.is_nan()), sees_it(row), "{case}");
+            }
+
+            // In a row's own score it is a maximum, or a weight of 0.
+            let (case, mut inputs) =
+                case.with_scores(1, |_| 0, |_, key| 12.0 * run(&case, key) as f32);
+            inputs.k[[0, 0, key, 0]] = value;
+            case.run(device, &inputs)?;
+        }
+    }
+    PASSED
+}
+
+/// How the scores of some kinds of rows change from run to run, and where in a run.
+#[derive(Clone, Debug)]
+struct Walk {
+    /// By run and kind.
+    steps: Vec<[f32; Walk::KINDS]>,
+    /// The kinds of 16 rows, in turns.
+    kinds: Vec<usize>,
+    columns: Columns,
+}
+
+/// The keys of a run with the scores of the walk; the others stay below.
+#[derive(Clone, Copy, Debug)]
+enum Columns {
+    All,
+    OfLane(usize),
+    Single(usize),
+}
+
+impl Walk {
+    const KINDS: usize = 4;
+
+    fn any() -> impl Strategy<Value = Walk> {
+        let steps = [
+            0.0, 0.0, 0.0, 0.25, -0.25, 6.9375, 9.6875, 9.75, 11.25, 13.0, 100.0, 300.0, -9.75,
+            -300.0,
+        ];
+        let columns = prop_oneof![
+            2 => Just(Columns::All),
+            1 => (0..4_usize).prop_map(Columns::OfLane),
+            1 => (0..RUN).prop_map(Columns::Single),
+        ];
+        let step = prop::array::uniform4(select(steps.to_vec()));
+        let kind = prop_oneof![2 => Just(0), 1 => 0..Walk::KINDS];
+        (vec(step, 12), vec(kind, 16), columns).prop_map(|(steps, kinds, columns)| Walk {
+            steps,
+            kinds,
+            columns,
+        })
+    }
+
+    fn score(&self, case: &Case, kind: usize, key: usize) -> f32 {
+        let steps = &self.steps[..=run(case, key)];
+        let height: f32 = steps.iter().map(|step| step[kind]).sum();
+        let follows = match self.columns {
+            Columns::All => true,
+            Columns::OfLane(lane) => key % 8 / 2 == lane,
+            Columns::Single(single) => key % RUN == single,
+        };
+        if follows {
+            height
+        } else {
+            height.min(0.0) - 5.0
+        }
+    }
+}
+
+/// Any walk, by any kernel, on any number of splits.
+fn any(device: &Device) -> Outcome {
+    let lengths = (1..=100_usize, 1..=700_usize);
+    let cases = (cases(), lengths).prop_map(|(case, (seqlen_q, seqlen_kv))| Case {
+        seqlen_q,
+        seqlen_kv,
+        q: Layout::Bhnd,
+        k: Layout::Bhnd,
+        ..case
+    });
+    let splits = 1..=3_u32;
+    let cases =
+        (scheduled(device, cases), splits).prop_map(|(case, splits)| Case { splits, ..case });
+    check_each(128, (cases, Walk::any()), |(case, walk)| {
+        let kind = |row: usize| walk.kinds[row % walk.kinds.len()];
+        let score = |kind, key| walk.score(&case, kind, key);
+        let (case, inputs) = case.with_scores(Walk::KINDS, kind, score);
+        case.run(device, &inputs)?;
+        PASSED
+    })
+}
