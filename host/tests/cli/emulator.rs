@@ -109,13 +109,13 @@ fn counters_are_printed_on_request() {
     let Some(finished) = run_on_emulator(line) else {
         return;
     };
-    for what in ["warp-instructions: ", "mma: 512 (2097152 FLOP)", "ldmatrix"] {
+    for what in ["warp-instructions: ", "mma: 256 (1048576 FLOP)", "ldmatrix"] {
         assert!(finished.stdout.contains(what), "{}", finished.stdout);
     }
     let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
     let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
     let counters = &outcome["counters"];
-    assert_eq!(counters["mma"], 512);
+    assert_eq!(counters["mma"], 256);
     assert_eq!(counters["bank_conflicts"], serde_json::json!([]));
     assert!(counters["accesses"][0]["wavefronts"].is_u64());
 }
