@@ -40,7 +40,8 @@ const CEILING: Stroke = Stroke {
 pub fn run(args: &Plot) -> Result<()> {
     let file = match &args.file {
         Some(file) => file.clone(),
-        None => results::newest(&args.results)?,
+        // Decode shapes have no place in the charts.
+        None => results::newest(&args.results, |results| !charts(results).is_empty())?,
     };
     let results = Results::load(&file)?;
     let charts = charts(&results);

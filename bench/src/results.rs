@@ -135,11 +135,11 @@ impl Results {
     }
 }
 
-/// The file in a folder whose run began last.
+/// The file in a folder whose run began last, of those with results that are wanted.
 ///
 /// # Errors
 /// If there is none, or one cannot be read.
-pub fn newest(folder: &Path) -> Result<PathBuf> {
+pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<PathBuf> {
     let context = || format!("no results in {}", folder.display());
     let mut newest = None;
     for entry in std::fs::read_dir(folder).with_context(context)? {
@@ -148,7 +148,10 @@ pub fn newest(folder: &Path) -> Result<PathBuf> {
             .extension()
             .is_some_and(|extension| extension == "json")
         {
-            newest = newest.max(Some((Results::load(&path)?.date, path)));
+            let results = Results::load(&path)?;
+            if is_wanted(&results) {
+                newest = newest.max(Some((results.date, path)));
+            }
         }
     }
     newest.map(|(_, path)| path).with_context(context)
@@ -227,11 +230,13 @@ pub mod tests {
         old.save(&paths[0]).expect("written");
         new.save(&paths[1]).expect("written");
         assert_eq!(Results::load(&paths[0]).expect("read"), old);
-        assert_eq!(newest(folder.path()).expect("one"), paths[0]);
+        assert_eq!(newest(folder.path(), |_| true).expect("one"), paths[0]);
         let moved = folder.path().join("a.json");
         std::fs::rename(&paths[1], &moved).expect("moved");
-        assert_eq!(newest(folder.path()).expect("two"), moved);
-        assert!(newest(&folder.path().join("sub")).is_err());
+        assert_eq!(newest(folder.path(), |_| true).expect("two"), moved);
+        let earlier = |results: &Results| results.date == old.date;
+        assert_eq!(newest(folder.path(), earlier).expect("one"), paths[0]);
+        assert!(newest(&folder.path().join("sub"), |_| true).is_err());
     }
 
     #[test]

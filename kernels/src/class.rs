@@ -108,9 +108,10 @@ impl Class {
 /// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
 /// then takes `head_dim` registers a lane, which ends at 128.
 ///
-/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -5 %; two or three slices of Q in
-/// registers, -10 % and -1 %. 128: keys 64, +5 %, but spills; no or four slices without a mask, +1 % and
-/// -2 %. 256: 4 or 16 slices, -10 % and -5 %; 8 spill under the mask.
+/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
+/// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
+/// without a mask, level, but spills. 256: 4 slices, -4 %; 8 and 16, +7 % and
+/// +2 %, but spill.
 const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, q_slices) = match head_dim {
         32 => (128, 64, 2),

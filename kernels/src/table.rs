@@ -59,8 +59,8 @@ pub struct Tile {
     pub keys: u32,
     /// Warps of a block; each owns `q_rows / warps` rows.
     pub warps: u32,
-    /// K/V buffers in shared memory. With 2 or more, the next blocks load during both products of
-    /// this one. With 1, V loads during the first product and the next K during the second.
+    /// K/V buffers in shared memory: 2 or, for decode kernels, more. The next blocks load while one is
+    /// worked on.
     pub stages: u32,
     /// Slices of 16 elements of the head dim whose Q fragments stay in registers; those of the others
     /// are read from shared memory for every block.
