@@ -91,8 +91,10 @@ pub unsafe fn forward<
         barrier::block();
     };
 
-    // SAFETY: all warps pass the same number of barriers, one for each block of keys, and every
-    // other branch depends on the warp alone, so all lanes reach every tensor-core instruction. The
+    // SAFETY: all warps pass the same number of barriers, one for each block of keys; not always the same
+    // instruction, which PTX asks of the lanes of a warp alone (bar.sync; compute-sanitizer's synccheck
+    // asks it of the block and reports such warps). Every other branch depends on the warp alone, so
+    // all lanes reach every tensor-core instruction. The
     // barrier of block j makes V of block j and K of block j - 1 visible, and tells that all warps
     // are done with V of block j + 1 and K of block j.
     unsafe {
