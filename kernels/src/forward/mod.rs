@@ -94,9 +94,8 @@ pub unsafe fn forward<
     // SAFETY: all warps pass the same number of barriers, one for each block of keys; not always the same
     // instruction, which PTX asks of the lanes of a warp alone (bar.sync; compute-sanitizer's synccheck
     // asks it of the block and reports such warps). Every other branch depends on the warp alone, so
-    // all lanes reach every tensor-core instruction. The
-    // barrier of block j makes V of block j and K of block j - 1 visible, and tells that all warps
-    // are done with V of block j + 1 and K of block j.
+    // all lanes reach every tensor-core instruction. The barrier of block j makes V of block j and K of
+    // block j - 1 visible, and tells that all warps are done with V of block j + 1 and K of block j.
     unsafe {
         q.load(qo_tile, first, br, p.seqlen_q - first);
         // The last block may end beyond the last key.
