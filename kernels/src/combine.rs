@@ -28,14 +28,14 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
     let thread = unsafe { special::thread(32 * W as u32) };
     let lane = thread % 32;
     let rows = u64::from(p.batch_heads) * u64::from(p.seqlen_q);
-    // One warp a row, or two.
-    let halves = u32::from(p.dim > COLUMNS);
+    // One warp a row, or a power of two.
+    let row_warps = p.dim.div_ceil(COLUMNS).next_power_of_two();
     let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
-    let (row, half) = (warp >> halves, warp as u32 & halves);
+    let (row, part) = (warp >> row_warps.trailing_zeros(), warp as u32 & (row_warps - 1));
     if row >= rows {
         return;
     }
-    let column = half * COLUMNS + 4 * lane;
+    let column = part * COLUMNS + 4 * lane;
     let exists = column < p.dim;
     let index = |split: u32| u64::from(split) * rows + row;
     // SAFETY: called with splits that exist.

@@ -17,6 +17,7 @@
 //! | `tile` | register tiles, shared-memory tiles, copies, softmax | PTX |
 //! | `forward` | the main loops of FlashAttention-2 and flash-decoding | PTX |
 //! | `combine` | partial results of splits of the keys, added up | PTX |
+//! | [`ladder`] | the classic kernels, each a step up from the one before | PTX, options and table both |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 #![no_std]
 #![cfg_attr(
@@ -26,6 +27,7 @@
 
 pub mod class;
 pub mod divide;
+pub mod ladder;
 pub mod layout;
 pub mod mask;
 pub mod order;

@@ -94,12 +94,35 @@ impl Mask for Causal {
     }
 }
 
+/// Full or causal, as the launch says.
+#[derive(Clone, Copy, Debug)]
+pub struct Either(Causal);
+
+impl Mask for Either {
+    const CAUSAL: bool = true;
+
+    #[inline(always)]
+    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
+        let mask = Causal::new(p, first, keys);
+        // Without a mask even query 0 sees more keys than there are.
+        let offset = match p.causal {
+            0 => i32::MAX - first as i32,
+            _ => mask.offset,
+        };
+        Either(Causal { offset, ..mask })
+    }
+
+    #[inline(always)]
+    fn limit(self, row: i32) -> i32 {
+        self.0.limit(row)
+    }
+}
+
 /// Full or causal, as the launch says, for rows that are `group` heads' first query, then their
 /// second, and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed {
-    keys: i32,
-    offset: i32,
+    mask: Either,
     group: Divisor,
 }
 
@@ -108,23 +131,15 @@ impl Mask for Packed {
 
     #[inline(always)]
     fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
-        // Without a mask even query 0 sees more keys than there are.
-        let offset = if p.causal == 0 {
-            i32::MAX
-        } else {
-            causal_offset(p)
-        };
         Packed {
-            keys: keys as i32,
-            offset: offset - first as i32,
+            mask: Either::new(p, first, keys),
             group: p.group,
         }
     }
 
     #[inline(always)]
     fn limit(self, row: i32) -> i32 {
-        let query = self.group.divide(row as u32).0 as i32;
-        query.saturating_add(self.offset).clamp(0, self.keys)
+        self.mask.limit(self.group.divide(row as u32).0 as i32)
     }
 }
 

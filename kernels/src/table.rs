@@ -1,6 +1,7 @@
 //! The one table of kernels, read by the entry points, the builder, the host and the tests.
 
 use crate::class::Class;
+use crate::ladder::table::{self as ladder, Shape};
 
 /// Element type of q, k, v and o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +94,8 @@ pub enum Family {
     /// Copies an input whose rows are not [aligned](crate::params::TensorRef::is_aligned) to where
     /// they are.
     Pack,
+    /// A kernel of the [ladder](crate::ladder), causal or not.
+    Ladder(Shape),
 }
 
 impl Family {
@@ -101,7 +104,7 @@ impl Family {
     pub const fn serves(self, causal: bool) -> bool {
         match self {
             Family::Forward { causal: mask } => mask == causal,
-            Family::Decode => true,
+            Family::Decode | Family::Ladder(_) => true,
             Family::Combine | Family::Pack => false,
         }
     }
@@ -132,12 +135,13 @@ impl Kernel {
     }
 
     /// Dynamic shared memory of a block, in bytes: a tile's, or what the warps of a pack kernel copy at a
-    /// time, 16 bytes a lane.
+    /// time, 16 bytes a lane; of a kernel of the ladder the least that its options need.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
         match self.family {
             Family::Combine => 0,
             Family::Pack => 16 * self.threads(),
+            Family::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.head_dim),
             _ => self.tile.shared_bytes(self.head_dim),
         }
     }
@@ -325,14 +329,19 @@ macro_rules! rows {
     };
 }
 
-/// Every kernel.
+/// Every kernel but those of the [ladder](crate::ladder).
 pub const KERNELS: &[Kernel] = all_kernels!(rows);
+
+/// Every kernel.
+pub fn all() -> impl Iterator<Item = &'static Kernel> {
+    KERNELS.iter().chain(ladder::KERNELS)
+}
 
 /// The head dims that have a kernel of their own, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
 
-/// The largest head dim.
-pub const MAX_HEAD_DIM: u32 = 256;
+/// The largest head dim; those above the last of [`HEAD_DIMS`] are the [ladder](crate::ladder)'s.
+pub const MAX_HEAD_DIM: u32 = 1024;
 
 /// What a kernel is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -468,7 +477,7 @@ mod tests {
                 .into_iter()
                 .flat_map(|dtype| [(dtype, false), (dtype, true)])
             {
-                for dim in (8..=MAX_HEAD_DIM).step_by(8) {
+                for dim in (8..=256).step_by(8) {
                     let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
                     for (seqlen_q, family) in
                         [(1, Family::Decode), (4096, Family::Forward { causal })]

@@ -46,9 +46,7 @@ pub unsafe fn decode<
     let trips = mask.trip_count((first + br).min(rows) as i32 - 1, bc);
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
 
-    let qo_tile = SharedTile::<DT> {
-        base: shared::base(),
-    };
+    let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
     // SAFETY: called when no thread reads the tiles any more; readers wait for the copies.
@@ -99,7 +97,7 @@ pub unsafe fn decode<
                     mask.visible((row + i) as i32, (j * bc) as i32)
                 });
                 let probabilities = warp.softmax_masked::<E, NT>(s, visible);
-                warp.accumulate_masked::<E, Packed, NT>(probabilities, v_tile(j), visible);
+                warp.accumulate_masked::<E, Packed, NT, false>(probabilities, v_tile(j), visible);
             }
         }
         while j > 0 {

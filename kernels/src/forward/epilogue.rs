@@ -5,7 +5,7 @@ use super::place::Place;
 use super::warp::Warp;
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, global, shared, special};
-use crate::tile::{Copier, Element, SharedTile, Total};
+use crate::tile::{Accumulator, Copier, Element, SharedTile, Total};
 
 impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     /// Stores the results of the warp's rows, in a block of `threads` threads.
@@ -30,11 +30,9 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         unsafe {
             let totals = self.softmax.totals();
             if p.splits > 1 {
-                self.store_partial(p, &place, lane, row, exist, totals);
+                store_partial(p, &place, (row, exist), self.o, Some(totals), |dt| dt as u32);
             } else {
-                let o_tile = SharedTile::<DT> {
-                    base: shared::base(),
-                };
+                let o_tile = SharedTile::<DT>::new(shared::base());
                 let o_tile = o_tile.skip(warp_row);
                 self.store_final::<E, PACKED>(p, &place, lane, o_tile, row, exist, totals);
             }
@@ -82,44 +80,51 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
             o.store(o_tile, first, 16 * MT as u32, exist, p.o_aligned != 0);
         }
     }
+}
 
-    /// Stores O as it is, and the maximum and sum of each row. Four lanes fill a 32-byte sector.
-    #[inline(always)]
-    unsafe fn store_partial<const PACKED: bool>(
-        self,
-        p: &ForwardParams,
-        place: &Place<PACKED>,
-        lane: u32,
-        first: u32,
-        exist: u32,
-        totals: [[Total; 2]; MT],
-    ) {
-        let dim = special::opaque(p.dim);
-        for mt in 0..MT {
-            for r in 0..2 {
-                let row = (16 * mt + 8 * r) as u32 + lane / 4;
-                if row >= exist {
-                    continue;
+/// Stores O as it is and, if `totals` are given, the maximum and sum of each row: of the rows from `first`
+/// on, of which `exist` exist, the slices of 16 columns `column(0..OT)`. Four lanes fill a 32-byte
+/// sector.
+///
+/// # Safety
+/// As [`Warp::new`]; the rows and columns are this warp's alone.
+#[inline(always)]
+pub unsafe fn store_partial<const PACKED: bool, const MT: usize, const OT: usize>(
+    p: &ForwardParams,
+    place: &Place<PACKED>,
+    (first, exist): (u32, u32),
+    o: [[Accumulator; OT]; MT],
+    totals: Option<[[Total; 2]; MT]>,
+    column: impl Fn(usize) -> u32,
+) {
+    let lane = special::lane();
+    let dim = special::opaque(p.dim);
+    for mt in 0..MT {
+        for r in 0..2 {
+            let row = (16 * mt + 8 * r) as u32 + lane / 4;
+            if row >= exist {
+                continue;
+            }
+            let index = place.partial(p, first + row);
+            let address = p.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
+            // SAFETY: the row exists and is this warp's; its elements are its four lanes', and
+            // the first of these stores maximum and sum.
+            unsafe {
+                for ot in 0..OT {
+                    let [a, b, c, d] = o[mt][ot].row(r);
+                    let column = 16 * column(ot);
+                    if column < dim {
+                        global::store_f32x2(address + 4 * u64::from(column), [a, b]);
+                    }
+                    if column + 8 < dim {
+                        global::store_f32x2(address + 4 * u64::from(column) + 32, [c, d]);
+                    }
                 }
-                let index = place.partial(p, first + row);
-                let o = p.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
-                // SAFETY: the row exists and is this warp's; its elements are its four lanes', and
-                // the first of these stores maximum and sum.
-                unsafe {
-                    for dt in 0..DT {
-                        let [a, b, c, d] = self.o[mt][dt].row(r);
-                        let column = 16 * dt as u32;
-                        if column < dim {
-                            global::store_f32x2(o + 4 * u64::from(column), [a, b]);
-                        }
-                        if column + 8 < dim {
-                            global::store_f32x2(o + 4 * u64::from(column) + 32, [c, d]);
-                        }
-                    }
-                    if lane % 4 == 0 {
-                        let Total { max, sum } = totals[mt][r];
-                        global::store_f32x2(p.partial_softmax + 8 * index, [max, sum]);
-                    }
+                if let Some(totals) = totals
+                    && lane % 4 == 0
+                {
+                    let Total { max, sum } = totals[mt][r];
+                    global::store_f32x2(p.partial_softmax + 8 * index, [max, sum]);
                 }
             }
         }

@@ -16,7 +16,7 @@
 
 mod decode;
 mod epilogue;
-mod non_finite;
+pub mod non_finite;
 mod place;
 mod warp;
 
@@ -25,8 +25,9 @@ use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
 use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
 pub use decode::decode;
-use place::Place;
-use warp::Warp;
+pub use epilogue::store_partial;
+pub use place::Place;
+pub use warp::{Warp, map_rows, map_tile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -73,9 +74,7 @@ pub unsafe fn forward<
     };
     let unmasked_trips = mask.unmasked_trip_count(row as i32, bc);
 
-    let qo_tile = SharedTile::<DT> {
-        base: shared::base(),
-    };
+    let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
     // K of block j - 2 and V of block j - 1, if there are such: what the step of block j starts.
@@ -138,7 +137,7 @@ pub unsafe fn forward<
                 let probabilities = warp.softmax_masked::<E, NT>(s, visible);
                 copies_landed();
                 load_ahead(j);
-                warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(j), visible);
+                warp.accumulate_masked::<E, M, NT, false>(probabilities, v_tile(j), visible);
                 s = warp.scores::<E, NT>(k_tile(j - 1));
             }
             while j > 1 {
@@ -157,7 +156,7 @@ pub unsafe fn forward<
             let visible = Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, 0));
             let probabilities = warp.softmax_masked::<E, NT>(s, visible);
             copies_landed();
-            warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(0), visible);
+            warp.accumulate_masked::<E, M, NT, false>(probabilities, v_tile(0), visible);
         }
 
         warp.store::<E, false>(p, threads);

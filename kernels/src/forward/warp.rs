@@ -1,28 +1,33 @@
 //! The work of one warp: its rows of Q, O, m and l, and a step of the main loop on them.
 
-use super::non_finite::has_non_finite;
+use super::non_finite::{has_non_finite, multiply_guarded};
 use crate::mask::Mask;
 use crate::ptx::{barrier, special, vote};
-use crate::tile::{Accumulator, Element, Operand, SharedTile, Softmax, SoftmaxScale};
+use crate::tile::{
+    Accumulator, Arrangement, Element, Fixed, Operand, SharedTile, Softmax, SoftmaxScale, Sum,
+    multiply, multiply_transposed,
+};
 use core::hint::cold_path;
 
 /// What a warp carries through the loop: `MT` tiles of 16 query rows.
-pub struct Warp<const MT: usize, const DT: usize, const QT: usize> {
-    q_tile: SharedTile<DT>,
+pub struct Warp<const MT: usize, const DT: usize, const QT: usize, A: Arrangement = Fixed> {
+    q_tile: SharedTile<DT, A>,
     /// The first `QT` are read once, the others from the tile in each step.
     q: [[Operand; DT]; MT],
-    pub(super) o: [[Accumulator; DT]; MT],
-    pub(super) softmax: Softmax<MT>,
+    /// Not divided by the sums yet.
+    pub o: [[Accumulator; DT]; MT],
+    /// Maxima and sums.
+    pub softmax: Softmax<MT>,
 }
 
-impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
+impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT, DT, QT, A> {
     /// Takes the warp's rows of the Q tile.
     ///
     /// # Safety
     /// As all of these: every lane of the warp makes the same call, and shared tiles are written
     /// and visible.
     #[inline(always)]
-    pub unsafe fn new(q_tile: SharedTile<DT>, scale: SoftmaxScale) -> Self {
+    pub unsafe fn new(q_tile: SharedTile<DT, A>, scale: SoftmaxScale) -> Self {
         let mut warp = Warp {
             q_tile,
             q: [[Operand::ZERO; DT]; MT],
@@ -33,14 +38,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile.
         unsafe {
             if scale.negative {
-                for mt in 0..MT {
-                    for dt in 0..DT {
-                        let q = q_tile.a(lane, mt, dt).negate();
-                        barrier::warp();
-                        q_tile.set(lane, mt, dt, q);
-                    }
-                }
-                barrier::warp();
+                map_tile::<MT, DT, A>(q_tile, Operand::negate);
             }
             for mt in 0..MT {
                 for dt in 0..QT {
@@ -51,47 +49,35 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         warp
     }
 
-    /// `f` of the two rows a lane holds in each tile, counted from the warp's first.
+    /// [`map_rows`] of the warp's tiles.
     #[inline(always)]
     pub fn map_rows<T: Copy + Default>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
-        let lane = special::lane();
-        let mut values = [[T::default(); 2]; MT];
-        for mt in 0..MT {
-            for r in 0..2 {
-                values[mt][r] = f(16 * mt as u32 + lane / 4 + 8 * r as u32);
-            }
-        }
-        values
+        map_rows(f)
     }
 
     /// `S = Q K^T`.
     #[inline(always)]
     pub unsafe fn scores<E: Element, const NT: usize>(
         &self,
-        k_tile: SharedTile<DT>,
+        k_tile: SharedTile<DT, A>,
     ) -> [[Accumulator; NT]; MT] {
-        let mut s = [[Accumulator::ZERO; NT]; MT];
+        let mut s = [[E::Sum::ZERO; NT]; MT];
         let lane = varying_lane(k_tile);
-        for dt in 0..DT {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let mut q = [Operand::ZERO; MT];
-                for mt in 0..MT {
-                    q[mt] = if dt < QT {
-                        self.q[mt][dt]
-                    } else {
-                        self.q_tile.a(lane, mt, dt)
-                    };
-                }
-                for nt in 0..NT {
-                    let k = k_tile.b(lane, nt, dt);
-                    for mt in 0..MT {
-                        s[mt][nt].mma::<E>(q[mt], k);
-                    }
-                }
+        let q = |dt: usize| {
+            let mut q = [Operand::ZERO; MT];
+            for mt in 0..MT {
+                q[mt] = if dt < QT {
+                    self.q[mt][dt]
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.q_tile.a(lane, mt, dt) }
+                };
             }
-        }
-        s
+            q
+        };
+        // SAFETY: the caller's promise.
+        unsafe { multiply_transposed::<E, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
+        s.map(|row| row.map(E::Sum::widen))
     }
 
     /// `P = softmax(S)` relative to new maxima, to which O is rescaled. A row sees only the first
@@ -120,7 +106,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     pub unsafe fn softmax<E: Element, const NT: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
-        k_tile: SharedTile<DT>,
+        k_tile: SharedTile<DT, A>,
     ) -> [[Operand; NT]; MT] {
         let sums = self.softmax.apply(&mut s);
         // SAFETY: the caller's promise.
@@ -147,7 +133,8 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
             // the price of spilled registers.
             let factors = unsafe {
                 barrier::warp();
-                self.softmax.update(mt, &mut s[mt])
+                let maxima = self.softmax.maxima(&s[mt]);
+                self.softmax.update(mt, &mut s[mt], maxima)
             };
             for dt in 0..DT {
                 self.o[mt][dt].scale_rows(factors);
@@ -157,18 +144,20 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         p
     }
 
-    /// `O += P V`, where a row sees only the first `visible` keys of the block.
+    /// `O += P V`, where a row sees only the first `visible` keys of the block. `SHORT` says that registers
+    /// are.
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize>(
+    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize, const SHORT: bool>(
         &mut self,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT>,
+        v_tile: SharedTile<DT, A>,
         visible: [[i32; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile) {
-                self.accumulate_guarded::<E, NT>(p, v_tile, visible);
+            if M::CAUSAL && has_non_finite::<E, A, NT, DT, DT, SHORT>(v_tile, |dt| dt) {
+                let p = |nt: usize| p.map(|row| row[nt]);
+                multiply_guarded::<E, A, MT, NT, DT, DT>(&mut self.o, p, v_tile, visible, |dt| dt);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);
             }
@@ -180,27 +169,56 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     pub unsafe fn accumulate<E: Element, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT>,
+        v_tile: SharedTile<DT, A>,
     ) {
         let lane = varying_lane(v_tile);
-        for nt in 0..NT {
-            for dt in 0..DT {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let v = v_tile.b_trans(lane, nt, dt);
-                    for mt in 0..MT {
-                        self.o[mt][dt].mma::<E>(p[mt][nt], v);
-                    }
-                }
+        let p = |nt: usize| p.map(|row| row[nt]);
+        // SAFETY: the caller's promise.
+        unsafe { multiply::<E, A, MT, NT, DT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
+    }
+}
+
+/// `f` of the two rows a lane holds in each tile, counted from the warp's first.
+#[inline(always)]
+pub fn map_rows<T: Copy + Default, const MT: usize>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
+    let lane = special::lane();
+    let mut values = [[T::default(); 2]; MT];
+    for mt in 0..MT {
+        for r in 0..2 {
+            values[mt][r] = f(16 * mt as u32 + lane / 4 + 8 * r as u32);
+        }
+    }
+    values
+}
+
+/// Replaces the `MT` 16-row tiles of a shared tile by what `f` makes of them.
+///
+/// # Safety
+/// As [`Warp::new`]; nobody but this warp uses these rows.
+#[inline(always)]
+pub unsafe fn map_tile<const MT: usize, const DT: usize, A: Arrangement>(
+    tile: SharedTile<DT, A>,
+    f: impl Fn(Operand) -> Operand,
+) {
+    let lane = special::lane();
+    for mt in 0..MT {
+        for dt in 0..DT {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let operand = f(tile.a(lane, mt, dt));
+                barrier::warp();
+                tile.set(lane, mt, dt, operand);
             }
         }
     }
+    // SAFETY: the caller's promise.
+    unsafe { barrier::warp() }
 }
 
 /// The lane, as if it depended on a tile that changes from step to step: so that the assembler
 /// computes a lane's addresses anew, in the shadow of the products, where held for the whole loop they
 /// would take a dozen registers. Shared addresses have no sign bit to add.
 #[inline(always)]
-fn varying_lane<const DT: usize>(tile: SharedTile<DT>) -> u32 {
+fn varying_lane<const DT: usize, A: Arrangement>(tile: SharedTile<DT, A>) -> u32 {
     special::lane() + (tile.base >> 31)
 }

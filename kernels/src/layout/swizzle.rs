@@ -12,9 +12,10 @@
 /// Bytes of a chunk: what one `cp.async` moves and one `ldmatrix` row holds.
 pub const CHUNK_BYTES: u32 = 16;
 
-/// The swizzle of rows of a fixed number of chunks.
+/// Where the chunks of a tile lie: rows a pitch apart, and in each the chunks permuted by an XOR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swizzle {
+    /// Chunks from a row to the next.
     row_chunks: u32,
     mask: u32,
     shift: u32,
@@ -39,6 +40,24 @@ impl Swizzle {
             mask,
             shift,
         }
+    }
+
+    /// No swizzle: chunks in their order, `row_chunks` from a row to the next.
+    #[must_use]
+    #[inline(always)]
+    pub const fn none(row_chunks: u32) -> Self {
+        Swizzle {
+            row_chunks,
+            mask: 0,
+            shift: 0,
+        }
+    }
+
+    /// Bytes from a row to the next.
+    #[must_use]
+    #[inline(always)]
+    pub const fn pitch(self) -> u32 {
+        self.row_chunks * CHUNK_BYTES
     }
 
     /// Byte offset of a chunk in its tile.
@@ -68,6 +87,17 @@ impl Swizzle {
         let swizzled = right & self.mask;
         (address ^ (swizzled * CHUNK_BYTES))
             + (down * self.row_chunks + (right - swizzled)) * CHUNK_BYTES
+    }
+
+    /// As `offset(row + down, chunk + right)`, under the conditions of [`step`](Self::step) but at any
+    /// base: what depends on the lane stays in two registers, and a step is an XOR and an addition,
+    /// even of a swizzle that only the launch knows.
+    #[must_use]
+    #[inline(always)]
+    pub const fn stepped(self, row: u32, chunk: u32, down: u32, right: u32) -> u32 {
+        let key = (row >> self.shift) & self.mask;
+        let (lane_row, lane_chunk) = (row * self.pitch(), (chunk ^ key) * CHUNK_BYTES);
+        lane_row + down * self.pitch() + (lane_chunk ^ (right * CHUNK_BYTES))
     }
 }
 
@@ -125,6 +155,9 @@ mod tests {
                 s.step(base + s.offset(row, chunk), down, right),
                 base + s.offset(row + down, chunk + right)
             );
+            for s in [s, Swizzle::none(chunks), Swizzle::none(chunks + 1)] {
+                prop_assert_eq!(s.stepped(row, chunk, down, right), s.offset(row + down, chunk + right));
+            }
         }
     }
 }

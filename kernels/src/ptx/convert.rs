@@ -1,4 +1,4 @@
-//! `cvt`: two f32 rounded to nearest even and packed into one register.
+//! `cvt`: two f32 rounded to nearest even and packed into one register; f16 to f32.
 
 use core::arch::asm;
 
@@ -24,4 +24,15 @@ pub fn bf16x2(lo: f32, hi: f32) -> u32 {
             options(pure, nomem, nostack));
     }
     packed
+}
+
+/// The f16 of these bits.
+#[inline(always)]
+pub fn f16(bits: u16) -> f32 {
+    let wide: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack));
+    }
+    wide
 }

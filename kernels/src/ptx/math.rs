@@ -1,4 +1,4 @@
-//! Arithmetic that `core` lacks or rounds twice: `fma`, `ex2`, `lg2`, `rcp`.
+//! Arithmetic that `core` lacks or rounds twice: `fma`, `ex2`, `lg2`, `rcp`, and pairs of f16.
 
 use core::arch::asm;
 
@@ -48,4 +48,16 @@ pub fn reciprocal(x: f32) -> f32 {
             options(pure, nomem, nostack));
     }
     y
+}
+
+/// Two f16 times two others.
+#[inline(always)]
+pub fn mul_f16x2(a: u32, b: u32) -> u32 {
+    let d: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("mul.rn.f16x2 {}, {}, {};", out(reg32) d, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack));
+    }
+    d
 }

@@ -32,6 +32,29 @@ pub unsafe fn of_lane(value: f32, lane: u32) -> f32 {
     other
 }
 
+/// Transposes the 4x4 matrices of four neighbouring lanes: of the values `[lane % 4]` of the four, in
+/// order. First blocks of 2x2 change places, then the numbers in them.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn transpose(v: [u32; 4], lane: u32) -> [u32; 4] {
+    // SAFETY: convergence is the caller's promise.
+    let exchange = |keep: u32, give: u32, swap: bool, other: fn(f32) -> f32| {
+        let (keep, give) = if swap { (give, keep) } else { (keep, give) };
+        let got = other(f32::from_bits(give)).to_bits();
+        if swap { (got, keep) } else { (keep, got) }
+    };
+    let far = |x: f32| unsafe { xor::<2>(x) };
+    let near = |x: f32| unsafe { xor::<1>(x) };
+    let (down, odd) = (lane & 2 != 0, lane & 1 != 0);
+    let (a, c) = exchange(v[0], v[2], down, far);
+    let (b, d) = exchange(v[1], v[3], down, far);
+    let (a, b) = exchange(a, b, odd, near);
+    let (c, d) = exchange(c, d, odd, near);
+    [a, b, c, d]
+}
+
 /// The bitwise OR of all lanes' values (`redux.sync`).
 ///
 /// # Safety

@@ -7,9 +7,12 @@
 //! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
 //! stored element by element, once, after the main loop.
 
-use super::SharedTile;
+use super::{Arrangement, Fixed, SharedTile};
 use crate::divide::Divisor;
-use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
+use crate::layout::{
+    share::Share,
+    swizzle::{CHUNK_BYTES, Swizzle},
+};
 use crate::ptx::{cp_async, global, shared, special::opaque};
 
 /// Rows in global memory: those of one head or, if `PACKED`, those of a group of heads in turns:
@@ -45,7 +48,7 @@ impl<const PACKED: bool> GlobalRows<PACKED> {
 
     /// Address of a row.
     #[inline(always)]
-    fn at(&self, row: u32) -> u64 {
+    pub fn at(&self, row: u32) -> u64 {
         let offset = if PACKED {
             let row = self.first + row;
             let (query, head) = self.group.divide(row);
@@ -70,7 +73,7 @@ impl<const PACKED: bool> GlobalRows<PACKED> {
 /// One thread's share of copying tiles of rows: of every tile, the chunks at and below its first,
 /// and those to their right.
 #[derive(Clone, Copy)]
-pub struct Copier<const DT: usize, const PACKED: bool> {
+pub struct Copier<const DT: usize, const PACKED: bool, A: Arrangement = Fixed> {
     /// From the thread's first chunk of the tile at row 0 on.
     rows: GlobalRows<PACKED>,
     share: Share,
@@ -78,12 +81,26 @@ pub struct Copier<const DT: usize, const PACKED: bool> {
     offset: u32,
     /// Elements that exist from the thread's first on.
     columns: u32,
+    arrangement: A,
 }
 
 impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     /// The share of `thread` when `threads` threads copy together.
     #[inline(always)]
     pub fn new(rows: GlobalRows<PACKED>, thread: u32, threads: u32) -> Self {
+        Self::arranged(rows, thread, threads, Fixed)
+    }
+}
+
+impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> {
+    /// The share of `thread` when `threads` threads copy together, for tiles of an arrangement.
+    #[inline(always)]
+    pub fn arranged(
+        rows: GlobalRows<PACKED>,
+        thread: u32,
+        threads: u32,
+        arrangement: A,
+    ) -> Self {
         let share = Share::new(thread, threads, SharedTile::<DT>::CHUNKS);
         let right = u64::from(share.chunk * CHUNK_BYTES);
         let mut rows = rows.skip(share.row);
@@ -91,9 +108,29 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         Copier {
             rows,
             share,
-            offset: SharedTile::<DT>::SWIZZLE.offset(share.row, share.chunk),
+            offset: Self::swizzle(arrangement).offset(share.row, share.chunk),
             columns: rows.dim.saturating_sub(8 * share.chunk),
+            arrangement,
         }
+    }
+
+    /// That of the tiles.
+    #[inline(always)]
+    pub fn arrangement(&self) -> A {
+        self.arrangement
+    }
+
+    #[inline(always)]
+    fn swizzle(arrangement: A) -> Swizzle {
+        arrangement.swizzle(SharedTile::<DT>::CHUNKS)
+    }
+
+    /// The share of copying the columns from `columns` on, a multiple of 8.
+    #[inline(always)]
+    pub fn right(mut self, columns: u32) -> Self {
+        self.rows.address = self.rows.address.wrapping_add(2 * u64::from(columns));
+        self.columns = self.columns.saturating_sub(columns);
+        self
     }
 
     /// Starts loading `rows` rows from row `first` on into `to`; of these, `exist` exist and the
@@ -103,7 +140,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     /// All sharing threads make the same call, nobody uses `to` until then, and what exists is
     /// readable, in rows that start at multiples of 16 bytes.
     #[inline(always)]
-    pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
+    pub unsafe fn load(&self, to: SharedTile<DT, A>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
         self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
@@ -117,7 +154,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     /// # Safety
     /// As [`load`](Self::load).
     #[inline(always)]
-    pub unsafe fn load_whole(&self, to: SharedTile<DT>, first: u32, rows: u32, there: bool) {
+    pub unsafe fn load_whole(&self, to: SharedTile<DT, A>, first: u32, rows: u32, there: bool) {
         let steps = rows / self.share.rows_per_step;
         self.for_each_chunk(to, first, steps, rows, |shared, global, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
@@ -134,7 +171,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn store(
         &self,
-        from: SharedTile<DT>,
+        from: SharedTile<DT, A>,
         first: u32,
         rows: u32,
         exist: u32,
@@ -166,7 +203,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     fn for_each_chunk(
         &self,
-        tile: SharedTile<DT>,
+        tile: SharedTile<DT, A>,
         first: u32,
         steps: u32,
         exist: u32,
@@ -183,7 +220,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
                 let right = group * self.share.lanes;
                 let exists = self.share.row + down < exist && 8 * right < columns;
                 f(
-                    SharedTile::<DT>::SWIZZLE.step(shared, down, right),
+                    Self::swizzle(self.arrangement).step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
                     exists,
                 );

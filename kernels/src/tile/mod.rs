@@ -3,12 +3,14 @@
 
 mod copy;
 mod element;
+mod product;
 mod register;
 mod shared;
 mod softmax;
 
 pub use copy::{Copier, GlobalRows};
-pub use element::{Bf16, Element, F16};
-pub use register::{Accumulator, Operand};
-pub use shared::SharedTile;
+pub use element::{Bf16, Element, F16, F16Acc};
+pub use product::{multiply, multiply_transposed};
+pub use register::{Accumulator, HalfAccumulator, Operand, Sum};
+pub use shared::{Arrangement, Fixed, SharedTile};
 pub use softmax::{Softmax, SoftmaxScale, Total};

@@ -1,39 +1,105 @@
-//! A swizzled tile in shared memory.
+//! A tile in shared memory.
 
 use super::Operand;
 use crate::layout::{
     fragment,
-    swizzle::{CHUNK_BYTES, Swizzle},
+    swizzle::Swizzle,
 };
 use crate::ptx::{ldmatrix, shared};
 
-/// Rows of `16 * DT` 16-bit elements, stored under the [swizzle](crate::layout::swizzle).
+/// How the chunks of a tile are arranged.
+pub trait Arrangement: Copy {
+    /// Where they lie in rows of `row_chunks` chunks.
+    fn swizzle(self, row_chunks: u32) -> Swizzle;
+
+    /// Address of `(row + down, chunk + right)` under the conditions of [`Swizzle::step`].
+    fn stepped(self, base: u32, row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32;
+}
+
+/// The [swizzle](crate::layout::swizzle) of the rows' length, known to the compiler.
 #[derive(Clone, Copy)]
-pub struct SharedTile<const DT: usize> {
-    /// Shared-window address, a multiple of 128.
+pub struct Fixed;
+
+impl Arrangement for Fixed {
+    #[inline(always)]
+    fn swizzle(self, row_chunks: u32) -> Swizzle {
+        Swizzle::new(row_chunks)
+    }
+
+    /// The lane's own part does not depend on the tile and stays in a register; the step to a tile is
+    /// an XOR and an immediate offset.
+    #[inline(always)]
+    fn stepped(self, base: u32, row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32 {
+        let swizzle = Swizzle::new(row_chunks);
+        swizzle.step(base + swizzle.offset(from.0, from.1), down, right)
+    }
+}
+
+/// Any, chosen at run time.
+impl Arrangement for Swizzle {
+    #[inline(always)]
+    fn swizzle(self, _row_chunks: u32) -> Swizzle {
+        self
+    }
+
+    #[inline(always)]
+    fn stepped(self, base: u32, _row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32 {
+        base + Swizzle::stepped(self, from.0, from.1, down, right)
+    }
+}
+
+/// Rows of `16 * DT` 16-bit elements.
+#[derive(Clone, Copy)]
+pub struct SharedTile<const DT: usize, A: Arrangement = Fixed> {
+    /// Shared-window address: a multiple of 128 or, without a swizzle, of 16.
     pub base: u32,
+    /// Where chunks lie.
+    pub arrangement: A,
 }
 
 impl<const DT: usize> SharedTile<DT> {
+    /// The tile at an address, a multiple of 128, under the swizzle of its rows' length.
+    #[inline(always)]
+    pub fn new(base: u32) -> Self {
+        SharedTile {
+            base,
+            arrangement: Fixed,
+        }
+    }
+}
+
+impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// 16-byte chunks of a row.
     pub const CHUNKS: u32 = 2 * DT as u32;
-    /// Bytes of a row.
-    pub const ROW_BYTES: u32 = Self::CHUNKS * CHUNK_BYTES;
+
     /// Where chunks lie.
-    pub const SWIZZLE: Swizzle = Swizzle::new(Self::CHUNKS);
+    #[inline(always)]
+    pub fn swizzle(self) -> Swizzle {
+        self.arrangement.swizzle(Self::CHUNKS)
+    }
 
     /// The tile that starts `rows` rows further; `rows` is a multiple of 8.
     #[inline(always)]
     pub fn skip(self, rows: u32) -> Self {
         SharedTile {
-            base: self.base + rows * Self::ROW_BYTES,
+            base: self.base + rows * self.swizzle().pitch(),
+            ..self
+        }
+    }
+
+    /// The tile that starts `columns` columns further; `columns` is a multiple of 64.
+    #[inline(always)]
+    pub fn right(self, columns: u32) -> Self {
+        SharedTile {
+            base: self.base + 2 * columns,
+            ..self
         }
     }
 
     /// Address of a chunk.
     #[inline(always)]
     pub fn chunk(self, row: u32, chunk: u32) -> u32 {
-        self.base + Self::SWIZZLE.offset(row, chunk)
+        self.base + self.swizzle().offset(row, chunk)
     }
 
     /// The 16x16 tile `(row16, d16)` as an A operand: Q.
@@ -84,10 +150,10 @@ impl<const DT: usize> SharedTile<DT> {
         }
     }
 
-    /// The lane's own part does not depend on the tile and stays in a register; the step to a tile
-    /// is an XOR and an immediate offset.
     #[inline(always)]
     fn operand_address(self, row: u32, chunk: u32, row16: usize, d16: usize) -> u32 {
-        Self::SWIZZLE.step(self.chunk(row, chunk), 16 * row16 as u32, 2 * d16 as u32)
+        let (down, right) = (16 * row16 as u32, 2 * d16 as u32);
+        self.arrangement
+            .stepped(self.base, Self::CHUNKS, (row, chunk), down, right)
     }
 }

@@ -24,6 +24,18 @@ pub struct SoftmaxScale {
 }
 
 impl SoftmaxScale {
+    /// That of scores which are scaled already.
+    pub const ONE: Self = SoftmaxScale {
+        log2: 1.0,
+        negative: false,
+    };
+
+    /// What raw scores are multiplied by, sign and all.
+    #[inline(always)]
+    pub fn signed(self) -> f32 {
+        if self.negative { -self.log2 } else { self.log2 }
+    }
+
     /// Splits a finite scale.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
@@ -59,18 +71,13 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
-    /// Takes in a block's scores of tile `mt`: `s` turns from raw scores into probabilities relative to
-    /// the new maximum. Returns the factors that bring the rows of earlier results to it.
+    /// The largest scaled scores of a block, of the rows of a tile.
     ///
     /// # Safety
     /// Every lane of the warp must reach the same call.
     #[inline(always)]
-    pub unsafe fn update<const NT: usize>(
-        &mut self,
-        mt: usize,
-        s: &mut [Accumulator; NT],
-    ) -> [f32; 2] {
-        let mut factors = [0.0; 2];
+    pub unsafe fn maxima<const NT: usize>(&self, s: &[Accumulator; NT]) -> [f32; 2] {
+        let mut maxima = [0.0; 2];
         for r in 0..2 {
             let mut max = f32::NEG_INFINITY;
             for nt in 0..NT {
@@ -78,8 +85,24 @@ impl<const MT: usize> Softmax<MT> {
                 max = max.max(a.max(b)).max(c.max(d));
             }
             // SAFETY: convergence is the caller's promise.
-            max = unsafe { across_row(max, f32::max) };
-            let max = self.max[mt][r].max(max * self.scale);
+            maxima[r] = unsafe { across_row(max, f32::max) } * self.scale;
+        }
+        maxima
+    }
+
+    /// Takes in a block's scores of tile `mt`, whose rows' scaled scores are at most `maxima`: `s` turns
+    /// from raw scores into probabilities relative to the new maximum. Returns the factors that bring
+    /// the rows of earlier results to it.
+    #[inline(always)]
+    pub fn update<const NT: usize>(
+        &mut self,
+        mt: usize,
+        s: &mut [Accumulator; NT],
+        maxima: [f32; 2],
+    ) -> [f32; 2] {
+        let mut factors = [0.0; 2];
+        for r in 0..2 {
+            let max = self.max[mt][r].max(maxima[r]);
 
             // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its probabilities
             // 2^-inf = 0 where -inf - -inf would be NaN.
@@ -97,6 +120,13 @@ impl<const MT: usize> Softmax<MT> {
             self.sum[mt][r] = sum;
         }
         factors
+    }
+
+    /// Goes on from earlier results: a lane's sum of row `g + 8 r` of tile `mt`, and the row's maximum.
+    #[inline(always)]
+    pub fn resume(&mut self, mt: usize, r: usize, Total { max, sum }: Total) {
+        self.max[mt][r] = max;
+        self.sum[mt][r] = sum;
     }
 
     /// Turns a block's raw scores into probabilities relative to the maxima as they are, of use only

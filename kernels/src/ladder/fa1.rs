@@ -1,0 +1,118 @@
+//! `fa1`: FlashAttention-1 (Dao et al. 2022, Algorithm 1).
+//!
+//! The outer loop is over keys: a block of K and V stays in shared memory while all queries pass by. So O, m
+//! and l of a query cannot stay in registers; for every block of keys they come from global memory, are
+//! rescaled, and go back. What FlashAttention-2 changed is the order of these two loops.
+//!
+//! One block computes a head. In global memory O is not divided by l; a combine kernel does that at the
+//! end, as if of one split of the keys.
+
+use crate::forward::{Place, Warp, store_partial};
+use crate::mask::{Either, Mask};
+use crate::params::ForwardParams;
+use crate::ptx::{barrier, cp_async, global, shared, special};
+use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Total};
+
+/// Computes O, m and l of the block's head.
+///
+/// The block has `W` warps with 16 query rows each; the head dim is at most `16 * DT`, and a step of the
+/// outer loop takes `16 * NT` keys.
+///
+/// # Safety
+/// Launched as [`ForwardParams`] and the kernel's row of the [table](super::table) say, with one query
+/// tile for each head.
+#[inline(always)]
+pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(p: &ForwardParams) {
+    let (br, bc) = (16 * W as u32, (16 * NT) as u32);
+    let threads = 32 * W as u32;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let warp_row = thread / 32 * 16;
+    let place = Place::<false>::of_block(p, br);
+    let q = Copier::<DT, false>::new(place.q_rows(&p.q), thread, threads);
+    let k = Copier::<DT, false>::new(place.kv_rows(&p.k, 0), thread, threads);
+    let v = Copier::<DT, false>::new(place.kv_rows(&p.v, 0), thread, threads);
+    let q_tile = SharedTile::<DT>::new(shared::base());
+    let k_tile = q_tile.skip(br);
+    let v_tile = k_tile.skip(bc);
+    let mask = Either::new(p, 0, p.seqlen_kv);
+
+    let mut first_key = 0;
+    while first_key < p.seqlen_kv {
+        let keys = p.seqlen_kv - first_key;
+        // SAFETY: all warps are done with the tiles; the barrier below makes them visible. Every branch
+        // depends on the launch alone, but for one with nothing collective in it.
+        unsafe {
+            k.load(k_tile, first_key, bc, keys);
+            v.load(v_tile, first_key, bc, keys);
+        }
+        let mut first = 0;
+        while first < p.seqlen_q {
+            let row = first + warp_row;
+            let exist = p.seqlen_q.saturating_sub(row);
+            let sees = mask.limit((first + br).min(p.seqlen_q) as i32 - 1) as u32 > first_key;
+            // SAFETY: as above. The first block of keys sets O, m and l of all rows.
+            unsafe {
+                if sees || first_key == 0 {
+                    q.load(q_tile, first, br, p.seqlen_q - first);
+                    cp_async::commit();
+                    cp_async::wait::<0>();
+                    barrier::block();
+                    let warp_q = q_tile.skip(warp_row);
+                    let mut warp = Warp::<1, DT, 0>::new(warp_q, SoftmaxScale::new(p.scale));
+                    if first_key > 0 {
+                        load_partial(p, &place, (row, exist), &mut warp);
+                    }
+                    let visible = Warp::<1, DT, 0>::map_rows(|i| {
+                        mask.visible((row + i) as i32, first_key as i32)
+                    });
+                    let s = warp.scores::<E, NT>(k_tile);
+                    let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                    warp.accumulate_masked::<E, Either, NT, true>(probabilities, v_tile, visible);
+                    let totals = Some(warp.softmax.totals());
+                    store_partial(p, &place, (row, exist), warp.o, totals, |dt| dt as u32);
+                    barrier::block();
+                }
+            }
+            first += br;
+        }
+        first_key += bc;
+    }
+}
+
+/// Takes up what [`store_partial`] left, by the same lanes.
+#[inline(always)]
+unsafe fn load_partial<const DT: usize>(
+    p: &ForwardParams,
+    place: &Place<false>,
+    (first, exist): (u32, u32),
+    warp: &mut Warp<1, DT, 0>,
+) {
+    let lane = special::lane();
+    for r in 0..2 {
+        let row = 8 * r as u32 + lane / 4;
+        if row >= exist {
+            continue;
+        }
+        let index = place.partial(p, first + row);
+        let address = p.partial_o + 4 * index * u64::from(p.dim) + 8 * u64::from(lane % 4);
+        // SAFETY: the row and these columns exist, and were stored.
+        unsafe {
+            for dt in 0..DT {
+                let mut elements = [[0.0; 2]; 2];
+                for half in 0..2 {
+                    let column = (16 * dt + 8 * half) as u32;
+                    if column < p.dim {
+                        elements[half] = global::load_f32x2(address + 4 * u64::from(column));
+                    }
+                }
+                let [[a, b], [c, d]] = elements;
+                warp.o[0][dt].set_row(r, [a, b, c, d]);
+            }
+            // The sum of a row is that of its four lanes.
+            let [max, sum] = global::load_f32x2(p.partial_softmax + 8 * index);
+            let sum = if lane % 4 == 0 { sum } else { 0.0 };
+            warp.softmax.resume(0, r, Total { max, sum });
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `split-q`, `shared-kv` and `shared-qkv`: FlashAttention-2, a warp with query rows of its own.
+//!
+//! K of a block of keys, its V, K of the next, and so on are one stream of tiles through a ring of buffers,
+//! and that is all that tells the three apart:
+//!
+//! - `split-q`: an even number of buffers, so that every other one is K's and the rest are V's;
+//! - `shared-kv`: any number, each now K's, now V's: half the shared memory for as much ahead, or none
+//!   ahead at all with one;
+//! - `shared-qkv`: Q is read to registers before the loop, and the ring lies where it was.
+//!
+//! Shared memory holds the Q tile, later O, and the ring behind it or in its place.
+
+use super::options::swizzles;
+use super::ring::Ring;
+use super::store::{Part, store};
+use crate::forward::{Place, Warp, map_rows, map_tile};
+use crate::layout::swizzle::Swizzle;
+use crate::mask::{Either, Mask};
+use crate::params::ForwardParams;
+use crate::ptx::{barrier, cp_async, shared, special};
+use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Sum};
+
+/// Computes the block's tile of O and lse, on its split of the keys.
+///
+/// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most `16 * DT`, and
+/// a step takes `16 * NT` keys. `QT` is `DT` if Q stays in registers, else 0.
+///
+/// # Safety
+/// As [`forward`](crate::forward::forward).
+#[inline(always)]
+pub unsafe fn rows<
+    E: Element,
+    const W: usize,
+    const MT: usize,
+    const DT: usize,
+    const NT: usize,
+    const QT: usize,
+>(
+    p: &ForwardParams,
+) {
+    let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
+    let threads = 32 * W as u32;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let warp_row = thread / 32 * 16 * MT as u32;
+    let place = Place::<false>::of_block(p, br);
+    let (first, (first_key, keys)) = (place.first, place.keys(p));
+    let [q_swizzle, k_swizzle, v_swizzle] = swizzles(&p.ladder, SharedTile::<DT>::CHUNKS);
+    let copier = |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread, threads, swizzle);
+    let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
+    let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
+
+    let mask = Either::new(p, first_key, keys);
+    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
+    // The first block always sets the maxima, the others may; and all must, lest sums of f16 overflow.
+    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+    let unmasked_trips = match E::Sum::HALF {
+        true => 0,
+        false => unmasked_trips.min(trips.saturating_sub(1)),
+    };
+
+    let tile = |base: u32, arrangement| SharedTile::<DT, Swizzle> { base, arrangement };
+    let q_tile = tile(shared::base(), q_swizzle);
+    let ring_base = match QT {
+        0 => q_tile.skip(br).base,
+        _ => q_tile.base,
+    };
+    let mut ring = Ring::new(ring_base, bc * k_swizzle.pitch(), p.ladder.buffers, u32::MAX);
+    // Loads tile `next` of the stream, if there is one, and counts.
+    let mut next = 0;
+    let mut load = |ring: &mut Ring| {
+        let to = ring.to_load();
+        if next < 2 * trips {
+            let copier = if next % 2 == 0 { k } else { v };
+            let j = trips - 1 - next / 2;
+            // SAFETY: the ring says when the buffer is free, and waits for what is loaded. The last
+            // block may end beyond the last key.
+            unsafe { copier.load(tile(to, copier.arrangement()), j * bc, bc, keys - j * bc) }
+        }
+        next += 1;
+    };
+
+    // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier.
+    unsafe {
+        copier(place.q_rows(&p.q), q_swizzle).load(q_tile, first, br, p.seqlen_q - first);
+        cp_async::commit();
+        cp_async::wait::<0>();
+        barrier::block();
+        let warp_q = q_tile.skip(warp_row);
+        let mut scale = SoftmaxScale::new(p.scale);
+        if E::Sum::HALF {
+            map_tile::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
+            scale = SoftmaxScale::ONE;
+        }
+        let mut warp = Warp::<MT, DT, QT, Swizzle>::new(warp_q, scale);
+        barrier::block();
+        ring.start(&mut load);
+
+        let row = first + warp_row;
+        let mut j = trips;
+        while j > unmasked_trips {
+            j -= 1;
+            let visible = || map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32));
+            ring.advance(&mut load);
+            let s = warp.scores::<E, NT>(tile(ring.to_read(), k_swizzle));
+            let probabilities = warp.softmax_masked::<E, NT>(s, visible());
+            ring.advance(&mut load);
+            let v_tile = tile(ring.to_read(), v_swizzle);
+            warp.accumulate_masked::<E, Either, NT, true>(probabilities, v_tile, visible());
+        }
+        while j > 0 {
+            j -= 1;
+            ring.advance(&mut load);
+            let k_tile = tile(ring.to_read(), k_swizzle);
+            let s = warp.scores::<E, NT>(k_tile);
+            let probabilities = warp.softmax::<E, NT>(s, k_tile);
+            ring.advance(&mut load);
+            warp.accumulate::<E, NT>(probabilities, tile(ring.to_read(), v_swizzle));
+        }
+        let part = Part {
+            rows: br,
+            width: (16 * DT as u32).next_multiple_of(64),
+            // Asked for again: over the loop it would hold a register.
+            warp_row: special::thread(threads) / 32 * 16 * MT as u32,
+            stores_lse: true,
+            column: |dt| dt as u32,
+        };
+        let totals = warp.softmax.totals();
+        store::<E, MT, DT>(p, threads, part, warp.o, totals);
+    }
+}

@@ -1,0 +1,299 @@
+//! `split-kv`, `tiled-qk` and `tiled-qkv`: teams of warps that share query rows.
+//!
+//! Each warp of a team computes the scores of its part of the keys, and of O its part of the columns. So a
+//! row's maxima and its P go through shared memory, behind two barriers that kernels with rows for each
+//! warp do without; and O, spread over a team, may have more columns than a warp has registers.
+//!
+//! Both products take their factors in slices of what they sum over: `Q K^T` in windows of 64 of the head
+//! dim, `P V` in runs of keys. The slices of a block of keys, first of Q and K, then of V, are one stream
+//! through a ring of buffers, and what a slice is tells the three apart:
+//!
+//! - `split-kv`: Q stays, K and V pass whole;
+//! - `tiled-qk`: Q and K pass in windows; V has a buffer of its own;
+//! - `tiled-qkv`: Q and K pass in windows, V in runs of 32 keys.
+//!
+//! Shared memory holds P, the maxima, Q if it stays, V's own buffer if it has one, and the ring.
+
+use super::options::{TeamsMemory, swizzles};
+use super::ring::Ring;
+use super::store::{Part, store};
+use crate::forward::{Place, map_rows};
+use crate::forward::non_finite::{has_non_finite, multiply_guarded};
+use crate::layout::{fragment, swizzle::Swizzle};
+use crate::mask::{Either, Mask};
+use crate::params::ForwardParams;
+use crate::ptx::{barrier, shared, special};
+use crate::tile::{
+    Accumulator, Copier, Element, Operand, SharedTile, Softmax, SoftmaxScale, Sum, Total, multiply,
+    multiply_transposed,
+};
+
+/// A window: 64 columns, 128 bytes of a row.
+const WINDOW: usize = 4;
+/// Slices of 16 keys that `P V` takes at a time.
+const KEYS: usize = 2;
+
+/// Computes the block's tile of O and lse, on its split of the keys.
+///
+/// The block has `W` warps in teams of `T`, each team with `MT` tiles of 16 query rows. A step takes
+/// `16 * KT` keys, `NT * T = KT`, and the head dim is at most `16 * OT * T`.
+///
+/// # Safety
+/// As [`forward`](crate::forward::forward).
+#[inline(always)]
+pub unsafe fn teams<
+    E: Element,
+    const W: usize,
+    const T: usize,
+    const MT: usize,
+    const NT: usize,
+    const KT: usize,
+    const OT: usize,
+>(
+    p: &ForwardParams,
+) {
+    let (br, bc, threads) = ((16 * MT * W / T) as u32, (16 * KT) as u32, 32 * W as u32);
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let (lane, warp) = (thread % 32, thread / 32);
+    let (team, member) = (warp / T as u32, warp % T as u32);
+    let (warp_row, warp_key) = (16 * MT as u32 * team, 16 * NT as u32 * member);
+    let column = |ot: usize| ot * T | member as usize;
+    let width = (16 * OT * T) as u32;
+
+    let place = Place::<false>::of_block(p, br);
+    let (first, (first_key, keys)) = (place.first, place.keys(p));
+    let mask = Either::new(p, first_key, keys);
+    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
+    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+
+    // Where things lie.
+    let (windows, v_keys) = (p.ladder.windows, p.ladder.v_keys);
+    let base = shared::base();
+    let memory = TeamsMemory::new(&p.ladder, p.dim, [br, bc, width, T as u32]);
+    let (k_slices, v_slices, q_windows) = (memory.k_slices, bc / v_keys, memory.q_windows);
+    let (q_stays, v_apart) = (p.ladder.apart & 0b001 != 0, p.ladder.apart & 0b100 != 0);
+    let [q_swizzle, ..] = swizzles(&p.ladder, 8 * q_windows);
+    let [_, k_swizzle, _] = swizzles(&p.ladder, 8 * windows);
+    let [_, _, v_swizzle] = swizzles(&p.ladder, width / 8);
+    let tile = |base: u32, arrangement| SharedTile::<WINDOW, Swizzle> { base, arrangement };
+    let p_tile = SharedTile::<KT>::new(base);
+    let exchange = base + memory.exchange;
+    let q_whole = tile(base + memory.q, q_swizzle);
+    let (v_whole, k_offset) = (base + memory.v, memory.k_in_buffer);
+    // Beside the ring, V has one buffer: the next V must not be loaded before the last is done with.
+    let ahead = if v_apart { k_slices } else { u32::MAX };
+    let mut ring = Ring::new(base + memory.ring, memory.buffer, p.ladder.buffers, ahead);
+
+    // Slice `slice` of block `block` is loaded next.
+    let copier = |rows, swizzle| {
+        Copier::<WINDOW, false, Swizzle>::arranged(rows, thread, threads, swizzle)
+    };
+    let q = copier(place.q_rows(&p.q), q_swizzle);
+    let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
+    let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
+    let load_q = |to: SharedTile<WINDOW, Swizzle>, column: u32| {
+        // SAFETY: as of all copies here: the ring says when the buffer is free, and waits for it.
+        unsafe { q.right(column).load(to, first, br, p.seqlen_q - first) }
+    };
+    let (mut block, mut slice) = (trips, 0);
+    let mut load = |ring: &mut Ring| {
+        if block == 0 {
+            return;
+        }
+        let first_key = (block - 1) * bc;
+        if slice < k_slices {
+            let to = ring.to_load();
+            for window in 0..windows {
+                let (right, column) = (64 * window, 64 * (slice * windows + window));
+                if !q_stays {
+                    load_q(tile(to, q_swizzle).right(right), column);
+                }
+                let to = tile(to + k_offset, k_swizzle).right(right);
+                // SAFETY: as above. The last block may end beyond the last key.
+                unsafe { k.right(column).load(to, first_key, bc, keys - first_key) }
+            }
+        } else {
+            let to = if v_apart { v_whole } else { ring.to_load() };
+            let first_key = first_key + (slice - k_slices) * v_keys;
+            // Opaque: unrolled, the addresses of all windows would take registers.
+            let mut column = 0;
+            while column < special::opaque(width) {
+                let to = tile(to, v_swizzle).right(column);
+                let exist = keys.saturating_sub(first_key);
+                // SAFETY: as above.
+                unsafe { v.right(column).load(to, first_key, v_keys, exist) }
+                column += 64;
+            }
+        }
+        slice += 1;
+        if slice == k_slices + v_slices {
+            (block, slice) = (block - 1, 0);
+        }
+    };
+
+    let scale = SoftmaxScale::new(p.scale);
+    let mut softmax = Softmax::<MT>::new(if E::Sum::HALF { SoftmaxScale::ONE } else { scale });
+    let mut o = [[Accumulator::ZERO; OT]; MT];
+    // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
+    // barriers also make P visible, and tell that all warps are done with it.
+    unsafe {
+        if q_stays {
+            for window in 0..q_windows {
+                load_q(q_whole.right(64 * window), 64 * window);
+            }
+        }
+        ring.start(&mut load);
+        let mut j = trips;
+        while j > 0 {
+            j -= 1;
+            let mut s = [[E::Sum::ZERO; NT]; MT];
+            for slice in 0..k_slices {
+                ring.advance(&mut load);
+                let slot = ring.to_read();
+                for window in 0..windows {
+                    let q_tile = if q_stays {
+                        q_whole.right(64 * (slice * windows + window))
+                    } else {
+                        tile(slot, q_swizzle).right(64 * window)
+                    };
+                    let q_tile = q_tile.skip(warp_row);
+                    let q = |dt: usize| {
+                        let mut q = [Operand::ZERO; MT];
+                        for mt in 0..MT {
+                            q[mt] = q_tile.a(lane, mt, dt);
+                            if E::Sum::HALF {
+                                q[mt] = q[mt].scale(scale.signed());
+                            }
+                        }
+                        q
+                    };
+                    let k_tile = tile(slot + k_offset, k_swizzle).right(64 * window);
+                    let k_tile = k_tile.skip(warp_key);
+                    multiply_transposed::<E, Swizzle, MT, NT, WINDOW>(&mut s, q, k_tile, lane);
+                }
+            }
+            let mut s = s.map(|row| row.map(E::Sum::widen));
+            if !E::Sum::HALF && scale.negative {
+                s = s.map(|row| row.map(Accumulator::negate));
+            }
+            let masked = j >= unmasked_trips;
+            let visible = |key: u32| -> [[i32; 2]; MT] {
+                let first_key = (j * bc + key) as i32;
+                map_rows(|i| mask.visible((first + warp_row + i) as i32, first_key))
+            };
+            if masked {
+                let visible = visible(warp_key);
+                for mt in 0..MT {
+                    for nt in 0..NT {
+                        let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                        s[mt][nt].mask_columns(lane, limits);
+                    }
+                }
+            }
+
+            let mut maxima = [[0.0; 2]; MT];
+            for mt in 0..MT {
+                maxima[mt] = softmax.maxima(&s[mt]);
+            }
+            let maxima = across_team::<MT, T>(exchange, br, warp_row, member, maxima, f32::max);
+            for mt in 0..MT {
+                let factors = softmax.update(mt, &mut s[mt], maxima[mt]);
+                for ot in 0..OT {
+                    o[mt][ot].scale_rows(factors);
+                }
+                for nt in 0..NT {
+                    let probabilities = s[mt][nt].to_operand::<E>();
+                    let p_tile = p_tile.skip(warp_row);
+                    p_tile.set(lane, mt, warp_key as usize / 16 + nt, probabilities);
+                }
+            }
+
+            for slice in 0..v_slices {
+                ring.advance(&mut load);
+                let slot = if v_apart { v_whole } else { ring.to_read() };
+                for run in 0..v_keys / (16 * KEYS as u32) {
+                    let v_tile = tile(slot, v_swizzle).skip(16 * KEYS as u32 * run);
+                    let key = slice * v_keys + 16 * KEYS as u32 * run;
+                    let p = |kt: usize| {
+                        let mut p = [Operand::ZERO; MT];
+                        for mt in 0..MT {
+                            p[mt] = p_tile.skip(warp_row).a(lane, mt, key as usize / 16 + kt);
+                        }
+                        p
+                    };
+                    if masked && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW, true>(v_tile, column) {
+                        let visible = visible(key);
+                        multiply_guarded::<E, Swizzle, MT, KEYS, OT, WINDOW>(
+                            &mut o, p, v_tile, visible, column,
+                        );
+                    } else {
+                        multiply::<E, Swizzle, MT, KEYS, OT, WINDOW>(
+                            &mut o, p, v_tile, lane, column,
+                        );
+                    }
+                }
+            }
+        }
+
+        let mut totals = softmax.totals();
+        let sums = totals.map(|rows| rows.map(|total| total.sum));
+        let sums = across_team::<MT, T>(exchange, br, warp_row, member, sums, |a, b| a + b);
+        for mt in 0..MT {
+            for r in 0..2 {
+                totals[mt][r] = Total { sum: sums[mt][r], ..totals[mt][r] };
+            }
+        }
+        let part = Part {
+            rows: br,
+            width,
+            warp_row,
+            stores_lse: member == 0,
+            column: |ot| column(ot) as u32,
+        };
+        store::<E, MT, OT>(p, threads, part, o, totals);
+    }
+}
+
+/// Combines what the warps of a team have of their rows, each a number of every row.
+///
+/// # Safety
+/// All threads of the block make the same call, and a barrier lies between two.
+#[inline(always)]
+unsafe fn across_team<const MT: usize, const T: usize>(
+    exchange: u32,
+    br: u32,
+    warp_row: u32,
+    member: u32,
+    mut values: [[f32; 2]; MT],
+    combine: fn(f32, f32) -> f32,
+) -> [[f32; 2]; MT] {
+    if T == 1 {
+        return values;
+    }
+    let lane = special::lane();
+    let at = |member: u32, mt: usize, r: usize| {
+        let (row, _) = fragment::accumulator(lane, 2 * r as u32);
+        exchange + 4 * (member * br + warp_row + 16 * mt as u32 + row)
+    };
+    // SAFETY: the caller's promise. One lane of four writes the number of a row.
+    unsafe {
+        for mt in 0..MT {
+            for r in 0..2 {
+                if lane % 4 == 0 {
+                    shared::store_u32(at(member, mt, r), values[mt][r].to_bits());
+                }
+            }
+        }
+        barrier::block();
+        for mt in 0..MT {
+            for r in 0..2 {
+                values[mt][r] = shared::load_f32(at(0, mt, r));
+                for other in 1..T as u32 {
+                    values[mt][r] = combine(values[mt][r], shared::load_f32(at(other, mt, r)));
+                }
+            }
+        }
+    }
+    values
+}
