@@ -4,7 +4,8 @@ use crate::cpu;
 use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::kernel;
+use crate::kernel::{self, Chosen};
+use crate::ladder::Ladder;
 use crate::launch::Launch;
 use crate::layout::Layout;
 use crate::problem::Problem;
@@ -13,13 +14,13 @@ use crate::strided::{Strided, StridedMut};
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use kernels::params::TensorRef;
-use kernels::table::{Dtype, Kernel};
+use kernels::table::Dtype;
 use std::ffi::c_void;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
-/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 256. Any strides will do as long
+/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. Any strides will do as long
 /// as that of dim is 1. A GPU works in place on inputs whose rows all start at multiples of 16 bytes;
 /// of each other input it first makes a copy that does, which takes memory until the work is done.
 ///
@@ -45,8 +46,27 @@ use std::ffi::c_void;
 pub struct Attention {
     causal: bool,
     scale: Option<f32>,
-    kernel: Option<String>,
+    kernel: Wanted,
     splits: u32,
+}
+
+/// Which kernel.
+#[derive(Clone, Debug, Default)]
+enum Wanted {
+    #[default]
+    Best,
+    Named(String),
+    Ladder(Ladder),
+}
+
+impl Wanted {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Wanted::Best => None,
+            Wanted::Named(name) => Some(name),
+            Wanted::Ladder(ladder) => Some(ladder.name()),
+        }
+    }
 }
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
@@ -100,16 +120,24 @@ impl Attention {
         self
     }
 
-    /// The kernel to use, by a name from [`kernel::suitable`]. Default: the best one.
+    /// The kernel to use, by a name from [`kernel::suitable`] or [`kernel::of_ladder`]. Default: the best
+    /// one.
     #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
-        self.kernel = Some(name.into());
+        self.kernel = Wanted::Named(name.into());
+        self
+    }
+
+    /// The kernel to use, one of the ladder with its options; on GPUs and the emulator only.
+    #[must_use]
+    pub fn ladder(mut self, ladder: Ladder) -> Self {
+        self.kernel = Wanted::Ladder(ladder);
         self
     }
 
     /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
     /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
-    /// CPU does not split.
+    /// CPU does not split, nor do the kernels `naive` and `fa1`.
     #[must_use]
     pub fn splits(mut self, splits: u32) -> Self {
         self.splits = splits;
@@ -252,7 +280,7 @@ impl Attention {
         }
         match device.backend() {
             Backend::Cpu => {
-                kernel::resolve_cpu(self.kernel.as_deref())?;
+                kernel::resolve_cpu(self.kernel.name())?;
                 match dtype {
                     // SAFETY: the caller's word.
                     Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
@@ -262,14 +290,14 @@ impl Attention {
                 Ok(())
             }
             Backend::Cuda(gpu) => {
-                let (kernel, schedule) = self.schedule(dtype, &problem, gpu.facts())?;
-                let launch = Launch::new(kernel, &problem, &schedule, args)?;
+                let (chosen, schedule) = self.schedule(dtype, &problem, gpu.facts())?;
+                let launch = Launch::new(chosen, &problem, &schedule, args)?;
                 // SAFETY: the caller's word.
                 unsafe { launch.on_gpu(gpu, stream) }
             }
             Backend::Emulator(emulation) => {
-                let (kernel, schedule) = self.schedule(dtype, &problem, emulation.facts())?;
-                Launch::new(kernel, &problem, &schedule, args)?.on_emulator(emulation)
+                let (chosen, schedule) = self.schedule(dtype, &problem, emulation.facts())?;
+                Launch::new(chosen, &problem, &schedule, args)?.on_emulator(emulation)
             }
         }
     }
@@ -280,10 +308,14 @@ impl Attention {
         dtype: Dtype,
         problem: &Problem,
         facts: &Facts,
-    ) -> Result<(&'static Kernel, Schedule)> {
-        let kernel = kernel::resolve(self.kernel.as_deref(), dtype, problem, facts)?;
+    ) -> Result<(Chosen, Schedule)> {
+        let chosen = match &self.kernel {
+            Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
+            wanted => kernel::resolve(wanted.name(), dtype, problem, facts)?,
+        };
         let splits = (self.splits > 0).then_some(self.splits);
-        Ok((kernel, Schedule::new(kernel, problem, facts, splits)?))
+        let schedule = Schedule::new(chosen.kernel, problem, facts, splits)?;
+        Ok((chosen, schedule))
     }
 
     fn problem<T: Element>(&self, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>) -> Result<Problem> {

@@ -41,15 +41,22 @@ impl Emulation {
         &self.facts
     }
 
-    /// Runs a kernel with one parameter block over a grid in one dimension.
-    pub fn launch(&self, kernel: &'static Kernel, blocks: u32, params: &[u8]) -> Result<()> {
+    /// Runs a kernel with one parameter block over a grid in one dimension, of blocks with so much
+    /// shared memory.
+    pub fn launch(
+        &self,
+        kernel: &'static Kernel,
+        blocks: u32,
+        shared_bytes: u32,
+        params: &[u8],
+    ) -> Result<()> {
         let module = self.module(kernel.module())?;
         let counters = emulator::launch(
             &self.memory,
             module.entry(kernel.name).map_err(failure)?,
             [blocks, 1, 1],
             [kernel.threads(), 1, 1],
-            kernel.shared_bytes(),
+            shared_bytes,
             &[Argument::Bytes(params)],
             &self.options,
         )
@@ -172,7 +179,8 @@ mod tests {
         let mut kernels = KERNELS.iter();
         let large = kernels.find(|kernel| kernel.shared_bytes() > facts.shared.block);
         let params = [0; size_of::<ForwardParams>()];
-        let refused = emulation.launch(large.expect("an A100's"), 1, &params);
+        let large = large.expect("an A100's");
+        let refused = emulation.launch(large, 1, large.shared_bytes(), &params);
         match refused {
             Err(Error::Emulator { report }) => assert!(report.contains("101376"), "{report}"),
             other => panic!("{other:?}"),

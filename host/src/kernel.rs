@@ -2,16 +2,48 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ladder::{self, Rung};
 use crate::problem::Problem;
 use crate::schedule::{Facts, group, request};
-use kernels::params::MAX_SEQLEN;
-use kernels::table::{Dtype, Family, KERNELS, Kernel, select};
+use kernels::params::{LadderParams, MAX_SEQLEN};
+use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel, select};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
 
+/// A kernel, and what a launch of it needs beside the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub kernel: &'static Kernel,
+    /// Options, if it is of the ladder.
+    pub ladder: LadderParams,
+    /// Bytes of a block's shared memory.
+    pub shared_bytes: u32,
+}
+
+impl Chosen {
+    fn new(kernel: &'static Kernel) -> Self {
+        Chosen {
+            kernel,
+            ladder: LadderParams::default(),
+            shared_bytes: kernel.shared_bytes(),
+        }
+    }
+
+    pub fn of_ladder(kernel: &'static Kernel, ladder: LadderParams, dim: u32) -> Self {
+        let Family::Ladder(shape) = kernel.family else {
+            return Chosen::new(kernel);
+        };
+        Chosen {
+            kernel,
+            ladder,
+            shared_bytes: shape.shared_bytes(&ladder, dim),
+        }
+    }
+}
+
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
-/// default one first.
+/// default one first; those of the [ladder](crate::ladder) only where there are no others.
 #[must_use]
 pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
     let Some(facts) = device.facts() else {
@@ -23,6 +55,11 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
         .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
         .filter(|kernel| fits(kernel, facts))
         .collect();
+    if is_wide(problem) {
+        let wide = ladder::WIDE.iter();
+        let fitting = wide.filter(|ladder| ladder.choose(dtype, problem, facts).is_ok());
+        return fitting.map(|ladder| ladder.name()).collect();
+    }
     let default = select(&request(dtype, problem, facts));
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
     kernels.iter().map(|kernel| kernel.name).collect()
@@ -39,13 +76,35 @@ pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Re
     }
 }
 
+/// Names of the kernels of the [ladder](crate::ladder) that can compute a problem on a device.
+#[must_use]
+pub fn of_ladder(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
+    let names = Rung::ALL.iter().map(|rung| rung.name());
+    names
+        .filter(|name| check(device, name, dtype, problem).is_ok())
+        .collect()
+}
+
+/// Whether the head dim is beyond those of the main kernels.
+fn is_wide(problem: &Problem) -> bool {
+    HEAD_DIMS
+        .last()
+        .is_some_and(|&most| problem.dim > most as usize)
+}
+
 /// The kernel of that name, or the best one, for a CUDA device or the emulator.
 pub(crate) fn resolve(
     name: Option<&str>,
     dtype: Dtype,
     problem: &Problem,
     facts: &Facts,
-) -> Result<&'static Kernel> {
+) -> Result<Chosen> {
+    if name.is_none() && is_wide(problem) {
+        return ladder::WIDE[0].choose(dtype, problem, facts);
+    }
+    if let Some(ladder) = name.and_then(ladder::named) {
+        return ladder.choose(dtype, problem, facts);
+    }
     let kernel = match name {
         None => select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim))?,
         Some(CPU) => return Err(unsuitable(CPU, "runs on the CPU only")),
@@ -58,7 +117,7 @@ pub(crate) fn resolve(
         }
     };
     if fits(kernel, facts) {
-        return Ok(kernel);
+        return Ok(Chosen::new(kernel));
     }
     let instead = kernel.counterpart(facts.class());
     Err(Error::SharedMemory {
@@ -79,7 +138,9 @@ pub(crate) fn resolve_cpu(name: Option<&str>) -> Result<()> {
     match name {
         None | Some(CPU) => Ok(()),
         Some(name) => {
-            find(name)?;
+            if ladder::named(name).is_none() {
+                find(name)?;
+            }
             Err(unsuitable(
                 name,
                 "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
@@ -107,6 +168,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
+        Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -140,7 +202,9 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
 
 /// The names most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
-    let names = KERNELS.iter().map(|kernel| kernel.name).chain([CPU]);
+    let rungs = Rung::ALL.iter().map(|rung| rung.name());
+    let names = KERNELS.iter().map(|kernel| kernel.name);
+    let names = names.chain(rungs).chain([CPU]);
     let mut near: Vec<_> = names
         .map(|known| (strsim::jaro_winkler(known, name), known))
         .filter(|&(similarity, _)| similarity > 0.7)
@@ -171,7 +235,7 @@ mod tests {
         kv: [usize; 4],
     ) -> Result<&'static str> {
         let problem = Problem::new(q, kv, kv, false, None).expect("valid");
-        resolve(name, Dtype::F16, &problem, facts).map(|kernel| kernel.name)
+        resolve(name, Dtype::F16, &problem, facts).map(|chosen| chosen.kernel.name)
     }
 
     fn named(name: &str) -> Result<&'static str> {

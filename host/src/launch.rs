@@ -4,12 +4,15 @@ use crate::attention::RawForward;
 use crate::driver::Gpu;
 use crate::emulation::{self, Emulation};
 use crate::error::{Error, Result};
+use crate::kernel::Chosen;
 use crate::problem::Problem;
 use crate::ptx;
 use crate::schedule::{MAX_BLOCKS, Schedule, group};
 use kernels::divide::Divisor;
+use kernels::ladder::NaivePass;
+use kernels::ladder::table::Loop;
 use kernels::order::Order;
-use kernels::params::{ForwardParams, PackParams, TensorRef};
+use kernels::params::{ForwardParams, LadderParams, PackParams, TensorRef};
 use kernels::table::{Family, KERNELS, Kernel};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,11 +28,12 @@ pub struct Launch {
     params: ForwardParams,
 }
 
-/// A kernel and its number of blocks.
+/// A kernel, its number of blocks and their shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     kernel: &'static Kernel,
     blocks: u32,
+    shared_bytes: u32,
 }
 
 /// A copy of an input.
@@ -54,7 +58,7 @@ impl Launch {
     /// The launch that computes a [valid](Problem::validate) problem by a schedule of a kernel that
     /// serves it.
     pub fn new(
-        kernel: &'static Kernel,
+        chosen: Chosen,
         problem: &Problem,
         schedule: &Schedule,
         args: &RawForward,
@@ -74,8 +78,11 @@ impl Launch {
             }
         }
         let (mut partial_o, mut partial_softmax, mut combine) = (0, 0, None);
-        if schedule.splits > 1 {
-            let elements = problem.lse_shape().iter().product::<usize>();
+        let (kernel, main_loop) = (chosen.kernel, chosen.kernel.main_loop());
+        let elements = problem.lse_shape().iter().product::<usize>();
+        if main_loop == Some(Loop::Naive) {
+            partial_o = workspace.reserve([elements, problem.seqlen_kv, size_of::<f32>()])?;
+        } else if schedule.splits > 1 || main_loop == Some(Loop::Fa1) {
             let rows = elements.checked_mul(schedule.splits as usize);
             let rows = rows.ok_or(Workspace::OVERFLOW)?;
             partial_o = workspace.reserve([rows, problem.dim, size_of::<f32>()])?;
@@ -109,11 +116,16 @@ impl Launch {
             splits: schedule.splits,
             split_keys: schedule.split_keys,
             causal: u32::from(problem.causal),
+            ladder: chosen.ladder,
         };
-        let blocks = schedule.blocks;
+        let grid = Grid {
+            kernel,
+            blocks: schedule.blocks,
+            shared_bytes: chosen.shared_bytes,
+        };
         Ok(Launch {
             packs,
-            kernel: Grid { kernel, blocks },
+            kernel: grid,
             combine,
             workspace_bytes: workspace.bytes,
             params,
@@ -145,7 +157,7 @@ impl Launch {
     pub fn on_emulator(&self, emulation: &Arc<Emulation>) -> Result<()> {
         let workspace = emulation::Memory::uninitialized(emulation, self.workspace_bytes);
         self.each_kernel(workspace.address(), |grid, params| {
-            emulation.launch(grid.kernel, grid.blocks, params)
+            emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)
         })
     }
 
@@ -175,7 +187,18 @@ impl Launch {
                 ..pack.copy
             };
         }
-        launch(self.kernel, bytemuck::bytes_of(&params))?;
+        let passes: &[NaivePass] = match self.kernel.kernel.main_loop() {
+            Some(Loop::Naive) => &[NaivePass::Scores, NaivePass::Softmax, NaivePass::Output],
+            _ => &[NaivePass::Scores],
+        };
+        for &pass in passes {
+            let ladder = LadderParams {
+                pass: pass as u32,
+                ..params.ladder
+            };
+            let params = ForwardParams { ladder, ..params };
+            launch(self.kernel, bytemuck::bytes_of(&params))?;
+        }
         match self.combine {
             Some(combine) => launch(combine, bytemuck::bytes_of(&params)),
             None => Ok(()),
@@ -257,7 +280,8 @@ fn combine_grid(kernel: &Kernel, problem: &Problem) -> Result<Grid> {
     });
     let kernel = combine.expect("every dtype has one");
     let rows = problem.lse_shape().iter().product::<usize>();
-    let warps = rows as u128 * problem.dim.div_ceil(128) as u128;
+    let row_warps = problem.dim.div_ceil(128).next_power_of_two();
+    let warps = rows as u128 * row_warps as u128;
     Grid::new(kernel, warps.div_ceil(u128::from(kernel.tile.warps)))
 }
 
@@ -265,7 +289,11 @@ impl Grid {
     /// A grid of so many blocks, if it can be launched.
     fn new(kernel: &'static Kernel, blocks: u128) -> Result<Self> {
         match u32::try_from(blocks) {
-            Ok(blocks) if blocks <= MAX_BLOCKS => Ok(Grid { kernel, blocks }),
+            Ok(blocks) if blocks <= MAX_BLOCKS => Ok(Grid {
+                kernel,
+                blocks,
+                shared_bytes: kernel.shared_bytes(),
+            }),
             _ => Err(Error::Grid {
                 kernel: kernel.name,
                 blocks,
@@ -287,7 +315,7 @@ impl Grid {
                 needed,
             });
         }
-        let shared_bytes = kernel.shared_bytes();
+        let shared_bytes = self.shared_bytes;
         let ptx = ptx::module(kernel.module()).ok_or(Error::NotCompiled)?;
         let function = gpu.function(kernel.name, kernel.module(), ptx, shared_bytes)?;
         // SAFETY: the table gives every kernel this block size and this much shared memory; the

@@ -35,6 +35,7 @@ mod emulation;
 mod error;
 mod event;
 pub mod kernel;
+pub mod ladder;
 mod launch;
 mod layout;
 mod problem;

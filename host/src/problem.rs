@@ -18,7 +18,7 @@ pub struct Problem {
     pub seqlen_q: usize,
     /// Keys per head.
     pub seqlen_kv: usize,
-    /// Elements of a query, key or value: a multiple of 8, at most 256.
+    /// Elements of a query, key or value: a multiple of 8, at most 1024.
     pub dim: usize,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,

@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::problem::Problem;
 use kernels::class::{Class, SharedMemory};
+use kernels::ladder::table::Loop;
 use kernels::table::{Dtype, Family, Kernel, Request};
 
 /// Blocks that a grid can have along x.
@@ -119,7 +120,12 @@ impl Schedule {
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
         let q_rows = u128::from(kernel.tile.q_rows);
-        let q_tiles = (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows);
+        let main_loop = kernel.main_loop();
+        let q_tiles = match main_loop {
+            // A block takes the tiles of a head in turns.
+            Some(Loop::Fa1) => 1,
+            _ => (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows),
+        };
         let grid = |blocks: u128| {
             let fits = u32::try_from(blocks)
                 .ok()
@@ -136,6 +142,7 @@ impl Schedule {
         let keys = kernel.tile.keys;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
         let splits = match splits {
+            _ if matches!(main_loop, Some(Loop::Naive | Loop::Fa1)) => 1,
             Some(splits) => splits,
             None if !facts.has_pools => 1,
             None => {

@@ -1,7 +1,7 @@
 //! The one table of kernels, read by the entry points, the builder, the host and the tests.
 
 use crate::class::Class;
-use crate::ladder::table::{self as ladder, Shape};
+use crate::ladder::table::{self as ladder, Loop, Shape};
 
 /// Element type of q, k, v and o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,6 +143,15 @@ impl Kernel {
             Family::Pack => 16 * self.threads(),
             Family::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.head_dim),
             _ => self.tile.shared_bytes(self.head_dim),
+        }
+    }
+
+    /// The main loop, of a kernel of the [ladder](crate::ladder).
+    #[must_use]
+    pub const fn main_loop(&self) -> Option<Loop> {
+        match self.family {
+            Family::Ladder(shape) => Some(shape.main_loop),
+            _ => None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+use attention::ladder::{Acc, Ladder, OStore, Rung, Swizzles};
 use attention::{Class, Dtype};
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
@@ -33,7 +34,7 @@ pub struct Args {
     /// Keys per head [default: seqlen]
     #[arg(long, value_name = "M", conflicts_with = "input")]
     pub seqlen_kv: Option<usize>,
-    /// Head dim: a multiple of 8, at most 256
+    /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
     pub dim: usize,
     /// Element type of q, k, v and o [default: that of the input file, else f16]
@@ -45,10 +46,22 @@ pub struct Args {
     /// Softmax scale [default: 1 / sqrt(dim)]
     #[arg(long, value_name = "S", allow_hyphen_values = true)]
     pub scale: Option<f32>,
-    /// auto for the best kernel, all for every one that serves the problem, or a name from
-    /// --list-kernels
+    /// auto for the best kernel, all for every one that serves the problem, ladder for every one of the
+    /// ladder that does, or a name from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
+    /// Of a kernel of the ladder: buffers that tiles pass through, 1, 2 or 3 [default: as many as fit]
+    #[arg(long, value_name = "COUNT")]
+    pub stages: Option<u32>,
+    /// Of a kernel of the ladder: which tiles are swizzled in shared memory [default: qkv]
+    #[arg(long)]
+    pub swizzle: Option<Swizzle>,
+    /// Of a kernel of the ladder: what products are summed in [default: f32]
+    #[arg(long)]
+    pub acc: Option<Accumulator>,
+    /// Of a kernel of the ladder: how o is stored [default: shared]
+    #[arg(long)]
+    pub o_store: Option<Store>,
     /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
     /// The CPU does not split
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -89,6 +102,84 @@ pub struct Args {
     /// Print the table of kernels and do nothing else
     #[arg(long, exclusive = true)]
     pub list_kernels: bool,
+}
+
+/// [`Swizzles`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Swizzle {
+    /// None
+    None,
+    /// None, but rows 16 bytes apart
+    Pad,
+    /// Those of Q
+    Q,
+    /// Those of Q and K
+    Qk,
+    /// Those of Q, K and V
+    Qkv,
+}
+
+/// An [`Acc`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Accumulator {
+    /// f16, for dtype f16
+    F16,
+    /// f32
+    F32,
+}
+
+/// An [`OStore`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Store {
+    /// Straight from registers
+    Direct,
+    /// By way of shared memory
+    Shared,
+    /// Collected by shuffles
+    Shuffle,
+}
+
+impl Args {
+    /// A kernel of the ladder with the options that were given; an option that was, if it is none.
+    pub fn ladder(&self, name: &str) -> Result<Option<Ladder>, &'static str> {
+        let options = [
+            ("--stages", self.stages.is_some()),
+            ("--swizzle", self.swizzle.is_some()),
+            ("--acc", self.acc.is_some()),
+            ("--o-store", self.o_store.is_some()),
+        ];
+        let Some(&rung) = Rung::ALL.iter().find(|rung| rung.name() == name) else {
+            let given = options.iter().find(|(_, given)| *given);
+            return given.map_or(Ok(None), |(option, _)| Err(*option));
+        };
+        let mut ladder = Ladder::new(rung);
+        if let Some(stages) = self.stages {
+            ladder = ladder.stages(stages);
+        }
+        if let Some(swizzle) = self.swizzle {
+            ladder = ladder.swizzles(match swizzle {
+                Swizzle::None => Swizzles::None,
+                Swizzle::Pad => Swizzles::Pad,
+                Swizzle::Q => Swizzles::Q,
+                Swizzle::Qk => Swizzles::Qk,
+                Swizzle::Qkv => Swizzles::Qkv,
+            });
+        }
+        if let Some(acc) = self.acc {
+            ladder = ladder.acc(match acc {
+                Accumulator::F16 => Acc::F16,
+                Accumulator::F32 => Acc::F32,
+            });
+        }
+        if let Some(store) = self.o_store {
+            ladder = ladder.o_store(match store {
+                Store::Direct => OStore::Direct,
+                Store::Shared => OStore::Shared,
+                Store::Shuffle => OStore::Shuffle,
+            });
+        }
+        Ok(Some(ladder))
+    }
 }
 
 /// Which rows are checked.

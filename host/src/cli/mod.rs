@@ -9,7 +9,7 @@ mod output;
 mod progress;
 mod report;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use args::{Args, Check};
 use attention::check::{self, Forward};
 use attention::kernel;
@@ -23,6 +23,10 @@ use std::process::ExitCode;
 
 /// Rows that `--check sample` compares.
 const SAMPLE: usize = 256;
+
+/// Who has options.
+const LADDER: &str = "that is an option of the kernels split-kv, split-q, shared-kv, shared-qkv, \
+                      tiled-qk and tiled-qkv";
 
 /// Runs the command: 0 if all checks passed, 1 if one failed or the device did, 2 for bad input.
 pub fn main() -> ExitCode {
@@ -70,6 +74,7 @@ fn run(args: &Args) -> Result<bool> {
 fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<String>> {
     let mut names = match args.kernel.as_str() {
         "auto" | "all" => kernel::suitable(device, dtype, problem),
+        "ladder" => kernel::of_ladder(device, dtype, problem),
         name => {
             kernel::check(device, name, dtype, problem)?;
             vec![name]
@@ -80,7 +85,8 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
     }
     if names.len() > 1 && args.output.is_some() {
         bail!(
-            "--output takes the result of one kernel; --kernel all runs {}",
+            "--output takes the result of one kernel; --kernel {} runs {}",
+            args.kernel,
             names.len()
         );
     }
@@ -112,8 +118,13 @@ fn compute<T: Element>(
         let call = Attention::new()
             .causal(problem.causal)
             .scale(problem.scale)
-            .splits(args.splits)
-            .kernel(name);
+            .splits(args.splits);
+        let ladder = args.ladder(name);
+        let ladder = ladder.map_err(|option| anyhow!("kernel {name} has no {option}; {LADDER}"))?;
+        let call = match ladder {
+            Some(ladder) => call.ladder(ladder),
+            None => call.kernel(name),
+        };
         let splits = call.split_count(device, T::DTYPE, &problem)?;
         // What a kernel leaves out must not pass for a result.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;

@@ -4,6 +4,7 @@ use super::counters::Summary;
 use super::measure::median;
 use attention::check::Report;
 use attention::emulator::Counters;
+use attention::ladder::Rung;
 use attention::{Dtype, Problem, kernel};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::table::{Family, KERNELS};
@@ -183,7 +184,7 @@ pub fn list_kernels() -> io::Result<()> {
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
-                Family::Decode => "both",
+                Family::Decode | Family::Ladder(_) => "both",
                 Family::Combine | Family::Pack => "-",
             }
             .to_owned(),
@@ -194,8 +195,25 @@ pub fn list_kernels() -> io::Result<()> {
             kernel.shared_bytes().to_string(),
         ]);
     }
-    table.add_row([kernel::CPU, "CPU", "any", "256", "any"]);
-    print(table)
+    table.add_row([kernel::CPU, "CPU", "any", "1024", "any"]);
+    print(table)?;
+    list_ladder()
+}
+
+/// Prints the kernels of the ladder.
+fn list_ladder() -> io::Result<()> {
+    let header = ["ladder", "dim up to", "options", "what it shows"];
+    let mut table = empty_table(&header, &[1]);
+    for rung in Rung::ALL {
+        table.add_row([
+            rung.name(),
+            &rung.max_dim().to_string(),
+            if rung.has_options() { "all" } else { "none" },
+            rung.lesson(),
+        ]);
+    }
+    print(table)?;
+    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")
 }
 
 pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
