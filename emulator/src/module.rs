@@ -363,6 +363,12 @@ impl<'a> Parser<'a> {
                 scope.open();
             } else if self.cursor.accept("}") {
                 scope.close();
+            } else if self.cursor.accept(".pragma") {
+                // Advice to the assembler.
+                self.cursor
+                    .take()
+                    .and_then(|_| self.cursor.expect(";"))
+                    .map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.accept(".reg") {
                 self.registers(scope).map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.peek(1) == ":" {

@@ -21,6 +21,14 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token<'_>>, SyntaxError> {
             end.ok_or_else(|| SyntaxError::new(line, "a comment does not end"))? + 2
         } else if first.is_whitespace() {
             first.len_utf8()
+        } else if let Some(quoted) = rest.strip_prefix('"') {
+            let end = quoted.find('"');
+            let length = end.ok_or_else(|| SyntaxError::new(line, "a string does not end"))? + 2;
+            tokens.push(Token {
+                text: &rest[..length],
+                line,
+            });
+            length
         } else {
             let length = match word_length(rest) {
                 0 if "{}[]()<>,;:@!|+-=".contains(first) => 1,

@@ -1,7 +1,9 @@
-//! Floating-point arithmetic and comparison in f32 and f64.
+//! Floating-point arithmetic and comparison in f32 and f64, and products of pairs of f16.
 
+use super::convert::f16_bits;
 use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
+use half::f16;
 use std::cmp::Ordering;
 
 /// The bits of a result: any NaN becomes the one that arithmetic produces. By bits, for what a
@@ -35,8 +37,18 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match kind {
         "f32" => single(d, name),
         "f64" => double(d, name),
+        "f16x2" if matches!(name, "mul" | "mul.rn") => half_products(d),
         _ => Ok(None),
     }
+}
+
+/// Products of two f16 each, rounded once: in f32 they are exact.
+fn half_products(d: &mut Decoder) -> Decoded {
+    let product = |a: u32, b: u32| {
+        let [a, b] = [a, b].map(|bits| f16::from_bits(bits as u16).to_f32());
+        u32::from(f16_bits(a * b))
+    };
+    binary(d, move |a: u32, b: u32| product(a, b) | product(a >> 16, b >> 16) << 16)
 }
 
 /// Subnormals become zeros of their sign.

@@ -74,13 +74,8 @@ impl Ring {
     pub unsafe fn advance(&mut self, load: impl FnOnce(&mut Self)) {
         // SAFETY: the caller's promise; the branches depend on the launch alone.
         unsafe {
-            match self.ahead {
-                0 => {}
-                1 => cp_async::wait::<0>(),
-                2 => cp_async::wait::<1>(),
-                3 => cp_async::wait::<2>(),
-                4 => cp_async::wait::<3>(),
-                _ => cp_async::wait::<4>(),
+            if self.ahead > 0 {
+                cp_async::wait_for(self.ahead - 1);
             }
             barrier::block();
             load(self);

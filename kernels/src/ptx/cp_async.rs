@@ -39,6 +39,27 @@ pub unsafe fn wait<const PENDING: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) }
 }
 
+/// As [`wait`] for a number of `pending` groups, 0 to 4, that only the launch knows: the instruction has it
+/// in its code. By assembly, for the compiler would make a table of branches of a `match`.
+///
+/// # Safety
+/// As [`wait`].
+#[inline(always)]
+pub unsafe fn wait_for(pending: u32) {
+    // SAFETY: touches no memory itself.
+    unsafe {
+        asm!(
+            "{{ .reg .pred is;",
+            "setp.eq.u32 is, {0}, 0; @is cp.async.wait_group 0;",
+            "setp.eq.u32 is, {0}, 1; @is cp.async.wait_group 1;",
+            "setp.eq.u32 is, {0}, 2; @is cp.async.wait_group 2;",
+            "setp.eq.u32 is, {0}, 3; @is cp.async.wait_group 3;",
+            "setp.eq.u32 is, {0}, 4; @is cp.async.wait_group 4; }}",
+            in(reg32) pending, options(nostack),
+        );
+    }
+}
+
 /// Waits until the copies of all committed groups of this thread have landed.
 ///
 /// # Safety
