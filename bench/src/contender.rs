@@ -3,6 +3,7 @@
 use crate::shape::Shape;
 use anyhow::{Context, Result, ensure};
 use attention::check::{self, Forward};
+use attention::ladder::Acc;
 use attention::{Attention, Device, Element, Problem, Strided, Tensor, kernel, random};
 
 /// Rows of each kernel's result that are checked before it is timed.
@@ -126,6 +127,7 @@ impl<T: Element> Bench<T> {
             v: Strided::contiguous(v, self.problem.kv_shape()),
             o: Strided::contiguous(&o, self.problem.q_shape()),
             lse: &lse,
+            acc: Acc::F32,
         };
         let rows = check::sample_rows(&self.problem, CHECKED_ROWS, self.seed);
         let report = check::check(&forward, &rows);

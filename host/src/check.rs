@@ -10,10 +10,16 @@
 //! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
 //! own, and 64 for the approximate exponential and logarithm.
 //!
+//! **Sums in f16** ([`Acc::F16`]) round every 16 products, with `u = 2^-11`. A score of `dim` products no
+//! larger than `|scale| |q| |k|` may be off by `d = (dim / 16 + 3) |scale| |q| |k| u`, its weight by a factor
+//! `e^d` either way, and so o by `(e^(2 d) - 1) max|v|`; sums of up to 64 keys of P V add
+//! `(64 / 16 + 1) u max|v|`. By as much the tolerances grow, o's by that of the worst row.
+//!
 //! Where the reference is not finite, neither may the result be, and the other way round; an lse
 //! of -inf must be exactly that.
 
 use crate::element::Element;
+use crate::ladder::Acc;
 use crate::problem::Problem;
 use crate::reference::{Reference, Row, round};
 use crate::strided::Strided;
@@ -39,6 +45,8 @@ pub struct Forward<'a, T> {
     pub o: Strided<'a, T>,
     /// Row-major `[batch, heads, seqlen_q]`.
     pub lse: &'a [f32],
+    /// What products were summed in.
+    pub acc: Acc,
 }
 
 /// How o and lse compare with the reference.
@@ -156,7 +164,7 @@ pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     Report {
         rows: rows.len(),
         o: Comparison {
-            tolerance: 2.0 * deviation.low + 2.0 * deviation.rounding,
+            tolerance: 2.0 * deviation.low + 2.0 * deviation.rounding + deviation.sums,
             ..deviation.o
         },
         lse: deviation.lse,
@@ -171,6 +179,8 @@ struct Deviation {
     low: f64,
     /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
     rounding: f64,
+    /// What sums in f16 may add.
+    sums: f64,
     lse: Comparison,
 }
 
@@ -211,6 +221,15 @@ impl Deviation {
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
 
         let score = q.dot(&q).sqrt() * reference.key_norm;
+        let (score_sums, sums) = match forward.acc {
+            Acc::F32 => (0.0, 0.0),
+            Acc::F16 => {
+                let unit = 2_f64.powi(-11);
+                let score_sums = (p.dim as f64 / 16.0 + 3.0) * score * unit;
+                let weights = (2.0 * score_sums).exp_m1();
+                (score_sums, (weights + 5.0 * unit) * reference.max_value())
+            }
+        };
         let roundings = if expected_lse.is_finite() {
             p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected_lse.abs() + 64.0
         } else {
@@ -226,13 +245,14 @@ impl Deviation {
             },
             low: max_finite(&mut (&low.o - &expected_o).into_iter().map(f64::abs)),
             rounding: max_finite(&mut expected_o.iter().map(|&x| (through_low(x) - x).abs())),
+            sums,
             lse: Comparison {
                 max_abs_err: if (lse == f64::NEG_INFINITY) == (expected_lse == f64::NEG_INFINITY) {
                     difference(lse, expected_lse)
                 } else {
                     f64::INFINITY
                 },
-                tolerance: roundings * 2_f64.powi(-24),
+                tolerance: roundings * 2_f64.powi(-24) + score_sums,
                 worst: [b, h, i, 0],
                 found: lse,
                 expected: expected_lse,
@@ -250,6 +270,7 @@ impl Deviation {
             },
             low: self.low.max(other.low),
             rounding: self.rounding.max(other.rounding),
+            sums: self.sums.max(other.sums),
             lse: if excess(&other.lse) > excess(&self.lse) {
                 other.lse
             } else {
@@ -272,6 +293,7 @@ fn difference(found: f64, expected: f64) -> f64 {
 mod tests {
     use super::{Forward, Report, all_rows, check, sample_rows};
     use crate::cpu;
+    use crate::ladder::Acc;
     use crate::problem::Problem;
     use crate::strided::{Strided, StridedMut};
     use half::f16;
@@ -320,6 +342,7 @@ mod tests {
                 v,
                 o,
                 lse: &lse,
+                acc: Acc::F32,
             },
             &all_rows(&PROBLEM),
         )

@@ -87,12 +87,7 @@ impl Ladder {
     }
 
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
-    pub(crate) fn choose(
-        &self,
-        dtype: Dtype,
-        problem: &Problem,
-        facts: &Facts,
-    ) -> Result<Chosen> {
+    pub(crate) fn choose(&self, dtype: Dtype, problem: &Problem, facts: &Facts) -> Result<Chosen> {
         self.check(dtype, problem.dim)?;
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
@@ -140,7 +135,10 @@ impl Ladder {
             let others = names(Rung::has_options);
             return Err(self.unsuitable(format!("has no option {option}; these have: {others}")));
         }
-        if let Some(stages) = self.stages.filter(|stages| !(1..=MAX_STAGES).contains(stages)) {
+        if let Some(stages) = self
+            .stages
+            .filter(|stages| !(1..=MAX_STAGES).contains(stages))
+        {
             return Err(self.unsuitable(format!("has 1 to {MAX_STAGES} stages, not {stages}")));
         }
         if self.sums_in() == Acc::F16 && dtype != Dtype::F16 {
@@ -159,15 +157,19 @@ impl Ladder {
     /// The kernel with so many stages, if a device has the shared memory.
     fn fitting(&self, dtype: Dtype, dim: usize, stages: u32, facts: &Facts) -> Option<Chosen> {
         let variants = self.variants(dtype, dim, stages);
-        variants.into_iter().flatten().find(|chosen| {
-            facts.shared.resident_blocks(chosen.shared_bytes) > 0
-        })
+        variants
+            .into_iter()
+            .flatten()
+            .find(|chosen| facts.shared.resident_blocks(chosen.shared_bytes) > 0)
     }
 
     /// Bytes of shared memory that it needs at least with so many stages.
     fn needed(&self, dtype: Dtype, dim: usize, stages: u32) -> u32 {
         let variants = self.variants(dtype, dim, stages);
-        let needs = variants.into_iter().flatten().map(|chosen| chosen.shared_bytes);
+        let needs = variants
+            .into_iter()
+            .flatten()
+            .map(|chosen| chosen.shared_bytes);
         needs.min().unwrap_or(0)
     }
 

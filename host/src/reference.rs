@@ -49,6 +49,14 @@ impl<'a, T: Element> Reference<'a, T> {
         }
     }
 
+    /// Largest finite magnitude of a value.
+    pub fn max_value(&self) -> f64 {
+        let magnitudes = self.values.iter().map(|value| value.abs());
+        magnitudes
+            .filter(|value| value.is_finite())
+            .fold(0.0, f64::max)
+    }
+
     /// The exact result of row `row` with query `q`.
     pub fn exact(&self, row: usize, q: ArrayView1<f64>) -> Row {
         self.attend(row, q, &self.scaled_keys, |x| x)

@@ -31,7 +31,10 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
     // One warp a row, or a power of two.
     let row_warps = p.dim.div_ceil(COLUMNS).next_power_of_two();
     let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
-    let (row, part) = (warp >> row_warps.trailing_zeros(), warp as u32 & (row_warps - 1));
+    let (row, part) = (
+        warp >> row_warps.trailing_zeros(),
+        warp as u32 & (row_warps - 1),
+    );
     if row >= rows {
         return;
     }

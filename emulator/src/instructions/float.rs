@@ -48,7 +48,9 @@ fn half_products(d: &mut Decoder) -> Decoded {
         let [a, b] = [a, b].map(|bits| f16::from_bits(bits as u16).to_f32());
         u32::from(f16_bits(a * b))
     };
-    binary(d, move |a: u32, b: u32| product(a, b) | product(a >> 16, b >> 16) << 16)
+    binary(d, move |a: u32, b: u32| {
+        product(a, b) | product(a >> 16, b >> 16) << 16
+    })
 }
 
 /// Subnormals become zeros of their sign.

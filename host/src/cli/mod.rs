@@ -147,6 +147,7 @@ fn compute<T: Element>(
             v: Strided::contiguous(&inputs.v, problem.kv_shape()),
             o: Strided::contiguous(&o, problem.q_shape()),
             lse: &lse,
+            acc: ladder.map(|ladder| ladder.sums_in()).unwrap_or_default(),
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
         let counters = device.counters().filter(|_| args.counters);

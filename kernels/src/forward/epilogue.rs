@@ -30,7 +30,9 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         unsafe {
             let totals = self.softmax.totals();
             if p.splits > 1 {
-                store_partial(p, &place, (row, exist), self.o, Some(totals), |dt| dt as u32);
+                store_partial(p, &place, (row, exist), self.o, Some(totals), |dt| {
+                    dt as u32
+                });
             } else {
                 let o_tile = SharedTile::<DT>::new(shared::base());
                 let o_tile = o_tile.skip(warp_row);

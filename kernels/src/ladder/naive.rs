@@ -37,14 +37,20 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
         if pass == NaivePass::Softmax as u32 {
             if place.first + thread < last {
                 let row = place.first + thread;
-                softmax_row(p, &place, row, mask.limit(row as i32) as u32, |key| score(row, key));
+                softmax_row(p, &place, row, mask.limit(row as i32) as u32, |key| {
+                    score(row, key)
+                });
             }
             return;
         }
         let scale = SoftmaxScale::new(p.scale).signed();
         for row in place.first..last {
             let keys = mask.limit(row as i32) as u32;
-            let columns = if pass == NaivePass::Scores as u32 { keys } else { p.dim };
+            let columns = if pass == NaivePass::Scores as u32 {
+                keys
+            } else {
+                p.dim
+            };
             // Neighbours take neighbouring columns.
             let mut column = thread;
             while column < columns {

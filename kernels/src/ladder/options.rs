@@ -211,14 +211,14 @@ impl TeamsMemory {
     /// For `q_rows` query rows, `keys` keys and `width` columns of V a block, and `team` warps a team.
     #[must_use]
     #[inline(always)]
-    pub const fn new(
-        p: &LadderParams,
-        dim: u32,
-        [q_rows, keys, width, team]: [u32; 4],
-    ) -> Self {
+    pub const fn new(p: &LadderParams, dim: u32, [q_rows, keys, width, team]: [u32; 4]) -> Self {
         let k_slices = dim.div_ceil(64 * p.windows);
         let (stays, apart) = (p.apart & 0b001 != 0, p.apart & 0b100 != 0);
-        let q_windows = if stays { k_slices * p.windows } else { p.windows };
+        let q_windows = if stays {
+            k_slices * p.windows
+        } else {
+            p.windows
+        };
         let q_bytes = q_rows * pitch(p, 64 * q_windows);
         let k_bytes = keys * pitch(p, 64 * p.windows);
         let v_bytes = p.v_keys * pitch(p, width);
@@ -232,7 +232,11 @@ impl TeamsMemory {
             q,
             v,
             ring: if apart { v + v_bytes } else { v },
-            buffer: if apart || k_slice > v_bytes { k_slice } else { v_bytes },
+            buffer: if apart || k_slice > v_bytes {
+                k_slice
+            } else {
+                v_bytes
+            },
             k_in_buffer,
             k_slices,
             q_windows,

@@ -46,7 +46,8 @@ pub unsafe fn rows<
     let place = Place::<false>::of_block(p, br);
     let (first, (first_key, keys)) = (place.first, place.keys(p));
     let [q_swizzle, k_swizzle, v_swizzle] = swizzles(&p.ladder, SharedTile::<DT>::CHUNKS);
-    let copier = |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread, threads, swizzle);
+    let copier =
+        |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread, threads, swizzle);
     let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
     let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
 
@@ -65,7 +66,12 @@ pub unsafe fn rows<
         0 => q_tile.skip(br).base,
         _ => q_tile.base,
     };
-    let mut ring = Ring::new(ring_base, bc * k_swizzle.pitch(), p.ladder.buffers, u32::MAX);
+    let mut ring = Ring::new(
+        ring_base,
+        bc * k_swizzle.pitch(),
+        p.ladder.buffers,
+        u32::MAX,
+    );
     // Loads tile `next` of the stream, if there is one, and counts.
     let mut next = 0;
     let mut load = |ring: &mut Ring| {

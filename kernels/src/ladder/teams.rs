@@ -17,8 +17,8 @@
 use super::options::{TeamsMemory, swizzles};
 use super::ring::Ring;
 use super::store::{Part, store};
-use crate::forward::{Place, map_rows};
 use crate::forward::non_finite::{has_non_finite, multiply_guarded};
+use crate::forward::{Place, map_rows};
 use crate::layout::{fragment, swizzle::Swizzle};
 use crate::mask::{Either, Mask};
 use crate::params::ForwardParams;
@@ -86,9 +86,8 @@ pub unsafe fn teams<
     let mut ring = Ring::new(base + memory.ring, memory.buffer, p.ladder.buffers, ahead);
 
     // Slice `slice` of block `block` is loaded next.
-    let copier = |rows, swizzle| {
-        Copier::<WINDOW, false, Swizzle>::arranged(rows, thread, threads, swizzle)
-    };
+    let copier =
+        |rows, swizzle| Copier::<WINDOW, false, Swizzle>::arranged(rows, thread, threads, swizzle);
     let q = copier(place.q_rows(&p.q), q_swizzle);
     let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
     let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
@@ -133,7 +132,11 @@ pub unsafe fn teams<
     };
 
     let scale = SoftmaxScale::new(p.scale);
-    let mut softmax = Softmax::<MT>::new(if E::Sum::HALF { SoftmaxScale::ONE } else { scale });
+    let mut softmax = Softmax::<MT>::new(if E::Sum::HALF {
+        SoftmaxScale::ONE
+    } else {
+        scale
+    });
     let mut o = [[Accumulator::ZERO; OT]; MT];
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
     // barriers also make P visible, and tell that all warps are done with it.
@@ -222,7 +225,9 @@ pub unsafe fn teams<
                         }
                         p
                     };
-                    if masked && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW, true>(v_tile, column) {
+                    if masked
+                        && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW, true>(v_tile, column)
+                    {
                         let visible = visible(key);
                         multiply_guarded::<E, Swizzle, MT, KEYS, OT, WINDOW>(
                             &mut o, p, v_tile, visible, column,
@@ -241,7 +246,10 @@ pub unsafe fn teams<
         let sums = across_team::<MT, T>(exchange, br, warp_row, member, sums, |a, b| a + b);
         for mt in 0..MT {
             for r in 0..2 {
-                totals[mt][r] = Total { sum: sums[mt][r], ..totals[mt][r] };
+                totals[mt][r] = Total {
+                    sum: sums[mt][r],
+                    ..totals[mt][r]
+                };
             }
         }
         let part = Part {

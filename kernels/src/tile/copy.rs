@@ -95,12 +95,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
 impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> {
     /// The share of `thread` when `threads` threads copy together, for tiles of an arrangement.
     #[inline(always)]
-    pub fn arranged(
-        rows: GlobalRows<PACKED>,
-        thread: u32,
-        threads: u32,
-        arrangement: A,
-    ) -> Self {
+    pub fn arranged(rows: GlobalRows<PACKED>, thread: u32, threads: u32, arrangement: A) -> Self {
         let share = Share::new(thread, threads, SharedTile::<DT>::CHUNKS);
         let right = u64::from(share.chunk * CHUNK_BYTES);
         let mut rows = rows.skip(share.row);

@@ -1,10 +1,7 @@
 //! A tile in shared memory.
 
 use super::Operand;
-use crate::layout::{
-    fragment,
-    swizzle::Swizzle,
-};
+use crate::layout::{fragment, swizzle::Swizzle};
 use crate::ptx::{ldmatrix, shared};
 
 /// How the chunks of a tile are arranged.
