@@ -105,12 +105,12 @@ impl Class {
     }
 }
 
-/// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
-/// then takes `head_dim` registers a lane, which ends at 128.
+/// Two m16 tiles a warp (`q_rows * team / warps = 32`) let every K and V fragment feed two products; O
+/// then takes `head_dim / team` registers a lane, which ends at 128.
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
 /// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
-/// without a mask, level, but spills. 256: 4 slices, -4 %; 8 and 16, +7 % and +2 %, but spill.
+/// without a mask, level, but spills. 256: teams of one, -10 to -25 %.
 const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, q_slices) = match head_dim {
         32 => (128, 64, 2),
@@ -119,13 +119,24 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
         128 if causal => (128, 32, 0),
         128 => (128, 32, 2),
         192 => (64, 32, 12),
-        256 => (64, 32, 7),
+        256 => {
+            return Tile {
+                q_rows: 64,
+                keys: 64,
+                warps: 4,
+                team: 2,
+                stages: 1,
+                q_slices: if causal { 1 } else { 4 },
+                blocks_per_sm: 2,
+            };
+        }
         _ => panic!("no tile for this head dim"),
     };
     Tile {
         q_rows,
         keys,
         warps: 4,
+        team: 1,
         stages: 2,
         q_slices,
         blocks_per_sm: 2,
@@ -143,6 +154,7 @@ const fn sm80_forward(head_dim: u32, causal: bool) -> Tile {
             q_rows: 128,
             keys: 32,
             warps: 8,
+            team: 1,
             stages: 2,
             q_slices: 7,
             blocks_per_sm: 1,
@@ -172,6 +184,7 @@ const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
         q_rows,
         keys,
         warps,
+        team: 1,
         stages: 2,
         q_slices,
         blocks_per_sm,
@@ -223,6 +236,7 @@ const fn decode(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Ti
         q_rows: 64,
         keys,
         warps: 4,
+        team: 1,
         stages,
         q_slices,
         blocks_per_sm,

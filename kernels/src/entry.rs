@@ -2,7 +2,7 @@
 
 use crate::class::Class;
 use crate::combine::combine;
-use crate::forward::{decode, forward};
+use crate::forward::{decode, forward, forward_shared_rows};
 use crate::mask::{Causal, Full, Mask};
 use crate::pack::pack as pack_rows;
 use crate::params::{ForwardParams, PackParams};
@@ -12,6 +12,7 @@ use crate::tile::{Bf16, F16};
 macro_rules! entries {
     (
         forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
+        forward_shared_rows { $($shared:ident => $shared_element:ty, $shared_dim:literal, $shared_mask:ty, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
         pack { $($pack:ident;)* }
@@ -25,6 +26,7 @@ macro_rules! entries {
                 const TILE: Tile = Class::$forward_class.tile(FAMILY, $forward_dim);
                 const {
                     assert!(TILE.stages == 2, "K and V are double-buffered");
+                    assert!(TILE.team == 1, "a warp has its rows for itself");
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
@@ -35,6 +37,33 @@ macro_rules! entries {
                         { (TILE.q_rows / TILE.warps / 16) as usize },
                         { $forward_dim / 16 },
                         { (TILE.keys / 16) as usize },
+                        { TILE.q_slices as usize },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $shared(params: ForwardParams) {
+                const FAMILY: Family = Family::Forward {
+                    causal: <$shared_mask as Mask>::CAUSAL,
+                };
+                const TILE: Tile = Class::$shared_class.tile(FAMILY, $shared_dim);
+                const {
+                    assert!(TILE.stages == 1, "K and V have a buffer each");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    forward_shared_rows::<
+                        $shared_element,
+                        $shared_mask,
+                        { TILE.warps as usize },
+                        { TILE.team as usize },
+                        { (TILE.q_rows * TILE.team / TILE.warps / 16) as usize },
+                        { $shared_dim / 16 },
+                        { $shared_dim / 16 / TILE.team as usize },
+                        { (TILE.keys / 16) as usize },
+                        { (TILE.keys / TILE.team / 16) as usize },
                         { TILE.q_slices as usize },
                     >(&params);
                 }

@@ -53,14 +53,17 @@ impl Arch {
 /// How a block divides the work, in the terms of the FlashAttention papers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Query rows a block holds (Br), a multiple of `16 * warps`.
+    /// Query rows a block holds (Br), a multiple of `16 * warps / team`.
     pub q_rows: u32,
     /// Keys of one step of the main loop (Bc), a multiple of 16.
     pub keys: u32,
-    /// Warps of a block; each owns `q_rows / warps` rows.
+    /// Warps of a block; each has `q_rows * team / warps` rows.
     pub warps: u32,
-    /// K/V buffers in shared memory: 2 or, for decode kernels, more. The next blocks load while one is
-    /// worked on.
+    /// Warps that share their rows, each with a part of the keys and of O's columns: mostly 1, which has
+    /// its rows for itself.
+    pub team: u32,
+    /// K/V buffers in shared memory: 2, for decode kernels 2 or more, and 1 where warps share rows. The
+    /// next blocks load while one is worked on.
     pub stages: u32,
     /// Slices of 16 elements of the head dim whose Q fragments stay in registers; those of the others
     /// are read from shared memory for every block.
@@ -70,10 +73,15 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage.
+    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
+    /// also P, and a number of each row from each of them.
     #[must_use]
     pub const fn shared_bytes(&self, head_dim: u32) -> u32 {
-        (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2
+        let tiles = (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2;
+        match self.team {
+            1 => tiles,
+            team => tiles + self.q_rows * (2 * self.keys + 4 * team),
+        }
     }
 }
 
@@ -173,6 +181,7 @@ pub const COMBINE_TILE: Tile = Tile {
     q_rows: 4,
     keys: 0,
     warps: 4,
+    team: 1,
     stages: 0,
     q_slices: 0,
     blocks_per_sm: 8,
@@ -184,8 +193,8 @@ pub const PACK_TILE: Tile = Tile {
     ..COMBINE_TILE
 };
 
-/// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim, mask and
-/// class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
+/// Calls `$with!` with every kernel: of the forward kernels, for each of the two main loops, name, element
+/// type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
 /// element type, of the pack kernel the name.
 ///
 /// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
@@ -210,8 +219,6 @@ macro_rules! all_kernels {
                 forward_f16_d192_causal => F16, 192, Causal, Sm90;
                 forward_f16_d192_64x16 => F16, 192, Full, Sm86;
                 forward_f16_d192_64x16_causal => F16, 192, Causal, Sm86;
-                forward_f16_d256 => F16, 256, Full, Sm90;
-                forward_f16_d256_causal => F16, 256, Causal, Sm90;
                 forward_f16_d256_128x32 => F16, 256, Full, Sm80;
                 forward_f16_d256_128x32_causal => F16, 256, Causal, Sm80;
                 forward_f16_d256_128x16 => F16, 256, Full, Sm86;
@@ -230,12 +237,16 @@ macro_rules! all_kernels {
                 forward_bf16_d192_causal => Bf16, 192, Causal, Sm90;
                 forward_bf16_d192_64x16 => Bf16, 192, Full, Sm86;
                 forward_bf16_d192_64x16_causal => Bf16, 192, Causal, Sm86;
-                forward_bf16_d256 => Bf16, 256, Full, Sm90;
-                forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
                 forward_bf16_d256_128x32 => Bf16, 256, Full, Sm80;
                 forward_bf16_d256_128x32_causal => Bf16, 256, Causal, Sm80;
                 forward_bf16_d256_128x16 => Bf16, 256, Full, Sm86;
                 forward_bf16_d256_128x16_causal => Bf16, 256, Causal, Sm86;
+            }
+            forward_shared_rows {
+                forward_f16_d256 => F16, 256, Full, Sm90;
+                forward_f16_d256_causal => F16, 256, Causal, Sm90;
+                forward_bf16_d256 => Bf16, 256, Full, Sm90;
+                forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
             }
             decode {
                 decode_f16_d32 => F16, 32, Sm90;
@@ -279,6 +290,7 @@ pub(crate) use all_kernels;
 macro_rules! rows {
     (
         forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
+        forward_shared_rows { $($shared:ident => $shared_dtype:ident, $shared_dim:literal, $shared_mask:ident, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
         pack { $($pack:ident;)* }
@@ -295,6 +307,19 @@ macro_rules! rows {
                     dtype: Dtype::$forward_dtype,
                     head_dim: $forward_dim,
                     tile: Class::$forward_class.tile(FAMILY, $forward_dim),
+                }
+            },)*
+            $({
+                const FAMILY: Family = Family::Forward {
+                    causal: <crate::mask::$shared_mask as crate::mask::Mask>::CAUSAL,
+                };
+                Kernel {
+                    name: stringify!($shared),
+                    arch: Arch::Sm80,
+                    family: FAMILY,
+                    dtype: Dtype::$shared_dtype,
+                    head_dim: $shared_dim,
+                    tile: Class::$shared_class.tile(FAMILY, $shared_dim),
                 }
             },)*
             $(Kernel {

@@ -5,6 +5,7 @@
 //! `S - 1` are on their way, enough of them to keep the memory busy.
 
 use super::place::Place;
+use super::team::Team;
 use super::warp::Warp;
 use crate::mask::{Mask, Packed};
 use crate::params::ForwardParams;
@@ -75,7 +76,7 @@ pub unsafe fn decode<
         cp_async::wait::<PENDING>();
         barrier::block();
 
-        let mut warp = Warp::<1, DT, QT>::new(qo_tile.skip(warp_row), SoftmaxScale::new(p.scale));
+        let mut warp = Warp::<1, DT, DT, QT>::new(qo_tile.skip(warp_row), SoftmaxScale::new(p.scale), &Team::ALONE);
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;
@@ -95,10 +96,10 @@ pub unsafe fn decode<
             before_scores(j);
             if has_rows {
                 let s = warp.scores::<E, NT>(k_tile(j));
-                let visible = Warp::<1, DT, QT>::map_rows(|i| {
+                let visible = Warp::<1, DT, DT, QT>::map_rows(|i| {
                     mask.visible((row + i) as i32, (j * bc) as i32)
                 });
-                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
                 warp.accumulate_masked::<E, Packed, NT>(probabilities, v_tile(j), visible);
             }
         }
@@ -111,6 +112,6 @@ pub unsafe fn decode<
                 warp.accumulate::<E, NT>(probabilities, v_tile(j));
             }
         }
-        warp.store::<E, true>(p, threads);
+        warp.store::<E, true, 1>(p, threads, &Team::ALONE);
     }
 }

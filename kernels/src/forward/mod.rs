@@ -18,6 +18,8 @@ mod decode;
 mod epilogue;
 mod non_finite;
 mod place;
+mod shared_rows;
+mod team;
 mod warp;
 
 use crate::mask::Mask;
@@ -26,6 +28,8 @@ use crate::ptx::{barrier, cp_async, shared, special};
 use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
 pub use decode::decode;
 use place::Place;
+pub use shared_rows::forward_shared_rows;
+use team::Team;
 use warp::Warp;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
@@ -115,7 +119,7 @@ pub unsafe fn forward<
         cp_async::wait::<1>();
         barrier::block();
         let scale = SoftmaxScale::new(p.scale);
-        let mut warp = Warp::<MT, DT, QT>::new(qo_tile.skip(warp_row), scale);
+        let mut warp = Warp::<MT, DT, DT, QT>::new(qo_tile.skip(warp_row), scale, &Team::ALONE);
 
         // `j` blocks are left; those that the warp sees nothing of it only copies.
         let mut j = trips;
@@ -127,7 +131,7 @@ pub unsafe fn forward<
         if j > 0 {
             let visible = |j: u32| {
                 let first_key = (j * bc) as i32;
-                Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, first_key))
+                Warp::<MT, DT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, first_key))
             };
             // The first block always sets the maxima, the others may.
             let unmasked_trips = unmasked_trips.min(j - 1).max(1);
@@ -135,7 +139,7 @@ pub unsafe fn forward<
             while j > unmasked_trips {
                 j -= 1;
                 let visible = visible(j);
-                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
                 copies_landed();
                 load_ahead(j);
                 warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(j), visible);
@@ -154,12 +158,12 @@ pub unsafe fn forward<
             let (first_key, keys) = place.keys(p);
             let mask = M::new(p, first_key, keys);
             let row = place.first + special::thread(threads) / 32 * warp_rows;
-            let visible = Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, 0));
-            let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+            let visible = Warp::<MT, DT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, 0));
+            let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
             copies_landed();
             warp.accumulate_masked::<E, M, NT>(probabilities, v_tile(0), visible);
         }
 
-        warp.store::<E, false>(p, threads);
+        warp.store::<E, false, 1>(p, threads, &Team::ALONE);
     }
 }

@@ -1,46 +1,54 @@
 //! The work of one warp: its rows of Q, O, m and l, and a step of the main loop on them.
 
 use super::non_finite::has_non_finite;
+use super::team::Team;
 use crate::mask::Mask;
 use crate::ptx::{barrier, special, vote};
 use crate::tile::{Accumulator, Element, Operand, SharedTile, Softmax, SoftmaxScale};
 use core::hint::cold_path;
 
-/// What a warp carries through the loop: `MT` tiles of 16 query rows.
-pub struct Warp<const MT: usize, const DT: usize, const QT: usize> {
+/// What a warp carries through the loop: `MT` tiles of 16 query rows, with `OT` of the `DT` slices of 16
+/// columns of O.
+pub struct Warp<const MT: usize, const DT: usize, const OT: usize, const QT: usize> {
     q_tile: SharedTile<DT>,
     /// The first `QT` are read once, the others from the tile in each step.
     q: [[Operand; DT]; MT],
-    pub(super) o: [[Accumulator; DT]; MT],
+    pub(super) o: [[Accumulator; OT]; MT],
     pub(super) softmax: Softmax<MT>,
 }
 
-impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
-    /// Takes the warp's rows of the Q tile.
+impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT, DT, OT, QT> {
+    /// Takes the team's rows of the Q tile.
     ///
     /// # Safety
-    /// As all of these: every lane of the warp makes the same call, and shared tiles are written
-    /// and visible.
+    /// As all of these: every lane of the warp makes the same call, as do all warps of the team where
+    /// one is given, and shared tiles are written and visible.
     #[inline(always)]
-    pub unsafe fn new(q_tile: SharedTile<DT>, scale: SoftmaxScale) -> Self {
+    pub unsafe fn new<const T: usize>(
+        q_tile: SharedTile<DT>,
+        scale: SoftmaxScale,
+        team: &Team<T>,
+    ) -> Self {
         let mut warp = Warp {
             q_tile,
             q: [[Operand::ZERO; DT]; MT],
-            o: [[Accumulator::ZERO; DT]; MT],
+            o: [[Accumulator::ZERO; OT]; MT],
             softmax: Softmax::new(scale),
         };
         let lane = special::lane();
-        // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile.
+        // SAFETY: the caller's promise; nobody but this warp's team uses its rows of the tile.
         unsafe {
             if scale.negative {
-                for mt in 0..MT {
-                    for dt in 0..DT {
-                        let q = q_tile.a(lane, mt, dt).negate();
-                        barrier::warp();
-                        q_tile.set(lane, mt, dt, q);
+                if team.side == 0 {
+                    for mt in 0..MT {
+                        for dt in 0..DT {
+                            let q = q_tile.a(lane, mt, dt).negate();
+                            barrier::warp();
+                            q_tile.set(lane, mt, dt, q);
+                        }
                     }
                 }
-                barrier::warp();
+                team.sync();
             }
             for mt in 0..MT {
                 for dt in 0..QT {
@@ -94,13 +102,14 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         s
     }
 
-    /// `P = softmax(S)` relative to new maxima, to which O is rescaled. A row sees only the first
-    /// `visible` keys of the block.
+    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled. A
+    /// row sees only the first `visible` keys of the block.
     #[inline(always)]
-    pub unsafe fn softmax_masked<E: Element, const NT: usize>(
+    pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
         visible: [[i32; 2]; MT],
+        team: &Team<T>,
     ) -> [[Operand; NT]; MT] {
         let lane = special::lane();
         for mt in 0..MT {
@@ -110,7 +119,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.softmax_exact::<E, NT>(s) }
+        unsafe { self.softmax_exact::<E, NT, T>(s, team) }
     }
 
     /// `P = softmax(S)` relative to the maxima as they are, which costs neither a look for new ones
@@ -128,7 +137,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
             if vote::any(!sums.fit()) {
                 cold_path();
                 let s = self.scores::<E, NT>(k_tile);
-                self.softmax_exact::<E, NT>(s)
+                self.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
                 self.softmax.add(sums);
                 s.map(|row| row.map(Accumulator::to_operand::<E>))
@@ -136,20 +145,30 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
         }
     }
 
+    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled.
     #[inline(always)]
-    unsafe fn softmax_exact<E: Element, const NT: usize>(
+    pub unsafe fn softmax_exact<E: Element, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
+        team: &Team<T>,
     ) -> [[Operand; NT]; MT] {
         let mut p = [[Operand::ZERO; NT]; MT];
+        let mut maxima = [[0.0; 2]; MT];
+        if T > 1 {
+            for mt in 0..MT {
+                maxima[mt] = unsafe { self.softmax.maxima(&s[mt]) };
+            }
+            maxima = unsafe { team.combine(maxima, f32::max) };
+        }
         for mt in 0..MT {
             // SAFETY: the caller's promise. The barrier keeps the assembler from mixing the tiles, at
             // the price of spilled registers.
             let factors = unsafe {
                 barrier::warp();
-                self.softmax.update(mt, &mut s[mt])
+                if T == 1 { maxima[mt] = self.softmax.maxima(&s[mt]); }
+                self.softmax.update(mt, &mut s[mt], maxima[mt])
             };
-            for dt in 0..DT {
+            for dt in 0..OT {
                 self.o[mt][dt].scale_rows(factors);
             }
             p[mt] = s[mt].map(Accumulator::to_operand::<E>);
@@ -167,7 +186,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile) {
+            if M::CAUSAL && has_non_finite::<E, DT, OT, NT>(v_tile) {
                 self.accumulate_guarded::<E, NT>(p, v_tile, visible);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);
@@ -184,7 +203,7 @@ impl<const MT: usize, const DT: usize, const QT: usize> Warp<MT, DT, QT> {
     ) {
         let lane = varying_lane(v_tile);
         for nt in 0..NT {
-            for dt in 0..DT {
+            for dt in 0..OT {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let v = v_tile.b_trans(lane, nt, dt);

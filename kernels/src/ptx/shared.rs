@@ -38,6 +38,21 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     }
 }
 
+/// Reads a number.
+///
+/// # Safety
+/// `address` is 4-byte aligned, inside the block's shared memory, written, and being written by no
+/// other thread.
+#[inline(always)]
+pub unsafe fn load_f32(address: u32) -> f32 {
+    let value: f32;
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address, options(nostack));
+    }
+    value
+}
+
 /// Reads 16 bytes.
 ///
 /// # Safety

@@ -30,6 +30,15 @@ impl<const DT: usize> SharedTile<DT> {
         }
     }
 
+    /// The tile without the first `slices` slices of 16 columns, a multiple of 4: of 128 bytes, within
+    /// which chunks are swizzled.
+    #[inline(always)]
+    pub fn skip_slices(self, slices: u32) -> Self {
+        SharedTile {
+            base: self.base + slices * 2 * CHUNK_BYTES,
+        }
+    }
+
     /// Address of a chunk.
     #[inline(always)]
     pub fn chunk(self, row: u32, chunk: u32) -> u32 {

@@ -59,18 +59,13 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
-    /// Takes in a block's scores of tile `mt`: `s` turns from raw scores into probabilities relative to
-    /// the new maximum. Returns the factors that bring the rows of earlier results to it.
+    /// The largest scaled scores of a block in the rows of a tile.
     ///
     /// # Safety
     /// Every lane of the warp must reach the same call.
     #[inline(always)]
-    pub unsafe fn update<const NT: usize>(
-        &mut self,
-        mt: usize,
-        s: &mut [Accumulator; NT],
-    ) -> [f32; 2] {
-        let mut factors = [0.0; 2];
+    pub unsafe fn maxima<const NT: usize>(&self, s: &[Accumulator; NT]) -> [f32; 2] {
+        let mut maxima = [0.0; 2];
         for r in 0..2 {
             let mut max = f32::NEG_INFINITY;
             for nt in 0..NT {
@@ -78,8 +73,24 @@ impl<const MT: usize> Softmax<MT> {
                 max = max.max(a.max(b)).max(c.max(d));
             }
             // SAFETY: convergence is the caller's promise.
-            max = unsafe { across_row(max, f32::max) };
-            let max = self.max[mt][r].max(max * self.scale);
+            maxima[r] = unsafe { across_row(max, f32::max) } * self.scale;
+        }
+        maxima
+    }
+
+    /// Takes in a block's scores of tile `mt`, whose [`maxima`](Self::maxima) are given or less: `s` turns
+    /// from raw scores into probabilities relative to the new maximum. Returns the factors that bring
+    /// the rows of earlier results to it.
+    #[inline(always)]
+    pub fn update<const NT: usize>(
+        &mut self,
+        mt: usize,
+        s: &mut [Accumulator; NT],
+        maxima: [f32; 2],
+    ) -> [f32; 2] {
+        let mut factors = [0.0; 2];
+        for r in 0..2 {
+            let max = self.max[mt][r].max(maxima[r]);
 
             // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its probabilities
             // 2^-inf = 0 where -inf - -inf would be NaN.

@@ -1,0 +1,100 @@
+//! Warps that share query rows.
+
+use crate::ptx::{barrier, shared, special};
+
+/// The place of a warp among the `T` warps that share its rows: each has a part of the keys in
+/// `Q K^T`, and a part of O's columns.
+#[derive(Clone, Copy)]
+pub struct Team<const T: usize> {
+    /// The team's among those of the block.
+    number: u32,
+    /// The warp's among those of the team.
+    pub side: u32,
+    /// Shared address of `f32[T][rows]`, for the team's first row.
+    exchange: u32,
+    /// Rows of all teams of the block.
+    rows: u32,
+}
+
+impl Team<1> {
+    /// A warp that has its rows for itself.
+    pub const ALONE: Self = Team {
+        number: 0,
+        side: 0,
+        exchange: 0,
+        rows: 0,
+    };
+}
+
+impl<const T: usize> Team<T> {
+    /// That of warp `warp` in a block of `rows` rows, `team_rows` for each team, with `T * rows` numbers
+    /// of shared memory at `exchange`.
+    #[inline(always)]
+    pub fn of_warp(warp: u32, team_rows: u32, rows: u32, exchange: u32) -> Self {
+        let number = warp / T as u32;
+        Team {
+            number,
+            side: warp % T as u32,
+            exchange: exchange + 4 * number * team_rows,
+            rows,
+        }
+    }
+
+    /// Waits for all lanes of the team; their shared-memory accesses before it are visible after it.
+    ///
+    /// # Safety
+    /// Every lane of the team must reach the same call.
+    #[inline(always)]
+    pub unsafe fn sync(&self) {
+        // SAFETY: the caller's promise; barrier 0 is the block's.
+        unsafe {
+            if T == 1 {
+                barrier::warp();
+            } else {
+                barrier::some(1 + self.number, 32 * T as u32);
+            }
+        }
+    }
+
+    /// Combines what the warps have of the rows of tile `mt`: all get the same, for `f` takes the
+    /// warps in the same order in each.
+    ///
+    /// # Safety
+    /// As [`sync`](Self::sync); and a barrier of the team is between two calls for the same tile.
+    #[inline(always)]
+    pub unsafe fn combine<const MT: usize>(
+        &self,
+        values: [[f32; 2]; MT],
+        f: impl Fn(f32, f32) -> f32,
+    ) -> [[f32; 2]; MT] {
+        if T == 1 {
+            return values;
+        }
+        let lane = special::lane();
+        let at = |side: u32, mt: usize, r: usize| {
+            let row = side * self.rows + (16 * mt + 8 * r) as u32 + lane / 4;
+            self.exchange + 4 * row
+        };
+        let mut combined = [[0.0; 2]; MT];
+        // SAFETY: the numbers are the team's; the four lanes of a row write the same, or one of them
+        // what all have.
+        unsafe {
+            for mt in 0..MT {
+                for r in 0..2 {
+                    // The four lanes of a row all write what they all have.
+                    shared::store_u32(at(self.side, mt, r), values[mt][r].to_bits());
+                }
+            }
+            self.sync();
+            for mt in 0..MT {
+                for r in 0..2 {
+                    combined[mt][r] = shared::load_f32(at(0, mt, r));
+                    for side in 1..T as u32 {
+                        combined[mt][r] = f(combined[mt][r], shared::load_f32(at(side, mt, r)));
+                    }
+                }
+            }
+        }
+        combined
+    }
+}
