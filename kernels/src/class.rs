@@ -126,7 +126,7 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
                 warps: 4,
                 team: 2,
                 stages: 1,
-                q_slices: if causal { 1 } else { 4 },
+                q_slices: 3,
                 blocks_per_sm: 2,
             };
         }

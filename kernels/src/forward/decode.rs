@@ -76,7 +76,11 @@ pub unsafe fn decode<
         cp_async::wait::<PENDING>();
         barrier::block();
 
-        let mut warp = Warp::<1, DT, DT, QT>::new(qo_tile.skip(warp_row), SoftmaxScale::new(p.scale), &Team::ALONE);
+        let mut warp = Warp::<1, DT, DT, QT>::new(
+            qo_tile.skip(warp_row),
+            SoftmaxScale::new(p.scale),
+            &Team::ALONE,
+        );
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;

@@ -96,7 +96,13 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
             let rows = (16 * MT / T) as u32;
             let skip = team.side * rows;
             let exist = exist.saturating_sub(skip);
-            o.store(o_tile.skip(skip), first + skip, rows, exist, p.o_aligned != 0);
+            o.store(
+                o_tile.skip(skip),
+                first + skip,
+                rows,
+                exist,
+                p.o_aligned != 0,
+            );
         }
     }
 

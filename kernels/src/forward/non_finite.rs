@@ -6,7 +6,7 @@
 //! few, so they are searched for such elements, and one that holds any takes a slower product.
 
 use super::warp::Warp;
-use crate::ptx::{special, vote};
+use crate::ptx::{barrier, shuffle, special};
 use crate::tile::{Accumulator, Element, Operand, SharedTile};
 
 /// Whether a tile of V holds an infinity or a NaN: the same answer in all lanes.
@@ -14,25 +14,19 @@ use crate::tile::{Accumulator, Element, Operand, SharedTile};
 /// # Safety
 /// Every lane of the warp makes the same call, and the tile is written and visible.
 #[inline(always)]
-pub unsafe fn has_non_finite<E: Element, const DT: usize, const OT: usize, const NT: usize>(
+pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
     v_tile: SharedTile<DT>,
 ) -> bool {
     let lane = special::lane();
-    // A product of zeros is 0, but NaN where V is not finite; two sums, so that one need not wait for the
-    // other.
-    let mut sums = [Accumulator::ZERO; 2];
+    let mut found = 0;
     for nt in 0..NT {
-        for dt in 0..OT {
+        for dt in 0..DT {
             // SAFETY: the caller's promise.
-            unsafe { sums[dt % 2].mma::<E>(Operand::ZERO, v_tile.b_trans(lane, nt, dt)) }
+            found |= unsafe { v_tile.b_trans(lane, nt, dt) }.non_finite::<E>();
         }
     }
-    let mut sum = 0.0;
-    for i in 0..8 {
-        sum += sums[0].0[i] + sums[1].0[i];
-    }
     // SAFETY: the caller's promise.
-    unsafe { vote::any(sum != 0.0) }
+    unsafe { shuffle::or(found) != 0 }
 }
 
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT, DT, OT, QT> {
@@ -44,41 +38,66 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
     #[inline(always)]
     pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
         &mut self,
-        mut p: [[Operand; NT]; MT],
+        p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT>,
         visible: [[i32; 2]; MT],
     ) {
-        // Opaque, so that the loop is not unrolled: what it holds is little then, at the price of
-        // spilled registers in the whole kernel.
-        let end = special::opaque(NT as u32);
-        let mut nt = 0;
-        while nt < end {
+        let lane = special::lane();
+        for dt in 0..OT {
+            for mt in 0..MT {
+                let mut count = Accumulator::ZERO;
+                // SAFETY: the caller's promise. The barrier keeps the assembler from reading V far
+                // ahead here, at the price of spilled registers in the whole kernel.
+                unsafe { barrier::warp() }
+                for nt in 0..NT {
+                    let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                    let seen = Operand::ones_below::<E>(lane, limits);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let v = v_tile.b_trans(lane, nt, dt);
+                        let (finite, non_finite) = v.split_non_finite::<E>();
+                        self.o[mt][dt].mma::<E>(p[mt][nt], finite);
+                        count.mma::<E>(seen, non_finite);
+                    }
+                }
+                self.o[mt][dt].spoil(count);
+            }
+        }
+    }
+
+    /// As [`accumulate_guarded`](Self::accumulate_guarded) of `16 * KT` keys, with P from shared memory: in a
+    /// loop that is not unrolled, because what it then holds is little.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn accumulate_guarded_shared<E: Element, const KT: usize>(
+        &mut self,
+        p_tile: SharedTile<KT>,
+        v_tile: SharedTile<DT>,
+        visible: [[i32; 2]; MT],
+    ) {
+        let end = special::opaque(KT as u32);
+        let mut kt = 0;
+        while kt < end {
             let lane = special::lane();
-            let seen = visible.map(|rows| {
-                let limits = rows.map(|v| v - 16 * nt as i32);
-                Operand::ones_below::<E>(lane, limits)
-            });
-            for dt in 0..OT {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let v = v_tile.skip(16 * nt).b_trans(lane, 0, dt);
+            let limits = visible.map(|rows| rows.map(|v| v - 16 * kt as i32));
+            let seen = limits.map(|limits| Operand::ones_below::<E>(lane, limits));
+            // SAFETY: the caller's promise.
+            unsafe {
+                let p: [[Operand; 1]; MT] = p_tile.operands(kt as usize);
+                for dt in 0..OT {
+                    let v = v_tile.skip(16 * kt).b_trans(lane, 0, dt);
                     let (finite, non_finite) = v.split_non_finite::<E>();
                     for mt in 0..MT {
                         let mut count = Accumulator::ZERO;
                         count.mma::<E>(seen[mt], non_finite);
                         self.o[mt][dt].mma::<E>(p[mt][0], finite);
-                        for i in 0..8 {
-                            if count.0[i] != 0.0 {
-                                self.o[mt][dt].0[i] = f32::NAN;
-                            }
-                        }
+                        self.o[mt][dt].spoil(count);
                     }
                 }
             }
-            for mt in 0..MT {
-                p[mt].rotate_left(1);
-            }
-            nt += 1;
+            kt += 1;
         }
     }
 }

@@ -7,8 +7,8 @@
 //! it costs is that P passes through shared memory.
 //!
 //! There is room for one buffer each of K and V: the next K is loaded during `P V`, the next V during
-//! `Q K^T`, and two barriers a block of keys tell when. The first of them is also the one that P waits for,
-//! and the one by which the warps agree whether maxima must rise.
+//! `Q K^T`, and two barriers a block of keys tell when. At the first of them P is there for the whole team,
+//! and the warps vote: whether maxima must rise or, under the causal mask, whether V holds infinities.
 //!
 //! Shared memory holds the Q tile, later O; K and V; P; and what the warps of a team exchange.
 
@@ -69,21 +69,22 @@ pub unsafe fn forward_shared_rows<
     let p_tile = SharedTile::<KT> {
         base: v_tile(0).skip(bc).base,
     };
-    let team = Team::<T>::of_warp(thread / 32, team_rows, br, p_tile.skip(br).base);
-    let team_row = thread / 32 / T as u32 * team_rows;
-    let p_tile = Exchange(p_tile.skip(team_row));
+    // Asked for again where it is used: over the loop it would hold registers.
+    let team = || {
+        // SAFETY: as above.
+        let warp = unsafe { special::thread(threads) } / 32;
+        Team::<T>::of_warp(warp, team_rows, br, p_tile.skip(br).base)
+    };
+    let team_p = || p_tile.skip(team().row);
+    let team_row = team().row;
     let row = first + team_row;
 
-    let own_keys = |j: u32| k_tile(j).skip(team.side * part_keys);
-    let own_columns = |j: u32| v_tile(j).skip_slices(team.side * OT as u32);
+    let own_keys = |j: u32| k_tile(j).skip(team().side * part_keys);
+    let own_columns = |j: u32| v_tile(j).skip_slices(team().side * OT as u32);
     let own_part = |j: u32, part: u32| own_columns(j).skip(part * part_keys);
-    let other_part = |t: usize| (team.side + t as u32) % T as u32;
     let visible = |j: u32| {
         let first_key = (j * bc) as i32;
         Warp::<MT, DT, OT, QT>::map_rows(|i| mask.visible((row + i) as i32, first_key))
-    };
-    let of_part = |visible: [[i32; 2]; MT], part: u32| {
-        visible.map(|rows| rows.map(|v| v - (part * part_keys) as i32))
     };
 
     // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
@@ -92,29 +93,34 @@ pub unsafe fn forward_shared_rows<
     // visible and tells that all are done with V of block j and P.
     unsafe {
         q.load(qo_tile, first, br, p.seqlen_q - first);
+        // The last block may end beyond the last key.
+        let last = trips.wrapping_sub(1);
+        let exist = keys.wrapping_sub(last.wrapping_mul(bc));
         if trips > 0 {
-            // The last block may end beyond the last key.
-            let last = trips - 1;
-            let exist = keys - last * bc;
             k.load(k_tile(last), last * bc, bc, exist);
-            cp_async::commit();
+        }
+        cp_async::commit();
+        if trips > 0 {
             v.load(v_tile(last), last * bc, bc, exist);
         }
         cp_async::commit();
         cp_async::wait::<1>();
         barrier::block();
         let scale = SoftmaxScale::new(p.scale);
-        let mut warp = Warp::<MT, DT, OT, QT>::new(qo_tile.skip(team_row), scale, &team);
+        let mut warp = Warp::<MT, DT, OT, QT>::new(qo_tile.skip(team_row), scale, &team());
 
+        // K of block j - 1, if there is one.
         let load_k = |j: u32| {
             k.load_whole(k_tile(j), (j * bc).wrapping_sub(bc), bc, j > 0);
             cp_async::commit();
         };
         let load_v = |j: u32| {
-            cp_async::wait::<0>();
-            barrier::block();
-            v.load_whole(v_tile(j), (j * bc).wrapping_sub(bc), bc, j > 0);
-            cp_async::commit();
+            if j > 0 {
+                cp_async::wait::<0>();
+                barrier::block();
+                v.load(v_tile(j), (j - 1) * bc, bc, bc);
+                cp_async::commit();
+            }
         };
 
         let mut j = trips;
@@ -122,17 +128,25 @@ pub unsafe fn forward_shared_rows<
             j -= 1;
             let s = warp.scores::<E, NT>(own_keys(j));
             let visible = visible(j);
-            let own = of_part(visible, team.side);
-            let p = warp.softmax_masked::<E, NT, T>(s, own, &team);
-            p_tile.set_part(team.side, p);
+            let own = visible.map(|rows| rows.map(|v| v - (team().side * part_keys) as i32));
+            let p = warp.softmax_masked::<E, NT, T>(s, own, &team());
+            team_p().set_operands(team().side as usize * NT, p);
             cp_async::wait::<0>();
-            barrier::block();
+            let guarded = if M::CAUSAL {
+                barrier::block_any(v.loaded_non_finite::<E>(v_tile(j), bc))
+            } else {
+                barrier::block();
+                false
+            };
             load_k(j);
-            warp.accumulate_masked::<E, M, NT>(p, own_part(j, team.side), own);
-            for t in 1..T {
-                let part = other_part(t);
-                let visible = of_part(visible, part);
-                warp.accumulate_masked::<E, M, NT>(p_tile.part(part), own_part(j, part), visible);
+            if guarded {
+                cold_path();
+                warp.accumulate_guarded_shared::<E, KT>(team_p(), own_columns(j), visible);
+            } else {
+                for part in 0..T {
+                    let p = team_p().operands(part * NT);
+                    warp.accumulate::<E, NT>(p, own_part(j, part as u32));
+                }
             }
             load_v(j);
         }
@@ -141,64 +155,27 @@ pub unsafe fn forward_shared_rows<
             let mut s = warp.scores::<E, NT>(own_keys(j));
             let sums = warp.softmax.apply(&mut s);
             let mut p = s.map(|row| row.map(Accumulator::to_operand::<E>));
-            p_tile.set_part(team.side, p);
+            team_p().set_operands(team().side as usize * NT, p);
             cp_async::wait::<0>();
             if barrier::block_any(!sums.fit()) {
                 cold_path();
                 let s = warp.scores::<E, NT>(own_keys(j));
-                p = warp.softmax_exact::<E, NT, T>(s, &team);
-                p_tile.set_part(team.side, p);
+                p = warp.softmax_exact::<E, NT, T>(s, &team());
+                team_p().set_operands(team().side as usize * NT, p);
                 barrier::block();
             } else {
                 warp.softmax.add(sums);
             }
             load_k(j);
-            warp.accumulate::<E, NT>(p, own_part(j, team.side));
+            warp.accumulate::<E, NT>(p, own_part(j, team().side));
             for t in 1..T {
-                let part = other_part(t);
-                warp.accumulate::<E, NT>(p_tile.part(part), own_part(j, part));
+                let part = (team().side + t as u32) % T as u32;
+                let p = team_p().operands(part as usize * NT);
+                warp.accumulate::<E, NT>(p, own_part(j, part));
             }
             load_v(j);
         }
 
-        warp.store::<E, false, T>(p, threads, &team);
-    }
-}
-
-/// The probabilities of a team, in shared memory.
-#[derive(Clone, Copy)]
-struct Exchange<const KT: usize>(SharedTile<KT>);
-
-impl<const KT: usize> Exchange<KT> {
-    /// Writes those of a part of the keys.
-    ///
-    /// # Safety
-    /// Nobody else uses the part.
-    #[inline(always)]
-    unsafe fn set_part<const MT: usize, const NT: usize>(self, part: u32, p: [[Operand; NT]; MT]) {
-        let lane = special::lane();
-        for mt in 0..MT {
-            for nt in 0..NT {
-                // SAFETY: the caller's promise.
-                unsafe { self.0.set(lane, mt, part as usize * NT + nt, p[mt][nt]) }
-            }
-        }
-    }
-
-    /// Reads those of a part of the keys.
-    ///
-    /// # Safety
-    /// As [`SharedTile::a`].
-    #[inline(always)]
-    unsafe fn part<const MT: usize, const NT: usize>(self, part: u32) -> [[Operand; NT]; MT] {
-        let lane = special::lane();
-        let mut p = [[Operand::ZERO; NT]; MT];
-        for mt in 0..MT {
-            for nt in 0..NT {
-                // SAFETY: the caller's promise.
-                p[mt][nt] = unsafe { self.0.a(lane, mt, part as usize * NT + nt) };
-            }
-        }
-        p
+        warp.store::<E, false, T>(p, threads, &team());
     }
 }

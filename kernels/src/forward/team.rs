@@ -10,10 +10,12 @@ pub struct Team<const T: usize> {
     number: u32,
     /// The warp's among those of the team.
     pub side: u32,
-    /// Shared address of `f32[T][rows]`, for the team's first row.
-    exchange: u32,
-    /// Rows of all teams of the block.
+    /// The team's first row in its block.
+    pub row: u32,
+    /// Rows of the block.
     rows: u32,
+    /// Shared address of `f32[T][rows]`.
+    exchange: u32,
 }
 
 impl Team<1> {
@@ -21,8 +23,9 @@ impl Team<1> {
     pub const ALONE: Self = Team {
         number: 0,
         side: 0,
-        exchange: 0,
+        row: 0,
         rows: 0,
+        exchange: 0,
     };
 }
 
@@ -35,8 +38,9 @@ impl<const T: usize> Team<T> {
         Team {
             number,
             side: warp % T as u32,
-            exchange: exchange + 4 * number * team_rows,
+            row: number * team_rows,
             rows,
+            exchange,
         }
     }
 
@@ -56,11 +60,11 @@ impl<const T: usize> Team<T> {
         }
     }
 
-    /// Combines what the warps have of the rows of tile `mt`: all get the same, for `f` takes the
-    /// warps in the same order in each.
+    /// Combines what the warps have of each row, the same in its four lanes: all get the same, for each
+    /// applies `f` to the warps in the same order.
     ///
     /// # Safety
-    /// As [`sync`](Self::sync); and a barrier of the team is between two calls for the same tile.
+    /// As [`sync`](Self::sync); and a barrier of the team is between two calls.
     #[inline(always)]
     pub unsafe fn combine<const MT: usize>(
         &self,
@@ -72,16 +76,14 @@ impl<const T: usize> Team<T> {
         }
         let lane = special::lane();
         let at = |side: u32, mt: usize, r: usize| {
-            let row = side * self.rows + (16 * mt + 8 * r) as u32 + lane / 4;
+            let row = side * self.rows + self.row + (16 * mt + 8 * r) as u32 + lane / 4;
             self.exchange + 4 * row
         };
         let mut combined = [[0.0; 2]; MT];
-        // SAFETY: the numbers are the team's; the four lanes of a row write the same, or one of them
-        // what all have.
+        // SAFETY: the numbers are the team's; the four lanes of a row write the same.
         unsafe {
             for mt in 0..MT {
                 for r in 0..2 {
-                    // The four lanes of a row all write what they all have.
                     shared::store_u32(at(self.side, mt, r), values[mt][r].to_bits());
                 }
             }

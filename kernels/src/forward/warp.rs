@@ -155,17 +155,22 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
         let mut p = [[Operand::ZERO; NT]; MT];
         let mut maxima = [[0.0; 2]; MT];
         if T > 1 {
-            for mt in 0..MT {
-                maxima[mt] = unsafe { self.softmax.maxima(&s[mt]) };
+            // SAFETY: the caller's promise.
+            unsafe {
+                for mt in 0..MT {
+                    maxima[mt] = self.softmax.maxima(&s[mt]);
+                }
+                maxima = team.combine(maxima, f32::max);
             }
-            maxima = unsafe { team.combine(maxima, f32::max) };
         }
         for mt in 0..MT {
             // SAFETY: the caller's promise. The barrier keeps the assembler from mixing the tiles, at
             // the price of spilled registers.
             let factors = unsafe {
                 barrier::warp();
-                if T == 1 { maxima[mt] = self.softmax.maxima(&s[mt]); }
+                if T == 1 {
+                    maxima[mt] = self.softmax.maxima(&s[mt]);
+                }
                 self.softmax.update(mt, &mut s[mt], maxima[mt])
             };
             for dt in 0..OT {
@@ -186,7 +191,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, DT, OT, NT>(v_tile) {
+            if M::CAUSAL && has_non_finite::<E, DT, NT>(v_tile) {
                 self.accumulate_guarded::<E, NT>(p, v_tile, visible);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);

@@ -7,7 +7,7 @@
 //! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
 //! stored element by element, once, after the main loop.
 
-use super::SharedTile;
+use super::{Element, Operand, SharedTile};
 use crate::divide::Divisor;
 use crate::layout::{share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared, special::opaque};
@@ -123,6 +123,22 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists && there { 16 } else { 0 }) }
         });
+    }
+
+    /// Whether one of the chunks that this thread loaded into the `rows` rows of a tile holds an infinity
+    /// or a NaN.
+    ///
+    /// # Safety
+    /// This thread's copies have landed.
+    #[inline(always)]
+    pub unsafe fn loaded_non_finite<E: Element>(&self, tile: SharedTile<DT>, rows: u32) -> bool {
+        let steps = rows / self.share.rows_per_step;
+        let mut found = 0;
+        self.for_each_chunk(tile, 0, steps, rows, |shared, _, _| {
+            // SAFETY: the caller's promise.
+            found |= Operand(unsafe { shared::load_u32x4(shared) }).non_finite::<E>();
+        });
+        found != 0
     }
 
     /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces

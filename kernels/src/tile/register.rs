@@ -68,6 +68,16 @@ impl Accumulator {
         }
     }
 
+    /// Puts NaN where `count` is not 0.
+    #[inline(always)]
+    pub fn spoil(&mut self, count: Accumulator) {
+        for i in 0..8 {
+            if count.0[i] != 0.0 {
+                self.0[i] = f32::NAN;
+            }
+        }
+    }
+
     /// Puts -inf into the columns from `limits[0]` on in row `g`, from `limits[1]` on in row `g + 8`.
     #[inline(always)]
     pub fn mask_columns(&mut self, lane: u32, limits: [i32; 2]) {
@@ -112,7 +122,7 @@ impl Operand {
         Operand(ones)
     }
 
-    /// Non-zero if an element is infinite or NaN.
+    /// Non-zero if an element is infinite or NaN, wherever in a tile it lies.
     #[inline(always)]
     pub fn non_finite<E: Element>(self) -> u32 {
         let [a, b, c, d] = self.non_finite_signs::<E>();

@@ -5,7 +5,7 @@ use crate::layout::{
     fragment,
     swizzle::{CHUNK_BYTES, Swizzle},
 };
-use crate::ptx::{ldmatrix, shared};
+use crate::ptx::{ldmatrix, shared, special};
 
 /// Rows of `16 * DT` 16-bit elements, stored under the [swizzle](crate::layout::swizzle).
 #[derive(Clone, Copy)]
@@ -90,6 +90,45 @@ impl<const DT: usize> SharedTile<DT> {
             let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / 8);
             // SAFETY: the address lies in the tile, which is the caller's.
             unsafe { shared::store_u32(chunk + 2 * (column % 8), operand.0[r]) }
+        }
+    }
+
+    /// The 16x16 tiles of the first `MT` times 16 rows from slice `first` on, as A operands.
+    ///
+    /// # Safety
+    /// As [`a`](Self::a).
+    #[inline(always)]
+    pub unsafe fn operands<const MT: usize, const NT: usize>(
+        self,
+        first: usize,
+    ) -> [[Operand; NT]; MT] {
+        let lane = special::lane();
+        let mut operands = [[Operand::ZERO; NT]; MT];
+        for mt in 0..MT {
+            for nt in 0..NT {
+                // SAFETY: the caller's promise.
+                operands[mt][nt] = unsafe { self.a(lane, mt, first + nt) };
+            }
+        }
+        operands
+    }
+
+    /// Writes what [`operands`](Self::operands) reads.
+    ///
+    /// # Safety
+    /// Nobody else uses this part of the tile.
+    #[inline(always)]
+    pub unsafe fn set_operands<const MT: usize, const NT: usize>(
+        self,
+        first: usize,
+        operands: [[Operand; NT]; MT],
+    ) {
+        let lane = special::lane();
+        for mt in 0..MT {
+            for nt in 0..NT {
+                // SAFETY: the caller's promise.
+                unsafe { self.set(lane, mt, first + nt, operands[mt][nt]) }
+            }
         }
     }
 
