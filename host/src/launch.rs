@@ -288,7 +288,7 @@ impl Grid {
             });
         }
         let shared_bytes = kernel.shared_bytes();
-        let ptx = ptx::module(kernel.module()).ok_or(Error::NotCompiled)?;
+        let ptx = || ptx::module(kernel.module()).ok_or(Error::NotCompiled);
         let function = gpu.function(kernel.name, kernel.module(), ptx, shared_bytes)?;
         // SAFETY: the table gives every kernel this block size and this much shared memory; the
         // caller vouches for the parameters, the memory and the stream.

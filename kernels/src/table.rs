@@ -209,12 +209,18 @@ macro_rules! all_kernels {
                 forward_f16_d32_causal => F16, 32, Causal, Sm90;
                 forward_f16_d64 => F16, 64, Full, Sm90;
                 forward_f16_d64_causal => F16, 64, Causal, Sm90;
+                forward_f16_d64_128x48 => F16, 64, Full, Sm86;
+                forward_f16_d64_128x48_causal => F16, 64, Causal, Sm86;
                 forward_f16_d96 => F16, 96, Full, Sm90;
                 forward_f16_d96_causal => F16, 96, Causal, Sm90;
+                forward_f16_d96_64x32 => F16, 96, Full, Sm86;
+                forward_f16_d96_64x32_causal => F16, 96, Causal, Sm86;
                 forward_f16_d128 => F16, 128, Full, Sm90;
                 forward_f16_d128_causal => F16, 128, Causal, Sm90;
                 forward_f16_d128_64x32 => F16, 128, Full, Sm86;
                 forward_f16_d128_64x32_causal => F16, 128, Causal, Sm86;
+                forward_f16_d128_128x16 => F16, 128, Full, Sm100;
+                forward_f16_d128_128x16_causal => F16, 128, Causal, Sm100;
                 forward_f16_d192 => F16, 192, Full, Sm90;
                 forward_f16_d192_causal => F16, 192, Causal, Sm90;
                 forward_f16_d192_64x16 => F16, 192, Full, Sm86;
@@ -227,12 +233,18 @@ macro_rules! all_kernels {
                 forward_bf16_d32_causal => Bf16, 32, Causal, Sm90;
                 forward_bf16_d64 => Bf16, 64, Full, Sm90;
                 forward_bf16_d64_causal => Bf16, 64, Causal, Sm90;
+                forward_bf16_d64_128x48 => Bf16, 64, Full, Sm86;
+                forward_bf16_d64_128x48_causal => Bf16, 64, Causal, Sm86;
                 forward_bf16_d96 => Bf16, 96, Full, Sm90;
                 forward_bf16_d96_causal => Bf16, 96, Causal, Sm90;
+                forward_bf16_d96_64x32 => Bf16, 96, Full, Sm86;
+                forward_bf16_d96_64x32_causal => Bf16, 96, Causal, Sm86;
                 forward_bf16_d128 => Bf16, 128, Full, Sm90;
                 forward_bf16_d128_causal => Bf16, 128, Causal, Sm90;
                 forward_bf16_d128_64x32 => Bf16, 128, Full, Sm86;
                 forward_bf16_d128_64x32_causal => Bf16, 128, Causal, Sm86;
+                forward_bf16_d128_128x16 => Bf16, 128, Full, Sm100;
+                forward_bf16_d128_128x16_causal => Bf16, 128, Causal, Sm100;
                 forward_bf16_d192 => Bf16, 192, Full, Sm90;
                 forward_bf16_d192_causal => Bf16, 192, Causal, Sm90;
                 forward_bf16_d192_64x16 => Bf16, 192, Full, Sm86;
@@ -466,15 +478,16 @@ mod tests {
     }
 
     /// What a device of each compute capability reports.
-    const DEVICES: [((i32, i32), Class); 7] = [
+    const DEVICES: [((i32, i32), Class); 8] = [
         ((8, 0), Class::Sm80),
         ((8, 6), Class::Sm86),
         ((8, 9), Class::Sm86),
         ((9, 0), Class::Sm90),
-        ((10, 0), Class::Sm90),
+        ((10, 0), Class::Sm100),
+        ((10, 3), Class::Sm100),
         ((12, 0), Class::Sm86),
-        // Not known yet: by its shared memory alone.
-        ((13, 0), Class::Sm90),
+        // Not known yet.
+        ((13, 0), Class::Sm100),
     ];
 
     const FAMILIES: [Family; 5] = [
@@ -505,7 +518,7 @@ mod tests {
                             seqlen_q,
                             group: 1,
                             compute_capability,
-                            class: Class::of(device),
+                            class: Class::of(compute_capability, device),
                         });
                         let kernel = kernel.expect("a kernel");
                         let kind = (kernel.family, kernel.dtype, kernel.head_dim);
@@ -551,10 +564,18 @@ mod tests {
         ]));
         assert!(names(Class::Sm86).eq([
             plain(&32),
-            plain(&64),
-            plain(&96),
+            tiled(64, "128x48"),
+            tiled(96, "64x32"),
             tiled(128, "64x32"),
             tiled(192, "64x16"),
+            tiled(256, "128x16")
+        ]));
+        assert!(names(Class::Sm100).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            tiled(128, "128x16"),
+            plain(&192),
             tiled(256, "128x16")
         ]));
     }

@@ -55,7 +55,7 @@ pub struct Args {
     pub splits: u32,
     /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
     /// is one that works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly,
-    /// those of the class sm_80 (the default), sm_86 or sm_90
+    /// those of the class sm_80 (the default), sm_86, sm_90 or sm_100
     #[arg(long, default_value = "auto")]
     pub device: DeviceName,
     /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
@@ -144,7 +144,7 @@ impl FromStr for DeviceName {
             "emulator" => Ok(DeviceName::Emulator(Class::Sm80)),
             _ => with_index(name).or_else(|| with_class(name)).ok_or(
                 "allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu, emulator, \
-                 emulator:sm_80, emulator:sm_86 and emulator:sm_90",
+                 emulator:sm_80, emulator:sm_86, emulator:sm_90 and emulator:sm_100",
             ),
         }
     }

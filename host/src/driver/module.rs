@@ -33,13 +33,13 @@ impl Modules {
 }
 
 impl Gpu {
-    /// The function `name` of a module, which is loaded on first use. Up to `shared_bytes` of
+    /// The function `name` of a module, which is loaded on first use, from its PTX. Up to `shared_bytes` of
     /// dynamic shared memory can be used in its launches.
     pub fn function(
         &self,
         name: &'static str,
         module: &'static str,
-        ptx: &str,
+        ptx: impl FnOnce() -> Result<String>,
         shared_bytes: u32,
     ) -> Result<Function> {
         let mut modules = self.modules();
@@ -49,7 +49,7 @@ impl Gpu {
         let _current = self.enter()?;
         let handle = match modules.modules.entry(module) {
             Entry::Occupied(entry) => *entry.get(),
-            Entry::Vacant(entry) => *entry.insert(self.load(module, ptx)?),
+            Entry::Vacant(entry) => *entry.insert(self.load(module, ptx()?)?),
         };
         let symbol = CString::new(name).expect("kernel names have no NUL");
         let mut raw = std::ptr::null_mut();
@@ -65,7 +65,7 @@ impl Gpu {
         Ok(Function(raw))
     }
 
-    fn load(&self, name: &'static str, ptx: &str) -> Result<sys::CUmodule> {
+    fn load(&self, name: &'static str, ptx: String) -> Result<sys::CUmodule> {
         let image = CString::new(ptx).expect("PTX has no NUL");
         let mut log = [0_u8; 4096];
         let mut keys = [

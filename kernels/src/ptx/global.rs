@@ -61,6 +61,22 @@ pub unsafe fn store_u16(address: u64, value: u16) {
     }
 }
 
+/// Writes the 16-bit elements of `pairs`, the lower half of each first, one at a time.
+///
+/// # Safety
+/// `address` is 2-byte aligned, and from there on all elements are writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N]) {
+    for i in 0..N {
+        let pair = address + 4 * i as u64;
+        // SAFETY: the addresses are the caller's promise.
+        unsafe {
+            store_u16(pair, pairs[i] as u16);
+            store_u16(pair + 2, (pairs[i] >> 16) as u16);
+        }
+    }
+}
+
 /// Writes an f32.
 ///
 /// # Safety

@@ -167,11 +167,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
                 if aligned {
                     global::store_u32x4(global, elements);
                 } else {
-                    for i in 0..4 {
-                        let pair = global + 4 * i as u64;
-                        global::store_u16(pair, elements[i] as u16);
-                        global::store_u16(pair + 2, (elements[i] >> 16) as u16);
-                    }
+                    global::store_elements(global, elements);
                 }
             }
         });
