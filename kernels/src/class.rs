@@ -144,7 +144,7 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
                 warps: 4,
                 team: 2,
                 stages: 1,
-                q_slices: 3,
+                q_slices: if causal { 2 } else { 3 },
                 blocks_per_sm: 2,
             };
         }
@@ -213,8 +213,8 @@ const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
     }
 }
 
-/// Those of `sm_90` but for two that spill. At D = 128 half the keys, with registers to keep half of Q
-/// in. At 256 one block of eight warps, with half the keys and none of Q: that of `sm_86`.
+/// Those of `sm_90` but for those that spill. At D = 128 half the keys, with registers to keep half of Q
+/// in. At 256 that of `sm_86`.
 ///
 /// Losers, by reasoning: 128: 64 x 32 with Q in registers reads a third more for each key; what
 /// shared memory delivers is what bounds these tiles.

@@ -28,7 +28,7 @@ pub struct Collectives {
     pub ldmatrix: u32,
     /// `cp.async` of 16 bytes
     pub cp_async: u32,
-    /// `bar.sync`
+    /// `bar.sync` and `bar.red`
     pub bar: u32,
     /// `shfl.sync`
     pub shfl: u32,
@@ -76,7 +76,7 @@ impl Collectives {
             mma: count("mma.sync."),
             ldmatrix: count("ldmatrix.sync."),
             cp_async: count("cp.async.cg."),
-            bar: count("bar.sync "),
+            bar: count("bar.sync ") + body.matches("bar.red.").count() as u32,
             shfl: count("shfl.sync."),
             redux: count("redux.sync."),
             vote: body.matches("vote.sync.").count() as u32,
@@ -90,7 +90,7 @@ impl Collectives {
             ("mma.sync", self.mma),
             ("ldmatrix", self.ldmatrix),
             ("cp.async", self.cp_async),
-            ("bar.sync", self.bar),
+            ("bar", self.bar),
             ("shfl.sync", self.shfl),
             ("redux.sync", self.redux),
             ("vote.sync", self.vote),
@@ -102,6 +102,9 @@ impl Collectives {
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
     match kernel.family {
+        Family::Forward { causal } if kernel.tile.team > 1 => {
+            forward_shared_rows(&Parts::of(kernel), causal)
+        }
         Family::Forward { causal } => forward(&Parts::of(kernel), causal),
         Family::Decode => decode(&Parts::of(kernel)),
         // Five rounds for the maximum, five for the sum, and the weights of eight splits.
@@ -115,9 +118,12 @@ pub fn expected(kernel: &Kernel) -> Collectives {
 
 /// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
 struct Parts {
-    /// 16-row tiles of a warp, and 16-wide slices of the head dim and of a key block.
+    /// 16-row tiles of a warp; 16-wide slices of the head dim, and of those of O that the warp has; slices
+    /// of a key block, and of those in the warp's scores.
     mt: u32,
     dt: u32,
+    ot: u32,
+    kt: u32,
     nt: u32,
     tile: Tile,
     head_dim: u32,
@@ -127,9 +133,11 @@ impl Parts {
     fn of(kernel: &Kernel) -> Self {
         let tile = kernel.tile;
         Parts {
-            mt: tile.q_rows / tile.warps / 16,
+            mt: tile.q_rows * tile.team / tile.warps / 16,
             dt: kernel.head_dim / 16,
-            nt: tile.keys / 16,
+            ot: kernel.head_dim / 16 / tile.team,
+            kt: tile.keys / 16,
+            nt: tile.keys / 16 / tile.team,
             tile,
             head_dim: kernel.head_dim,
         }
@@ -164,8 +172,16 @@ impl Parts {
     /// `P V`.
     fn product(&self) -> Collectives {
         Collectives {
-            mma: 2 * self.mt * self.dt * self.nt,
-            ldmatrix: self.nt * self.dt,
+            mma: 2 * self.mt * self.ot * self.kt,
+            ldmatrix: self.kt * self.ot,
+            ..Collectives::NONE
+        }
+    }
+
+    /// P of so many slices of the keys, from shared memory.
+    fn probabilities(&self, slices: u32) -> Collectives {
+        Collectives {
+            ldmatrix: self.mt * slices,
             ..Collectives::NONE
         }
     }
@@ -225,6 +241,27 @@ fn forward(parts: &Parts, causal: bool) -> Collectives {
     let idle = ahead;
     let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
     parts.around() + first + idle + steps + masked + BARRIER
+}
+
+/// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a
+/// loop; and others, with scores and maxima once more if need be. Each step has two barriers and
+/// the copies of the next K and V, and an exchange of maxima takes one more of the team. Teams also
+/// meet once Q is negated, for the row sums, and before and after O is in shared memory.
+fn forward_shared_rows(parts: &Parts, causal: bool) -> Collectives {
+    let keys = parts.tile.keys;
+    let step = parts.scores() + parts.copies(2 * keys) + BARRIER + BARRIER + parts.product();
+    let exchange = parts.maxima() + BARRIER;
+    let guarded = Collectives {
+        mma: 2 * 2 * parts.mt * parts.ot,
+        ldmatrix: parts.mt + parts.ot,
+        ..Collectives::NONE
+    };
+    let guarded = if causal { guarded } else { Collectives::NONE };
+    let masked = step + exchange + parts.probabilities(parts.kt) + guarded;
+    let again = parts.scores() + exchange + BARRIER;
+    let unmasked = step + parts.probabilities(parts.kt - parts.nt) + again;
+    let teams = BARRIER + BARRIER + BARRIER + BARRIER;
+    parts.around() + teams + parts.copies(2 * keys) + masked + unmasked
 }
 
 /// Copies into all buffers but one; masked steps, of the causal code whether causal or not, and
@@ -294,7 +331,7 @@ mod tests {
             for (breach, rule) in [
                 ("\tst.local.b32 [%r1], %r2;", "local memory"),
                 ("\tcall.uni panic_bounds_check;", "calls a function"),
-                ("\tbar.sync 0;", "bar.sync"),
+                ("\tbar.sync 0;", "bar"),
                 ("\tmma.sync.x;", "mma.sync"),
             ] {
                 let mut bad = good.clone();
