@@ -249,7 +249,8 @@ impl<'a> Block<'a> {
                 warp.learn(&barrier.clocks);
                 if let (Some(ballot), Some((_, result))) = (ballot, result) {
                     let lanes = if result { u32::MAX } else { 0 };
-                    warp.registers.write_predicate(ballot.to, warp.threads, lanes);
+                    warp.registers
+                        .write_predicate(ballot.to, warp.threads, lanes);
                 }
             }
             *barrier = Barrier::default();

@@ -144,7 +144,7 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
                 warps: 4,
                 team: 2,
                 stages: 1,
-                q_slices: if causal { 2 } else { 3 },
+                q_slices: 3,
                 blocks_per_sm: 2,
             };
         }

@@ -74,13 +74,13 @@ pub struct Tile {
 
 impl Tile {
     /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
-    /// also P, and a number of each row from each of them.
+    /// also P, and four numbers of each row from each of them.
     #[must_use]
     pub const fn shared_bytes(&self, head_dim: u32) -> u32 {
         let tiles = (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2;
         match self.team {
             1 => tiles,
-            team => tiles + self.q_rows * (2 * self.keys + 4 * team),
+            team => tiles + self.q_rows * (2 * self.keys + 16 * team),
         }
     }
 }

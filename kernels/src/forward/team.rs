@@ -14,7 +14,7 @@ pub struct Team<const T: usize> {
     pub row: u32,
     /// Rows of the block.
     rows: u32,
-    /// Shared address of `f32[T][rows]`.
+    /// Shared address of `f32[T][rows][4]`: a number for each lane that has a part of a row.
     exchange: u32,
 }
 
@@ -30,8 +30,8 @@ impl Team<1> {
 }
 
 impl<const T: usize> Team<T> {
-    /// That of warp `warp` in a block of `rows` rows, `team_rows` for each team, with `T * rows` numbers
-    /// of shared memory at `exchange`.
+    /// That of warp `warp` in a block of `rows` rows, `team_rows` for each team, with `f32[T][rows][4]`
+    /// in shared memory at `exchange`.
     #[inline(always)]
     pub fn of_warp(warp: u32, team_rows: u32, rows: u32, exchange: u32) -> Self {
         let number = warp / T as u32;
@@ -60,8 +60,8 @@ impl<const T: usize> Team<T> {
         }
     }
 
-    /// Combines what the warps have of each row, the same in its four lanes: all get the same, for each
-    /// applies `f` to the warps in the same order.
+    /// Combines what the warps have of each row, lane by lane: all get the same, for each applies `f` to the
+    /// warps in the same order.
     ///
     /// # Safety
     /// As [`sync`](Self::sync); and a barrier of the team is between two calls.
@@ -76,11 +76,11 @@ impl<const T: usize> Team<T> {
         }
         let lane = special::lane();
         let at = |side: u32, mt: usize, r: usize| {
-            let row = side * self.rows + self.row + (16 * mt + 8 * r) as u32 + lane / 4;
-            self.exchange + 4 * row
+            let row = side * self.rows + self.row + (16 * mt + 8 * r) as u32;
+            self.exchange + 4 * (4 * row + lane)
         };
         let mut combined = [[0.0; 2]; MT];
-        // SAFETY: the numbers are the team's; the four lanes of a row write the same.
+        // SAFETY: the numbers are the team's, and each is one lane's.
         unsafe {
             for mt in 0..MT {
                 for r in 0..2 {
