@@ -28,12 +28,13 @@ impl Color {
 
     /// A hue for each of the 8 groups of 4 banks.
     pub fn banks(group: u32) -> Self {
-        HUES[group as usize].tint(0.5)
+        HUES[group as usize].tint(0.4)
     }
 
     /// From green for no conflict to red for one of eight ways or more.
     pub fn conflict(wavefronts: u64, minimum: u64) -> Self {
-        let [green, yellow, orange, red] = [2, 6, 1, 3].map(|hue| HUES[hue].tint(0.45));
+        let [green, yellow, orange, red] =
+            [(2, 0.45), (6, 0.45), (1, 0.45), (3, 0.2)].map(|(hue, white)| HUES[hue].tint(white));
         match wavefronts as f64 / minimum as f64 {
             ways if ways <= 1.0 => green,
             ways if ways <= 2.0 => yellow,

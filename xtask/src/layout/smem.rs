@@ -211,7 +211,7 @@ type Placed = fn(u32) -> Swizzle;
 const PLACEMENTS: [(&str, Placed); 3] = [
     ("none", Swizzle::none),
     ("padding", Swizzle::padded),
-    ("the kernels' swizzle", Swizzle::new),
+    ("swizzle", Swizzle::new),
 ];
 
 /// What a walk costs in a placement.
@@ -257,7 +257,7 @@ pub fn draw(arguments: &Arguments) -> Drawing {
             "Lanes that want different words of one bank wait for each other, a wavefront each.",
         ),
         Note::text(format!(
-            "Tiles are filled by {THREADS} threads. Padding takes 8 elements a row, the swizzle nothing."
+            "Tiles are filled by {THREADS} threads. Padding is 8 elements a row, the swizzle the kernels' own."
         )),
         Note {
             swatches: ways.into(),

@@ -109,7 +109,7 @@ fn notes(swizzle: Arrangement, dim: u32) -> Vec<Note> {
     ];
     let rule = match swizzle {
         Arrangement::None => "Rows lie one after the other.".to_owned(),
-        Arrangement::Pad => "A chunk is left free after each row (grey).".to_owned(),
+        Arrangement::Pad => "A chunk is left free after each row.".to_owned(),
         Arrangement::Own => {
             let rule = match dim % 64 {
                 0 => "The low 3 bits of the chunk are XORed with those of the row",

@@ -288,6 +288,18 @@ r \\ c  0   1    2      r \\ c  0   1    2
     }
 
     #[test]
+    fn the_cube_tells_colours_apart() {
+        let distinct = |colors: &[Color]| {
+            let painted = colors.iter().map(|c| Palette::Cube.paint("", Some(*c)));
+            painted.collect::<std::collections::HashSet<_>>().len() == colors.len()
+        };
+        assert!(distinct(&[1, 2, 4, 8].map(|ways| Color::conflict(ways, 1))));
+        assert!(distinct(&[0, 1, 2, 3, 4, 5, 6, 7].map(Color::banks)));
+        // The paler shades of a hue may look alike there; the first of each does not.
+        assert!(distinct(&[0, 4, 8, 12, 16, 20, 24, 28].map(Color::lane)));
+    }
+
+    #[test]
     fn the_cube_has_white_and_grey() {
         let paint = |color| Palette::Cube.paint("x", Some(Color(color)));
         assert!(paint([255; 3]).contains("48;5;231m"));
