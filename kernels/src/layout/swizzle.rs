@@ -15,11 +15,11 @@
 /// Bytes of a chunk: what one `cp.async` moves and one `ldmatrix` row holds.
 pub const CHUNK_BYTES: u32 = 16;
 
-/// The swizzle of rows of a fixed number of chunks.
+/// Where the chunks of a tile lie: rows a pitch apart, and in each the chunks permuted by an XOR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swizzle {
-    /// Chunks from a row's start to the next.
-    stride: u32,
+    /// Chunks from a row to the next.
+    row_chunks: u32,
     mask: u32,
     shift: u32,
 }
@@ -39,18 +39,18 @@ impl Swizzle {
             (3, 1)
         };
         Swizzle {
-            stride: row_chunks,
+            row_chunks,
             mask,
             shift,
         }
     }
 
-    /// Rows of `row_chunks` chunks as they come.
+    /// No swizzle: chunks in their order, `row_chunks` from a row to the next.
     #[must_use]
     #[inline(always)]
     pub const fn none(row_chunks: u32) -> Self {
         Swizzle {
-            stride: row_chunks,
+            row_chunks,
             mask: 0,
             shift: 0,
         }
@@ -76,7 +76,7 @@ impl Swizzle {
     #[inline(always)]
     pub const fn offset(self, row: u32, chunk: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;
-        (row * self.stride + (chunk ^ key)) * CHUNK_BYTES
+        (row * self.row_chunks + (chunk ^ key)) * CHUNK_BYTES
     }
 
     /// `offset(row + down, chunk + right)` from the address of `offset(row, chunk)` in a tile that
@@ -90,7 +90,7 @@ impl Swizzle {
     pub const fn step(self, address: u32, down: u32, right: u32) -> u32 {
         let swizzled = right & self.mask;
         (address ^ (swizzled * CHUNK_BYTES))
-            + (down * self.stride + (right - swizzled)) * CHUNK_BYTES
+            + (down * self.row_chunks + (right - swizzled)) * CHUNK_BYTES
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
                 .flat_map(|r| (0..chunks).map(move |c| s.offset(r, c)))
                 .collect();
             prop_assert_eq!(offsets.len() as u32, rows * chunks);
-            prop_assert!(offsets.iter().all(|o| o % CHUNK_BYTES == 0 && *o < rows * s.stride * CHUNK_BYTES));
+            prop_assert!(offsets.iter().all(|o| o % CHUNK_BYTES == 0 && *o < rows * s.row_chunks * CHUNK_BYTES));
         }
 
         /// A column of 8 rows is what one phase of `ldmatrix` reads, with or without `.trans`.
