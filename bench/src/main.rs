@@ -15,7 +15,6 @@ mod run;
 mod sass;
 mod shape;
 mod stats;
-mod svg;
 mod table;
 
 use anyhow::{Context, Result};
