@@ -179,12 +179,15 @@ pub fn list_kernels() -> io::Result<()> {
                 _ => kernel.dtype.name(),
             }
             .to_owned(),
-            kernel.head_dim.to_string(),
+            match kernel.family {
+                Family::Gemm { .. } => "-".to_owned(),
+                _ => kernel.head_dim.to_string(),
+            },
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
                 Family::Decode => "both",
-                Family::Combine | Family::Pack => "-",
+                Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),
             kernel.tile.q_rows.to_string(),

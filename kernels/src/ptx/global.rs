@@ -19,6 +19,20 @@ pub unsafe fn load_u16(address: u64) -> u16 {
     value
 }
 
+/// Reads 4 bytes.
+///
+/// # Safety
+/// `address` is 4-byte aligned and readable.
+#[inline(always)]
+pub unsafe fn load_u32(address: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
+    }
+    value
+}
+
 /// Reads two f32.
 ///
 /// # Safety
@@ -58,6 +72,18 @@ pub unsafe fn store_u16(address: u64, value: u16) {
     // SAFETY: the address is the caller's promise.
     unsafe {
         asm!("st.global.b16 [{}], {};", in(reg64) address, in(reg16) value, options(nostack));
+    }
+}
+
+/// Writes 4 bytes.
+///
+/// # Safety
+/// `address` is 4-byte aligned and writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_u32(address: u64, value: u32) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
     }
 }
 

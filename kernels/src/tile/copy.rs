@@ -96,6 +96,13 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         }
     }
 
+    /// Moves on by so many columns, a multiple of 8: to the tiles beside.
+    #[inline(always)]
+    pub fn skip_columns(&mut self, columns: u32) {
+        self.rows.address = self.rows.address.wrapping_add(2 * u64::from(columns));
+        self.columns = self.columns.saturating_sub(columns);
+    }
+
     /// Starts loading `rows` rows from row `first` on into `to`; of these, `exist` exist and the
     /// others become zeros. The tile is there after a [`cp_async::wait`] and a barrier.
     ///
@@ -105,7 +112,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, exist, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
         });
@@ -119,14 +126,14 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn load_whole(&self, to: SharedTile<DT>, first: u32, rows: u32, there: bool) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, rows, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, rows, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists && there { 16 } else { 0 }) }
         });
     }
 
     /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces
-    /// if `aligned`: if all rows start at multiples of 16 bytes.
+    /// if `aligned`: if all rows start at multiples of 16 bytes and have multiples of 8 elements.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and what
@@ -141,7 +148,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         aligned: bool,
     ) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
+        self.for_each_chunk(from, first, steps, exist, |shared, global, right, exists| {
             if !exists {
                 return;
             }
@@ -150,19 +157,21 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
                 let elements = shared::load_u32x4(shared);
                 if aligned {
                     global::store_u32x4(global, elements);
-                } else {
-                    for i in 0..4 {
-                        let pair = global + 4 * i as u64;
-                        global::store_u16(pair, elements[i] as u16);
-                        global::store_u16(pair + 2, (elements[i] >> 16) as u16);
+                    return;
+                }
+                for i in 0..8 {
+                    if 8 * right + i < self.columns {
+                        let element = elements[i as usize / 2] >> (16 * (i % 2));
+                        global::store_u16(global + 2 * u64::from(i), element as u16);
                     }
                 }
             }
         });
     }
 
-    /// Calls `f(shared address, global address, whether it exists)` for each of the thread's chunks
-    /// of a tile. Addresses advance by additions, so that few of them are alive at a time.
+    /// Calls `f(shared address, global address, chunks right of the first, whether it exists)` for each
+    /// of the thread's chunks of a tile. Addresses advance by additions, so that few of them are alive at
+    /// a time.
     #[inline(always)]
     fn for_each_chunk(
         &self,
@@ -170,7 +179,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         first: u32,
         steps: u32,
         exist: u32,
-        mut f: impl FnMut(u32, u64, bool),
+        mut f: impl FnMut(u32, u64, u32, bool),
     ) {
         // Opaque: an addition for each tile and a comparison for each chunk are cheaper than their
         // results in registers for good.
@@ -185,6 +194,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
                 f(
                     SharedTile::<DT>::SWIZZLE.step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
+                    right,
                     exists,
                 );
             }
