@@ -214,7 +214,7 @@ pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
 }
 
 /// Prints a line. A reader that has gone (`| head`) is no reason to stop: the exit status counts.
-fn print(line: impl Display) -> io::Result<()> {
+pub fn print(line: impl Display) -> io::Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         result => result,

@@ -70,7 +70,9 @@ pub fn check<T: Element>(
     let k = product.problem.k;
     let widen = |matrix: Strided<T>, row: usize| {
         let mut wide = vec![0.0_f32; k];
-        T::to_f32_slice(matrix.row(0, 0, row, k), &mut wide);
+        if k > 0 {
+            T::to_f32_slice(matrix.row(0, 0, row, k), &mut wide);
+        }
         wide
     };
     let b: Vec<Vec<f32>> = columns.par_iter().map(|&j| widen(product.b, j)).collect();

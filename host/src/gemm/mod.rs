@@ -15,6 +15,7 @@ use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
+use crate::strided::Strided;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use kernels::gemm::MatrixRef;
@@ -262,16 +263,15 @@ fn as_tensor(matrix: MatrixRef) -> TensorRef {
 /// As for [`Gemm::forward_raw`] on the CPU, with `T` the element type; m and n are not 0.
 unsafe fn forward_cpu<T: Element>(args: &RawGemm) {
     let GemmProblem { m, n, k } = args.problem;
-    // SAFETY: the caller vouches for the memory of each matrix, and that nothing else uses that of c
-    // or writes that of a and b.
-    let (a, b, c) = unsafe {
-        (
-            strided::<T>(as_tensor(args.a), [1, 1, m, k]),
-            strided::<T>(as_tensor(args.b), [1, 1, n, k]),
-            strided_mut::<T>(as_tensor(args.c), [1, 1, m, n]),
-        )
+    let input = |matrix, rows| match k {
+        // There need be no memory.
+        0 => Strided::contiguous(&[], [1, 1, rows, 0]),
+        // SAFETY: the caller vouches for the memory, and that nothing writes it.
+        _ => unsafe { strided::<T>(as_tensor(matrix), [1, 1, rows, k]) },
     };
-    cpu::gemm(&args.problem, a, b, c);
+    // SAFETY: the caller vouches for the memory, and that nothing else uses it.
+    let c = unsafe { strided_mut::<T>(as_tensor(args.c), [1, 1, m, n]) };
+    cpu::gemm(&args.problem, input(args.a, m), input(args.b, n), c);
 }
 
 #[cfg(test)]
