@@ -327,10 +327,7 @@ pub(crate) unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Str
 /// # Safety
 /// The tensor's memory, from its first to its last element, is writable host memory, which nothing else
 /// touches while the view lives.
-pub(crate) unsafe fn strided_mut<'a, T>(
-    tensor: TensorRef,
-    shape: [usize; 4],
-) -> StridedMut<'a, T> {
+pub(crate) unsafe fn strided_mut<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> StridedMut<'a, T> {
     let (data, offset, len) = span::<T>(tensor, shape);
     // SAFETY: the caller's word.
     let data = unsafe { std::slice::from_raw_parts_mut(data.cast_mut(), len) };
@@ -363,7 +360,11 @@ fn layout(tensor: TensorRef, shape: [usize; 4]) -> Layout<4> {
     }
 }
 
-pub(crate) fn expect_shape(argument: &'static str, expected: &[usize], found: &[usize]) -> Result<()> {
+pub(crate) fn expect_shape(
+    argument: &'static str,
+    expected: &[usize],
+    found: &[usize],
+) -> Result<()> {
     if expected == found {
         return Ok(());
     }

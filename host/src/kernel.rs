@@ -145,10 +145,7 @@ fn near(name: &str) -> Vec<&'static str> {
 }
 
 /// Of some names the three most similar to `name`, best first; none if none is similar.
-pub(crate) fn nearest(
-    name: &str,
-    names: impl Iterator<Item = &'static str>,
-) -> Vec<&'static str> {
+pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
     let mut near: Vec<_> = names
         .map(|known| (strsim::jaro_winkler(known, name), known))
         .filter(|&(similarity, _)| similarity > 0.7)

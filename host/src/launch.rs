@@ -125,12 +125,18 @@ impl Launch {
     /// As for [`Attention::forward_raw`](crate::Attention::forward_raw).
     pub unsafe fn on_gpu(&self, gpu: &Gpu, stream: *mut c_void) -> Result<()> {
         // SAFETY: the caller's word; what the kernels share lies in the workspace.
-        unsafe { on_gpu(gpu, stream, self.workspace_bytes, |w, run| self.each_kernel(w, run)) }
+        unsafe {
+            on_gpu(gpu, stream, self.workspace_bytes, |w, run| {
+                self.each_kernel(w, run)
+            })
+        }
     }
 
     /// Runs the launch.
     pub fn on_emulator(&self, emulation: &Arc<Emulation>) -> Result<()> {
-        on_emulator(emulation, self.workspace_bytes, |w, run| self.each_kernel(w, run))
+        on_emulator(emulation, self.workspace_bytes, |w, run| {
+            self.each_kernel(w, run)
+        })
     }
 
     /// Calls `launch` with each kernel, in their order, and its parameter block for a workspace at

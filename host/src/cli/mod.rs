@@ -123,9 +123,13 @@ fn compute<T: Element>(
         // What a kernel leaves out must not pass for a result.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
-        let times = measure::times(device, Repeat::new(args.warmup, args.iters, device), &progress, name, || {
-            call.forward_into(&q, &k, &v, &mut o, &mut lse)
-        })?;
+        let times = measure::times(
+            device,
+            Repeat::new(args.warmup, args.iters, device),
+            &progress,
+            name,
+            || call.forward_into(&q, &k, &v, &mut o, &mut lse),
+        )?;
         let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
         progress.stage(&format!("checking {name}"));

@@ -8,7 +8,7 @@
 //! losses grow with the square root of their number, of which four times is allowed.
 //!
 //! NaN must be NaN and infinities infinities of the same sign. Where `P` is beyond the accumulator's
-//! range nothing is said.
+//! range nothing is said but that a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
 use crate::check::Comparison;
@@ -130,7 +130,11 @@ fn compare<T: Element>(
     for (&a, &b) in a.iter().zip(b) {
         let product = f64::from(a) * f64::from(b);
         exact += product;
-        largest = largest.max(exact.abs()).max(product.abs());
+        for size in [exact.abs(), product.abs()] {
+            if size.is_finite() {
+                largest = largest.max(size);
+            }
+        }
     }
     let steps = (a.len() / 16 + 1) as f64;
     let (lost, range) = match accumulation {
@@ -149,10 +153,10 @@ fn compare<T: Element>(
     let right = |right: bool| if right { 0.0 } else { f64::INFINITY };
     let max_abs_err = if exact.is_nan() {
         right(found.is_nan())
+    } else if largest * (1.0 + epsilon) >= range {
+        right(exact.is_finite() || !found.is_finite())
     } else if exact.is_infinite() {
         right(found == exact)
-    } else if largest * (1.0 + epsilon) >= range {
-        0.0
     } else if found.is_infinite() {
         // Rounded up from near the largest value, or from beyond.
         right(found.signum() == exact.signum() && exact.abs() + tolerance > max)
@@ -163,7 +167,11 @@ fn compare<T: Element>(
     };
     Comparison {
         max_abs_err,
-        tolerance: if tolerance.is_finite() { tolerance } else { 1.0 },
+        tolerance: if tolerance.is_finite() {
+            tolerance
+        } else {
+            1.0
+        },
         worst,
         found,
         expected: exact,

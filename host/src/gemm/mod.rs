@@ -313,7 +313,10 @@ mod tests {
         let unknown = refused(Gemm::new().kernel("gemm-simpel"));
         assert!(unknown.to_string().contains("gemm-simple"), "{unknown}");
         let elsewhere = refused(Gemm::new().kernel("gemm-simple"));
-        assert!(elsewhere.to_string().contains("the CPU's is cpu"), "{elsewhere}");
+        assert!(
+            elsewhere.to_string().contains("the CPU's is cpu"),
+            "{elsewhere}"
+        );
         let b = Tensor::new(&Device::cpu(), [1, 1], &[bf16::ONE]).expect("memory");
         let half = Gemm::new().accumulation(Accumulation::Half).forward(&b, &b);
         assert!(matches!(half, Err(Error::Accumulation)));

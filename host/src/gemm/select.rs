@@ -28,7 +28,9 @@ impl Gemm {
     ) -> Result<&'static str> {
         match device.facts() {
             None => self.resolve_cpu(dtype).map(|()| CPU),
-            Some(facts) => self.resolve(dtype, problem, facts).map(|kernel| kernel.name),
+            Some(facts) => self
+                .resolve(dtype, problem, facts)
+                .map(|kernel| kernel.name),
         }
     }
 
@@ -72,9 +74,8 @@ impl Gemm {
         let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
         let candidates = self.candidates(Some(name), dtype)?;
         let fitting = candidates.iter().filter(|kernel| fits(kernel, facts));
-        let best = fitting.min_by(|a, b| {
-            time(a, problem, facts).total_cmp(&time(b, problem, facts))
-        });
+        let best =
+            fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)));
         best.copied().ok_or_else(|| Error::SharedMemory {
             kernel: candidates[0].name,
             needed: candidates[0].shared_bytes(),
@@ -113,7 +114,10 @@ impl Gemm {
             .collect();
         if typed.is_empty() {
             let (dtype, sums) = (dtype.name(), self.accumulation.name());
-            return Err(unsuitable(name, &format!("is not for {dtype} with accumulation in {sums}")));
+            return Err(unsuitable(
+                name,
+                &format!("is not for {dtype} with accumulation in {sums}"),
+            ));
         }
         let staged: Vec<_> = typed
             .iter()
@@ -177,5 +181,8 @@ fn unsuitable(name: &str, reason: &str) -> Error {
 /// The names most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
     let names = kernels().map(|(kernel, _)| kernel.name);
-    crate::kernel::nearest(name, [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]))
+    crate::kernel::nearest(
+        name,
+        [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]),
+    )
 }

@@ -33,7 +33,11 @@ pub unsafe fn multistage<
     p: &GemmParams,
 ) {
     let (warp_rows, warp_columns) = (16 * MT as u32, 16 * NT as u32);
-    let (bm, bn, bk) = (WM as u32 * warp_rows, WN as u32 * warp_columns, 16 * KT as u32);
+    let (bm, bn, bk) = (
+        WM as u32 * warp_rows,
+        WN as u32 * warp_columns,
+        16 * KT as u32,
+    );
     let threads = 32 * (WM * WN) as u32;
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
@@ -55,7 +59,10 @@ pub unsafe fn multistage<
         b.skip_columns(bk);
         filled = ring.after(filled);
     };
-    let (a_row, b_row) = (warp / WN as u32 * warp_rows, warp % WN as u32 * warp_columns);
+    let (a_row, b_row) = (
+        warp / WN as u32 * warp_rows,
+        warp % WN as u32 * warp_columns,
+    );
     // SAFETY: called for tiles that are filled and visible.
     let read = |tile: SharedTile<KT>, kt: usize| unsafe {
         let (a_tile, b_tile) = (tile.skip(a_row), tile.skip(bm + b_row));

@@ -47,7 +47,9 @@ pub unsafe fn simple<
         unsafe {
             let a = a.load_next(whole);
             // Rows of A are (g, g + 8) by pairs of k, of B pairs of k by (g, g + 8).
-            let b = b.load_next(whole).map(|Operand([b0, b2, b1, b3])| Operand([b0, b1, b2, b3]));
+            let b = b
+                .load_next(whole)
+                .map(|Operand([b0, b2, b1, b3])| Operand([b0, b1, b2, b3]));
             for mt in 0..MT {
                 for nt in 0..NT {
                     sums[mt][nt].mma(a[mt], b[nt]);

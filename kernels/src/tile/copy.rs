@@ -148,25 +148,31 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         aligned: bool,
     ) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(from, first, steps, exist, |shared, global, right, exists| {
-            if !exists {
-                return;
-            }
-            // SAFETY: the caller's promise.
-            unsafe {
-                let elements = shared::load_u32x4(shared);
-                if aligned {
-                    global::store_u32x4(global, elements);
+        self.for_each_chunk(
+            from,
+            first,
+            steps,
+            exist,
+            |shared, global, right, exists| {
+                if !exists {
                     return;
                 }
-                for i in 0..8 {
-                    if 8 * right + i < self.columns {
-                        let element = elements[i as usize / 2] >> (16 * (i % 2));
-                        global::store_u16(global + 2 * u64::from(i), element as u16);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let elements = shared::load_u32x4(shared);
+                    if aligned {
+                        global::store_u32x4(global, elements);
+                        return;
+                    }
+                    for i in 0..8 {
+                        if 8 * right + i < self.columns {
+                            let element = elements[i as usize / 2] >> (16 * (i % 2));
+                            global::store_u16(global + 2 * u64::from(i), element as u16);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Calls `f(shared address, global address, chunks right of the first, whether it exists)` for each
