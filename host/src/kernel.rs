@@ -107,6 +107,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
+        Family::Gemm { .. } => return Some("multiplies matrices: type attention gemm".to_owned()),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -138,9 +139,13 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
     }
 }
 
-/// The names most similar to `name`, best first; none if none is similar.
+/// The names of kernels most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
-    let names = KERNELS.iter().map(|kernel| kernel.name).chain([CPU]);
+    nearest(name, KERNELS.iter().map(|kernel| kernel.name).chain([CPU]))
+}
+
+/// Of some names the three most similar to `name`, best first; none if none is similar.
+pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
     let mut near: Vec<_> = names
         .map(|known| (strsim::jaro_winkler(known, name), known))
         .filter(|&(similarity, _)| similarity > 0.7)

@@ -62,7 +62,7 @@ impl Facts {
 
     /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
     /// for, if their shared memory fits.
-    fn resident_blocks(&self, kernel: &Kernel) -> u32 {
+    pub fn resident_blocks(&self, kernel: &Kernel) -> u32 {
         let fitting = self.shared.resident_blocks(kernel.shared_bytes());
         kernel.tile.blocks_per_sm.min(fitting).max(1)
     }

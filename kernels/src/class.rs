@@ -119,6 +119,7 @@ impl Class {
             (Family::Decode, Class::Sm90 | Class::Sm100) => sm90_decode(head_dim),
             (Family::Combine, _) => COMBINE_TILE,
             (Family::Pack, _) => PACK_TILE,
+            (Family::Gemm { tile, .. }, _) => tile.block(),
         }
     }
 }

@@ -116,7 +116,7 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
             if p.o_aligned != 0 {
                 global::store_u32x2(address, pairs);
             } else {
-                global::store_elements(address, pairs);
+                global::store_elements(address, pairs, 4);
             }
         }
         if column == 0 {

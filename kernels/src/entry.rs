@@ -3,11 +3,12 @@
 use crate::class::Class;
 use crate::combine::combine;
 use crate::forward::{decode, forward, forward_shared_rows};
+use crate::gemm::{GemmParams, GemmTile, multistage, simple};
 use crate::mask::{Causal, Full, Mask};
 use crate::pack::pack as pack_rows;
 use crate::params::{ForwardParams, PackParams};
 use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
-use crate::tile::{Bf16, F16};
+use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
 macro_rules! entries {
     (
@@ -16,6 +17,8 @@ macro_rules! entries {
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
         pack { $($pack:ident;)* }
+        gemm_simple { $($simple:ident => $simple_element:ty, $simple_sums:ty;)* }
+        gemm_multistage { $($multistage:ident => $multistage_element:ty, $multistage_sums:ty, [$($size:literal),*];)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
@@ -104,6 +107,46 @@ macro_rules! entries {
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
                     pack_rows::<{ PACK_TILE.warps as usize }, { PACK_TILE.q_rows }>(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $simple(params: GemmParams) {
+                const TILE: GemmTile = GemmTile::SIMPLE;
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    simple::<
+                        $simple_element,
+                        $simple_sums,
+                        { TILE.warps_down as usize },
+                        { TILE.warps_across as usize },
+                        { (TILE.rows / TILE.warps_down / 16) as usize },
+                        { (TILE.columns / TILE.warps_across / 16) as usize },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $multistage(params: GemmParams) {
+                const TILE: GemmTile = GemmTile::multistage($($size),*);
+                const {
+                    assert!(TILE.stages >= 2 && TILE.depth >= 32, "a stage and a slice ahead");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    multistage::<
+                        $multistage_element,
+                        $multistage_sums,
+                        { TILE.warps_down as usize },
+                        { TILE.warps_across as usize },
+                        { (TILE.rows / TILE.warps_down / 16) as usize },
+                        { (TILE.columns / TILE.warps_across / 16) as usize },
+                        { (TILE.depth / 16) as usize },
+                        { TILE.stages as usize },
+                        { TILE.stages - 2 },
+                    >(&params);
                 }
             }
         )*

@@ -1,6 +1,7 @@
 //! The one table of kernels, read by the entry points, the builder, the host and the tests.
 
 use crate::class::Class;
+use crate::gemm::{Accumulation, GemmTile};
 
 /// Element type of q, k, v and o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +102,13 @@ pub enum Family {
     /// Copies an input whose rows are not [aligned](crate::params::TensorRef::is_aligned) to where
     /// they are.
     Pack,
+    /// A [matrix product](crate::gemm), simple if its tile has no stages.
+    Gemm {
+        /// How a block divides the work.
+        tile: GemmTile,
+        /// In what products are added up.
+        accumulation: Accumulation,
+    },
 }
 
 impl Family {
@@ -110,8 +118,14 @@ impl Family {
         match self {
             Family::Forward { causal: mask } => mask == causal,
             Family::Decode => true,
-            Family::Combine | Family::Pack => false,
+            Family::Combine | Family::Pack | Family::Gemm { .. } => false,
         }
+    }
+
+    /// Whether a kernel computes a matrix product; the others belong to attention.
+    #[must_use]
+    pub const fn is_gemm(self) -> bool {
+        matches!(self, Family::Gemm { .. })
     }
 }
 
@@ -126,7 +140,8 @@ pub struct Kernel {
     pub family: Family,
     /// Element type; the pack kernel moves any of 16 bits.
     pub dtype: Dtype,
-    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
+    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading. 0 of a matrix
+    /// product.
     pub head_dim: u32,
     /// Work division.
     pub tile: Tile,
@@ -146,14 +161,19 @@ impl Kernel {
         match self.family {
             Family::Combine => 0,
             Family::Pack => 16 * self.threads(),
+            Family::Gemm { tile, .. } => tile.shared_bytes(),
             _ => self.tile.shared_bytes(self.head_dim),
         }
     }
 
-    /// Whether the kernel is the one of its kind for the devices of a class.
+    /// Whether the kernel is the one of its kind for the devices of a class; of matrix products, whether
+    /// a block fits.
     #[must_use]
     pub fn is_for(&self, class: Class) -> bool {
-        self.tile == class.tile(self.family, self.head_dim)
+        match self.family {
+            Family::Gemm { tile, .. } => tile.shared_bytes() <= class.shared_memory().block,
+            _ => self.tile == class.tile(self.family, self.head_dim),
+        }
     }
 
     /// The kernel of the same kind, perhaps this one, for the devices of a class.
@@ -194,8 +214,9 @@ pub const PACK_TILE: Tile = Tile {
 };
 
 /// Calls `$with!` with every kernel: of the forward kernels, for each of the two main loops, name, element
-/// type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
-/// element type, of the pack kernel the name.
+/// type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the
+/// combine kernels name and element type, of the pack kernel the name, of the matrix products name, element
+/// type and [`Accumulation`], with the tile of [`GemmTile::multistage`] if it is not simple.
 ///
 /// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
 /// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`.
@@ -293,6 +314,46 @@ macro_rules! all_kernels {
             pack {
                 pack;
             }
+            gemm_simple {
+                gemm_simple_f16_f32 => F16, Single;
+                gemm_simple_bf16_f32 => Bf16, Single;
+                gemm_simple_f16_f16 => F16, Half;
+            }
+            gemm_multistage {
+                gemm_f16_f32_256x128x32x3 => F16, Single, [256, 128, 32, 3];
+                gemm_f16_f32_256x128x32x4 => F16, Single, [256, 128, 32, 4];
+                gemm_f16_f32_128x256x32x3 => F16, Single, [128, 256, 32, 3];
+                gemm_f16_f32_128x256x32x4 => F16, Single, [128, 256, 32, 4];
+                gemm_f16_f32_128x128x32x3 => F16, Single, [128, 128, 32, 3];
+                gemm_f16_f32_128x128x32x4 => F16, Single, [128, 128, 32, 4];
+                gemm_f16_f32_128x128x32x5 => F16, Single, [128, 128, 32, 5];
+                gemm_f16_f32_256x128x64x3 => F16, Single, [256, 128, 64, 3];
+                gemm_f16_f32_128x256x64x3 => F16, Single, [128, 256, 64, 3];
+                gemm_f16_f32_128x128x64x3 => F16, Single, [128, 128, 64, 3];
+                gemm_f16_f32_64x64x64x4 => F16, Single, [64, 64, 64, 4];
+                gemm_bf16_f32_256x128x32x3 => Bf16, Single, [256, 128, 32, 3];
+                gemm_bf16_f32_256x128x32x4 => Bf16, Single, [256, 128, 32, 4];
+                gemm_bf16_f32_128x256x32x3 => Bf16, Single, [128, 256, 32, 3];
+                gemm_bf16_f32_128x256x32x4 => Bf16, Single, [128, 256, 32, 4];
+                gemm_bf16_f32_128x128x32x3 => Bf16, Single, [128, 128, 32, 3];
+                gemm_bf16_f32_128x128x32x4 => Bf16, Single, [128, 128, 32, 4];
+                gemm_bf16_f32_128x128x32x5 => Bf16, Single, [128, 128, 32, 5];
+                gemm_bf16_f32_256x128x64x3 => Bf16, Single, [256, 128, 64, 3];
+                gemm_bf16_f32_128x256x64x3 => Bf16, Single, [128, 256, 64, 3];
+                gemm_bf16_f32_128x128x64x3 => Bf16, Single, [128, 128, 64, 3];
+                gemm_bf16_f32_64x64x64x4 => Bf16, Single, [64, 64, 64, 4];
+                gemm_f16_f16_256x128x32x3 => F16, Half, [256, 128, 32, 3];
+                gemm_f16_f16_256x128x32x4 => F16, Half, [256, 128, 32, 4];
+                gemm_f16_f16_128x256x32x3 => F16, Half, [128, 256, 32, 3];
+                gemm_f16_f16_128x256x32x4 => F16, Half, [128, 256, 32, 4];
+                gemm_f16_f16_128x128x32x3 => F16, Half, [128, 128, 32, 3];
+                gemm_f16_f16_128x128x32x4 => F16, Half, [128, 128, 32, 4];
+                gemm_f16_f16_128x128x32x5 => F16, Half, [128, 128, 32, 5];
+                gemm_f16_f16_256x128x64x3 => F16, Half, [256, 128, 64, 3];
+                gemm_f16_f16_128x256x64x3 => F16, Half, [128, 256, 64, 3];
+                gemm_f16_f16_128x128x64x3 => F16, Half, [128, 128, 64, 3];
+                gemm_f16_f16_64x64x64x4 => F16, Half, [64, 64, 64, 4];
+            }
         }
     };
 }
@@ -306,6 +367,8 @@ macro_rules! rows {
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
         pack { $($pack:ident;)* }
+        gemm_simple { $($simple:ident => $simple_dtype:ident, $simple_sums:ident;)* }
+        gemm_multistage { $($multistage:ident => $multistage_dtype:ident, $multistage_sums:ident, [$($size:literal),*];)* }
     ) => {
         &[
             $({
@@ -358,8 +421,37 @@ macro_rules! rows {
                 head_dim: MAX_HEAD_DIM,
                 tile: PACK_TILE,
             },)*
+            $(gemm_row(
+                stringify!($simple),
+                Dtype::$simple_dtype,
+                Accumulation::$simple_sums,
+                GemmTile::SIMPLE,
+            ),)*
+            $(gemm_row(
+                stringify!($multistage),
+                Dtype::$multistage_dtype,
+                Accumulation::$multistage_sums,
+                GemmTile::multistage($($size),*),
+            ),)*
         ]
     };
+}
+
+/// The row of a matrix product.
+const fn gemm_row(
+    name: &'static str,
+    dtype: Dtype,
+    accumulation: Accumulation,
+    tile: GemmTile,
+) -> Kernel {
+    Kernel {
+        name,
+        arch: Arch::Sm80,
+        family: Family::Gemm { tile, accumulation },
+        dtype,
+        head_dim: 0,
+        tile: tile.block(),
+    }
 }
 
 /// Every kernel.
@@ -597,6 +689,23 @@ mod tests {
                 }
                 Family::Pack => {
                     assert_eq!(kernel.name, "pack");
+                    continue;
+                }
+                Family::Gemm { tile, accumulation } => {
+                    let sums = accumulation.name();
+                    let name = match tile.stages {
+                        0 => format!("gemm_simple_{dtype}_{sums}"),
+                        stages => {
+                            let GemmTile {
+                                rows,
+                                columns,
+                                depth,
+                                ..
+                            } = tile;
+                            format!("gemm_{dtype}_{sums}_{rows}x{columns}x{depth}x{stages}")
+                        }
+                    };
+                    assert_eq!(kernel.name, name);
                     continue;
                 }
                 Family::Forward { causal } => {

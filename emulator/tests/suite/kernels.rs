@@ -9,7 +9,7 @@ use emulator::{Counters, Memory, Options};
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
-        .filter(|kernel| !matches!(kernel.family, Family::Combine | Family::Pack))
+        .filter(|kernel| matches!(kernel.family, Family::Forward { .. } | Family::Decode))
 }
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {

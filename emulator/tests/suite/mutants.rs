@@ -545,7 +545,8 @@ const MUTANTS: &[Mutant] = &[
         what: "chunks of a copy past the last row",
         kernel: PACK,
         pattern: "min.u32",
-        which: Last,
+        // The last but one; the last is of columns.
+        which: Nth(15),
         change: |l| {
             let (_, operands) = l.trim().split_once(char::is_whitespace).expect("operands");
             let operands: Vec<&str> = operands.trim_end_matches(';').split(',').collect();

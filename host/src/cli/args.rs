@@ -1,8 +1,9 @@
 //! The command line.
 
+use super::gemm::GemmArgs;
 use attention::{Class, Dtype};
 use clap::error::ErrorKind;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -12,7 +13,11 @@ use std::str::FromStr;
 /// Exit status: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
 #[derive(Debug, Parser)]
 #[command(name = "attention", version, allow_negative_numbers = true)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// What else there is to do.
+    #[command(subcommand)]
+    pub task: Option<Task>,
     /// Independent sequences
     #[arg(long, value_name = "B", default_value_t = 1, conflicts_with = "input")]
     pub batch: usize,
@@ -89,6 +94,14 @@ pub struct Args {
     /// Print the table of kernels and do nothing else
     #[arg(long, exclusive = true)]
     pub list_kernels: bool,
+}
+
+/// What there is to do beside attention.
+#[derive(Debug, Subcommand)]
+pub enum Task {
+    /// Multiply matrices, C = A B^T, by the kernels that show how a fast one is made; check the result
+    /// and print how long it took
+    Gemm(GemmArgs),
 }
 
 /// Which rows are checked.
@@ -170,10 +183,14 @@ pub fn parse() -> Result<Args, String> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
         _ => one_line(&error.to_string()),
     })?;
-    if args.iters == Some(0) {
+    let (iters, counters, device) = match &args.task {
+        None => (args.iters, args.counters, args.device),
+        Some(Task::Gemm(gemm)) => (gemm.iters, gemm.counters, gemm.device),
+    };
+    if iters == Some(0) {
         return Err("--iters is 0; it must be at least 1".to_owned());
     }
-    if args.counters && !matches!(args.device, DeviceName::Emulator(_)) {
+    if counters && !matches!(device, DeviceName::Emulator(_)) {
         return Err("--counters needs --device emulator".to_owned());
     }
     Ok(args)

@@ -1,6 +1,7 @@
 //! What an entry may and must contain.
 
 use crate::{Entry, Error};
+use kernels::gemm::GemmTile;
 use kernels::table::{Family, Kernel, Tile};
 use std::ops::Add;
 
@@ -113,6 +114,7 @@ pub fn expected(kernel: &Kernel) -> Collectives {
             ..Collectives::NONE
         },
         Family::Pack => Collectives::NONE,
+        Family::Gemm { tile, .. } => gemm(&tile),
     }
 }
 
@@ -273,6 +275,32 @@ fn decode(parts: &Parts) -> Collectives {
     let masked = step + parts.maxima() + parts.product_masked(true);
     let unmasked = step + parts.softmax() + parts.product();
     parts.around() + first + masked + unmasked
+}
+
+/// A step of a matrix product: the products of each slice and, with stages, the operands of the next
+/// slice and the copies of a later tile. Before the loop the copies into all tiles but one and the first
+/// operands; barriers before, in and after it.
+fn gemm(tile: &GemmTile) -> Collectives {
+    let (mt, nt) = (
+        tile.rows / tile.warps_down / 16,
+        tile.columns / tile.warps_across / 16,
+    );
+    let slices = tile.depth / 16;
+    let products = Collectives {
+        mma: slices * 2 * mt * nt,
+        ..Collectives::NONE
+    };
+    if tile.stages == 0 {
+        return products;
+    }
+    let threads = 32 * tile.warps_down * tile.warps_across;
+    let copies = (tile.rows + tile.columns) * tile.depth / 8 / threads;
+    Collectives {
+        ldmatrix: (slices + 1) * (mt + nt),
+        cp_async: tile.stages * copies,
+        bar: 3,
+        ..products
+    }
 }
 
 /// Checks an entry.

@@ -96,6 +96,13 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         }
     }
 
+    /// Moves on by so many columns, a multiple of 8: to the tiles beside.
+    #[inline(always)]
+    pub fn skip_columns(&mut self, columns: u32) {
+        self.rows.address = self.rows.address.wrapping_add(2 * u64::from(columns));
+        self.columns = self.columns.saturating_sub(columns);
+    }
+
     /// Starts loading `rows` rows from row `first` on into `to`; of these, `exist` exist and the
     /// others become zeros. The tile is there after a [`cp_async::wait`] and a barrier.
     ///
@@ -105,7 +112,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, exist, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
         });
@@ -119,7 +126,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     #[inline(always)]
     pub unsafe fn load_whole(&self, to: SharedTile<DT>, first: u32, rows: u32, there: bool) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, rows, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, rows, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists && there { 16 } else { 0 }) }
         });
@@ -134,7 +141,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     pub unsafe fn loaded_non_finite<E: Element>(&self, tile: SharedTile<DT>, rows: u32) -> bool {
         let steps = rows / self.share.rows_per_step;
         let mut found = 0;
-        self.for_each_chunk(tile, 0, steps, rows, |shared, _, _| {
+        self.for_each_chunk(tile, 0, steps, rows, |shared, _, _, _| {
             // SAFETY: the caller's promise.
             found |= Operand(unsafe { shared::load_u32x4(shared) }).non_finite::<E>();
         });
@@ -142,7 +149,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
     }
 
     /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces
-    /// if `aligned`: if all rows start at multiples of 16 bytes.
+    /// if `aligned`: if all rows start at multiples of 16 bytes and have multiples of 8 elements.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and what
@@ -157,24 +164,31 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         aligned: bool,
     ) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
-            if !exists {
-                return;
-            }
-            // SAFETY: the caller's promise.
-            unsafe {
-                let elements = shared::load_u32x4(shared);
-                if aligned {
-                    global::store_u32x4(global, elements);
-                } else {
-                    global::store_elements(global, elements);
+        self.for_each_chunk(
+            from,
+            first,
+            steps,
+            exist,
+            |shared, global, right, exists| {
+                if !exists {
+                    return;
                 }
-            }
-        });
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let elements = shared::load_u32x4(shared);
+                    if aligned {
+                        global::store_u32x4(global, elements);
+                    } else {
+                        global::store_elements(global, elements, self.columns - 8 * right);
+                    }
+                }
+            },
+        );
     }
 
-    /// Calls `f(shared address, global address, whether it exists)` for each of the thread's chunks
-    /// of a tile. Addresses advance by additions, so that few of them are alive at a time.
+    /// Calls `f(shared address, global address, chunks right of the first, whether it exists)` for each
+    /// of the thread's chunks of a tile. Addresses advance by additions, so that few of them are alive at
+    /// a time.
     #[inline(always)]
     fn for_each_chunk(
         &self,
@@ -182,7 +196,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
         first: u32,
         steps: u32,
         exist: u32,
-        mut f: impl FnMut(u32, u64, bool),
+        mut f: impl FnMut(u32, u64, u32, bool),
     ) {
         // Opaque: an addition for each tile and a comparison for each chunk are cheaper than their
         // results in registers for good.
@@ -197,6 +211,7 @@ impl<const DT: usize, const PACKED: bool> Copier<DT, PACKED> {
                 f(
                     SharedTile::<DT>::SWIZZLE.step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
+                    right,
                     exists,
                 );
             }
