@@ -100,6 +100,7 @@ impl GemmTile {
             q_rows: self.rows,
             keys: self.columns,
             warps: self.warps_down * self.warps_across,
+            team: 1,
             stages: self.stages,
             q_slices: 0,
             blocks_per_sm: self.blocks_per_sm,
