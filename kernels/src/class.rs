@@ -129,7 +129,7 @@ impl Class {
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
 /// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
-/// without a mask, level, but spills. 256: teams of one, -10 to -25 %.
+/// without a mask, level, but spills. 256: teams of one, -9 to -15 %.
 const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, q_slices) = match head_dim {
         32 => (128, 64, 2),
