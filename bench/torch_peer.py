@@ -1,4 +1,5 @@
-"""Times PyTorch's scaled_dot_product_attention, as a child process of `bench --peers torch`.
+"""Times PyTorch's scaled_dot_product_attention or, with the argument `gemm`, its matmul, as a child process
+of `bench --peers torch`.
 
 Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 
@@ -8,6 +9,7 @@ Then it answers each command on standard input, until that ends:
 
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
                "dim": ..., "dtype": "f16", "causal": false, "seed": 0}}
+    or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
         -> {"ms": [...]}                              of `iters` launches, after `lead` untimed ones
@@ -15,6 +17,7 @@ Then it answers each command on standard input, until that ends:
 A command that fails is answered by {"error": ...}.
 """
 
+import contextlib
 import json
 import sys
 import warnings
@@ -49,8 +52,10 @@ LAUNCH_CYCLES = 200_000
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Shape:
+class Attention:
     """Inputs of one shape, on the GPU."""
+
+    contenders = list(BACKENDS)
 
     def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, dtype, causal, seed):
         torch.manual_seed(seed)
@@ -65,15 +70,19 @@ class Shape:
         # torch aligns the mask top-left, the project bottom-right.
         self.same_mask = not causal or seqlen_q == seqlen_kv
 
+    def chosen(self, contender):
+        """A context in which calls take this contender."""
+        return sdpa_kernel(BACKENDS[contender])
+
     def call(self):
         return scaled_dot_product_attention(*self.inputs, **self.options)
 
-    def refusal(self, backend):
-        """Why a back end does not serve the shape, or None."""
+    def refusal(self, contender):
+        """Why a contender does not serve the shape, or None."""
         if not self.same_mask:
             return "its causal mask is aligned top-left"
         try:
-            with sdpa_kernel(backend):
+            with self.chosen(contender):
                 self.call()
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -81,10 +90,41 @@ class Shape:
         return None
 
 
-def milliseconds(shape, backend, lead, iters):
+class Gemm:
+    """Inputs of one matrix product, on the GPU, and where it goes."""
+
+    contenders = ["cuBLAS"]
+
+    def __init__(self, m, n, k, dtype, acc, seed):
+        torch.manual_seed(seed)
+        shape = {"device": "cuda", "dtype": DTYPES[dtype]}
+        self.a, self.b = torch.randn(m, k, **shape), torch.randn(n, k, **shape)
+        self.c = torch.empty(m, n, **shape)
+        matmul = torch.backends.cuda.matmul
+        matmul.allow_fp16_reduced_precision_reduction = False
+        matmul.allow_bf16_reduced_precision_reduction = False
+        self.half = acc == "f16"
+        if hasattr(matmul, "allow_fp16_accumulation"):
+            matmul.allow_fp16_accumulation = self.half
+            self.half = False
+
+    def chosen(self, _):
+        return contextlib.nullcontext()
+
+    def call(self):
+        torch.matmul(self.a, self.b.T, out=self.c)
+
+    def refusal(self, _):
+        return "this torch cannot add up in f16" if self.half else None
+
+
+SUBJECT = Gemm if sys.argv[1:] == ["gemm"] else Attention
+
+
+def milliseconds(shape, contender, lead, iters):
     """The GPU's time for each launch; they are queued back to back, with events around each."""
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iters)]
-    with sdpa_kernel(backend):
+    with shape.chosen(contender):
         # The GPU waits until all is queued, so that a slow launch does not count as a slow kernel.
         torch.cuda._sleep(LAUNCH_CYCLES * (lead + iters))
         for _ in range(lead):
@@ -102,7 +142,7 @@ def main():
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     versions["cuda"] = torch.version.cuda
     versions["cudnn"] = str(torch.backends.cudnn.version())
-    reply(device=torch.cuda.get_device_name(), versions=versions, contenders=list(BACKENDS))
+    reply(device=torch.cuda.get_device_name(), versions=versions, contenders=SUBJECT.contenders)
     shape = None
     for line in sys.stdin:
         command = json.loads(line)
@@ -110,13 +150,12 @@ def main():
             if "setup" in command:
                 shape = None  # frees the last one's memory first
                 torch.cuda.empty_cache()
-                shape = Shape(**command["setup"])
-                refusals = {name: shape.refusal(backend) for name, backend in BACKENDS.items()}
+                shape = SUBJECT(**command["setup"])
+                refusals = {name: shape.refusal(name) for name in SUBJECT.contenders}
                 reply(refusals={name: reason for name, reason in refusals.items() if reason})
             else:
                 time = command["time"]
-                backend = BACKENDS[time["contender"]]
-                reply(ms=milliseconds(shape, backend, time["lead"], time["iters"]))
+                reply(ms=milliseconds(shape, time["contender"], time["lead"], time["iters"]))
         except Exception as error:
             reply(error=first_line(error))
 

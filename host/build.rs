@@ -1,7 +1,9 @@
-//! Compiles the kernels to PTX and leaves them where `src/ptx.rs` embeds them.
+//! Compiles the kernels to PTX and leaves them, compressed, where `src/ptx.rs` embeds them.
 
+use flate2::{Compression, write::ZlibEncoder};
 use kernel_builder::Error;
 use kernels::table::Arch;
+use std::io::Write;
 use std::path::Path;
 
 fn main() {
@@ -40,25 +42,34 @@ fn main() {
     }
 
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    let write = |name: &str, text: &str| {
+    let write = |name: &str, content: &[u8]| {
         let path = Path::new(&out).join(name);
-        std::fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        std::fs::write(&path, content)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     };
     let mut rows = String::new();
     for module in &modules {
-        let file = format!("{}.ptx", module.name);
-        write(&file, &module.text);
-        rows += &format!("    ({:?}, include_str!({file:?})),\n", module.name);
+        let file = format!("{}.ptx.z", module.name);
+        write(&file, &compressed(&module.text));
+        rows += &format!("    ({:?}, include_bytes!({file:?})),\n", module.name);
     }
     write(
         "modules.rs",
-        &format!(
-            "const COMPILED_MODULES: Option<&[(&str, &str)]> = {};\n",
+        format!(
+            "const COMPILED_MODULES: Option<&[(&str, &[u8])]> = {};\n",
             if compiled {
                 format!("Some(&[\n{rows}])")
             } else {
                 "None".into()
             }
-        ),
+        )
+        .as_bytes(),
     );
+}
+
+fn compressed(text: &str) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    let written = encoder.write_all(text.as_bytes());
+    let finished = written.and_then(|()| encoder.finish());
+    finished.expect("memory takes what is written")
 }

@@ -1,8 +1,8 @@
 //! One forward pass, and what must hold of it.
 
 use crate::{Guarded, Layout, Outcome, PASSED, harness};
+use attention::Accumulation;
 use attention::check::{Forward, Report, all_rows, check};
-use attention::ladder::Acc;
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -230,7 +230,7 @@ impl Case {
             v: v.view(),
             o: o.view(),
             lse: lse.as_slice().expect("row-major"),
-            acc: Acc::F32,
+            acc: Accumulation::Single,
         };
         let report = check(&forward, &all_rows(&problem));
         if !report.passed() {

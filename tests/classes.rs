@@ -33,7 +33,7 @@ fn emulated(class: Class) -> Result<Device, Error> {
 
 /// Cases of the head dims where classes differ.
 fn wide(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
-    (cases, 9..=32_usize).prop_map(|(case, chunks)| Case {
+    (cases, 5..=32_usize).prop_map(|(case, chunks)| Case {
         dim: 8 * chunks,
         ..case
     })

@@ -6,6 +6,7 @@ mod classes;
 mod counters;
 mod definition;
 mod errors;
+mod gemm;
 mod kernels;
 mod large_offsets;
 mod lengths;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         ("counters", counters::tests()),
         ("definition", definition::tests()),
         ("errors", errors::tests()),
+        ("gemm", gemm::tests()),
         ("kernels", kernels::tests()),
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),

@@ -119,6 +119,14 @@ impl<T: Pod, const R: usize> Guarded<T, R> {
     }
 }
 
+impl<T: Pod> Guarded<T, 2> {
+    /// The memory, the index of the first element in it, and the strides.
+    #[must_use]
+    pub fn parts(&self) -> (&[T], usize, [isize; 2]) {
+        (&self.data, self.offset, self.strides)
+    }
+}
+
 impl<T: Pod> Guarded<T, 4> {
     /// A view of the elements.
     #[must_use]

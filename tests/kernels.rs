@@ -9,6 +9,7 @@ use tests::{Case, Layout, PASSED, Test};
 pub fn tests() -> Vec<Test> {
     KERNELS
         .iter()
+        .filter(|kernel| !kernel.family.is_gemm())
         .map(|kernel| {
             Test::new(kernel.name, move |device| {
                 for case in cases(kernel) {

@@ -5,12 +5,14 @@
 //! the GPU.
 
 pub mod case;
+pub mod gemm_case;
 pub mod guarded;
 pub mod harness;
 pub mod layout;
 pub mod strategy;
 
 pub use case::{Case, Inputs};
+pub use gemm_case::{GemmCase, Rows};
 pub use guarded::Guarded;
 pub use harness::{Outcome, PASSED, Test};
 pub use layout::Layout;

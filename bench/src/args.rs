@@ -35,13 +35,14 @@ pub enum Task {
 /// What to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, decode, or a JSON file with a list of shapes [default: quick, if no shape is given]
+    /// quick, full, decode, gemm for matrix products, or a JSON file with a list of shapes [default:
+    /// quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]
     pub shape: Option<Shape>,
-    /// auto for the best kernel, all for every one that serves a shape, or a kernel's name, for the
-    /// shapes that it serves
+    /// auto for the best kernel (of matrix products for the best of each kind), all for every one that
+    /// serves a shape, or a kernel's name, for the shapes that it serves
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
@@ -70,7 +71,8 @@ pub struct Run {
 /// Other implementations.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum PeerName {
-    /// PyTorch's `scaled_dot_product_attention`, with its flash, cuDNN and efficient back ends
+    /// PyTorch's `scaled_dot_product_attention`, with its flash, cuDNN and efficient back ends; for
+    /// matrix products its `matmul`, which is cuBLAS
     Torch,
 }
 

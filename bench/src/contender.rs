@@ -1,9 +1,11 @@
 //! The project's own kernels, on one shape's inputs.
 
+use crate::run::Plan;
 use crate::shape::Shape;
+use crate::subject::Contenders;
 use anyhow::{Context, Result, ensure};
+use attention::Accumulation;
 use attention::check::{self, Forward};
-use attention::ladder::Acc;
 use attention::{Attention, Device, Element, Problem, Strided, Tensor, kernel, random};
 
 /// Rows of each kernel's result that are checked before it is timed.
@@ -62,7 +64,6 @@ impl Choice {
 
 /// Inputs and outputs of one shape, on the device.
 pub struct Bench<T> {
-    device: Device,
     problem: Problem,
     seed: u64,
     host: [Vec<T>; 3],
@@ -84,7 +85,6 @@ impl<T: Element> Bench<T> {
             v: Tensor::new(device, problem.kv_shape(), v)?,
             o: Tensor::zeros(device, problem.q_shape())?,
             lse: Tensor::zeros(device, problem.lse_shape())?,
-            device: device.clone(),
             problem,
             seed,
             host,
@@ -99,22 +99,6 @@ impl<T: Element> Bench<T> {
         Ok(attention.forward_into(q, k, v, o, lse)?)
     }
 
-    /// The device's milliseconds for each of `iters` launches, after `lead` that are not timed. All
-    /// are queued back to back, with events around each, so that the time to launch one is hidden.
-    pub fn time(&mut self, attention: &Attention, lead: usize, iters: usize) -> Result<Vec<f64>> {
-        for _ in 0..lead {
-            self.launch(attention)?;
-        }
-        let mut events = Vec::with_capacity(iters);
-        for _ in 0..iters {
-            let start = self.device.event()?;
-            self.launch(attention)?;
-            events.push([start, self.device.event()?]);
-        }
-        let times = events.iter().map(|[start, end]| end.since(start));
-        times.map(|time| Ok(time?.as_secs_f64() * 1e3)).collect()
-    }
-
     /// Runs the kernel once and compares some rows with the reference: a wrong result has no speed.
     pub fn check(&mut self, attention: &Attention) -> Result<()> {
         self.launch(attention)?;
@@ -127,11 +111,44 @@ impl<T: Element> Bench<T> {
             v: Strided::contiguous(v, self.problem.kv_shape()),
             o: Strided::contiguous(&o, self.problem.q_shape()),
             lse: &lse,
-            acc: Acc::F32,
+            acc: Accumulation::Single,
         };
         let rows = check::sample_rows(&self.problem, CHECKED_ROWS, self.seed);
         let report = check::check(&forward, &rows);
         let passed = report.passed().then_some(());
         passed.with_context(|| format!("the result is wrong: {report}"))
+    }
+}
+
+/// The chosen kernels on one shape's inputs.
+pub struct Calls<T> {
+    bench: Bench<T>,
+    calls: Vec<(String, Attention, u32)>,
+}
+
+impl<T: Element> Calls<T> {
+    /// Draws the inputs and checks each kernel's result.
+    pub fn new(shape: &Shape, device: &Device, plan: &Plan) -> Result<Self> {
+        let problem = shape.problem()?;
+        let mut bench = Bench::new(device, problem, plan.seed)?;
+        let mut calls = Vec::new();
+        for name in plan.kernel.kernels(device, shape)? {
+            let attention = plan.kernel.attention(name, shape, plan.splits);
+            let splits = attention.split_count(device, T::DTYPE, &problem)?;
+            bench.check(&attention).with_context(|| name.to_owned())?;
+            calls.push((name.to_owned(), attention, splits));
+        }
+        Ok(Calls { bench, calls })
+    }
+}
+
+impl<T: Element> Contenders for Calls<T> {
+    fn names(&self) -> Vec<(String, Option<u32>)> {
+        let calls = self.calls.iter();
+        calls.map(|(name, _, n)| (name.clone(), Some(*n))).collect()
+    }
+
+    fn launch(&mut self, contender: usize) -> Result<()> {
+        self.bench.launch(&self.calls[contender].1)
     }
 }

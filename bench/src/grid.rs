@@ -1,7 +1,7 @@
 //! The shapes of a run.
 
 use crate::shape::{Dtype, Shape};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,6 +15,8 @@ pub enum Grid {
     Full,
     /// Few queries on many keys.
     Decode,
+    /// Matrix products instead of attention.
+    Gemm,
     /// A JSON list of objects with the fields of [`Shape`].
     File(PathBuf),
 }
@@ -27,13 +29,14 @@ impl FromStr for Grid {
             "quick" => Grid::Quick,
             "full" => Grid::Full,
             "decode" => Grid::Decode,
+            "gemm" => Grid::Gemm,
             path => Grid::File(path.into()),
         })
     }
 }
 
 impl Grid {
-    /// The shapes, all of them valid and at least one.
+    /// The shapes of attention, all of them valid and at least one.
     ///
     /// # Errors
     /// If a file cannot be read, or says which of its shapes is not allowed.
@@ -42,6 +45,7 @@ impl Grid {
             Grid::Quick => return Ok(quick()),
             Grid::Full => return Ok(full()),
             Grid::Decode => return Ok(decode()),
+            Grid::Gemm => bail!("--grid: gemm has no shapes of attention"),
             Grid::File(path) => path,
         };
         let text = std::fs::read_to_string(path)
@@ -63,6 +67,7 @@ impl Grid {
             Grid::Quick => Some("quick".to_owned()),
             Grid::Full => None,
             Grid::Decode => Some("decode".to_owned()),
+            Grid::Gemm => Some("gemm".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
         }
     }
@@ -155,6 +160,7 @@ fn shape(
 mod tests {
     use super::{Grid, decode, full};
     use crate::shape::Dtype;
+    use crate::subject::Subject;
     use std::io::Write;
 
     #[test]

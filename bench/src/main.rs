@@ -3,6 +3,7 @@
 mod args;
 mod contender;
 mod copy;
+mod gemm;
 mod grid;
 mod launch;
 mod ncu;
@@ -15,7 +16,7 @@ mod run;
 mod sass;
 mod shape;
 mod stats;
-mod svg;
+mod subject;
 mod table;
 
 use anyhow::{Context, Result};
@@ -33,6 +34,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::time::SystemTime;
+use subject::Subject;
 
 /// What ended the program early.
 enum Failure {
@@ -51,7 +53,10 @@ impl From<anyhow::Error> for Failure {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.task {
-        None => bench(&args.run),
+        None if args.run.grid == Some(Grid::Gemm) => {
+            bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
+        }
+        None => bench(&args.run, || shapes(&args.run)),
         Some(Task::Plot(plot)) => plot::run(plot).map_err(Failure::Input),
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),
         Some(Task::Profile(profile)) => profile::run(profile),
@@ -74,7 +79,11 @@ fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
-fn bench(args: &args::Run) -> Result<(), Failure> {
+/// Measures some shapes, whose results' file's name ends in the suffix.
+fn bench<S: Subject>(
+    args: &args::Run,
+    shapes: impl FnOnce() -> Result<(Vec<S>, Option<String>)>,
+) -> Result<(), Failure> {
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let plan = Plan {
         kernel: Choice::from(args.kernel.as_str()),
@@ -83,9 +92,10 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
         warmup: args.warmup,
         seed: args.seed,
     };
-    let (shapes, suffix) = shapes(args, &device, &plan.kernel)?;
+    let (mut shapes, suffix) = shapes()?;
+    retain_served(&mut shapes, &device, &plan.kernel)?;
     let mut peers = args.peers.and_then(|PeerName::Torch| {
-        Peers::torch()
+        Peers::torch(S::NAME)
             .map_err(|error| eprintln!("no columns of torch: {error:#}"))
             .ok()
     });
@@ -103,7 +113,7 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
     let file = args.results.join(results.file_name(suffix.as_deref()));
     let file = args.output.clone().unwrap_or(file);
     // Saved after each shape: a run that is stopped leaves what it has.
-    let progress = |results: &Results| {
+    let progress = |results: &Results<S>| {
         if let Some(last) = results.measurements.last() {
             let done = results.measurements.len();
             eprintln!("{done}/{}: {}", shapes.len(), last.shape);
@@ -120,30 +130,30 @@ fn bench(args: &args::Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shapes to measure, and what their file's name ends in.
-fn shapes(
-    args: &args::Run,
-    device: &Device,
-    kernel: &Choice,
-) -> Result<(Vec<Shape>, Option<String>)> {
-    let (mut shapes, suffix) = match (&args.shape, &args.grid) {
+/// The shapes of attention to measure, and what their file's name ends in.
+fn shapes(args: &args::Run) -> Result<(Vec<Shape>, Option<String>)> {
+    match (&args.shape, &args.grid) {
         (Some(shape), _) => {
             shape.problem()?;
-            (vec![*shape], Some("shape".to_owned()))
+            Ok((vec![*shape], Some("shape".to_owned())))
         }
         (None, grid) => {
             let grid = grid.as_ref().unwrap_or(&Grid::Quick);
-            (grid.shapes()?, grid.suffix())
+            Ok((grid.shapes()?, grid.suffix()))
         }
-    };
+    }
+}
+
+/// Drops the shapes that no chosen kernel serves.
+fn retain_served<S: Subject>(shapes: &mut Vec<S>, device: &Device, kernel: &Choice) -> Result<()> {
     let first = shapes[0];
-    shapes.retain(|shape| kernel.kernels(device, shape).is_ok());
+    shapes.retain(|shape| shape.kernels(kernel, device).is_ok());
     if shapes.is_empty() {
-        kernel
-            .kernels(device, &first)
+        first
+            .kernels(kernel, device)
             .context("no shape is served")?;
     }
-    Ok((shapes, suffix))
+    Ok(())
 }
 
 fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {

@@ -1,6 +1,6 @@
 //! Other implementations, timed by a script in a child process on the same GPU.
 
-use crate::shape::Shape;
+use crate::subject::Subject;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -28,13 +28,13 @@ struct Introduction {
 }
 
 impl Peers {
-    /// PyTorch, in the Python that `PYTHON` names, or `python3`.
+    /// PyTorch, in the Python that `PYTHON` names, or `python3`, to compute what the subject's name says.
     ///
     /// # Errors
     /// If there is no Python, or it has no PyTorch that sees the GPU.
-    pub fn torch() -> Result<Self> {
+    pub fn torch(subject: &str) -> Result<Self> {
         let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-        Self::start(Command::new(python).args(["-c", TORCH]))
+        Self::start(Command::new(python).args(["-c", TORCH, subject]))
     }
 
     /// Starts the child and reads its introduction.
@@ -73,22 +73,14 @@ impl Peers {
     }
 
     /// Draws inputs of a shape. Returns the contenders that do not serve it, with their reasons.
-    pub fn setup(&mut self, shape: &Shape, seed: u64) -> Result<BTreeMap<String, String>> {
+    pub fn setup<S: Subject>(&mut self, shape: &S, seed: u64) -> Result<BTreeMap<String, String>> {
         #[derive(Deserialize)]
         struct Ready {
             refusals: BTreeMap<String, String>,
         }
-        let ready: Ready = self.ask(&json!({ "setup": {
-            "batch": shape.batch,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads(),
-            "seqlen_q": shape.seqlen,
-            "seqlen_kv": shape.seqlen_kv(),
-            "dim": shape.dim,
-            "dtype": shape.dtype,
-            "causal": shape.causal,
-            "seed": seed,
-        }}))?;
+        let mut setup = shape.setup();
+        setup["seed"] = json!(seed);
+        let ready: Ready = self.ask(&json!({ "setup": setup }))?;
         Ok(ready.refusals)
     }
 

@@ -8,9 +8,9 @@ use crate::print;
 use crate::results::{self, Measurement, Results, slug};
 use crate::roofline::{self, Roofline};
 use crate::shape::Dtype;
-use crate::svg::{Anchor, Stroke, Svg};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
+use svg::{Anchor, Stroke, Svg};
 
 const PANEL: (f64, f64) = (410.0, 250.0);
 const MARGIN_LEFT: f64 = 58.0;

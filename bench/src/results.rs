@@ -1,18 +1,17 @@
 //! What a run found, and the file it is kept in.
 
+use crate::gemm::GemmShape;
 use crate::shape::Shape;
 use crate::stats;
+use crate::subject::Subject;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The peer that ratios compare with: FlashAttention-2.
-pub const BASELINE: &str = "SDPA flash";
-
 /// Everything a run found, in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub struct Results<S = Shape> {
     /// Marketing name of the GPU.
     pub device: String,
     /// When the run began, RFC 3339 in UTC.
@@ -32,14 +31,14 @@ pub struct Results {
     /// Launches of each contender before those.
     pub warmup: usize,
     /// One for each shape.
-    pub measurements: Vec<Measurement>,
+    pub measurements: Vec<Measurement<S>>,
 }
 
 /// How fast each contender computes one shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measurement {
+pub struct Measurement<S = Shape> {
     /// What was computed.
-    pub shape: Shape,
+    pub shape: S,
     /// The project's kernels, the default one first.
     pub kernels: Vec<Timing>,
     /// Other implementations.
@@ -81,25 +80,25 @@ impl Speed {
     }
 }
 
-impl Measurement {
+impl<S: Subject> Measurement<S> {
     /// The rate of the named peer, if it served the shape.
     pub fn peer(&self, name: &str) -> Option<f64> {
         let timing = self.peers.iter().find(|timing| timing.name == name)?;
         Some(timing.speed?.tflops)
     }
 
-    /// 10^9 bytes of q, k, v and o a second, each counted once.
+    /// 10^9 bytes of inputs and outputs a second, each counted once.
     pub fn gbs(&self, kernel: &Timing) -> Option<f64> {
         Some(self.shape.bytes() / kernel.speed?.median_ms / 1e6)
     }
 
-    /// The rate of a kernel over that of [`BASELINE`].
+    /// The rate of a kernel over that of [`Subject::BASELINE`].
     pub fn ratio(&self, kernel: &Timing) -> Option<f64> {
-        Some(kernel.speed?.tflops / self.peer(BASELINE)?)
+        Some(kernel.speed?.tflops / self.peer(S::BASELINE)?)
     }
 }
 
-impl Results {
+impl<S: Subject> Results<S> {
     /// Names of the peers, in the order of the first shape.
     pub fn peers(&self) -> Vec<&str> {
         let peers = self.measurements.first().map(|first| &first.peers);
@@ -135,7 +134,7 @@ impl Results {
     }
 }
 
-/// The file in a folder whose run began last, of those with results that are wanted.
+/// The file in a folder whose run began last, of those with results of attention that are wanted.
 ///
 /// # Errors
 /// If there is none, or one cannot be read.
@@ -148,6 +147,9 @@ pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<Pat
             .extension()
             .is_some_and(|extension| extension == "json")
         {
+            if Results::<GemmShape>::load(&path).is_ok_and(|r| !r.measurements.is_empty()) {
+                continue;
+            }
             let results = Results::load(&path)?;
             if is_wanted(&results) {
                 newest = newest.max(Some((results.date, path)));
@@ -167,8 +169,11 @@ pub fn slug(name: &str) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use super::{BASELINE, Measurement, Results, Speed, Timing, newest, slug};
+    use super::{Measurement, Results, Speed, Timing, newest, slug};
+    use crate::gemm::{self, GemmShape};
     use crate::grid::Grid;
+    use crate::shape::BASELINE;
+    use crate::subject::Subject;
 
     /// Results of a grid in which kernel and baseline need times of this ratio, and one other peer
     /// serves nothing.
@@ -197,6 +202,34 @@ pub mod tests {
             iters: 3,
             warmup: 0,
             measurements: measurements.collect(),
+        }
+    }
+
+    /// Results of the grid of matrix products, in which kernels and baseline take a millisecond.
+    pub fn products() -> Results<GemmShape> {
+        let timing = |name: &str, shape: &GemmShape| Timing {
+            name: name.to_owned(),
+            splits: None,
+            speed: Some(Speed::new(shape.flops().expect("valid"), &[1.0])),
+        };
+        let attention = results(&Grid::Quick, |_| 1.0);
+        Results {
+            device: attention.device,
+            date: "2026-11-21T05:26:00Z".to_owned(),
+            driver: attention.driver,
+            versions: attention.versions,
+            copy_gbs: attention.copy_gbs,
+            seed: 0,
+            iters: 1,
+            warmup: 0,
+            measurements: gemm::shapes()
+                .into_iter()
+                .map(|shape| Measurement {
+                    shape,
+                    kernels: vec![timing("gemm_x", &shape)],
+                    peers: vec![timing(GemmShape::BASELINE, &shape)],
+                })
+                .collect(),
         }
     }
 
@@ -236,6 +269,12 @@ pub mod tests {
         assert_eq!(newest(folder.path(), |_| true).expect("two"), moved);
         let earlier = |results: &Results| results.date == old.date;
         assert_eq!(newest(folder.path(), earlier).expect("one"), paths[0]);
+        // Results of matrix products, however new, are none of attention.
+        let products = products();
+        products
+            .save(&folder.path().join("gemm.json"))
+            .expect("written");
+        assert_eq!(newest(folder.path(), |_| true).expect("two"), moved);
         assert!(newest(&folder.path().join("sub"), |_| true).is_err());
     }
 

@@ -1,11 +1,11 @@
 //! A run: every shape, with all contenders in turns.
 
-use crate::contender::{Bench, Choice};
+use crate::contender::Choice;
 use crate::peers::Peers;
 use crate::results::{Measurement, Results, Speed, Timing};
-use crate::shape::{Dtype, Shape};
+use crate::subject::{Subject, time};
 use anyhow::{Context, Result};
-use attention::{Device, Element, bf16, f16};
+use attention::Device;
 use std::collections::BTreeMap;
 
 /// Turns that each contender's timed launches are divided into: what drifts, such as clocks and
@@ -34,20 +34,16 @@ pub struct Plan {
 ///
 /// # Errors
 /// If a kernel does not serve a shape or computes it wrongly, or if a device or the peers fail.
-pub fn run(
+pub fn run<S: Subject>(
     device: &Device,
     mut peers: Option<&mut Peers>,
-    shapes: &[Shape],
+    shapes: &[S],
     plan: &Plan,
-    mut results: Results,
-    mut progress: impl FnMut(&Results) -> Result<()>,
-) -> Result<Results> {
+    mut results: Results<S>,
+    mut progress: impl FnMut(&Results<S>) -> Result<()>,
+) -> Result<Results<S>> {
     for shape in shapes {
-        let peers = peers.as_deref_mut();
-        let measurement = match shape.dtype {
-            Dtype::F16 => measure::<f16>(device, peers, shape, plan),
-            Dtype::Bf16 => measure::<bf16>(device, peers, shape, plan),
-        };
+        let measurement = measure(device, peers.as_deref_mut(), shape, plan);
         results
             .measurements
             .push(measurement.with_context(|| shape.to_string())?);
@@ -56,24 +52,15 @@ pub fn run(
     Ok(results)
 }
 
-fn measure<T: Element>(
+fn measure<S: Subject>(
     device: &Device,
     mut peers: Option<&mut Peers>,
-    shape: &Shape,
+    shape: &S,
     plan: &Plan,
-) -> Result<Measurement> {
-    let problem = shape.problem()?;
-    let mut bench = Bench::<T>::new(device, problem, plan.seed)?;
-    let names = plan.kernel.kernels(device, shape)?;
-    let calls = names.iter();
-    let calls = calls.map(|name| plan.kernel.attention(name, shape, plan.splits));
-    let calls: Vec<_> = calls.collect();
-    let splits = calls.iter();
-    let splits = splits.map(|call| call.split_count(device, T::DTYPE, &problem));
-    let splits = splits.collect::<attention::Result<Vec<_>>>()?;
-    for (name, attention) in names.iter().zip(&calls) {
-        bench.check(attention).with_context(|| name.to_string())?;
-    }
+) -> Result<Measurement<S>> {
+    let flops = shape.flops()?;
+    let mut kernels = shape.contenders(device, plan)?;
+    let names = kernels.names();
     let contenders = peers.as_ref().map(|peers| peers.contenders().to_vec());
     let contenders = contenders.unwrap_or_default();
     let refusals = match &mut peers {
@@ -84,11 +71,11 @@ fn measure<T: Element>(
         eprintln!("{contender} does not serve {shape}: {reason}");
     }
 
-    let mut kernel_times = vec![Vec::new(); calls.len()];
+    let mut kernel_times = vec![Vec::new(); names.len()];
     let mut peer_times = vec![Vec::new(); contenders.len()];
     for (untimed, timed) in turns(plan.warmup, plan.iters) {
-        for (attention, times) in calls.iter().zip(&mut kernel_times) {
-            times.extend(bench.time(attention, untimed, timed)?);
+        for (kernel, times) in kernel_times.iter_mut().enumerate() {
+            times.extend(time(device, &mut *kernels, kernel, untimed, timed)?);
         }
         let Some(peers) = &mut peers else { continue };
         for (contender, times) in contenders.iter().zip(&mut peer_times) {
@@ -100,10 +87,10 @@ fn measure<T: Element>(
     let timing = |(name, splits, times): (String, Option<u32>, Vec<f64>)| Timing {
         name,
         splits,
-        speed: (!times.is_empty()).then(|| Speed::new(problem.flops(), &times)),
+        speed: (!times.is_empty()).then(|| Speed::new(flops, &times)),
     };
-    let kernels = names.into_iter().zip(splits).zip(kernel_times);
-    let kernels = kernels.map(|((name, splits), times)| (name.to_owned(), Some(splits), times));
+    let kernels = names.into_iter().zip(kernel_times);
+    let kernels = kernels.map(|((name, splits), times)| (name, splits, times));
     let peers = contenders.into_iter().zip(peer_times);
     let peers = peers.map(|(name, times)| (name, None, times));
     Ok(Measurement {

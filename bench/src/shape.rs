@@ -1,8 +1,13 @@
 //! The size of one attention call: on the command line, in a grid's file, and in the results.
 
-use attention::Problem;
+use crate::contender::{Calls, Choice};
+use crate::run::Plan;
+use crate::subject::{Contenders, Subject};
+use anyhow::Result;
+use attention::{Device, Problem, bf16, f16};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::fmt;
 
 /// One attention call.
@@ -84,12 +89,6 @@ impl Shape {
         Problem::new(q, kv, kv, self.causal, None)
     }
 
-    /// Bytes of q, k, v and o.
-    pub fn bytes(&self) -> f64 {
-        let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
-        (2 * size_of::<u16>() * self.batch * rows * self.dim) as f64
-    }
-
     /// The mask's name.
     pub fn mask(&self) -> &'static str {
         if self.causal { "causal" } else { "full" }
@@ -111,6 +110,62 @@ impl Shape {
         }
     }
 }
+
+impl Subject for Shape {
+    const NAME: &str = "attention";
+    const BASELINE: &str = BASELINE;
+    const RATIO: &str = "ratio to flash";
+    const COLUMNS: &[&str] = &["B", "H", "N", "D", "dtype", "mask"];
+    const NUMBERS: usize = 4;
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.batch.to_string(),
+            self.heads_label(),
+            self.seqlen_label(),
+            self.dim.to_string(),
+            self.dtype.to_string(),
+            self.mask().to_owned(),
+        ]
+    }
+
+    fn bytes(&self) -> f64 {
+        let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
+        (2 * size_of::<u16>() * self.batch * rows * self.dim) as f64
+    }
+
+    fn flops(&self) -> Result<f64> {
+        Ok(self.problem()?.flops())
+    }
+
+    fn setup(&self) -> Value {
+        json!({
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads(),
+            "seqlen_q": self.seqlen,
+            "seqlen_kv": self.seqlen_kv(),
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "causal": self.causal,
+        })
+    }
+
+    fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
+        let names = choice.kernels(device, self)?;
+        Ok(names.into_iter().map(str::to_owned).collect())
+    }
+
+    fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>> {
+        Ok(match self.dtype {
+            Dtype::F16 => Box::new(Calls::<f16>::new(self, device, plan)?),
+            Dtype::Bf16 => Box::new(Calls::<bf16>::new(self, device, plan)?),
+        })
+    }
+}
+
+/// The peer that ratios compare with: FlashAttention-2.
+pub const BASELINE: &str = "SDPA flash";
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {

@@ -1,7 +1,8 @@
 //! Results as text.
 
-use crate::results::{BASELINE, Measurement, Results, Timing};
+use crate::results::{Measurement, Results, Timing};
 use crate::stats;
+use crate::subject::Subject;
 use comfy_table::{CellAlignment, Table, presets};
 
 /// An empty table; the columns of these indices hold numbers.
@@ -17,17 +18,18 @@ pub fn empty(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table
     table
 }
 
-/// The table of all shapes, and the summary of the ratios. GB/s are bytes of q, k, v and o; peers are
-/// in TFLOP/s.
-pub fn render(results: &Results) -> String {
+/// The table of all shapes, and the summary of the ratios. GB/s are bytes of inputs and outputs; peers
+/// are in TFLOP/s.
+pub fn render<S: Subject>(results: &Results<S>) -> String {
     let peers = results.peers();
-    let mut header = vec!["B", "H", "N", "D", "dtype", "mask", "kernel", "splits"];
-    header.extend(["GB/s", "of a copy", "TFLOP/s"]);
+    let mut header = S::COLUMNS.to_vec();
+    header.extend(["kernel", "splits", "GB/s", "of a copy", "TFLOP/s"]);
     header.extend(&peers);
-    if peers.contains(&BASELINE) {
-        header.push("ratio to flash");
+    if peers.contains(&S::BASELINE) {
+        header.push(S::RATIO);
     }
-    let mut table = empty(&header, (0..4).chain(7..header.len()));
+    let rates = S::COLUMNS.len() + 1..header.len();
+    let mut table = empty(&header, (0..S::NUMBERS).chain(rates));
     for measurement in &results.measurements {
         for kernel in &measurement.kernels {
             let mut row = row(measurement, kernel, &peers, results.copy_gbs);
@@ -50,38 +52,32 @@ pub fn render(results: &Results) -> String {
     text
 }
 
-fn row(
-    measurement: &Measurement,
+fn row<S: Subject>(
+    measurement: &Measurement<S>,
     kernel: &Timing,
     peers: &[&str],
     copy_gbs: Option<f64>,
 ) -> Vec<String> {
-    let shape = &measurement.shape;
     let rate = |tflops: Option<f64>| tflops.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
     let gbs = measurement.gbs(kernel);
     let of_copy = gbs.zip(copy_gbs).map(|(gbs, copy)| gbs / copy);
-    let mut row = vec![
-        shape.batch.to_string(),
-        shape.heads_label(),
-        shape.seqlen_label(),
-        shape.dim.to_string(),
-        shape.dtype.to_string(),
-        shape.mask().to_owned(),
+    let mut row = measurement.shape.cells();
+    row.extend([
         kernel.name.clone(),
         kernel.splits.map_or("-".to_owned(), |n| n.to_string()),
         gbs.map_or("-".to_owned(), |gbs| format!("{gbs:.0}")),
         of_copy.map_or("-".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
         rate(kernel.speed.map(|speed| speed.tflops)),
-    ];
+    ]);
     row.extend(peers.iter().map(|peer| rate(measurement.peer(peer))));
     let ratio = measurement.ratio(kernel);
     row.push(ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")));
     row
 }
 
-/// Geometric mean and minimum of the ratios of the default kernels to [`BASELINE`]; `None` if it
-/// served no shape.
-pub fn summary(results: &Results) -> Option<String> {
+/// Geometric mean and minimum of the ratios of the default kernels to the baseline; `None` if it served
+/// no shape.
+pub fn summary<S: Subject>(results: &Results<S>) -> Option<String> {
     let ratios: Vec<_> = results
         .measurements
         .iter()
@@ -96,8 +92,9 @@ pub fn summary(results: &Results) -> Option<String> {
     let ratios: Vec<_> = ratios.iter().map(|(ratio, _)| *ratio).collect();
     let below = ratios.iter().filter(|&&ratio| ratio < 1.0).count();
     Some(format!(
-        "ratio to {BASELINE}: geometric mean {:.3}, minimum {minimum:.3} ({}), below 1.00: {below} of \
+        "ratio to {}: geometric mean {:.3}, minimum {minimum:.3} ({}), below 1.00: {below} of \
          {} shapes",
+        S::BASELINE,
         stats::geometric_mean(&ratios),
         slowest.shape,
         ratios.len(),
@@ -108,7 +105,7 @@ pub fn summary(results: &Results) -> Option<String> {
 mod tests {
     use super::{render, summary};
     use crate::grid::Grid;
-    use crate::results::tests::results;
+    use crate::results::tests::{products, results};
 
     #[test]
     fn the_summary_names_the_slowest() {
@@ -150,6 +147,21 @@ mod tests {
         }
         results.copy_gbs = None;
         assert!(!render(&results).contains(" % "));
+    }
+
+    #[test]
+    fn products_have_columns_of_their_own() {
+        let text = render(&products());
+        for word in [
+            "ratio to cuBLAS",
+            "14336",
+            "gemm_x",
+            "sums",
+            " 1099.5 ",
+            "1.000",
+        ] {
+            assert!(text.contains(word), "{word} is missing in\n{text}");
+        }
     }
 
     #[test]

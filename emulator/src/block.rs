@@ -3,7 +3,7 @@
 use crate::counters::Tally;
 use crate::decode::Action;
 use crate::error::{Fault, Rule, Violation};
-use crate::instructions::Arrival;
+use crate::instructions::{Arrival, Ballot};
 use crate::launch::Launch;
 use crate::module::Instruction;
 use crate::registers::{LANES, Reg, Row, Value};
@@ -84,8 +84,8 @@ impl Context<'_> {
 struct Barrier {
     /// Threads it waits for; 0 when idle.
     expected: u32,
-    /// Warps that arrived, and whether they wait.
-    arrived: Vec<(usize, bool)>,
+    /// Warps that arrived, whether they wait, and how they voted.
+    arrived: Vec<(usize, bool, Option<Ballot>)>,
     /// What they knew of the warps' clocks.
     clocks: Vec<u32>,
 }
@@ -217,8 +217,13 @@ impl<'a> Block<'a> {
         if !barrier.arrived.is_empty() && barrier.expected != expected {
             return misused("warps give the barrier different thread counts");
         }
-        if barrier.arrived.iter().any(|(warp, _)| *warp == index) {
+        if barrier.arrived.iter().any(|(warp, ..)| *warp == index) {
             return misused("a warp arrives twice at a barrier that waits for others");
+        }
+        let kind = |ballot: Option<Ballot>| ballot.map(|ballot| ballot.vote);
+        let is_other = |ballot| kind(ballot) != kind(arrival.ballot);
+        if barrier.arrived.iter().any(|(.., ballot)| is_other(*ballot)) {
+            return misused("bar.red meets bar.sync or another vote at a barrier");
         }
         let warp = &mut self.warps[index];
         warp.tick();
@@ -229,15 +234,24 @@ impl<'a> Block<'a> {
             *known = (*known).max(*clock);
         }
         barrier.expected = expected;
-        barrier.arrived.push((index, arrival.waits));
+        barrier.arrived.push((index, arrival.waits, arrival.ballot));
         if arrival.waits {
             warp.state = State::Waiting(number);
         }
         if barrier.arrived.len() as u32 * 32 == expected {
-            for (waiting, _) in barrier.arrived.iter().filter(|(_, waits)| *waits) {
+            let ballots = barrier.arrived.iter().filter_map(|(.., ballot)| *ballot);
+            let result = ballots
+                .map(|ballot| (ballot.vote, ballot.says))
+                .reduce(|(vote, a), (_, b)| (vote, vote.of(a, b)));
+            for (waiting, _, ballot) in barrier.arrived.iter().filter(|(_, waits, _)| *waits) {
                 let warp = &mut self.warps[*waiting];
                 warp.state = State::Running;
                 warp.learn(&barrier.clocks);
+                if let (Some(ballot), Some((_, result))) = (ballot, result) {
+                    let lanes = if result { u32::MAX } else { 0 };
+                    warp.registers
+                        .write_predicate(ballot.to, warp.threads, lanes);
+                }
             }
             *barrier = Barrier::default();
         }
@@ -254,7 +268,7 @@ impl<'a> Block<'a> {
             return Ok(());
         };
         let arrived = &self.barriers[barrier].arrived;
-        let absent = (0..self.warps.len()).filter(|w| arrived.iter().all(|(a, _)| a != w));
+        let absent = (0..self.warps.len()).filter(|w| arrived.iter().all(|(a, ..)| a != w));
         let places: Vec<String> = absent
             .map(|warp| match self.warps[warp].state {
                 State::Waiting(other) => format!("warp {warp} waits at barrier {other}"),

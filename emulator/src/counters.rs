@@ -57,8 +57,16 @@ impl Tally {
         self.bytes_written += other.bytes_written;
     }
 
-    /// Counts an access of `bytes` bytes a lane to shared memory.
-    pub(crate) fn count_shared(&mut self, active: u32, addresses: &Row<u64>, bytes: u32) {
+    /// Counts an access of `bytes` bytes (up to 16, a power of two) at each of the `active` lanes'
+    /// `addresses` in shared memory, as the launch of a kernel does: every bank conflict that this
+    /// project speaks of is counted here.
+    ///
+    /// ```
+    /// let mut column = emulator::Tally::default();
+    /// column.count_shared(u32::MAX, &std::array::from_fn(|lane| 128 * lane as u64), 4);
+    /// assert_eq!((column.wavefronts, column.ideal_wavefronts), (32, 1));
+    /// ```
+    pub fn count_shared(&mut self, active: u32, addresses: &[u64; 32], bytes: u32) {
         let phase_lanes = (128 / bytes).min(32);
         for phase in 0..32 / phase_lanes {
             let in_phase = (u32::MAX >> (32 - phase_lanes)) << (phase * phase_lanes);

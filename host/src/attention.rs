@@ -334,11 +334,9 @@ unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
             strided::<T>(args.v, problem.kv_shape()),
         ]
     };
-    let (o, offset, len) = span::<T>(args.o, problem.q_shape());
     // SAFETY: the caller vouches for the memory from o's first to last element, and that nothing
     // else touches it.
-    let o = unsafe { std::slice::from_raw_parts_mut(o.cast_mut(), len) };
-    let o = StridedMut::new(o, offset, problem.q_shape(), strides(args.o));
+    let o = unsafe { strided_mut(args.o, problem.q_shape()) };
     let lse = std::ptr::with_exposed_provenance_mut(args.lse as usize);
     // SAFETY: as for o; lse is contiguous.
     let lse = unsafe { std::slice::from_raw_parts_mut(lse, problem.lse_shape().iter().product()) };
@@ -348,7 +346,7 @@ unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
 /// # Safety
 /// The tensor's memory, from its first to its last element, is readable host memory, which nothing
 /// writes while the view lives.
-unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Strided<'a, T> {
+pub(crate) unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Strided<'a, T> {
     let (data, offset, len) = span(tensor, shape);
     Strided {
         // SAFETY: the caller's word.
@@ -356,6 +354,16 @@ unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Strided<'a, T>
         offset,
         strides: strides(tensor),
     }
+}
+
+/// # Safety
+/// The tensor's memory, from its first to its last element, is writable host memory, which nothing else
+/// touches while the view lives.
+pub(crate) unsafe fn strided_mut<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> StridedMut<'a, T> {
+    let (data, offset, len) = span::<T>(tensor, shape);
+    // SAFETY: the caller's word.
+    let data = unsafe { std::slice::from_raw_parts_mut(data.cast_mut(), len) };
+    StridedMut::new(data, offset, shape, strides(tensor))
 }
 
 /// The memory that a tensor's elements span: where it starts, the index of the tensor's first
@@ -384,7 +392,11 @@ fn layout(tensor: TensorRef, shape: [usize; 4]) -> Layout<4> {
     }
 }
 
-fn expect_shape(argument: &'static str, expected: &[usize], found: &[usize]) -> Result<()> {
+pub(crate) fn expect_shape(
+    argument: &'static str,
+    expected: &[usize],
+    found: &[usize],
+) -> Result<()> {
     if expected == found {
         return Ok(());
     }

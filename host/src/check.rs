@@ -10,7 +10,7 @@
 //! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
 //! own, and 64 for the approximate exponential and logarithm.
 //!
-//! **Sums in f16** ([`Acc::F16`]) round every 16 products, with `u = 2^-11`. A score of `dim` products no
+//! **Sums in f16** ([`Accumulation::Half`]) round every 16 products, with `u = 2^-11`. A score of `dim` products no
 //! larger than `|scale| |q| |k|` may be off by `d = (dim / 16 + 3) |scale| |q| |k| u`, its weight by a factor
 //! `e^d` either way, and so o by `(e^(2 d) - 1) max|v|`; sums of up to 64 keys of P V add
 //! `(64 / 16 + 1) u max|v|`. By as much the tolerances grow, o's by that of the worst row.
@@ -19,10 +19,10 @@
 //! of -inf must be exactly that.
 
 use crate::element::Element;
-use crate::ladder::Acc;
 use crate::problem::Problem;
 use crate::reference::{Reference, Row, round};
 use crate::strided::Strided;
+use kernels::table::Accumulation;
 use ndarray::Array1;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -46,7 +46,7 @@ pub struct Forward<'a, T> {
     /// Row-major `[batch, heads, seqlen_q]`.
     pub lse: &'a [f32],
     /// What products were summed in.
-    pub acc: Acc,
+    pub acc: Accumulation,
 }
 
 /// How o and lse compare with the reference.
@@ -222,8 +222,8 @@ impl Deviation {
 
         let score = q.dot(&q).sqrt() * reference.key_norm;
         let (score_sums, sums) = match forward.acc {
-            Acc::F32 => (0.0, 0.0),
-            Acc::F16 => {
+            Accumulation::Single => (0.0, 0.0),
+            Accumulation::Half => {
                 let unit = 2_f64.powi(-11);
                 let score_sums = (p.dim as f64 / 16.0 + 3.0) * score * unit;
                 let weights = (2.0 * score_sums).exp_m1();
@@ -293,10 +293,10 @@ fn difference(found: f64, expected: f64) -> f64 {
 mod tests {
     use super::{Forward, Report, all_rows, check, sample_rows};
     use crate::cpu;
-    use crate::ladder::Acc;
     use crate::problem::Problem;
     use crate::strided::{Strided, StridedMut};
     use half::f16;
+    use kernels::table::Accumulation;
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
     use rand_distr::StandardNormal;
@@ -342,7 +342,7 @@ mod tests {
                 v,
                 o,
                 lse: &lse,
-                acc: Acc::F32,
+                acc: Accumulation::Single,
             },
             &all_rows(&PROBLEM),
         )

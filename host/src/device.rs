@@ -95,8 +95,8 @@ impl Device {
         Self::emulator_of(Class::Sm80, options)
     }
 
-    /// Like [`emulator`](Self::emulator), but the device of any class: an A100, an RTX 3090 or an
-    /// H100, with its number of multiprocessors, its L2 cache and, whatever the options say, its
+    /// Like [`emulator`](Self::emulator), but the device of any class: an A100, an RTX 3090, an H100 or
+    /// a B200, with its number of multiprocessors, its L2 cache and, whatever the options say, its
     /// shared memory. So kernels are chosen and work is divided as on that GPU.
     ///
     /// # Errors

@@ -76,7 +76,7 @@ impl Emulation {
             return Ok(Arc::clone(module));
         }
         let text = ptx::module(name).ok_or(Error::NotCompiled)?;
-        let module = Arc::new(Module::parse(text, &format!("{name}.ptx")).map_err(failure)?);
+        let module = Arc::new(Module::parse(&text, &format!("{name}.ptx")).map_err(failure)?);
         modules.insert(name, Arc::clone(&module));
         Ok(module)
     }

@@ -1,5 +1,6 @@
 //! What can go wrong, and with which argument.
 
+use kernels::gemm::MAX_DEPTH;
 use kernels::params::MAX_SEQLEN;
 use kernels::table::MAX_HEAD_DIM;
 
@@ -32,14 +33,20 @@ pub enum Error {
         /// Its value.
         value: usize,
     },
+    /// A matrix product whose sums are too long for a kernel's integers.
+    #[error("k is {0}; it must be at most {MAX_DEPTH}")]
+    Depth(usize),
+    /// Products that cannot be added up in f16.
+    #[error("accumulation in f16 is for f16 inputs; for bf16 it must be in f32")]
+    Accumulation,
     /// A tensor with more bytes than the address space holds.
-    #[error("the size of {argument} overflows; use smaller batch, heads, seqlen or dim")]
+    #[error("the size of {argument} overflows; use smaller sizes")]
     Overflow {
         /// Name of the tensor.
         argument: &'static str,
     },
     /// More blocks than one launch can have.
-    #[error("batch, heads and seqlen make {blocks} blocks; {kernel} can launch at most {max}")]
+    #[error("the sizes make {blocks} blocks; {kernel} can launch at most {max}")]
     Grid {
         /// Name of the kernel.
         kernel: &'static str,
@@ -65,6 +72,14 @@ pub enum Error {
     #[error("{argument} has stride {stride} in dim; it must be 1")]
     DimStride {
         /// Name of the tensor.
+        argument: &'static str,
+        /// Its last stride.
+        stride: isize,
+    },
+    /// A matrix with gaps in its rows.
+    #[error("{argument} has stride {stride} along its rows; it must be 1")]
+    RowElements {
+        /// Name of the matrix.
         argument: &'static str,
         /// Its last stride.
         stride: isize,

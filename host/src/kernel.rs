@@ -22,7 +22,7 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    fn new(kernel: &'static Kernel) -> Self {
+    pub fn new(kernel: &'static Kernel) -> Self {
         Chosen {
             kernel,
             ladder: LadderParams::default(),
@@ -169,6 +169,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
         Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
+        Family::Gemm { .. } => return Some("multiplies matrices: type attention gemm".to_owned()),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -200,11 +201,15 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
     }
 }
 
-/// The names most similar to `name`, best first; none if none is similar.
+/// The names of kernels most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
     let rungs = Rung::ALL.iter().map(|rung| rung.name());
     let names = KERNELS.iter().map(|kernel| kernel.name);
-    let names = names.chain(rungs).chain([CPU]);
+    nearest(name, names.chain(rungs).chain([CPU]))
+}
+
+/// Of some names the three most similar to `name`, best first; none if none is similar.
+pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
     let mut near: Vec<_> = names
         .map(|known| (strsim::jaro_winkler(known, name), known))
         .filter(|&(similarity, _)| similarity > 0.7)

@@ -5,29 +5,37 @@ use crate::kernel::Chosen;
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
-pub use kernels::ladder::{Acc, OStore, Rung, Swizzles};
+pub use kernels::ladder::{OStore, Rung, Swizzles};
 use kernels::params::LadderParams;
-use kernels::table::{Dtype, MAX_HEAD_DIM};
+use kernels::table::{Accumulation, Dtype, MAX_HEAD_DIM};
 
 /// A kernel of the ladder and its options, for [`Attention::ladder`](crate::Attention::ladder). What is not
 /// asked for is what suits the kernel and the device best.
 ///
 /// ```
-/// use attention::ladder::{Acc, Ladder, OStore, Rung, Swizzles};
+/// use attention::Accumulation;
+/// use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 ///
-/// let kernel = Ladder::new(Rung::SharedKv)
-///     .stages(2)
-///     .swizzles(Swizzles::Pad)
-///     .acc(Acc::F32)
-///     .o_store(OStore::Shuffle);
+/// let kernel = Ladder {
+///     stages: Some(2),
+///     swizzles: Some(Swizzles::Pad),
+///     acc: Some(Accumulation::Single),
+///     o_store: Some(OStore::Shuffle),
+///     ..Ladder::new(Rung::SharedKv)
+/// };
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ladder {
-    rung: Rung,
-    stages: Option<u32>,
-    swizzles: Option<Swizzles>,
-    acc: Option<Acc>,
-    o_store: Option<OStore>,
+    /// The kernel.
+    pub rung: Rung,
+    /// Buffers that tiles pass through: 1, 2 or 3. With one, nothing loads while something is computed.
+    pub stages: Option<u32>,
+    /// Which tiles are swizzled in shared memory.
+    pub swizzles: Option<Swizzles>,
+    /// What products are added up in: f16 for f16 inputs only.
+    pub acc: Option<Accumulation>,
+    /// How O is stored.
+    pub o_store: Option<OStore>,
 }
 
 /// Most stages.
@@ -46,37 +54,9 @@ impl Ladder {
         }
     }
 
-    /// Buffers that tiles pass through: 1, 2 or 3. With one, nothing loads while something is computed.
-    #[must_use]
-    pub const fn stages(mut self, stages: u32) -> Self {
-        self.stages = Some(stages);
-        self
-    }
-
-    /// Which tiles are swizzled in shared memory.
-    #[must_use]
-    pub const fn swizzles(mut self, swizzles: Swizzles) -> Self {
-        self.swizzles = Some(swizzles);
-        self
-    }
-
-    /// What products are summed in.
-    #[must_use]
-    pub const fn acc(mut self, acc: Acc) -> Self {
-        self.acc = Some(acc);
-        self
-    }
-
-    /// How O is stored.
-    #[must_use]
-    pub const fn o_store(mut self, o_store: OStore) -> Self {
-        self.o_store = Some(o_store);
-        self
-    }
-
     /// What products are summed in, asked for or not.
     #[must_use]
-    pub fn sums_in(&self) -> Acc {
+    pub fn sums_in(&self) -> Accumulation {
         self.acc.unwrap_or_default()
     }
 
@@ -141,7 +121,7 @@ impl Ladder {
         {
             return Err(self.unsuitable(format!("has 1 to {MAX_STAGES} stages, not {stages}")));
         }
-        if self.sums_in() == Acc::F16 && dtype != Dtype::F16 {
+        if self.sums_in() == Accumulation::Half && dtype != Dtype::F16 {
             return Err(self.unsuitable("sums in f16 for dtype f16 only; acc f32 serves bf16"));
         }
         if dim > self.rung.max_dim() as usize {

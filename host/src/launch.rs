@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// The kernels that compute a problem, their grids and their arguments: copies of inputs whose rows
 /// are not aligned, attention and, if it splits the keys, what combines the splits.
 pub struct Launch {
-    packs: Vec<Pack>,
+    packs: Vec<(Input, Pack)>,
     kernel: Grid,
     combine: Option<Grid>,
     /// Bytes of the memory that the kernels share while they run.
@@ -30,19 +30,18 @@ pub struct Launch {
 
 /// A kernel, its number of blocks and their shared memory.
 #[derive(Clone, Copy, Debug)]
-struct Grid {
-    kernel: &'static Kernel,
-    blocks: u32,
+pub struct Grid {
+    pub kernel: &'static Kernel,
+    pub blocks: u32,
     shared_bytes: u32,
 }
 
 /// A copy of an input.
 #[derive(Debug)]
-struct Pack {
-    input: Input,
+pub struct Pack {
     grid: Grid,
     params: PackParams,
-    /// The copy, which has the shape of the input.
+    /// The copy, which has the shape of the input; its address counts from the workspace's.
     copy: TensorRef,
 }
 
@@ -74,7 +73,7 @@ impl Launch {
             (Input::V, v, kv_shape),
         ] {
             if !tensor.is_aligned() {
-                packs.push(Pack::new(input, tensor, shape, &mut workspace)?);
+                packs.push((input, Pack::new(tensor, shape, &mut workspace)?));
             }
         }
         let (mut partial_o, mut partial_softmax, mut combine) = (0, 0, None);
@@ -137,55 +136,36 @@ impl Launch {
     /// # Safety
     /// As for [`Attention::forward_raw`](crate::Attention::forward_raw).
     pub unsafe fn on_gpu(&self, gpu: &Gpu, stream: *mut c_void) -> Result<()> {
-        // The workspace is dropped, which frees it in the order of the stream, after all kernels are
-        // queued or one has failed to be.
-        let workspace = match self.workspace_bytes {
-            0 => None,
-            // SAFETY: the caller vouches for the stream.
-            bytes => Some(unsafe { gpu.workspace(bytes, stream)? }),
-        };
-        let address = workspace
-            .as_ref()
-            .map_or(0, |workspace| workspace.address());
         // SAFETY: the caller's word; what the kernels share lies in the workspace.
-        self.each_kernel(address, |grid, params| unsafe {
-            grid.on_gpu(gpu, params, stream)
-        })
+        unsafe {
+            on_gpu(gpu, stream, self.workspace_bytes, |w, run| {
+                self.each_kernel(w, run)
+            })
+        }
     }
 
     /// Runs the launch.
     pub fn on_emulator(&self, emulation: &Arc<Emulation>) -> Result<()> {
-        let workspace = emulation::Memory::uninitialized(emulation, self.workspace_bytes);
-        self.each_kernel(workspace.address(), |grid, params| {
-            emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)
+        on_emulator(emulation, self.workspace_bytes, |w, run| {
+            self.each_kernel(w, run)
         })
     }
 
     /// Calls `launch` with each kernel, in their order, and its parameter block for a workspace at
     /// this address.
-    fn each_kernel(
-        &self,
-        workspace: u64,
-        launch: impl Fn(Grid, &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    fn each_kernel(&self, workspace: u64, launch: &Run) -> Result<()> {
         let mut params = ForwardParams {
             partial_o: workspace + self.params.partial_o,
             partial_softmax: workspace + self.params.partial_softmax,
             ..self.params
         };
-        for pack in &self.packs {
-            let to = workspace + pack.params.to;
-            let copied = PackParams { to, ..pack.params };
-            launch(pack.grid, bytemuck::bytes_of(&copied))?;
-            let input = match pack.input {
+        for (input, pack) in &self.packs {
+            let input = match input {
                 Input::Q => &mut params.q,
                 Input::K => &mut params.k,
                 Input::V => &mut params.v,
             };
-            *input = TensorRef {
-                address: to,
-                ..pack.copy
-            };
+            *input = pack.run(workspace, launch)?;
         }
         let passes: &[NaivePass] = match self.kernel.kernel.main_loop() {
             Some(Loop::Naive) => &[NaivePass::Scores, NaivePass::Softmax, NaivePass::Output],
@@ -206,11 +186,54 @@ impl Launch {
     }
 }
 
+/// Launches a grid with its parameter block.
+pub type Run<'a> = dyn Fn(Grid, &[u8]) -> Result<()> + 'a;
+
+/// Queues kernels on a stream: calls `each_kernel` with the address of a workspace of so many bytes and
+/// what launches.
+///
+/// # Safety
+/// The stream is null or one of the GPU's primary context, the launches have the kernels' own parameter
+/// blocks, and all memory in these but the workspace is valid until the work is done.
+pub unsafe fn on_gpu(
+    gpu: &Gpu,
+    stream: *mut c_void,
+    workspace_bytes: usize,
+    each_kernel: impl FnOnce(u64, &Run) -> Result<()>,
+) -> Result<()> {
+    // The workspace is dropped, which frees it in the order of the stream, after all kernels are
+    // queued or one has failed to be.
+    let workspace = match workspace_bytes {
+        0 => None,
+        // SAFETY: the caller vouches for the stream.
+        bytes => Some(unsafe { gpu.workspace(bytes, stream)? }),
+    };
+    let address = workspace
+        .as_ref()
+        .map_or(0, |workspace| workspace.address());
+    // SAFETY: the caller's word.
+    each_kernel(address, &|grid, params| unsafe {
+        grid.on_gpu(gpu, params, stream)
+    })
+}
+
+/// Runs kernels, as [`on_gpu`].
+pub fn on_emulator(
+    emulation: &Arc<Emulation>,
+    workspace_bytes: usize,
+    each_kernel: impl FnOnce(u64, &Run) -> Result<()>,
+) -> Result<()> {
+    let workspace = emulation::Memory::uninitialized(emulation, workspace_bytes);
+    each_kernel(workspace.address(), &|grid, params| {
+        emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)
+    })
+}
+
 /// Memory that the kernels of a launch share, as it is shared out; addresses in it count from its
 /// start until it is allocated.
 #[derive(Debug, Default)]
-struct Workspace {
-    bytes: usize,
+pub struct Workspace {
+    pub bytes: usize,
 }
 
 impl Workspace {
@@ -231,10 +254,9 @@ impl Workspace {
 }
 
 impl Pack {
-    /// The copy of an input of this shape. Along axes of stride 0, which have the same element
-    /// everywhere, it has one too.
-    fn new(
-        input: Input,
+    /// The copy of an input of this shape, with zeros behind rows that are no multiple of 8 elements.
+    /// Along axes of stride 0, which have the same element everywhere, it has one too.
+    pub fn new(
         from: TensorRef,
         [batch, heads, rows, dim]: [usize; 4],
         workspace: &mut Workspace,
@@ -248,10 +270,10 @@ impl Pack {
         // No overflow: `validate` has `batch * heads` below 2^63.
         let tiles = rows.div_ceil(kernel.tile.q_rows as usize);
         let grid = Grid::new(kernel, (batch * heads) as u128 * tiles as u128)?;
-        let to = workspace.reserve([batch * heads, rows * dim, size_of::<u16>()])?;
+        let row = dim.next_multiple_of(8);
+        let to = workspace.reserve([batch * heads, rows * row, size_of::<u16>()])?;
         let packed = |stride: i64, row_major: usize| if stride == 0 { 0 } else { row_major as i64 };
         Ok(Pack {
-            input,
             grid,
             params: PackParams {
                 from,
@@ -263,10 +285,21 @@ impl Pack {
             },
             copy: TensorRef {
                 address: to,
-                batch_stride: packed(from.batch_stride, heads * rows * dim),
-                head_stride: packed(from.head_stride, rows * dim),
-                row_stride: packed(from.row_stride, dim),
+                batch_stride: packed(from.batch_stride, heads * rows * row),
+                head_stride: packed(from.head_stride, rows * row),
+                row_stride: packed(from.row_stride, row),
             },
+        })
+    }
+
+    /// Launches the copy; returns where it lies in a workspace at this address.
+    pub fn run(&self, workspace: u64, launch: &Run) -> Result<TensorRef> {
+        let to = workspace + self.params.to;
+        let copied = PackParams { to, ..self.params };
+        launch(self.grid, bytemuck::bytes_of(&copied))?;
+        Ok(TensorRef {
+            address: to,
+            ..self.copy
         })
     }
 }
@@ -287,7 +320,7 @@ fn combine_grid(kernel: &Kernel, problem: &Problem) -> Result<Grid> {
 
 impl Grid {
     /// A grid of so many blocks, if it can be launched.
-    fn new(kernel: &'static Kernel, blocks: u128) -> Result<Self> {
+    pub fn new(kernel: &'static Kernel, blocks: u128) -> Result<Self> {
         match u32::try_from(blocks) {
             Ok(blocks) if blocks <= MAX_BLOCKS => Ok(Grid {
                 kernel,
@@ -316,8 +349,8 @@ impl Grid {
             });
         }
         let shared_bytes = self.shared_bytes;
-        let ptx = ptx::module(kernel.module()).ok_or(Error::NotCompiled)?;
-        let function = gpu.function(kernel.name, kernel.module(), ptx, shared_bytes)?;
+        let ptx = || ptx::module(kernel.module()).ok_or(Error::NotCompiled);
+        let function = gpu.function(kernel.name, kernel.module(), ptx)?;
         // SAFETY: the table gives every kernel this block size and this much shared memory; the
         // caller vouches for the parameters, the memory and the stream.
         unsafe {
@@ -347,9 +380,10 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 
 #[cfg(test)]
 mod tests {
-    use super::{Input, Launch, Pack, Workspace, combine_grid, normalized};
+    use super::{Launch, Pack, Workspace, combine_grid, normalized};
     use crate::attention::RawForward;
     use crate::error::{Error, Result};
+    use crate::kernel::Chosen;
     use crate::problem::Problem;
     use crate::schedule::{Facts, Schedule};
     use kernels::class::Class;
@@ -417,7 +451,7 @@ mod tests {
             seqlen_kv: 70,
             dim: 64,
         };
-        Launch::new(kernel, &problem, &schedule, &args)
+        Launch::new(Chosen::new(kernel), &problem, &schedule, &args)
     }
 
     #[test]
@@ -432,7 +466,7 @@ mod tests {
             for splits in [1, 2] {
                 let launch = launch(inputs, splits).expect("valid");
                 let found = launch.packs.iter().fold([false; 3], |mut found, pack| {
-                    found[pack.input as usize] = true;
+                    found[pack.0 as usize] = true;
                     found
                 });
                 assert_eq!(found, copied, "{inputs:?}");
@@ -455,7 +489,7 @@ mod tests {
                 row_stride,
             };
             let mut workspace = Workspace::default();
-            Pack::new(Input::K, from, shape, &mut workspace).map(|pack| {
+            Pack::new(from, shape, &mut workspace).map(|pack| {
                 let TensorRef {
                     batch_stride,
                     head_stride,
@@ -472,6 +506,9 @@ mod tests {
         assert_eq!(pack([0, 0, 5], shape), Ok(([0, 0, 8], 2, 1040)));
         assert_eq!(pack([0, 5, 0], shape), Ok(([0, 8, 0], 3, 48)));
         assert_eq!(pack([0, 0, 0], shape), Ok(([0, 0, 0], 1, 16)));
+        // Rows of 13 elements take 16 places.
+        let odd = [2, 3, 65, 13];
+        assert_eq!(pack([9, -7, 5], odd), Ok(([3120, 1040, 16], 12, 12480)));
         let error = pack([1, 1, 1], [1 << 15, 1 << 15, 129, 8]);
         assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
         let error = pack([1, 1, 1], [1 << 30, 1, 1 << 30, 256]);

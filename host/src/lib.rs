@@ -18,6 +18,8 @@
 //! # }
 //! ```
 //!
+//! [`Gemm`] multiplies matrices, with kernels of the same parts.
+//!
 //! Owners of other device memory call [`Attention::forward_raw`] with addresses and strides.
 //!
 //! A package that depends on this one needs `CUDA_LIBRARY_PATH` set to this package's `driver-stub`
@@ -34,6 +36,7 @@ mod element;
 mod emulation;
 mod error;
 mod event;
+pub mod gemm;
 pub mod kernel;
 pub mod ladder;
 mod launch;
@@ -53,8 +56,10 @@ pub use device::Device;
 pub use element::Element;
 pub use error::{Error, Result};
 pub use event::Event;
+pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::class::Class;
+pub use kernels::gemm::MatrixRef;
 pub use kernels::params::TensorRef;
 pub use kernels::table::Dtype;
 pub use problem::Problem;

@@ -1,6 +1,7 @@
-//! Random q, k and v, to check and to time with.
+//! Random q, k and v, or matrices, to check and to time with.
 
 use crate::element::Element;
+use crate::gemm::GemmProblem;
 use crate::problem::Problem;
 use rand::rngs::{SmallRng, StdRng};
 use rand::{RngExt, SeedableRng};
@@ -23,6 +24,14 @@ use rayon::prelude::*;
 pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     let mut seeds = StdRng::seed_from_u64(seed);
     let shapes = [problem.q_shape(), problem.kv_shape(), problem.kv_shape()];
+    shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
+}
+
+/// Row-major a `[m, k]` and b `[n, k]`, likewise.
+#[must_use]
+pub fn matrices<T: Element>(problem: &GemmProblem, seed: u64) -> [Vec<T>; 2] {
+    let mut seeds = StdRng::seed_from_u64(seed);
+    let shapes = [problem.a_shape(), problem.b_shape()];
     shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
 }
 

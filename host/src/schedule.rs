@@ -39,15 +39,16 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// An A100, an RTX 3090 or an H100, which the emulator stands for.
+    /// An A100, an RTX 3090, an H100 or a B200, which the emulator stands for.
     pub const fn emulated(class: Class) -> Facts {
-        let (compute_capability, multiprocessors, l2_megabytes) = match class {
-            Class::Sm80 => ((8, 0), 108, 40),
-            Class::Sm86 => ((8, 6), 82, 6),
-            Class::Sm90 => ((9, 0), 132, 50),
+        let (multiprocessors, l2_megabytes) = match class {
+            Class::Sm80 => (108, 40),
+            Class::Sm86 => (82, 6),
+            Class::Sm90 => (132, 50),
+            Class::Sm100 => (148, 126),
         };
         Facts {
-            compute_capability,
+            compute_capability: class.compute_capability(),
             multiprocessors,
             shared: class.shared_memory(),
             l2_bytes: l2_megabytes << 20,
@@ -57,12 +58,12 @@ impl Facts {
 
     /// Whose tiles suit the device.
     pub fn class(&self) -> Class {
-        Class::of(self.shared)
+        Class::of(self.compute_capability, self.shared)
     }
 
     /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
     /// for, if their shared memory fits.
-    fn resident_blocks(&self, kernel: &Kernel) -> u32 {
+    pub fn resident_blocks(&self, kernel: &Kernel) -> u32 {
         let fitting = self.shared.resident_blocks(kernel.shared_bytes());
         kernel.tile.blocks_per_sm.min(fitting).max(1)
     }
@@ -373,14 +374,15 @@ mod tests {
         assert_eq!(small.resident_blocks(two), 2);
     }
 
-    /// The device decides the tile, and both the splits: 8 blocks for 82 * 2, 108 * 2 and 132 * 3
-    /// places, filled to 95 % at least.
+    /// The device decides the tile, and both the splits: 8 blocks for 82 * 2, 108 * 2, 132 * 3
+    /// and 148 * 3 places, filled to 95 % at least.
     #[test]
     fn every_class_has_its_schedule() {
         for (class, name, splits) in [
             (Class::Sm86, "decode_f16_d128_64x16x4", 20),
             (Class::Sm80, "decode_f16_d128", 26),
             (Class::Sm90, "decode_f16_d128", 47),
+            (Class::Sm100, "decode_f16_d128", 54),
         ] {
             let facts = Facts::emulated(class);
             assert_eq!(facts.class(), class);

@@ -1,9 +1,10 @@
-//! Classes of devices, told apart by their shared memory, and the tiles of each.
+//! Classes of devices, told apart by their shared memory and generation, and the tiles of each.
 //!
 //! Shared memory is what bounds a tile: it decides how large the blocks of K and V are and how many
 //! thread blocks fit a multiprocessor, which should be two or, where they do not fit, one of twice
-//! the warps. Only the tiles of [`Class::Sm90`] were measured, on an H200; the others are reasoned
-//! from the devices' limits.
+//! the warps. Registers come next: they are as many everywhere, but the assembler needs more of them
+//! for newer devices, and no tile may spill on one that it is for. Only the tiles of [`Class::Sm90`]
+//! were measured, on an H200; the others are reasoned from the devices' limits.
 
 use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile};
 
@@ -30,20 +31,22 @@ impl SharedMemory {
     }
 }
 
-/// Devices with the same shared memory, named after the first of them.
+/// Devices with the same tiles, named after the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// As an A100.
     Sm80,
     /// As the GPUs for workstations and games from compute capability 8.6 on.
     Sm86,
-    /// As an H100 and what came after it.
+    /// As an H100.
     Sm90,
+    /// As a B200: the shared memory of an H100, but the assembler allocates registers worse.
+    Sm100,
 }
 
 impl Class {
-    /// Every class, that with the least shared memory first.
-    pub const ALL: &[Class] = &[Class::Sm86, Class::Sm80, Class::Sm90];
+    /// Every class, that with the least shared memory first; of equals the oldest.
+    pub const ALL: &[Class] = &[Class::Sm86, Class::Sm80, Class::Sm90, Class::Sm100];
 
     /// The name of its first target, on the command line too.
     #[must_use]
@@ -57,7 +60,19 @@ impl Class {
         match self {
             Class::Sm80 => &["sm_80"],
             Class::Sm86 => &["sm_86", "sm_89", "sm_120"],
-            Class::Sm90 => &["sm_90", "sm_100"],
+            Class::Sm90 => &["sm_90"],
+            Class::Sm100 => &["sm_100"],
+        }
+    }
+
+    /// The compute capability of its first devices.
+    #[must_use]
+    pub const fn compute_capability(self) -> (i32, i32) {
+        match self {
+            Class::Sm80 => (8, 0),
+            Class::Sm86 => (8, 6),
+            Class::Sm90 => (9, 0),
+            Class::Sm100 => (10, 0),
         }
     }
 
@@ -67,7 +82,7 @@ impl Class {
         let multiprocessor = match self {
             Class::Sm80 => 164 << 10,
             Class::Sm86 => 100 << 10,
-            Class::Sm90 => 228 << 10,
+            Class::Sm90 | Class::Sm100 => 228 << 10,
         };
         SharedMemory {
             block: multiprocessor - SharedMemory::RESERVED,
@@ -75,13 +90,15 @@ impl Class {
         }
     }
 
-    /// The class whose tiles suit a device: that with the most shared memory of those which have no
-    /// more than the device, whatever its compute capability; else that with the least.
+    /// The class whose tiles suit a device: that with the most shared memory, and of equals the newest,
+    /// of those which have no more than the device and are no newer; else that with the least.
     #[must_use]
-    pub fn of(device: SharedMemory) -> Class {
+    pub fn of(compute_capability: (i32, i32), device: SharedMemory) -> Class {
         let fits = |class: &&Class| {
             let needed = class.shared_memory();
-            needed.block <= device.block && needed.multiprocessor <= device.multiprocessor
+            needed.block <= device.block
+                && needed.multiprocessor <= device.multiprocessor
+                && class.compute_capability() <= compute_capability
         };
         *Self::ALL.iter().rfind(fits).unwrap_or(&Self::ALL[0])
     }
@@ -96,22 +113,24 @@ impl Class {
             (Family::Forward { causal }, Class::Sm80) => sm80_forward(head_dim, causal),
             (Family::Forward { causal }, Class::Sm86) => sm86_forward(head_dim, causal),
             (Family::Forward { causal }, Class::Sm90) => sm90_forward(head_dim, causal),
+            (Family::Forward { causal }, Class::Sm100) => sm100_forward(head_dim, causal),
             (Family::Decode, Class::Sm80) => sm80_decode(head_dim),
             (Family::Decode, Class::Sm86) => sm86_decode(head_dim),
-            (Family::Decode, Class::Sm90) => sm90_decode(head_dim),
+            (Family::Decode, Class::Sm90 | Class::Sm100) => sm90_decode(head_dim),
             (Family::Combine, _) => COMBINE_TILE,
             (Family::Pack, _) => PACK_TILE,
             (Family::Ladder(shape), _) => shape.tile(),
+            (Family::Gemm { tile, .. }, _) => tile.block(),
         }
     }
 }
 
-/// Two m16 tiles a warp (`q_rows / warps = 32`) let every K and V fragment feed two products; O
-/// then takes `head_dim` registers a lane, which ends at 128.
+/// Two m16 tiles a warp (`q_rows * team / warps = 32`) let every K and V fragment feed two products; O
+/// then takes `head_dim / team` registers a lane, which ends at 128.
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
 /// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
-/// without a mask, level, but spills. 256: 4 slices, -4 %; 8 and 16, +7 % and +2 %, but spill.
+/// without a mask, level, but spills. 256: teams of one, -9 to -15 %.
 const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, q_slices) = match head_dim {
         32 => (128, 64, 2),
@@ -120,13 +139,24 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
         128 if causal => (128, 32, 0),
         128 => (128, 32, 2),
         192 => (64, 32, 12),
-        256 => (64, 32, 7),
+        256 => {
+            return Tile {
+                q_rows: 64,
+                keys: 64,
+                warps: 4,
+                team: 2,
+                stages: 1,
+                q_slices: 3,
+                blocks_per_sm: 2,
+            };
+        }
         _ => panic!("no tile for this head dim"),
     };
     Tile {
         q_rows,
         keys,
         warps: 4,
+        team: 1,
         stages: 2,
         q_slices,
         blocks_per_sm: 2,
@@ -144,6 +174,7 @@ const fn sm80_forward(head_dim: u32, causal: bool) -> Tile {
             q_rows: 128,
             keys: 32,
             warps: 8,
+            team: 1,
             stages: 2,
             q_slices: 7,
             blocks_per_sm: 1,
@@ -152,18 +183,22 @@ const fn sm80_forward(head_dim: u32, causal: bool) -> Tile {
     }
 }
 
-/// Two blocks share 100 KB if each has 49 or less: those of `sm_90` up to D = 96, of 48 KB. At 128 and
-/// 192 half the tile has 48 KB again, and registers to keep Q in. At 256 one block of eight warps, of
-/// 96 KB.
+/// Two blocks share 100 KB if each has 49 or less: those of `sm_90` up to D = 96, of 48 KB. But of these
+/// 64 and 96 spill on `sm_120`: so three quarters of the keys at 64, half the rows at 96, with registers
+/// to keep Q in. At 128 and 192 half the tile has 48 KB again. At 256 one block of eight warps, of 96
+/// KB.
 ///
 /// The tensor cores are a quarter to a half as fast as those of an A100, beside a shared memory of
 /// nearly the same speed: barriers and `ldmatrix` cost less here than a warp that waits alone.
 ///
-/// Losers, by reasoning: 128: one block of `sm_90`'s tile, four warps; 128 x 16, two blocks, reads K
+/// Losers, by reasoning: 64: the tile of `sm_90` with two slices of Q, which do not spill, for they cost
+/// it 10 % on an H200. 128: one block of `sm_90`'s tile, four warps; 128 x 16, two blocks, reads K
 /// and V half as often, but rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s
 /// causal tile, one block of four warps.
 const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
     let (q_rows, keys, warps, q_slices, blocks_per_sm) = match head_dim {
+        64 => (128, 48, 4, 4, 2),
+        96 => (64, 32, 4, 6, 2),
         128 => (64, 32, 4, 8, 2),
         192 => (64, 16, 4, 12, 2),
         256 => (128, 16, 8, 0, 1),
@@ -173,9 +208,27 @@ const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
         q_rows,
         keys,
         warps,
+        team: 1,
         stages: 2,
         q_slices,
         blocks_per_sm,
+    }
+}
+
+/// Those of `sm_90` but for those that spill. At D = 128 half the keys, with registers to keep half of Q
+/// in. At 256 that of `sm_86`.
+///
+/// Losers, by reasoning: 128: 64 x 32 with Q in registers reads a third more for each key; what
+/// shared memory delivers is what bounds these tiles.
+const fn sm100_forward(head_dim: u32, causal: bool) -> Tile {
+    match head_dim {
+        128 => Tile {
+            keys: 16,
+            q_slices: 4,
+            ..sm90_forward(head_dim, causal)
+        },
+        256 => sm86_forward(head_dim, causal),
+        _ => sm90_forward(head_dim, causal),
     }
 }
 
@@ -183,14 +236,15 @@ const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
 /// which often one warp alone has rows. All but one of a block's buffers are being filled: 72 to 144
 /// KB for the blocks that fit an H100's multiprocessor.
 ///
-/// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill.
+/// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill; on `sm_100` 192 with
+/// all of Q in registers, too.
 const fn sm90_decode(head_dim: u32) -> Tile {
     let (keys, stages, q_slices, blocks_per_sm) = match head_dim {
         32 => (64, 4, 2, 4),
         64 => (64, 4, 4, 3),
         96 => (32, 4, 6, 3),
         128 => (32, 3, 0, 3),
-        192 => (32, 3, 12, 2),
+        192 => (32, 3, 8, 2),
         256 => (16, 4, 0, 2),
         _ => panic!("no tile for this head dim"),
     };
@@ -224,6 +278,7 @@ const fn decode(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Ti
         q_rows: 64,
         keys,
         warps: 4,
+        team: 1,
         stages,
         q_slices,
         blocks_per_sm,
@@ -269,8 +324,8 @@ mod tests {
                 let blocks = resident(class, Family::Decode, dim);
                 let wanted = match (class, dim) {
                     (Class::Sm86, 256) => 1,
-                    (Class::Sm90, _) => class.tile(Family::Decode, dim).blocks_per_sm,
-                    _ => 2,
+                    (Class::Sm80 | Class::Sm86, _) => 2,
+                    _ => class.tile(Family::Decode, dim).blocks_per_sm,
                 };
                 assert!(blocks >= wanted, "{class:?}, {dim}: {blocks} blocks");
             }
@@ -304,24 +359,32 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_told_apart_by_their_shared_memory() {
-        let of = |block: u32, multiprocessor: u32| {
-            Class::of(SharedMemory {
+    fn devices_are_told_apart_by_shared_memory_and_generation() {
+        let of = |compute_capability, block: u32, multiprocessor: u32| {
+            let shared = SharedMemory {
                 block: block << 10,
                 multiprocessor: multiprocessor << 10,
-            })
+            };
+            Class::of(compute_capability, shared)
         };
         for &class in Class::ALL {
-            assert_eq!(Class::of(class.shared_memory()), class);
+            let shared = class.shared_memory();
+            assert_eq!(Class::of(class.compute_capability(), shared), class);
         }
-        assert_eq!(of(300, 400), Class::Sm90);
+        // Others of the same generation, and what is not known yet.
+        assert_eq!(of((8, 7), 163, 164), Class::Sm80);
+        assert_eq!(of((12, 0), 99, 100), Class::Sm86);
+        assert_eq!(of((10, 3), 227, 228), Class::Sm100);
+        assert_eq!(of((13, 0), 300, 400), Class::Sm100);
+        assert_eq!(of((9, 9), 300, 400), Class::Sm90);
         // More than one and less than the next, or more in one respect only.
-        assert_eq!(of(200, 201), Class::Sm80);
-        assert_eq!(of(128, 129), Class::Sm86);
-        assert_eq!(of(99, 228), Class::Sm86);
-        assert_eq!(of(227, 164), Class::Sm80);
-        // Less than all.
-        assert_eq!(of(48, 64), Class::Sm86);
+        assert_eq!(of((9, 0), 200, 201), Class::Sm80);
+        assert_eq!(of((9, 0), 128, 129), Class::Sm86);
+        assert_eq!(of((10, 0), 99, 228), Class::Sm86);
+        assert_eq!(of((10, 0), 227, 164), Class::Sm80);
+        // Older than all that it has room for, and less than all.
+        assert_eq!(of((8, 0), 99, 100), Class::Sm86);
+        assert_eq!(of((9, 0), 48, 64), Class::Sm86);
     }
 
     #[test]

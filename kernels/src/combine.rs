@@ -119,11 +119,7 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
             if p.o_aligned != 0 {
                 global::store_u32x2(address, pairs);
             } else {
-                for i in 0..2 {
-                    let pair = address + 4 * i as u64;
-                    global::store_u16(pair, pairs[i] as u16);
-                    global::store_u16(pair + 2, (pairs[i] >> 16) as u16);
-                }
+                global::store_elements(address, pairs, 4);
             }
         }
         if column == 0 {

@@ -2,19 +2,23 @@
 
 use crate::class::Class;
 use crate::combine::combine;
-use crate::forward::{decode, forward};
+use crate::forward::{decode, forward, forward_shared_rows};
+use crate::gemm::{GemmParams, GemmTile, multistage, simple};
 use crate::mask::{Causal, Full, Mask};
 use crate::pack::pack as pack_rows;
 use crate::params::{ForwardParams, PackParams};
 use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
-use crate::tile::{Bf16, F16};
+use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
 macro_rules! entries {
     (
         forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
+        forward_shared_rows { $($shared:ident => $shared_element:ty, $shared_dim:literal, $shared_mask:ty, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
         pack { $($pack:ident;)* }
+        gemm_simple { $($simple:ident => $simple_element:ty, $simple_sums:ty;)* }
+        gemm_multistage { $($multistage:ident => $multistage_element:ty, $multistage_sums:ty, [$($size:literal),*];)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
@@ -25,6 +29,7 @@ macro_rules! entries {
                 const TILE: Tile = Class::$forward_class.tile(FAMILY, $forward_dim);
                 const {
                     assert!(TILE.stages == 2, "K and V are double-buffered");
+                    assert!(TILE.team == 1, "a warp has its rows for itself");
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
@@ -35,6 +40,33 @@ macro_rules! entries {
                         { (TILE.q_rows / TILE.warps / 16) as usize },
                         { $forward_dim / 16 },
                         { (TILE.keys / 16) as usize },
+                        { TILE.q_slices as usize },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $shared(params: ForwardParams) {
+                const FAMILY: Family = Family::Forward {
+                    causal: <$shared_mask as Mask>::CAUSAL,
+                };
+                const TILE: Tile = Class::$shared_class.tile(FAMILY, $shared_dim);
+                const {
+                    assert!(TILE.stages == 1, "K and V have a buffer each");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    forward_shared_rows::<
+                        $shared_element,
+                        $shared_mask,
+                        { TILE.warps as usize },
+                        { TILE.team as usize },
+                        { (TILE.q_rows * TILE.team / TILE.warps / 16) as usize },
+                        { $shared_dim / 16 },
+                        { $shared_dim / 16 / TILE.team as usize },
+                        { (TILE.keys / 16) as usize },
+                        { (TILE.keys / TILE.team / 16) as usize },
                         { TILE.q_slices as usize },
                     >(&params);
                 }
@@ -75,6 +107,46 @@ macro_rules! entries {
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
                     pack_rows::<{ PACK_TILE.warps as usize }, { PACK_TILE.q_rows }>(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $simple(params: GemmParams) {
+                const TILE: GemmTile = GemmTile::SIMPLE;
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    simple::<
+                        $simple_element,
+                        $simple_sums,
+                        { TILE.warps_down as usize },
+                        { TILE.warps_across as usize },
+                        { (TILE.rows / TILE.warps_down / 16) as usize },
+                        { (TILE.columns / TILE.warps_across / 16) as usize },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $multistage(params: GemmParams) {
+                const TILE: GemmTile = GemmTile::multistage($($size),*);
+                const {
+                    assert!(TILE.stages >= 2 && TILE.depth >= 32, "a stage and a slice ahead");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    multistage::<
+                        $multistage_element,
+                        $multistage_sums,
+                        { TILE.warps_down as usize },
+                        { TILE.warps_across as usize },
+                        { (TILE.rows / TILE.warps_down / 16) as usize },
+                        { (TILE.columns / TILE.warps_across / 16) as usize },
+                        { (TILE.depth / 16) as usize },
+                        { TILE.stages as usize },
+                        { TILE.stages - 2 },
+                    >(&params);
                 }
             }
         )*

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`class`] | classes of devices, and their tiles | both |
 //! | [`table`] | every kernel: name, family, dtype, head dim, mask, tile | both |
+//! | [`gemm`] | matrix products: tiles and the argument block; for PTX the main loops | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
 //! | [`order`] | which block computes which query tile | both |
@@ -27,6 +28,7 @@
 
 pub mod class;
 pub mod divide;
+pub mod gemm;
 pub mod ladder;
 pub mod layout;
 pub mod mask;

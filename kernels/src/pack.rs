@@ -1,7 +1,8 @@
 //! Copies of tensors whose rows do not start at multiples of 16 bytes.
 //!
-//! The attention kernels move rows in 16-byte pieces and have no other way. A tensor that does not
-//! allow it is copied first, to where it does: row-major, without gaps.
+//! The other kernels move rows in 16-byte pieces and have no other way. A tensor that does not allow it
+//! is copied first, to where it does: row-major, with no gaps but zeros behind rows that are no multiple
+//! of 8 elements.
 //!
 //! A warp takes 32 chunks of 16 bytes at a time. It reads them an element a lane, neighbours side by
 //! side, passes them through shared memory and writes them a chunk a lane.
@@ -32,10 +33,9 @@ pub unsafe fn pack<const W: usize, const BR: u32>(p: &PackParams) {
         + i64::from(first) * p.from.row_stride;
     let from = p.from.address.wrapping_add_signed(2 * offset);
     let row = u64::from(head) * u64::from(p.rows) + u64::from(first);
-    let to = p.to + 2 * row * u64::from(p.dim);
-
-    let row_chunks = p.dim / ELEMENTS;
-    // SAFETY: a head dim is at least 8.
+    let row_chunks = p.dim.div_ceil(ELEMENTS);
+    let to = p.to + 16 * row * u64::from(row_chunks);
+    // SAFETY: a row has at least one element.
     unsafe { core::hint::assert_unchecked(row_chunks > 0) };
     let chunks = (p.rows - first).min(BR) * row_chunks;
     // Of the warp's 512 bytes, the place of the lane's first element and that of its chunk.
@@ -49,10 +49,11 @@ pub unsafe fn pack<const W: usize, const BR: u32>(p: &PackParams) {
             let chunk = (step + i * CHUNKS + lane / ELEMENTS).min(chunks - 1);
             let (row, right) = (chunk / row_chunks, chunk % row_chunks);
             let column = right * ELEMENTS + lane % ELEMENTS;
-            let offset = i64::from(row) * p.from.row_stride + i64::from(column);
+            // Behind the row's last element that one again, to become a zero.
+            let offset = i64::from(row) * p.from.row_stride + i64::from(column.min(p.dim - 1));
             // SAFETY: an element of a row that exists.
-            elements[i as usize] =
-                unsafe { global::load_u16(from.wrapping_add_signed(2 * offset)) };
+            let element = unsafe { global::load_u16(from.wrapping_add_signed(2 * offset)) };
+            elements[i as usize] = if column < p.dim { element } else { 0 };
         }
         // SAFETY: only whole warps leave the loop, and nobody else uses the warp's 512 bytes. No
         // other lane writes this one's chunk of the copy.

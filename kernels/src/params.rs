@@ -121,7 +121,8 @@ pub struct LadderParams {
 }
 
 /// Arguments of a pack kernel, which copies a tensor to where its rows are
-/// [aligned](TensorRef::is_aligned).
+/// [aligned](TensorRef::is_aligned): row-major, with zeros behind rows that are no multiple of 8
+/// elements.
 ///
 /// The grid is one-dimensional, with `batch * heads * tiles` blocks.
 #[repr(C)]
@@ -130,13 +131,13 @@ pub struct LadderParams {
 pub struct PackParams {
     /// What is copied, `[batch, heads, rows, dim]`.
     pub from: TensorRef,
-    /// Device address of the copy, row-major without gaps: a multiple of 16.
+    /// Device address of the copy: a multiple of 16.
     pub to: u64,
     /// Heads.
     pub heads: u32,
     /// Rows of a head; at most [`MAX_SEQLEN`].
     pub rows: u32,
-    /// Elements of a row: a multiple of 8, at most [`MAX_HEAD_DIM`](crate::table::MAX_HEAD_DIM).
+    /// Elements of a row: at least 1, at most [`MAX_DEPTH`](crate::gemm::MAX_DEPTH).
     pub dim: u32,
     /// `ceil(rows / Br)`.
     pub tiles: u32,

@@ -1,6 +1,7 @@
 //! The one table of kernels, read by the entry points, the builder, the host and the tests.
 
 use crate::class::Class;
+use crate::gemm::GemmTile;
 use crate::ladder::table::{self as ladder, Loop, Shape};
 
 /// Element type of q, k, v and o.
@@ -19,6 +20,30 @@ impl Dtype {
         match self {
             Dtype::F16 => "f16",
             Dtype::Bf16 => "bf16",
+        }
+    }
+}
+
+/// In what products are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// IEEE binary16.
+    Half,
+    /// IEEE binary32.
+    #[default]
+    Single,
+}
+
+impl Accumulation {
+    /// All.
+    pub const ALL: &[Accumulation] = &[Accumulation::Half, Accumulation::Single];
+
+    /// The name used in kernel names and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Accumulation::Half => "f16",
+            Accumulation::Single => "f32",
         }
     }
 }
@@ -54,14 +79,17 @@ impl Arch {
 /// How a block divides the work, in the terms of the FlashAttention papers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Query rows a block holds (Br), a multiple of `16 * warps`.
+    /// Query rows a block holds (Br), a multiple of `16 * warps / team`.
     pub q_rows: u32,
     /// Keys of one step of the main loop (Bc), a multiple of 16.
     pub keys: u32,
-    /// Warps of a block; each owns `q_rows / warps` rows.
+    /// Warps of a block; each has `q_rows * team / warps` rows.
     pub warps: u32,
-    /// K/V buffers in shared memory: 2 or, for decode kernels, more. The next blocks load while one is
-    /// worked on.
+    /// Warps that share their rows, each with a part of the keys and of O's columns: mostly 1, which has
+    /// its rows for itself.
+    pub team: u32,
+    /// K/V buffers in shared memory: 2, for decode kernels 2 or more, and 1 where warps share rows. The
+    /// next blocks load while one is worked on.
     pub stages: u32,
     /// Slices of 16 elements of the head dim whose Q fragments stay in registers; those of the others
     /// are read from shared memory for every block.
@@ -71,10 +99,15 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage.
+    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
+    /// also P, and four numbers of each row from each of them.
     #[must_use]
     pub const fn shared_bytes(&self, head_dim: u32) -> u32 {
-        (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2
+        let tiles = (self.q_rows + self.stages * 2 * self.keys) * head_dim * 2;
+        match self.team {
+            1 => tiles,
+            team => tiles + self.q_rows * (2 * self.keys + 16 * team),
+        }
     }
 }
 
@@ -96,6 +129,13 @@ pub enum Family {
     Pack,
     /// A kernel of the [ladder](crate::ladder), causal or not.
     Ladder(Shape),
+    /// A [matrix product](crate::gemm), simple if its tile has no stages.
+    Gemm {
+        /// How a block divides the work.
+        tile: GemmTile,
+        /// In what products are added up.
+        accumulation: Accumulation,
+    },
 }
 
 impl Family {
@@ -105,8 +145,14 @@ impl Family {
         match self {
             Family::Forward { causal: mask } => mask == causal,
             Family::Decode | Family::Ladder(_) => true,
-            Family::Combine | Family::Pack => false,
+            Family::Combine | Family::Pack | Family::Gemm { .. } => false,
         }
+    }
+
+    /// Whether a kernel computes a matrix product; the others belong to attention.
+    #[must_use]
+    pub const fn is_gemm(self) -> bool {
+        matches!(self, Family::Gemm { .. })
     }
 }
 
@@ -121,7 +167,8 @@ pub struct Kernel {
     pub family: Family,
     /// Element type; the pack kernel moves any of 16 bits.
     pub dtype: Dtype,
-    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
+    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading. 0 of a matrix
+    /// product.
     pub head_dim: u32,
     /// Work division.
     pub tile: Tile,
@@ -142,6 +189,7 @@ impl Kernel {
             Family::Combine => 0,
             Family::Pack => 16 * self.threads(),
             Family::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.head_dim),
+            Family::Gemm { tile, .. } => tile.shared_bytes(),
             _ => self.tile.shared_bytes(self.head_dim),
         }
     }
@@ -155,10 +203,14 @@ impl Kernel {
         }
     }
 
-    /// Whether the kernel is the one of its kind for the devices of a class.
+    /// Whether the kernel is the one of its kind for the devices of a class; of matrix products, whether
+    /// a block fits.
     #[must_use]
     pub fn is_for(&self, class: Class) -> bool {
-        self.tile == class.tile(self.family, self.head_dim)
+        match self.family {
+            Family::Gemm { tile, .. } => tile.shared_bytes() <= class.shared_memory().block,
+            _ => self.tile == class.tile(self.family, self.head_dim),
+        }
     }
 
     /// The kernel of the same kind, perhaps this one, for the devices of a class.
@@ -186,6 +238,7 @@ pub const COMBINE_TILE: Tile = Tile {
     q_rows: 4,
     keys: 0,
     warps: 4,
+    team: 1,
     stages: 0,
     q_slices: 0,
     blocks_per_sm: 8,
@@ -197,9 +250,10 @@ pub const PACK_TILE: Tile = Tile {
     ..COMBINE_TILE
 };
 
-/// Calls `$with!` with every kernel: of the forward kernels name, element type, head dim, mask and
-/// class, of the decode kernels name, element type, head dim and class, of the combine kernels name and
-/// element type, of the pack kernel the name.
+/// Calls `$with!` with every kernel: of the forward kernels, for each of the two main loops, name, element
+/// type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the
+/// combine kernels name and element type, of the pack kernel the name, of the matrix products name, element
+/// type and [`Accumulation`], with the tile of [`GemmTile::multistage`] if it is not simple.
 ///
 /// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
 /// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`.
@@ -213,18 +267,22 @@ macro_rules! all_kernels {
                 forward_f16_d32_causal => F16, 32, Causal, Sm90;
                 forward_f16_d64 => F16, 64, Full, Sm90;
                 forward_f16_d64_causal => F16, 64, Causal, Sm90;
+                forward_f16_d64_128x48 => F16, 64, Full, Sm86;
+                forward_f16_d64_128x48_causal => F16, 64, Causal, Sm86;
                 forward_f16_d96 => F16, 96, Full, Sm90;
                 forward_f16_d96_causal => F16, 96, Causal, Sm90;
+                forward_f16_d96_64x32 => F16, 96, Full, Sm86;
+                forward_f16_d96_64x32_causal => F16, 96, Causal, Sm86;
                 forward_f16_d128 => F16, 128, Full, Sm90;
                 forward_f16_d128_causal => F16, 128, Causal, Sm90;
                 forward_f16_d128_64x32 => F16, 128, Full, Sm86;
                 forward_f16_d128_64x32_causal => F16, 128, Causal, Sm86;
+                forward_f16_d128_128x16 => F16, 128, Full, Sm100;
+                forward_f16_d128_128x16_causal => F16, 128, Causal, Sm100;
                 forward_f16_d192 => F16, 192, Full, Sm90;
                 forward_f16_d192_causal => F16, 192, Causal, Sm90;
                 forward_f16_d192_64x16 => F16, 192, Full, Sm86;
                 forward_f16_d192_64x16_causal => F16, 192, Causal, Sm86;
-                forward_f16_d256 => F16, 256, Full, Sm90;
-                forward_f16_d256_causal => F16, 256, Causal, Sm90;
                 forward_f16_d256_128x32 => F16, 256, Full, Sm80;
                 forward_f16_d256_128x32_causal => F16, 256, Causal, Sm80;
                 forward_f16_d256_128x16 => F16, 256, Full, Sm86;
@@ -233,22 +291,32 @@ macro_rules! all_kernels {
                 forward_bf16_d32_causal => Bf16, 32, Causal, Sm90;
                 forward_bf16_d64 => Bf16, 64, Full, Sm90;
                 forward_bf16_d64_causal => Bf16, 64, Causal, Sm90;
+                forward_bf16_d64_128x48 => Bf16, 64, Full, Sm86;
+                forward_bf16_d64_128x48_causal => Bf16, 64, Causal, Sm86;
                 forward_bf16_d96 => Bf16, 96, Full, Sm90;
                 forward_bf16_d96_causal => Bf16, 96, Causal, Sm90;
+                forward_bf16_d96_64x32 => Bf16, 96, Full, Sm86;
+                forward_bf16_d96_64x32_causal => Bf16, 96, Causal, Sm86;
                 forward_bf16_d128 => Bf16, 128, Full, Sm90;
                 forward_bf16_d128_causal => Bf16, 128, Causal, Sm90;
                 forward_bf16_d128_64x32 => Bf16, 128, Full, Sm86;
                 forward_bf16_d128_64x32_causal => Bf16, 128, Causal, Sm86;
+                forward_bf16_d128_128x16 => Bf16, 128, Full, Sm100;
+                forward_bf16_d128_128x16_causal => Bf16, 128, Causal, Sm100;
                 forward_bf16_d192 => Bf16, 192, Full, Sm90;
                 forward_bf16_d192_causal => Bf16, 192, Causal, Sm90;
                 forward_bf16_d192_64x16 => Bf16, 192, Full, Sm86;
                 forward_bf16_d192_64x16_causal => Bf16, 192, Causal, Sm86;
-                forward_bf16_d256 => Bf16, 256, Full, Sm90;
-                forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
                 forward_bf16_d256_128x32 => Bf16, 256, Full, Sm80;
                 forward_bf16_d256_128x32_causal => Bf16, 256, Causal, Sm80;
                 forward_bf16_d256_128x16 => Bf16, 256, Full, Sm86;
                 forward_bf16_d256_128x16_causal => Bf16, 256, Causal, Sm86;
+            }
+            forward_shared_rows {
+                forward_f16_d256 => F16, 256, Full, Sm90;
+                forward_f16_d256_causal => F16, 256, Causal, Sm90;
+                forward_bf16_d256 => Bf16, 256, Full, Sm90;
+                forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
             }
             decode {
                 decode_f16_d32 => F16, 32, Sm90;
@@ -283,6 +351,46 @@ macro_rules! all_kernels {
             pack {
                 pack;
             }
+            gemm_simple {
+                gemm_simple_f16_f32 => F16, Single;
+                gemm_simple_bf16_f32 => Bf16, Single;
+                gemm_simple_f16_f16 => F16, Half;
+            }
+            gemm_multistage {
+                gemm_f16_f32_256x128x32x3 => F16, Single, [256, 128, 32, 3];
+                gemm_f16_f32_256x128x32x4 => F16, Single, [256, 128, 32, 4];
+                gemm_f16_f32_128x256x32x3 => F16, Single, [128, 256, 32, 3];
+                gemm_f16_f32_128x256x32x4 => F16, Single, [128, 256, 32, 4];
+                gemm_f16_f32_128x128x32x3 => F16, Single, [128, 128, 32, 3];
+                gemm_f16_f32_128x128x32x4 => F16, Single, [128, 128, 32, 4];
+                gemm_f16_f32_128x128x32x5 => F16, Single, [128, 128, 32, 5];
+                gemm_f16_f32_256x128x64x3 => F16, Single, [256, 128, 64, 3];
+                gemm_f16_f32_128x256x64x3 => F16, Single, [128, 256, 64, 3];
+                gemm_f16_f32_128x128x64x3 => F16, Single, [128, 128, 64, 3];
+                gemm_f16_f32_64x64x64x4 => F16, Single, [64, 64, 64, 4];
+                gemm_bf16_f32_256x128x32x3 => Bf16, Single, [256, 128, 32, 3];
+                gemm_bf16_f32_256x128x32x4 => Bf16, Single, [256, 128, 32, 4];
+                gemm_bf16_f32_128x256x32x3 => Bf16, Single, [128, 256, 32, 3];
+                gemm_bf16_f32_128x256x32x4 => Bf16, Single, [128, 256, 32, 4];
+                gemm_bf16_f32_128x128x32x3 => Bf16, Single, [128, 128, 32, 3];
+                gemm_bf16_f32_128x128x32x4 => Bf16, Single, [128, 128, 32, 4];
+                gemm_bf16_f32_128x128x32x5 => Bf16, Single, [128, 128, 32, 5];
+                gemm_bf16_f32_256x128x64x3 => Bf16, Single, [256, 128, 64, 3];
+                gemm_bf16_f32_128x256x64x3 => Bf16, Single, [128, 256, 64, 3];
+                gemm_bf16_f32_128x128x64x3 => Bf16, Single, [128, 128, 64, 3];
+                gemm_bf16_f32_64x64x64x4 => Bf16, Single, [64, 64, 64, 4];
+                gemm_f16_f16_256x128x32x3 => F16, Half, [256, 128, 32, 3];
+                gemm_f16_f16_256x128x32x4 => F16, Half, [256, 128, 32, 4];
+                gemm_f16_f16_128x256x32x3 => F16, Half, [128, 256, 32, 3];
+                gemm_f16_f16_128x256x32x4 => F16, Half, [128, 256, 32, 4];
+                gemm_f16_f16_128x128x32x3 => F16, Half, [128, 128, 32, 3];
+                gemm_f16_f16_128x128x32x4 => F16, Half, [128, 128, 32, 4];
+                gemm_f16_f16_128x128x32x5 => F16, Half, [128, 128, 32, 5];
+                gemm_f16_f16_256x128x64x3 => F16, Half, [256, 128, 64, 3];
+                gemm_f16_f16_128x256x64x3 => F16, Half, [128, 256, 64, 3];
+                gemm_f16_f16_128x128x64x3 => F16, Half, [128, 128, 64, 3];
+                gemm_f16_f16_64x64x64x4 => F16, Half, [64, 64, 64, 4];
+            }
         }
     };
 }
@@ -292,9 +400,12 @@ pub(crate) use all_kernels;
 macro_rules! rows {
     (
         forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
+        forward_shared_rows { $($shared:ident => $shared_dtype:ident, $shared_dim:literal, $shared_mask:ident, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
         pack { $($pack:ident;)* }
+        gemm_simple { $($simple:ident => $simple_dtype:ident, $simple_sums:ident;)* }
+        gemm_multistage { $($multistage:ident => $multistage_dtype:ident, $multistage_sums:ident, [$($size:literal),*];)* }
     ) => {
         &[
             $({
@@ -308,6 +419,19 @@ macro_rules! rows {
                     dtype: Dtype::$forward_dtype,
                     head_dim: $forward_dim,
                     tile: Class::$forward_class.tile(FAMILY, $forward_dim),
+                }
+            },)*
+            $({
+                const FAMILY: Family = Family::Forward {
+                    causal: <crate::mask::$shared_mask as crate::mask::Mask>::CAUSAL,
+                };
+                Kernel {
+                    name: stringify!($shared),
+                    arch: Arch::Sm80,
+                    family: FAMILY,
+                    dtype: Dtype::$shared_dtype,
+                    head_dim: $shared_dim,
+                    tile: Class::$shared_class.tile(FAMILY, $shared_dim),
                 }
             },)*
             $(Kernel {
@@ -334,8 +458,37 @@ macro_rules! rows {
                 head_dim: MAX_HEAD_DIM,
                 tile: PACK_TILE,
             },)*
+            $(gemm_row(
+                stringify!($simple),
+                Dtype::$simple_dtype,
+                Accumulation::$simple_sums,
+                GemmTile::SIMPLE,
+            ),)*
+            $(gemm_row(
+                stringify!($multistage),
+                Dtype::$multistage_dtype,
+                Accumulation::$multistage_sums,
+                GemmTile::multistage($($size),*),
+            ),)*
         ]
     };
+}
+
+/// The row of a matrix product.
+const fn gemm_row(
+    name: &'static str,
+    dtype: Dtype,
+    accumulation: Accumulation,
+    tile: GemmTile,
+) -> Kernel {
+    Kernel {
+        name,
+        arch: Arch::Sm80,
+        family: Family::Gemm { tile, accumulation },
+        dtype,
+        head_dim: 0,
+        tile: tile.block(),
+    }
 }
 
 /// Every kernel but those of the [ladder](crate::ladder).
@@ -459,15 +612,16 @@ mod tests {
     }
 
     /// What a device of each compute capability reports.
-    const DEVICES: [((i32, i32), Class); 7] = [
+    const DEVICES: [((i32, i32), Class); 8] = [
         ((8, 0), Class::Sm80),
         ((8, 6), Class::Sm86),
         ((8, 9), Class::Sm86),
         ((9, 0), Class::Sm90),
-        ((10, 0), Class::Sm90),
+        ((10, 0), Class::Sm100),
+        ((10, 3), Class::Sm100),
         ((12, 0), Class::Sm86),
-        // Not known yet: by its shared memory alone.
-        ((13, 0), Class::Sm90),
+        // Not known yet.
+        ((13, 0), Class::Sm100),
     ];
 
     const FAMILIES: [Family; 5] = [
@@ -498,7 +652,7 @@ mod tests {
                             seqlen_q,
                             group: 1,
                             compute_capability,
-                            class: Class::of(device),
+                            class: Class::of(compute_capability, device),
                         });
                         let kernel = kernel.expect("a kernel");
                         let kind = (kernel.family, kernel.dtype, kernel.head_dim);
@@ -544,10 +698,18 @@ mod tests {
         ]));
         assert!(names(Class::Sm86).eq([
             plain(&32),
-            plain(&64),
-            plain(&96),
+            tiled(64, "128x48"),
+            tiled(96, "64x32"),
             tiled(128, "64x32"),
             tiled(192, "64x16"),
+            tiled(256, "128x16")
+        ]));
+        assert!(names(Class::Sm100).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            tiled(128, "128x16"),
+            plain(&192),
             tiled(256, "128x16")
         ]));
     }
@@ -571,6 +733,24 @@ mod tests {
                     assert_eq!(kernel.name, "pack");
                     continue;
                 }
+                Family::Gemm { tile, accumulation } => {
+                    let sums = accumulation.name();
+                    let name = match tile.stages {
+                        0 => format!("gemm_simple_{dtype}_{sums}"),
+                        stages => {
+                            let GemmTile {
+                                rows,
+                                columns,
+                                depth,
+                                ..
+                            } = tile;
+                            format!("gemm_{dtype}_{sums}_{rows}x{columns}x{depth}x{stages}")
+                        }
+                    };
+                    assert_eq!(kernel.name, name);
+                    continue;
+                }
+                Family::Ladder(_) => unreachable!("these have a table of their own"),
                 Family::Forward { causal } => {
                     let mask = if causal { "_causal" } else { "" };
                     ("forward", mask, format!("_{}x{}", tile.q_rows, tile.keys))

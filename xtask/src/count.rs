@@ -5,10 +5,10 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::table::{Family, KERNELS, Kernel};
 use serde_json::Value;
+use std::process::Command;
 
 /// Runs every kernel on the emulator, but for those that copy the inputs of others, and prints what
-/// it counted. Fails if `ldmatrix` has a bank
-/// conflict, or a copy of K, V or O touches a sector in part.
+/// it counted. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
 pub fn run(seqlen: usize) -> Result<()> {
     let host = ["build", "--quiet", "--release", "-p", "host"];
     shell::run(shell::cargo().args(host))?;
@@ -75,14 +75,14 @@ pub fn run(seqlen: usize) -> Result<()> {
             breaches.push(format!("{}: ldmatrix has bank conflicts", kernel.name));
         }
         if extra("sectors", &tiles) > 0 {
-            breaches.push(format!("{}: sectors of q, k, v or o in part", kernel.name));
+            breaches.push(format!("{}: sectors of a tensor in part", kernel.name));
         }
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!("{table}");
-    println!("batch 1, heads 1, seqlen {seqlen}, whole head dims");
+    println!("batch 1, heads 1, seqlen {seqlen}, whole head dims; m, n and k {seqlen}");
     ensure!(breaches.is_empty(), "{}", breaches.join("\n"));
     Ok(())
 }
@@ -91,11 +91,35 @@ pub fn run(seqlen: usize) -> Result<()> {
 fn count(kernel: &Kernel, seqlen: usize) -> Result<Value> {
     let mut command = shell::cargo();
     command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
-    command.args(["--device", "emulator", "--counters", "--json"]);
-    command.args(["--check", "off", "--heads", "1"]);
+    let length = seqlen.to_string();
+    match kernel.family {
+        Family::Gemm { accumulation, .. } => {
+            // An H100 has the shared memory for all of them.
+            command.args([
+                "gemm",
+                "--device",
+                "emulator:sm_90",
+                "--kernel",
+                kernel.name,
+            ]);
+            command.args(["--m", &length, "--n", &length, "--k", &length]);
+            command.args(["--acc", accumulation.name()]);
+        }
+        _ => attention(&mut command, kernel, &length),
+    }
+    command.args(["--counters", "--json", "--check", "off"]);
     command.args(["--dtype", kernel.dtype.name()]);
+    let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
+    let counters = line
+        .get_mut("counters")
+        .context("the command prints counters")?;
+    Ok(counters.take())
+}
+
+/// The options of a kernel of attention.
+fn attention(command: &mut Command, kernel: &Kernel, seqlen: &str) {
+    command.args(["--device", "emulator", "--heads", "1", "--seqlen", seqlen]);
     command.args(["--dim", &kernel.head_dim.to_string()]);
-    command.args(["--seqlen", &seqlen.to_string()]);
     match kernel.family {
         // It runs last, and what runs last is counted.
         Family::Combine => command.args(["--splits", "2"]),
@@ -104,9 +128,4 @@ fn count(kernel: &Kernel, seqlen: usize) -> Result<Value> {
     if kernel.family == (Family::Forward { causal: true }) {
         command.arg("--causal");
     }
-    let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
-    let counters = line
-        .get_mut("counters")
-        .context("the command prints counters")?;
-    Ok(counters.take())
 }

@@ -3,13 +3,16 @@
 mod bench;
 mod build_ptx;
 mod count;
+mod layout;
 mod package;
 mod profile;
 mod setup;
 mod shell;
 mod test;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use std::process::ExitCode;
 
 /// Tasks of the project.
 #[derive(Parser)]
@@ -28,20 +31,61 @@ enum Task {
     /// Look into a kernel: with ncu on a GPU, with --sass its machine code, with --emulator the
     /// instructions, bank conflicts and memory traffic of all
     Profile(profile::Arguments),
+    /// Draw layouts, in the terminal or as SVG: the operands of mma, ldmatrix, the swizzle of shared
+    /// memory, and bank conflicts
+    Layout(layout::Arguments),
     /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust
     Package,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
+    let task = match Task::try_parse() {
+        Ok(task) => task,
+        Err(error) => return Ok(bad_input(&one_line(&error))),
+    };
     // Tasks name files from the workspace's root.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
-    match Task::parse() {
-        Task::Setup => setup::run(),
-        Task::BuildPtx => build_ptx::run(),
-        Task::Test(arguments) => test::run(&arguments),
-        Task::Bench(arguments) => bench::run(&arguments),
-        Task::Plot(arguments) => bench::plot(&arguments),
-        Task::Profile(arguments) => profile::run(&arguments),
-        Task::Package => package::run(),
+    match task {
+        Task::Setup => setup::run()?,
+        Task::BuildPtx => build_ptx::run()?,
+        Task::Test(arguments) => test::run(&arguments)?,
+        Task::Bench(arguments) => bench::run(&arguments)?,
+        Task::Plot(arguments) => bench::plot(&arguments)?,
+        Task::Profile(arguments) => profile::run(&arguments)?,
+        Task::Layout(arguments) => {
+            if let Err(message) = layout::run(&arguments) {
+                return Ok(bad_input(&message));
+            }
+        }
+        Task::Package => package::run()?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bad_input(message: &str) -> ExitCode {
+    eprintln!("error: {message}");
+    ExitCode::from(2)
+}
+
+/// What clap says before its usage, in one line. Ends the program if that is help.
+fn one_line(error: &clap::Error) -> String {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand};
+    if matches!(error.kind(), DisplayHelp | MissingSubcommand) {
+        error.exit();
+    }
+    let text = error.to_string();
+    let said = text.split("\n\nUsage:").next().unwrap_or_default();
+    let said = said.split("\n\nFor more information").next();
+    let words = said.unwrap_or_default().split_whitespace().skip(1);
+    let mut line = words.collect::<Vec<_>>().join(" ");
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let task = Task::command();
+        let mut command = &task;
+        for name in std::env::args_os() {
+            command = command.find_subcommand(name).unwrap_or(command);
+        }
+        let names: Vec<_> = command.get_subcommands().map(|c| c.get_name()).collect();
+        line += &format!("; there are {}", names.join(", "));
+    }
+    line
 }

@@ -11,7 +11,9 @@ Needs an NVIDIA driver (580 or later is known to work) and nothing else.
 
     ./attention --seqlen 8192 --dim 64     run and check a kernel
     ./attention --help                     all options
+    ./attention gemm --m 8192 --n 8192     multiply matrices
     ./bench --grid full --peers torch      time the kernels, and PyTorch beside them if it is there
+    ./bench --grid gemm --peers torch      time matrix products, and cuBLAS beside them
     ./bench profile --dim 128              look into a kernel with ncu, if it is there
     ./bench --help                         all options
     ./run-tests                            run all tests, those on the GPU among them

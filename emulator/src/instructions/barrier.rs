@@ -1,4 +1,4 @@
-//! `bar.sync`, `bar.arrive` and `bar.warp.sync`: barriers of the block and of the warp.
+//! `bar.sync`, `bar.red`, `bar.arrive` and `bar.warp.sync`: barriers of the block and of the warp.
 //!
 //! A barrier orders the shared-memory accesses before it, by those who arrive, before the accesses
 //! after it, by those who wait.
@@ -8,7 +8,7 @@ use super::shuffle::members;
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder};
 use crate::error::Violation;
-use crate::registers::Reg;
+use crate::registers::{Pred, Reg};
 
 /// An instruction that uses a barrier of the block.
 pub(crate) struct BarrierUse {
@@ -16,6 +16,14 @@ pub(crate) struct BarrierUse {
     /// Threads it waits for; all of the block if none.
     threads: Option<Reg<u32>>,
     waits: bool,
+    vote: Option<(Pred, Pred, Vote)>,
+}
+
+/// What a barrier finds out while threads wait for each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Vote {
+    And,
+    Or,
 }
 
 /// A warp's arrival at a barrier.
@@ -23,6 +31,27 @@ pub(crate) struct Arrival {
     pub barrier: u32,
     pub threads: Option<u32>,
     pub waits: bool,
+    pub ballot: Option<Ballot>,
+}
+
+/// A warp's part in a vote.
+#[derive(Clone, Copy)]
+pub(crate) struct Ballot {
+    pub vote: Vote,
+    /// What its lanes come to.
+    pub says: bool,
+    /// Where it wants the result.
+    pub to: Pred,
+}
+
+impl Vote {
+    /// What two parts of the threads come to together.
+    pub fn of(self, a: bool, b: bool) -> bool {
+        match self {
+            Vote::And => a && b,
+            Vote::Or => a || b,
+        }
+    }
 }
 
 impl BarrierUse {
@@ -30,10 +59,20 @@ impl BarrierUse {
     pub fn arrive(&self, c: &Context) -> Result<Arrival, Box<Violation>> {
         c.require(c.warp.threads)?;
         let threads = self.threads.map(|t| c.read_uniform(t, "the thread count"));
+        let cast = |(to, from, vote)| {
+            let set = c.warp.registers.read_predicate(from, c.active)? & c.active;
+            let says = match vote {
+                Vote::And => set == c.active,
+                Vote::Or => set != 0,
+            };
+            Ok(Ballot { vote, says, to })
+        };
+        let ballot: Option<Result<_, Box<Violation>>> = self.vote.map(cast);
         Ok(Arrival {
             barrier: c.read_uniform(self.barrier, "the barrier")?,
             threads: threads.transpose()?,
             waits: self.waits,
+            ballot: ballot.transpose()?,
         })
     }
 }
@@ -47,6 +86,8 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         | "bar.cta.arrive"
         | "barrier.arrive.aligned"
         | "barrier.cta.arrive.aligned" => of_block(d, false),
+        "bar.red.or.pred" | "bar.cta.red.or.pred" => voting(d, Vote::Or),
+        "bar.red.and.pred" | "bar.cta.red.and.pred" => voting(d, Vote::And),
         "bar.warp.sync" => of_warp(d),
         _ => Ok(None),
     }
@@ -63,6 +104,23 @@ fn of_block(d: &mut Decoder, waits: bool) -> Decoded {
         barrier: d.source(barrier)?,
         threads,
         waits,
+        vote: None,
+    })))
+}
+
+/// `bar.red.op.pred d, barrier{, threads}, a`.
+fn voting(d: &mut Decoder, vote: Vote) -> Decoded {
+    let (to, barrier, threads, from) = match d.statement.operands.as_slice() {
+        [to, barrier, from] => (to, barrier, None, from),
+        [to, barrier, threads, from] => (to, barrier, Some(threads), from),
+        _ => return Err("expected a predicate, a barrier and a predicate".to_owned()),
+    };
+    let threads = threads.map(|threads| d.source(threads)).transpose()?;
+    Ok(Some(Action::Barrier(BarrierUse {
+        barrier: d.source(barrier)?,
+        threads,
+        waits: true,
+        vote: Some((d.predicate(to)?, d.predicate(from)?, vote)),
     })))
 }
 

@@ -15,7 +15,7 @@ mod mma;
 mod movement;
 mod shuffle;
 
-pub(crate) use barrier::{Arrival, BarrierUse};
+pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
 pub(crate) use cp_async::Copies;
 
 use crate::block::Context;

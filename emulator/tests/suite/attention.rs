@@ -1,6 +1,6 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
-use ::kernels::params::{ForwardParams, PackParams, TensorRef};
+use ::kernels::params::{ForwardParams, LadderParams, PackParams, TensorRef};
 use ::kernels::table::{Arch, Dtype, Family, KERNELS, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
@@ -359,6 +359,7 @@ impl<'a> Run<'a> {
             splits,
             split_keys: split_blocks * kernel.tile.keys,
             causal: u32::from(p.causal),
+            ladder: LadderParams::default(),
         };
         let problem = *p;
         Run {

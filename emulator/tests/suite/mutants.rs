@@ -31,6 +31,8 @@ const CAUSAL: &str = "forward_bf16_d64_causal";
 const WIDE: &str = "forward_f16_d128";
 /// Packs heads, and has four buffers.
 const DECODE: &str = "decode_f16_d64";
+/// Its warps share rows.
+const SHARED: &str = "forward_f16_d256_causal";
 const COMBINE: &str = "combine_f16";
 const PACK: &str = "pack";
 
@@ -493,6 +495,44 @@ const MUTANTS: &[Mutant] = &[
         change: remove,
     },
     Mutant {
+        what: "P read before the team has written it",
+        kernel: SHARED,
+        pattern: "bar.red",
+        which: Last,
+        change: |l| {
+            l.replace("bar.red.or.pred any, 0, own;", "")
+                .replace("setp.ne.u32 own", "setp.ne.u32 any")
+        },
+    },
+    Mutant {
+        what: "maxima that rise only if all threads say so",
+        kernel: SHARED,
+        pattern: "bar.red",
+        which: Last,
+        change: |l| l.replace("bar.red.or", "bar.red.and"),
+    },
+    Mutant {
+        what: "V overwritten before the product is done",
+        kernel: SHARED,
+        pattern: "bar.sync 0",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "maxima of the team read before they are there",
+        kernel: SHARED,
+        pattern: "bar.sync %",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "a row's sum without the other warp's",
+        kernel: SHARED,
+        pattern: "ld.shared.f32",
+        which: Last,
+        change: zero,
+    },
+    Mutant {
         what: "a quotient of rows and heads taken before its shift",
         kernel: DECODE,
         pattern: "shr.u64",
@@ -545,7 +585,8 @@ const MUTANTS: &[Mutant] = &[
         what: "chunks of a copy past the last row",
         kernel: PACK,
         pattern: "min.u32",
-        which: Last,
+        // The last but one; the last is of columns.
+        which: Nth(15),
         change: |l| {
             let (_, operands) = l.trim().split_once(char::is_whitespace).expect("operands");
             let operands: Vec<&str> = operands.trim_end_matches(';').split(',').collect();

@@ -1,9 +1,11 @@
 //! The command line.
 
-use attention::ladder::{Acc, Ladder, OStore, Rung, Swizzles};
-use attention::{Class, Dtype};
+use super::gemm::GemmArgs;
+use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::{Accumulation, Class, Dtype};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -13,7 +15,11 @@ use std::str::FromStr;
 /// Exit status: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
 #[derive(Debug, Parser)]
 #[command(name = "attention", version, allow_negative_numbers = true)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// What else there is to do.
+    #[command(subcommand)]
+    pub task: Option<Task>,
     /// Independent sequences
     #[arg(long, value_name = "B", default_value_t = 1, conflicts_with = "input")]
     pub batch: usize,
@@ -54,21 +60,21 @@ pub struct Args {
     #[arg(long, value_name = "COUNT")]
     pub stages: Option<u32>,
     /// Of a kernel of the ladder: which tiles are swizzled in shared memory [default: qkv]
-    #[arg(long)]
-    pub swizzle: Option<Swizzle>,
+    #[arg(long, value_parser = one_of(Swizzles::ALL, Swizzles::name))]
+    pub swizzle: Option<Swizzles>,
     /// Of a kernel of the ladder: what products are summed in [default: f32]
-    #[arg(long)]
-    pub acc: Option<Accumulator>,
+    #[arg(long, value_parser = one_of(Accumulation::ALL, Accumulation::name))]
+    pub acc: Option<Accumulation>,
     /// Of a kernel of the ladder: how o is stored [default: shared]
-    #[arg(long)]
-    pub o_store: Option<Store>,
+    #[arg(long, value_parser = one_of(OStore::ALL, OStore::name))]
+    pub o_store: Option<OStore>,
     /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
     /// The CPU does not split
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub splits: u32,
     /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
     /// is one that works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly,
-    /// those of the class sm_80 (the default), sm_86 or sm_90
+    /// those of the class sm_80 (the default), sm_86, sm_90 or sm_100
     #[arg(long, default_value = "auto")]
     pub device: DeviceName,
     /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
@@ -104,41 +110,6 @@ pub struct Args {
     pub list_kernels: bool,
 }
 
-/// [`Swizzles`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Swizzle {
-    /// None
-    None,
-    /// None, but rows 16 bytes apart
-    Pad,
-    /// Those of Q
-    Q,
-    /// Those of Q and K
-    Qk,
-    /// Those of Q, K and V
-    Qkv,
-}
-
-/// An [`Acc`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Accumulator {
-    /// f16, for dtype f16
-    F16,
-    /// f32
-    F32,
-}
-
-/// An [`OStore`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Store {
-    /// Straight from registers
-    Direct,
-    /// By way of shared memory
-    Shared,
-    /// Collected by shuffles
-    Shuffle,
-}
-
 impl Args {
     /// A kernel of the ladder with the options that were given; an option that was, if it is none.
     pub fn ladder(&self, name: &str) -> Result<Option<Ladder>, &'static str> {
@@ -152,34 +123,32 @@ impl Args {
             let given = options.iter().find(|(_, given)| *given);
             return given.map_or(Ok(None), |(option, _)| Err(*option));
         };
-        let mut ladder = Ladder::new(rung);
-        if let Some(stages) = self.stages {
-            ladder = ladder.stages(stages);
-        }
-        if let Some(swizzle) = self.swizzle {
-            ladder = ladder.swizzles(match swizzle {
-                Swizzle::None => Swizzles::None,
-                Swizzle::Pad => Swizzles::Pad,
-                Swizzle::Q => Swizzles::Q,
-                Swizzle::Qk => Swizzles::Qk,
-                Swizzle::Qkv => Swizzles::Qkv,
-            });
-        }
-        if let Some(acc) = self.acc {
-            ladder = ladder.acc(match acc {
-                Accumulator::F16 => Acc::F16,
-                Accumulator::F32 => Acc::F32,
-            });
-        }
-        if let Some(store) = self.o_store {
-            ladder = ladder.o_store(match store {
-                Store::Direct => OStore::Direct,
-                Store::Shared => OStore::Shared,
-                Store::Shuffle => OStore::Shuffle,
-            });
-        }
-        Ok(Some(ladder))
+        Ok(Some(Ladder {
+            stages: self.stages,
+            swizzles: self.swizzle,
+            acc: self.acc,
+            o_store: self.o_store,
+            ..Ladder::new(rung)
+        }))
     }
+}
+
+/// Takes one of some values, by its name.
+pub fn one_of<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let names = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
+    let named = move |given: String| all.iter().find(|&&value| name(value) == given);
+    names.map(move |given| *named(given).expect("the parser takes no other name"))
+}
+
+/// What there is to do beside attention.
+#[derive(Debug, Subcommand)]
+pub enum Task {
+    /// Multiply matrices, C = A B^T, by the kernels that show how a fast one is made; check the result
+    /// and print how long it took
+    Gemm(GemmArgs),
 }
 
 /// Which rows are checked.
@@ -235,7 +204,7 @@ impl FromStr for DeviceName {
             "emulator" => Ok(DeviceName::Emulator(Class::Sm80)),
             _ => with_index(name).or_else(|| with_class(name)).ok_or(
                 "allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu, emulator, \
-                 emulator:sm_80, emulator:sm_86 and emulator:sm_90",
+                 emulator:sm_80, emulator:sm_86, emulator:sm_90 and emulator:sm_100",
             ),
         }
     }
@@ -261,10 +230,14 @@ pub fn parse() -> Result<Args, String> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
         _ => one_line(&error.to_string()),
     })?;
-    if args.iters == Some(0) {
+    let (iters, counters, device) = match &args.task {
+        None => (args.iters, args.counters, args.device),
+        Some(Task::Gemm(gemm)) => (gemm.iters, gemm.counters, gemm.device),
+    };
+    if iters == Some(0) {
         return Err("--iters is 0; it must be at least 1".to_owned());
     }
-    if args.counters && !matches!(args.device, DeviceName::Emulator(_)) {
+    if counters && !matches!(device, DeviceName::Emulator(_)) {
         return Err("--counters needs --device emulator".to_owned());
     }
     Ok(args)

@@ -1,18 +1,18 @@
 //! The choice of a device.
 
-use super::args::{Args, DeviceName};
+use super::args::DeviceName;
 use attention::emulator::Options;
 use attention::{Device, Result};
 
 /// Opens the device; for `auto`, says on standard error which one it took and why.
-pub fn choose(args: &Args) -> Result<Device> {
-    match args.device {
+pub fn choose(name: DeviceName, seed: u64, counters: bool) -> Result<Device> {
+    match name {
         DeviceName::Cpu => Ok(Device::cpu()),
         DeviceName::Emulator(class) => Device::emulator_of(
             class,
             Options {
-                seed: args.seed,
-                counters: args.counters,
+                seed,
+                counters,
                 ..Options::default()
             },
         ),

@@ -1,6 +1,5 @@
 //! Timed repetition of a call.
 
-use super::args::Args;
 use super::progress::Progress;
 use attention::{Device, Result};
 use std::time::{Duration, Instant};
@@ -25,9 +24,9 @@ struct Count {
 }
 
 impl Repeat {
-    /// What the arguments ask for; by default the CPU, where a call may take seconds, gets fewer, and
+    /// So many warm-up and timed calls as are asked for; by default the CPU, where a call may take seconds, gets fewer, and
     /// the emulator, whose time says nothing about the kernel, a single one.
-    pub fn new(args: &Args, device: &Device) -> Self {
+    pub fn new(warmup: Option<usize>, iters: Option<usize>, device: &Device) -> Self {
         let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
             calls: given.unwrap_or(if device.is_emulator() {
                 emulator
@@ -41,8 +40,8 @@ impl Repeat {
         };
         let on_gpu = !device.is_cpu() && !device.is_emulator();
         Repeat {
-            warmup: count(args.warmup, 5, 0, Duration::from_millis(500)),
-            iters: count(args.iters, 20, 1, Duration::from_millis(1500)),
+            warmup: count(warmup, 5, 0, Duration::from_millis(500)),
+            iters: count(iters, 20, 1, Duration::from_millis(1500)),
             queued: if on_gpu { QUEUED } else { 1 },
         }
     }

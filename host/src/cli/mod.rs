@@ -3,6 +3,7 @@
 mod args;
 mod counters;
 mod device;
+mod gemm;
 mod inputs;
 mod measure;
 mod output;
@@ -10,7 +11,7 @@ mod progress;
 mod report;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use args::{Args, Check};
+use args::{Args, Check, Task};
 use attention::check::{self, Forward};
 use attention::kernel;
 use attention::{Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16};
@@ -37,7 +38,11 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match run(&args) {
+    let passed = match &args.task {
+        None => run(&args),
+        Some(Task::Gemm(args)) => gemm::run(args),
+    };
+    match passed {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -62,7 +67,7 @@ fn run(args: &Args) -> Result<bool> {
     }
     let source = Source::open(args)?;
     let problem = source.problem();
-    let device = device::choose(args)?;
+    let device = device::choose(args.device, args.seed, args.counters)?;
     let kernels = kernels(args, &device, source.dtype(), &problem)?;
     match source.dtype() {
         Dtype::F16 => compute::<f16>(args, &device, &source, &kernels),
@@ -129,9 +134,13 @@ fn compute<T: Element>(
         // What a kernel leaves out must not pass for a result.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
-        let times = measure::times(device, Repeat::new(args, device), &progress, name, || {
-            call.forward_into(&q, &k, &v, &mut o, &mut lse)
-        })?;
+        let times = measure::times(
+            device,
+            Repeat::new(args.warmup, args.iters, device),
+            &progress,
+            name,
+            || call.forward_into(&q, &k, &v, &mut o, &mut lse),
+        )?;
         let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
         progress.stage(&format!("checking {name}"));
@@ -199,6 +208,12 @@ fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
     let on_device = inputs.saturating_add(outputs);
     // The host keeps the inputs for the check, the poison, and what it reads back.
     let on_host = inputs.saturating_add(outputs.saturating_mul(2));
+    expect_free(device, on_device, on_host, "batch, heads, seqlen and dim")
+}
+
+/// Whether a device and the host, which may be one, have so many bytes free for problems of these
+/// `sizes`.
+fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -> Result<()> {
     let needs = if device.is_cpu() {
         vec![(device.clone(), on_host.saturating_add(on_device))]
     } else {
@@ -210,7 +225,7 @@ fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
             .context("cannot tell how much memory is free")?;
         ensure!(
             needed <= free,
-            "batch, heads, seqlen and dim are too large: they need {} of memory on {}, which has {} free",
+            "{sizes} are too large: they need {} of memory on {}, which has {} free",
             HumanBytes(needed),
             place.name(),
             HumanBytes(free),

@@ -180,12 +180,15 @@ pub fn list_kernels() -> io::Result<()> {
                 _ => kernel.dtype.name(),
             }
             .to_owned(),
-            kernel.head_dim.to_string(),
+            match kernel.family {
+                Family::Gemm { .. } => "-".to_owned(),
+                _ => kernel.head_dim.to_string(),
+            },
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
                 Family::Decode | Family::Ladder(_) => "both",
-                Family::Combine | Family::Pack => "-",
+                Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),
             kernel.tile.q_rows.to_string(),
@@ -229,7 +232,7 @@ pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
 }
 
 /// Prints a line. A reader that has gone (`| head`) is no reason to stop: the exit status counts.
-fn print(line: impl Display) -> io::Result<()> {
+pub fn print(line: impl Display) -> io::Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         result => result,

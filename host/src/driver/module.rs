@@ -33,14 +33,13 @@ impl Modules {
 }
 
 impl Gpu {
-    /// The function `name` of a module, which is loaded on first use. Up to `shared_bytes` of
-    /// dynamic shared memory can be used in its launches.
+    /// The function `name` of a module, which is loaded on first use, from its PTX. Its launches can use as
+    /// much dynamic shared memory as the device has for a block.
     pub fn function(
         &self,
         name: &'static str,
         module: &'static str,
-        ptx: &str,
-        shared_bytes: u32,
+        ptx: impl FnOnce() -> Result<String>,
     ) -> Result<Function> {
         let mut modules = self.modules();
         if let Some(&function) = modules.functions.get(name) {
@@ -49,7 +48,7 @@ impl Gpu {
         let _current = self.enter()?;
         let handle = match modules.modules.entry(module) {
             Entry::Occupied(entry) => *entry.get(),
-            Entry::Vacant(entry) => *entry.insert(self.load(module, ptx)?),
+            Entry::Vacant(entry) => *entry.insert(self.load(module, ptx()?)?),
         };
         let symbol = CString::new(name).expect("kernel names have no NUL");
         let mut raw = std::ptr::null_mut();
@@ -58,14 +57,15 @@ impl Gpu {
         check("looking up a kernel in its module", status)?;
         // Above 48 KB a kernel has to ask.
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let most = self.facts().shared.block as i32;
         // SAFETY: the function was just looked up.
-        let status = unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes as i32) };
+        let status = unsafe { sys::cuFuncSetAttribute(raw, attribute, most) };
         check("reserving shared memory for a kernel", status)?;
         modules.functions.insert(name, Function(raw));
         Ok(Function(raw))
     }
 
-    fn load(&self, name: &'static str, ptx: &str) -> Result<sys::CUmodule> {
+    fn load(&self, name: &'static str, ptx: String) -> Result<sys::CUmodule> {
         let image = CString::new(ptx).expect("PTX has no NUL");
         let mut log = [0_u8; 4096];
         let mut keys = [

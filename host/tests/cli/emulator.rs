@@ -80,6 +80,7 @@ fn devices_of_every_class_are_emulated() {
         ("sm_80", "forward_f16_d256_128x32"),
         ("sm_86", "forward_f16_d256_128x16"),
         ("sm_90", "forward_f16_d256"),
+        ("sm_100", "forward_f16_d256_128x16"),
     ] {
         let (line, finished) = run_on(class, "");
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);

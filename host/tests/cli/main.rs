@@ -2,6 +2,7 @@
 
 mod bad;
 mod emulator;
+mod gemm;
 mod good;
 
 use attention::{bf16, f16};
@@ -41,6 +42,13 @@ fn run_on_cpu(line: &str) -> Finished {
         .into_iter()
         .chain(line.split_whitespace())
         .collect();
+    run(&args)
+}
+
+/// Runs `gemm` on the CPU.
+fn gemm_on_cpu(line: &str) -> Finished {
+    let args = ["gemm", "--device", "cpu"].into_iter();
+    let args: Vec<&str> = args.chain(line.split_whitespace()).collect();
     run(&args)
 }
 

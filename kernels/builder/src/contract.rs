@@ -1,9 +1,9 @@
 //! What an entry may and must contain.
 
 use crate::{Entry, Error};
-use kernels::ladder::Acc;
+use kernels::gemm::GemmTile;
 use kernels::ladder::table::{Loop, Shape};
-use kernels::table::{Family, Kernel, Tile};
+use kernels::table::{Accumulation, Family, Kernel, Tile};
 use std::ops::Add;
 
 /// Text that no entry may contain, and what it means.
@@ -30,7 +30,7 @@ pub struct Collectives {
     pub ldmatrix: u32,
     /// `cp.async` of 16 bytes
     pub cp_async: u32,
-    /// `bar.sync`
+    /// `bar.sync` and `bar.red`
     pub bar: u32,
     /// `shfl.sync`
     pub shfl: u32,
@@ -78,7 +78,7 @@ impl Collectives {
             mma: count("mma.sync."),
             ldmatrix: count("ldmatrix.sync."),
             cp_async: count("cp.async.cg."),
-            bar: count("bar.sync "),
+            bar: count("bar.sync ") + body.matches("bar.red.").count() as u32,
             shfl: count("shfl.sync."),
             redux: count("redux.sync."),
             vote: body.matches("vote.sync.").count() as u32,
@@ -92,7 +92,7 @@ impl Collectives {
             ("mma.sync", self.mma),
             ("ldmatrix", self.ldmatrix),
             ("cp.async", self.cp_async),
-            ("bar.sync", self.bar),
+            ("bar", self.bar),
             ("shfl.sync", self.shfl),
             ("redux.sync", self.redux),
             ("vote.sync", self.vote),
@@ -104,6 +104,9 @@ impl Collectives {
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
     match kernel.family {
+        Family::Forward { causal } if kernel.tile.team > 1 => {
+            forward_shared_rows(&Parts::of(kernel), causal)
+        }
         Family::Forward { causal } => forward(&Parts::of(kernel), causal),
         Family::Decode => decode(&Parts::of(kernel)),
         // Five rounds for the maximum, five for the sum, and the weights of eight splits.
@@ -116,16 +119,20 @@ pub fn expected(kernel: &Kernel) -> Collectives {
             Loop::Naive => Collectives::NONE,
             Loop::Fa1 => fa1(&Parts::of(kernel)),
             Loop::Rows | Loop::RowsInRegisters => rows(&Parts::of(kernel), shape),
-            Loop::Teams => teams(&Parts::of(kernel), shape),
+            Loop::Teams => teams(&Parts::of(kernel)),
         },
+        Family::Gemm { tile, .. } => gemm(&tile),
     }
 }
 
 /// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
 struct Parts {
-    /// 16-row tiles of a warp, and 16-wide slices of the head dim and of a key block.
+    /// 16-row tiles of a warp; 16-wide slices of the head dim, and of those of O that the warp has; slices
+    /// of a key block, and of those in the warp's scores.
     mt: u32,
     dt: u32,
+    ot: u32,
+    kt: u32,
     nt: u32,
     tile: Tile,
     head_dim: u32,
@@ -134,14 +141,12 @@ struct Parts {
 impl Parts {
     fn of(kernel: &Kernel) -> Self {
         let tile = kernel.tile;
-        let (rows, dt) = match kernel.family {
-            Family::Ladder(shape) => (16 * shape.m_tiles * tile.warps, shape.o_tiles),
-            _ => (tile.q_rows, kernel.head_dim / 16),
-        };
         Parts {
-            mt: rows / tile.warps / 16,
-            dt,
-            nt: tile.keys / 16,
+            mt: tile.q_rows * tile.team / tile.warps / 16,
+            dt: kernel.head_dim / 16,
+            ot: kernel.head_dim / 16 / tile.team,
+            kt: tile.keys / 16,
+            nt: tile.keys / 16 / tile.team,
             tile,
             head_dim: kernel.head_dim,
         }
@@ -176,8 +181,16 @@ impl Parts {
     /// `P V`.
     fn product(&self) -> Collectives {
         Collectives {
-            mma: 2 * self.mt * self.dt * self.nt,
-            ldmatrix: self.nt * self.dt,
+            mma: 2 * self.mt * self.ot * self.kt,
+            ldmatrix: self.kt * self.ot,
+            ..Collectives::NONE
+        }
+    }
+
+    /// P of so many slices of the keys, from shared memory.
+    fn probabilities(&self, slices: u32) -> Collectives {
+        Collectives {
+            ldmatrix: self.mt * slices,
             ..Collectives::NONE
         }
     }
@@ -199,6 +212,15 @@ impl Parts {
             ..Collectives::NONE
         };
         look + guarded + self.product()
+    }
+
+    /// Of a loop over slices of the keys: P from shared memory, and its product, with a count beside.
+    fn guarded(&self) -> Collectives {
+        Collectives {
+            mma: 2 * 2 * self.mt * self.ot,
+            ldmatrix: self.mt + self.ot,
+            ..Collectives::NONE
+        }
     }
 
     /// Copies of so many rows.
@@ -239,6 +261,26 @@ fn forward(parts: &Parts, causal: bool) -> Collectives {
     parts.around() + first + idle + steps + masked + BARRIER
 }
 
+/// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a
+/// loop; and others, with scores and maxima once more if need be. Each step has two barriers and
+/// the copies of the next K and V, and an exchange of maxima takes one more of the team. Teams also
+/// meet once Q is negated, for the row sums, and before and after O is in shared memory.
+fn forward_shared_rows(parts: &Parts, causal: bool) -> Collectives {
+    let keys = parts.tile.keys;
+    let step = parts.scores() + parts.copies(2 * keys) + BARRIER + BARRIER + parts.product();
+    let exchange = parts.maxima() + BARRIER;
+    let guarded = if causal {
+        parts.guarded()
+    } else {
+        Collectives::NONE
+    };
+    let masked = step + exchange + parts.probabilities(parts.kt) + guarded;
+    let again = parts.scores() + exchange + BARRIER;
+    let unmasked = step + parts.probabilities(parts.kt - parts.nt) + again;
+    let teams = BARRIER + BARRIER + BARRIER + BARRIER;
+    parts.around() + teams + parts.copies(2 * keys) + masked + unmasked
+}
+
 /// Copies into all buffers but one; masked steps, of the causal code whether causal or not, and
 /// others, each with the copies of a later block.
 fn decode(parts: &Parts) -> Collectives {
@@ -264,26 +306,26 @@ fn rows(parts: &Parts, shape: Shape) -> Collectives {
     let step = wait + wait + parts.scores();
     let masked = step + parts.maxima() + parts.product_masked(true);
     let unmasked = match shape.acc {
-        Acc::F32 => step + parts.softmax() + parts.product(),
-        Acc::F16 => Collectives::NONE,
+        Accumulation::Single => step + parts.softmax() + parts.product(),
+        Accumulation::Half => Collectives::NONE,
     };
     copy + parts.around() + BARRIER + masked + unmasked + o_store(parts.mt * parts.dt)
 }
 
 /// A wait for a slice of K, then for one of V; between, and at the end, what a team exchanges; P is read
 /// from shared memory. Copies are loops over counts that the launch says.
-fn teams(parts: &Parts, shape: Shape) -> Collectives {
+fn teams(parts: &Parts) -> Collectives {
     const WINDOW: u32 = 4;
     const KEYS: u32 = 2;
-    let (mt, ot) = (parts.mt, shape.o_tiles);
+    let (mt, nt, ot) = (parts.mt, parts.nt, parts.ot);
     let waits = BARRIER + BARRIER + BARRIER + BARRIER;
-    let exchanges = match shape.team {
+    let exchanges = match parts.tile.team {
         1 => Collectives::NONE,
         _ => BARRIER + BARRIER,
     };
     let scores = Collectives {
-        mma: 2 * mt * shape.n_tiles * WINDOW,
-        ldmatrix: (mt + shape.n_tiles) * WINDOW,
+        mma: 2 * mt * nt * WINDOW,
+        ldmatrix: (mt + nt) * WINDOW,
         ..Collectives::NONE
     };
     let product = Collectives {
@@ -291,14 +333,14 @@ fn teams(parts: &Parts, shape: Shape) -> Collectives {
         ldmatrix: KEYS * (mt + ot),
         ..Collectives::NONE
     };
-    let guarded = Collectives {
-        mma: 2 * 2 * mt * KEYS * ot,
-        ldmatrix: KEYS * ot + mt * KEYS * ot * (1 + mt),
+    let look = Collectives {
+        ldmatrix: KEYS * ot,
         redux: 1,
         ..Collectives::NONE
     };
     let softmax = parts.maxima() + parts.maxima();
-    waits + exchanges + scores + softmax + product + guarded + o_store(mt * ot)
+    let products = scores + product + look + parts.guarded();
+    waits + exchanges + softmax + products + o_store(mt * ot)
 }
 
 /// O by shuffles, four for each 16x16 tile, or by way of shared memory.
@@ -315,6 +357,32 @@ fn o_store(tiles: u32) -> Collectives {
 fn is_implied(instruction: &str, kernel: &Kernel) -> bool {
     let in_loops = matches!(kernel.family, Family::Ladder(shape) if shape.main_loop == Loop::Teams);
     !(in_loops && instruction == "cp.async")
+}
+
+/// A step of a matrix product: the products of each slice and, with stages, the operands of the next
+/// slice and the copies of a later tile. Before the loop the copies into all tiles but one and the first
+/// operands; barriers before, in and after it.
+fn gemm(tile: &GemmTile) -> Collectives {
+    let (mt, nt) = (
+        tile.rows / tile.warps_down / 16,
+        tile.columns / tile.warps_across / 16,
+    );
+    let slices = tile.depth / 16;
+    let products = Collectives {
+        mma: slices * 2 * mt * nt,
+        ..Collectives::NONE
+    };
+    if tile.stages == 0 {
+        return products;
+    }
+    let threads = 32 * tile.warps_down * tile.warps_across;
+    let copies = (tile.rows + tile.columns) * tile.depth / 8 / threads;
+    Collectives {
+        ldmatrix: (slices + 1) * (mt + nt),
+        cp_async: tile.stages * copies,
+        bar: 3,
+        ..products
+    }
 }
 
 /// Checks an entry.
@@ -373,7 +441,7 @@ mod tests {
             for (breach, rule) in [
                 ("\tst.local.b32 [%r1], %r2;", "local memory"),
                 ("\tcall.uni panic_bounds_check;", "calls a function"),
-                ("\tbar.sync 0;", "bar.sync"),
+                ("\tbar.sync 0;", "bar"),
                 ("\tmma.sync.x;", "mma.sync"),
             ] {
                 let mut bad = good.clone();

@@ -5,11 +5,12 @@
 //! `S - 1` are on their way, enough of them to keep the memory busy.
 
 use super::place::Place;
-use super::warp::Warp;
+use super::team::Team;
+use super::warp::{Warp, map_rows};
 use crate::mask::{Mask, Packed};
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
+use crate::tile::{Accumulator, Copier, Element, SharedTile, SoftmaxScale};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -73,7 +74,11 @@ pub unsafe fn decode<
         cp_async::wait::<PENDING>();
         barrier::block();
 
-        let mut warp = Warp::<1, DT, QT>::new(qo_tile.skip(warp_row), SoftmaxScale::new(p.scale));
+        let mut warp = Warp::<1, DT, DT, QT>::new(
+            qo_tile.skip(warp_row),
+            SoftmaxScale::new(p.scale),
+            &Team::ALONE,
+        );
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;
@@ -92,23 +97,25 @@ pub unsafe fn decode<
             j -= 1;
             before_scores(j);
             if has_rows {
-                let s = warp.scores::<E, NT>(k_tile(j));
-                let visible = Warp::<1, DT, QT>::map_rows(|i| {
-                    mask.visible((row + i) as i32, (j * bc) as i32)
-                });
-                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
-                warp.accumulate_masked::<E, Packed, NT, false>(probabilities, v_tile(j), visible);
+                let s = warp.scores::<E, Accumulator, NT>(k_tile(j));
+                let visible = map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32));
+                let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
+                warp.accumulate_masked::<E, Accumulator, Packed, NT>(
+                    probabilities,
+                    v_tile(j),
+                    visible,
+                );
             }
         }
         while j > 0 {
             j -= 1;
             before_scores(j);
             if has_rows {
-                let s = warp.scores::<E, NT>(k_tile(j));
+                let s = warp.scores::<E, Accumulator, NT>(k_tile(j));
                 let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
-                warp.accumulate::<E, NT>(probabilities, v_tile(j));
+                warp.accumulate::<E, Accumulator, NT>(probabilities, v_tile(j));
             }
         }
-        warp.store::<E, true>(p, threads);
+        warp.store::<E, true, 1>(p, threads, &Team::ALONE);
     }
 }

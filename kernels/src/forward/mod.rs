@@ -18,15 +18,19 @@ mod decode;
 mod epilogue;
 pub mod non_finite;
 mod place;
+mod shared_rows;
+mod team;
 mod warp;
 
 use crate::mask::Mask;
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Copier, Element, SharedTile, SoftmaxScale};
+use crate::tile::{Accumulator, Copier, Element, SharedTile, SoftmaxScale};
 pub use decode::decode;
 pub use epilogue::store_partial;
 pub use place::Place;
+pub use shared_rows::forward_shared_rows;
+pub use team::Team;
 pub use warp::{Warp, map_rows, map_tile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
@@ -114,7 +118,7 @@ pub unsafe fn forward<
         cp_async::wait::<1>();
         barrier::block();
         let scale = SoftmaxScale::new(p.scale);
-        let mut warp = Warp::<MT, DT, QT>::new(qo_tile.skip(warp_row), scale);
+        let mut warp = Warp::<MT, DT, DT, QT>::new(qo_tile.skip(warp_row), scale, &Team::ALONE);
 
         // `j` blocks are left; those that the warp sees nothing of it only copies.
         let mut j = trips;
@@ -126,39 +130,39 @@ pub unsafe fn forward<
         if j > 0 {
             let visible = |j: u32| {
                 let first_key = (j * bc) as i32;
-                Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, first_key))
+                map_rows(|i| mask.visible((row + i) as i32, first_key))
             };
             // The first block always sets the maxima, the others may.
             let unmasked_trips = unmasked_trips.min(j - 1).max(1);
-            let mut s = warp.scores::<E, NT>(k_tile(j - 1));
+            let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
             while j > unmasked_trips {
                 j -= 1;
                 let visible = visible(j);
-                let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+                let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
                 copies_landed();
                 load_ahead(j);
-                warp.accumulate_masked::<E, M, NT, false>(probabilities, v_tile(j), visible);
-                s = warp.scores::<E, NT>(k_tile(j - 1));
+                warp.accumulate_masked::<E, Accumulator, M, NT>(probabilities, v_tile(j), visible);
+                s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
             }
             while j > 1 {
                 j -= 1;
                 let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
                 copies_landed();
                 load_ahead(j);
-                warp.accumulate::<E, NT>(probabilities, v_tile(j));
-                s = warp.scores::<E, NT>(k_tile(j - 1));
+                warp.accumulate::<E, Accumulator, NT>(probabilities, v_tile(j));
+                s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
             }
             // Asked for again: over the loop these would hold registers.
             let place = Place::<false>::of_block(p, br);
             let (first_key, keys) = place.keys(p);
             let mask = M::new(p, first_key, keys);
             let row = place.first + special::thread(threads) / 32 * warp_rows;
-            let visible = Warp::<MT, DT, QT>::map_rows(|i| mask.visible((row + i) as i32, 0));
-            let probabilities = warp.softmax_masked::<E, NT>(s, visible);
+            let visible = map_rows(|i| mask.visible((row + i) as i32, 0));
+            let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
             copies_landed();
-            warp.accumulate_masked::<E, M, NT, false>(probabilities, v_tile(0), visible);
+            warp.accumulate_masked::<E, Accumulator, M, NT>(probabilities, v_tile(0), visible);
         }
 
-        warp.store::<E, false>(p, threads);
+        warp.store::<E, false, 1>(p, threads, &Team::ALONE);
     }
 }

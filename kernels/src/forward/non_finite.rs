@@ -5,11 +5,12 @@
 //! is exact unless V holds an infinity or a NaN there, for 0 times it is NaN. Blocks at the edge are
 //! few, so they are searched for such elements, and one that holds any takes a slower product.
 
+use super::warp::Warp;
 use crate::ptx::{barrier, shuffle, special};
-use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, Sum};
+use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};
 
 /// Whether a tile of V holds an infinity or a NaN in the slices of 16 columns `column(0..OT)`: the same
-/// answer in all lanes. `SHORT` says that registers are: then V is not read far ahead.
+/// answer in all lanes.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, and the tile is written and visible.
@@ -20,7 +21,6 @@ pub unsafe fn has_non_finite<
     const NT: usize,
     const OT: usize,
     const VT: usize,
-    const SHORT: bool,
 >(
     v_tile: SharedTile<VT, A>,
     column: impl Fn(usize) -> usize,
@@ -29,10 +29,6 @@ pub unsafe fn has_non_finite<
     let mut found = 0;
     for nt in 0..NT {
         for ot in 0..OT {
-            if SHORT {
-                // SAFETY: the caller's promise.
-                unsafe { barrier::warp() }
-            }
             // SAFETY: the caller's promise.
             found |= unsafe { v_tile.b_trans(lane, nt, column(ot)) }.non_finite::<E>();
         }
@@ -41,50 +37,87 @@ pub unsafe fn has_non_finite<
     unsafe { shuffle::or(found) != 0 }
 }
 
-/// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
-/// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0. A row sees
-/// only the first `visible` keys of the tile.
+impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT: usize>
+    Warp<MT, DT, OT, QT, A>
+{
+    /// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
+    /// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
+        &mut self,
+        p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT, A>,
+        visible: [[i32; 2]; MT],
+    ) {
+        let lane = special::lane();
+        for dt in 0..OT {
+            for mt in 0..MT {
+                let mut count = Accumulator::ZERO;
+                // SAFETY: the caller's promise. The barrier keeps the assembler from reading V far
+                // ahead here, at the price of spilled registers in the whole kernel.
+                unsafe { barrier::warp() }
+                for nt in 0..NT {
+                    let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                    let seen = Operand::ones_below::<E>(lane, limits);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let v = v_tile.b_trans(lane, nt, dt);
+                        let (finite, non_finite) = v.split_non_finite::<E>();
+                        self.o[mt][dt].mma::<E>(p[mt][nt], finite);
+                        count.mma::<E>(seen, non_finite);
+                    }
+                }
+                self.o[mt][dt].spoil(count);
+            }
+        }
+    }
+}
+
+/// As [`accumulate_guarded`](Warp::accumulate_guarded) of `16 * KT` keys, with P from shared memory: in a loop
+/// that is not unrolled, because what it then holds is little. `column` gives the slice of 16 columns of V
+/// that one of O is.
 ///
 /// # Safety
-/// As [`multiply`](crate::tile::multiply).
+/// As [`Warp::new`].
 #[inline(always)]
 pub unsafe fn multiply_guarded<
     E: Element,
     A: Arrangement,
     const MT: usize,
-    const NT: usize,
+    const KT: usize,
+    const PT: usize,
     const OT: usize,
     const VT: usize,
 >(
     o: &mut [[Accumulator; OT]; MT],
-    p: impl Fn(usize) -> [Operand; MT],
+    (p_tile, first): (SharedTile<PT>, usize),
     v_tile: SharedTile<VT, A>,
     visible: [[i32; 2]; MT],
     column: impl Fn(usize) -> usize,
 ) {
-    let lane = special::lane();
-    for ot in 0..OT {
-        for mt in 0..MT {
-            let mut count = Accumulator::ZERO;
-            // SAFETY: the caller's promise. The barrier keeps the assembler from reading V far
-            // ahead here, at the price of spilled registers in the whole kernel.
-            unsafe { barrier::warp() }
-            for nt in 0..NT {
-                let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                let seen = Operand::ones_below::<E>(lane, limits);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let v = v_tile.b_trans(lane, nt, column(ot));
-                    let (finite, non_finite) = v.split_non_finite::<E>();
-                    o[mt][ot].mma::<E>(p(nt)[mt], finite);
-                    count.mma::<E>(seen, non_finite);
-                }
-            }
-            for i in 0..8 {
-                if count.0[i] != 0.0 {
-                    o[mt][ot].0[i] = f32::NAN;
+    let end = special::opaque(KT as u32);
+    let mut kt = 0;
+    while kt < end {
+        let lane = special::lane();
+        let limits = visible.map(|rows| rows.map(|v| v - 16 * kt as i32));
+        let seen = limits.map(|limits| Operand::ones_below::<E>(lane, limits));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let p: [[Operand; 1]; MT] = p_tile.operands(first + kt as usize);
+            for ot in 0..OT {
+                let v = v_tile.skip(16 * kt).b_trans(lane, 0, column(ot));
+                let (finite, non_finite) = v.split_non_finite::<E>();
+                for mt in 0..MT {
+                    let mut count = Accumulator::ZERO;
+                    count.mma::<E>(seen[mt], non_finite);
+                    o[mt][ot].mma::<E>(p[mt][0], finite);
+                    o[mt][ot].spoil(count);
                 }
             }
         }
+        kt += 1;
     }
 }

@@ -1,44 +1,61 @@
 //! The work of one warp: its rows of Q, O, m and l, and a step of the main loop on them.
 
-use super::non_finite::{has_non_finite, multiply_guarded};
+use super::non_finite::has_non_finite;
+use super::team::Team;
 use crate::mask::Mask;
 use crate::ptx::{barrier, special, vote};
 use crate::tile::{
-    Accumulator, Arrangement, Element, Fixed, Operand, SharedTile, Softmax, SoftmaxScale, Sum,
-    multiply, multiply_transposed,
+    Accumulate, Accumulator, Arrangement, Element, Fixed, Operand, SharedTile, Softmax,
+    SoftmaxScale, multiply, multiply_transposed,
 };
 use core::hint::cold_path;
 
-/// What a warp carries through the loop: `MT` tiles of 16 query rows.
-pub struct Warp<const MT: usize, const DT: usize, const QT: usize, A: Arrangement = Fixed> {
+/// What a warp carries through the loop: `MT` tiles of 16 query rows, with `OT` of the `DT` slices of 16
+/// columns of O.
+pub struct Warp<
+    const MT: usize,
+    const DT: usize,
+    const OT: usize,
+    const QT: usize,
+    A: Arrangement = Fixed,
+> {
     q_tile: SharedTile<DT, A>,
     /// The first `QT` are read once, the others from the tile in each step.
     q: [[Operand; DT]; MT],
     /// Not divided by the sums yet.
-    pub o: [[Accumulator; DT]; MT],
+    pub o: [[Accumulator; OT]; MT],
     /// Maxima and sums.
     pub softmax: Softmax<MT>,
 }
 
-impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT, DT, QT, A> {
-    /// Takes the warp's rows of the Q tile.
+impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement>
+    Warp<MT, DT, OT, QT, A>
+{
+    /// Takes the team's rows of the Q tile.
     ///
     /// # Safety
-    /// As all of these: every lane of the warp makes the same call, and shared tiles are written
-    /// and visible.
+    /// As all of these: every lane of the warp makes the same call, as do all warps of the team where
+    /// one is given, and shared tiles are written and visible.
     #[inline(always)]
-    pub unsafe fn new(q_tile: SharedTile<DT, A>, scale: SoftmaxScale) -> Self {
+    pub unsafe fn new<const T: usize>(
+        q_tile: SharedTile<DT, A>,
+        scale: SoftmaxScale,
+        team: &Team<T>,
+    ) -> Self {
         let mut warp = Warp {
             q_tile,
             q: [[Operand::ZERO; DT]; MT],
-            o: [[Accumulator::ZERO; DT]; MT],
+            o: [[Accumulator::ZERO; OT]; MT],
             softmax: Softmax::new(scale),
         };
         let lane = special::lane();
-        // SAFETY: the caller's promise; nobody but this warp uses its rows of the tile.
+        // SAFETY: the caller's promise; nobody but this warp's team uses its rows of the tile.
         unsafe {
             if scale.negative {
-                map_tile::<MT, DT, A>(q_tile, Operand::negate);
+                if team.side == 0 {
+                    map_tile::<MT, DT, A>(q_tile, Operand::negate);
+                }
+                team.sync();
             }
             for mt in 0..MT {
                 for dt in 0..QT {
@@ -49,19 +66,13 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
         warp
     }
 
-    /// [`map_rows`] of the warp's tiles.
+    /// `S = Q K^T`, added up in `S`.
     #[inline(always)]
-    pub fn map_rows<T: Copy + Default>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
-        map_rows(f)
-    }
-
-    /// `S = Q K^T`.
-    #[inline(always)]
-    pub unsafe fn scores<E: Element, const NT: usize>(
+    pub unsafe fn scores<E: Element, S: Accumulate<E>, const NT: usize>(
         &self,
         k_tile: SharedTile<DT, A>,
     ) -> [[Accumulator; NT]; MT] {
-        let mut s = [[E::Sum::ZERO; NT]; MT];
+        let mut s = [[S::ZERO; NT]; MT];
         let lane = varying_lane(k_tile);
         let q = |dt: usize| {
             let mut q = [Operand::ZERO; MT];
@@ -76,17 +87,18 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
             q
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply_transposed::<E, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
-        s.map(|row| row.map(E::Sum::widen))
+        unsafe { multiply_transposed::<E, S, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
+        s.map(|row| row.map(S::widen))
     }
 
-    /// `P = softmax(S)` relative to new maxima, to which O is rescaled. A row sees only the first
-    /// `visible` keys of the block.
+    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled. A
+    /// row sees only the first `visible` keys of the block.
     #[inline(always)]
-    pub unsafe fn softmax_masked<E: Element, const NT: usize>(
+    pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
         visible: [[i32; 2]; MT],
+        team: &Team<T>,
     ) -> [[Operand; NT]; MT] {
         let lane = special::lane();
         for mt in 0..MT {
@@ -96,7 +108,7 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.softmax_exact::<E, NT>(s) }
+        unsafe { self.softmax_exact::<E, NT, T>(s, team) }
     }
 
     /// `P = softmax(S)` relative to the maxima as they are, which costs neither a look for new ones
@@ -113,8 +125,8 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
         unsafe {
             if vote::any(!sums.fit()) {
                 cold_path();
-                let s = self.scores::<E, NT>(k_tile);
-                self.softmax_exact::<E, NT>(s)
+                let s = self.scores::<E, Accumulator, NT>(k_tile);
+                self.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
                 self.softmax.add(sums);
                 s.map(|row| row.map(Accumulator::to_operand::<E>))
@@ -122,21 +134,35 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
         }
     }
 
+    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled.
     #[inline(always)]
-    unsafe fn softmax_exact<E: Element, const NT: usize>(
+    pub unsafe fn softmax_exact<E: Element, const NT: usize, const T: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
+        team: &Team<T>,
     ) -> [[Operand; NT]; MT] {
         let mut p = [[Operand::ZERO; NT]; MT];
+        let mut maxima = [[0.0; 2]; MT];
+        if T > 1 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                for mt in 0..MT {
+                    maxima[mt] = self.softmax.maxima(&s[mt]);
+                }
+                maxima = team.combine(maxima, f32::max);
+            }
+        }
         for mt in 0..MT {
             // SAFETY: the caller's promise. The barrier keeps the assembler from mixing the tiles, at
             // the price of spilled registers.
             let factors = unsafe {
                 barrier::warp();
-                let maxima = self.softmax.maxima(&s[mt]);
-                self.softmax.update(mt, &mut s[mt], maxima)
+                if T == 1 {
+                    maxima[mt] = self.softmax.maxima(&s[mt]);
+                }
+                self.softmax.update(mt, &mut s[mt], maxima[mt])
             };
-            for dt in 0..DT {
+            for dt in 0..OT {
                 self.o[mt][dt].scale_rows(factors);
             }
             p[mt] = s[mt].map(Accumulator::to_operand::<E>);
@@ -144,10 +170,9 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
         p
     }
 
-    /// `O += P V`, where a row sees only the first `visible` keys of the block. `SHORT` says that registers
-    /// are.
+    /// `O += P V`, added up in `S`, where a row sees only the first `visible` keys of the block.
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize, const SHORT: bool>(
+    pub unsafe fn accumulate_masked<E: Element, S: Accumulate<E>, M: Mask, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
@@ -155,18 +180,17 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, A, NT, DT, DT, SHORT>(v_tile, |dt| dt) {
-                let p = |nt: usize| p.map(|row| row[nt]);
-                multiply_guarded::<E, A, MT, NT, DT, DT>(&mut self.o, p, v_tile, visible, |dt| dt);
+            if M::CAUSAL && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
+                self.accumulate_guarded::<E, NT>(p, v_tile, visible);
             } else {
-                self.accumulate::<E, NT>(p, v_tile);
+                self.accumulate::<E, S, NT>(p, v_tile);
             }
         }
     }
 
-    /// `O += P V`.
+    /// `O += P V`, added up in `S`.
     #[inline(always)]
-    pub unsafe fn accumulate<E: Element, const NT: usize>(
+    pub unsafe fn accumulate<E: Element, S: Accumulate<E>, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
@@ -174,11 +198,11 @@ impl<const MT: usize, const DT: usize, const QT: usize, A: Arrangement> Warp<MT,
         let lane = varying_lane(v_tile);
         let p = |nt: usize| p.map(|row| row[nt]);
         // SAFETY: the caller's promise.
-        unsafe { multiply::<E, A, MT, NT, DT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
+        unsafe { multiply::<E, S, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
     }
 }
 
-/// `f` of the two rows a lane holds in each tile, counted from the warp's first.
+/// `f` of the two rows a lane holds in each of `MT` tiles, counted from the first.
 #[inline(always)]
 pub fn map_rows<T: Copy + Default, const MT: usize>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
     let lane = special::lane();
@@ -211,8 +235,6 @@ pub unsafe fn map_tile<const MT: usize, const DT: usize, A: Arrangement>(
             }
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { barrier::warp() }
 }
 
 /// The lane, as if it depended on a tile that changes from step to step: so that the assembler

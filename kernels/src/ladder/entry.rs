@@ -2,19 +2,19 @@
 
 use super::fa1::fa1;
 use super::naive::naive;
-use super::options::Acc;
 use super::rows::rows;
 use super::table::{Q, Shape, all_ladder_kernels};
 use super::teams::teams;
 use crate::params::ForwardParams;
-use crate::tile::{Bf16, F16, F16Acc};
+use crate::table::Accumulation;
+use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
 macro_rules! entries {
     (
         naive { $($naive:ident => $naive_element:ty;)* }
         fa1 { $($fa1:ident => $fa1_element:ty, $fa1_dim:literal;)* }
-        rows { $($rows:ident => $rows_element:ty, $rows_dim:literal, $q:ident;)* }
-        teams { $($teams:ident => $teams_element:ty, $team:literal, $o_tiles:literal;)* }
+        rows { $($rows:ident => $rows_element:ty, $rows_sums:ident, $rows_dim:literal, $q:ident;)* }
+        teams { $($teams:ident => $teams_element:ty, $teams_sums:ident, $team:literal, $o_tiles:literal;)* }
     ) => {
         $(
             #[unsafe(no_mangle)]
@@ -41,11 +41,12 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $rows(params: ForwardParams) {
-                const SHAPE: Shape = Shape::rows(Acc::F32, $rows_dim, Q::$q);
+                const SHAPE: Shape = Shape::rows(Accumulation::$rows_sums, $rows_dim, Q::$q);
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
                     rows::<
                         $rows_element,
+                        $rows_sums,
                         { SHAPE.tile().warps as usize },
                         { SHAPE.m_tiles as usize },
                         { SHAPE.o_tiles as usize },
@@ -58,11 +59,12 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $teams(params: ForwardParams) {
-                const SHAPE: Shape = Shape::teams(Acc::F32, $team, $o_tiles);
+                const SHAPE: Shape = Shape::teams(Accumulation::$teams_sums, $team, $o_tiles);
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
                     teams::<
                         $teams_element,
+                        $teams_sums,
                         { SHAPE.tile().warps as usize },
                         $team,
                         { SHAPE.m_tiles as usize },

@@ -7,11 +7,11 @@
 //! One block computes a head. In global memory O is not divided by l; a combine kernel does that at the
 //! end, as if of one split of the keys.
 
-use crate::forward::{Place, Warp, store_partial};
+use crate::forward::{Place, Team, Warp, map_rows, store_partial};
 use crate::mask::{Either, Mask};
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, global, shared, special};
-use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Total};
+use crate::tile::{Accumulator, Copier, Element, SharedTile, SoftmaxScale, Total};
 
 /// Computes O, m and l of the block's head.
 ///
@@ -59,16 +59,15 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                     cp_async::wait::<0>();
                     barrier::block();
                     let warp_q = q_tile.skip(warp_row);
-                    let mut warp = Warp::<1, DT, 0>::new(warp_q, SoftmaxScale::new(p.scale));
+                    let mut warp =
+                        Warp::<1, DT, DT, 0>::new(warp_q, SoftmaxScale::new(p.scale), &Team::ALONE);
                     if first_key > 0 {
                         load_partial(p, &place, (row, exist), &mut warp);
                     }
-                    let visible = Warp::<1, DT, 0>::map_rows(|i| {
-                        mask.visible((row + i) as i32, first_key as i32)
-                    });
-                    let s = warp.scores::<E, NT>(k_tile);
-                    let probabilities = warp.softmax_masked::<E, NT>(s, visible);
-                    warp.accumulate_masked::<E, Either, NT, true>(probabilities, v_tile, visible);
+                    let visible = map_rows(|i| mask.visible((row + i) as i32, first_key as i32));
+                    let s = warp.scores::<E, Accumulator, NT>(k_tile);
+                    let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
+                    warp.accumulate_masked::<E, Accumulator, Either, NT>(p_tiles, v_tile, visible);
                     let totals = Some(warp.softmax.totals());
                     store_partial(p, &place, (row, exist), warp.o, totals, |dt| dt as u32);
                     barrier::block();
@@ -86,7 +85,7 @@ unsafe fn load_partial<const DT: usize>(
     p: &ForwardParams,
     place: &Place<false>,
     (first, exist): (u32, u32),
-    warp: &mut Warp<1, DT, 0>,
+    warp: &mut Warp<1, DT, DT, 0>,
 ) {
     let lane = special::lane();
     for r in 0..2 {

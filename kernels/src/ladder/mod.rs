@@ -31,4 +31,4 @@ mod store;
 #[cfg(target_arch = "nvptx64")]
 mod teams;
 
-pub use options::{Acc, NaivePass, OStore, Rung, Swizzles};
+pub use options::{NaivePass, OStore, Rung, Swizzles};

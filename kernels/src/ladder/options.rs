@@ -94,16 +94,6 @@ impl Rung {
     }
 }
 
-/// What products are summed in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Acc {
-    /// f32.
-    #[default]
-    F32,
-    /// f16, for f16 inputs: scores, and what a block of keys adds to O.
-    F16,
-}
-
 /// Which tiles are swizzled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Swizzles {
@@ -121,6 +111,27 @@ pub enum Swizzles {
 }
 
 impl Swizzles {
+    /// All.
+    pub const ALL: &[Swizzles] = &[
+        Swizzles::None,
+        Swizzles::Pad,
+        Swizzles::Q,
+        Swizzles::Qk,
+        Swizzles::Qkv,
+    ];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Swizzles::None => "none",
+            Swizzles::Pad => "pad",
+            Swizzles::Q => "q",
+            Swizzles::Qk => "qk",
+            Swizzles::Qkv => "qkv",
+        }
+    }
+
     /// As a launch tells it: a bit for each of Q, K and V, and chunks between rows.
     #[must_use]
     pub const fn bits_and_padding(self) -> (u32, u32) {
@@ -145,6 +156,21 @@ pub enum OStore {
     Shared,
     /// Collected by shuffles, 16 bytes a lane.
     Shuffle,
+}
+
+impl OStore {
+    /// All.
+    pub const ALL: &[OStore] = &[OStore::Direct, OStore::Shared, OStore::Shuffle];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            OStore::Direct => "direct",
+            OStore::Shared => "shared",
+            OStore::Shuffle => "shuffle",
+        }
+    }
 }
 
 /// A launch of the naive kernel.
@@ -189,7 +215,7 @@ const fn swizzle(p: &LadderParams, row_chunks: u32, tensor: u32) -> Swizzle {
 /// stays, V's own buffer if it has one, and the ring. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamsMemory {
-    /// Maxima of every row, for each warp of a team.
+    /// What the warps of a [team](crate::forward::Team) exchange: four numbers of every row from each.
     pub exchange: u32,
     /// Q.
     pub q: u32,
@@ -223,7 +249,7 @@ impl TeamsMemory {
         let k_bytes = keys * pitch(p, 64 * p.windows);
         let v_bytes = p.v_keys * pitch(p, width);
         let exchange = 2 * q_rows * keys;
-        let q = exchange + 4 * q_rows * team;
+        let q = exchange + 16 * q_rows * team;
         let v = if stays { q + q_bytes } else { q };
         let k_in_buffer = if stays { 0 } else { q_bytes };
         let k_slice = k_in_buffer + k_bytes;

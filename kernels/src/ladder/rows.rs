@@ -13,23 +13,24 @@
 use super::options::swizzles;
 use super::ring::Ring;
 use super::store::{Part, store};
-use crate::forward::{Place, Warp, map_rows, map_tile};
+use crate::forward::{Place, Team, Warp, map_rows, map_tile};
 use crate::layout::swizzle::Swizzle;
 use crate::mask::{Either, Mask};
 use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Copier, Element, SharedTile, SoftmaxScale, Sum};
+use crate::tile::{Accumulate, Copier, Element, SharedTile, SoftmaxScale};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most `16 * DT`, and
-/// a step takes `16 * NT` keys. `QT` is `DT` if Q stays in registers, else 0.
+/// a step takes `16 * NT` keys. Products are added up in `S`. `QT` is `DT` if Q stays in registers, else 0.
 ///
 /// # Safety
 /// As [`forward`](crate::forward::forward).
 #[inline(always)]
 pub unsafe fn rows<
     E: Element,
+    S: Accumulate<E>,
     const W: usize,
     const MT: usize,
     const DT: usize,
@@ -55,7 +56,7 @@ pub unsafe fn rows<
     let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
     // The first block always sets the maxima, the others may; and all must, lest sums of f16 overflow.
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
-    let unmasked_trips = match E::Sum::HALF {
+    let unmasked_trips = match S::HALF {
         true => 0,
         false => unmasked_trips.min(trips.saturating_sub(1)),
     };
@@ -94,11 +95,12 @@ pub unsafe fn rows<
         barrier::block();
         let warp_q = q_tile.skip(warp_row);
         let mut scale = SoftmaxScale::new(p.scale);
-        if E::Sum::HALF {
+        if S::HALF {
             map_tile::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
+            barrier::warp();
             scale = SoftmaxScale::ONE;
         }
-        let mut warp = Warp::<MT, DT, QT, Swizzle>::new(warp_q, scale);
+        let mut warp = Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, scale, &Team::ALONE);
         barrier::block();
         ring.start(&mut load);
 
@@ -108,20 +110,20 @@ pub unsafe fn rows<
             j -= 1;
             let visible = || map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32));
             ring.advance(&mut load);
-            let s = warp.scores::<E, NT>(tile(ring.to_read(), k_swizzle));
-            let probabilities = warp.softmax_masked::<E, NT>(s, visible());
+            let s = warp.scores::<E, S, NT>(tile(ring.to_read(), k_swizzle));
+            let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);
-            warp.accumulate_masked::<E, Either, NT, true>(probabilities, v_tile, visible());
+            warp.accumulate_masked::<E, S, Either, NT>(probabilities, v_tile, visible());
         }
         while j > 0 {
             j -= 1;
             ring.advance(&mut load);
             let k_tile = tile(ring.to_read(), k_swizzle);
-            let s = warp.scores::<E, NT>(k_tile);
+            let s = warp.scores::<E, S, NT>(k_tile);
             let probabilities = warp.softmax::<E, NT>(s, k_tile);
             ring.advance(&mut load);
-            warp.accumulate::<E, NT>(probabilities, tile(ring.to_read(), v_swizzle));
+            warp.accumulate::<E, S, NT>(probabilities, tile(ring.to_read(), v_swizzle));
         }
         let part = Part {
             rows: br,

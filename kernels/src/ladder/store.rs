@@ -134,8 +134,8 @@ unsafe fn by_shared_memory<E: Element, const MT: usize, const OT: usize>(
         let exist = p.seqlen_q - place.first;
         let mut column = 0;
         while column < p.dim {
-            let from = tile.right(column);
-            let copier = copier.right(column);
+            let from = tile.skip_columns(column);
+            let copier = copier.skip_columns(column);
             copier.store(from, place.first, part.rows, exist, p.o_aligned != 0);
             column += 64;
         }

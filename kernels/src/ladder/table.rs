@@ -1,8 +1,8 @@
 //! The compiled kernels of the ladder, and which one computes what.
 
-use super::options::{Acc, Rung, TeamsMemory, pitch};
+use super::options::{Rung, TeamsMemory, pitch};
 use crate::params::LadderParams;
-use crate::table::{Arch, Dtype, Family, Kernel, MAX_HEAD_DIM, Tile};
+use crate::table::{Accumulation, Arch, Dtype, Family, Kernel, MAX_HEAD_DIM, Tile};
 
 /// What a kernel of the ladder is an instance of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,7 +10,7 @@ pub struct Shape {
     /// The main loop.
     pub main_loop: Loop,
     /// What products are summed in.
-    pub acc: Acc,
+    pub acc: Accumulation,
     /// 16-row tiles of a warp.
     pub m_tiles: u32,
     /// 16-wide slices of a key block that a warp computes scores of.
@@ -54,7 +54,7 @@ impl Shape {
     pub const fn naive() -> Self {
         Shape {
             main_loop: Loop::Naive,
-            acc: Acc::F32,
+            acc: Accumulation::Single,
             m_tiles: 0,
             n_tiles: 0,
             o_tiles: 0,
@@ -77,7 +77,7 @@ impl Shape {
     /// Of the main loop of rows. Two 16-row tiles a warp, so that every fragment of K and V feeds two
     /// products, as long as O, S and Q leave registers for it.
     #[must_use]
-    pub const fn rows(acc: Acc, dim: u32, q: Q) -> Self {
+    pub const fn rows(acc: Accumulation, dim: u32, q: Q) -> Self {
         let (m_tiles, n_tiles) = match (dim, q) {
             (32 | 64, _) => (2, 4),
             (96 | 128, Q::Shared) => (2, 2),
@@ -101,7 +101,7 @@ impl Shape {
     /// Of the main loop of teams: 32 rows for each team, 32 keys for each warp, or 64 for one
     /// alone with few columns of O.
     #[must_use]
-    pub const fn teams(acc: Acc, team: u32, o_tiles: u32) -> Self {
+    pub const fn teams(acc: Accumulation, team: u32, o_tiles: u32) -> Self {
         Shape {
             main_loop: Loop::Teams,
             acc,
@@ -135,6 +135,7 @@ impl Shape {
             q_rows,
             keys,
             warps,
+            team: self.team,
             stages: 1,
             q_slices,
             blocks_per_sm: if warps == 4 { 2 } else { 1 },
@@ -196,89 +197,74 @@ macro_rules! all_ladder_kernels {
                 fa1_bf16_d256 => Bf16, 256;
             }
             rows {
-                split_q_f16_d32 => F16, 32, Shared;
-                split_q_f16_d64 => F16, 64, Shared;
-                split_q_f16_d96 => F16, 96, Shared;
-                split_q_f16_d128 => F16, 128, Shared;
-                split_q_f16_d256 => F16, 256, Shared;
-                shared_qkv_f16_d32 => F16, 32, Registers;
-                shared_qkv_f16_d64 => F16, 64, Registers;
-                shared_qkv_f16_d96 => F16, 96, Registers;
-                shared_qkv_f16_d128 => F16, 128, Registers;
-                shared_qkv_f16_d256 => F16, 256, Registers;
-                split_q_f16acc_d32 => F16Acc, 32, Shared;
-                split_q_f16acc_d64 => F16Acc, 64, Shared;
-                split_q_f16acc_d96 => F16Acc, 96, Shared;
-                split_q_f16acc_d128 => F16Acc, 128, Shared;
-                split_q_f16acc_d256 => F16Acc, 256, Shared;
-                shared_qkv_f16acc_d32 => F16Acc, 32, Registers;
-                shared_qkv_f16acc_d64 => F16Acc, 64, Registers;
-                shared_qkv_f16acc_d96 => F16Acc, 96, Registers;
-                shared_qkv_f16acc_d128 => F16Acc, 128, Registers;
-                shared_qkv_f16acc_d256 => F16Acc, 256, Registers;
-                split_q_bf16_d32 => Bf16, 32, Shared;
-                split_q_bf16_d64 => Bf16, 64, Shared;
-                split_q_bf16_d96 => Bf16, 96, Shared;
-                split_q_bf16_d128 => Bf16, 128, Shared;
-                split_q_bf16_d256 => Bf16, 256, Shared;
-                shared_qkv_bf16_d32 => Bf16, 32, Registers;
-                shared_qkv_bf16_d64 => Bf16, 64, Registers;
-                shared_qkv_bf16_d96 => Bf16, 96, Registers;
-                shared_qkv_bf16_d128 => Bf16, 128, Registers;
-                shared_qkv_bf16_d256 => Bf16, 256, Registers;
+                split_q_f16_d32 => F16, Single, 32, Shared;
+                split_q_f16_d64 => F16, Single, 64, Shared;
+                split_q_f16_d96 => F16, Single, 96, Shared;
+                split_q_f16_d128 => F16, Single, 128, Shared;
+                split_q_f16_d256 => F16, Single, 256, Shared;
+                shared_qkv_f16_d32 => F16, Single, 32, Registers;
+                shared_qkv_f16_d64 => F16, Single, 64, Registers;
+                shared_qkv_f16_d96 => F16, Single, 96, Registers;
+                shared_qkv_f16_d128 => F16, Single, 128, Registers;
+                shared_qkv_f16_d256 => F16, Single, 256, Registers;
+                split_q_f16acc_d32 => F16, Half, 32, Shared;
+                split_q_f16acc_d64 => F16, Half, 64, Shared;
+                split_q_f16acc_d96 => F16, Half, 96, Shared;
+                split_q_f16acc_d128 => F16, Half, 128, Shared;
+                split_q_f16acc_d256 => F16, Half, 256, Shared;
+                shared_qkv_f16acc_d32 => F16, Half, 32, Registers;
+                shared_qkv_f16acc_d64 => F16, Half, 64, Registers;
+                shared_qkv_f16acc_d96 => F16, Half, 96, Registers;
+                shared_qkv_f16acc_d128 => F16, Half, 128, Registers;
+                shared_qkv_f16acc_d256 => F16, Half, 256, Registers;
+                split_q_bf16_d32 => Bf16, Single, 32, Shared;
+                split_q_bf16_d64 => Bf16, Single, 64, Shared;
+                split_q_bf16_d96 => Bf16, Single, 96, Shared;
+                split_q_bf16_d128 => Bf16, Single, 128, Shared;
+                split_q_bf16_d256 => Bf16, Single, 256, Shared;
+                shared_qkv_bf16_d32 => Bf16, Single, 32, Registers;
+                shared_qkv_bf16_d64 => Bf16, Single, 64, Registers;
+                shared_qkv_bf16_d96 => Bf16, Single, 96, Registers;
+                shared_qkv_bf16_d128 => Bf16, Single, 128, Registers;
+                shared_qkv_bf16_d256 => Bf16, Single, 256, Registers;
             }
             teams {
-                teams_f16_t1_o4 => F16, 1, 4;
-                teams_f16_t1_o8 => F16, 1, 8;
-                teams_f16_t2_o8 => F16, 2, 8;
-                teams_f16_t4_o1 => F16, 4, 1;
-                teams_f16_t4_o2 => F16, 4, 2;
-                teams_f16_t4_o4 => F16, 4, 4;
-                teams_f16_t4_o6 => F16, 4, 6;
-                teams_f16_t4_o8 => F16, 4, 8;
-                teams_f16_t8_o6 => F16, 8, 6;
-                teams_f16_t8_o8 => F16, 8, 8;
-                teams_f16acc_t1_o4 => F16Acc, 1, 4;
-                teams_f16acc_t1_o8 => F16Acc, 1, 8;
-                teams_f16acc_t2_o8 => F16Acc, 2, 8;
-                teams_f16acc_t4_o1 => F16Acc, 4, 1;
-                teams_f16acc_t4_o2 => F16Acc, 4, 2;
-                teams_f16acc_t4_o4 => F16Acc, 4, 4;
-                teams_f16acc_t4_o6 => F16Acc, 4, 6;
-                teams_f16acc_t4_o8 => F16Acc, 4, 8;
-                teams_f16acc_t8_o6 => F16Acc, 8, 6;
-                teams_f16acc_t8_o8 => F16Acc, 8, 8;
-                teams_bf16_t1_o4 => Bf16, 1, 4;
-                teams_bf16_t1_o8 => Bf16, 1, 8;
-                teams_bf16_t2_o8 => Bf16, 2, 8;
-                teams_bf16_t4_o1 => Bf16, 4, 1;
-                teams_bf16_t4_o2 => Bf16, 4, 2;
-                teams_bf16_t4_o4 => Bf16, 4, 4;
-                teams_bf16_t4_o6 => Bf16, 4, 6;
-                teams_bf16_t4_o8 => Bf16, 4, 8;
-                teams_bf16_t8_o6 => Bf16, 8, 6;
-                teams_bf16_t8_o8 => Bf16, 8, 8;
+                teams_f16_t1_o4 => F16, Single, 1, 4;
+                teams_f16_t1_o8 => F16, Single, 1, 8;
+                teams_f16_t2_o8 => F16, Single, 2, 8;
+                teams_f16_t4_o1 => F16, Single, 4, 1;
+                teams_f16_t4_o2 => F16, Single, 4, 2;
+                teams_f16_t4_o4 => F16, Single, 4, 4;
+                teams_f16_t4_o6 => F16, Single, 4, 6;
+                teams_f16_t4_o8 => F16, Single, 4, 8;
+                teams_f16_t8_o6 => F16, Single, 8, 6;
+                teams_f16_t8_o8 => F16, Single, 8, 8;
+                teams_f16acc_t1_o4 => F16, Half, 1, 4;
+                teams_f16acc_t1_o8 => F16, Half, 1, 8;
+                teams_f16acc_t2_o8 => F16, Half, 2, 8;
+                teams_f16acc_t4_o1 => F16, Half, 4, 1;
+                teams_f16acc_t4_o2 => F16, Half, 4, 2;
+                teams_f16acc_t4_o4 => F16, Half, 4, 4;
+                teams_f16acc_t4_o6 => F16, Half, 4, 6;
+                teams_f16acc_t4_o8 => F16, Half, 4, 8;
+                teams_f16acc_t8_o6 => F16, Half, 8, 6;
+                teams_f16acc_t8_o8 => F16, Half, 8, 8;
+                teams_bf16_t1_o4 => Bf16, Single, 1, 4;
+                teams_bf16_t1_o8 => Bf16, Single, 1, 8;
+                teams_bf16_t2_o8 => Bf16, Single, 2, 8;
+                teams_bf16_t4_o1 => Bf16, Single, 4, 1;
+                teams_bf16_t4_o2 => Bf16, Single, 4, 2;
+                teams_bf16_t4_o4 => Bf16, Single, 4, 4;
+                teams_bf16_t4_o6 => Bf16, Single, 4, 6;
+                teams_bf16_t4_o8 => Bf16, Single, 4, 8;
+                teams_bf16_t8_o6 => Bf16, Single, 8, 6;
+                teams_bf16_t8_o8 => Bf16, Single, 8, 8;
             }
         }
     };
 }
 #[cfg(target_arch = "nvptx64")]
 pub(crate) use all_ladder_kernels;
-
-/// The element types of the `tile` module, by what they mean to the host.
-const fn numbers(element: Numbers) -> (Dtype, Acc) {
-    match element {
-        Numbers::F16 => (Dtype::F16, Acc::F32),
-        Numbers::F16Acc => (Dtype::F16, Acc::F16),
-        Numbers::Bf16 => (Dtype::Bf16, Acc::F32),
-    }
-}
-
-enum Numbers {
-    F16,
-    F16Acc,
-    Bf16,
-}
 
 const fn kernel(name: &'static str, dtype: Dtype, shape: Shape) -> Kernel {
     Kernel {
@@ -295,20 +281,22 @@ macro_rules! rows {
     (
         naive { $($naive:ident => $naive_element:ident;)* }
         fa1 { $($fa1:ident => $fa1_element:ident, $fa1_dim:literal;)* }
-        rows { $($rows:ident => $rows_element:ident, $rows_dim:literal, $q:ident;)* }
-        teams { $($teams:ident => $teams_element:ident, $team:literal, $o_tiles:literal;)* }
+        rows { $($rows:ident => $rows_element:ident, $rows_sums:ident, $rows_dim:literal, $q:ident;)* }
+        teams { $($teams:ident => $teams_element:ident, $teams_sums:ident, $team:literal, $o_tiles:literal;)* }
     ) => {
         &[
-            $(kernel(stringify!($naive), numbers(Numbers::$naive_element).0, Shape::naive()),)*
-            $(kernel(stringify!($fa1), numbers(Numbers::$fa1_element).0, Shape::fa1($fa1_dim)),)*
-            $({
-                const NUMBERS: (Dtype, Acc) = numbers(Numbers::$rows_element);
-                kernel(stringify!($rows), NUMBERS.0, Shape::rows(NUMBERS.1, $rows_dim, Q::$q))
-            },)*
-            $({
-                const NUMBERS: (Dtype, Acc) = numbers(Numbers::$teams_element);
-                kernel(stringify!($teams), NUMBERS.0, Shape::teams(NUMBERS.1, $team, $o_tiles))
-            },)*
+            $(kernel(stringify!($naive), Dtype::$naive_element, Shape::naive()),)*
+            $(kernel(stringify!($fa1), Dtype::$fa1_element, Shape::fa1($fa1_dim)),)*
+            $(kernel(
+                stringify!($rows),
+                Dtype::$rows_element,
+                Shape::rows(Accumulation::$rows_sums, $rows_dim, Q::$q),
+            ),)*
+            $(kernel(
+                stringify!($teams),
+                Dtype::$teams_element,
+                Shape::teams(Accumulation::$teams_sums, $team, $o_tiles),
+            ),)*
         ]
     };
 }
@@ -331,7 +319,7 @@ pub const LEAST: LadderParams = LadderParams {
 pub fn variants(
     rung: Rung,
     dtype: Dtype,
-    acc: Acc,
+    acc: Accumulation,
     dim: u32,
     stages: u32,
 ) -> Option<(&'static Kernel, [Option<LadderParams>; 2])> {

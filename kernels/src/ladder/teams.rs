@@ -18,13 +18,13 @@ use super::options::{TeamsMemory, swizzles};
 use super::ring::Ring;
 use super::store::{Part, store};
 use crate::forward::non_finite::{has_non_finite, multiply_guarded};
-use crate::forward::{Place, map_rows};
-use crate::layout::{fragment, swizzle::Swizzle};
+use crate::forward::{Place, Team, map_rows};
+use crate::layout::swizzle::Swizzle;
 use crate::mask::{Either, Mask};
 use crate::params::ForwardParams;
-use crate::ptx::{barrier, shared, special};
+use crate::ptx::{shared, special};
 use crate::tile::{
-    Accumulator, Copier, Element, Operand, SharedTile, Softmax, SoftmaxScale, Sum, Total, multiply,
+    Accumulate, Accumulator, Copier, Element, Operand, SharedTile, Softmax, SoftmaxScale, multiply,
     multiply_transposed,
 };
 
@@ -43,6 +43,7 @@ const KEYS: usize = 2;
 #[inline(always)]
 pub unsafe fn teams<
     E: Element,
+    S: Accumulate<E>,
     const W: usize,
     const T: usize,
     const MT: usize,
@@ -55,10 +56,7 @@ pub unsafe fn teams<
     let (br, bc, threads) = ((16 * MT * W / T) as u32, (16 * KT) as u32, 32 * W as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let (lane, warp) = (thread % 32, thread / 32);
-    let (team, member) = (warp / T as u32, warp % T as u32);
-    let (warp_row, warp_key) = (16 * MT as u32 * team, 16 * NT as u32 * member);
-    let column = |ot: usize| ot * T | member as usize;
+    let lane = thread % 32;
     let width = (16 * OT * T) as u32;
 
     let place = Place::<false>::of_block(p, br);
@@ -78,7 +76,9 @@ pub unsafe fn teams<
     let [_, _, v_swizzle] = swizzles(&p.ladder, width / 8);
     let tile = |base: u32, arrangement| SharedTile::<WINDOW, Swizzle> { base, arrangement };
     let p_tile = SharedTile::<KT>::new(base);
-    let exchange = base + memory.exchange;
+    let team = Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
+    let warp_key = 16 * NT as u32 * team.side;
+    let column = |ot: usize| ot * T | team.side as usize;
     let q_whole = tile(base + memory.q, q_swizzle);
     let (v_whole, k_offset) = (base + memory.v, memory.k_in_buffer);
     // Beside the ring, V has one buffer: the next V must not be loaded before the last is done with.
@@ -93,7 +93,10 @@ pub unsafe fn teams<
     let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
     let load_q = |to: SharedTile<WINDOW, Swizzle>, column: u32| {
         // SAFETY: as of all copies here: the ring says when the buffer is free, and waits for it.
-        unsafe { q.right(column).load(to, first, br, p.seqlen_q - first) }
+        unsafe {
+            q.skip_columns(column)
+                .load(to, first, br, p.seqlen_q - first)
+        }
     };
     let (mut block, mut slice) = (trips, 0);
     let mut load = |ring: &mut Ring| {
@@ -106,11 +109,14 @@ pub unsafe fn teams<
             for window in 0..windows {
                 let (right, column) = (64 * window, 64 * (slice * windows + window));
                 if !q_stays {
-                    load_q(tile(to, q_swizzle).right(right), column);
+                    load_q(tile(to, q_swizzle).skip_columns(right), column);
                 }
-                let to = tile(to + k_offset, k_swizzle).right(right);
+                let to = tile(to + k_offset, k_swizzle).skip_columns(right);
                 // SAFETY: as above. The last block may end beyond the last key.
-                unsafe { k.right(column).load(to, first_key, bc, keys - first_key) }
+                unsafe {
+                    k.skip_columns(column)
+                        .load(to, first_key, bc, keys - first_key)
+                }
             }
         } else {
             let to = if v_apart { v_whole } else { ring.to_load() };
@@ -118,10 +124,10 @@ pub unsafe fn teams<
             // Opaque: unrolled, the addresses of all windows would take registers.
             let mut column = 0;
             while column < special::opaque(width) {
-                let to = tile(to, v_swizzle).right(column);
+                let to = tile(to, v_swizzle).skip_columns(column);
                 let exist = keys.saturating_sub(first_key);
                 // SAFETY: as above.
-                unsafe { v.right(column).load(to, first_key, v_keys, exist) }
+                unsafe { v.skip_columns(column).load(to, first_key, v_keys, exist) }
                 column += 64;
             }
         }
@@ -132,58 +138,54 @@ pub unsafe fn teams<
     };
 
     let scale = SoftmaxScale::new(p.scale);
-    let mut softmax = Softmax::<MT>::new(if E::Sum::HALF {
-        SoftmaxScale::ONE
-    } else {
-        scale
-    });
+    let mut softmax = Softmax::<MT>::new(if S::HALF { SoftmaxScale::ONE } else { scale });
     let mut o = [[Accumulator::ZERO; OT]; MT];
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
     // barriers also make P visible, and tell that all warps are done with it.
     unsafe {
         if q_stays {
             for window in 0..q_windows {
-                load_q(q_whole.right(64 * window), 64 * window);
+                load_q(q_whole.skip_columns(64 * window), 64 * window);
             }
         }
         ring.start(&mut load);
         let mut j = trips;
         while j > 0 {
             j -= 1;
-            let mut s = [[E::Sum::ZERO; NT]; MT];
+            let mut s = [[S::ZERO; NT]; MT];
             for slice in 0..k_slices {
                 ring.advance(&mut load);
                 let slot = ring.to_read();
                 for window in 0..windows {
                     let q_tile = if q_stays {
-                        q_whole.right(64 * (slice * windows + window))
+                        q_whole.skip_columns(64 * (slice * windows + window))
                     } else {
-                        tile(slot, q_swizzle).right(64 * window)
+                        tile(slot, q_swizzle).skip_columns(64 * window)
                     };
-                    let q_tile = q_tile.skip(warp_row);
+                    let q_tile = q_tile.skip(team.row);
                     let q = |dt: usize| {
                         let mut q = [Operand::ZERO; MT];
                         for mt in 0..MT {
                             q[mt] = q_tile.a(lane, mt, dt);
-                            if E::Sum::HALF {
+                            if S::HALF {
                                 q[mt] = q[mt].scale(scale.signed());
                             }
                         }
                         q
                     };
-                    let k_tile = tile(slot + k_offset, k_swizzle).right(64 * window);
+                    let k_tile = tile(slot + k_offset, k_swizzle).skip_columns(64 * window);
                     let k_tile = k_tile.skip(warp_key);
-                    multiply_transposed::<E, Swizzle, MT, NT, WINDOW>(&mut s, q, k_tile, lane);
+                    multiply_transposed::<E, S, Swizzle, MT, NT, WINDOW>(&mut s, q, k_tile, lane);
                 }
             }
-            let mut s = s.map(|row| row.map(E::Sum::widen));
-            if !E::Sum::HALF && scale.negative {
+            let mut s = s.map(|row| row.map(S::widen));
+            if !S::HALF && scale.negative {
                 s = s.map(|row| row.map(Accumulator::negate));
             }
             let masked = j >= unmasked_trips;
             let visible = |key: u32| -> [[i32; 2]; MT] {
                 let first_key = (j * bc + key) as i32;
-                map_rows(|i| mask.visible((first + warp_row + i) as i32, first_key))
+                map_rows(|i| mask.visible((first + team.row + i) as i32, first_key))
             };
             if masked {
                 let visible = visible(warp_key);
@@ -199,7 +201,7 @@ pub unsafe fn teams<
             for mt in 0..MT {
                 maxima[mt] = softmax.maxima(&s[mt]);
             }
-            let maxima = across_team::<MT, T>(exchange, br, warp_row, member, maxima, f32::max);
+            let maxima = team.combine(maxima, f32::max);
             for mt in 0..MT {
                 let factors = softmax.update(mt, &mut s[mt], maxima[mt]);
                 for ot in 0..OT {
@@ -207,7 +209,7 @@ pub unsafe fn teams<
                 }
                 for nt in 0..NT {
                     let probabilities = s[mt][nt].to_operand::<E>();
-                    let p_tile = p_tile.skip(warp_row);
+                    let p_tile = p_tile.skip(team.row);
                     p_tile.set(lane, mt, warp_key as usize / 16 + nt, probabilities);
                 }
             }
@@ -221,19 +223,18 @@ pub unsafe fn teams<
                     let p = |kt: usize| {
                         let mut p = [Operand::ZERO; MT];
                         for mt in 0..MT {
-                            p[mt] = p_tile.skip(warp_row).a(lane, mt, key as usize / 16 + kt);
+                            p[mt] = p_tile.skip(team.row).a(lane, mt, key as usize / 16 + kt);
                         }
                         p
                     };
-                    if masked
-                        && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW, true>(v_tile, column)
-                    {
+                    if masked && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW>(v_tile, column) {
                         let visible = visible(key);
-                        multiply_guarded::<E, Swizzle, MT, KEYS, OT, WINDOW>(
+                        let p = (p_tile.skip(team.row), key as usize / 16);
+                        multiply_guarded::<E, Swizzle, MT, KEYS, KT, OT, WINDOW>(
                             &mut o, p, v_tile, visible, column,
                         );
                     } else {
-                        multiply::<E, Swizzle, MT, KEYS, OT, WINDOW>(
+                        multiply::<E, S, Swizzle, MT, KEYS, OT, WINDOW>(
                             &mut o, p, v_tile, lane, column,
                         );
                     }
@@ -241,67 +242,14 @@ pub unsafe fn teams<
             }
         }
 
-        let mut totals = softmax.totals();
-        let sums = totals.map(|rows| rows.map(|total| total.sum));
-        let sums = across_team::<MT, T>(exchange, br, warp_row, member, sums, |a, b| a + b);
-        for mt in 0..MT {
-            for r in 0..2 {
-                totals[mt][r] = Total {
-                    sum: sums[mt][r],
-                    ..totals[mt][r]
-                };
-            }
-        }
+        let totals = team.totals(&softmax);
         let part = Part {
             rows: br,
             width,
-            warp_row,
-            stores_lse: member == 0,
+            warp_row: team.row,
+            stores_lse: team.side == 0,
             column: |ot| column(ot) as u32,
         };
         store::<E, MT, OT>(p, threads, part, o, totals);
     }
-}
-
-/// Combines what the warps of a team have of their rows, each a number of every row.
-///
-/// # Safety
-/// All threads of the block make the same call, and a barrier lies between two.
-#[inline(always)]
-unsafe fn across_team<const MT: usize, const T: usize>(
-    exchange: u32,
-    br: u32,
-    warp_row: u32,
-    member: u32,
-    mut values: [[f32; 2]; MT],
-    combine: fn(f32, f32) -> f32,
-) -> [[f32; 2]; MT] {
-    if T == 1 {
-        return values;
-    }
-    let lane = special::lane();
-    let at = |member: u32, mt: usize, r: usize| {
-        let (row, _) = fragment::accumulator(lane, 2 * r as u32);
-        exchange + 4 * (member * br + warp_row + 16 * mt as u32 + row)
-    };
-    // SAFETY: the caller's promise. One lane of four writes the number of a row.
-    unsafe {
-        for mt in 0..MT {
-            for r in 0..2 {
-                if lane % 4 == 0 {
-                    shared::store_u32(at(member, mt, r), values[mt][r].to_bits());
-                }
-            }
-        }
-        barrier::block();
-        for mt in 0..MT {
-            for r in 0..2 {
-                values[mt][r] = shared::load_f32(at(0, mt, r));
-                for other in 1..T as u32 {
-                    values[mt][r] = combine(values[mt][r], shared::load_f32(at(other, mt, r)));
-                }
-            }
-        }
-    }
-    values
 }

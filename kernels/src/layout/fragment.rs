@@ -58,18 +58,25 @@ pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
     (lane % 8 + lane / 16 * 8, lane / 8 % 2)
 }
 
+/// Row and column, in its 8x8 matrix, of the first of the two elements that a lane's register of an
+/// `ldmatrix` holds: the second is the next of the row or, with `.trans`, of the column. Register `r`
+/// is of the matrix whose row addresses lanes `8 r..8 r + 8` gave.
+#[must_use]
+#[inline(always)]
+pub const fn ldmatrix_element(lane: u32, trans: bool) -> (u32, u32) {
+    let (g, t) = (lane / 4, lane % 4);
+    if trans { (2 * t, g) } else { (g, 2 * t) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     extern crate std;
     use std::collections::HashSet;
 
-    /// What `ldmatrix.x4` does (PTX manual): register `r` of lane `l` gets elements `2t, 2t+1` of
-    /// row `g` of the 8x8 matrix whose row addresses lanes `8r..8r+8` gave; with `.trans`, elements
-    /// `[2t][g]` and `[2t+1][g]`. Returns (row, column) of the first element in the stored tile.
+    /// (row, column) in the stored tile of the first element that register `r` of a lane gets.
     fn ldmatrix(address: fn(u32) -> (u32, u32), trans: bool, lane: u32, r: u32) -> (u32, u32) {
-        let (g, t) = (lane / 4, lane % 4);
-        let (row, column) = if trans { (2 * t, g) } else { (g, 2 * t) };
+        let (row, column) = ldmatrix_element(lane, trans);
         let (tile_row, chunk) = address(8 * r + row);
         (tile_row, chunk * 8 + column)
     }

@@ -8,6 +8,9 @@
 //! Rows of a multiple of 8 chunks XOR the low 3 bits with `row & 7`. Rows of 4 or 12 chunks put
 //! two consecutive rows in one line (12 = 8 + 4 shifts odd rows by half a line), so there 2 bits
 //! suffice: `(row >> 1) & 3`.
+//!
+//! Beside it, what it is to be compared with: rows one after the other ([`Swizzle::none`]), and rows
+//! with a chunk left free after each ([`Swizzle::padded`]).
 
 /// Bytes of a chunk: what one `cp.async` moves and one `ldmatrix` row holds.
 pub const CHUNK_BYTES: u32 = 16;
@@ -58,6 +61,14 @@ impl Swizzle {
     #[inline(always)]
     pub const fn pitch(self) -> u32 {
         self.row_chunks * CHUNK_BYTES
+    }
+
+    /// Rows of `row_chunks` chunks and a free one: after an odd number of chunks, 8 rows start in 8
+    /// distinct groups of banks.
+    #[must_use]
+    #[inline(always)]
+    pub const fn padded(row_chunks: u32) -> Self {
+        Self::none(row_chunks + 1)
     }
 
     /// Byte offset of a chunk in its tile.
@@ -113,6 +124,8 @@ mod tests {
         prop::sample::select(crate::table::HEAD_DIMS).prop_map(|dim| dim / 8)
     }
 
+    const KINDS: [fn(u32) -> Swizzle; 3] = [Swizzle::new, Swizzle::none, Swizzle::padded];
+
     /// Which of the 8 groups of 4 banks a chunk lies in.
     fn bank_group(offset: u32) -> u32 {
         offset / CHUNK_BYTES % 8
@@ -120,21 +133,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_a_bijection(chunks in row_chunks(), rows in 1u32..130) {
-            let s = Swizzle::new(chunks);
+        fn every_chunk_has_its_place(chunks in row_chunks(), rows in 1u32..130, kind in 0usize..3) {
+            let s = KINDS[kind](chunks);
             let offsets: HashSet<u32> = (0..rows)
                 .flat_map(|r| (0..chunks).map(move |c| s.offset(r, c)))
                 .collect();
             prop_assert_eq!(offsets.len() as u32, rows * chunks);
-            prop_assert!(offsets.iter().all(|o| o % CHUNK_BYTES == 0 && *o < rows * chunks * CHUNK_BYTES));
+            prop_assert!(offsets.iter().all(|o| o % CHUNK_BYTES == 0 && *o < rows * s.row_chunks * CHUNK_BYTES));
         }
 
         /// A column of 8 rows is what one phase of `ldmatrix` reads, with or without `.trans`.
         #[test]
         fn eight_rows_of_a_chunk_lie_in_distinct_banks(
-            chunks in row_chunks(), row8 in 0u32..16, chunk in 0u32..32,
+            chunks in row_chunks(), row8 in 0u32..16, chunk in 0u32..32, padded: bool,
         ) {
-            let s = Swizzle::new(chunks);
+            let s = if padded { Swizzle::padded(chunks) } else { Swizzle::new(chunks) };
             let groups: HashSet<u32> = (row8 * 8..row8 * 8 + 8)
                 .map(|r| bank_group(s.offset(r, chunk % chunks)))
                 .collect();
@@ -144,9 +157,9 @@ mod tests {
         #[test]
         fn step_is_offset_of_the_sum(
             chunks in row_chunks(), row in 0u32..64, width in 0u32..3, chunk in 0u32..8,
-            down in 0u32..16, right in 0u32..32, base in 0u32..64,
+            down in 0u32..16, right in 0u32..32, base in 0u32..64, kind in 0usize..3,
         ) {
-            let s = Swizzle::new(chunks);
+            let s = KINDS[kind](chunks);
             let width = (2 << width).min(chunks);
             let (chunk, down, right) = (chunk % width, down * 8, right % chunks / width * width);
             prop_assume!(chunk + right < chunks);

@@ -1,4 +1,4 @@
-//! `bar.sync` and `bar.warp.sync`: execution barriers that also order memory.
+//! `bar.sync`, `bar.red` and `bar.warp.sync`: execution barriers that also order memory.
 
 use core::arch::asm;
 
@@ -10,6 +10,35 @@ use core::arch::asm;
 pub unsafe fn block() {
     // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
     unsafe { asm!("bar.sync 0;", options(nostack)) }
+}
+
+/// As [`block`], and tells whether any thread of the block says so.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+pub unsafe fn block_any(value: bool) -> bool {
+    let any: u32;
+    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
+    unsafe {
+        asm!(concat!("{{ .reg .pred own, any; setp.ne.u32 own, {}, 0; ",
+                "bar.red.or.pred any, 0, own; selp.u32 {}, 1, 0, any; }}"),
+            in(reg32) u32::from(value), out(reg32) any, options(nostack));
+    }
+    any != 0
+}
+
+/// Waits for the `threads` threads, of whole warps, that share barrier `number`, 1 to 15; their
+/// shared-memory accesses before it are visible after it.
+///
+/// # Safety
+/// Every one of these threads must reach the same call, and no other.
+#[inline(always)]
+pub unsafe fn some(number: u32, threads: u32) {
+    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
+    unsafe {
+        asm!("bar.sync {}, {};", in(reg32) number, in(reg32) threads, options(nostack));
+    }
 }
 
 /// Waits for all lanes of the warp; their shared-memory accesses before it are visible after it.

@@ -19,18 +19,28 @@ pub unsafe fn load_u16(address: u64) -> u16 {
     value
 }
 
-/// Reads an f32.
+/// Reads 4 bytes.
 ///
 /// # Safety
 /// `address` is 4-byte aligned and readable.
 #[inline(always)]
-pub unsafe fn load_f32(address: u64) -> f32 {
-    let value: f32;
+pub unsafe fn load_u32(address: u64) -> u32 {
+    let value: u32;
     // SAFETY: the address is the caller's promise.
     unsafe {
         asm!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
     }
     value
+}
+
+/// Reads an f32.
+///
+/// # Safety
+/// As [`load_u32`].
+#[inline(always)]
+pub unsafe fn load_f32(address: u64) -> f32 {
+    // SAFETY: the caller's promise.
+    f32::from_bits(unsafe { load_u32(address) })
 }
 
 /// Reads two f32.
@@ -72,6 +82,21 @@ pub unsafe fn store_u16(address: u64, value: u16) {
     // SAFETY: the address is the caller's promise.
     unsafe {
         asm!("st.global.b16 [{}], {};", in(reg64) address, in(reg16) value, options(nostack));
+    }
+}
+
+/// Writes the first `count` of the 16-bit elements of `pairs`, the lower half of each first, one at a time.
+///
+/// # Safety
+/// `address` is 2-byte aligned, and from there on so many elements are writable, by this thread alone.
+#[inline(always)]
+pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N], count: u32) {
+    for i in 0..2 * N as u32 {
+        if i < count {
+            let element = pairs[i as usize / 2] >> (16 * (i % 2));
+            // SAFETY: the addresses are the caller's promise.
+            unsafe { store_u16(address + 2 * u64::from(i), element as u16) }
+        }
     }
 }
 

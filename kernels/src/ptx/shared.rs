@@ -38,7 +38,7 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     }
 }
 
-/// Reads an f32.
+/// Reads a number.
 ///
 /// # Safety
 /// `address` is 4-byte aligned, inside the block's shared memory, written, and being written by no

@@ -7,7 +7,7 @@
 //! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
 //! stored element by element, once, after the main loop.
 
-use super::{Arrangement, Fixed, SharedTile};
+use super::{Arrangement, Element, Fixed, Operand, SharedTile};
 use crate::divide::Divisor;
 use crate::layout::{
     share::Share,
@@ -109,7 +109,7 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
         }
     }
 
-    /// That of the tiles.
+    /// How the chunks of the tiles are arranged.
     #[inline(always)]
     pub fn arrangement(&self) -> A {
         self.arrangement
@@ -120,9 +120,9 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
         arrangement.swizzle(SharedTile::<DT>::CHUNKS)
     }
 
-    /// The share of copying the columns from `columns` on, a multiple of 8.
+    /// The share of copying the tiles that start so many columns further, a multiple of 8.
     #[inline(always)]
-    pub fn right(mut self, columns: u32) -> Self {
+    pub fn skip_columns(mut self, columns: u32) -> Self {
         self.rows.address = self.rows.address.wrapping_add(2 * u64::from(columns));
         self.columns = self.columns.saturating_sub(columns);
         self
@@ -137,7 +137,7 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT, A>, first: u32, rows: u32, exist: u32) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, exist, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, exist, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists { 16 } else { 0 }) }
         });
@@ -151,14 +151,30 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
     #[inline(always)]
     pub unsafe fn load_whole(&self, to: SharedTile<DT, A>, first: u32, rows: u32, there: bool) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(to, first, steps, rows, |shared, global, exists| {
+        self.for_each_chunk(to, first, steps, rows, |shared, global, _, exists| {
             // SAFETY: each chunk of `to` is written by one thread; what exists is readable.
             unsafe { cp_async::copy16(shared, global, if exists && there { 16 } else { 0 }) }
         });
     }
 
+    /// Whether one of the chunks that this thread loaded into the `rows` rows of a tile holds an infinity
+    /// or a NaN.
+    ///
+    /// # Safety
+    /// This thread's copies have landed.
+    #[inline(always)]
+    pub unsafe fn loaded_non_finite<E: Element>(&self, tile: SharedTile<DT, A>, rows: u32) -> bool {
+        let steps = rows / self.share.rows_per_step;
+        let mut found = 0;
+        self.for_each_chunk(tile, 0, steps, rows, |shared, _, _, _| {
+            // SAFETY: the caller's promise.
+            found |= Operand(unsafe { shared::load_u32x4(shared) }).non_finite::<E>();
+        });
+        found != 0
+    }
+
     /// Stores the first `exist` of the `rows` rows of `from` to row `first` and on, in 16-byte pieces
-    /// if `aligned`: if all rows start at multiples of 16 bytes.
+    /// if `aligned`: if all rows start at multiples of 16 bytes and have multiples of 8 elements.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and what
@@ -173,28 +189,31 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
         aligned: bool,
     ) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(from, first, steps, exist, |shared, global, exists| {
-            if !exists {
-                return;
-            }
-            // SAFETY: the caller's promise.
-            unsafe {
-                let elements = shared::load_u32x4(shared);
-                if aligned {
-                    global::store_u32x4(global, elements);
-                } else {
-                    for i in 0..4 {
-                        let pair = global + 4 * i as u64;
-                        global::store_u16(pair, elements[i] as u16);
-                        global::store_u16(pair + 2, (elements[i] >> 16) as u16);
+        self.for_each_chunk(
+            from,
+            first,
+            steps,
+            exist,
+            |shared, global, right, exists| {
+                if !exists {
+                    return;
+                }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let elements = shared::load_u32x4(shared);
+                    if aligned {
+                        global::store_u32x4(global, elements);
+                    } else {
+                        global::store_elements(global, elements, self.columns - 8 * right);
                     }
                 }
-            }
-        });
+            },
+        );
     }
 
-    /// Calls `f(shared address, global address, whether it exists)` for each of the thread's chunks
-    /// of a tile. Addresses advance by additions, so that few of them are alive at a time.
+    /// Calls `f(shared address, global address, chunks right of the first, whether it exists)` for each
+    /// of the thread's chunks of a tile. Addresses advance by additions, so that few of them are alive at
+    /// a time.
     #[inline(always)]
     fn for_each_chunk(
         &self,
@@ -202,7 +221,7 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
         first: u32,
         steps: u32,
         exist: u32,
-        mut f: impl FnMut(u32, u64, bool),
+        mut f: impl FnMut(u32, u64, u32, bool),
     ) {
         // Opaque: an addition for each tile and a comparison for each chunk are cheaper than their
         // results in registers for good.
@@ -217,6 +236,7 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
                 f(
                     Self::swizzle(self.arrangement).step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
+                    right,
                     exists,
                 );
             }

@@ -1,6 +1,5 @@
 //! The 16-bit element types, as the instructions that differ between them.
 
-use super::{Accumulator, HalfAccumulator, Sum};
 use crate::ptx::{convert, mma};
 
 /// A 16-bit floating-point type of the tensor cores. Values travel as bits, two to a register.
@@ -11,8 +10,6 @@ pub trait Element {
     const EXPONENT_LSBS: u32;
     /// 1.0.
     const ONE: u32;
-    /// What the products of 16x16 tiles are summed in.
-    type Sum: Sum;
 
     /// The number of these bits.
     fn widen(bits: u16) -> f32;
@@ -34,7 +31,6 @@ impl Element for F16 {
     const EXPONENTS: u32 = 0x7c00_7c00;
     const EXPONENT_LSBS: u32 = 0x0400_0400;
     const ONE: u32 = 0x3c00;
-    type Sum = Accumulator;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -53,32 +49,6 @@ impl Element for F16 {
     }
 }
 
-/// IEEE binary16, with products that are summed in the same.
-pub struct F16Acc;
-
-impl Element for F16Acc {
-    const EXPONENTS: u32 = F16::EXPONENTS;
-    const EXPONENT_LSBS: u32 = F16::EXPONENT_LSBS;
-    const ONE: u32 = F16::ONE;
-    type Sum = HalfAccumulator;
-
-    #[inline(always)]
-    fn widen(bits: u16) -> f32 {
-        F16::widen(bits)
-    }
-
-    #[inline(always)]
-    fn pack(lo: f32, hi: f32) -> u32 {
-        F16::pack(lo, hi)
-    }
-
-    #[inline(always)]
-    unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
-        // SAFETY: convergence is the caller's promise.
-        unsafe { F16::mma(d, a, b) }
-    }
-}
-
 /// bfloat16.
 pub struct Bf16;
 
@@ -86,7 +56,6 @@ impl Element for Bf16 {
     const EXPONENTS: u32 = 0x7f80_7f80;
     const EXPONENT_LSBS: u32 = 0x0080_0080;
     const ONE: u32 = 0x3f80;
-    type Sum = Accumulator;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {

@@ -1,6 +1,7 @@
-//! What the main loops are written in: 16x16 tiles in registers, swizzled tiles in shared memory,
-//! copies between them and global memory, and the online softmax.
+//! What the main loops are written in: 16x16 tiles in registers, tiles in shared memory, products and
+//! copies of them, and the online softmax.
 
+mod accumulate;
 mod copy;
 mod element;
 mod product;
@@ -8,9 +9,10 @@ mod register;
 mod shared;
 mod softmax;
 
+pub use accumulate::{Accumulate, HalfAccumulator};
 pub use copy::{Copier, GlobalRows};
-pub use element::{Bf16, Element, F16, F16Acc};
+pub use element::{Bf16, Element, F16};
 pub use product::{multiply, multiply_transposed};
-pub use register::{Accumulator, HalfAccumulator, Operand, Sum};
+pub use register::{Accumulator, Operand};
 pub use shared::{Arrangement, Fixed, SharedTile};
 pub use softmax::{Softmax, SoftmaxScale, Total};

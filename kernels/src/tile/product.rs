@@ -1,7 +1,7 @@
 //! The two products of attention, of 16x16 tiles: the left factor from wherever the caller has it, the
 //! right one from shared memory.
 
-use super::{Accumulator, Arrangement, Element, Operand, SharedTile, Sum};
+use super::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
 /// `S += Q K^T` of the head dims `0..16 * DT` of a tile of K. `q` gives the slice of 16 of them of a
 /// number.
@@ -12,12 +12,13 @@ use super::{Accumulator, Arrangement, Element, Operand, SharedTile, Sum};
 #[inline(always)]
 pub unsafe fn multiply_transposed<
     E: Element,
+    S: Accumulate<E>,
     A: Arrangement,
     const MT: usize,
     const NT: usize,
     const DT: usize,
 >(
-    s: &mut [[E::Sum; NT]; MT],
+    s: &mut [[S; NT]; MT],
     q: impl Fn(usize) -> [Operand; MT],
     k_tile: SharedTile<DT, A>,
     lane: u32,
@@ -29,7 +30,7 @@ pub unsafe fn multiply_transposed<
             unsafe {
                 let k = k_tile.b(lane, nt, dt);
                 for mt in 0..MT {
-                    s[mt][nt].mma::<E>(q[mt], k);
+                    s[mt][nt].mma(q[mt], k);
                 }
             }
         }
@@ -37,13 +38,15 @@ pub unsafe fn multiply_transposed<
 }
 
 /// `O += P V` of the keys `0..16 * NT` of a tile of V. `p` gives the slice of 16 of them of a number,
-/// `column` the slice of 16 columns of V that one of O is.
+/// `column` the slice of 16 columns of V that one of O is. O is f32; in f16 only the products of one call
+/// are added up, lest they overflow.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply<
     E: Element,
+    S: Accumulate<E>,
     A: Arrangement,
     const MT: usize,
     const NT: usize,
@@ -58,7 +61,7 @@ pub unsafe fn multiply<
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if !E::Sum::HALF {
+        if !S::HALF {
             for nt in 0..NT {
                 let p = p(nt);
                 for ot in 0..OT {
@@ -75,11 +78,11 @@ pub unsafe fn multiply<
             ps[nt] = p(nt);
         }
         for ot in 0..OT {
-            let mut sums = [E::Sum::ZERO; MT];
+            let mut sums = [S::ZERO; MT];
             for nt in 0..NT {
                 let v = v_tile.b_trans(lane, nt, column(ot));
                 for mt in 0..MT {
-                    sums[mt].mma::<E>(ps[nt][mt], v);
+                    sums[mt].mma(ps[nt][mt], v);
                 }
             }
             for mt in 0..MT {

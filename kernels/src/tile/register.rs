@@ -2,25 +2,7 @@
 
 use super::Element;
 use crate::layout::fragment;
-use crate::ptx::{convert, math, mma};
-
-/// A 16x16 tile that products are summed in.
-pub trait Sum: Copy {
-    /// All zeros.
-    const ZERO: Self;
-    /// Whether sums are f16: then Q is [scaled](Operand::scale) before the product, lest they overflow,
-    /// and sums of a block at a time are added to O, which is f32 all the same.
-    const HALF: bool;
-
-    /// `self += a * b`, where `b` is stored as a pair of B operands.
-    ///
-    /// # Safety
-    /// Every lane of the warp must reach the same call.
-    unsafe fn mma<E: Element>(&mut self, a: Operand, b: Operand);
-
-    /// In f32.
-    fn widen(self) -> Accumulator;
-}
+use crate::ptx::{convert, math};
 
 /// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
 ///
@@ -29,12 +11,16 @@ pub trait Sum: Copy {
 #[derive(Clone, Copy)]
 pub struct Accumulator(pub [f32; 8]);
 
-impl Sum for Accumulator {
-    const ZERO: Self = Accumulator([0.0; 8]);
-    const HALF: bool = false;
+impl Accumulator {
+    /// All zeros.
+    pub const ZERO: Self = Accumulator([0.0; 8]);
 
+    /// `self += a * b`, where `b` is stored as a pair of B operands.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
     #[inline(always)]
-    unsafe fn mma<E: Element>(&mut self, a: Operand, b: Operand) {
+    pub unsafe fn mma<E: Element>(&mut self, a: Operand, b: Operand) {
         let [c0, c1, c2, c3, c4, c5, c6, c7] = self.0;
         // SAFETY: convergence is the caller's promise.
         let ([c0, c1, c2, c3], [c4, c5, c6, c7]) = unsafe {
@@ -46,45 +32,6 @@ impl Sum for Accumulator {
         self.0 = [c0, c1, c2, c3, c4, c5, c6, c7];
     }
 
-    #[inline(always)]
-    fn widen(self) -> Accumulator {
-        self
-    }
-}
-
-/// A 16x16 tile of f16: `[i]` is elements `2i` and `2i + 1` of an [`Accumulator`].
-#[derive(Clone, Copy)]
-pub struct HalfAccumulator([u32; 4]);
-
-impl Sum for HalfAccumulator {
-    const ZERO: Self = HalfAccumulator([0; 4]);
-    const HALF: bool = true;
-
-    #[inline(always)]
-    unsafe fn mma<E: Element>(&mut self, a: Operand, b: Operand) {
-        let [c0, c1, c2, c3] = self.0;
-        // SAFETY: convergence is the caller's promise.
-        let ([c0, c1], [c2, c3]) = unsafe {
-            (
-                mma::f16_in_f16([c0, c1], a.0, [b.0[0], b.0[1]]),
-                mma::f16_in_f16([c2, c3], a.0, [b.0[2], b.0[3]]),
-            )
-        };
-        self.0 = [c0, c1, c2, c3];
-    }
-
-    #[inline(always)]
-    fn widen(self) -> Accumulator {
-        let mut wide = Accumulator::ZERO;
-        for i in 0..4 {
-            wide.0[2 * i] = convert::f16(self.0[i] as u16);
-            wide.0[2 * i + 1] = convert::f16((self.0[i] >> 16) as u16);
-        }
-        wide
-    }
-}
-
-impl Accumulator {
     /// Adds another tile.
     #[inline(always)]
     pub fn add(&mut self, other: Accumulator) {
@@ -133,6 +80,16 @@ impl Accumulator {
     pub fn scale_rows(&mut self, factors: [f32; 2]) {
         for i in 0..8 {
             self.0[i] *= factors[i / 2 % 2];
+        }
+    }
+
+    /// Puts NaN where `count` is not 0.
+    #[inline(always)]
+    pub fn spoil(&mut self, count: Accumulator) {
+        for i in 0..8 {
+            if count.0[i] != 0.0 {
+                self.0[i] = f32::NAN;
+            }
         }
     }
 
@@ -187,7 +144,7 @@ impl Operand {
         Operand(ones)
     }
 
-    /// Non-zero if an element is infinite or NaN.
+    /// Non-zero if an element is infinite or NaN, wherever in a tile it lies.
     #[inline(always)]
     pub fn non_finite<E: Element>(self) -> u32 {
         let [a, b, c, d] = self.non_finite_signs::<E>();

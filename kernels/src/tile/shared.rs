@@ -2,7 +2,7 @@
 
 use super::Operand;
 use crate::layout::{fragment, swizzle::Swizzle};
-use crate::ptx::{ldmatrix, shared};
+use crate::ptx::{ldmatrix, shared, special};
 
 /// How the chunks of a tile are arranged.
 pub trait Arrangement: Copy {
@@ -84,9 +84,10 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         }
     }
 
-    /// The tile that starts `columns` columns further; `columns` is a multiple of 64.
+    /// The tile that starts `columns` columns further, a multiple of 64: of 128 bytes, within which chunks
+    /// are swizzled.
     #[inline(always)]
-    pub fn right(self, columns: u32) -> Self {
+    pub fn skip_columns(self, columns: u32) -> Self {
         SharedTile {
             base: self.base + 2 * columns,
             ..self
@@ -144,6 +145,45 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
             let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / 8);
             // SAFETY: the address lies in the tile, which is the caller's.
             unsafe { shared::store_u32(chunk + 2 * (column % 8), operand.0[r]) }
+        }
+    }
+
+    /// The 16x16 tiles of the first `MT` times 16 rows from slice `first` on, as A operands.
+    ///
+    /// # Safety
+    /// As [`a`](Self::a).
+    #[inline(always)]
+    pub unsafe fn operands<const MT: usize, const NT: usize>(
+        self,
+        first: usize,
+    ) -> [[Operand; NT]; MT] {
+        let lane = special::lane();
+        let mut operands = [[Operand::ZERO; NT]; MT];
+        for mt in 0..MT {
+            for nt in 0..NT {
+                // SAFETY: the caller's promise.
+                operands[mt][nt] = unsafe { self.a(lane, mt, first + nt) };
+            }
+        }
+        operands
+    }
+
+    /// Writes what [`operands`](Self::operands) reads.
+    ///
+    /// # Safety
+    /// Nobody else uses this part of the tile.
+    #[inline(always)]
+    pub unsafe fn set_operands<const MT: usize, const NT: usize>(
+        self,
+        first: usize,
+        operands: [[Operand; NT]; MT],
+    ) {
+        let lane = special::lane();
+        for mt in 0..MT {
+            for nt in 0..NT {
+                // SAFETY: the caller's promise.
+                unsafe { self.set(lane, mt, first + nt, operands[mt][nt]) }
+            }
         }
     }
 

@@ -71,7 +71,7 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
-    /// The largest scaled scores of a block, of the rows of a tile.
+    /// The largest scaled scores of a block in the rows of a tile.
     ///
     /// # Safety
     /// Every lane of the warp must reach the same call.
@@ -90,7 +90,7 @@ impl<const MT: usize> Softmax<MT> {
         maxima
     }
 
-    /// Takes in a block's scores of tile `mt`, whose rows' scaled scores are at most `maxima`: `s` turns
+    /// Takes in a block's scores of tile `mt`, whose [`maxima`](Self::maxima) are given or less: `s` turns
     /// from raw scores into probabilities relative to the new maximum. Returns the factors that bring
     /// the rows of earlier results to it.
     #[inline(always)]

@@ -10,17 +10,32 @@ pub struct Svg {
 }
 
 /// Where a text's position lies in it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Anchor {
+    /// At its left end.
     Start,
+    /// In the middle.
     Middle,
+    /// At its right end.
     End,
 }
 
+impl Anchor {
+    fn name(self) -> &'static str {
+        match self {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        }
+    }
+}
+
 /// How a line looks.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Stroke<'a> {
+    /// As `#rrggbb`.
     pub color: &'a str,
+    /// Its thickness.
     pub width: f64,
     /// Lengths of dashes and gaps; empty for a solid line.
     pub dashes: &'a str,
@@ -28,6 +43,7 @@ pub struct Stroke<'a> {
 
 impl Svg {
     /// A white picture.
+    #[must_use]
     pub fn new(width: f64, height: f64) -> Self {
         Svg {
             body: String::new(),
@@ -61,11 +77,7 @@ impl Svg {
 
     /// One line of text.
     pub fn text(&mut self, (x, y): (f64, f64), size: f64, color: &str, anchor: Anchor, text: &str) {
-        let anchor = match anchor {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-            Anchor::End => "end",
-        };
+        let anchor = anchor.name();
         self.element(format_args!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{color}\" \
              text-anchor=\"{anchor}\">{}</text>",
@@ -73,7 +85,40 @@ impl Svg {
         ));
     }
 
+    /// Lines of text in one style, each centred at its position.
+    pub fn labels<'a>(
+        &mut self,
+        size: f64,
+        color: &str,
+        labels: impl IntoIterator<Item = ((f64, f64), &'a str)>,
+    ) {
+        self.element(format_args!(
+            "<g font-size=\"{size}\" fill=\"{color}\" text-anchor=\"middle\">"
+        ));
+        for ((x, y), text) in labels {
+            self.element(format_args!(
+                "<text x=\"{x}\" y=\"{y}\">{}</text>",
+                escape(text)
+            ));
+        }
+        self.element("</g>");
+    }
+
+    /// Filled rectangles of one colour, each a corner (left, top) and a size (width, height).
+    pub fn rectangles(
+        &mut self,
+        color: &str,
+        rectangles: impl IntoIterator<Item = ((f64, f64), (f64, f64))>,
+    ) {
+        let path: String = rectangles
+            .into_iter()
+            .map(|((x, y), (width, height))| format!("M{x} {y}h{width}v{height}h-{width}z"))
+            .collect();
+        self.element(format_args!("<path fill=\"{color}\" d=\"{path}\"/>"));
+    }
+
     /// The document.
+    #[must_use]
     pub fn finish(self) -> String {
         let Svg {
             body,

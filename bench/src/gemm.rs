@@ -1,0 +1,239 @@
+//! Matrix products: their sizes, and the project's kernels on the inputs of one.
+
+use crate::contender::Choice;
+use crate::run::Plan;
+use crate::shape::Dtype;
+use crate::subject::{Contenders, Subject};
+use anyhow::{Context, Result, ensure};
+use attention::gemm::check::{Product, check, sample};
+use attention::gemm::{MULTISTAGE, SIMPLE};
+use attention::{
+    Accumulation, Device, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fmt;
+
+/// Rows and columns whose crossings are checked before a kernel is timed.
+const CHECKED: usize = 64;
+
+/// `C = A B^T`, with A `[m, k]` and B `[n, k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmShape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub dtype: Dtype,
+    pub acc: Sums,
+}
+
+/// In what products are added up, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sums {
+    F16,
+    F32,
+}
+
+impl From<Sums> for Accumulation {
+    fn from(sums: Sums) -> Self {
+        match sums {
+            Sums::F16 => Accumulation::Half,
+            Sums::F32 => Accumulation::Single,
+        }
+    }
+}
+
+/// Squares, the long and thin ones of projections, one whose rows are not aligned, few rows.
+const SIZES: [(usize, usize, usize); 8] = [
+    (8192, 8192, 8192),
+    (4096, 4096, 4096),
+    (2048, 2048, 2048),
+    (1024, 1024, 1024),
+    (81_920, 256, 256),
+    (4096, 14_336, 4096),
+    (128, 8192, 8192),
+    (4095, 4093, 4097),
+];
+
+/// The shapes of `--grid gemm`: all sizes in f16, the largest also in the other types.
+pub fn shapes() -> Vec<GemmShape> {
+    let shape = |(m, n, k), dtype, acc| GemmShape {
+        m,
+        n,
+        k,
+        dtype,
+        acc,
+    };
+    let sizes = SIZES.iter();
+    let mut shapes: Vec<_> = sizes
+        .map(|&size| shape(size, Dtype::F16, Sums::F32))
+        .collect();
+    shapes.push(shape(SIZES[0], Dtype::Bf16, Sums::F32));
+    shapes.push(shape(SIZES[0], Dtype::F16, Sums::F16));
+    shapes
+}
+
+impl GemmShape {
+    fn problem(&self) -> Result<GemmProblem> {
+        Ok(GemmProblem::new([self.m, self.k], [self.n, self.k])?)
+    }
+
+    fn any_kernel(&self) -> Gemm {
+        Gemm::new().accumulation(self.acc.into())
+    }
+}
+
+impl fmt::Display for GemmShape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let sums = Accumulation::from(self.acc).name();
+        let GemmShape { m, n, k, dtype, .. } = self;
+        write!(f, "M {m} N {n} K {k} {dtype} in {sums}")
+    }
+}
+
+impl Subject for GemmShape {
+    const NAME: &str = "gemm";
+    const BASELINE: &str = "cuBLAS";
+    const RATIO: &str = "ratio to cuBLAS";
+    const COLUMNS: &[&str] = &["M", "N", "K", "dtype", "sums"];
+    const NUMBERS: usize = 3;
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.m.to_string(),
+            self.n.to_string(),
+            self.k.to_string(),
+            self.dtype.to_string(),
+            Accumulation::from(self.acc).name().to_owned(),
+        ]
+    }
+
+    fn bytes(&self) -> f64 {
+        let elements = self.m * self.k + self.n * self.k + self.m * self.n;
+        (size_of::<u16>() * elements) as f64
+    }
+
+    fn flops(&self) -> Result<f64> {
+        Ok(self.problem()?.flops())
+    }
+
+    fn setup(&self) -> Value {
+        json!(self)
+    }
+
+    fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
+        let (problem, dtype) = (self.problem()?, self.dtype.into());
+        let any = self.any_kernel();
+        let names = match choice {
+            _ if device.is_cpu() => any.suitable(device, dtype)?,
+            Choice::Auto => vec![MULTISTAGE, SIMPLE],
+            Choice::All => any.suitable(device, dtype)?,
+            Choice::Named(name) => vec![name.as_str()],
+        };
+        ensure!(!names.is_empty(), "no kernel serves {self}");
+        let name = |name: &str| {
+            Ok(any
+                .clone()
+                .kernel(name)
+                .kernel_name(device, dtype, &problem)?)
+        };
+        names
+            .into_iter()
+            .map(|of| name(of).map(str::to_owned))
+            .collect()
+    }
+
+    fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>> {
+        Ok(match self.dtype {
+            Dtype::F16 => Box::new(Products::<f16>::new(self, device, plan)?),
+            Dtype::Bf16 => Box::new(Products::<bf16>::new(self, device, plan)?),
+        })
+    }
+}
+
+/// Inputs and output of one shape, on the device, and the calls.
+struct Products<T> {
+    a: Tensor<T, 2>,
+    b: Tensor<T, 2>,
+    c: Tensor<T, 2>,
+    calls: Vec<(String, Gemm)>,
+}
+
+impl<T: Element> Products<T> {
+    fn new(shape: &GemmShape, device: &Device, plan: &Plan) -> Result<Self> {
+        let problem = shape.problem()?;
+        let [a, b] = random::matrices::<T>(&problem, plan.seed);
+        let names = shape.kernels(&plan.kernel, device)?;
+        let call = |name: String| (name.clone(), shape.any_kernel().kernel(name));
+        let mut products = Products {
+            a: Tensor::new(device, problem.a_shape(), &a)?,
+            b: Tensor::new(device, problem.b_shape(), &b)?,
+            c: Tensor::zeros(device, problem.c_shape())?,
+            calls: names.into_iter().map(call).collect(),
+        };
+        let rows = sample(problem.m, CHECKED, plan.seed);
+        let columns = sample(problem.n, CHECKED, plan.seed + 1);
+        for i in 0..products.calls.len() {
+            products.launch(i)?;
+            let c = products.c.to_vec()?;
+            let product = Product {
+                problem,
+                accumulation: shape.acc.into(),
+                a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
+                b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
+                c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
+            };
+            let worst = check(&product, &rows, &columns).context("no elements to check")?;
+            let name = &products.calls[i].0;
+            ensure!(worst.passed(), "{name}: the result is wrong: {worst}");
+        }
+        Ok(products)
+    }
+}
+
+impl<T: Element> Contenders for Products<T> {
+    fn names(&self) -> Vec<(String, Option<u32>)> {
+        let names = self.calls.iter().map(|(name, _)| name.clone());
+        names.map(|name| (name, None)).collect()
+    }
+
+    fn launch(&mut self, contender: usize) -> Result<()> {
+        let Products { a, b, c, calls } = self;
+        Ok(calls[contender].1.forward_into(a, b, c)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GemmShape, Sums, shapes};
+    use crate::contender::Choice;
+    use crate::shape::Dtype;
+    use crate::subject::Subject;
+    use attention::Device;
+
+    #[test]
+    fn shapes_are_distinct_and_valid() {
+        let shapes = shapes();
+        for (i, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..i].contains(shape), "{shape} comes twice");
+            assert!(shape.flops().is_ok() && shape.bytes() > 0.0);
+            assert_eq!(shape.cells().len(), GemmShape::COLUMNS.len());
+        }
+    }
+
+    #[test]
+    fn the_cpu_multiplies_too() {
+        let shape = GemmShape {
+            m: 3,
+            n: 2,
+            k: 5,
+            dtype: Dtype::Bf16,
+            acc: Sums::F32,
+        };
+        assert_eq!(shape.to_string(), "M 3 N 2 K 5 bf16 in f32");
+        let names = shape.kernels(&Choice::Auto, &Device::cpu()).expect("one");
+        assert_eq!(names, ["cpu"]);
+    }
+}

@@ -1,0 +1,89 @@
+//! What a run measures: attention or matrix products.
+
+use crate::contender::Choice;
+use crate::run::Plan;
+use anyhow::Result;
+use attention::Device;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fmt::{Debug, Display};
+
+/// The size of one call, and all that differs between what is called.
+pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeOwned {
+    /// What the peers' script is told to compute.
+    const NAME: &str;
+    /// The peer that ratios compare with.
+    const BASELINE: &str;
+    /// The title of the column of these ratios.
+    const RATIO: &str;
+    /// The titles of [`cells`](Self::cells).
+    const COLUMNS: &[&str];
+
+    /// The size in cells of a table; the first [`NUMBERS`](Self::NUMBERS) are numbers.
+    fn cells(&self) -> Vec<String>;
+
+    /// How many of the cells are numbers.
+    const NUMBERS: usize;
+
+    /// Bytes of all inputs and outputs, each counted once.
+    fn bytes(&self) -> f64;
+
+    /// Floating-point operations.
+    ///
+    /// # Errors
+    /// Names the size that is not allowed.
+    fn flops(&self) -> Result<f64>;
+
+    /// The fields of the peers' command to set up this size.
+    fn setup(&self) -> Value;
+
+    /// The chosen kernels that serve this size.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>>;
+
+    /// Draws inputs and checks the result of each chosen kernel once: a wrong result has no speed.
+    ///
+    /// # Errors
+    /// If a kernel computes it wrongly, or the device fails.
+    fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>>;
+}
+
+/// The project's kernels on the inputs of one size.
+pub trait Contenders {
+    /// Name and splits of each.
+    fn names(&self) -> Vec<(String, Option<u32>)>;
+
+    /// Queues one launch.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn launch(&mut self, contender: usize) -> Result<()>;
+}
+
+/// The device's milliseconds for each of `iters` launches, after `lead` that are not timed. All are
+/// queued back to back, with events around each, so that the time to launch one is hidden.
+///
+/// # Errors
+/// If the device fails.
+pub fn time(
+    device: &Device,
+    contenders: &mut dyn Contenders,
+    contender: usize,
+    lead: usize,
+    iters: usize,
+) -> Result<Vec<f64>> {
+    for _ in 0..lead {
+        contenders.launch(contender)?;
+    }
+    let mut events = Vec::with_capacity(iters);
+    for _ in 0..iters {
+        let start = device.event()?;
+        contenders.launch(contender)?;
+        events.push([start, device.event()?]);
+    }
+    let times = events.iter().map(|[start, end]| end.since(start));
+    times.map(|time| Ok(time?.as_secs_f64() * 1e3)).collect()
+}

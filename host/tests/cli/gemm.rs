@@ -1,0 +1,109 @@
+//! `attention gemm`.
+
+use super::{gemm_on_cpu, refused, run};
+use serde_json::Value;
+
+/// Runs on the CPU, where it must succeed silently; returns standard output.
+fn succeed(line: &str) -> String {
+    let finished = gemm_on_cpu(line);
+    assert_eq!(
+        (finished.status, finished.stderr.as_str()),
+        (Some(0), ""),
+        "{line}"
+    );
+    finished.stdout
+}
+
+#[test]
+fn the_cpu_multiplies() {
+    let text = succeed("--m 81 --n 70 --k 33");
+    for word in ["m 81, n 70, k 33", "accumulation in f32", "cpu", "pass"] {
+        assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn a_line_of_json_for_each_kernel() {
+    let text = succeed("--json --m 300 --n 7 --k 65 --dtype bf16 --check full");
+    let outcome: Value = serde_json::from_str(&text).expect("one object");
+    let expected = [("m", 300), ("n", 7), ("k", 65)];
+    assert!(expected.iter().all(|(name, size)| outcome[name] == *size));
+    assert_eq!(
+        (&outcome["kernel"], &outcome["dtype"]),
+        (&"cpu".into(), &"bf16".into())
+    );
+    assert_eq!(outcome["passed"], true);
+    let tflops = outcome["tflops"].as_f64().expect("a number");
+    let seconds = outcome["median_ms"].as_f64().expect("a number") / 1e3;
+    assert!((tflops * seconds * 1e12 / (2.0 * 300.0 * 7.0 * 65.0) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn sizes_of_zero_are_no_error() {
+    for sizes in [
+        "--m 0 --n 9 --k 9",
+        "--m 9 --n 0 --k 9",
+        "--m 9 --n 9 --k 0",
+        "--m 0 --n 0 --k 0",
+    ] {
+        succeed(sizes);
+    }
+}
+
+#[test]
+fn the_emulator_runs_both_kinds() {
+    let line = "gemm --device emulator --json --m 70 --n 130 --k 37 --acc f16 --counters";
+    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    if finished.stderr.contains("built without GPU kernels") {
+        return;
+    }
+    assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+    let outcomes: Vec<Value> = finished
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let kernels: Vec<_> = outcomes
+        .iter()
+        .map(|o| o["kernel"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(kernels.len(), 2);
+    assert_eq!(kernels[0], "gemm_simple_f16_f16");
+    assert!(kernels[1].starts_with("gemm_f16_f16_"), "{}", kernels[1]);
+    for outcome in &outcomes {
+        assert_eq!(
+            (&outcome["passed"], &outcome["acc"]),
+            (&true.into(), &"f16".into())
+        );
+        assert_eq!(
+            outcome["counters"]["bank_conflicts"],
+            Value::Array(Vec::new())
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_in_a_line() {
+    let refused = |line: &str, reasons: &[&str]| refused(line, &gemm_on_cpu(line), reasons);
+    refused("--k 268435457", &["k is 268435457", "at most 268435456"]);
+    refused("--m 3000000000", &["m is 3000000000", "at most"]);
+    refused(
+        "--m 2000000000 --n 2000000000",
+        &["m, n and k are too large", "free"],
+    );
+    refused("--dtype bf16 --acc f16", &["for bf16 it must be in f32"]);
+    refused("--kernel gemm-multistage", &["the CPU's is cpu"]);
+    refused(
+        "--kernel gemm-multistgae",
+        &["did you mean gemm-multistage"],
+    );
+    refused(
+        "--kernel gemm-multistage --stages 9",
+        &["comes with stages 3, 4, 5"],
+    );
+    refused("--kernel gemm-simple --stages 3", &["has no stages"]);
+    refused("--iters 0", &["--iters is 0"]);
+    refused("--counters", &["--device emulator"]);
+    refused("--seqlen 5", &["--seqlen"]);
+    refused("--acc f64", &["f16", "f32"]);
+}

@@ -1,0 +1,28 @@
+//! Matrix products, `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`, each row-major ("TN").
+//!
+//! | module | what it shows |
+//! |---|---|
+//! | `simple` | operands straight from global memory to registers: no shared memory, no barrier |
+//! | `multistage` | `cp.async` through a ring of swizzled tiles, operands read a step ahead, C stored in 16-byte pieces |
+//!
+//! A block computes a tile of C, a warp a part of it, as 16x16 tiles in registers. Both kernels take
+//! k in multiples of 8, in rows that start at multiples of 16 bytes; the host copies other matrices to
+//! where that holds, with zeros behind their rows ([`pack`](crate::params::PackParams)).
+
+mod params;
+mod tile;
+
+pub use params::{GemmParams, MAX_DEPTH, MatrixRef};
+pub use tile::GemmTile;
+
+#[cfg(target_arch = "nvptx64")]
+mod multistage;
+#[cfg(target_arch = "nvptx64")]
+mod place;
+#[cfg(target_arch = "nvptx64")]
+mod simple;
+
+#[cfg(target_arch = "nvptx64")]
+pub use multistage::multistage;
+#[cfg(target_arch = "nvptx64")]
+pub use simple::simple;

@@ -1,0 +1,166 @@
+//! The product through shared memory: a ring of tiles that `cp.async` fills ahead.
+//!
+//! In a step along k a warp multiplies the 16-wide slices of a tile one after the other, and reads the
+//! operands of the next slice, be it of this tile or the next, before it multiplies this one's: so the
+//! tensor cores never wait for `ldmatrix`. One barrier a step makes the next tile visible and tells
+//! that the last one may be overwritten.
+
+use super::GemmParams;
+use super::place::Place;
+use crate::ptx::{barrier, cp_async, shared, special};
+use crate::tile::{Accumulate, Copier, Element, Operand, SharedTile};
+
+/// Computes the block's tile of C.
+///
+/// The block has `WM` warps down and `WN` across, each with `MT` by `NT` tiles of 16x16; a step takes
+/// `KT` slices of 16, and there are `S` stages. `PENDING` is `S - 2`.
+///
+/// # Safety
+/// Launched as [`GemmParams`] and the kernel's row of the [table](crate::table) say: grid, block size
+/// and shared memory, with matrices that are readable (a, b) and writable (c) in full.
+#[inline(always)]
+pub unsafe fn multistage<
+    E: Element,
+    A: Accumulate<E>,
+    const WM: usize,
+    const WN: usize,
+    const MT: usize,
+    const NT: usize,
+    const KT: usize,
+    const S: usize,
+    const PENDING: u32,
+>(
+    p: &GemmParams,
+) {
+    let (warp_rows, warp_columns) = (16 * MT as u32, 16 * NT as u32);
+    let (bm, bn, bk) = (
+        WM as u32 * warp_rows,
+        WN as u32 * warp_columns,
+        16 * KT as u32,
+    );
+    let threads = 32 * (WM * WN) as u32;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let (lane, warp) = (thread % 32, thread / 32);
+    let block = Place::of_block(p, bm, bn);
+    let (a_rows, b_rows) = (p.m - block.row, p.n - block.column);
+    let mut a = Copier::<KT, false>::new(p.a.rows(block.row, 0, p.k), thread, threads);
+    let mut b = Copier::<KT, false>::new(p.b.rows(block.column, 0, p.k), thread, threads);
+
+    let ring = Ring::<KT>::new(bm + bn, S as u32);
+    let mut filled = ring.first();
+    // Past the last column of A and B it loads zeros.
+    // SAFETY: called when no warp reads that tile any more; readers wait for the copies.
+    let mut load_next = || unsafe {
+        a.load(filled, 0, bm, a_rows);
+        b.load(filled.skip(bm), 0, bn, b_rows);
+        cp_async::commit();
+        a = a.skip_columns(bk);
+        b = b.skip_columns(bk);
+        filled = ring.after(filled);
+    };
+    let (a_row, b_row) = (
+        warp / WN as u32 * warp_rows,
+        warp % WN as u32 * warp_columns,
+    );
+    // SAFETY: called for tiles that are filled and visible.
+    let read = |tile: SharedTile<KT>, kt: usize| unsafe {
+        let (a_tile, b_tile) = (tile.skip(a_row), tile.skip(bm + b_row));
+        let (mut a, mut b) = ([Operand::ZERO; MT], [Operand::ZERO; NT]);
+        for mt in 0..MT {
+            a[mt] = a_tile.a(lane, mt, kt);
+        }
+        for nt in 0..NT {
+            b[nt] = b_tile.b(lane, nt, kt);
+        }
+        (a, b)
+    };
+
+    let mut sums = [[A::ZERO; NT]; MT];
+    // SAFETY: every branch here depends on the launch alone, so that all threads reach every barrier
+    // and all lanes every tensor-core instruction. The barrier of a step comes after the last read of
+    // its tile, which the next step overwrites, and after the wait for the tile that comes next.
+    unsafe {
+        for _ in 1..S {
+            load_next();
+        }
+        cp_async::wait::<PENDING>();
+        barrier::block();
+        let mut tile = ring.first();
+        let mut operands = read(tile, 0);
+        // With k = 0 one step of zeros.
+        let mut steps = p.k.div_ceil(bk).max(1);
+        while steps > 0 {
+            steps -= 1;
+            for kt in 0..KT {
+                let (a, b) = operands;
+                operands = read(tile, (kt + 1) % KT);
+                if kt == 0 {
+                    load_next();
+                }
+                for mt in 0..MT {
+                    for nt in 0..NT {
+                        sums[mt][nt].mma(a[mt], b[nt]);
+                    }
+                }
+                if kt + 2 == KT {
+                    cp_async::wait::<PENDING>();
+                    barrier::block();
+                    tile = ring.after(tile);
+                }
+            }
+        }
+        // The tiles of A and B are done with: C takes their place.
+        cp_async::wait_all();
+        barrier::block();
+        // Asked for again: over the loop these would hold registers.
+        let thread = special::thread(threads);
+        let (lane, warp) = (thread % 32, thread / 32);
+        let place = Place::of_block(p, bm, bn);
+        let place = place.of_warp(warp, WN as u32, warp_rows, warp_columns);
+        let c_tile = SharedTile::<NT>::new(shared::base());
+        let c_tile = c_tile.skip(warp * warp_rows);
+        for mt in 0..MT {
+            for nt in 0..NT {
+                c_tile.set(lane, mt, nt, sums[mt][nt].to_operand());
+            }
+        }
+        barrier::warp();
+        let exist = p.m.saturating_sub(place.row);
+        let c = Copier::<NT, false>::new(p.c.rows(place.row, place.column, p.n), lane, 32);
+        c.store(c_tile, 0, warp_rows, exist, p.c_aligned != 0);
+    }
+}
+
+/// Tiles of A, with B below, one after the other in shared memory, and round again.
+#[derive(Clone, Copy)]
+struct Ring<const KT: usize> {
+    rows: u32,
+    end: u32,
+}
+
+impl<const KT: usize> Ring<KT> {
+    #[inline(always)]
+    fn new(rows: u32, stages: u32) -> Self {
+        let first = SharedTile::<KT>::new(shared::base());
+        Ring {
+            rows,
+            end: first.skip(rows * stages).base,
+        }
+    }
+
+    #[inline(always)]
+    fn first(&self) -> SharedTile<KT> {
+        SharedTile::new(shared::base())
+    }
+
+    #[inline(always)]
+    fn after(&self, tile: SharedTile<KT>) -> SharedTile<KT> {
+        let next = tile.skip(self.rows);
+        if next.base == self.end {
+            self.first()
+        } else {
+            next
+        }
+    }
+}

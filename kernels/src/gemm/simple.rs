@@ -1,0 +1,127 @@
+//! The product with no shared memory: each lane loads its own elements of the operands.
+//!
+//! What a block saves here it pays in loads: every warp reads all rows of A and B that it needs for
+//! itself, four bytes a lane at a time, and only the L1 cache knows that others want them too.
+
+use super::GemmParams;
+use super::place::Place;
+use crate::layout::fragment;
+use crate::ptx::{global, special};
+use crate::tile::{Accumulate, Element, GlobalRows, Operand};
+
+/// Computes the block's tile of C.
+///
+/// The block has `WM` warps down and `WN` across, each with `MT` by `NT` tiles of 16x16.
+///
+/// # Safety
+/// As [`multistage`](super::multistage).
+#[inline(always)]
+pub unsafe fn simple<
+    E: Element,
+    A: Accumulate<E>,
+    const WM: usize,
+    const WN: usize,
+    const MT: usize,
+    const NT: usize,
+>(
+    p: &GemmParams,
+) {
+    let (warp_rows, warp_columns) = (16 * MT as u32, 16 * NT as u32);
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * (WM * WN) as u32) };
+    let (lane, warp) = (thread % 32, thread / 32);
+    let place = Place::of_block(p, WM as u32 * warp_rows, WN as u32 * warp_columns);
+    let place = place.of_warp(warp, WN as u32, warp_rows, warp_columns);
+    if place.row >= p.m || place.column >= p.n {
+        return;
+    }
+    let mut a = Rows::<MT>::new(p.a.rows(place.row, 0, p.k), lane, p.m - place.row);
+    let mut b = Rows::<NT>::new(p.b.rows(place.column, 0, p.k), lane, p.n - place.column);
+
+    let mut sums = [[A::ZERO; NT]; MT];
+    let mut left = p.k;
+    while left > 0 {
+        // Half of the last step may be missing.
+        let whole = left >= 16;
+        // SAFETY: what the lane loads exists, and every lane of the warp takes the same steps.
+        unsafe {
+            let a = a.load_next(whole);
+            // Rows of A are (g, g + 8) by pairs of k, of B pairs of k by (g, g + 8).
+            let b = b
+                .load_next(whole)
+                .map(|Operand([b0, b2, b1, b3])| Operand([b0, b1, b2, b3]));
+            for mt in 0..MT {
+                for nt in 0..NT {
+                    sums[mt][nt].mma(a[mt], b[nt]);
+                }
+            }
+        }
+        left = left.saturating_sub(16);
+    }
+
+    for mt in 0..MT {
+        for nt in 0..NT {
+            let pairs = sums[mt][nt].to_operand().0;
+            for r in 0..4 {
+                let (row, column) = fragment::operand_a(lane, r as u32);
+                let row = place.row + 16 * mt as u32 + row;
+                let column = place.column + 16 * nt as u32 + column;
+                if row < p.m && column < p.n {
+                    let address = p.c.rows(row, column, p.n).address;
+                    // SAFETY: the element exists and is this lane's, and so is the next if it exists.
+                    unsafe {
+                        if p.c_aligned != 0 {
+                            global::store_u32(address, pairs[r]);
+                        } else {
+                            global::store_u16(address, pairs[r] as u16);
+                            if column + 1 < p.n {
+                                global::store_u16(address + 2, (pairs[r] >> 16) as u16);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where a lane's elements of `T` tiles of 16 rows start: in each tile rows `g` and `g + 8`, from
+/// column `2t` on.
+struct Rows<const T: usize>([[u64; 2]; T]);
+
+impl<const T: usize> Rows<T> {
+    /// Of rows past the last of `exist` it takes that one again: what it gives is never stored.
+    #[inline(always)]
+    fn new(rows: GlobalRows<false>, lane: u32, exist: u32) -> Self {
+        let mut addresses = [[0; 2]; T];
+        for t in 0..T {
+            for r in 0..2 {
+                let (row, column) = fragment::operand_a(lane, r as u32);
+                let row = (16 * t as u32 + row).min(exist - 1);
+                addresses[t][r] = rows.skip(row).address + 2 * u64::from(column);
+            }
+        }
+        Rows(addresses)
+    }
+
+    /// The next 16 columns or, unless `whole`, 8 and zeros; register `r` as in
+    /// [`fragment::operand_a`].
+    ///
+    /// # Safety
+    /// The columns exist.
+    #[inline(always)]
+    unsafe fn load_next(&mut self, whole: bool) -> [Operand; T] {
+        let mut operands = [Operand::ZERO; T];
+        for t in 0..T {
+            for r in 0..4 {
+                if r < 2 || whole {
+                    let address = self.0[t][r % 2] + 16 * (r / 2) as u64;
+                    // SAFETY: the caller's promise; rows start at multiples of 16 bytes.
+                    operands[t].0[r] = unsafe { global::load_u32(address) };
+                }
+            }
+            self.0[t] = self.0[t].map(|address| address + 32);
+        }
+        operands
+    }
+}

@@ -1,0 +1,385 @@
+//! Matrix products: every kernel, every size, every layout.
+
+use attention::emulator::Options;
+use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, Tensor, f16};
+use kernels::table::{Family, KERNELS, Kernel};
+use libtest_mimic::Completion;
+use proptest::prelude::*;
+use proptest::sample::select;
+use tests::strategy::check_each;
+use tests::{GemmCase, Outcome, PASSED, Rows, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let kernels = || KERNELS.iter().filter(|kernel| kernel.family.is_gemm());
+    let all_sizes =
+        kernels().map(|kernel| Test::new(kernel.name, move |device| sizes(device, kernel)));
+    let counters = kernels().map(|kernel| {
+        Test::emulator(format!("counters::{}", kernel.name), move |_| {
+            moves_no_more_than_needed(kernel)
+        })
+    });
+    let others = [
+        Test::new("random", random),
+        Test::new("lengths_of_one", lengths_of_one),
+        Test::new("no_columns", no_columns),
+        Test::new("nothing_to_do", nothing_to_do),
+        Test::new("long_sums", long_sums),
+        Test::new("infinities_and_nan", infinities_and_nan),
+        Test::new("huge_values", huge_values),
+        Test::new("positive_values", positive_values),
+        Test::new("equal_bits", equal_bits),
+        Test::new("options", options),
+    ];
+    let far = [
+        ("far_rows_of_a", [Rows::Far, Rows::Packed, Rows::Packed]),
+        (
+            "odd_far_rows_of_b",
+            [Rows::Packed, Rows::OddFar, Rows::Packed],
+        ),
+        ("far_rows_of_c", [Rows::Packed, Rows::Packed, Rows::Far]),
+    ];
+    let far = far.map(|(name, [a, b, c])| {
+        Test::cuda(name, move |device| {
+            let case = GemmCase {
+                a,
+                b,
+                c,
+                ..GemmCase::default()
+            };
+            far_rows(device, &case)
+        })
+    });
+    all_sizes.chain(counters).chain(others).chain(far).collect()
+}
+
+/// The case by a kernel of the table.
+fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
+    let Family::Gemm { accumulation, .. } = kernel.family else {
+        panic!("{} multiplies no matrices", kernel.name);
+    };
+    GemmCase {
+        dtype: kernel.dtype,
+        accumulation,
+        kernel: Some(kernel.name),
+        ..case
+    }
+}
+
+/// Whole tiles, ragged ones and less than one; of k whole steps, parts, and fewer steps than stages;
+/// rows that move in 16-byte pieces and others.
+fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
+    let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
+    for (m, n, k, [a, b, c]) in [
+        (rows, columns, 256, [Rows::Packed; 3]),
+        (
+            rows + 1,
+            columns - 1,
+            40,
+            [Rows::Packed, Rows::Aligned, Rows::Odd],
+        ),
+        (
+            rows - 1,
+            columns + 8,
+            8,
+            [Rows::Reversed, Rows::Packed, Rows::Aligned],
+        ),
+        (
+            17,
+            2 * columns + 9,
+            101,
+            [Rows::Aligned, Rows::Packed, Rows::Aligned],
+        ),
+        (
+            2 * rows + 40,
+            33,
+            203,
+            [Rows::Odd, Rows::Shifted, Rows::OddReversed],
+        ),
+    ] {
+        let case = by(
+            kernel,
+            GemmCase {
+                m,
+                n,
+                k,
+                a,
+                b,
+                c,
+                ..GemmCase::default()
+            },
+        );
+        match case.check(device) {
+            Ok(_) => {}
+            // A GPU may lack the shared memory that others have.
+            Err(_) if !fits(device, &case) => {
+                return Ok(Completion::ignored_with("too little shared memory"));
+            }
+            failed => return failed,
+        }
+    }
+    PASSED
+}
+
+fn fits(device: &Device, case: &GemmCase) -> bool {
+    let problem = GemmProblem::new([case.m, case.k], [case.n, case.k]);
+    let name = case
+        .options(device)
+        .kernel_name(device, case.dtype, &problem.expect("valid"));
+    !matches!(name, Err(Error::SharedMemory { .. }))
+}
+
+/// No bank conflict anywhere in shared memory, and no sector of A and B in part, or of C.
+fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
+    // An H100 has the shared memory for all.
+    let options = Options {
+        counters: true,
+        ..Options::default()
+    };
+    let device = Device::emulator_of(attention::Class::Sm90, options)?;
+    let case = GemmCase {
+        m: 300,
+        n: 272,
+        k: 256,
+        ..GemmCase::default()
+    };
+    by(kernel, case).check(&device)?;
+    let counters = device.counters().expect("a kernel ran");
+    if let Some(line) = counters.bank_conflicts().next() {
+        return Err(format!("{}: bank conflicts: {line:?}", kernel.name).into());
+    }
+    let whole = |opcode: &str| opcode.starts_with("cp.async") || opcode.contains(".v4");
+    if let Some(line) = counters.uncoalesced().find(|line| whole(&line.opcode)) {
+        return Err(format!("{}: sectors in part: {line:?}", kernel.name).into());
+    }
+    // Two tiles down at most of 256 rows, three across of 128 columns: nothing is multiplied twice.
+    let (rows, columns) = (kernel.tile.q_rows as u64, kernel.tile.keys as u64);
+    let tiles = 300_u64.div_ceil(rows) * 272_u64.div_ceil(columns);
+    let flops = 2 * tiles * rows * columns * 256;
+    let found = counters.total().flops;
+    // Warps of a simple kernel that lie past the last row or column do not multiply.
+    assert!(found == flops || (kernel.tile.stages == 0 && found < flops));
+    PASSED
+}
+
+/// Any sizes and layouts.
+fn random(device: &Device) -> Outcome {
+    check_each(96, cases(), |case| case.check(device))
+}
+
+fn cases() -> impl Strategy<Value = GemmCase> {
+    let kinds = select(
+        &[
+            (Dtype::F16, Accumulation::Single),
+            (Dtype::Bf16, Accumulation::Single),
+            (Dtype::F16, Accumulation::Half),
+        ][..],
+    );
+    // Half of the sizes within one of the edge of a tile.
+    let size = || {
+        let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
+        prop_oneof![1..=300_usize, edges]
+    };
+    let inputs = || prop_oneof![8 => select(Rows::OUTPUTS), 1 => Just(Rows::One)];
+    let kernels = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(attention::gemm::SIMPLE)),
+        1 => Just(Some(attention::gemm::MULTISTAGE)),
+    ];
+    let layouts = (inputs(), inputs(), select(Rows::OUTPUTS));
+    let sizes = (size(), size(), prop_oneof![0..=300_usize, size()]);
+    (kinds, sizes, kernels, layouts, any::<u64>()).prop_map(
+        |((dtype, accumulation), (m, n, k), kernel, (a, b, c), seed)| GemmCase {
+            dtype,
+            accumulation,
+            m,
+            n,
+            k,
+            kernel,
+            a,
+            b,
+            c,
+            seed,
+        },
+    )
+}
+
+/// The default kernel and both families, in every type.
+fn variants(case: &GemmCase) -> Vec<GemmCase> {
+    let kinds = [
+        (Dtype::F16, Accumulation::Single),
+        (Dtype::Bf16, Accumulation::Single),
+        (Dtype::F16, Accumulation::Half),
+    ];
+    let kernels = [attention::gemm::SIMPLE, attention::gemm::MULTISTAGE].map(Some);
+    let variants = kinds
+        .into_iter()
+        .flat_map(|kind| kernels.map(|kernel| (kind, kernel)));
+    variants
+        .map(|((dtype, accumulation), kernel)| GemmCase {
+            dtype,
+            accumulation,
+            kernel,
+            ..case.clone()
+        })
+        .collect()
+}
+
+fn lengths_of_one(device: &Device) -> Outcome {
+    for (m, n, k) in [(1, 1, 1), (1, 70, 9), (70, 1, 9), (40, 50, 1), (1, 1, 300)] {
+        for rows in [Rows::Packed, Rows::Odd, Rows::Shifted] {
+            let (a, b, c) = (rows, rows, rows);
+            let case = GemmCase {
+                m,
+                n,
+                k,
+                a,
+                b,
+                c,
+                ..GemmCase::default()
+            };
+            for case in variants(&case) {
+                case.check(device)?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// Sums of nothing are zeros.
+fn no_columns(device: &Device) -> Outcome {
+    for case in variants(&GemmCase {
+        k: 0,
+        ..GemmCase::default()
+    }) {
+        case.check(device)?;
+    }
+    let a = Tensor::<f16, 2>::zeros(device, [5, 0])?;
+    let c = Gemm::new().forward(&a, &a)?;
+    assert_eq!(c.to_vec()?, [f16::ZERO; 25]);
+    PASSED
+}
+
+fn nothing_to_do(device: &Device) -> Outcome {
+    let zeros = |rows, columns| Tensor::<f16, 2>::zeros(device, [rows, columns]);
+    for (m, n) in [(0, 5), (5, 0), (0, 0)] {
+        let c = Gemm::new().forward(&zeros(m, 8)?, &zeros(n, 8)?)?;
+        assert_eq!((c.shape(), c.to_vec()?.len()), ([m, n], 0));
+    }
+    PASSED
+}
+
+/// Many more steps than there are stages.
+fn long_sums(device: &Device) -> Outcome {
+    for case in variants(&GemmCase {
+        m: 20,
+        n: 30,
+        k: 5000,
+        ..GemmCase::default()
+    }) {
+        case.check(device)?;
+    }
+    PASSED
+}
+
+/// One element of A or B spoils one row or column of C, and nothing else.
+fn infinities_and_nan(device: &Device) -> Outcome {
+    for case in variants(&GemmCase {
+        k: 101,
+        ..GemmCase::default()
+    }) {
+        for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let [mut a, mut b] = case.inputs();
+            a[[149, 100]] = special;
+            b[[64, 3]] = special;
+            case.run(device, &a, &b)?;
+            // Against a zero an infinity becomes NaN.
+            b[[7, 100]] = 0.0;
+            case.run(device, &a, &b)?;
+        }
+    }
+    PASSED
+}
+
+/// Sums at the end of the range, beyond it, and whose parts are: f16 holds 65504, bf16 as much as f32.
+fn huge_values(device: &Device) -> Outcome {
+    for case in variants(&GemmCase::default()) {
+        let scale = match case.dtype {
+            Dtype::F16 => 1000.0,
+            Dtype::Bf16 => 1e19,
+        };
+        let [a, b] = case.inputs().map(|values| values * scale);
+        case.run(device, &a, &b)?;
+        let [a, b] = case.inputs().map(|values| values * scale * 20.0);
+        case.run(device, &a, &b)?;
+    }
+    PASSED
+}
+
+/// Where what is lost in adding up does not cancel.
+fn positive_values(device: &Device) -> Outcome {
+    for case in variants(&GemmCase {
+        k: 1000,
+        ..GemmCase::default()
+    }) {
+        let [a, b] = case.inputs().map(|values| values.mapv(f32::abs));
+        case.run(device, &a, &b)?;
+    }
+    PASSED
+}
+
+/// Equal inputs give equal bits, on any number of threads.
+fn equal_bits(device: &Device) -> Outcome {
+    let numbers: Vec<_> = (0..300 * 72)
+        .map(|i| f16::from_f32((i * 37 % 101) as f32 / 10.0 - 5.0))
+        .collect();
+    let a = Tensor::new(device, [300, 72], &numbers)?;
+    let product = || Gemm::new().forward(&a, &a)?.to_vec();
+    let first = product()?;
+    for _ in 0..3 {
+        let bits = |c: &[f16]| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&product()?), bits(&first));
+    }
+    PASSED
+}
+
+/// Wrong options are refused, and say what would work.
+fn options(device: &Device) -> Outcome {
+    let one = Tensor::new(device, [1, 1], &[f16::ONE])?;
+    let refused = |gemm: Gemm| {
+        let result = gemm.forward(&one, &one);
+        result.expect_err("should have been refused").to_string()
+    };
+    if device.is_cpu() {
+        return PASSED;
+    }
+    let stages = refused(Gemm::new().stages(7));
+    assert!(stages.contains("comes with stages 3, 4, 5"), "{stages}");
+    let simple = refused(Gemm::new().kernel("gemm-simple").stages(3));
+    assert!(simple.contains("has no stages"), "{simple}");
+    let sums = refused(Gemm::new().kernel("gemm_simple_f16_f16"));
+    assert!(
+        sums.contains("is not for f16 with accumulation in f32"),
+        "{sums}"
+    );
+    let cpu = refused(Gemm::new().kernel("cpu"));
+    assert!(cpu.contains("runs on the CPU only"), "{cpu}");
+    let attention = refused(Gemm::new().kernel("forward_f16_d64"));
+    assert!(attention.contains("there is no kernel"), "{attention}");
+    PASSED
+}
+
+fn far_rows(device: &Device, case: &GemmCase) -> Outcome {
+    /// A little more than 2^31 elements of 2 bytes.
+    const BYTES: u64 = 5 << 30;
+    // The memory as it was before and after the run, on the host.
+    for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
+        let free = device.free_memory()?;
+        if free < needed {
+            let place = device.name();
+            let reason = format!("needs {needed} bytes of free memory; {place} has {free}");
+            return Ok(Completion::ignored_with(reason));
+        }
+    }
+    case.check(device)
+}

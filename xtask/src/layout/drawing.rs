@@ -1,0 +1,194 @@
+//! A drawing, however it is shown: grids of coloured cells beside notes that explain them.
+
+use super::color::Color;
+
+/// What one command draws.
+pub struct Drawing {
+    /// What it shows.
+    pub title: String,
+    /// From top to bottom; of each, from left to right.
+    pub rows: Vec<Vec<Slot>>,
+}
+
+/// One place of a drawing.
+pub enum Slot {
+    /// Lines of explanation.
+    Notes(Vec<Note>),
+    /// A grid.
+    Panel(Panel),
+}
+
+/// A line of explanation: coloured words, then plain ones.
+pub struct Note {
+    /// A legend's entries.
+    pub swatches: Vec<(Color, String)>,
+    /// What it says.
+    pub text: String,
+}
+
+impl Note {
+    /// Plain words.
+    pub fn text(text: impl Into<String>) -> Self {
+        Note {
+            swatches: Vec::new(),
+            text: text.into(),
+        }
+    }
+
+    /// Whose colour a lane's is; of four, the later ones are paler.
+    pub fn lanes() -> Self {
+        let quad = |g: u32| (Color::lane(4 * g), format!("{}-{}", 4 * g, 4 * g + 3));
+        Note {
+            swatches: (0..8).map(quad).collect(),
+            text: "lanes".to_owned(),
+        }
+    }
+
+    /// Whose colour a group of banks' is.
+    pub fn banks() -> Self {
+        Note {
+            swatches: (0..8).map(|g| (Color::banks(g), banks(g))).collect(),
+            text: "banks".to_owned(),
+        }
+    }
+}
+
+/// The four banks that a 16-byte chunk lies in.
+pub fn banks(group: u32) -> String {
+    format!("{}-{}", 4 * group, 4 * group + 3)
+}
+
+/// A grid of cells.
+pub struct Panel {
+    /// What it shows.
+    pub title: String,
+    /// What its rows and columns count.
+    pub corner: String,
+    /// From top to bottom.
+    pub rows: Vec<Group>,
+    /// From left to right.
+    pub columns: Vec<Group>,
+    /// One for each row and column.
+    pub cells: Vec<Vec<Cell>>,
+}
+
+/// Neighbouring rows or columns, apart from the next group.
+pub struct Group {
+    /// What they have in common; shown of columns.
+    pub title: String,
+    /// One for each of them.
+    pub labels: Vec<String>,
+}
+
+impl Group {
+    /// The numbers `0..count` in groups of `size`, without titles.
+    pub fn numbers(count: u32, size: u32) -> Vec<Self> {
+        let groups = (0..count).step_by(size as usize).map(|first| Group {
+            title: String::new(),
+            labels: (first..(first + size).min(count))
+                .map(|i| i.to_string())
+                .collect(),
+        });
+        groups.collect()
+    }
+
+    /// With titles.
+    pub fn titled<const N: usize>(mut groups: Vec<Self>, titles: [&str; N]) -> Vec<Self> {
+        for (group, title) in groups.iter_mut().zip(titles) {
+            group.title = title.to_owned();
+        }
+        groups
+    }
+}
+
+/// What a place holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The upper line.
+    pub text: String,
+    /// The lower line.
+    pub detail: String,
+    /// None for a place that is not used.
+    pub color: Option<Color>,
+}
+
+impl Cell {
+    /// A used place.
+    pub fn new(text: impl ToString, detail: impl ToString, color: Color) -> Self {
+        Cell {
+            text: text.to_string(),
+            detail: detail.to_string(),
+            color: Some(color),
+        }
+    }
+
+    /// A place that is not used.
+    pub fn unused() -> Self {
+        Cell {
+            text: String::new(),
+            detail: String::new(),
+            color: None,
+        }
+    }
+}
+
+impl Panel {
+    /// Asks `cell` for the cell of each row and column.
+    pub fn new(
+        title: impl Into<String>,
+        corner: &str,
+        rows: Vec<Group>,
+        columns: Vec<Group>,
+        cell: impl Fn(u32, u32) -> Cell,
+    ) -> Self {
+        let count = |groups: &[Group]| groups.iter().map(|g| g.labels.len() as u32).sum::<u32>();
+        let (height, width) = (count(&rows), count(&columns));
+        let row = |r| (0..width).map(|c| cell(r, c)).collect();
+        Panel {
+            title: title.into(),
+            corner: corner.to_owned(),
+            cells: (0..height).map(row).collect(),
+            rows,
+            columns,
+        }
+    }
+
+    /// Characters of the widest row label.
+    pub fn label_chars(&self) -> usize {
+        let labels = self.rows.iter().flat_map(|group| &group.labels);
+        let labels = labels.chain([&self.corner]).map(|label| chars(label));
+        labels.max().unwrap_or(0)
+    }
+
+    /// Characters of the widest upper line.
+    pub fn text_chars(&self) -> usize {
+        let cells = self.cells.iter().flatten();
+        cells.map(|cell| chars(&cell.text)).max().unwrap_or(0)
+    }
+
+    /// Characters of the widest lower line; 0 if there are none.
+    pub fn detail_chars(&self) -> usize {
+        let cells = self.cells.iter().flatten();
+        cells.map(|cell| chars(&cell.detail)).max().unwrap_or(0)
+    }
+
+    /// Characters of the widest column label, and of titles what falls to one column.
+    pub fn column_chars(&self) -> usize {
+        let groups = self.columns.iter();
+        let widths = groups.flat_map(|group| {
+            let title = chars(&group.title).div_ceil(group.labels.len());
+            group.labels.iter().map(|label| chars(label)).chain([title])
+        });
+        widths.max().unwrap_or(0)
+    }
+
+    /// Whether its groups of columns have titles.
+    pub fn has_column_titles(&self) -> bool {
+        self.columns.iter().any(|group| !group.title.is_empty())
+    }
+}
+
+/// Characters of a text, each one column wide.
+pub fn chars(text: &str) -> usize {
+    text.chars().count()
+}

@@ -1,0 +1,212 @@
+//! `cargo xtask layout mma`: which lane and register hold which element of A, B and C.
+
+use super::color::Color;
+use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use kernels::layout::fragment;
+
+/// Who holds an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The lane.
+    pub lane: u32,
+    /// Its register of the tile.
+    pub register: u32,
+}
+
+impl Holder {
+    /// The lane above the register's name.
+    pub fn cell(self, prefix: &str) -> Cell {
+        let Holder { lane, register } = self;
+        Cell::new(lane, format!("{prefix}{register}"), Color::lane(lane))
+    }
+}
+
+/// The holders of a 16x16 tile, by row and column.
+pub type Holders = [[Holder; 16]; 16];
+
+/// Asks `elements` for the elements, by row and column, that each register of each lane holds.
+///
+/// # Panics
+/// If an element has no holder, or two.
+pub fn holders<const N: usize>(
+    registers: u32,
+    elements: impl Fn(u32, u32) -> [(u32, u32); N],
+) -> Holders {
+    let mut holders = [[None; 16]; 16];
+    for lane in 0..32 {
+        for register in 0..registers {
+            for (row, column) in elements(lane, register) {
+                let place = &mut holders[row as usize][column as usize];
+                let before = place.replace(Holder { lane, register });
+                assert_eq!(before, None, "row {row}, column {column}: two holders");
+            }
+        }
+    }
+    holders.map(|row| row.map(|holder| holder.expect("every element has a holder")))
+}
+
+/// Holders of an A operand: row m, column k.
+fn a() -> Holders {
+    holders(4, |lane, r| {
+        let (m, k) = fragment::operand_a(lane, r);
+        [(m, k), (m, k + 1)]
+    })
+}
+
+/// Holders of a pair of B operands: row k, column n.
+fn b() -> Holders {
+    holders(4, |lane, r| {
+        let (k, n) = fragment::operand_b(lane, r);
+        [(k, n), (k + 1, n)]
+    })
+}
+
+/// Holders of a pair of accumulators: row m, column n.
+fn c() -> Holders {
+    holders(8, |lane, i| [fragment::accumulator(lane, i)])
+}
+
+/// A 16x16 tile in its 8x8 quarters.
+pub fn panel(
+    title: impl Into<String>,
+    corner: &str,
+    titles: [&str; 2],
+    prefix: &str,
+    holders: &Holders,
+) -> Panel {
+    let columns = Group::titled(Group::numbers(16, 8), titles);
+    Panel::new(
+        title,
+        corner,
+        Group::numbers(16, 8),
+        columns,
+        |row, column| holders[row as usize][column as usize].cell(prefix),
+    )
+}
+
+/// The three tiles, where they stand in a product: B above, A to the left of C.
+pub fn draw() -> Drawing {
+    let notes = [
+        "C += A B. A warp multiplies together: each of its 32 lanes",
+        "holds a part of each matrix, in its registers.",
+        "",
+        "In each cell: the lane, and below it that lane's register.",
+        "With g = lane / 4, the four lanes of one g (a hue, paler from",
+        "lane to lane) hold rows g and g + 8 of A and C, and columns g",
+        "and g + 8 of B.",
+        "So a row of C lies in four neighbouring lanes: softmax finds",
+        "its maximum and sum there with two exchanges.",
+        "",
+        "A register of A or B holds two 16-bit elements, neighbours",
+        "along k, the first in its low half; one of C holds an f32.",
+        "",
+        "The instruction has 8 columns n. Two of them with the same A",
+        "make a tile of 16: b0 b1 and c0 to c3 belong to the first,",
+        "b2 b3 and c4 to c7 to the second.",
+        "",
+        "C is spread over the lanes as A is: c0 c1 lie where a0 has its",
+        "two halves, c2 c3 where a1 has, and so on. Rounded in pairs,",
+        "the scores of Q and K are at once the A operand of P V.",
+        "",
+    ];
+    let notes = notes.into_iter().map(Note::text).chain([Note::lanes()]);
+    let n = ["first mma: n 0-7", "second mma: n 8-15"];
+    let panel_a = panel(
+        "A, 16-bit: row m, column k",
+        "m \\ k",
+        ["k 0-7", "k 8-15"],
+        "a",
+        &a(),
+    );
+    let panel_b = panel("B, 16-bit: row k, column n", "k \\ n", n, "b", &b());
+    let panel_c = panel("C and D, f32: row m, column n", "m \\ n", n, "c", &c());
+    Drawing {
+        title: "mma.sync.m16n8k16: which lane and register hold which element".to_owned(),
+        rows: vec![
+            vec![Slot::Notes(notes.collect()), Slot::Panel(panel_b)],
+            vec![Slot::Panel(panel_a), Slot::Panel(panel_c)],
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(holders: &Holders, (row, column): (usize, usize)) -> (u32, u32) {
+        let Holder { lane, register } = holders[row][column];
+        (lane, register)
+    }
+
+    /// The PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type", speaks of
+    /// elements: `ai` for `i` in 0..8 at row `g` for `0 <= i < 2` or `4 <= i < 6`, else `g + 8`, and
+    /// column `2t + (i & 1)` for `i < 4`, else that plus 8.
+    #[test]
+    fn a_is_the_manuals() {
+        let drawn = a();
+        for lane in 0..32 {
+            let (g, t) = (lane / 4, lane % 4);
+            for i in 0..8 {
+                let row = if i < 2 || (4..6).contains(&i) {
+                    g
+                } else {
+                    g + 8
+                };
+                let column = 2 * t + (i & 1) + if i < 4 { 0 } else { 8 };
+                let holder = at(&drawn, (row as usize, column as usize));
+                assert_eq!(holder, (lane, i / 2), "element a{i}");
+            }
+        }
+    }
+
+    /// `bi` for `i` in 0..4 at row `2t + (i & 1)` for `i < 2`, else that plus 8, and column `g`; a
+    /// second B has the columns from 8 on.
+    #[test]
+    fn b_is_the_manuals() {
+        let drawn = b();
+        for (lane, pair) in (0..32).flat_map(|lane| [(lane, 0), (lane, 1)]) {
+            for i in 0..4 {
+                let row = 2 * (lane % 4) + (i & 1) + if i < 2 { 0 } else { 8 };
+                let column = lane / 4 + 8 * pair;
+                let holder = at(&drawn, (row as usize, column as usize));
+                assert_eq!(holder, (lane, 2 * pair + i / 2), "element b{i}");
+            }
+        }
+    }
+
+    /// `ci` for `i` in 0..4 at row `g` for `i < 2`, else `g + 8`, and column `2t + (i & 1)`.
+    #[test]
+    fn c_is_the_manuals() {
+        let drawn = c();
+        for (lane, pair) in (0..32).flat_map(|lane| [(lane, 0), (lane, 1)]) {
+            for i in 0..4 {
+                let row = lane / 4 + if i < 2 { 0 } else { 8 };
+                let column = 2 * (lane % 4) + (i & 1) + 8 * pair;
+                let holder = at(&drawn, (row as usize, column as usize));
+                assert_eq!(holder, (lane, 4 * pair + i), "element c{i}");
+            }
+        }
+    }
+
+    /// Read off the manual's figures.
+    #[test]
+    fn spot_values() {
+        assert_eq!(at(&a(), (0, 0)), (0, 0));
+        assert_eq!(at(&a(), (8, 1)), (0, 1));
+        assert_eq!(at(&a(), (1, 9)), (4, 2));
+        assert_eq!(at(&a(), (15, 15)), (31, 3));
+        assert_eq!(at(&b(), (7, 0)), (3, 0));
+        assert_eq!(at(&b(), (15, 7)), (31, 1));
+        assert_eq!(at(&c(), (7, 7)), (31, 1));
+        assert_eq!(at(&c(), (8, 0)), (0, 2));
+    }
+
+    #[test]
+    fn cells_show_lane_and_register() {
+        let drawing = draw();
+        let Slot::Panel(panel) = &drawing.rows[1][0] else {
+            panic!("A is below the notes");
+        };
+        assert_eq!(panel.cells[9][3], Cell::new(5, "a1", Color::lane(5)));
+    }
+}

@@ -1,0 +1,178 @@
+//! `cargo xtask layout`: draws where elements lie, from the functions that the kernels use.
+
+mod color;
+mod drawing;
+mod ldmatrix;
+mod mma;
+mod picture;
+mod placement;
+mod smem;
+mod swizzle;
+mod terminal;
+
+use drawing::Drawing;
+use std::io::Write;
+use std::path::PathBuf;
+use terminal::Palette;
+
+/// What to draw, and where.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    subject: Subject,
+    /// Draw into this file, as SVG
+    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(value_parser = |path: &str| std::path::absolute(path))]
+    svg: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand)]
+enum Subject {
+    /// Which lane and register of a warp hold which element of A, B and C of mma.m16n8k16
+    Mma,
+    /// Which lane gives which address to ldmatrix.x4, and which receives what is there
+    Ldmatrix(ldmatrix::Arguments),
+    /// Where each 16-byte chunk of a tile lands in shared memory, and in which banks
+    Swizzle(swizzle::Arguments),
+    /// Bank conflicts of the kernels' accesses without a swizzle, with padding and with theirs
+    Smem(smem::Arguments),
+}
+
+/// Draws in the terminal, or into a file.
+///
+/// # Errors
+/// One line, if the input does not fit together or the file cannot be written.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let drawing = draw(&arguments.subject)?;
+    let text = match &arguments.svg {
+        None => terminal::render(&drawing, Palette::of_stdout(), terminal::width()),
+        Some(path) => {
+            std::fs::write(path, picture::render(&drawing))
+                .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+            format!("{}\n", path.display())
+        }
+    };
+    // A reader that has gone (`| head`) is no error.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn draw(subject: &Subject) -> Result<Drawing, String> {
+    match subject {
+        Subject::Mma => Ok(mma::draw()),
+        Subject::Ldmatrix(arguments) => Ok(ldmatrix::draw(arguments)),
+        Subject::Swizzle(arguments) => swizzle::draw(arguments),
+        Subject::Smem(arguments) => Ok(smem::draw(arguments)),
+    }
+}
+
+/// A head dim on the command line.
+fn head_dim(text: &str) -> Result<u32, String> {
+    let dim = text.parse().ok();
+    let whole = |dim: &u32| dim.is_multiple_of(32) && (32..=256).contains(dim);
+    dim.filter(whole)
+        .ok_or_else(|| "take a multiple of 32 from 32 to 256".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use roxmltree::{Document, Node};
+
+    #[derive(Parser)]
+    struct Task {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    /// What `cargo xtask layout` would draw.
+    fn drawn(arguments: &str) -> Drawing {
+        let words = ["layout"].into_iter().chain(arguments.split_whitespace());
+        let task = Task::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+        draw(&task.arguments.subject).unwrap()
+    }
+
+    #[test]
+    fn the_drawings_of_the_docs_are_current() {
+        for (subject, kept) in [
+            ("mma", include_str!("../../../docs/layout/mma.svg")),
+            (
+                "ldmatrix",
+                include_str!("../../../docs/layout/ldmatrix.svg"),
+            ),
+            ("swizzle", include_str!("../../../docs/layout/swizzle.svg")),
+            ("smem", include_str!("../../../docs/layout/smem.svg")),
+        ] {
+            assert!(
+                picture::render(&drawn(subject)) == kept,
+                "type: cargo xtask layout {subject} --svg docs/layout/{subject}.svg"
+            );
+        }
+    }
+
+    fn number(node: Node, name: &str) -> f64 {
+        let value = node.attribute(name).unwrap_or_default();
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}: {value:?}"))
+    }
+
+    #[test]
+    fn pictures_are_well_formed_and_hold_all_they_show() {
+        for arguments in [
+            "mma",
+            "ldmatrix",
+            "ldmatrix --trans",
+            "ldmatrix --order chunks",
+            "swizzle",
+            "swizzle --swizzle pad --dim 96",
+            "swizzle --swizzle none --dim 32 --rows 7",
+            "swizzle --swizzle 3,3,4 --dim 128 --rows 1",
+            "swizzle --dim 256 --rows 256",
+            "smem",
+            "smem --dim 160",
+        ] {
+            let drawing = drawn(arguments);
+            let picture = picture::render(&drawing);
+            let document = Document::parse(&picture).unwrap_or_else(|e| panic!("{arguments}: {e}"));
+            let svg = document.root_element();
+            assert_eq!(svg.tag_name().name(), "svg");
+            let (width, height) = (number(svg, "width"), number(svg, "height"));
+            let texts = svg.descendants().filter(|node| node.has_tag_name("text"));
+            let mut shown: Vec<&str> = texts
+                .map(|text| {
+                    let (x, y) = (number(text, "x"), number(text, "y"));
+                    let inside = 0.0 < x && x < width && 0.0 < y && y < height;
+                    assert!(inside, "{arguments}: {x}, {y} of {width}, {height}");
+                    text.text().unwrap_or_default()
+                })
+                .collect();
+            for slot in drawing.rows.iter().flatten() {
+                let drawing::Slot::Panel(panel) = slot else {
+                    continue;
+                };
+                for cell in panel.cells.iter().flatten() {
+                    for line in [&cell.text, &cell.detail] {
+                        let place = shown.iter().position(|text| text == line);
+                        let place = place.or(line.is_empty().then_some(usize::MAX));
+                        let place = place.unwrap_or_else(|| panic!("{arguments}: no {line}"));
+                        if place < shown.len() {
+                            shown.swap_remove(place);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn head_dims_are_checked() {
+        for text in ["32", "160", "256"] {
+            assert_eq!(head_dim(text), Ok(text.parse().unwrap()));
+        }
+        for text in ["0", "16", "40", "288", "-64", "x", ""] {
+            assert!(head_dim(text).unwrap_err().contains("from 32 to 256"));
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Where a tile's chunks may lie: as the kernels have them, or under any swizzle of CuTe's.
+
+use kernels::layout::swizzle::{CHUNK_BYTES, Swizzle};
+use std::fmt;
+use std::str::FromStr;
+
+/// Elements of a chunk.
+const CHUNK: u32 = CHUNK_BYTES / 2;
+
+/// A name or numbers on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Row after row.
+    None,
+    /// A free chunk after each row.
+    Pad,
+    /// The kernels' own.
+    Own,
+    /// CuTe's.
+    Cute(Cute),
+}
+
+impl FromStr for Arrangement {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Arrangement::None),
+            "pad" => Ok(Arrangement::Pad),
+            "own" => Ok(Arrangement::Own),
+            numbers => Cute::parse(numbers).map(Arrangement::Cute),
+        }
+    }
+}
+
+/// CuTe's `Swizzle<B, M, S>` on the index of a 16-bit element in its tile: bits `M + S..M + S + B` are
+/// XORed into bits `M..M + B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cute {
+    b: u32,
+    m: u32,
+    s: u32,
+}
+
+impl fmt::Display for Cute {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Swizzle<{},{},{}>", self.b, self.m, self.s)
+    }
+}
+
+impl Cute {
+    fn parse(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(',').map(|n| n.trim().parse()).collect();
+        let Ok([b, m, s]) = numbers.as_deref() else {
+            return Err("take own, none, pad, or B,M,S as in 3,3,3".to_owned());
+        };
+        let cute = Cute {
+            b: *b,
+            m: *m,
+            s: *s,
+        };
+        match cute {
+            Cute { m: ..3, .. } => Err(format!(
+                "{cute} would tear chunks of 8 elements apart; take M from 3 on"
+            )),
+            Cute { b, s, .. } if s < b => Err(format!(
+                "{cute} would XOR bits with themselves; take S of at least B"
+            )),
+            Cute { b: 6.., .. } | Cute { m: 11.., .. } | Cute { s: 11.., .. } => Err(format!(
+                "{cute} is for larger tiles than these; take B up to 5, M and S up to 10"
+            )),
+            cute => Ok(cute),
+        }
+    }
+
+    /// Where it puts an element.
+    pub fn index(self, element: u32) -> u32 {
+        let mask = (1 << self.b) - 1;
+        element ^ (((element >> (self.m + self.s)) & mask) << self.m)
+    }
+
+    /// Elements among which it moves chunks.
+    fn block(self) -> u32 {
+        1 << (self.m + self.b)
+    }
+}
+
+/// Where the chunks of rows of `row_chunks` chunks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// A function of row and chunk, as in the kernels.
+    Rows(Swizzle),
+    /// A function of the index in the tile.
+    Cute { cute: Cute, row_chunks: u32 },
+}
+
+impl Placement {
+    /// Of a tile of `rows` rows of `dim` elements.
+    ///
+    /// # Errors
+    /// One line, if some chunks would lie outside the tile.
+    pub fn new(arrangement: Arrangement, rows: u32, dim: u32) -> Result<Self, String> {
+        let row_chunks = dim / CHUNK;
+        Ok(match arrangement {
+            Arrangement::None => Placement::Rows(Swizzle::none(row_chunks)),
+            Arrangement::Pad => Placement::Rows(Swizzle::padded(row_chunks)),
+            Arrangement::Own => Placement::Rows(Swizzle::new(row_chunks)),
+            Arrangement::Cute(cute) => {
+                let block = cute.block();
+                if !(rows * dim).is_multiple_of(block) {
+                    let mut whole = 1..;
+                    let whole = whole.find(|rows| (rows * dim).is_multiple_of(block));
+                    return Err(format!(
+                        "{cute} moves chunks within {block} elements, which {rows} rows of {dim} do not \
+                         fill; take a multiple of {} rows",
+                        whole.expect("a power of two is reached")
+                    ));
+                }
+                Placement::Cute { cute, row_chunks }
+            }
+        })
+    }
+
+    /// Byte offset of a chunk in the tile.
+    pub fn offset(&self, row: u32, chunk: u32) -> u32 {
+        match self {
+            Placement::Rows(swizzle) => swizzle.offset(row, chunk),
+            Placement::Cute { cute, row_chunks } => {
+                2 * cute.index((row * row_chunks + chunk) * CHUNK)
+            }
+        }
+    }
+}
+
+/// The swizzle of CuTe's that is the kernels' own for a head dim, if one is.
+pub fn cute_of_own(dim: u32) -> Option<Cute> {
+    let own = Swizzle::new(dim / CHUNK);
+    let all = (1..=3).flat_map(|b| (b..=10).map(move |s| Cute { b, m: 3, s }));
+    let is_own = |cute: &Cute| {
+        let placement = Placement::Cute {
+            cute: *cute,
+            row_chunks: dim / CHUNK,
+        };
+        let mut chunks = (0..64).flat_map(|row| (0..dim / CHUNK).map(move |chunk| (row, chunk)));
+        chunks.all(|(row, chunk)| placement.offset(row, chunk) == own.offset(row, chunk))
+    };
+    all.into_iter().find(is_own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn cute(text: &str) -> Cute {
+        Cute::parse(text).unwrap()
+    }
+
+    #[test]
+    fn every_swizzle_is_a_permutation() {
+        let mut seen = 0;
+        for (b, m, s) in
+            (0..6).flat_map(|b| (3..6).flat_map(move |m| (b..8).map(move |s| (b, m, s))))
+        {
+            for (rows, dim) in [(16, 32), (12, 64), (64, 96), (8, 256)] {
+                let arrangement = format!("{b},{m},{s}").parse().unwrap();
+                let Ok(placement) = Placement::new(arrangement, rows, dim) else {
+                    continue;
+                };
+                let offsets: HashSet<u32> = (0..rows)
+                    .flat_map(|row| (0..dim / 8).map(move |chunk| (row, chunk)))
+                    .map(|(row, chunk)| placement.offset(row, chunk))
+                    .collect();
+                assert_eq!(offsets.len() as u32, rows * dim / 8, "{placement:?}");
+                let whole = |offset: &u32| offset.is_multiple_of(16) && *offset < 2 * rows * dim;
+                assert!(offsets.iter().all(whole), "{placement:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 200, "{seen}");
+    }
+
+    /// Worked out by hand: row 5 of 64 elements is at 320 = 0b101_000_000, whose 5 goes into the
+    /// chunk.
+    #[test]
+    fn bits_are_xored() {
+        assert_eq!(cute("3,3,3").index(320), 320 + 5 * 8);
+        assert_eq!(cute("3,3,3").index(320 + 3 * 8 + 7), 320 + (3 ^ 5) * 8 + 7);
+        // Of bits 7 and 8 the second is set, and goes into bit 5.
+        assert_eq!(cute("2,4,3").index(0b11_0000_0000), 0b11_0010_0000);
+        assert_eq!(cute("0,3,3").index(12345), 12345);
+    }
+
+    /// Rows of 64, 128 and 256 elements: chunk bits from 3 on, row bits from 6, 7 and 8 on. Rows of 32
+    /// take their bits from the second of the row. Others are no powers of two.
+    #[test]
+    fn own_swizzles_have_names() {
+        let names = [32, 64, 128, 256].map(|dim| cute_of_own(dim).unwrap().to_string());
+        let expected = ["2,3,3", "3,3,3", "3,3,4", "3,3,5"].map(|name| format!("Swizzle<{name}>"));
+        assert_eq!(names, expected);
+        assert_eq!([96, 192].map(cute_of_own), [None; 2]);
+    }
+
+    #[test]
+    fn bad_input_says_what_would_work() {
+        let error = |text: &str| Arrangement::from_str(text).unwrap_err();
+        for text in ["", "cute", "3,3", "3,3,3,3", "3,-3,3", "3,3,x"] {
+            assert!(error(text).contains("own, none, pad, or B,M,S"), "{text}");
+        }
+        assert!(error("3,2,3").contains("M from 3 on"));
+        assert!(error("3,3,2").contains("S of at least B"));
+        assert!(error("3,4294967295,3").contains("M and S up to 10"));
+        let error = Placement::new(Arrangement::Cute(cute("3,4,3")), 15, 32).unwrap_err();
+        assert!(error.contains("multiple of 4 rows"), "{error}");
+    }
+}

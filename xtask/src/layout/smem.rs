@@ -1,0 +1,359 @@
+//! `cargo xtask layout smem`: what bank conflicts cost the accesses of the kernels.
+
+use super::color::Color;
+use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use super::ldmatrix::Load;
+use emulator::Tally;
+use kernels::layout::{
+    fragment,
+    share::Share,
+    swizzle::{CHUNK_BYTES, Swizzle},
+};
+use kernels::table::HEAD_DIMS;
+
+/// What to draw.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Elements of a row, 16 bits each: a multiple of 32 up to 256 [default: all that kernels have
+    /// tiles for]
+    #[arg(long, value_name = "ELEMENTS", value_parser = super::head_dim)]
+    dim: Option<u32>,
+}
+
+/// Rows of the tile. Every kind of access moves the whole tile once, `2 * ROWS` bytes for each of the
+/// `dim` columns: at least one wavefront of 128 bytes each.
+const ROWS: u32 = 64;
+
+/// Threads that copy a tile together.
+const THREADS: u32 = 128;
+
+/// One instruction of a warp.
+pub struct Access {
+    /// Bytes of each lane.
+    bytes: u32,
+    active: u32,
+    addresses: [u64; 32],
+}
+
+impl Access {
+    /// Of the first `lanes` lanes, at the byte offsets that `address` says.
+    pub fn of_lanes(bytes: u32, lanes: u32, address: impl Fn(u32) -> u32) -> Self {
+        let active = u32::MAX >> (32 - lanes);
+        Access {
+            bytes,
+            active,
+            addresses: std::array::from_fn(|lane| match lane as u32 {
+                lane if lane < lanes => u64::from(address(lane)),
+                _ => 0,
+            }),
+        }
+    }
+
+    /// Of all lanes.
+    fn new(bytes: u32, address: impl Fn(u32) -> u32) -> Self {
+        Self::of_lanes(bytes, 32, address)
+    }
+}
+
+/// What accesses cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wavefronts {
+    /// With their bank conflicts.
+    pub taken: u64,
+    /// Without.
+    pub minimum: u64,
+}
+
+impl Wavefronts {
+    /// As the emulator counts them.
+    pub fn of(accesses: impl IntoIterator<Item = Access>) -> Self {
+        let mut tally = Tally::default();
+        for access in accesses {
+            tally.count_shared(access.active, &access.addresses, access.bytes);
+        }
+        Wavefronts {
+            taken: tally.wavefronts,
+            minimum: tally.ideal_wavefronts,
+        }
+    }
+
+    /// `8x` above the number.
+    fn cell(self) -> Cell {
+        let ways = self.taken as f64 / self.minimum as f64;
+        let ways = format!("{ways:.1}");
+        let ways = ways.strip_suffix(".0").unwrap_or(&ways);
+        let color = Color::conflict(self.taken, self.minimum);
+        Cell::new(format!("{ways}\u{d7}"), self.taken, color)
+    }
+}
+
+/// A way to go through a tile of [`ROWS`] rows of `dim` elements.
+struct Walk {
+    name: &'static str,
+    accesses: fn(dim: u32, placed: Swizzle) -> Vec<Access>,
+}
+
+const WALKS: [Walk; 8] = [
+    Walk {
+        name: "read Q: ldmatrix",
+        accesses: |dim, placed| ldmatrix(Load::Q, dim, placed),
+    },
+    Walk {
+        name: "read K: ldmatrix",
+        accesses: |dim, placed| ldmatrix(Load::K, dim, placed),
+    },
+    Walk {
+        name: "read V: ldmatrix.trans",
+        accesses: |dim, placed| ldmatrix(Load::V, dim, placed),
+    },
+    Walk {
+        name: "fill all: cp.async, 16 B",
+        accesses: |dim, placed| chunks(THREADS, dim, placed),
+    },
+    Walk {
+        name: "write O: fragments, 4 B",
+        accesses: fragments,
+    },
+    Walk {
+        name: "read O: one warp, 16 B",
+        accesses: |dim, placed| chunks(32, dim, placed),
+    },
+    Walk {
+        name: "along rows, 4 B",
+        accesses: along_rows,
+    },
+    Walk {
+        name: "down columns, 4 B",
+        accesses: down_columns,
+    },
+];
+
+/// All 16x16 tiles, by their row and column.
+fn tiles(dim: u32) -> impl Iterator<Item = (u32, u32)> {
+    (0..ROWS / 16).flat_map(move |row16| (0..dim / 16).map(move |d16| (row16, d16)))
+}
+
+/// As the kernels read operands.
+fn ldmatrix(load: Load, dim: u32, placed: Swizzle) -> Vec<Access> {
+    let read = |(row16, d16)| {
+        Access::new(16, move |lane| {
+            let (row, chunk) = load.address(lane);
+            placed.offset(16 * row16 + row, 2 * d16 + chunk)
+        })
+    };
+    tiles(dim).map(read).collect()
+}
+
+/// As the kernels copy tiles: each of `threads` threads its share.
+fn chunks(threads: u32, dim: u32, placed: Swizzle) -> Vec<Access> {
+    let row_chunks = dim * 2 / CHUNK_BYTES;
+    let Share {
+        lanes,
+        rows_per_step,
+        ..
+    } = Share::new(0, threads, row_chunks);
+    let mut accesses = Vec::new();
+    for down in (0..ROWS).step_by(rows_per_step as usize) {
+        for right in (0..row_chunks).step_by(lanes as usize) {
+            accesses.extend((0..threads / 32).map(|warp| {
+                Access::new(16, |lane| {
+                    let share = Share::new(32 * warp + lane, threads, row_chunks);
+                    placed.offset(share.row + down, share.chunk + right)
+                })
+            }));
+        }
+    }
+    accesses
+}
+
+/// As the kernels write O, or would write P: registers of an A operand, two elements each.
+fn fragments(dim: u32, placed: Swizzle) -> Vec<Access> {
+    let registers = tiles(dim).flat_map(|tile| (0..4).map(move |r| (tile, r)));
+    let write = |((row16, d16), r)| {
+        Access::new(4, move |lane| {
+            let (row, column) = fragment::operand_a(lane, r);
+            placed.offset(16 * row16 + row, 2 * d16 + column / 8) + column % 8 * 2
+        })
+    };
+    registers.map(write).collect()
+}
+
+/// Byte offset of the pair of elements `2 pair` and `2 pair + 1` of a row.
+fn pair_offset(placed: Swizzle, row: u32, pair: u32) -> u32 {
+    placed.offset(row, pair / 4) + pair % 4 * 4
+}
+
+/// Neighbouring lanes take neighbouring pairs.
+fn along_rows(dim: u32, placed: Swizzle) -> Vec<Access> {
+    let row_pairs = dim / 2;
+    let firsts = (0..ROWS * row_pairs).step_by(32);
+    let read = |first| {
+        Access::new(4, move |lane| {
+            let pair = first + lane;
+            pair_offset(placed, pair / row_pairs, pair % row_pairs)
+        })
+    };
+    firsts.map(read).collect()
+}
+
+/// Neighbouring lanes take the same pair of neighbouring rows.
+fn down_columns(dim: u32, placed: Swizzle) -> Vec<Access> {
+    let firsts = (0..ROWS).step_by(32);
+    let firsts = firsts.flat_map(|row| (0..dim / 2).map(move |pair| (row, pair)));
+    let read = |(row, pair)| Access::new(4, move |lane| pair_offset(placed, row + lane, pair));
+    firsts.map(read).collect()
+}
+
+/// A way to place rows of so many chunks.
+type Placed = fn(u32) -> Swizzle;
+
+/// All of them, by name.
+const PLACEMENTS: [(&str, Placed); 3] = [
+    ("none", Swizzle::none),
+    ("padding", Swizzle::padded),
+    ("swizzle", Swizzle::new),
+];
+
+/// What a walk costs in a placement.
+fn cost(walk: &Walk, dim: u32, placed: Placed) -> Wavefronts {
+    Wavefronts::of((walk.accesses)(dim, placed(dim * 2 / CHUNK_BYTES)))
+}
+
+/// The table of all accesses.
+pub fn draw(arguments: &Arguments) -> Drawing {
+    let dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
+    let columns: Vec<_> = PLACEMENTS
+        .iter()
+        .flat_map(|(_, placed)| dims.iter().map(move |dim| (*placed, *dim)))
+        .collect();
+    let group = |(title, _): &(&str, _)| Group {
+        title: (*title).to_owned(),
+        labels: dims.iter().map(u32::to_string).collect(),
+    };
+    // Reads of operands, copies and stores, and the two plain ways.
+    let names = [&WALKS[..3], &WALKS[3..6], &WALKS[6..]].map(|walks| Group {
+        title: String::new(),
+        labels: walks.iter().map(|walk| walk.name.to_owned()).collect(),
+    });
+    let table = Panel::new(
+        "Wavefronts, and how many times the minimum that is",
+        "access \\ head dim",
+        names.into(),
+        PLACEMENTS.iter().map(group).collect(),
+        |walk, column| {
+            let (placed, dim) = columns[column as usize];
+            cost(&WALKS[walk as usize], dim, placed).cell()
+        },
+    );
+    let ways = [1, 2, 4, 8].map(|ways| (Color::conflict(ways, 1), format!("{ways}\u{d7}")));
+    let notes = vec![
+        Note::text(format!(
+            "Each access moves a tile of {ROWS} rows once. Shared memory moves 128 bytes in a wavefront:"
+        )),
+        Note::text(
+            "at least as many wavefronts as the head dim. Below the factor: how many it takes.",
+        ),
+        Note::text(
+            "Lanes that want different words of one bank wait for each other, a wavefront each.",
+        ),
+        Note::text(format!(
+            "Tiles are filled by {THREADS} threads. Padding is 8 elements a row, the swizzle the kernels' own."
+        )),
+        Note {
+            swatches: ways.into(),
+            text: "and more: wavefronts over the minimum".to_owned(),
+        },
+    ];
+    Drawing {
+        title: "Bank conflicts of the kernels' accesses to shared memory".to_owned(),
+        rows: vec![vec![Slot::Notes(notes)], vec![Slot::Panel(table)]],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By a walk's first word or words, at a head dim: none, padding, swizzle.
+    fn ways(name: &str, dim: u32) -> [f64; 3] {
+        let mut walks = WALKS.iter();
+        let walk = walks.find(|walk| walk.name.starts_with(name)).unwrap();
+        PLACEMENTS.map(|(_, placed)| {
+            let cost = cost(walk, dim, placed);
+            cost.taken as f64 / cost.minimum as f64
+        })
+    }
+
+    #[test]
+    fn every_walk_moves_the_tile_once() {
+        for (walk, &dim) in WALKS
+            .iter()
+            .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
+        {
+            for (_, placed) in PLACEMENTS {
+                let cost = cost(walk, dim, placed);
+                assert_eq!(cost.minimum, u64::from(dim), "{}", walk.name);
+            }
+            // No byte twice, and none past the tile.
+            let placed = Swizzle::new(dim * 2 / CHUNK_BYTES);
+            let mut bytes = vec![0; (2 * ROWS * dim) as usize];
+            for access in (walk.accesses)(dim, placed) {
+                for address in access.addresses {
+                    for byte in &mut bytes[address as usize..][..access.bytes as usize] {
+                        *byte += 1;
+                    }
+                }
+            }
+            assert!(bytes.iter().all(|times| *times == 1), "{}", walk.name);
+        }
+    }
+
+    #[test]
+    fn the_kernels_swizzle_has_no_conflict() {
+        for (walk, &dim) in WALKS[..6]
+            .iter()
+            .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
+        {
+            let cost = cost(walk, dim, Swizzle::new);
+            assert_eq!(cost.taken, cost.minimum, "{}, head dim {dim}", walk.name);
+        }
+    }
+
+    /// Rows of whole lines start in one bank: 8 rows at a time, or 32 down a column. Rows of half a
+    /// line, or of one and a half, start in two.
+    #[test]
+    fn without_a_swizzle_rows_collide() {
+        for name in ["read Q", "read K", "read V", "write O"] {
+            for (dim, expected) in [(64, 8.0), (128, 8.0), (256, 8.0), (32, 4.0), (96, 4.0)] {
+                assert_eq!(ways(name, dim)[0], expected, "{name}, {dim}");
+            }
+        }
+        assert_eq!(ways("down", 64), [32.0, 4.0, 4.0]);
+        assert_eq!(ways("along", 64), [1.0; 3]);
+    }
+
+    #[test]
+    fn padding_serves_operands_as_well() {
+        for (name, dim) in [
+            ("read Q", 64),
+            ("read V", 128),
+            ("write O", 256),
+            ("read K", 96),
+        ] {
+            assert_eq!(ways(name, dim)[1], 1.0, "{name}, {dim}");
+        }
+    }
+
+    #[test]
+    fn cells_show_ways_and_wavefronts() {
+        let wavefronts = |taken| Wavefronts { taken, minimum: 64 };
+        let shown = |taken| {
+            let cell = wavefronts(taken).cell();
+            (cell.text, cell.detail)
+        };
+        assert_eq!(shown(64), ("1\u{d7}".to_owned(), "64".to_owned()));
+        assert_eq!(shown(96), ("1.5\u{d7}".to_owned(), "96".to_owned()));
+        assert_eq!(shown(512), ("8\u{d7}".to_owned(), "512".to_owned()));
+        assert_ne!(wavefronts(64).cell().color, wavefronts(96).cell().color);
+    }
+}

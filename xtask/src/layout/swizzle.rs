@@ -1,0 +1,214 @@
+//! `cargo xtask layout swizzle`: where each 16-byte chunk of a tile lands, and in which banks.
+
+use super::color::Color;
+use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot, banks};
+use super::placement::{Arrangement, Placement, cute_of_own};
+use super::smem::{Access, Wavefronts};
+use kernels::layout::swizzle::CHUNK_BYTES;
+use std::collections::HashMap;
+
+/// What to draw.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Elements of a row, 16 bits each: a multiple of 32 up to 256
+    #[arg(long, value_name = "ELEMENTS", default_value = "64", value_parser = super::head_dim)]
+    dim: u32,
+    /// Rows of the tile
+    #[arg(long, value_name = "COUNT", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    rows: u32,
+    /// own for the kernels', none, pad for a free chunk after each row, or B,M,S for CuTe's
+    /// Swizzle<B,M,S> on indices of elements
+    #[arg(long, value_name = "NAME", default_value = "own")]
+    swizzle: Arrangement,
+}
+
+/// Bytes of a line: once through all banks.
+const LINE: u32 = 128;
+
+/// The tile, and shared memory beside it.
+///
+/// # Errors
+/// One line, if the swizzle does not suit the tile.
+pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
+    let &Arguments { dim, rows, swizzle } = arguments;
+    let placement = Placement::new(swizzle, rows, dim)?;
+    let chunks = dim * 2 / CHUNK_BYTES;
+    let mut columns = Group::numbers(chunks, 8);
+    for group in &mut columns {
+        group.title = "chunk".to_owned();
+    }
+    let tile = Panel::new(
+        "The tile: where each chunk lands",
+        "row",
+        Group::numbers(rows, 8),
+        columns,
+        |row, chunk| {
+            let offset = placement.offset(row, chunk);
+            let group = offset / CHUNK_BYTES % 8;
+            Cell::new(offset, banks(group), Color::banks(group))
+        },
+    );
+    let all = (0..rows).flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
+    let landed: HashMap<u32, (u32, u32)> = all
+        .map(|(row, chunk)| (placement.offset(row, chunk), (row, chunk)))
+        .collect();
+    let end = landed.keys().max().map_or(0, |last| last + CHUNK_BYTES);
+    let mut lines = Group::numbers(end.div_ceil(LINE), 8);
+    for label in lines.iter_mut().flat_map(|group| &mut group.labels) {
+        let line: u32 = label.parse().expect("a number");
+        *label = (line * LINE).to_string();
+    }
+    let columns = Group {
+        title: "banks".to_owned(),
+        labels: (0..8).map(banks).collect(),
+    };
+    let memory = Panel::new(
+        "Shared memory: which row and chunk lies there",
+        "offset",
+        lines,
+        vec![columns],
+        |line, group| match landed.get(&(line * LINE + group * CHUNK_BYTES)) {
+            Some((row, chunk)) => Cell::new(
+                format!("row {row}"),
+                format!("chunk {chunk}"),
+                Color::banks(group),
+            ),
+            None => Cell::unused(),
+        },
+    );
+    let name = match swizzle {
+        Arrangement::None => "no swizzle".to_owned(),
+        Arrangement::Pad => "padded rows".to_owned(),
+        Arrangement::Own => "the kernels' swizzle".to_owned(),
+        Arrangement::Cute(cute) => format!("CuTe's {cute}"),
+    };
+    let mut notes = notes(swizzle, dim);
+    notes.push(Note::text(verdict(&placement, rows, chunks)));
+    notes.push(Note::banks());
+    Ok(Drawing {
+        title: format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}"),
+        rows: vec![
+            vec![Slot::Notes(notes)],
+            vec![Slot::Panel(tile), Slot::Panel(memory)],
+        ],
+    })
+}
+
+fn notes(swizzle: Arrangement, dim: u32) -> Vec<Note> {
+    let mut notes = vec![
+        Note::text(
+            "A chunk is 8 elements, 16 bytes: what a lane copies, and a row of a matrix of ldmatrix.",
+        ),
+        Note::text(
+            "A line of 128 bytes goes once through all 32 banks of 4 bytes; a chunk lies in 4 of them.",
+        ),
+        Note::text(
+            "Left: the byte offset of each chunk, above its banks. Right: what lies at each offset.",
+        ),
+    ];
+    let rule = match swizzle {
+        Arrangement::None => "Rows lie one after the other.".to_owned(),
+        Arrangement::Pad => "A chunk is left free after each row.".to_owned(),
+        Arrangement::Own => {
+            let rule = match dim % 64 {
+                0 => "The low 3 bits of the chunk are XORed with those of the row",
+                _ => "The low 2 bits of the chunk are XORed with bits 1 and 2 of the row",
+            };
+            match cute_of_own(dim) {
+                Some(cute) => format!("{rule}: CuTe's {cute} on indices of elements."),
+                None => format!("{rule}; as rows are no power of two, none of CuTe's does this."),
+            }
+        }
+        Arrangement::Cute(cute) => {
+            format!(
+                "{cute} XORs the B bits of an element's index from bit M + S on into those from bit M on."
+            )
+        }
+    };
+    notes.push(Note::text(rule));
+    notes
+}
+
+/// What a matrix of `ldmatrix` costs.
+fn verdict(placement: &Placement, rows: u32, chunks: u32) -> String {
+    let columns = (0..rows).step_by(8);
+    let columns = columns.flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
+    let worst = columns.map(|(row, chunk)| {
+        let lanes = (rows - row).min(8);
+        let access = Access::of_lanes(16, lanes, |lane| placement.offset(row + lane, chunk));
+        Wavefronts::of([access]).taken
+    });
+    match worst.max().unwrap_or(0) {
+        1 => "Down a column of 8 rows all colours differ: ldmatrix reads its 8 rows at once."
+            .to_owned(),
+        ways => format!(
+            "Down a column of 8 rows colours repeat: ldmatrix reads its 8 rows in up to {ways} \
+             wavefronts where 1 would do."
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(swizzle: &str, dim: u32) -> Drawing {
+        draw(&Arguments {
+            dim,
+            rows: 16,
+            swizzle: swizzle.parse().unwrap(),
+        })
+        .unwrap()
+    }
+
+    fn panels(drawing: &Drawing) -> [&Panel; 2] {
+        match &drawing.rows[1][..] {
+            [Slot::Panel(tile), Slot::Panel(memory)] => [tile, memory],
+            _ => panic!("two panels"),
+        }
+    }
+
+    fn verdict(drawing: &Drawing) -> &str {
+        let Slot::Notes(notes) = &drawing.rows[0][0] else {
+            panic!("notes come first");
+        };
+        &notes[4].text
+    }
+
+    #[test]
+    fn chunks_are_drawn_where_they_land() {
+        let drawing = drawn("own", 64);
+        let [tile, memory] = panels(&drawing);
+        // Chunk 3 of row 5: 3 ^ 5 = 6.
+        let offset = 5 * 128 + 6 * 16;
+        let cell = Cell::new(offset, "24-27", Color::banks(6));
+        assert_eq!(tile.cells[5][3], cell);
+        let cell = Cell::new("row 5", "chunk 3", Color::banks(6));
+        assert_eq!(memory.cells[5][6], cell);
+    }
+
+    #[test]
+    fn padding_leaves_chunks_free() {
+        let drawing = drawn("pad", 64);
+        let [_, memory] = panels(&drawing);
+        assert_eq!(memory.cells[1][0], Cell::unused());
+        assert_eq!(memory.cells[1][1].text, "row 1");
+        let unused = memory.cells.iter().flatten().filter(|c| c.color.is_none());
+        // 15 after rows, and what is left of the last line.
+        assert_eq!(unused.count(), memory.cells.len() * 8 - 16 * 8);
+    }
+
+    #[test]
+    fn conflicts_are_told() {
+        for dim in kernels::table::HEAD_DIMS {
+            assert!(verdict(&drawn("own", *dim)).contains("at once"), "{dim}");
+            assert!(verdict(&drawn("pad", *dim)).contains("at once"), "{dim}");
+        }
+        assert!(verdict(&drawn("none", 64)).contains("up to 8 "));
+        assert!(verdict(&drawn("none", 32)).contains("up to 4 "));
+        assert!(verdict(&drawn("3,3,3", 64)).contains("at once"));
+        // The well-known mistake: one line's swizzle on rows of two lines.
+        assert!(verdict(&drawn("3,3,3", 128)).contains("up to 2 "));
+    }
+}
