@@ -83,7 +83,7 @@ impl Swizzle {
     #[inline(always)]
     pub const fn offset(self, row: u32, chunk: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;
-        (row * self.row_chunks + (chunk ^ key)) * CHUNK_BYTES
+        row * self.pitch() + (chunk ^ key) * CHUNK_BYTES
     }
 
     /// `offset(row + down, chunk + right)` from the address of `offset(row, chunk)` in a tile that

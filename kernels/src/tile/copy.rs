@@ -117,7 +117,7 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
 
     #[inline(always)]
     fn swizzle(arrangement: A) -> Swizzle {
-        arrangement.swizzle(SharedTile::<DT>::CHUNKS)
+        arrangement.swizzle::<DT>()
     }
 
     /// The share of copying the tiles that start so many columns further, a multiple of 8.

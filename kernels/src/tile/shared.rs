@@ -6,11 +6,12 @@ use crate::ptx::{ldmatrix, shared, special};
 
 /// How the chunks of a tile are arranged.
 pub trait Arrangement: Copy {
-    /// Where they lie in rows of `row_chunks` chunks.
-    fn swizzle(self, row_chunks: u32) -> Swizzle;
+    /// Where they lie in rows of `2 * DT` chunks.
+    fn swizzle<const DT: usize>(self) -> Swizzle;
 
-    /// Address of `(row + down, chunk + right)` under the conditions of [`Swizzle::step`].
-    fn stepped(self, base: u32, row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32;
+    /// Address of `(row + down, chunk + right)` in a tile at `base`, under the conditions of
+    /// [`Swizzle::step`].
+    fn stepped<const DT: usize>(self, base: u32, from: [u32; 2], down: u32, right: u32) -> u32;
 }
 
 /// The [swizzle](crate::layout::swizzle) of the rows' length, known to the compiler.
@@ -19,29 +20,29 @@ pub struct Fixed;
 
 impl Arrangement for Fixed {
     #[inline(always)]
-    fn swizzle(self, row_chunks: u32) -> Swizzle {
-        Swizzle::new(row_chunks)
+    fn swizzle<const DT: usize>(self) -> Swizzle {
+        const { Swizzle::new(2 * DT as u32) }
     }
 
     /// The lane's own part does not depend on the tile and stays in a register; the step to a tile is
     /// an XOR and an immediate offset.
     #[inline(always)]
-    fn stepped(self, base: u32, row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32 {
-        let swizzle = Swizzle::new(row_chunks);
-        swizzle.step(base + swizzle.offset(from.0, from.1), down, right)
+    fn stepped<const DT: usize>(self, base: u32, from: [u32; 2], down: u32, right: u32) -> u32 {
+        let swizzle = self.swizzle::<DT>();
+        swizzle.step(base + swizzle.offset(from[0], from[1]), down, right)
     }
 }
 
 /// Any, chosen at run time.
 impl Arrangement for Swizzle {
     #[inline(always)]
-    fn swizzle(self, _row_chunks: u32) -> Swizzle {
+    fn swizzle<const DT: usize>(self) -> Swizzle {
         self
     }
 
     #[inline(always)]
-    fn stepped(self, base: u32, _row_chunks: u32, from: (u32, u32), down: u32, right: u32) -> u32 {
-        base + Swizzle::stepped(self, from.0, from.1, down, right)
+    fn stepped<const DT: usize>(self, base: u32, from: [u32; 2], down: u32, right: u32) -> u32 {
+        base + Swizzle::stepped(self, from[0], from[1], down, right)
     }
 }
 
@@ -72,7 +73,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// Where chunks lie.
     #[inline(always)]
     pub fn swizzle(self) -> Swizzle {
-        self.arrangement.swizzle(Self::CHUNKS)
+        self.arrangement.swizzle::<DT>()
     }
 
     /// The tile that starts `rows` rows further; `rows` is a multiple of 8.
@@ -191,6 +192,6 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     fn operand_address(self, row: u32, chunk: u32, row16: usize, d16: usize) -> u32 {
         let (down, right) = (16 * row16 as u32, 2 * d16 as u32);
         self.arrangement
-            .stepped(self.base, Self::CHUNKS, (row, chunk), down, right)
+            .stepped::<DT>(self.base, [row, chunk], down, right)
     }
 }
