@@ -3,6 +3,7 @@
 use crate::{Guarded, Layout, Outcome, PASSED, harness};
 use attention::Accumulation;
 use attention::check::{Forward, Report, all_rows, check};
+use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -40,6 +41,9 @@ pub struct Case {
     pub scale: Option<f32>,
     /// The kernel, where there are several, if not the default.
     pub kernel: Option<String>,
+    /// The kernel of the ladder and its options, if it is one.
+    #[serde(with = "ladder")]
+    pub ladder: Option<Ladder>,
     /// Splits of the keys, where they can be split; 0 for the default.
     pub splits: u32,
     /// Memory layout of q.
@@ -62,6 +66,59 @@ enum DtypeName {
     Bf16,
 }
 
+/// A [`Ladder`] in JSON: name, stages, swizzle, accumulator and how o is stored.
+mod ladder {
+    use super::{Accumulation, Deserialize, Ladder, OStore, Rung, Serialize, Swizzles};
+    use serde::de::Error;
+    use serde::{Deserializer, Serializer};
+
+    type Names<'a> = (&'a str, Option<u32>, [Option<&'a str>; 3]);
+
+    pub fn serialize<S: Serializer>(ladder: &Option<Ladder>, to: S) -> Result<S::Ok, S::Error> {
+        let names = ladder.map(|ladder| -> Names {
+            let options = [
+                ladder.swizzles.map(Swizzles::name),
+                ladder.acc.map(Accumulation::name),
+                ladder.o_store.map(OStore::name),
+            ];
+            (ladder.name(), ladder.stages, options)
+        });
+        names.serialize(to)
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Ladder>, D::Error> {
+        let Some((rung, stages, [swizzles, acc, o_store])) = Option::<Names>::deserialize(from)?
+        else {
+            return Ok(None);
+        };
+        let rung = find(Rung::ALL, Rung::name, Some(rung))?;
+        let (swizzles, acc, o_store) = (
+            find(Swizzles::ALL, Swizzles::name, swizzles)?,
+            find(Accumulation::ALL, Accumulation::name, acc)?,
+            find(OStore::ALL, OStore::name, o_store)?,
+        );
+        Ok(rung.map(|rung| Ladder {
+            rung,
+            stages,
+            swizzles,
+            acc,
+            o_store,
+        }))
+    }
+
+    fn find<T: Copy, E: Error>(
+        all: &[T],
+        name: fn(T) -> &'static str,
+        wanted: Option<&str>,
+    ) -> Result<Option<T>, E> {
+        let found = wanted.map(|wanted| all.iter().copied().find(|&value| name(value) == wanted));
+        match found {
+            Some(None) => Err(E::custom(format!("there is no {wanted:?}"))),
+            found => Ok(found.flatten()),
+        }
+    }
+}
+
 impl Default for Case {
     /// Two ragged tiles of the default options in `f16`, row-major.
     fn default() -> Self {
@@ -76,6 +133,7 @@ impl Default for Case {
             causal: false,
             scale: None,
             kernel: None,
+            ladder: None,
             splits: 0,
             q: Layout::Bhnd,
             k: Layout::Bhnd,
@@ -230,7 +288,10 @@ impl Case {
             v: v.view(),
             o: o.view(),
             lse: lse.as_slice().expect("row-major"),
-            acc: Accumulation::Single,
+            acc: self
+                .ladder_on(device)
+                .map(|ladder| ladder.sums_in())
+                .unwrap_or_default(),
         };
         let report = check(&forward, &all_rows(&problem));
         if !report.passed() {
@@ -254,7 +315,14 @@ impl Case {
         if let Some(kernel) = self.kernel.as_ref().filter(|_| !device.is_cpu()) {
             options = options.kernel(kernel);
         }
-        options
+        match self.ladder_on(device) {
+            Some(ladder) => options.ladder(ladder),
+            None => options,
+        }
+    }
+
+    fn ladder_on(&self, device: &Device) -> Option<Ladder> {
+        self.ladder.filter(|_| !device.is_cpu())
     }
 
     /// Sizes and options as the library wants them.

@@ -1,0 +1,200 @@
+//! The kernels of the ladder: every property of the main kernels, with all options.
+
+use crate::maxima::walks;
+use crate::repeats::repeat;
+use crate::special_values;
+use attention::emulator::Options;
+use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::{Accumulation, Class, Device, Dtype, bf16, f16, kernel};
+use proptest::prelude::*;
+use tests::strategy::{cases, check_some, of_dims, on_rung};
+use tests::{Case, Layout, Outcome, PASSED, Test};
+
+/// Random cases of each kind: fewer than elsewhere, for there are eight kernels.
+const CASES: u32 = 24;
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let of_rungs = Rung::ALL.iter().flat_map(|&rung| of_rung(rung));
+    let of_classes = Class::ALL.iter().map(|&class| {
+        Test::emulator(format!("auto::{}", class.name()), move |_| {
+            auto(&Device::emulator_of(class, Options::default())?, 8)
+        })
+    });
+    let auto = Test::cuda("auto", |device| auto(device, 64));
+    of_rungs.chain(of_classes).chain([auto]).collect()
+}
+
+fn of_rung(rung: Rung) -> Vec<Test> {
+    let test = |name: &str, run: fn(&Device, Rung) -> Outcome| {
+        Test::kernels(format!("{}::{name}", rung.name()), move |device| {
+            run(device, rung)
+        })
+    };
+    let mut tests = vec![
+        test("any", |device, rung| {
+            check_some(device, CASES, on_rung(device, rung, cases()))
+        }),
+        test("walks", |device, rung| {
+            walks(device, CASES / 2, on_rung(device, rung, cases()))
+        }),
+        test("repeats", repeats),
+    ];
+    if rung.max_dim() > 256 {
+        tests.push(test("wide", |device, rung| {
+            check_some(device, CASES, on_rung(device, rung, wide()))
+        }));
+    }
+    if rung.has_options() {
+        tests.push(test("options", options));
+        tests.push(test("large_scores_in_f16", large_scores_in_f16));
+    }
+    for (name, special) in special_values::all() {
+        let variants = move |case: &Case| variants(rung, case);
+        tests.push(Test::kernels(
+            format!("{}::{name}", rung.name()),
+            move |device| special(device, &variants),
+        ));
+    }
+    tests
+}
+
+/// Cases of head dims beyond those of the main kernels; short, for they are slow.
+fn wide() -> impl Strategy<Value = Case> {
+    let lengths = (1..=70_usize, 1..=150_usize);
+    let cases = (of_dims(cases(), 33..=128), lengths);
+    cases.prop_map(|(case, (seqlen_q, seqlen_kv))| Case {
+        seqlen_q,
+        seqlen_kv,
+        batch: 1,
+        ..case
+    })
+}
+
+/// What runs head dims beyond those of the main kernels if nothing is asked for.
+fn auto(device: &Device, count: u32) -> Outcome {
+    for dim in [264, 1024] {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let problem = Case {
+                dim,
+                ..Case::default()
+            }
+            .problem()?;
+            let names = kernel::suitable(device, dtype, &problem);
+            let wide = ["tiled-qkv", "tiled-qk"];
+            assert!(
+                !names.is_empty() && names.iter().all(|name| wide.contains(name)),
+                "{names:?}"
+            );
+        }
+    }
+    check_some(device, count, wide())
+}
+
+/// Both dtypes, causal or not, and sums in f16, each with other options.
+fn variants(rung: Rung, case: &Case) -> Vec<Case> {
+    let ladder = Ladder::new(rung);
+    let wide = if rung.max_dim() > 256 { 264 } else { 104 };
+    let of = |dtype, causal, dim, splits, ladder| Case {
+        dtype,
+        causal,
+        dim,
+        splits,
+        ladder: Some(ladder),
+        ..case.clone()
+    };
+    let mut variants = vec![
+        of(Dtype::F16, false, 64, 1, ladder),
+        of(Dtype::F16, true, wide, 3, ladder),
+        of(Dtype::Bf16, false, 104, 1, ladder),
+        of(Dtype::Bf16, true, 64, 2, ladder),
+    ];
+    if rung.has_options() {
+        let one = Ladder {
+            stages: Some(1),
+            o_store: Some(OStore::Direct),
+            ..ladder
+        };
+        variants[2].ladder = Some(one);
+        variants[3].ladder = Some(Ladder {
+            swizzles: Some(Swizzles::Pad),
+            o_store: Some(OStore::Shuffle),
+            ..ladder
+        });
+        let half = Ladder {
+            acc: Some(Accumulation::Half),
+            ..ladder
+        };
+        variants.push(of(Dtype::F16, true, 64, 1, half));
+    }
+    variants
+}
+
+/// All options with each other, on ragged tiles.
+fn options(device: &Device, rung: Rung) -> Outcome {
+    for (i, &swizzle) in Swizzles::ALL.iter().enumerate() {
+        for (stages, &o_store) in (1..=3).flat_map(|n| OStore::ALL.iter().map(move |o| (n, o))) {
+            for &acc in Accumulation::ALL {
+                let layout = [Layout::Bhnd, Layout::OddRows][stages as usize % 2];
+                Case {
+                    seqlen_q: 37,
+                    seqlen_kv: 150,
+                    dim: [40, 64, 96, 120, 128][(i + stages as usize) % 5],
+                    causal: stages == 2,
+                    splits: 1 + stages % 2,
+                    v: layout,
+                    o: layout,
+                    ladder: Some(Ladder {
+                        rung,
+                        stages: Some(stages),
+                        swizzles: Some(swizzle),
+                        acc: Some(acc),
+                        o_store: Some(o_store),
+                    }),
+                    ..Case::default()
+                }
+                .check(device)?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// Scores at the end of what f16 holds, in base 2, where one rounding changes a weight by a factor of
+/// thousands: like keys still weigh the same.
+fn large_scores_in_f16(device: &Device, rung: Rung) -> Outcome {
+    for causal in [false, true] {
+        for score in [45_000.0, -45_000.0] {
+            let case = Case {
+                causal,
+                seqlen_kv: 200,
+                ladder: Some(Ladder {
+                    acc: Some(Accumulation::Half),
+                    ..Ladder::new(rung)
+                }),
+                ..Case::default()
+            };
+            let (case, inputs) = case.with_scores(
+                1,
+                |_| 0,
+                |_, key| match key % 2 {
+                    0 => score,
+                    _ => score - 256.0,
+                },
+            );
+            case.run(device, &inputs)?;
+        }
+    }
+    PASSED
+}
+
+/// Results are the same to the last bit in every run.
+fn repeats(device: &Device, rung: Rung) -> Outcome {
+    for case in variants(rung, &Case::default()) {
+        match case.dtype {
+            Dtype::F16 => repeat::<f16>(device, &case)?,
+            Dtype::Bf16 => repeat::<bf16>(device, &case)?,
+        };
+    }
+    PASSED
+}
