@@ -111,8 +111,9 @@ pub fn on_rung(
             Accumulation::Half => Dtype::F16,
             Accumulation::Single => case.dtype,
         };
-        let of_stages = |stages| Case {
+        let of = |stages, dim| Case {
             dtype,
+            dim,
             ladder: Some(Ladder { stages, ..ladder }),
             ..case.clone()
         };
@@ -122,8 +123,10 @@ pub fn on_rung(
             splits.is_ok()
         };
         let fewer = (1..=ladder.stages.unwrap_or(0)).rev().map(Some);
-        let fitting = fewer.map(of_stages).find(fits);
-        fitting.unwrap_or_else(|| of_stages(None))
+        let stages = fewer.chain([None]).map(|stages| of(stages, case.dim));
+        // Some need more for the largest dims than some devices have.
+        let dims = (1..case.dim / 8).rev().map(|slices| of(None, 8 * slices));
+        stages.chain(dims).find(fits).expect("the smallest fits")
     })
 }
 

@@ -76,15 +76,6 @@ pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Re
     }
 }
 
-/// Names of the kernels of the [ladder](crate::ladder) that can compute a problem on a device.
-#[must_use]
-pub fn of_ladder(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
-    let names = Rung::ALL.iter().map(|rung| rung.name());
-    names
-        .filter(|name| check(device, name, dtype, problem).is_ok())
-        .collect()
-}
-
 /// Whether the head dim is beyond those of the main kernels.
 fn is_wide(problem: &Problem) -> bool {
     HEAD_DIMS

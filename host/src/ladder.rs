@@ -1,7 +1,8 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::Chosen;
+use crate::kernel::{self, Chosen};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
@@ -32,7 +33,8 @@ pub struct Ladder {
     pub stages: Option<u32>,
     /// Which tiles are swizzled in shared memory.
     pub swizzles: Option<Swizzles>,
-    /// What products are added up in: f16 for f16 inputs only.
+    /// What products are added up in: f16 for f16 inputs only, for scores of up to 45 000 and sums of 64 values
+    /// of up to 65 504.
     pub acc: Option<Accumulation>,
     /// How O is stored.
     pub o_store: Option<OStore>,
@@ -66,9 +68,21 @@ impl Ladder {
         self.rung.name()
     }
 
+    /// Checks that the kernel can compute a [valid](Problem::validate) problem on a device, with these
+    /// options.
+    ///
+    /// # Errors
+    /// Says why it cannot, and what would.
+    pub fn check(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<()> {
+        match device.facts() {
+            None => kernel::resolve_cpu(Some(self.name())),
+            Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),
+        }
+    }
+
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
     pub(crate) fn choose(&self, dtype: Dtype, problem: &Problem, facts: &Facts) -> Result<Chosen> {
-        self.check(dtype, problem.dim)?;
+        self.check_options(dtype, problem.dim)?;
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
@@ -80,7 +94,7 @@ impl Ladder {
             let fewer = (1..stages).rev().find(|&stages| fits(stages).is_some());
             let other = Rung::ALL.iter().rev().map(|&rung| Ladder::new(rung));
             let other = other
-                .filter(|other| other.check(dtype, problem.dim).is_ok())
+                .filter(|other| other.check_options(dtype, problem.dim).is_ok())
                 .find(|other| other.fitting(dtype, problem.dim, 1, facts).is_some());
             let instead = match (fewer, other) {
                 (Some(1), _) => "; 1 stage would fit".to_owned(),
@@ -98,21 +112,17 @@ impl Ladder {
     }
 
     /// Whether there is such a kernel with such options.
-    fn check(&self, dtype: Dtype, dim: usize) -> Result<()> {
+    fn check_options(&self, dtype: Dtype, dim: usize) -> Result<()> {
         let options = [
             ("stages", self.stages.is_some()),
             ("swizzle", self.swizzles.is_some()),
             ("acc", self.acc.is_some()),
             ("o-store", self.o_store.is_some()),
         ];
-        let names = |is_named: fn(Rung) -> bool| {
-            let rungs = Rung::ALL.iter().filter(|&&rung| is_named(rung));
-            rungs.map(|rung| rung.name()).collect::<Vec<_>>().join(", ")
-        };
         if let Some((option, _)) = options.iter().find(|(_, asked)| *asked)
             && !self.rung.has_options()
         {
-            let others = names(Rung::has_options);
+            let others = with_options();
             return Err(self.unsuitable(format!("has no option {option}; these have: {others}")));
         }
         if let Some(stages) = self
@@ -176,6 +186,17 @@ impl Ladder {
             reason: reason.into(),
         }
     }
+}
+
+/// The names of the kernels with options, for a message.
+#[must_use]
+pub fn with_options() -> String {
+    names(Rung::has_options)
+}
+
+fn names(is_named: fn(Rung) -> bool) -> String {
+    let rungs = Rung::ALL.iter().filter(|&&rung| is_named(rung));
+    rungs.map(|rung| rung.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// The kernel of that name.
