@@ -7,7 +7,7 @@ use attention::emulator::Options;
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{Accumulation, Class, Device, Dtype, bf16, f16, kernel};
 use proptest::prelude::*;
-use tests::strategy::{cases, check_some, of_dims, on_rung};
+use tests::strategy::{cases, check_some, first_fitting, of_dims, on_rung};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// Random cases of each kind; on the emulator fewer than elsewhere, for there are eight kernels.
@@ -194,12 +194,7 @@ fn options(device: &Device, rung: Rung) -> Outcome {
                     dim: 8 * n,
                     ..case.clone()
                 });
-                let fits = |case: &Case| {
-                    let problem = case.problem().expect("a valid case");
-                    let ladder = case.ladder.expect("of the ladder");
-                    ladder.check(device, case.dtype, &problem).is_ok()
-                };
-                let case = { dims }.find(fits).expect("the smallest fits");
+                let case = first_fitting(device, dims);
                 case.check(device)?;
             }
         }

@@ -117,17 +117,25 @@ pub fn on_rung(
             ladder: Some(Ladder { stages, ..ladder }),
             ..case.clone()
         };
-        let fits = |case: &Case| {
-            let problem = case.problem().expect("a valid case");
-            let splits = case.options(&device).split_count(&device, dtype, &problem);
-            splits.is_ok()
-        };
         let fewer = (1..=ladder.stages.unwrap_or(0)).rev().map(Some);
         let stages = fewer.chain([None]).map(|stages| of(stages, case.dim));
         // Some need more for the largest dims than some devices have.
         let dims = (1..case.dim / 8).rev().map(|slices| of(None, 8 * slices));
-        stages.chain(dims).find(fits).expect("the smallest fits")
+        first_fitting(&device, stages.chain(dims))
     })
+}
+
+/// The first case for whose kernel the device has the shared memory.
+///
+/// # Panics
+/// If it has it for none.
+pub fn first_fitting(device: &Device, mut cases: impl Iterator<Item = Case>) -> Case {
+    let fits = |case: &Case| {
+        let problem = case.problem().expect("a valid case");
+        let options = case.options(device);
+        options.split_count(device, case.dtype, &problem).is_ok()
+    };
+    cases.find(fits).expect("one fits")
 }
 
 /// The case with a head dim of this many slices of 8.

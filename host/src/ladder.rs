@@ -208,3 +208,194 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
 
 /// The kernels for head dims beyond those of the main kernels, the best first.
 pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQkv), Ladder::new(Rung::TiledQk)];
+
+#[cfg(test)]
+mod tests {
+    use super::{Ladder, Rung, Swizzles, WIDE};
+    use crate::error::Result;
+    use crate::kernel::{Chosen, resolve};
+    use crate::problem::Problem;
+    use crate::schedule::Facts;
+    use kernels::class::{Class, SharedMemory};
+    use kernels::table::{Accumulation, Dtype};
+
+    fn problem(dim: usize) -> Problem {
+        let shape = [1, 2, 300, dim];
+        Problem::new(shape, shape, shape, false, None).expect("valid")
+    }
+
+    fn chosen(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> Result<Chosen> {
+        ladder.choose(dtype, &problem(dim), &Facts::emulated(class))
+    }
+
+    fn refused(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> String {
+        let error = chosen(ladder, dtype, dim, class).expect_err("refused");
+        let message = error.to_string();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        message
+    }
+
+    /// Whatever is chosen fits, holds the head dim, and has the dtype and the sums that were asked for.
+    #[test]
+    fn what_is_chosen_fits() {
+        for (&class, &rung) in Class::ALL
+            .iter()
+            .flat_map(|c| Rung::ALL.iter().map(move |r| (c, r)))
+        {
+            for dim in (8..=rung.max_dim() as usize).step_by(8) {
+                for (dtype, acc) in [
+                    (Dtype::F16, None),
+                    (Dtype::Bf16, None),
+                    (Dtype::F16, Some(Accumulation::Half)),
+                ] {
+                    let acc = acc.filter(|_| rung.has_options());
+                    let ladder = Ladder {
+                        acc,
+                        ..Ladder::new(rung)
+                    };
+                    let available = class.shared_memory().block;
+                    match chosen(ladder, dtype, dim, class) {
+                        Ok(chosen) => {
+                            assert!(chosen.shared_bytes <= available, "{ladder:?}, {dim}");
+                            assert!(chosen.kernel.head_dim as usize >= dim);
+                            assert_eq!(chosen.kernel.dtype, dtype);
+                        }
+                        // Only for want of memory, and never where the tiles are meant to be small.
+                        Err(error) => {
+                            println!("{} {rung:?} {dim} {acc:?}: {error}", class.name());
+                            assert!(error.to_string().contains("shared memory"), "{error}");
+                            assert!(rung != Rung::TiledQkv && rung.has_options(), "{error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_stages_as_fit() {
+        let buffers = |rung, dim, class| {
+            let ladder = Ladder::new(rung);
+            chosen(ladder, Dtype::F16, dim, class).map(|chosen| chosen.ladder.buffers)
+        };
+        assert_eq!(buffers(Rung::SharedKv, 64, Class::Sm86), Ok(3));
+        assert_eq!(buffers(Rung::SplitQ, 64, Class::Sm86), Ok(6));
+        let of_class = |class| buffers(Rung::SplitQ, 256, class).expect("fits");
+        assert!(of_class(Class::Sm80) > of_class(Class::Sm86));
+        // Asked for, they are as many or refused.
+        for stages in 1..=3 {
+            let ladder = Ladder {
+                stages: Some(stages),
+                ..Ladder::new(Rung::SplitQ)
+            };
+            match chosen(ladder, Dtype::F16, 256, Class::Sm86) {
+                Ok(chosen) => assert_eq!(chosen.ladder.buffers, 2 * stages),
+                Err(error) => assert!(error.to_string().contains("would fit"), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_does() {
+        let ladder = Ladder {
+            stages: Some(3),
+            ..Ladder::new(Rung::SplitQ)
+        };
+        let message = refused(ladder, Dtype::F16, 256, Class::Sm86);
+        for words in [
+            "kernel split-q needs",
+            "3 stages at dim 256",
+            "has 101376",
+            "fit",
+        ] {
+            assert!(message.contains(words), "{message}");
+        }
+        let message = refused(Ladder::new(Rung::SplitKv), Dtype::F16, 256, Class::Sm86);
+        assert!(
+            message.contains("1 stage at") && message.contains("tiled-qkv would fit"),
+            "{message}"
+        );
+        // Nothing fits a device with less than any class.
+        let tiny = Facts {
+            shared: SharedMemory {
+                block: 10 << 10,
+                multiprocessor: 11 << 10,
+            },
+            ..Facts::emulated(Class::Sm80)
+        };
+        let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), &tiny);
+        let message = error.expect_err("refused").to_string();
+        assert!(message.ends_with("naive would fit"), "{message}");
+    }
+
+    /// Rows a chunk apart take more memory: a rung may fit with a swizzle and not with padding.
+    #[test]
+    fn padding_counts() {
+        for (&rung, dim) in Rung::ALL
+            .iter()
+            .zip([64; 8])
+            .filter(|(rung, _)| rung.has_options())
+        {
+            let bytes = |swizzles| {
+                let ladder = Ladder {
+                    swizzles: Some(swizzles),
+                    stages: Some(1),
+                    ..Ladder::new(rung)
+                };
+                let chosen = chosen(ladder, Dtype::F16, dim, Class::Sm90).expect("fits");
+                chosen.shared_bytes
+            };
+            assert!(bytes(Swizzles::Pad) > bytes(Swizzles::None), "{rung:?}");
+            assert_eq!(bytes(Swizzles::Qkv), bytes(Swizzles::None), "{rung:?}");
+        }
+    }
+
+    #[test]
+    fn options_that_are_not_there_are_refused() {
+        let class = Class::Sm90;
+        let stages = |rung, stages| Ladder {
+            stages: Some(stages),
+            ..Ladder::new(rung)
+        };
+        for rung in [Rung::Naive, Rung::Fa1] {
+            let message = refused(stages(rung, 3), Dtype::F16, 64, class);
+            assert!(
+                message.contains("has no option stages") && message.contains("split-q"),
+                "{message}"
+            );
+        }
+        for wrong in [0, 4, u32::MAX] {
+            let message = refused(stages(Rung::SharedKv, wrong), Dtype::F16, 64, class);
+            assert!(
+                message.contains(&format!("1 to 3 stages, not {wrong}")),
+                "{message}"
+            );
+        }
+        let half = Ladder {
+            acc: Some(Accumulation::Half),
+            ..Ladder::new(Rung::SharedKv)
+        };
+        let message = refused(half, Dtype::Bf16, 64, class);
+        assert!(
+            message.contains("f16 for dtype f16 only; acc f32"),
+            "{message}"
+        );
+        let message = refused(Ladder::new(Rung::SplitQ), Dtype::F16, 264, class);
+        assert!(
+            message.contains("up to 256, not 264; naive, tiled-qk, tiled-qkv serve up to 1024"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn the_default_for_wide_heads_is_tiled() {
+        for &class in Class::ALL {
+            for dim in (264..=1024).step_by(8) {
+                let facts = Facts::emulated(class);
+                let default = resolve(None, Dtype::Bf16, &problem(dim), &facts);
+                let tiled = chosen(WIDE[0], Dtype::Bf16, dim, class);
+                assert!(default.is_ok() && default == tiled, "{dim}: {default:?}");
+            }
+        }
+    }
+}
