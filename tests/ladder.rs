@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
     let of_rungs = Rung::ALL.iter().flat_map(|&rung| of_rung(rung));
     let of_classes = Class::ALL.iter().map(|&class| {
         Test::emulator(format!("auto::{}", class.name()), move |_| {
-            auto(&Device::emulator_of(class, Options::default())?, 8)
+            auto(&Device::emulator_of(class, Options::default())?, 3)
         })
     });
     let auto = Test::cuda("auto", |device| auto(device, 64));
@@ -70,6 +70,16 @@ fn of_rung(rung: Rung) -> Vec<Test> {
     if rung.has_options() {
         tests.push(test("options", options));
         tests.push(test("large_scores_in_f16", large_scores_in_f16));
+    }
+    tests.push(Test::emulator(
+        format!("{}::schedules", rung.name()),
+        move |_| schedules(rung),
+    ));
+    if rung.has_options() {
+        tests.push(Test::emulator(
+            format!("{}::bank_conflicts", rung.name()),
+            move |_| bank_conflicts(rung),
+        ));
     }
     for (name, special) in special_values::all() {
         let variants = move |case: &Case| variants(rung, case);
@@ -226,6 +236,84 @@ fn large_scores_in_f16(device: &Device, rung: Rung) -> Outcome {
             );
             case.run(device, &inputs)?;
         }
+    }
+    PASSED
+}
+
+/// In whatever order warps take turns, with any number of buffers, none reads what another has not written
+/// yet or overwrites what another still reads: the emulator tells.
+fn schedules(rung: Rung) -> Outcome {
+    for seed in 0..6 {
+        let device = Device::emulator(Options {
+            seed,
+            ..Options::default()
+        })?;
+        let stages: &[_] = match rung.has_options() {
+            true => &[Some(1), Some(2), Some(3)],
+            false => &[None],
+        };
+        for (i, &stages) in stages.iter().enumerate() {
+            let o_store = OStore::ALL[(i + seed as usize) % 3];
+            let case = Case {
+                seqlen_q: 100 / shrink(rung),
+                // Several blocks of keys of every kernel, and a ragged one.
+                seqlen_kv: 600 / shrink(rung),
+                dim: 128,
+                causal: seed % 2 == 1,
+                splits: 1,
+                ladder: Some(Ladder {
+                    stages,
+                    o_store: stages.map(|_| o_store),
+                    ..Ladder::new(rung)
+                }),
+                seed,
+                ..Case::default()
+            };
+            let dims = [128, 64].map(|dim| Case {
+                dim,
+                ..case.clone()
+            });
+            first_fitting(&device, dims.into_iter()).check(&device)?;
+        }
+    }
+    PASSED
+}
+
+/// Every tile that is swizzled takes conflicts away from `ldmatrix`; with all of them there are none, nor if
+/// rows are a chunk further apart, whatever the rows' length.
+fn bank_conflicts(rung: Rung) -> Outcome {
+    let device = Device::emulator(Options {
+        counters: true,
+        ..Options::default()
+    })?;
+    let wide = (rung.max_dim() > 256).then_some(264);
+    for dim in [32, 64, 96, 128].into_iter().chain(wide) {
+        let conflicts = |swizzles| -> Result<u64, libtest_mimic::Failed> {
+            let case = Case {
+                seqlen_q: 64,
+                seqlen_kv: 256,
+                dim,
+                splits: 1,
+                ladder: Some(Ladder {
+                    stages: Some(1),
+                    swizzles: Some(swizzles),
+                    o_store: Some(OStore::Direct),
+                    ..Ladder::new(rung)
+                }),
+                ..Case::default()
+            };
+            case.check(&device)?;
+            let counters = device.counters().expect("a kernel ran");
+            let reads = counters.total_of("ldmatrix");
+            assert!(reads.wavefronts > 0);
+            Ok(reads.bank_conflicts())
+        };
+        let none = conflicts(Swizzles::None)?;
+        let q = conflicts(Swizzles::Q)?;
+        let qk = conflicts(Swizzles::Qk)?;
+        assert!(none > q && q > qk && qk > 0, "dim {dim}: {none}, {q}, {qk}");
+        assert_eq!(conflicts(Swizzles::Qkv)?, 0, "dim {dim}");
+        assert_eq!(conflicts(Swizzles::Pad)?, 0, "dim {dim}");
     }
     PASSED
 }

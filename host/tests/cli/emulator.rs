@@ -130,14 +130,8 @@ fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
             "--kernel fa1 --o-store direct",
             ["kernel fa1 has no option o-store", options],
         ),
-        (
-            "--kernel auto --stages 2",
-            [" has no --stages", options],
-        ),
-        (
-            "--kernel all --acc f16",
-            [" has no --acc", options],
-        ),
+        ("--kernel auto --stages 2", [" has no --stages", options]),
+        ("--kernel all --acc f16", [" has no --acc", options]),
         (
             "--kernel split-q --stages 0",
             ["kernel split-q has 1 to 3 stages", "not 0"],
