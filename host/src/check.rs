@@ -14,15 +14,15 @@
 //! scaled, in base 2, and rounded first, and a score is rounded after every 16 of its products. That is
 //! computed as it is told here, and what it does to o and lse is allowed: such roundings are the same in
 //! like keys, so that no statistics bound them. But a processor may round elsewhere, too, say after 8
-//! products; so each rounding of a sum `S` may come out differently by up to `u |S|`. These are
-//! independent, and a score's come to `d = 3 u sqrt(sum of S^2)`: of up to 9 roundings the most that is
-//! possible, of more than that five of their standard deviations or more. A score that is off by `d`
-//! changes its key's weight `p` by `c = p (e^d - 1)`, but by no more than 1, which moves o by
-//! `c (v - o)`, by nothing if there is no other key, and lse by `c`; those of all keys add up as
-//! independent errors do, to the root of the sum of their squares. Last, products with V are rounded every
-//! 16 keys in sums of up to 64: a slice of 16 is part of up to 4 sums, and o may be off by
-//! `4 u |sum of p v|` for each, in whatever direction. By as much the tolerances grow, o's by that of the
-//! worst row.
+//! products, or an exact tie, as it thinks, the other way; so each rounding of a sum `S` may come out
+//! differently by `u |S|`. These are independent, and a score's come to `d = 3 u sqrt(sum of S^2)`: of up
+//! to 9 roundings the most that is possible, of more than that five of their standard deviations or more.
+//! A score that is off by `d` changes its key's weight `p` by `c = p (e^d - 1)`, but by no more than 1, which
+//! moves o by `c (v - o)`, by nothing if there is no other key, and lse by `c`. Of keys with the same sums
+//! these add up; those of others are independent, and come to the root of the sum of their squares. Last,
+//! products with V are rounded every 16 keys in sums of up to 64: a slice of 16 is part of up to 4 sums,
+//! and o may be off by `u |sum of p v|` for each, in whatever direction. By as much the tolerances grow,
+//! o's by that of the worst row.
 //!
 //! Where the reference is not finite, neither may the result be, and the other way round; an lse
 //! of -inf must be exactly that.

@@ -96,26 +96,37 @@ impl<'a, T: Element> Reference<'a, T> {
             return (0.0, 0.0);
         }
 
-        let (mut o_squares, mut lse_squares) = (Array1::<f64>::zeros(self.p.dim), 0.0);
-        let mut sums = Array1::<f64>::zeros(self.p.dim);
         let values = self.visible(row, &self.values);
+        let weight = |j: usize| (scores[j] - half.lse).exp();
+        // Keys with the same sums have the same errors.
+        let (mut o_squares, mut lse_squares) = (Array1::<f64>::zeros(self.p.dim), 0.0);
+        let mut keys: Vec<usize> = (0..scores.len()).collect();
+        let sums = |&j: &usize| [scores[j].to_bits(), errors[j].to_bits()];
+        keys.sort_unstable_by_key(sums);
+        for like in keys.chunk_by(|a, b| sums(a) == sums(b)) {
+            let mut moved = Array1::<f64>::zeros(self.p.dim);
+            let mut changed = 0.0;
+            for &j in like {
+                let change = (scores[j] + errors[j] - half.lse).exp() - weight(j);
+                changed += change;
+                moved.scaled_add(change.min(1.0), &(&values.row(j) - &half.o));
+            }
+            lse_squares += changed * changed;
+            o_squares += &(&moved * &moved);
+        }
+        let mut sums = Array1::<f64>::zeros(self.p.dim);
         for (first, values) in (0..)
             .step_by(SLICE)
             .zip(values.axis_chunks_iter(Axis(0), SLICE))
         {
             let mut sum = Array1::<f64>::zeros(self.p.dim);
             for (j, value) in (first..).zip(values.rows()) {
-                let weight = (scores[j] - half.lse).exp();
-                let change = (scores[j] + errors[j] - half.lse).exp() - weight;
-                lse_squares += change * change;
-                let distance = (&value - &half.o) * change.min(1.0);
-                o_squares += &(&distance * &distance);
-                sum.scaled_add(weight, &value);
+                sum.scaled_add(weight(j), &value);
             }
             sums += &sum.mapv_into(f64::abs);
         }
         // Each slice is part of the sums up to its own and those behind it, in steps of up to 64 keys.
-        let roundings = keys.nrows().div_ceil(SLICE).min(4) as f64;
+        let roundings = scores.len().div_ceil(SLICE).min(4) as f64;
         let rounding = (&half.o - &exact.o).mapv_into(f64::abs);
         let errors = rounding + o_squares.mapv_into(f64::sqrt) + sums * (roundings * UNIT);
         let finite = errors.into_iter().filter(|error| error.is_finite());
