@@ -70,6 +70,7 @@ fn of_rung(rung: Rung) -> Vec<Test> {
     if rung.has_options() {
         tests.push(test("options", options));
         tests.push(test("large_scores_in_f16", large_scores_in_f16));
+        tests.push(test("like_keys_in_f16", like_keys_in_f16));
     }
     tests.push(Test::emulator(
         format!("{}::schedules", rung.name()),
@@ -238,6 +239,25 @@ fn large_scores_in_f16(device: &Device, rung: Rung) -> Outcome {
         }
     }
     PASSED
+}
+
+/// All keys are one, and all their scores off by the same.
+fn like_keys_in_f16(device: &Device, rung: Rung) -> Outcome {
+    Case {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        seqlen_kv: 95,
+        dim: 104,
+        scale: Some(-0.68),
+        k: Layout::OneRow,
+        ladder: Some(Ladder {
+            acc: Some(Accumulation::Half),
+            ..Ladder::new(rung)
+        }),
+        ..Case::default()
+    }
+    .check(device)
 }
 
 /// In whatever order warps take turns, with any number of buffers, none reads what another has not written

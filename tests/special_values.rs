@@ -19,8 +19,11 @@ type OnVariants = Box<dyn Fn(&Device, Variants) -> Outcome + Send + Sync>;
 
 /// The tests by name, for any variants.
 pub fn all() -> Vec<(String, OnVariants)> {
-    let tests: [(&str, fn(&Device, Variants) -> Outcome); 7] = [
-        ("scores_of_1024", scores_of_1024),
+    let tests = [
+        (
+            "scores_of_1024",
+            scores_of_1024 as fn(&Device, Variants) -> Outcome,
+        ),
         ("scores_of_minus_1024", scores_of_minus_1024),
         ("scores_that_grow", scores_that_grow),
         ("rows_without_keys", rows_without_keys),
