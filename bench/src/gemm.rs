@@ -4,7 +4,7 @@ use crate::contender::Choice;
 use crate::run::Plan;
 use crate::shape::Dtype;
 use crate::subject::{Contenders, Subject};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
@@ -130,7 +130,8 @@ impl Subject for GemmShape {
             _ if device.is_cpu() => any.suitable(device, dtype)?,
             Choice::Auto => vec![MULTISTAGE, SIMPLE],
             Choice::All => any.suitable(device, dtype)?,
-            Choice::Named(name) => vec![name.as_str()],
+            Choice::Ladder => bail!("the ladder has no matrix products"),
+            Choice::Named(names) => names.iter().map(String::as_str).collect(),
         };
         ensure!(!names.is_empty(), "no kernel serves {self}");
         let name = |name: &str| {

@@ -154,10 +154,15 @@ fn find(name: &str) -> Result<&'static Kernel> {
     KERNELS
         .iter()
         .find(|kernel| kernel.name == name)
-        .ok_or_else(|| Error::UnknownKernel {
-            name: name.to_owned(),
-            near: near(name),
-        })
+        .ok_or_else(|| unknown(name))
+}
+
+/// No kernel has that name.
+pub(crate) fn unknown(name: &str) -> Error {
+    Error::UnknownKernel {
+        name: name.to_owned(),
+        near: near(name),
+    }
 }
 
 /// Why a kernel cannot compute a problem.

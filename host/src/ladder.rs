@@ -1,13 +1,15 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
 use crate::error::{Error, Result};
-use crate::kernel::Chosen;
+use crate::kernel::{Chosen, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
 pub use kernels::ladder::{OStore, Rung, Swizzles};
 use kernels::params::LadderParams;
 use kernels::table::{Accumulation, Dtype, MAX_HEAD_DIM};
+use std::fmt;
+use std::str::FromStr;
 
 /// A kernel of the ladder and its options, for [`Attention::ladder`](crate::Attention::ladder). What is not
 /// asked for is what suits the kernel and the device best.
@@ -176,6 +178,58 @@ impl Ladder {
             reason: reason.into(),
         }
     }
+}
+
+/// The name, and what is asked for: `shared-kv:stages=2:swizzle=pad`.
+impl fmt::Display for Ladder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())?;
+        if let Some(stages) = self.stages {
+            write!(f, ":stages={stages}")?;
+        }
+        if let Some(swizzles) = self.swizzles {
+            write!(f, ":swizzle={}", swizzles.name())?;
+        }
+        if let Some(acc) = self.acc {
+            write!(f, ":acc={}", acc.name())?;
+        }
+        if let Some(o_store) = self.o_store {
+            write!(f, ":o-store={}", o_store.name())?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads what [`Display`](fmt::Display) writes.
+impl FromStr for Ladder {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let mut ladder = named(name).ok_or_else(|| unknown(name))?;
+        for part in parts {
+            let option = part.split_once('=').unwrap_or((part, ""));
+            let read = match option {
+                ("stages", value) => value.parse().ok().map(|n| ladder.stages = Some(n)),
+                ("swizzle", value) => {
+                    by_name(Swizzles::ALL, Swizzles::name, value).map(|s| ladder.swizzles = Some(s))
+                }
+                ("acc", value) => by_name(Accumulation::ALL, Accumulation::name, value)
+                    .map(|a| ladder.acc = Some(a)),
+                ("o-store", value) => {
+                    by_name(OStore::ALL, OStore::name, value).map(|o| ladder.o_store = Some(o))
+                }
+                _ => None,
+            };
+            read.ok_or_else(|| ladder.unsuitable(format!("has no option {part}")))?;
+        }
+        Ok(ladder)
+    }
+}
+
+fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, value: &str) -> Option<T> {
+    all.iter().copied().find(|&one| name(one) == value)
 }
 
 /// The kernel of that name.
