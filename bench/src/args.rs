@@ -42,8 +42,8 @@ pub struct Run {
     #[command(flatten)]
     pub shape: Option<Shape>,
     /// auto for the best kernel (of matrix products for the best of each kind), all for every one that
-    /// serves a shape, or a kernel's name, for the shapes that it serves
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    /// serves a shape, or kernels' names with commas between, for the shapes that they serve
+    #[arg(long, value_name = "NAMES", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -123,7 +123,7 @@ impl Call {
     pub fn choice(&self) -> Choice {
         match self.kernel.as_str() {
             "auto" => Choice::Auto,
-            name => Choice::Named(name.to_owned()),
+            name => Choice::Named(vec![name.to_owned()]),
         }
     }
 }

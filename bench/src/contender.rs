@@ -5,7 +5,7 @@ use crate::shape::Shape;
 use crate::subject::Contenders;
 use anyhow::{Context, Result, ensure};
 use attention::check::{self, Forward};
-use attention::{Attention, Device, Element, Problem, Strided, Tensor, kernel, random};
+use attention::{Attention, Device, Element, Error, Problem, Strided, Tensor, kernel, random};
 
 /// Rows of each kernel's result that are checked before it is timed.
 const CHECKED_ROWS: usize = 32;
@@ -17,8 +17,8 @@ pub enum Choice {
     Auto,
     /// Every one that serves the shape.
     All,
-    /// The one of this name.
-    Named(String),
+    /// Those of these names that serve the shape.
+    Named(Vec<String>),
 }
 
 impl From<&str> for Choice {
@@ -26,7 +26,7 @@ impl From<&str> for Choice {
         match name {
             "auto" => Choice::Auto,
             "all" => Choice::All,
-            name => Choice::Named(name.to_owned()),
+            names => Choice::Named(names.split(',').map(str::to_owned).collect()),
         }
     }
 }
@@ -35,12 +35,23 @@ impl Choice {
     /// Names of the kernels for a shape, the default one first.
     ///
     /// # Errors
-    /// If the named kernel does not serve the shape, or none does.
+    /// If there is no kernel of a name, or none serves the shape.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<&str>> {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
-        if let Choice::Named(name) = self {
-            kernel::check(device, name, dtype, &problem)?;
-            return Ok(vec![name]);
+        if let Choice::Named(names) = self {
+            let mut serving = Vec::new();
+            let mut refusal = None;
+            for name in names {
+                match kernel::check(device, name, dtype, &problem) {
+                    Ok(()) => serving.push(name.as_str()),
+                    Err(error @ Error::UnknownKernel { .. }) => return Err(error.into()),
+                    Err(error) => refusal = Some(error),
+                }
+            }
+            return match refusal {
+                Some(error) if serving.is_empty() => Err(error.into()),
+                _ => Ok(serving),
+            };
         }
         let mut names = kernel::suitable(device, dtype, &problem);
         if matches!(self, Choice::Auto) {
@@ -148,5 +159,43 @@ impl<T: Element> Contenders for Calls<T> {
 
     fn launch(&mut self, contender: usize) -> Result<()> {
         self.bench.launch(&self.calls[contender].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Choice;
+    use crate::shape::{Dtype, Shape};
+    use attention::Device;
+
+    #[test]
+    fn of_named_kernels_those_that_serve() {
+        let shape = Shape {
+            batch: 1,
+            heads: 8,
+            kv_heads: None,
+            seqlen: 16,
+            seqlen_kv: None,
+            dim: 64,
+            dtype: Dtype::F16,
+            causal: false,
+        };
+        let kernels = |names| {
+            let choice = Choice::from(names);
+            let kernels = choice.kernels(&Device::cpu(), &shape);
+            kernels
+                .map(|names| names.join(" "))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(kernels("cpu"), Ok("cpu".to_owned()));
+        assert_eq!(kernels("decode_f16_d64,cpu"), Ok("cpu".to_owned()));
+        for (names, reason) in [
+            ("decode_f16_d64,packed_f16_d64", "CUDA"),
+            ("cpu,decode_f16_d65", "decode_f16_d64"),
+            ("cpu,", "\"\""),
+        ] {
+            let error = kernels(names).expect_err(names);
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

@@ -130,7 +130,7 @@ impl Subject for GemmShape {
             _ if device.is_cpu() => any.suitable(device, dtype)?,
             Choice::Auto => vec![MULTISTAGE, SIMPLE],
             Choice::All => any.suitable(device, dtype)?,
-            Choice::Named(name) => vec![name.as_str()],
+            Choice::Named(names) => names.iter().map(String::as_str).collect(),
         };
         ensure!(!names.is_empty(), "no kernel serves {self}");
         let name = |name: &str| {

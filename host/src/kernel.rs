@@ -102,7 +102,7 @@ fn find(name: &str) -> Result<&'static Kernel> {
 /// Why a kernel cannot compute a problem.
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
     match kernel.family {
-        Family::Forward { .. } | Family::Decode => {}
+        Family::Forward { .. } | Family::Packed | Family::Decode => {}
         Family::Combine => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
@@ -122,7 +122,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         Some(format!("is for {mask}"))
     } else if (kernel.head_dim as usize) < dim {
         Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
-    } else if kernel.family == Family::Decode
+    } else if kernel.family.is_packed()
         && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
     {
         let rows = "seqlen_q * heads / kv_heads";

@@ -186,7 +186,7 @@ pub fn list_kernels() -> io::Result<()> {
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
-                Family::Decode => "both",
+                Family::Packed | Family::Decode => "both",
                 Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),

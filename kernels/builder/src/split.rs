@@ -118,6 +118,7 @@ mod tests {
         let modules = split(&compiled(&names()), Arch::Sm80).unwrap();
         // A forward module for two kernels, of other families for one.
         let of = |prefix| names().iter().filter(|n| n.starts_with(prefix)).count();
+        // "pack" begins the names of packed kernels too.
         let expected = of("forward") / 2 + of("decode") + of("combine") + of("pack") + of("gemm");
         assert_eq!(modules.len(), expected);
         for module in &modules {
