@@ -209,6 +209,8 @@ fn heads_share_tiles() {
 /// All heads of a group read their keys and values once.
 #[test]
 fn packed_kernels_read_keys_once() {
+    // Whole blocks of every kernel in each split.
+    const KEYS: u64 = 3 * 192;
     for kernel in kernels().filter(|kernel| kernel.family.is_packed()) {
         let options = Options {
             counters: true,
@@ -218,11 +220,11 @@ fn packed_kernels_read_keys_once() {
         let p = Problem {
             heads: 8,
             splits: 3,
-            ..lengths(dim, 4, 512)
+            ..lengths(dim, 4, KEYS as u32)
         };
         let (counters, _) = run(kernel, &p, &options);
         let row = 2 * u64::from(dim);
-        let splits = counters.total().bytes_read - 2 * 512 * row;
+        let splits = counters.total().bytes_read - 2 * KEYS * row;
         assert_eq!(splits % (32 * row), 0);
         assert!(
             splits / (32 * row) <= 3,
@@ -234,7 +236,7 @@ fn packed_kernels_read_keys_once() {
             1 => 32,
             _ => u64::from(kernel.tile.q_rows),
         };
-        assert_eq!(counters.total().flops, 4 * rows * 512 * u64::from(dim));
+        assert_eq!(counters.total().flops, 4 * rows * KEYS * u64::from(dim));
     }
 }
 
