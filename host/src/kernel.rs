@@ -189,11 +189,12 @@ mod tests {
         assert_eq!(name(500, 40), Ok("forward_f16_d64"));
         assert_eq!(name(500, 256), Ok("forward_f16_d256"));
         assert_eq!(name(3, 40), Ok("decode_f16_d64"));
+        assert_eq!(name(50, 40), Ok("packed_f16_d64"));
     }
 
     #[test]
     fn a_named_kernel_must_serve_the_problem() {
-        for name in ["forward_f16_d128", "decode_f16_d64"] {
+        for name in ["forward_f16_d128", "packed_f16_d64", "decode_f16_d64"] {
             assert_eq!(named(name), Ok(name));
         }
         for name in [
@@ -212,8 +213,10 @@ mod tests {
             );
         }
         let (q, kv) = ([1, 4, 1 << 30, 8], [1, 1, 1, 8]);
-        let error = resolved(Some("decode_f16_d32"), q, kv).expect_err("too many rows");
-        assert!(error.to_string().contains("up to"), "{error}");
+        for name in ["packed_f16_d32", "decode_f16_d32"] {
+            let error = resolved(Some(name), q, kv).expect_err("too many rows");
+            assert!(error.to_string().contains("up to"), "{error}");
+        }
     }
 
     #[test]

@@ -301,6 +301,10 @@ mod tests {
             47
         );
         assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 1);
+        // 128 rows: 8 blocks for 264 places, and 512.
+        let packed = "packed_f16_d128";
+        assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 32);
+        assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
         // 16 key blocks make two splits.
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 2);
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 64], 128), 1);
