@@ -33,17 +33,18 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded; on one
-/// split and on several, of the latter one by the decode kernel.
+/// split and on several, one by the packed and one by the decode kernel.
 pub fn variants(case: &Case) -> impl Iterator<Item = Case> {
     let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
     let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
     masks.flat_map(|(dtype, causal)| {
-        let decode = format!("decode_{}_d64", dtype.name());
+        let named = |family| Some(format!("{family}_{}_d64", dtype.name()));
         let schedules = [
             (64, None, 1),
             (104, None, 1),
             (104, None, 3),
-            (64, Some(decode), 2),
+            (64, named("packed"), 1),
+            (64, named("decode"), 2),
         ];
         schedules.map(|(dim, kernel, splits)| Case {
             dtype,

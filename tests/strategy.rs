@@ -80,10 +80,10 @@ pub fn scheduled(
     })
 }
 
-/// The case with up to 16 queries for each of up to 8 heads of a group, and up to 700 keys.
+/// The case with up to 16 queries for each of up to 12 heads of a group, and up to 700 keys.
 pub fn few_queries(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     let keys = prop_oneof![seqlens(), 1..=700_usize];
-    (cases, 1..=16_usize, 1..=8_usize, keys).prop_map(|(case, seqlen_q, group, seqlen_kv)| Case {
+    (cases, 1..=16_usize, 1..=12_usize, keys).prop_map(|(case, seqlen_q, group, seqlen_kv)| Case {
         heads: case.kv_heads * group,
         seqlen_q,
         seqlen_kv,

@@ -45,7 +45,7 @@ pub struct Run {
     /// serves a shape, ladder for those of the ladder with each option in turn, or names of kernels with
     /// commas between, for the shapes that they serve; of the ladder perhaps with options, as in
     /// shared-kv:stages=2:swizzle=pad:acc=f16:o-store=direct
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    #[arg(long, value_name = "NAMES", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
     #[arg(long, value_name = "COUNT", default_value_t = 0)]

@@ -3,11 +3,11 @@
 use crate::run::Plan;
 use crate::shape::Shape;
 use crate::subject::Contenders;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use attention::check::{self, Forward};
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{
-    Accumulation, Attention, Device, Element, Problem, Strided, Tensor, kernel, random,
+    Accumulation, Attention, Device, Element, Error, Problem, Strided, Tensor, kernel, random,
 };
 
 /// Rows of each kernel's result that are checked before it is timed.
@@ -22,7 +22,7 @@ pub enum Choice {
     All,
     /// Every one of the ladder that serves the shape, as it is best and with each option in turn.
     Ladder,
-    /// Those of these names, of the [ladder](Ladder) with options.
+    /// Those of these names that serve the shape; of the [ladder](Ladder) perhaps with options.
     Named(Vec<String>),
 }
 
@@ -41,30 +41,33 @@ impl Choice {
     /// Names of the kernels for a shape, the default one first.
     ///
     /// # Errors
-    /// If the named kernel does not serve the shape, or none does.
+    /// If there is no kernel of a name, or none serves the shape.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
-        let serves = |name: &String| {
-            let call = self.attention(name, shape, 0);
-            call.split_count(device, dtype, &problem).map(|_| ())
-        };
-        if let Choice::Named(names) = self {
-            names.iter().try_for_each(serves)?;
-            return Ok(names.clone());
-        }
         let mut names = match self {
+            Choice::Auto | Choice::All => {
+                let names = kernel::suitable(device, dtype, &problem);
+                names.into_iter().map(str::to_owned).collect()
+            }
             Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),
-            _ => kernel::suitable(device, dtype, &problem)
-                .into_iter()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
+            Choice::Named(names) => names.clone(),
         };
-        names.retain(|name| serves(name).is_ok());
+        let (mut serving, mut refusal) = (Vec::new(), None);
         if matches!(self, Choice::Auto) {
             names.truncate(1);
         }
-        ensure!(!names.is_empty(), "no kernel serves {shape}");
-        Ok(names)
+        for name in names {
+            let call = self.attention(&name, shape, 0);
+            match call.split_count(device, dtype, &problem) {
+                Ok(_) => serving.push(name),
+                Err(error @ Error::UnknownKernel { .. }) => return Err(error.into()),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        match refusal {
+            Some(error) if serving.is_empty() => Err(error.into()),
+            _ => Ok(serving),
+        }
     }
 
     /// The call that runs one of [`kernels`](Self::kernels) on so many splits of the keys, 0 for the
@@ -190,5 +193,43 @@ impl<T: Element> Contenders for Calls<T> {
 
     fn launch(&mut self, contender: usize) -> Result<()> {
         self.bench.launch(&self.calls[contender].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Choice;
+    use crate::shape::{Dtype, Shape};
+    use attention::Device;
+
+    #[test]
+    fn of_named_kernels_those_that_serve() {
+        let shape = Shape {
+            batch: 1,
+            heads: 8,
+            kv_heads: None,
+            seqlen: 16,
+            seqlen_kv: None,
+            dim: 64,
+            dtype: Dtype::F16,
+            causal: false,
+        };
+        let kernels = |names| {
+            let choice = Choice::from(names);
+            let kernels = choice.kernels(&Device::cpu(), &shape);
+            kernels
+                .map(|names| names.join(" "))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(kernels("cpu"), Ok("cpu".to_owned()));
+        assert_eq!(kernels("decode_f16_d64,cpu"), Ok("cpu".to_owned()));
+        for (names, reason) in [
+            ("decode_f16_d64,packed_f16_d64", "CUDA"),
+            ("cpu,decode_f16_d65", "decode_f16_d64"),
+            ("cpu,", "\"\""),
+        ] {
+            let error = kernels(names).expect_err(names);
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

@@ -87,7 +87,7 @@ pub fn group(problem: &Problem) -> usize {
     problem.heads / problem.kv_heads
 }
 
-/// The division of a problem for a forward or decode kernel.
+/// The division of a problem for a kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Query heads that share a query tile.
@@ -114,9 +114,10 @@ impl Schedule {
         facts: &Facts,
         splits: Option<u32>,
     ) -> Result<Self> {
-        let packed = match kernel.family {
-            Family::Decode => group(problem),
-            _ => 1,
+        let packed = if kernel.family.is_packed() {
+            group(problem)
+        } else {
+            1
         };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
@@ -212,7 +213,7 @@ mod tests {
     use crate::error::Error;
     use crate::problem::Problem;
     use kernels::class::Class;
-    use kernels::table::{Dtype, Family, KERNELS, Kernel, select};
+    use kernels::table::{Dtype, KERNELS, Kernel, select};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {
@@ -278,7 +279,7 @@ mod tests {
             seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
         ) {
             let kernel = &KERNELS[kernel];
-            prop_assume!(matches!(kernel.family, Family::Forward { .. } | Family::Decode));
+            prop_assume!(kernel.family.serves(false) || kernel.family.serves(true));
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
             let s = Schedule::new(kernel, &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
@@ -307,6 +308,10 @@ mod tests {
             47
         );
         assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 1);
+        // 128 rows: 8 blocks for 264 places, and 512.
+        let packed = "packed_f16_d128";
+        assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 32);
+        assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
         // 16 key blocks make two splits.
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 2);
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 64], 128), 1);

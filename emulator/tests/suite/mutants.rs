@@ -31,6 +31,8 @@ const CAUSAL: &str = "forward_bf16_d64_causal";
 const WIDE: &str = "forward_f16_d128";
 /// Packs heads, and has four buffers.
 const DECODE: &str = "decode_f16_d64";
+/// Packs heads, in two tiles a warp.
+const PACKED: &str = "packed_f16_d64";
 /// Its warps share rows.
 const SHARED: &str = "forward_f16_d256_causal";
 const COMBINE: &str = "combine_f16";
@@ -538,6 +540,27 @@ const MUTANTS: &[Mutant] = &[
         pattern: "shr.u64",
         which: Last,
         change: always_first,
+    },
+    Mutant {
+        what: "a row's query taken before its shift, for its mask",
+        kernel: PACKED,
+        pattern: "shr.u64",
+        which: Nth(22),
+        change: always_first,
+    },
+    Mutant {
+        what: "a row's query taken before its shift, for its address",
+        kernel: PACKED,
+        pattern: "shr.u64",
+        which: Last,
+        change: always_first,
+    },
+    Mutant {
+        what: "the barrier of the last packed block removed",
+        kernel: PACKED,
+        pattern: "bar.sync 0",
+        which: Last,
+        change: remove,
     },
     Mutant {
         what: "half of a partial sector not stored",

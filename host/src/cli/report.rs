@@ -187,7 +187,7 @@ pub fn list_kernels() -> io::Result<()> {
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
-                Family::Decode | Family::Ladder(_) => "both",
+                Family::Packed | Family::Decode | Family::Ladder(_) => "both",
                 Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),

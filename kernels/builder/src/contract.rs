@@ -104,10 +104,16 @@ impl Collectives {
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
     match kernel.family {
-        Family::Forward { causal } if kernel.tile.team > 1 => {
-            forward_shared_rows(&Parts::of(kernel), causal)
+        Family::Forward { .. } | Family::Packed => {
+            // The code for the causal mask, whether causal or not, where heads share tiles.
+            let causal = kernel.family != Family::Forward { causal: false };
+            let main_loop = if kernel.tile.team > 1 {
+                forward_shared_rows
+            } else {
+                forward
+            };
+            main_loop(&Parts::of(kernel), causal)
         }
-        Family::Forward { causal } => forward(&Parts::of(kernel), causal),
         Family::Decode => decode(&Parts::of(kernel)),
         // Five rounds for the maximum, five for the sum, and the weights of eight splits.
         Family::Combine => Collectives {
