@@ -13,7 +13,7 @@ use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
     Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
 };
-use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 
 /// Rows and columns that `--check sample` compares where they cross.
@@ -35,8 +35,8 @@ pub struct GemmArgs {
     #[arg(long, default_value = "f16")]
     dtype: ElementType,
     /// In what the products are added up; f16 for f16 elements only. The CPU always takes f32
-    #[arg(long, default_value = "f32")]
-    acc: Sums,
+    #[arg(long, default_value = "f32", value_parser = sums())]
+    acc: Accumulation,
     /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
     /// one of these two names for its best kernel, or the name of a kernel from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
@@ -68,22 +68,10 @@ pub struct GemmArgs {
     pub(super) counters: bool,
 }
 
-/// An [`Accumulation`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Sums {
-    /// IEEE binary16
-    F16,
-    /// IEEE binary32
-    F32,
-}
-
-impl From<Sums> for Accumulation {
-    fn from(sums: Sums) -> Self {
-        match sums {
-            Sums::F16 => Accumulation::Half,
-            Sums::F32 => Accumulation::Single,
-        }
-    }
+/// Reads an [`Accumulation`] from the command line.
+fn sums() -> impl TypedValueParser<Value = Accumulation> {
+    let names = PossibleValuesParser::new(Accumulation::ALL.map(Accumulation::name));
+    names.map(|name| Accumulation::named(&name).expect("one of the names"))
 }
 
 /// Time and correctness of one kernel; serialised as a line of `--json`.
@@ -123,7 +111,7 @@ fn calls(
     dtype: Dtype,
     problem: &GemmProblem,
 ) -> Result<Vec<(&'static str, Gemm)>> {
-    let mut any = Gemm::new().accumulation(args.acc.into());
+    let mut any = Gemm::new().accumulation(args.acc);
     if let Some(stages) = args.stages {
         any = any.stages(stages);
     }
@@ -165,7 +153,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         progress.stage(&format!("checking {name}"));
         let product = Product {
             problem: *problem,
-            accumulation: args.acc.into(),
+            accumulation: args.acc,
             a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
             b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
             c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
@@ -188,7 +176,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
             device: device.name().to_owned(),
             kernel: (*name).to_owned(),
             dtype: T::DTYPE.name(),
-            acc: Accumulation::from(args.acc).name(),
+            acc: args.acc.name(),
             m: problem.m,
             n: problem.n,
             k: problem.k,

@@ -12,7 +12,16 @@ pub enum Accumulation {
 }
 
 impl Accumulation {
-    /// The name used in kernel names and on the command line.
+    /// Every one.
+    pub const ALL: [Self; 2] = [Accumulation::Half, Accumulation::Single];
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sums| sums.name() == name)
+    }
+
+    /// The name used in kernel names, on the command line and in results.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
