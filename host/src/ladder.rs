@@ -215,8 +215,7 @@ impl FromStr for Ladder {
                 ("swizzle", value) => {
                     by_name(Swizzles::ALL, Swizzles::name, value).map(|s| ladder.swizzles = Some(s))
                 }
-                ("acc", value) => by_name(Accumulation::ALL, Accumulation::name, value)
-                    .map(|a| ladder.acc = Some(a)),
+                ("acc", value) => Accumulation::named(value).map(|a| ladder.acc = Some(a)),
                 ("o-store", value) => {
                     by_name(OStore::ALL, OStore::name, value).map(|o| ladder.o_store = Some(o))
                 }

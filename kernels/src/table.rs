@@ -37,10 +37,16 @@ pub enum Accumulation {
 }
 
 impl Accumulation {
-    /// All.
-    pub const ALL: &[Accumulation] = &[Accumulation::Half, Accumulation::Single];
+    /// Every one.
+    pub const ALL: [Self; 2] = [Accumulation::Half, Accumulation::Single];
 
-    /// The name used in kernel names and on the command line.
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sums| sums.name() == name)
+    }
+
+    /// The name used in kernel names, on the command line and in results.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
