@@ -74,7 +74,11 @@ impl Ladder {
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
-            None => (1..=MAX_STAGES).rev().find_map(fits),
+            // As many blocks on a multiprocessor as its registers allow come first, then stages.
+            None => (1..=MAX_STAGES).filter_map(fits).max_by_key(|chosen| {
+                let resident = facts.shared.resident_blocks(chosen.shared_bytes);
+                resident.min(chosen.kernel.tile.blocks_per_sm)
+            }),
         };
         found.ok_or_else(|| {
             let stages = self.stages.unwrap_or(1);
