@@ -1,8 +1,8 @@
 //! One forward pass, and what must hold of it.
 
 use crate::{Guarded, Layout, Outcome, PASSED, harness};
-use attention::Accumulation;
 use attention::check::{Forward, Report, all_rows, check};
+use attention::ladder::Ladder;
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -40,6 +40,9 @@ pub struct Case {
     pub scale: Option<f32>,
     /// The kernel, where there are several, if not the default.
     pub kernel: Option<String>,
+    /// The kernel of the ladder and its options, if it is one.
+    #[serde(with = "ladder")]
+    pub ladder: Option<Ladder>,
     /// Splits of the keys, where they can be split; 0 for the default.
     pub splits: u32,
     /// Memory layout of q.
@@ -62,6 +65,23 @@ enum DtypeName {
     Bf16,
 }
 
+/// A [`Ladder`] in JSON, as text.
+mod ladder {
+    use super::{Deserialize, Ladder, Serialize};
+    use serde::de::Error;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(ladder: &Option<Ladder>, to: S) -> Result<S::Ok, S::Error> {
+        ladder.map(|ladder| ladder.to_string()).serialize(to)
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Ladder>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(D::Error::custom))
+            .transpose()
+    }
+}
+
 impl Default for Case {
     /// Two ragged tiles of the default options in `f16`, row-major.
     fn default() -> Self {
@@ -76,6 +96,7 @@ impl Default for Case {
             causal: false,
             scale: None,
             kernel: None,
+            ladder: None,
             splits: 0,
             q: Layout::Bhnd,
             k: Layout::Bhnd,
@@ -230,7 +251,10 @@ impl Case {
             v: v.view(),
             o: o.view(),
             lse: lse.as_slice().expect("row-major"),
-            acc: Accumulation::Single,
+            acc: self
+                .ladder_on(device)
+                .map(|ladder| ladder.sums_in())
+                .unwrap_or_default(),
         };
         let report = check(&forward, &all_rows(&problem));
         if !report.passed() {
@@ -254,7 +278,14 @@ impl Case {
         if let Some(kernel) = self.kernel.as_ref().filter(|_| !device.is_cpu()) {
             options = options.kernel(kernel);
         }
-        options
+        match self.ladder_on(device) {
+            Some(ladder) => options.ladder(ladder),
+            None => options,
+        }
+    }
+
+    fn ladder_on(&self, device: &Device) -> Option<Ladder> {
+        self.ladder.filter(|_| !device.is_cpu())
     }
 
     /// Sizes and options as the library wants them.

@@ -3,7 +3,7 @@
 use attention::emulator::Options;
 use attention::{Attention, Class, Device, Error, Tensor, f16, kernel};
 use proptest::prelude::*;
-use tests::strategy::{cases, check_some, few_queries};
+use tests::strategy::{cases, check_some, few_queries, of_dims};
 use tests::{Case, Outcome, PASSED, Test};
 
 /// Fewer than elsewhere: every kernel runs by its name too, and every kind of case on the default one.
@@ -33,10 +33,7 @@ fn emulated(class: Class) -> Result<Device, Error> {
 
 /// Cases of the head dims where classes differ.
 fn wide(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
-    (cases, 5..=32_usize).prop_map(|(case, chunks)| Case {
-        dim: 8 * chunks,
-        ..case
-    })
+    of_dims(cases, 5..=32)
 }
 
 /// A device neither offers nor runs a kernel that does not fit its blocks.

@@ -8,6 +8,7 @@ mod definition;
 mod errors;
 mod gemm;
 mod kernels;
+mod ladder;
 mod large_offsets;
 mod lengths;
 mod maxima;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         ("errors", errors::tests()),
         ("gemm", gemm::tests()),
         ("kernels", kernels::tests()),
+        ("ladder", ladder::tests()),
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),

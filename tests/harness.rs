@@ -79,6 +79,17 @@ impl Test {
         }
     }
 
+    /// A test for what runs kernels: GPUs and the emulator.
+    pub fn kernels(
+        name: impl Into<String>,
+        run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Test {
+            on: &[Kind::Emulator, Kind::Cuda],
+            ..Test::new(name, run)
+        }
+    }
+
     /// A test for the emulator only.
     pub fn emulator(
         name: impl Into<String>,

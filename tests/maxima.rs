@@ -48,7 +48,7 @@ fn ragged() -> Vec<Case> {
         seqlen_kv: 6 * RUN + 17,
         ..Case::default()
     };
-    variants(&case).collect()
+    variants(&case)
 }
 
 /// The run of a key, counted in the order of processing.
@@ -290,18 +290,21 @@ impl Walk {
 
 /// Any walk, by any kernel, on any number of splits.
 fn any(device: &Device) -> Outcome {
-    let lengths = (1..=100_usize, 1..=700_usize);
-    let cases = (cases(), lengths).prop_map(|(case, (seqlen_q, seqlen_kv))| Case {
+    walks(device, 128, scheduled(device, cases()))
+}
+
+/// Any walks of `count` cases, of lengths that suit them, on few splits.
+pub fn walks(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
+    let lengths = (1..=100_usize, 1..=700_usize, 1..=3_u32);
+    let cases = (cases, lengths).prop_map(|(case, (seqlen_q, seqlen_kv, splits))| Case {
         seqlen_q,
         seqlen_kv,
+        splits,
         q: Layout::Bhnd,
         k: Layout::Bhnd,
         ..case
     });
-    let splits = 1..=3_u32;
-    let cases =
-        (scheduled(device, cases), splits).prop_map(|(case, splits)| Case { splits, ..case });
-    check_each(128, (cases, Walk::any()), |(case, walk)| {
+    check_each(count, (cases, Walk::any()), |(case, walk)| {
         let kind = |row: usize| walk.kinds[row % walk.kinds.len()];
         let score = |kind, key| walk.score(&case, kind, key);
         let (case, inputs) = case.with_scores(Walk::KINDS, kind, score);

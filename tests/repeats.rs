@@ -45,7 +45,8 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
+/// Runs a case several times.
+pub fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
     // The emulator takes seconds for what a GPU does in microseconds.
     let repeats = if device.is_emulator() { 3 } else { 100 };
     let inputs = case.inputs();

@@ -1,7 +1,9 @@
 //! Random [cases](Case).
 
 use crate::{Case, Layout, Outcome, PASSED};
-use attention::{Device, Dtype, kernel};
+use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::{Accumulation, Device, Dtype, kernel};
+use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
@@ -45,6 +47,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             causal,
             scale,
             kernel: None,
+            ladder: None,
             splits,
             q,
             k,
@@ -77,6 +80,72 @@ pub fn scheduled(
             splits,
             ..case
         }
+    })
+}
+
+/// The same case by a kernel of the ladder, with any of its options for which the device has the memory.
+pub fn on_rung(
+    device: &Device,
+    rung: Rung,
+    cases: impl Strategy<Value = Case>,
+) -> impl Strategy<Value = Case> {
+    let device = device.clone();
+    let options = (
+        option::of(1..=3_u32),
+        option::of(select(Swizzles::ALL)),
+        option::of(select(Accumulation::ALL.to_vec())),
+        option::of(select(OStore::ALL)),
+    );
+    (cases, options).prop_map(move |(case, (stages, swizzles, acc, o_store))| {
+        let ladder = match rung.has_options() {
+            true => Ladder {
+                rung,
+                stages,
+                swizzles,
+                acc,
+                o_store,
+            },
+            false => Ladder::new(rung),
+        };
+        let dtype = match ladder.sums_in() {
+            Accumulation::Half => Dtype::F16,
+            Accumulation::Single => case.dtype,
+        };
+        let of = |stages, dim| Case {
+            dtype,
+            dim,
+            ladder: Some(Ladder { stages, ..ladder }),
+            ..case.clone()
+        };
+        let fewer = (1..=ladder.stages.unwrap_or(0)).rev().map(Some);
+        let stages = fewer.chain([None]).map(|stages| of(stages, case.dim));
+        // Some need more for the largest dims than some devices have.
+        let dims = (1..case.dim / 8).rev().map(|slices| of(None, 8 * slices));
+        first_fitting(&device, stages.chain(dims))
+    })
+}
+
+/// The first case for whose kernel the device has the shared memory.
+///
+/// # Panics
+/// If it has it for none.
+pub fn first_fitting(device: &Device, mut cases: impl Iterator<Item = Case>) -> Case {
+    let fits = |case: &Case| {
+        let problem = case.problem().expect("a valid case");
+        let options = case.options(device);
+        options.split_count(device, case.dtype, &problem).is_ok()
+    };
+    cases.find(fits).expect("one fits")
+}
+
+/// The case with a head dim of this many slices of 8.
+pub fn of_dims(
+    cases: impl Strategy<Value = Case>,
+    slices: std::ops::RangeInclusive<usize>,
+) -> impl Strategy<Value = Case> {
+    (cases, slices).prop_map(|(case, slices)| Case {
+        dim: 8 * slices,
+        ..case
     })
 }
 

@@ -120,8 +120,8 @@ impl Attention {
         self
     }
 
-    /// The kernel to use, by a name from [`kernel::suitable`] or [`kernel::of_ladder`]. Default: the best
-    /// one.
+    /// The kernel to use, by a name from [`kernel::suitable`] or of the [ladder](crate::ladder). Default:
+    /// the best one.
     #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Wanted::Named(name.into());

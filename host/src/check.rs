@@ -10,17 +10,26 @@
 //! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
 //! own, and 64 for the approximate exponential and logarithm.
 //!
-//! **Sums in f16** ([`Accumulation::Half`]) round every 16 products, with `u = 2^-11`. A score of `dim` products no
-//! larger than `|scale| |q| |k|` may be off by `d = (dim / 16 + 3) |scale| |q| |k| u`, its weight by a factor
-//! `e^d` either way, and so o by `(e^(2 d) - 1) max|v|`; sums of up to 64 keys of P V add
-//! `(64 / 16 + 1) u max|v|`. By as much the tolerances grow, o's by that of the worst row.
+//! **Sums in f16** ([`Accumulation::Half`]) are larger errors by far, with `u = 2^-11`. The query is
+//! scaled, in base 2, and rounded first, and a score is rounded after every 16 of its products. That is
+//! computed as it is told here, and what it does to o and lse is allowed: such roundings are the same in
+//! like keys, so that no statistics bound them. But a processor may round elsewhere, too, say after 8
+//! products; so each rounding of a sum `S` may come out differently by up to `u |S|`. These are
+//! independent, and a score's come to `d = 3 u sqrt(sum of S^2)`: of up to 9 roundings the most that is
+//! possible, of more than that five of their standard deviations or more. A score that is off by `d`
+//! changes its key's weight `p` by `c = p (e^d - 1)`, but by no more than 1, which moves o by
+//! `c (v - o)`, by nothing if there is no other key, and lse by `c`; those of all keys add up as
+//! independent errors do, to the root of the sum of their squares. Last, products with V are rounded every
+//! 16 keys in sums of up to 64: a slice of 16 is part of up to 4 sums, and o may be off by
+//! `4 u |sum of p v|` for each, in whatever direction. By as much the tolerances grow, o's by that of the
+//! worst row.
 //!
 //! Where the reference is not finite, neither may the result be, and the other way round; an lse
 //! of -inf must be exactly that.
 
 use crate::element::Element;
 use crate::problem::Problem;
-use crate::reference::{Reference, Row, round};
+use crate::reference::{Reference, round};
 use crate::strided::Strided;
 use kernels::table::Accumulation;
 use ndarray::Array1;
@@ -204,13 +213,10 @@ impl Deviation {
             widen(forward.o),
             f64::from(forward.lse[row]),
         );
-        let Row {
-            o: expected_o,
-            lse: expected_lse,
-        } = reference.exact(i, q.view());
+        let expected = reference.exact(i, q.view());
         let low = reference.low(i, q.view());
 
-        let o_error = |d: usize| difference(o[d], expected_o[d]);
+        let o_error = |d: usize| difference(o[d], expected.o[d]);
         let worst = (0..p.dim)
             .max_by(|&a, &b| o_error(a).total_cmp(&o_error(b)))
             .expect("dim > 0");
@@ -221,17 +227,12 @@ impl Deviation {
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
 
         let score = q.dot(&q).sqrt() * reference.key_norm;
-        let (score_sums, sums) = match forward.acc {
+        let (o_sums, lse_sums) = match forward.acc {
             Accumulation::Single => (0.0, 0.0),
-            Accumulation::Half => {
-                let unit = 2_f64.powi(-11);
-                let score_sums = (p.dim as f64 / 16.0 + 3.0) * score * unit;
-                let weights = (2.0 * score_sums).exp_m1();
-                (score_sums, (weights + 5.0 * unit) * reference.max_value())
-            }
+            Accumulation::Half => reference.half_sums(i, q.view(), &expected),
         };
-        let roundings = if expected_lse.is_finite() {
-            p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected_lse.abs() + 64.0
+        let roundings = if expected.lse.is_finite() {
+            p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
         } else {
             0.0
         };
@@ -241,21 +242,21 @@ impl Deviation {
                 tolerance: f64::NAN,
                 worst: [b, h, i, worst],
                 found: o[worst],
-                expected: expected_o[worst],
+                expected: expected.o[worst],
             },
-            low: max_finite(&mut (&low.o - &expected_o).into_iter().map(f64::abs)),
-            rounding: max_finite(&mut expected_o.iter().map(|&x| (through_low(x) - x).abs())),
-            sums,
+            low: max_finite(&mut (&low.o - &expected.o).into_iter().map(f64::abs)),
+            rounding: max_finite(&mut expected.o.iter().map(|&x| (through_low(x) - x).abs())),
+            sums: o_sums,
             lse: Comparison {
-                max_abs_err: if (lse == f64::NEG_INFINITY) == (expected_lse == f64::NEG_INFINITY) {
-                    difference(lse, expected_lse)
+                max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
+                    difference(lse, expected.lse)
                 } else {
                     f64::INFINITY
                 },
-                tolerance: roundings * 2_f64.powi(-24) + score_sums,
+                tolerance: roundings * 2_f64.powi(-24) + lse_sums,
                 worst: [b, h, i, 0],
                 found: lse,
-                expected: expected_lse,
+                expected: expected.lse,
             },
         }
     }
@@ -391,6 +392,154 @@ mod tests {
         }
         let report = spoilt(|_, lse| lse[ROW] = f32::NEG_INFINITY);
         assert!(!report.passed(), "{report}");
+    }
+
+    /// Sums in f16 as a device has them, which rounds after every `width` products, but with the products of
+    /// 16 elements of a row and a key times `factor(row, key, slice)`.
+    fn in_half(p: &Problem, width: usize, factor: impl Fn(usize, usize, usize) -> f64) -> Report {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut random = |shape: [usize; 4]| -> Vec<f16> {
+            (0..shape.iter().product())
+                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .collect()
+        };
+        let half = |x: f64| f64::from(f16::from_f32(x as f32));
+        let (q, k, v) = (
+            random(p.q_shape()),
+            random(p.kv_shape()),
+            random(p.kv_shape()),
+        );
+        let (mut o, mut lse) = (vec![f16::NAN; q.len()], vec![f32::NAN; p.seqlen_q]);
+        let row_of = |data: &[f16], row: usize| -> Vec<f64> {
+            data[row * p.dim..][..p.dim]
+                .iter()
+                .map(|x| x.to_f64())
+                .collect()
+        };
+        let scale = half(f64::from(p.scale) * std::f64::consts::LOG2_E);
+        for i in 0..p.seqlen_q {
+            let q: Vec<f64> = row_of(&q, i).iter().map(|x| half(x * scale)).collect();
+            let score = |j: usize| {
+                let k = row_of(&k, j);
+                (0..p.dim).step_by(width).fold(0.0, |sum, first| {
+                    let columns = first..p.dim.min(first + width);
+                    let products: f64 = columns.map(|d| q[d] * k[d]).sum();
+                    half(sum + factor(i, j, first / 16) * products)
+                })
+            };
+            let scores: Vec<f64> = (0..p.key_limit(i)).map(score).collect();
+            let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - m).exp2()).collect();
+            let l: f64 = weights.iter().sum();
+            let keys: Vec<usize> = (0..scores.len()).collect();
+            for d in 0..p.dim {
+                let step = |keys: &[usize]| {
+                    keys.chunks(width).fold(0.0, |sum, keys| {
+                        let product = |&j: &usize| half(weights[j]) * v[j * p.dim + d].to_f64();
+                        half(sum + keys.iter().map(product).sum::<f64>())
+                    })
+                };
+                let sum: f64 = keys.chunks(64).map(step).sum();
+                o[i * p.dim + d] = f16::from_f64(sum / l);
+            }
+            lse[i] = ((m + l.log2()) * std::f64::consts::LN_2) as f32;
+        }
+        let [q, o] = [&q, &o].map(|data| Strided::contiguous(data, p.q_shape()));
+        let [k, v] = [&k, &v].map(|data| Strided::contiguous(data, p.kv_shape()));
+        let forward = Forward {
+            problem: p,
+            q,
+            k,
+            v,
+            o,
+            lse: &lse,
+            acc: Accumulation::Half,
+        };
+        check(&forward, &all_rows(p))
+    }
+
+    fn one_head(seqlen_q: usize, seqlen_kv: usize, dim: usize, scale: f32) -> Problem {
+        Problem {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            causal: false,
+            scale,
+        }
+    }
+
+    #[test]
+    fn sums_in_f16_pass() {
+        for (seqlen_q, seqlen_kv) in [(1, 1), (3, 2), (5, 20), (20, 300)] {
+            for dim in [8, 64, 200, 1024] {
+                for scale in [0.0, 1.0 / (dim as f32).sqrt(), -0.3, 1.0, 20.0] {
+                    let p = one_head(seqlen_q, seqlen_kv, dim, scale);
+                    for width in [8, 16] {
+                        let report = in_half(&p, width, |_, _, _| 1.0);
+                        assert!(report.passed(), "{p:?}, width {width}: {report}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Of ordinary scores the tolerance is a few times the error, not hundreds of times.
+    #[test]
+    fn tolerances_of_sums_in_f16_are_tight() {
+        for dim in [8, 64, 256, 1024] {
+            let p = one_head(50, 100, dim, 1.0 / (dim as f32).sqrt());
+            let report = in_half(&p, 16, |_, _, _| 1.0);
+            assert!(report.o.max_abs_err > report.o.tolerance / 20.0, "{report}");
+        }
+    }
+
+    #[test]
+    fn wrong_scores_in_f16_are_noticed() {
+        type Factor = fn(usize, usize, usize) -> f64;
+        let wrong: [(&str, [usize; 3], Factor); 5] = [
+            (
+                "a key off by a percent",
+                [4, 8, 64],
+                |_, key, _| match key {
+                    5 => 1.01,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice of one key left out",
+                [4, 200, 64],
+                |_, key, slice| match (key, slice) {
+                    (150, 2) => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice of one row left out",
+                [20, 200, 512],
+                |row, _, slice| match (row, slice) {
+                    (17, 31) => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice left out",
+                [4, 200, 1024],
+                |_, _, slice| match slice {
+                    63 => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            ("a scale off by a percent", [4, 200, 64], |_, _, _| 1.01),
+        ];
+        for (what, [seqlen_q, seqlen_kv, dim], factor) in wrong {
+            let p = one_head(seqlen_q, seqlen_kv, dim, 1.0 / (dim as f32).sqrt());
+            assert!(in_half(&p, 16, |_, _, _| 1.0).passed());
+            let report = in_half(&p, 16, factor);
+            assert!(!report.passed(), "{what}: {report}");
+        }
     }
 
     #[test]

@@ -76,15 +76,6 @@ pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Re
     }
 }
 
-/// Names of the kernels of the [ladder](crate::ladder) that can compute a problem on a device.
-#[must_use]
-pub fn of_ladder(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
-    let names = Rung::ALL.iter().map(|rung| rung.name());
-    names
-        .filter(|name| check(device, name, dtype, problem).is_ok())
-        .collect()
-}
-
 /// Whether the head dim is beyond those of the main kernels.
 fn is_wide(problem: &Problem) -> bool {
     HEAD_DIMS
@@ -100,7 +91,10 @@ pub(crate) fn resolve(
     facts: &Facts,
 ) -> Result<Chosen> {
     if name.is_none() && is_wide(problem) {
-        return ladder::WIDE[0].choose(dtype, problem, facts);
+        let chosen = ladder::WIDE.iter();
+        let mut chosen = chosen.map(|ladder| ladder.choose(dtype, problem, facts));
+        let best = chosen.next().expect("there are some");
+        return best.or_else(|error| chosen.find_map(Result::ok).ok_or(error));
     }
     if let Some(ladder) = name.and_then(ladder::named) {
         return ladder.choose(dtype, problem, facts);

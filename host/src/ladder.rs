@@ -1,7 +1,8 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{Chosen, unknown};
+use crate::kernel::{self, Chosen, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
@@ -34,7 +35,8 @@ pub struct Ladder {
     pub stages: Option<u32>,
     /// Which tiles are swizzled in shared memory.
     pub swizzles: Option<Swizzles>,
-    /// What products are added up in: f16 for f16 inputs only.
+    /// What products are added up in: f16 for f16 inputs only, for scores of up to 45 000 and sums of 64 values
+    /// of up to 65 504.
     pub acc: Option<Accumulation>,
     /// How O is stored.
     pub o_store: Option<OStore>,
@@ -68,9 +70,21 @@ impl Ladder {
         self.rung.name()
     }
 
+    /// Checks that the kernel can compute a [valid](Problem::validate) problem on a device, with these
+    /// options.
+    ///
+    /// # Errors
+    /// Says why it cannot, and what would.
+    pub fn check(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<()> {
+        match device.facts() {
+            None => kernel::resolve_cpu(Some(self.name())),
+            Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),
+        }
+    }
+
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
     pub(crate) fn choose(&self, dtype: Dtype, problem: &Problem, facts: &Facts) -> Result<Chosen> {
-        self.check(dtype, problem.dim)?;
+        self.check_options(dtype, problem.dim)?;
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
@@ -86,7 +100,7 @@ impl Ladder {
             let fewer = (1..stages).rev().find(|&stages| fits(stages).is_some());
             let other = Rung::ALL.iter().rev().map(|&rung| Ladder::new(rung));
             let other = other
-                .filter(|other| other.check(dtype, problem.dim).is_ok())
+                .filter(|other| other.check_options(dtype, problem.dim).is_ok())
                 .find(|other| other.fitting(dtype, problem.dim, 1, facts).is_some());
             let instead = match (fewer, other) {
                 (Some(1), _) => "; 1 stage would fit".to_owned(),
@@ -104,21 +118,17 @@ impl Ladder {
     }
 
     /// Whether there is such a kernel with such options.
-    fn check(&self, dtype: Dtype, dim: usize) -> Result<()> {
+    fn check_options(&self, dtype: Dtype, dim: usize) -> Result<()> {
         let options = [
             ("stages", self.stages.is_some()),
             ("swizzle", self.swizzles.is_some()),
             ("acc", self.acc.is_some()),
             ("o-store", self.o_store.is_some()),
         ];
-        let names = |is_named: fn(Rung) -> bool| {
-            let rungs = Rung::ALL.iter().filter(|&&rung| is_named(rung));
-            rungs.map(|rung| rung.name()).collect::<Vec<_>>().join(", ")
-        };
         if let Some((option, _)) = options.iter().find(|(_, asked)| *asked)
             && !self.rung.has_options()
         {
-            let others = names(Rung::has_options);
+            let others = with_options();
             return Err(self.unsuitable(format!("has no option {option}; these have: {others}")));
         }
         if let Some(stages) = self
@@ -235,6 +245,17 @@ fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, value: &str) -> Opti
     all.iter().copied().find(|&one| name(one) == value)
 }
 
+/// The names of the kernels with options, for a message.
+#[must_use]
+pub fn with_options() -> String {
+    names(Rung::has_options)
+}
+
+fn names(is_named: fn(Rung) -> bool) -> String {
+    let rungs = Rung::ALL.iter().filter(|&&rung| is_named(rung));
+    rungs.map(|rung| rung.name()).collect::<Vec<_>>().join(", ")
+}
+
 /// The kernel of that name.
 pub(crate) fn named(name: &str) -> Option<Ladder> {
     let mut rungs = Rung::ALL.iter();
@@ -242,5 +263,196 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
     Some(Ladder::new(*rung))
 }
 
-/// The kernels for head dims beyond those of the main kernels, the best first.
-pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQkv), Ladder::new(Rung::TiledQk)];
+/// The kernels for head dims beyond those of the main kernels, the best first: `docs/ladder.md`.
+pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQk), Ladder::new(Rung::TiledQkv)];
+
+#[cfg(test)]
+mod tests {
+    use super::{Ladder, Rung, Swizzles, WIDE};
+    use crate::error::Result;
+    use crate::kernel::{Chosen, resolve};
+    use crate::problem::Problem;
+    use crate::schedule::Facts;
+    use kernels::class::{Class, SharedMemory};
+    use kernels::table::{Accumulation, Dtype};
+
+    fn problem(dim: usize) -> Problem {
+        let shape = [1, 2, 300, dim];
+        Problem::new(shape, shape, shape, false, None).expect("valid")
+    }
+
+    fn chosen(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> Result<Chosen> {
+        ladder.choose(dtype, &problem(dim), &Facts::emulated(class))
+    }
+
+    fn refused(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> String {
+        let error = chosen(ladder, dtype, dim, class).expect_err("refused");
+        let message = error.to_string();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        message
+    }
+
+    /// Whatever is chosen fits, holds the head dim, and has the dtype and the sums that were asked for.
+    #[test]
+    fn what_is_chosen_fits() {
+        for (&class, &rung) in Class::ALL
+            .iter()
+            .flat_map(|c| Rung::ALL.iter().map(move |r| (c, r)))
+        {
+            for dim in (8..=rung.max_dim() as usize).step_by(8) {
+                for (dtype, acc) in [
+                    (Dtype::F16, None),
+                    (Dtype::Bf16, None),
+                    (Dtype::F16, Some(Accumulation::Half)),
+                ] {
+                    let acc = acc.filter(|_| rung.has_options());
+                    let ladder = Ladder {
+                        acc,
+                        ..Ladder::new(rung)
+                    };
+                    let available = class.shared_memory().block;
+                    match chosen(ladder, dtype, dim, class) {
+                        Ok(chosen) => {
+                            assert!(chosen.shared_bytes <= available, "{ladder:?}, {dim}");
+                            assert!(chosen.kernel.head_dim as usize >= dim);
+                            assert_eq!(chosen.kernel.dtype, dtype);
+                        }
+                        // Only for want of memory, and never where the tiles are meant to be small.
+                        Err(error) => {
+                            println!("{} {rung:?} {dim} {acc:?}: {error}", class.name());
+                            assert!(error.to_string().contains("shared memory"), "{error}");
+                            assert!(rung != Rung::TiledQkv && rung.has_options(), "{error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_stages_as_fit() {
+        let buffers = |rung, dim, class| {
+            let ladder = Ladder::new(rung);
+            chosen(ladder, Dtype::F16, dim, class).map(|chosen| chosen.ladder.buffers)
+        };
+        assert_eq!(buffers(Rung::SharedKv, 64, Class::Sm86), Ok(3));
+        assert_eq!(buffers(Rung::SplitQ, 64, Class::Sm86), Ok(6));
+        let of_class = |class| buffers(Rung::SplitQ, 256, class).expect("fits");
+        assert!(of_class(Class::Sm80) > of_class(Class::Sm86));
+        // Asked for, they are as many or refused.
+        for stages in 1..=3 {
+            let ladder = Ladder {
+                stages: Some(stages),
+                ..Ladder::new(Rung::SplitQ)
+            };
+            match chosen(ladder, Dtype::F16, 256, Class::Sm86) {
+                Ok(chosen) => assert_eq!(chosen.ladder.buffers, 2 * stages),
+                Err(error) => assert!(error.to_string().contains("would fit"), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_does() {
+        let ladder = Ladder {
+            stages: Some(3),
+            ..Ladder::new(Rung::SplitQ)
+        };
+        let message = refused(ladder, Dtype::F16, 256, Class::Sm86);
+        for words in [
+            "kernel split-q needs",
+            "3 stages at dim 256",
+            "has 101376",
+            "fit",
+        ] {
+            assert!(message.contains(words), "{message}");
+        }
+        let message = refused(Ladder::new(Rung::SplitKv), Dtype::F16, 256, Class::Sm86);
+        assert!(
+            message.contains("1 stage at") && message.contains("tiled-qkv would fit"),
+            "{message}"
+        );
+        // Nothing fits a device with less than any class.
+        let tiny = Facts {
+            shared: SharedMemory {
+                block: 10 << 10,
+                multiprocessor: 11 << 10,
+            },
+            ..Facts::emulated(Class::Sm80)
+        };
+        let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), &tiny);
+        let message = error.expect_err("refused").to_string();
+        assert!(message.ends_with("naive would fit"), "{message}");
+    }
+
+    /// Rows a chunk apart take more memory: a rung may fit with a swizzle and not with padding.
+    #[test]
+    fn padding_counts() {
+        for (&rung, dim) in Rung::ALL
+            .iter()
+            .zip([64; 8])
+            .filter(|(rung, _)| rung.has_options())
+        {
+            let bytes = |swizzles| {
+                let ladder = Ladder {
+                    swizzles: Some(swizzles),
+                    stages: Some(1),
+                    ..Ladder::new(rung)
+                };
+                let chosen = chosen(ladder, Dtype::F16, dim, Class::Sm90).expect("fits");
+                chosen.shared_bytes
+            };
+            assert!(bytes(Swizzles::Pad) > bytes(Swizzles::None), "{rung:?}");
+            assert_eq!(bytes(Swizzles::Qkv), bytes(Swizzles::None), "{rung:?}");
+        }
+    }
+
+    #[test]
+    fn options_that_are_not_there_are_refused() {
+        let class = Class::Sm90;
+        let stages = |rung, stages| Ladder {
+            stages: Some(stages),
+            ..Ladder::new(rung)
+        };
+        for rung in [Rung::Naive, Rung::Fa1] {
+            let message = refused(stages(rung, 3), Dtype::F16, 64, class);
+            assert!(
+                message.contains("has no option stages") && message.contains("split-q"),
+                "{message}"
+            );
+        }
+        for wrong in [0, 4, u32::MAX] {
+            let message = refused(stages(Rung::SharedKv, wrong), Dtype::F16, 64, class);
+            assert!(
+                message.contains(&format!("1 to 3 stages, not {wrong}")),
+                "{message}"
+            );
+        }
+        let half = Ladder {
+            acc: Some(Accumulation::Half),
+            ..Ladder::new(Rung::SharedKv)
+        };
+        let message = refused(half, Dtype::Bf16, 64, class);
+        assert!(
+            message.contains("f16 for dtype f16 only; acc f32"),
+            "{message}"
+        );
+        let message = refused(Ladder::new(Rung::SplitQ), Dtype::F16, 264, class);
+        assert!(
+            message.contains("up to 256, not 264; naive, tiled-qk, tiled-qkv serve up to 1024"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn the_default_for_wide_heads_is_tiled() {
+        for &class in Class::ALL {
+            for dim in (264..=1024).step_by(8) {
+                let facts = Facts::emulated(class);
+                let default = resolve(None, Dtype::Bf16, &problem(dim), &facts);
+                let tiled = chosen(WIDE[0], Dtype::Bf16, dim, class);
+                assert!(default.is_ok() && default == tiled, "{dim}: {default:?}");
+            }
+        }
+    }
+}

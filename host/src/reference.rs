@@ -4,19 +4,27 @@
 use crate::element::Element;
 use crate::problem::Problem;
 use crate::strided::Strided;
-use ndarray::{Array1, Array2, ArrayView1, s};
+use half::f16;
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
+use std::f32::consts::LOG2_E;
+use std::f64::consts::LN_2;
 
 /// One key/value head, ready to answer for any query row of the heads it serves.
 pub(crate) struct Reference<'a, T> {
     p: &'a Problem,
-    scaled_keys: Array2<f64>,
-    /// `scaled_keys`, rounded to `T`.
+    keys: Array2<f64>,
+    /// Scaled and rounded to `T`.
     low_keys: Array2<f64>,
     values: Array2<f64>,
     /// Largest finite Euclidean norm of a scaled key.
     pub key_norm: f64,
     dtype: std::marker::PhantomData<T>,
 }
+
+/// Products that sums in f16 take in between two roundings.
+const SLICE: usize = 16;
+/// Half a unit in the last place of f16, relative to numbers of any size.
+const UNIT: f64 = 1.0 / 2048.0;
 
 /// What a query row should give.
 pub(crate) struct Row {
@@ -34,7 +42,8 @@ impl<'a, T: Element> Reference<'a, T> {
                 f64::from(tensor.row(batch, kv_head, j, p.dim)[d].to_f32())
             })
         };
-        let scaled_keys = load(k) * f64::from(p.scale);
+        let keys = load(k);
+        let scaled_keys = &keys * f64::from(p.scale);
         let norms = scaled_keys
             .rows()
             .into_iter()
@@ -43,23 +52,16 @@ impl<'a, T: Element> Reference<'a, T> {
             p,
             key_norm: norms.filter(|norm| norm.is_finite()).fold(0.0, f64::max),
             low_keys: scaled_keys.mapv(round::<T>),
-            scaled_keys,
+            keys,
             values: load(v),
             dtype: std::marker::PhantomData,
         }
     }
 
-    /// Largest finite magnitude of a value.
-    pub fn max_value(&self) -> f64 {
-        let magnitudes = self.values.iter().map(|value| value.abs());
-        magnitudes
-            .filter(|value| value.is_finite())
-            .fold(0.0, f64::max)
-    }
-
     /// The exact result of row `row` with query `q`.
     pub fn exact(&self, row: usize, q: ArrayView1<f64>) -> Row {
-        self.attend(row, q, &self.scaled_keys, |x| x)
+        let scores = self.visible(row, &self.keys).dot(&q) * f64::from(self.p.scale);
+        self.attend(row, scores, |x| x)
     }
 
     /// The result of an implementation that keeps scores, probabilities and output in `T`.
@@ -67,18 +69,68 @@ impl<'a, T: Element> Reference<'a, T> {
     /// The scale is applied to the keys first, so that a product of large q and k whose score is
     /// ordinary does not overflow.
     pub fn low(&self, row: usize, q: ArrayView1<f64>) -> Row {
-        self.attend(row, q, &self.low_keys, round::<T>)
+        let scores = self.visible(row, &self.low_keys).dot(&q);
+        self.attend(row, scores.mapv_into(round::<T>), round::<T>)
     }
 
-    fn attend(
-        &self,
-        row: usize,
-        q: ArrayView1<f64>,
-        scaled_keys: &Array2<f64>,
-        round: impl Fn(f64) -> f64,
-    ) -> Row {
-        let visible = s![..self.p.key_limit(row), ..];
-        let scores = scaled_keys.slice(visible).dot(&q).mapv_into(&round);
+    /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its
+    /// elements, and its lse.
+    pub fn half_sums(&self, row: usize, q: ArrayView1<f64>, exact: &Row) -> (f64, f64) {
+        let factor = round::<f16>(f64::from(self.p.scale * LOG2_E));
+        let q: Vec<f64> = q.iter().map(|x| round::<f16>(x * factor)).collect();
+        let keys = self.visible(row, &self.keys);
+        let (scores, errors): (Vec<f64>, Vec<f64>) = keys
+            .rows()
+            .into_iter()
+            .map(|key| {
+                let slices = q.chunks(SLICE).zip(key.axis_chunks_iter(Axis(0), SLICE));
+                let (sum, squares) = slices.fold((0.0, 0.0), |(sum, squares), (q, key)| {
+                    let sum = round::<f16>(sum + key.dot(&ArrayView1::from(q)));
+                    (sum, squares + sum * sum)
+                });
+                (LN_2 * sum, 3.0 * UNIT * LN_2 * f64::sqrt(squares))
+            })
+            .unzip();
+        let half = self.attend(row, Array1::from(scores.clone()), |x| x);
+        if !(half.lse.is_finite() && exact.lse.is_finite()) {
+            return (0.0, 0.0);
+        }
+
+        let (mut o_squares, mut lse_squares) = (Array1::<f64>::zeros(self.p.dim), 0.0);
+        let mut sums = Array1::<f64>::zeros(self.p.dim);
+        let values = self.visible(row, &self.values);
+        for (first, values) in (0..)
+            .step_by(SLICE)
+            .zip(values.axis_chunks_iter(Axis(0), SLICE))
+        {
+            let mut sum = Array1::<f64>::zeros(self.p.dim);
+            for (j, value) in (first..).zip(values.rows()) {
+                let weight = (scores[j] - half.lse).exp();
+                let change = (scores[j] + errors[j] - half.lse).exp() - weight;
+                lse_squares += change * change;
+                let distance = (&value - &half.o) * change.min(1.0);
+                o_squares += &(&distance * &distance);
+                sum.scaled_add(weight, &value);
+            }
+            sums += &sum.mapv_into(f64::abs);
+        }
+        // Each slice is part of the sums up to its own and those behind it, in steps of up to 64 keys.
+        let roundings = keys.nrows().div_ceil(SLICE).min(4) as f64;
+        let rounding = (&half.o - &exact.o).mapv_into(f64::abs);
+        let errors = rounding + o_squares.mapv_into(f64::sqrt) + sums * (roundings * UNIT);
+        let finite = errors.into_iter().filter(|error| error.is_finite());
+        (
+            finite.fold(0.0, f64::max),
+            (half.lse - exact.lse).abs() + lse_squares.sqrt(),
+        )
+    }
+
+    /// The keys or values that a row sees.
+    fn visible<'b>(&self, row: usize, tensor: &'b Array2<f64>) -> ArrayView2<'b, f64> {
+        tensor.slice(s![..self.p.key_limit(row), ..])
+    }
+
+    fn attend(&self, row: usize, scores: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
         let m = scores.iter().copied().fold(f64::NEG_INFINITY, max_or_nan);
         let mut o = Array1::zeros(self.p.dim);
         if m == f64::NEG_INFINITY {
@@ -86,7 +138,10 @@ impl<'a, T: Element> Reference<'a, T> {
         }
         let exponentials = scores.mapv_into(|score| (score - m).exp());
         let l = exponentials.sum();
-        for (e, value) in exponentials.iter().zip(self.values.slice(visible).rows()) {
+        for (e, value) in exponentials
+            .iter()
+            .zip(self.visible(row, &self.values).rows())
+        {
             o.scaled_add(round(e / l), &value);
         }
         Row {

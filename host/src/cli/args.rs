@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "S", allow_hyphen_values = true)]
     pub scale: Option<f32>,
     /// auto for the best kernel, all for every one that serves the problem, ladder for every one of the
-    /// ladder that does, or a name from --list-kernels
+    /// ladder that does, with the options that are given, or a name from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
     /// Of a kernel of the ladder: buffers that tiles pass through, 1, 2 or 3 [default: as many as fit]
@@ -69,7 +69,7 @@ pub struct Args {
     #[arg(long, value_parser = one_of(OStore::ALL, OStore::name))]
     pub o_store: Option<OStore>,
     /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
-    /// The CPU does not split
+    /// The CPU does not split, nor do the kernels naive and fa1
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub splits: u32,
     /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
@@ -111,25 +111,27 @@ pub struct Args {
 }
 
 impl Args {
-    /// A kernel of the ladder with the options that were given; an option that was, if it is none.
-    pub fn ladder(&self, name: &str) -> Result<Option<Ladder>, &'static str> {
+    /// A kernel of the ladder with the options that were given.
+    pub fn on_rung(&self, rung: Rung) -> Ladder {
+        Ladder {
+            rung,
+            stages: self.stages,
+            swizzles: self.swizzle,
+            acc: self.acc,
+            o_store: self.o_store,
+        }
+    }
+
+    /// An option of kernels of the ladder that was given.
+    pub fn ladder_option(&self) -> Option<&'static str> {
         let options = [
             ("--stages", self.stages.is_some()),
             ("--swizzle", self.swizzle.is_some()),
             ("--acc", self.acc.is_some()),
             ("--o-store", self.o_store.is_some()),
         ];
-        let Some(&rung) = Rung::ALL.iter().find(|rung| rung.name() == name) else {
-            let given = options.iter().find(|(_, given)| *given);
-            return given.map_or(Ok(None), |(option, _)| Err(*option));
-        };
-        Ok(Some(Ladder {
-            stages: self.stages,
-            swizzles: self.swizzle,
-            acc: self.acc,
-            o_store: self.o_store,
-            ..Ladder::new(rung)
-        }))
+        let given = options.into_iter().find(|(_, given)| *given);
+        given.map(|(option, _)| option)
     }
 }
 

@@ -11,10 +11,11 @@ mod output;
 mod progress;
 mod report;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use args::{Args, Check, Task};
 use attention::check::{self, Forward};
 use attention::kernel;
+use attention::ladder::{Ladder, Rung, with_options};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16};
 use forward::ForwardCall;
 use indicatif::HumanBytes;
@@ -26,10 +27,6 @@ use std::process::ExitCode;
 
 /// Rows that `--check sample` compares.
 const SAMPLE: usize = 256;
-
-/// Who has options.
-const LADDER: &str = "that is an option of the kernels split-kv, split-q, shared-kv, shared-qkv, \
-                      tiled-qk and tiled-qkv";
 
 /// Runs the command: 0 if all checks passed, 1 if one failed or the device did, 2 for bad input.
 pub fn main() -> ExitCode {
@@ -77,39 +74,71 @@ fn run(args: &Args) -> Result<bool> {
     }
 }
 
-/// Names of the kernels to run.
-fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<String>> {
-    let mut names = match args.kernel.as_str() {
-        "auto" | "all" => kernel::suitable(device, dtype, problem),
-        "ladder" => kernel::of_ladder(device, dtype, problem),
-        name => {
-            kernel::check(device, name, dtype, problem)?;
-            vec![name]
-        }
+/// A kernel to run.
+struct Choice {
+    name: String,
+    /// If it is of the ladder.
+    ladder: Option<Ladder>,
+}
+
+/// The kernels to run, of which each can.
+fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<Choice>> {
+    let on_ladder = |rung: &Rung| -> attention::Result<Choice> {
+        let ladder = args.on_rung(*rung);
+        ladder.check(device, dtype, problem)?;
+        Ok(Choice {
+            name: ladder.name().to_owned(),
+            ladder: Some(ladder),
+        })
     };
-    if args.kernel == "auto" {
-        names.truncate(1);
-    }
-    if names.len() > 1 && args.output.is_some() {
+    let named = |name: &str| -> Result<Choice> {
+        if let Some(rung) = Rung::ALL.iter().find(|rung| rung.name() == name) {
+            return Ok(on_ladder(rung)?);
+        }
+        kernel::check(device, name, dtype, problem)?;
+        if let Some(option) = args.ladder_option() {
+            let others = with_options();
+            bail!("kernel {name} has no {option}; these have: {others}");
+        }
+        Ok(Choice {
+            name: name.to_owned(),
+            ladder: None,
+        })
+    };
+    let suitable = || kernel::suitable(device, dtype, problem).into_iter();
+    let choices: Vec<_> = match args.kernel.as_str() {
+        "auto" => suitable().take(1).map(named).collect::<Result<_>>()?,
+        "all" => suitable().map(named).collect::<Result<_>>()?,
+        "ladder" => {
+            let rungs = Rung::ALL.iter().map(on_ladder);
+            let (serve, others): (Vec<_>, Vec<_>) = rungs.partition(Result::is_ok);
+            match others.into_iter().next_back() {
+                Some(Err(reason)) if serve.is_empty() => return Err(reason.into()),
+                _ => serve.into_iter().flatten().collect(),
+            }
+        }
+        name => vec![named(name)?],
+    };
+    if choices.len() > 1 && args.output.is_some() {
         bail!(
             "--output takes the result of one kernel; --kernel {} runs {}",
             args.kernel,
-            names.len()
+            choices.len()
         );
     }
     ensure!(
-        !names.is_empty(),
+        !choices.is_empty(),
         "no kernel serves this problem on {}",
         device.name()
     );
-    Ok(names.into_iter().map(str::to_owned).collect())
+    Ok(choices)
 }
 
 fn compute<T: Element>(
     args: &Args,
     device: &Device,
     source: &Source,
-    kernels: &[String],
+    kernels: &[Choice],
 ) -> Result<bool> {
     let problem = source.problem();
     expect_memory(device, &problem)?;
@@ -121,15 +150,13 @@ fn compute<T: Element>(
     let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
 
     let mut outcomes = Vec::new();
-    for name in kernels {
+    for Choice { name, ladder } in kernels {
         let call = Attention::new()
             .causal(problem.causal)
             .scale(problem.scale)
             .splits(args.splits);
-        let ladder = args.ladder(name);
-        let ladder = ladder.map_err(|option| anyhow!("kernel {name} has no {option}; {LADDER}"))?;
         let call = match ladder {
-            Some(ladder) => call.ladder(ladder),
+            Some(ladder) => call.ladder(*ladder),
             None => call.kernel(name),
         };
         let splits = call.split_count(device, T::DTYPE, &problem)?;

@@ -4,10 +4,10 @@ use super::*;
 
 #[test]
 fn sizes() {
-    let allowed = "multiple of 8 from 8 to 256";
+    let allowed = "multiple of 8 from 8 to 1024";
     refuse("--dim 0", &["dim is 0", allowed]);
     refuse("--dim 12", &["dim is 12", allowed]);
-    refuse("--dim 264", &["dim is 264", allowed]);
+    refuse("--dim 1032", &["dim is 1032", allowed]);
     refuse("--seqlen 0", &["seqlen_q is 0", "at least 1"]);
     refuse("--seqlen-kv 0", &["seqlen_kv is 0", "at least 1"]);
     refuse("--batch 0", &["batch is 0", "at least 1"]);
@@ -101,6 +101,39 @@ fn kernels() {
         "--kernel forward_f16_d64",
         &["forward_f16_d64", "not on the CPU"],
     );
+}
+
+#[test]
+fn options_of_the_ladder() {
+    // Whatever the kernel, these are no values.
+    for wrong in ["-1", "x", "1.5", "4294967296"] {
+        refuse(&format!("--stages {wrong}"), &["--stages", wrong]);
+    }
+    refuse(
+        "--swizzle foo",
+        &["--swizzle", "foo", "none, pad, q, qk, qkv"],
+    );
+    refuse("--acc f64", &["--acc", "f64", "f16, f32"]);
+    refuse(
+        "--o-store foo",
+        &["--o-store", "foo", "direct, shared, shuffle"],
+    );
+    for option in [
+        "--stages 2",
+        "--swizzle pad",
+        "--acc f32",
+        "--o-store direct",
+    ] {
+        let (name, _) = option.split_once(' ').expect("a value");
+        for kernel in ["auto", "all", "cpu"] {
+            let line = format!("--kernel {kernel} {option}");
+            let reason = format!("kernel cpu has no {name}; these have: split-kv, split-q");
+            refuse(&line, &[&reason]);
+        }
+    }
+    for kernel in ["naive", "tiled-qkv", "ladder"] {
+        refuse(&format!("--kernel {kernel}"), &["not on the CPU"]);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! command must say so.
 
 use super::*;
+use kernels::ladder::Rung;
 use kernels::table::{Dtype, KERNELS};
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
@@ -38,6 +39,153 @@ fn every_kernel_that_serves_a_problem_passes() {
         assert_eq!(outcome["device"], "emulator");
         assert_eq!(outcome["passed"], true);
         assert!(outcome.get("counters").is_none());
+    }
+}
+
+/// The objects of a `--json` run of kernels of the ladder.
+fn ladder(line: &str) -> Option<Vec<Value>> {
+    let line = format!("--json --heads 1 --seqlen 40 --seqlen-kv 70 --check full {line}");
+    let finished = run_on_emulator(&line)?;
+    let parse = |line| serde_json::from_str(line).expect("JSON");
+    let outcomes: Vec<Value> = finished.stdout.lines().map(parse).collect();
+    for outcome in &outcomes {
+        assert_eq!(outcome["passed"], true, "{line}: {outcome}");
+    }
+    Some(outcomes)
+}
+
+/// The names of the kernels with options or those of all.
+fn rungs(filter: fn(Rung) -> bool) -> Vec<&'static str> {
+    let rungs = Rung::ALL.iter().filter(|&&rung| filter(rung));
+    rungs.map(|rung| rung.name()).collect()
+}
+
+/// All that serve, and with options those that have them.
+#[test]
+fn the_ladder_is_all_that_serve() {
+    for (line, expected) in [
+        ("", rungs(|_| true)),
+        ("--dtype bf16 --causal", rungs(|_| true)),
+        ("--dim 264", rungs(|rung| rung.max_dim() > 256)),
+        ("--stages 1", rungs(Rung::has_options)),
+        ("--swizzle none", rungs(Rung::has_options)),
+        ("--acc f16", rungs(Rung::has_options)),
+        ("--o-store shuffle --splits 2", rungs(Rung::has_options)),
+    ] {
+        let Some(outcomes) = ladder(&format!("--kernel ladder {line}")) else {
+            return;
+        };
+        let kernels: Vec<_> = outcomes.iter().map(|o| o["kernel"].clone()).collect();
+        assert_eq!(kernels, expected, "{line}");
+    }
+}
+
+#[test]
+fn kernels_of_the_ladder_take_options() {
+    for line in [
+        "--kernel naive",
+        "--kernel fa1 --splits 2",
+        "--kernel split-kv --stages 1 --swizzle none",
+        "--kernel split-q --stages 3 --swizzle pad",
+        "--kernel shared-kv --acc f16 --o-store direct",
+        "--kernel shared-qkv --stages 2 --swizzle q --acc f32 --o-store shared --splits 2",
+        "--kernel tiled-qk --swizzle qk --o-store shuffle --causal --dim 512",
+        // Beyond the main kernels the default is one of the ladder, with its options.
+        "--kernel auto --stages 1 --dim 264",
+    ] {
+        let Some(outcomes) = ladder(line) else {
+            return;
+        };
+        assert_eq!(outcomes.len(), 1, "{line}");
+        let name = line.split_whitespace().nth(1).expect("a kernel");
+        let name = if name == "auto" { "tiled-qkv" } else { name };
+        assert_eq!(outcomes[0]["kernel"], name);
+        // Those without options do not split.
+        let splits = if name == "shared-qkv" { 2 } else { 1 };
+        assert_eq!(outcomes[0]["splits"], splits, "{line}");
+    }
+}
+
+#[test]
+fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
+    if !attention::ptx::COMPILED {
+        return;
+    }
+    let options = "these have: split-kv, split-q, shared-kv, shared-qkv, tiled-qk, tiled-qkv";
+    let wide = "naive, tiled-qk, tiled-qkv serve up to 1024";
+    for (line, reasons) in [
+        (
+            "--kernel naive --stages 3",
+            ["kernel naive has no option stages", options],
+        ),
+        (
+            "--kernel fa1 --swizzle pad",
+            ["kernel fa1 has no option swizzle", options],
+        ),
+        (
+            "--kernel naive --acc f16",
+            ["kernel naive has no option acc", options],
+        ),
+        (
+            "--kernel fa1 --o-store direct",
+            ["kernel fa1 has no option o-store", options],
+        ),
+        ("--kernel auto --stages 2", [" has no --stages", options]),
+        ("--kernel all --acc f16", [" has no --acc", options]),
+        (
+            "--kernel split-q --stages 0",
+            ["kernel split-q has 1 to 3 stages", "not 0"],
+        ),
+        (
+            "--kernel split-q --stages 4",
+            ["kernel split-q has 1 to 3 stages", "not 4"],
+        ),
+        ("--kernel ladder --stages 4", ["has 1 to 3 stages", "not 4"]),
+        (
+            "--kernel shared-kv --acc f16 --dtype bf16",
+            ["f16 for dtype f16 only", "acc f32"],
+        ),
+        (
+            "--kernel ladder --acc f16 --dtype bf16",
+            ["f16 for dtype f16 only", "acc f32"],
+        ),
+        (
+            "--kernel split-q --dim 264",
+            ["split-q serves dim up to 256, not 264", wide],
+        ),
+        (
+            "--kernel fa1 --dim 1024",
+            ["fa1 serves dim up to 256, not 1024", wide],
+        ),
+        (
+            "--kernel forward_f16_d256 --dim 264",
+            ["forward_f16_d256", "up to 256, not 264"],
+        ),
+        (
+            "--kernel tiled-qkv --dim 1032",
+            ["dim is 1032", "from 8 to 1024"],
+        ),
+        (
+            "--kernel tiled-qkx",
+            ["there is no kernel \"tiled-qkx\"", "tiled-qkv"],
+        ),
+        (
+            "--kernel ladder --output o.safetensors",
+            ["--output takes the result of one kernel", "runs 8"],
+        ),
+        (
+            "--kernel split-q --stages 3 --dim 256 --device emulator:sm_86",
+            ["split-q needs", "would fit"],
+        ),
+    ] {
+        let device = if line.contains("--device") {
+            ""
+        } else {
+            "--device emulator"
+        };
+        let line = format!("{device} --heads 1 --seqlen 64 {line}");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        refused(&line, &finished, &reasons);
     }
 }
 

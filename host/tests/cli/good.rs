@@ -1,6 +1,7 @@
 //! Runs that succeed.
 
 use super::*;
+use kernels::ladder::Rung;
 use kernels::table::{Family, KERNELS};
 
 #[test]
@@ -104,6 +105,13 @@ fn kernels_are_listed() {
         assert!(row.contains(&dtype) && row.contains(&kernel.arch.name()));
     }
     assert!(rows.iter().any(|row| row.contains(&"cpu")));
+    for rung in Rung::ALL {
+        let row = rows.iter().find(|row| row.contains(&rung.name()));
+        let row = row.unwrap_or_else(|| panic!("no {}", rung.name()));
+        let line = row.join(" ");
+        assert!(line.contains(rung.lesson()), "{line}");
+        assert!(line.contains(&rung.max_dim().to_string()), "{line}");
+    }
 }
 
 #[test]
