@@ -74,11 +74,14 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
                 let first = p.map(|row| [row[0]]);
                 let visible = visible().map(|rows| rows.map(|v| v - 16 * nt as i32));
                 self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), visible);
-                // Registers have no index: what is next moves up.
+                // Registers have no index: what is next moves up. All the way round, or else the compiler
+                // would unroll the turns until nothing changes.
                 for mt in 0..MT {
+                    let first = p[mt][0];
                     for nt in 1..NT {
                         p[mt][nt - 1] = p[mt][nt];
                     }
+                    p[mt][NT - 1] = first;
                 }
                 nt += 1;
             }
