@@ -214,11 +214,11 @@ impl Parts {
         look + guarded + self.product()
     }
 
-    /// As [`product_masked`](Self::product_masked), where the look is a loop over windows of four 16x16 tiles of
+    /// As [`product_masked`](Self::product_masked), where the look is a loop over windows of two 16x16 tiles of
     /// V, and the guarded product one over slices of the keys.
     fn product_masked_by_slices(&self) -> Collectives {
         let look = Collectives {
-            ldmatrix: 4,
+            ldmatrix: 2,
             redux: 1,
             ..Collectives::NONE
         };

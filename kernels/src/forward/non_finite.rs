@@ -10,7 +10,7 @@ use crate::ptx::{barrier, shuffle, special};
 use crate::tile::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
 /// 16x16 tiles of V that a look takes at a time, where it is a loop.
-const LOOK: usize = 4;
+const LOOK: usize = 2;
 
 /// Whether a tile of V holds an infinity or a NaN in the slices of 16 columns `column(0..OT)`: the same
 /// answer in all lanes.

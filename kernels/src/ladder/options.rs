@@ -203,10 +203,8 @@ pub const fn pitch(p: &LadderParams, columns: u32) -> u32 {
     (columns / 8 + p.padding) * CHUNK_BYTES
 }
 
-/// Where the chunks of tiles of Q (0), K (1) or V (2) lie that have rows of `row_chunks` chunks.
-#[must_use]
 #[inline(always)]
-pub const fn swizzle(p: &LadderParams, row_chunks: u32, tensor: u32) -> Swizzle {
+const fn swizzle(p: &LadderParams, row_chunks: u32, tensor: u32) -> Swizzle {
     match p.swizzled >> tensor & 1 {
         1 => Swizzle::new(row_chunks),
         _ => Swizzle::none(row_chunks + p.padding),

@@ -10,7 +10,7 @@
 //!
 //! Shared memory holds the Q tile, later O, and the ring behind it or in its place.
 
-use super::options::{swizzle, swizzles};
+use super::options::swizzles;
 use super::ring::Ring;
 use super::store::{Part, store};
 use crate::forward::{Place, Team, Warp, map_rows, map_tile};
@@ -81,9 +81,11 @@ pub unsafe fn rows<
         if left > 0 {
             left -= 1;
             // Opaque: what differs between K and V would be told apart before the loop, and held over it.
-            let is_k = special::opaque(left) % 2;
-            let swizzle = swizzle(&p.ladder, SharedTile::<DT>::CHUNKS, 2 - is_k);
-            let copier = copier(if is_k == 1 { k } else { v }, swizzle);
+            let (rows, swizzle) = match special::opaque(left) % 2 {
+                1 => (k, k_swizzle),
+                _ => (v, v_swizzle),
+            };
+            let copier = copier(rows, swizzle);
             let j = left / 2;
             // SAFETY: the ring says when the buffer is free, and waits for what is loaded. The last
             // block may end beyond the last key.
@@ -112,7 +114,10 @@ pub unsafe fn rows<
         while j > unmasked_trips {
             j -= 1;
             let visible = || {
-                let row = first + warp_row();
+                // Asked for again, too.
+                let place = Place::<false>::of_block(p, br);
+                let (first_key, keys) = place.keys(p);
+                let (mask, row) = (Either::new(p, first_key, keys), place.first + warp_row());
                 map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32))
             };
             ring.advance(&mut load);
