@@ -68,7 +68,7 @@ impl Shape {
         Shape {
             main_loop: Loop::Fa1,
             m_tiles: 1,
-            n_tiles: 2,
+            n_tiles: if dim <= 128 { 2 } else { 1 },
             o_tiles: dim / 16,
             ..Self::naive()
         }
