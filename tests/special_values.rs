@@ -16,10 +16,11 @@ pub fn tests() -> Vec<Test> {
 }
 
 type OnVariants = Box<dyn Fn(&Device, Variants) -> Outcome + Send + Sync>;
+type Check = fn(&Device, Variants) -> Outcome;
 
 /// The tests by name, for any variants.
 pub fn all() -> Vec<(String, OnVariants)> {
-    let tests: [(&str, fn(&Device, Variants) -> Outcome); 7] = [
+    let tests: [(&str, Check); 7] = [
         ("scores_of_1024", scores_of_1024),
         ("scores_of_minus_1024", scores_of_minus_1024),
         ("scores_that_grow", scores_that_grow),
