@@ -23,14 +23,21 @@ pub fn tests() -> Vec<Test> {
     tests.into_iter().chain([broadcasts]).collect()
 }
 
-/// A case of several batches and heads by a forward and by a decode kernel, with and without splits,
+/// A case of several batches and heads by a forward, a packed and a decode kernel, with and without splits,
 /// of ragged lengths. The copies have tiles of 64 rows.
 fn variants() -> impl Iterator<Item = Case> {
     let lengths = [(70, 150), (129, 64), (1, 65), (5, 129)];
     let variants = lengths.into_iter().enumerate().flat_map(|(i, lengths)| {
         let dtype = [Dtype::F16, Dtype::Bf16][i % 2];
-        [("forward", 1), ("forward", 3), ("decode", 1), ("decode", 2)]
-            .map(|(family, splits)| (lengths, dtype, family, splits))
+        let schedules = [
+            ("forward", 1),
+            ("forward", 3),
+            ("packed", 1),
+            ("packed", 3),
+            ("decode", 1),
+            ("decode", 2),
+        ];
+        schedules.map(|(family, splits)| (lengths, dtype, family, splits))
     });
     variants.map(|((seqlen_q, seqlen_kv), dtype, family, splits)| {
         let causal = splits > 1;

@@ -1,9 +1,8 @@
 //! One forward pass, and what must hold of it.
 
 use crate::{Guarded, Layout, Outcome, PASSED, harness};
-use attention::Accumulation;
 use attention::check::{Forward, Report, all_rows, check};
-use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::ladder::Ladder;
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
@@ -66,56 +65,20 @@ enum DtypeName {
     Bf16,
 }
 
-/// A [`Ladder`] in JSON: name, stages, swizzle, accumulator and how o is stored.
+/// A [`Ladder`] in JSON, as text.
 mod ladder {
-    use super::{Accumulation, Deserialize, Ladder, OStore, Rung, Serialize, Swizzles};
+    use super::{Deserialize, Ladder, Serialize};
     use serde::de::Error;
     use serde::{Deserializer, Serializer};
 
-    type Names<'a> = (&'a str, Option<u32>, [Option<&'a str>; 3]);
-
     pub fn serialize<S: Serializer>(ladder: &Option<Ladder>, to: S) -> Result<S::Ok, S::Error> {
-        let names = ladder.map(|ladder| -> Names {
-            let options = [
-                ladder.swizzles.map(Swizzles::name),
-                ladder.acc.map(Accumulation::name),
-                ladder.o_store.map(OStore::name),
-            ];
-            (ladder.name(), ladder.stages, options)
-        });
-        names.serialize(to)
+        ladder.map(|ladder| ladder.to_string()).serialize(to)
     }
 
     pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Ladder>, D::Error> {
-        let Some((rung, stages, [swizzles, acc, o_store])) = Option::<Names>::deserialize(from)?
-        else {
-            return Ok(None);
-        };
-        let rung = find(Rung::ALL, Rung::name, Some(rung))?;
-        let (swizzles, acc, o_store) = (
-            find(Swizzles::ALL, Swizzles::name, swizzles)?,
-            find(Accumulation::ALL, Accumulation::name, acc)?,
-            find(OStore::ALL, OStore::name, o_store)?,
-        );
-        Ok(rung.map(|rung| Ladder {
-            rung,
-            stages,
-            swizzles,
-            acc,
-            o_store,
-        }))
-    }
-
-    fn find<T: Copy, E: Error>(
-        all: &[T],
-        name: fn(T) -> &'static str,
-        wanted: Option<&str>,
-    ) -> Result<Option<T>, E> {
-        let found = wanted.map(|wanted| all.iter().copied().find(|&value| name(value) == wanted));
-        match found {
-            Some(None) => Err(E::custom(format!("there is no {wanted:?}"))),
-            found => Ok(found.flatten()),
-        }
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(D::Error::custom))
+            .transpose()
     }
 }
 

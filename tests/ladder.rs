@@ -181,7 +181,7 @@ fn variants(rung: Rung, case: &Case) -> Vec<Case> {
 fn options(device: &Device, rung: Rung) -> Outcome {
     for (i, &swizzle) in Swizzles::ALL.iter().enumerate() {
         for (stages, &o_store) in (1..=3).flat_map(|n| OStore::ALL.iter().map(move |o| (n, o))) {
-            for &acc in Accumulation::ALL {
+            for acc in Accumulation::ALL {
                 let layout = [Layout::Bhnd, Layout::OddRows][stages as usize % 2];
                 let case = Case {
                     seqlen_q: 37,

@@ -13,13 +13,17 @@ pub fn tests() -> Vec<Test> {
         seqlen_kv: 500,
         ..Case::default()
     };
+    let packed = Case {
+        seqlen_q: 50,
+        ..case.clone()
+    };
     let decode = Case {
         seqlen_q: 3,
         dim: 128,
         ..case.clone()
     };
     let mut tests = Vec::new();
-    for (name, case) in [("forward", case), ("decode", decode)] {
+    for (name, case) in [("forward", case), ("packed", packed), ("decode", decode)] {
         for splits in [1, 5] {
             for causal in [false, true] {
                 let mask = if causal { "causal" } else { "full" };

@@ -16,14 +16,12 @@ pub fn tests() -> Vec<Test> {
 }
 
 type OnVariants = Box<dyn Fn(&Device, Variants) -> Outcome + Send + Sync>;
+type Check = fn(&Device, Variants) -> Outcome;
 
 /// The tests by name, for any variants.
 pub fn all() -> Vec<(String, OnVariants)> {
-    let tests = [
-        (
-            "scores_of_1024",
-            scores_of_1024 as fn(&Device, Variants) -> Outcome,
-        ),
+    let tests: [(&str, Check); 7] = [
+        ("scores_of_1024", scores_of_1024),
         ("scores_of_minus_1024", scores_of_minus_1024),
         ("scores_that_grow", scores_that_grow),
         ("rows_without_keys", rows_without_keys),
@@ -48,17 +46,18 @@ pub fn all() -> Vec<(String, OnVariants)> {
 }
 
 /// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded; on one
-/// split and on several, of the latter one by the decode kernel.
+/// split and on several, one by the packed and one by the decode kernel.
 pub fn variants(case: &Case) -> Vec<Case> {
     let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
     let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
     let variants = masks.flat_map(|(dtype, causal)| {
-        let decode = format!("decode_{}_d64", dtype.name());
+        let named = |family| Some(format!("{family}_{}_d64", dtype.name()));
         let schedules = [
             (64, None, 1),
             (104, None, 1),
             (104, None, 3),
-            (64, Some(decode), 2),
+            (64, named("packed"), 1),
+            (64, named("decode"), 2),
         ];
         schedules.map(|(dim, kernel, splits)| Case {
             dtype,

@@ -25,11 +25,16 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// The case by its forward kernel and by its decode kernel.
-fn by_both(case: &Case) -> [Case; 2] {
+/// The case by its forward kernel, by its packed kernel and by its decode kernel.
+fn by_each(case: &Case) -> [Case; 3] {
     let name = |family: &str, suffix| Some(format!("{family}_f16_d{}{suffix}", case.dim));
     let suffix = if case.causal { "_causal" } else { "" };
-    [name("forward", suffix), name("decode", "")].map(|kernel| Case {
+    [
+        name("forward", suffix),
+        name("packed", ""),
+        name("decode", ""),
+    ]
+    .map(|kernel| Case {
         kernel,
         ..case.clone()
     })
@@ -40,7 +45,7 @@ fn by_both(case: &Case) -> [Case; 2] {
 fn splits_without_keys(device: &Device) -> Outcome {
     for (seqlen_q, seqlen_kv) in [(400, 400), (300, 140), (10, 400), (200, 65)] {
         for splits in [2, 3, 7] {
-            for case in by_both(&Case {
+            for case in by_each(&Case {
                 heads: 2,
                 kv_heads: 1,
                 seqlen_q,
@@ -59,7 +64,7 @@ fn splits_without_keys(device: &Device) -> Outcome {
 /// Rows that see nothing of the last split are as if it were not there, though others of their tile
 /// see it.
 fn nan_in_a_split_not_seen(device: &Device) -> Outcome {
-    for case in by_both(&Case {
+    for case in by_each(&Case {
         seqlen_q: 200,
         seqlen_kv: 200,
         causal: true,
@@ -87,7 +92,7 @@ fn nan_in_a_split_not_seen(device: &Device) -> Outcome {
 }
 
 fn one_key_in_the_last_split(device: &Device) -> Outcome {
-    for case in by_both(&Case {
+    for case in by_each(&Case {
         seqlen_q: 5,
         seqlen_kv: 64 * 4 + 1,
         splits: u32::MAX,
@@ -106,7 +111,7 @@ fn one_key_in_the_last_split(device: &Device) -> Outcome {
 /// A split's weight is that of its keys: here each has as many keys as the last but scores that
 /// weigh twice as much as the split before, and values of its own.
 fn splits_weigh_by_their_scores(device: &Device) -> Outcome {
-    for case in by_both(&Case {
+    for case in by_each(&Case {
         seqlen_q: 3,
         seqlen_kv: 512,
         splits: 8,
@@ -140,7 +145,7 @@ fn splits_weigh_by_their_scores(device: &Device) -> Outcome {
 /// keys there are: all keys still weigh the same.
 fn equal_huge_scores(device: &Device) -> Outcome {
     for score in [60_000.0, -60_000.0] {
-        for case in by_both(&Case {
+        for case in by_each(&Case {
             seqlen_q: 3,
             // Splits of different lengths.
             seqlen_kv: 64 * 4 + 17,

@@ -93,7 +93,7 @@ pub fn on_rung(
     let options = (
         option::of(1..=3_u32),
         option::of(select(Swizzles::ALL)),
-        option::of(select(Accumulation::ALL)),
+        option::of(select(Accumulation::ALL.to_vec())),
         option::of(select(OStore::ALL)),
     );
     (cases, options).prop_map(move |(case, (stages, swizzles, acc, o_store))| {
@@ -149,10 +149,10 @@ pub fn of_dims(
     })
 }
 
-/// The case with up to 16 queries for each of up to 8 heads of a group, and up to 700 keys.
+/// The case with up to 16 queries for each of up to 12 heads of a group, and up to 700 keys.
 pub fn few_queries(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     let keys = prop_oneof![seqlens(), 1..=700_usize];
-    (cases, 1..=16_usize, 1..=8_usize, keys).prop_map(|(case, seqlen_q, group, seqlen_kv)| Case {
+    (cases, 1..=16_usize, 1..=12_usize, keys).prop_map(|(case, seqlen_q, group, seqlen_kv)| Case {
         heads: case.kv_heads * group,
         seqlen_q,
         seqlen_kv,

@@ -35,15 +35,17 @@ pub enum Task {
 /// What to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, decode, gemm for matrix products, or a JSON file with a list of shapes [default:
+    /// quick, full, decode, ladder, gemm for matrix products, or a JSON file with a list of shapes [default:
     /// quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]
     pub shape: Option<Shape>,
     /// auto for the best kernel (of matrix products for the best of each kind), all for every one that
-    /// serves a shape, or a kernel's name, for the shapes that it serves
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    /// serves a shape, ladder for those of the ladder with each option in turn, or names of kernels with
+    /// commas between, for the shapes that they serve; of the ladder perhaps with options, as in
+    /// shared-kv:stages=2:swizzle=pad:acc=f16:o-store=direct
+    #[arg(long, value_name = "NAMES", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -123,7 +125,7 @@ impl Call {
     pub fn choice(&self) -> Choice {
         match self.kernel.as_str() {
             "auto" => Choice::Auto,
-            name => Choice::Named(name.to_owned()),
+            name => Choice::Named(vec![name.to_owned()]),
         }
     }
 }

@@ -3,10 +3,12 @@
 use crate::run::Plan;
 use crate::shape::Shape;
 use crate::subject::Contenders;
-use anyhow::{Context, Result, ensure};
-use attention::Accumulation;
+use anyhow::{Context, Result};
 use attention::check::{self, Forward};
-use attention::{Attention, Device, Element, Problem, Strided, Tensor, kernel, random};
+use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::{
+    Accumulation, Attention, Device, Element, Error, Problem, Strided, Tensor, kernel, random,
+};
 
 /// Rows of each kernel's result that are checked before it is timed.
 const CHECKED_ROWS: usize = 32;
@@ -18,8 +20,10 @@ pub enum Choice {
     Auto,
     /// Every one that serves the shape.
     All,
-    /// The one of this name.
-    Named(String),
+    /// Every one of the ladder that serves the shape, as it is best and with each option in turn.
+    Ladder,
+    /// Those of these names that serve the shape; of the [ladder](Ladder) perhaps with options.
+    Named(Vec<String>),
 }
 
 impl From<&str> for Choice {
@@ -27,7 +31,8 @@ impl From<&str> for Choice {
         match name {
             "auto" => Choice::Auto,
             "all" => Choice::All,
-            name => Choice::Named(name.to_owned()),
+            "ladder" => Choice::Ladder,
+            names => Choice::Named(names.split(',').map(str::to_owned).collect()),
         }
     }
 }
@@ -36,30 +41,66 @@ impl Choice {
     /// Names of the kernels for a shape, the default one first.
     ///
     /// # Errors
-    /// If the named kernel does not serve the shape, or none does.
-    pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<&str>> {
+    /// If there is no kernel of a name, or none serves the shape.
+    pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
-        if let Choice::Named(name) = self {
-            kernel::check(device, name, dtype, &problem)?;
-            return Ok(vec![name]);
-        }
-        let mut names = kernel::suitable(device, dtype, &problem);
+        let mut names = match self {
+            Choice::Auto | Choice::All => {
+                let names = kernel::suitable(device, dtype, &problem);
+                names.into_iter().map(str::to_owned).collect()
+            }
+            Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),
+            Choice::Named(names) => names.clone(),
+        };
+        let (mut serving, mut refusal) = (Vec::new(), None);
         if matches!(self, Choice::Auto) {
             names.truncate(1);
         }
-        ensure!(!names.is_empty(), "no kernel serves {shape}");
-        Ok(names)
+        for name in names {
+            let call = self.attention(&name, shape, 0);
+            match call.split_count(device, dtype, &problem) {
+                Ok(_) => serving.push(name),
+                Err(error @ Error::UnknownKernel { .. }) => return Err(error.into()),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        match refusal {
+            Some(error) if serving.is_empty() => Err(error.into()),
+            _ => Ok(serving),
+        }
     }
 
     /// The call that runs one of [`kernels`](Self::kernels) on so many splits of the keys, 0 for the
     /// default.
     pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention {
         let attention = Attention::new().causal(shape.causal).splits(splits);
-        match self {
-            Choice::Auto => attention,
-            Choice::All | Choice::Named(_) => attention.kernel(name),
+        match (self, name.parse::<Ladder>()) {
+            (Choice::Auto, _) => attention,
+            (_, Ok(ladder)) => attention.ladder(ladder),
+            (_, Err(_)) => attention.kernel(name),
         }
     }
+}
+
+/// The kernels of the ladder as they are best and, where they have options, with each in turn.
+fn ladder() -> impl Iterator<Item = Ladder> {
+    Rung::ALL.iter().flat_map(|&rung| {
+        let best = Ladder::new(rung);
+        let mut kernels = vec![best];
+        if rung.has_options() {
+            kernels.extend((1..=3).map(|n| Ladder {
+                stages: Some(n),
+                ..best
+            }));
+            let swizzles = Swizzles::ALL.iter().map(|&s| Some(s));
+            kernels.extend(swizzles.map(|swizzles| Ladder { swizzles, ..best }));
+            let acc = Some(Accumulation::Half);
+            kernels.push(Ladder { acc, ..best });
+            let o_stores = OStore::ALL.iter().map(|&o| Some(o));
+            kernels.extend(o_stores.map(|o_store| Ladder { o_store, ..best }));
+        }
+        kernels
+    })
 }
 
 /// Inputs and outputs of one shape, on the device.
@@ -100,7 +141,7 @@ impl<T: Element> Bench<T> {
     }
 
     /// Runs the kernel once and compares some rows with the reference: a wrong result has no speed.
-    pub fn check(&mut self, attention: &Attention) -> Result<()> {
+    pub fn check(&mut self, attention: &Attention, acc: Accumulation) -> Result<()> {
         self.launch(attention)?;
         let (o, lse) = (self.o.to_vec()?, self.lse.to_vec()?);
         let [q, k, v] = &self.host;
@@ -111,7 +152,7 @@ impl<T: Element> Bench<T> {
             v: Strided::contiguous(v, self.problem.kv_shape()),
             o: Strided::contiguous(&o, self.problem.q_shape()),
             lse: &lse,
-            acc: Accumulation::Single,
+            acc,
         };
         let rows = check::sample_rows(&self.problem, CHECKED_ROWS, self.seed);
         let report = check::check(&forward, &rows);
@@ -133,10 +174,12 @@ impl<T: Element> Calls<T> {
         let mut bench = Bench::new(device, problem, plan.seed)?;
         let mut calls = Vec::new();
         for name in plan.kernel.kernels(device, shape)? {
-            let attention = plan.kernel.attention(name, shape, plan.splits);
+            let attention = plan.kernel.attention(&name, shape, plan.splits);
             let splits = attention.split_count(device, T::DTYPE, &problem)?;
-            bench.check(&attention).with_context(|| name.to_owned())?;
-            calls.push((name.to_owned(), attention, splits));
+            let ladder = name.parse::<Ladder>();
+            let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
+            bench.check(&attention, acc).with_context(|| name.clone())?;
+            calls.push((name, attention, splits));
         }
         Ok(Calls { bench, calls })
     }
@@ -150,5 +193,43 @@ impl<T: Element> Contenders for Calls<T> {
 
     fn launch(&mut self, contender: usize) -> Result<()> {
         self.bench.launch(&self.calls[contender].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Choice;
+    use crate::shape::{Dtype, Shape};
+    use attention::Device;
+
+    #[test]
+    fn of_named_kernels_those_that_serve() {
+        let shape = Shape {
+            batch: 1,
+            heads: 8,
+            kv_heads: None,
+            seqlen: 16,
+            seqlen_kv: None,
+            dim: 64,
+            dtype: Dtype::F16,
+            causal: false,
+        };
+        let kernels = |names| {
+            let choice = Choice::from(names);
+            let kernels = choice.kernels(&Device::cpu(), &shape);
+            kernels
+                .map(|names| names.join(" "))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(kernels("cpu"), Ok("cpu".to_owned()));
+        assert_eq!(kernels("decode_f16_d64,cpu"), Ok("cpu".to_owned()));
+        for (names, reason) in [
+            ("decode_f16_d64,packed_f16_d64", "CUDA"),
+            ("cpu,decode_f16_d65", "decode_f16_d64"),
+            ("cpu,", "\"\""),
+        ] {
+            let error = kernels(names).expect_err(names);
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

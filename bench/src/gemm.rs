@@ -4,7 +4,7 @@ use crate::contender::Choice;
 use crate::run::Plan;
 use crate::shape::Dtype;
 use crate::subject::{Contenders, Subject};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
@@ -25,23 +25,25 @@ pub struct GemmShape {
     pub n: usize,
     pub k: usize,
     pub dtype: Dtype,
-    pub acc: Sums,
+    /// In what products are added up.
+    #[serde(with = "by_name")]
+    pub acc: Accumulation,
 }
 
-/// In what products are added up, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sums {
-    F16,
-    F32,
-}
+/// An [`Accumulation`] by its name.
+mod by_name {
+    use attention::Accumulation;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-impl From<Sums> for Accumulation {
-    fn from(sums: Sums) -> Self {
-        match sums {
-            Sums::F16 => Accumulation::Half,
-            Sums::F32 => Accumulation::Single,
-        }
+    pub fn serialize<S: Serializer>(sums: &Accumulation, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(sums.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Accumulation, D::Error> {
+        let name = String::deserialize(from)?;
+        let known = Accumulation::ALL.map(Accumulation::name).join(" and ");
+        Accumulation::named(&name)
+            .ok_or_else(|| D::Error::custom(format!("no sums in {name:?}; there are {known}")))
     }
 }
 
@@ -68,10 +70,10 @@ pub fn shapes() -> Vec<GemmShape> {
     };
     let sizes = SIZES.iter();
     let mut shapes: Vec<_> = sizes
-        .map(|&size| shape(size, Dtype::F16, Sums::F32))
+        .map(|&size| shape(size, Dtype::F16, Accumulation::Single))
         .collect();
-    shapes.push(shape(SIZES[0], Dtype::Bf16, Sums::F32));
-    shapes.push(shape(SIZES[0], Dtype::F16, Sums::F16));
+    shapes.push(shape(SIZES[0], Dtype::Bf16, Accumulation::Single));
+    shapes.push(shape(SIZES[0], Dtype::F16, Accumulation::Half));
     shapes
 }
 
@@ -81,13 +83,13 @@ impl GemmShape {
     }
 
     fn any_kernel(&self) -> Gemm {
-        Gemm::new().accumulation(self.acc.into())
+        Gemm::new().accumulation(self.acc)
     }
 }
 
 impl fmt::Display for GemmShape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let sums = Accumulation::from(self.acc).name();
+        let sums = self.acc.name();
         let GemmShape { m, n, k, dtype, .. } = self;
         write!(f, "M {m} N {n} K {k} {dtype} in {sums}")
     }
@@ -106,7 +108,7 @@ impl Subject for GemmShape {
             self.n.to_string(),
             self.k.to_string(),
             self.dtype.to_string(),
-            Accumulation::from(self.acc).name().to_owned(),
+            self.acc.name().to_owned(),
         ]
     }
 
@@ -130,7 +132,8 @@ impl Subject for GemmShape {
             _ if device.is_cpu() => any.suitable(device, dtype)?,
             Choice::Auto => vec![MULTISTAGE, SIMPLE],
             Choice::All => any.suitable(device, dtype)?,
-            Choice::Named(name) => vec![name.as_str()],
+            Choice::Ladder => bail!("the ladder has no matrix products"),
+            Choice::Named(names) => names.iter().map(String::as_str).collect(),
         };
         ensure!(!names.is_empty(), "no kernel serves {self}");
         let name = |name: &str| {
@@ -180,7 +183,7 @@ impl<T: Element> Products<T> {
             let c = products.c.to_vec()?;
             let product = Product {
                 problem,
-                accumulation: shape.acc.into(),
+                accumulation: shape.acc,
                 a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
                 b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
                 c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
@@ -207,11 +210,11 @@ impl<T: Element> Contenders for Products<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{GemmShape, Sums, shapes};
+    use super::{GemmShape, shapes};
     use crate::contender::Choice;
     use crate::shape::Dtype;
     use crate::subject::Subject;
-    use attention::Device;
+    use attention::{Accumulation, Device};
 
     #[test]
     fn shapes_are_distinct_and_valid() {
@@ -224,13 +227,29 @@ mod tests {
     }
 
     #[test]
+    fn sums_go_by_name() {
+        for shape in shapes() {
+            let line = serde_json::to_string(&shape).expect("a line");
+            assert!(line.contains(&format!("\"acc\":\"{}\"", shape.acc.name())));
+            let read: GemmShape = serde_json::from_str(&line).expect("a shape");
+            assert_eq!(read, shape);
+            let wrong = line.replace(
+                &format!("\"acc\":\"{}\"", shape.acc.name()),
+                "\"acc\":\"bf16\"",
+            );
+            let error = serde_json::from_str::<GemmShape>(&wrong).expect_err("no such sums");
+            assert!(error.to_string().contains("f16 and f32"), "{error}");
+        }
+    }
+
+    #[test]
     fn the_cpu_multiplies_too() {
         let shape = GemmShape {
             m: 3,
             n: 2,
             k: 5,
             dtype: Dtype::Bf16,
-            acc: Sums::F32,
+            acc: Accumulation::Single,
         };
         assert_eq!(shape.to_string(), "M 3 N 2 K 5 bf16 in f32");
         let names = shape.kernels(&Choice::Auto, &Device::cpu()).expect("one");

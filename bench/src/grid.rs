@@ -15,6 +15,8 @@ pub enum Grid {
     Full,
     /// Few queries on many keys.
     Decode,
+    /// What kernels of the ladder are compared on.
+    Ladder,
     /// Matrix products instead of attention.
     Gemm,
     /// A JSON list of objects with the fields of [`Shape`].
@@ -29,6 +31,7 @@ impl FromStr for Grid {
             "quick" => Grid::Quick,
             "full" => Grid::Full,
             "decode" => Grid::Decode,
+            "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
             path => Grid::File(path.into()),
         })
@@ -45,6 +48,7 @@ impl Grid {
             Grid::Quick => return Ok(quick()),
             Grid::Full => return Ok(full()),
             Grid::Decode => return Ok(decode()),
+            Grid::Ladder => return Ok(ladder()),
             Grid::Gemm => bail!("--grid: gemm has no shapes of attention"),
             Grid::File(path) => path,
         };
@@ -67,6 +71,7 @@ impl Grid {
             Grid::Quick => Some("quick".to_owned()),
             Grid::Full => None,
             Grid::Decode => Some("decode".to_owned()),
+            Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
         }
@@ -87,6 +92,19 @@ const SIZES: [(usize, usize, usize); 6] = [
 const SHORT_GRIDS: [(usize, usize, usize); 2] = [(1, 8, 8192), (1, 1, 8192)];
 
 const DIMS: [usize; 3] = [64, 128, 256];
+
+/// A head dim of each of the tiled kernels' sizes, and those of the others that most models have.
+fn ladder() -> Vec<Shape> {
+    let sizes = [
+        ((1, 8, 8192), 64),
+        ((4, 16, 4096), 128),
+        ((4, 16, 4096), 256),
+        ((1, 8, 8192), 512),
+        ((1, 8, 8192), 1024),
+    ];
+    let shapes = sizes.map(|(size, dim)| shape(size, dim, Dtype::F16, false));
+    shapes.to_vec()
+}
 
 fn full() -> Vec<Shape> {
     let mut shapes = Vec::new();

@@ -152,8 +152,7 @@ impl Subject for Shape {
     }
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
-        let names = choice.kernels(device, self)?;
-        Ok(names.into_iter().map(str::to_owned).collect())
+        choice.kernels(device, self)
     }
 
     fn contenders(&self, device: &Device, plan: &Plan) -> Result<Box<dyn Contenders>> {

@@ -91,7 +91,10 @@ pub(crate) fn resolve(
     facts: &Facts,
 ) -> Result<Chosen> {
     if name.is_none() && is_wide(problem) {
-        return ladder::WIDE[0].choose(dtype, problem, facts);
+        let chosen = ladder::WIDE.iter();
+        let mut chosen = chosen.map(|ladder| ladder.choose(dtype, problem, facts));
+        let best = chosen.next().expect("there are some");
+        return best.or_else(|error| chosen.find_map(Result::ok).ok_or(error));
     }
     if let Some(ladder) = name.and_then(ladder::named) {
         return ladder.choose(dtype, problem, facts);
@@ -145,16 +148,21 @@ fn find(name: &str) -> Result<&'static Kernel> {
     KERNELS
         .iter()
         .find(|kernel| kernel.name == name)
-        .ok_or_else(|| Error::UnknownKernel {
-            name: name.to_owned(),
-            near: near(name),
-        })
+        .ok_or_else(|| unknown(name))
+}
+
+/// No kernel has that name.
+pub(crate) fn unknown(name: &str) -> Error {
+    Error::UnknownKernel {
+        name: name.to_owned(),
+        near: near(name),
+    }
 }
 
 /// Why a kernel cannot compute a problem.
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
     match kernel.family {
-        Family::Forward { .. } | Family::Decode => {}
+        Family::Forward { .. } | Family::Packed | Family::Decode => {}
         Family::Combine => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
@@ -175,7 +183,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         Some(format!("is for {mask}"))
     } else if (kernel.head_dim as usize) < dim {
         Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
-    } else if kernel.family == Family::Decode
+    } else if kernel.family.is_packed()
         && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
     {
         let rows = "seqlen_q * heads / kv_heads";
@@ -244,11 +252,12 @@ mod tests {
         assert_eq!(name(500, 40), Ok("forward_f16_d64"));
         assert_eq!(name(500, 256), Ok("forward_f16_d256"));
         assert_eq!(name(3, 40), Ok("decode_f16_d64"));
+        assert_eq!(name(50, 40), Ok("packed_f16_d64"));
     }
 
     #[test]
     fn a_named_kernel_must_serve_the_problem() {
-        for name in ["forward_f16_d128", "decode_f16_d64"] {
+        for name in ["forward_f16_d128", "packed_f16_d64", "decode_f16_d64"] {
             assert_eq!(named(name), Ok(name));
         }
         for name in [
@@ -267,8 +276,10 @@ mod tests {
             );
         }
         let (q, kv) = ([1, 4, 1 << 30, 8], [1, 1, 1, 8]);
-        let error = resolved(Some("decode_f16_d32"), q, kv).expect_err("too many rows");
-        assert!(error.to_string().contains("up to"), "{error}");
+        for name in ["packed_f16_d32", "decode_f16_d32"] {
+            let error = resolved(Some(name), q, kv).expect_err("too many rows");
+            assert!(error.to_string().contains("up to"), "{error}");
+        }
     }
 
     #[test]

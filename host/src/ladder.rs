@@ -2,13 +2,15 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{self, Chosen};
+use crate::kernel::{self, Chosen, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
 pub use kernels::ladder::{OStore, Rung, Swizzles};
 use kernels::params::LadderParams;
 use kernels::table::{Accumulation, Dtype, MAX_HEAD_DIM};
+use std::fmt;
+use std::str::FromStr;
 
 /// A kernel of the ladder and its options, for [`Attention::ladder`](crate::Attention::ladder). What is not
 /// asked for is what suits the kernel and the device best.
@@ -34,7 +36,7 @@ pub struct Ladder {
     /// Which tiles are swizzled in shared memory.
     pub swizzles: Option<Swizzles>,
     /// What products are added up in: f16 for f16 inputs only, for scores of up to 45 000 and sums of 64 values
-    /// of up to 65 504.
+    /// of up to 65 504. Where O takes 128 registers, `P V` is added up in f32 all the same.
     pub acc: Option<Accumulation>,
     /// How O is stored.
     pub o_store: Option<OStore>,
@@ -86,7 +88,11 @@ impl Ladder {
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
-            None => (1..=MAX_STAGES).rev().find_map(fits),
+            // As many blocks on a multiprocessor as its registers allow come first, then stages.
+            None => (1..=MAX_STAGES).filter_map(fits).max_by_key(|chosen| {
+                let resident = facts.shared.resident_blocks(chosen.shared_bytes);
+                resident.min(chosen.kernel.tile.blocks_per_sm)
+            }),
         };
         found.ok_or_else(|| {
             let stages = self.stages.unwrap_or(1);
@@ -188,6 +194,57 @@ impl Ladder {
     }
 }
 
+/// The name, and what is asked for: `shared-kv:stages=2:swizzle=pad`.
+impl fmt::Display for Ladder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())?;
+        if let Some(stages) = self.stages {
+            write!(f, ":stages={stages}")?;
+        }
+        if let Some(swizzles) = self.swizzles {
+            write!(f, ":swizzle={}", swizzles.name())?;
+        }
+        if let Some(acc) = self.acc {
+            write!(f, ":acc={}", acc.name())?;
+        }
+        if let Some(o_store) = self.o_store {
+            write!(f, ":o-store={}", o_store.name())?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads what [`Display`](fmt::Display) writes.
+impl FromStr for Ladder {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let mut ladder = named(name).ok_or_else(|| unknown(name))?;
+        for part in parts {
+            let option = part.split_once('=').unwrap_or((part, ""));
+            let read = match option {
+                ("stages", value) => value.parse().ok().map(|n| ladder.stages = Some(n)),
+                ("swizzle", value) => {
+                    by_name(Swizzles::ALL, Swizzles::name, value).map(|s| ladder.swizzles = Some(s))
+                }
+                ("acc", value) => Accumulation::named(value).map(|a| ladder.acc = Some(a)),
+                ("o-store", value) => {
+                    by_name(OStore::ALL, OStore::name, value).map(|o| ladder.o_store = Some(o))
+                }
+                _ => None,
+            };
+            read.ok_or_else(|| ladder.unsuitable(format!("has no option {part}")))?;
+        }
+        Ok(ladder)
+    }
+}
+
+fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, value: &str) -> Option<T> {
+    all.iter().copied().find(|&one| name(one) == value)
+}
+
 /// The names of the kernels with options, for a message.
 #[must_use]
 pub fn with_options() -> String {
@@ -206,8 +263,8 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
     Some(Ladder::new(*rung))
 }
 
-/// The kernels for head dims beyond those of the main kernels, the best first.
-pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQkv), Ladder::new(Rung::TiledQk)];
+/// The kernels for head dims beyond those of the main kernels, the best first: `docs/ladder.md`.
+pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQk), Ladder::new(Rung::TiledQkv)];
 
 #[cfg(test)]
 mod tests {

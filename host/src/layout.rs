@@ -20,6 +20,13 @@ impl<const R: usize> Layout<R> {
         Some(Layout { shape, strides })
     }
 
+    /// Whether a row-major tensor of 16-bit elements has so few that its bytes can be counted too.
+    pub fn has_countable_bytes(shape: [usize; R]) -> bool {
+        Self::contiguous(shape)
+            .and_then(|layout| layout.len().checked_mul(size_of::<u16>()))
+            .is_some_and(|bytes| isize::try_from(bytes).is_ok())
+    }
+
     /// Number of elements; for layouts whose [`span`](Self::span) exists or is contiguous.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -102,6 +109,11 @@ mod tests {
     fn overflow_is_noticed() {
         assert_eq!(Layout::contiguous([usize::MAX, 2]), None);
         assert_eq!(Layout::contiguous([1 << 62, 2]), None);
+        assert!(Layout::has_countable_bytes([1 << 30, 1 << 31]));
+        assert!(Layout::has_countable_bytes([usize::MAX / 2, 0]));
+        for shape in [[1 << 31, 1 << 31], [1 << 62, 1], [1 << 62, 2]] {
+            assert!(!Layout::has_countable_bytes(shape), "{shape:?}");
+        }
         let far = Layout {
             shape: [3, 3],
             strides: [isize::MAX / 2, isize::MAX / 2],

@@ -99,11 +99,9 @@ impl Problem {
             return Err(Error::Scale(self.scale));
         }
         for (argument, shape) in [("q", self.q_shape()), ("k", self.kv_shape())] {
-            // Bytes, not elements, must be countable.
-            Layout::contiguous(shape)
-                .and_then(|layout| layout.len().checked_mul(size_of::<u16>()))
-                .filter(|&bytes| isize::try_from(bytes).is_ok())
-                .ok_or(Error::Overflow { argument })?;
+            if !Layout::has_countable_bytes(shape) {
+                return Err(Error::Overflow { argument });
+            }
         }
         Ok(())
     }

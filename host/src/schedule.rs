@@ -87,7 +87,7 @@ pub fn group(problem: &Problem) -> usize {
     problem.heads / problem.kv_heads
 }
 
-/// The division of a problem for a forward or decode kernel.
+/// The division of a problem for a kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Query heads that share a query tile.
@@ -114,9 +114,10 @@ impl Schedule {
         facts: &Facts,
         splits: Option<u32>,
     ) -> Result<Self> {
-        let packed = match kernel.family {
-            Family::Decode => group(problem),
-            _ => 1,
+        let packed = if kernel.family.is_packed() {
+            group(problem)
+        } else {
+            1
         };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
@@ -147,8 +148,13 @@ impl Schedule {
             Some(splits) => splits,
             None if !facts.has_pools => 1,
             None => {
-                let resident = facts.resident_blocks(kernel);
-                self::splits(tiles, key_blocks, facts.multiprocessors, resident)
+                let slots = facts.multiprocessors * facts.resident_blocks(kernel);
+                // Partial results of many rows cost more than what a last wave that is not full does.
+                if tiles >= slots && !kernel.family.is_packed() {
+                    1
+                } else {
+                    self::splits(tiles, key_blocks, slots)
+                }
             }
         };
         let split_blocks = key_blocks.div_ceil(splits.max(1));
@@ -164,21 +170,18 @@ impl Schedule {
     }
 }
 
-/// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU whose
-/// multiprocessors hold `resident` blocks each.
+/// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
+/// blocks.
 ///
-/// One, if the blocks already fill the GPU. Else blocks run in waves, as many at a time as the GPU
-/// holds, and the time of `n` splits is that of their waves, each as long as the longest split:
+/// Blocks run in waves, as many at a time as the GPU holds, and the time of `n` splits is that of their
+/// waves, each as long as the longest split:
 ///
 /// `ceil(blocks * n / slots) * ceil(key_blocks / n)`.
 ///
 /// The smallest `n` whose time is near the least will do. A split keeps some key blocks, and there
 /// are at most 128.
-fn splits(blocks: u32, key_blocks: u32, multiprocessors: u32, resident: u32) -> u32 {
-    let slots = u64::from(multiprocessors) * u64::from(resident);
-    if u64::from(blocks) >= slots {
-        return 1;
-    }
+fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
+    let slots = u64::from(slots);
     let most = (key_blocks / MIN_KEY_BLOCKS).clamp(1, MAX_SPLITS);
     let time = |n: u32| {
         let waves = (u64::from(blocks) * u64::from(n)).div_ceil(slots);
@@ -212,7 +215,7 @@ mod tests {
     use crate::error::Error;
     use crate::problem::Problem;
     use kernels::class::Class;
-    use kernels::table::{Dtype, Family, KERNELS, Kernel, select};
+    use kernels::table::{Dtype, KERNELS, Kernel, select};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {
@@ -240,18 +243,25 @@ mod tests {
     }
 
     proptest! {
+        /// By kernels of many rows; those of few rows only if the last wave is nearly full too.
         #[test]
-        fn a_full_gpu_is_left_alone(
-            mps in 1u32..200, resident in 1u32..5, more in 0u32..1000, key_blocks in 1u32..5000,
-        ) {
-            prop_assert_eq!(splits(mps * resident + more, key_blocks, mps, resident), 1);
+        fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
+            let of = |name, seqlen_q| {
+                let problem = problem([heads, 1, seqlen_q], [1, seqlen_kv], 64);
+                Schedule::new(kernel(name), &problem, &H200, None).expect("a grid").splits
+            };
+            prop_assert_eq!(of("forward_f16_d64", 128), 1);
+            let slots = H200.multiprocessors * H200.resident_blocks(kernel("decode_f16_d64"));
+            if usage(1, heads as u32, 1, slots) >= NEAR_BEST {
+                prop_assert_eq!(of("decode_f16_d64", 1), 1);
+            }
         }
 
         #[test]
         fn splits_are_bounded_and_long_enough(
             mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..100_000,
         ) {
-            let n = splits(blocks, key_blocks, mps, resident);
+            let n = splits(blocks, key_blocks, mps * resident);
             prop_assert!((1..=MAX_SPLITS).contains(&n));
             prop_assert!(n == 1 || key_blocks / n >= MIN_KEY_BLOCKS);
         }
@@ -262,8 +272,7 @@ mod tests {
             mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..5000,
         ) {
             let slots = mps * resident;
-            prop_assume!(blocks < slots);
-            let n = splits(blocks, key_blocks, mps, resident);
+            let n = splits(blocks, key_blocks, slots);
             let of = |n| usage(n, blocks, key_blocks, slots);
             let most = (key_blocks / MIN_KEY_BLOCKS).clamp(1, MAX_SPLITS);
             let best = (1..=most).map(of).fold(0.0, f64::max);
@@ -278,7 +287,7 @@ mod tests {
             seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
         ) {
             let kernel = &KERNELS[kernel];
-            prop_assume!(matches!(kernel.family, Family::Forward { .. } | Family::Decode));
+            prop_assume!(kernel.family.serves(false) || kernel.family.serves(true));
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
             let s = Schedule::new(kernel, &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
@@ -306,7 +315,11 @@ mod tests {
             automatic("decode_f16_d128", [1, 32, 1], [8, 131_072], 128),
             47
         );
-        assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 1);
+        assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 3);
+        // 128 rows: 8 blocks for 264 places, and 512.
+        let packed = "packed_f16_d128";
+        assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 32);
+        assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
         // 16 key blocks make two splits.
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 2);
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 64], 128), 1);

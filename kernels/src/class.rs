@@ -114,6 +114,7 @@ impl Class {
             (Family::Forward { causal }, Class::Sm86) => sm86_forward(head_dim, causal),
             (Family::Forward { causal }, Class::Sm90) => sm90_forward(head_dim, causal),
             (Family::Forward { causal }, Class::Sm100) => sm100_forward(head_dim, causal),
+            (Family::Packed, class) => packed(class, head_dim),
             (Family::Decode, Class::Sm80) => sm80_decode(head_dim),
             (Family::Decode, Class::Sm86) => sm86_decode(head_dim),
             (Family::Decode, Class::Sm90 | Class::Sm100) => sm90_decode(head_dim),
@@ -232,6 +233,25 @@ const fn sm100_forward(head_dim: u32, causal: bool) -> Tile {
     }
 }
 
+/// Those of the causal kernels but for those that spill: which keys a row sees depends on its head too,
+/// so no register serves all rows of a lane. At D = 128 on `sm_80` half the keys, as on `sm_100`; at
+/// 192 and 256 fewer slices of Q in registers, and at 256 on `sm_80` half the keys.
+const fn packed(class: Class, head_dim: u32) -> Tile {
+    let causal = Family::Forward { causal: true };
+    match (class, head_dim) {
+        (Class::Sm80, 128 | 256) => sm100_forward(head_dim, true),
+        (Class::Sm80 | Class::Sm90 | Class::Sm100, 192) => Tile {
+            q_slices: 8,
+            ..class.tile(causal, head_dim)
+        },
+        (Class::Sm90, 256) => Tile {
+            q_slices: 1,
+            ..sm90_forward(head_dim, true)
+        },
+        _ => class.tile(causal, head_dim),
+    }
+}
+
 /// What counts is bytes on their way, and blocks enough to hide the latency of each other's steps, in
 /// which often one warp alone has rows. All but one of a block's buffers are being filled: 72 to 144
 /// KB for the blocks that fit an H100's multiprocessor.
@@ -292,9 +312,11 @@ mod tests {
     extern crate std;
     use std::vec::Vec;
 
-    const MASKS: [Family; 2] = [
+    /// The families of the main loop.
+    const MASKS: [Family; 3] = [
         Family::Forward { causal: false },
         Family::Forward { causal: true },
+        Family::Packed,
     ];
 
     fn resident(class: Class, family: Family, dim: u32) -> u32 {

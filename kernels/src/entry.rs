@@ -4,7 +4,7 @@ use crate::class::Class;
 use crate::combine::combine;
 use crate::forward::{decode, forward, forward_shared_rows};
 use crate::gemm::{GemmParams, GemmTile, multistage, simple};
-use crate::mask::{Causal, Full, Mask};
+use crate::mask::{Causal, Full, Mask, Packed};
 use crate::pack::pack as pack_rows;
 use crate::params::{ForwardParams, PackParams};
 use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
@@ -23,9 +23,7 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $forward(params: ForwardParams) {
-                const FAMILY: Family = Family::Forward {
-                    causal: <$mask as Mask>::CAUSAL,
-                };
+                const FAMILY: Family = Family::of_mask::<$mask>();
                 const TILE: Tile = Class::$forward_class.tile(FAMILY, $forward_dim);
                 const {
                     assert!(TILE.stages == 2, "K and V are double-buffered");
@@ -36,6 +34,7 @@ macro_rules! entries {
                     forward::<
                         $forward_element,
                         $mask,
+                        { <$mask as Mask>::PACKED },
                         { TILE.warps as usize },
                         { (TILE.q_rows / TILE.warps / 16) as usize },
                         { $forward_dim / 16 },
@@ -48,9 +47,7 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $shared(params: ForwardParams) {
-                const FAMILY: Family = Family::Forward {
-                    causal: <$shared_mask as Mask>::CAUSAL,
-                };
+                const FAMILY: Family = Family::of_mask::<$shared_mask>();
                 const TILE: Tile = Class::$shared_class.tile(FAMILY, $shared_dim);
                 const {
                     assert!(TILE.stages == 1, "K and V have a buffer each");
@@ -60,6 +57,7 @@ macro_rules! entries {
                     forward_shared_rows::<
                         $shared_element,
                         $shared_mask,
+                        { <$shared_mask as Mask>::PACKED },
                         { TILE.warps as usize },
                         { TILE.team as usize },
                         { (TILE.q_rows * TILE.team / TILE.warps / 16) as usize },

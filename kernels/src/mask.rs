@@ -15,6 +15,9 @@ pub trait Mask: Copy {
     /// Whether the limit grows with the row.
     const CAUSAL: bool;
 
+    /// Whether rows are the queries of all heads that share a key/value head.
+    const PACKED: bool = false;
+
     /// The mask of a launch on the split of `keys` keys from key `first` on.
     fn new(p: &ForwardParams, first: u32, keys: u32) -> Self;
 
@@ -128,6 +131,7 @@ pub struct Packed {
 
 impl Mask for Packed {
     const CAUSAL: bool = true;
+    const PACKED: bool = true;
 
     #[inline(always)]
     fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {

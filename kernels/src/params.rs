@@ -32,17 +32,17 @@ impl TensorRef {
     }
 }
 
-/// Arguments of a forward, decode or combine kernel.
+/// Arguments of a forward, packed, decode or combine kernel.
 ///
 /// The grid is one-dimensional. A forward kernel has `batch * heads * q_tiles * splits` blocks, a
-/// decode kernel `batch * kv_heads * q_tiles * splits`: all query tiles on the first split of the
+/// packed or decode kernel `batch * kv_heads * q_tiles * splits`: all query tiles on the first split of the
 /// keys, then all on the second, and so on; [`order`](crate::order) says which block takes which
 /// tile. A combine kernel has for each row of o a warp for every 128 columns, their
 /// number rounded up to a power of two.
 ///
 /// With more than one split the results of each are partial, and a combine kernel adds them up. A
 /// *row* is then a query of a query head, in the order of the tiles: `[batch, heads, seqlen_q]`, or
-/// `[batch, kv_heads, seqlen_q, group]` from a decode kernel.
+/// `[batch, kv_heads, seqlen_q, group]` from a packed or decode kernel.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,7 +67,8 @@ pub struct ForwardParams {
     pub partial_softmax: u64,
     /// Query heads.
     pub heads: u32,
-    /// Heads with query tiles of their own: query heads or, in a decode kernel, key/value heads.
+    /// Heads with query tiles of their own: query heads or, in a packed or decode kernel, key/value
+    /// heads.
     pub tile_heads: Divisor,
     /// Query heads that share one key/value head: `heads / kv_heads`.
     pub group: Divisor,
@@ -90,8 +91,8 @@ pub struct ForwardParams {
     /// Keys of a split, but for the last, which has at least one and at most as many: a multiple of
     /// Bc.
     pub split_keys: u32,
-    /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for decode kernels,
-    /// the others have it in their type.
+    /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for packed and
+    /// decode kernels, the others have it in their type.
     pub causal: u32,
     /// Options of a kernel of the [ladder](crate::ladder); unused by others.
     pub ladder: LadderParams,

@@ -3,6 +3,8 @@
 use crate::class::Class;
 use crate::gemm::GemmTile;
 use crate::ladder::table::{self as ladder, Loop, Shape};
+use crate::mask::Mask;
+use crate::params::MAX_SEQLEN;
 
 /// Element type of q, k, v and o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,10 +37,16 @@ pub enum Accumulation {
 }
 
 impl Accumulation {
-    /// All.
-    pub const ALL: &[Accumulation] = &[Accumulation::Half, Accumulation::Single];
+    /// Every one.
+    pub const ALL: [Self; 2] = [Accumulation::Half, Accumulation::Single];
 
-    /// The name used in kernel names and on the command line.
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sums| sums.name() == name)
+    }
+
+    /// The name used in kernel names, on the command line and in results.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -119,10 +127,11 @@ pub enum Family {
         /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
         causal: bool,
     },
-    /// Attention of few queries on many keys, causal or not: the query heads that share a key/value
-    /// head share query tiles.
+    /// Attention, causal or not: the query heads that share a key/value head share query tiles.
+    Packed,
+    /// The same of few queries on many keys.
     Decode,
-    /// Adds up what a forward or decode kernel found on each split of the keys.
+    /// Adds up what any of these found on each split of the keys.
     Combine,
     /// Copies an input whose rows are not [aligned](crate::params::TensorRef::is_aligned) to where
     /// they are.
@@ -139,12 +148,28 @@ pub enum Family {
 }
 
 impl Family {
+    /// That of the main loop's kernels with a mask.
+    #[must_use]
+    pub const fn of_mask<M: Mask>() -> Family {
+        if M::PACKED {
+            Family::Packed
+        } else {
+            Family::Forward { causal: M::CAUSAL }
+        }
+    }
+
+    /// Whether query heads that share a key/value head share query tiles.
+    #[must_use]
+    pub const fn is_packed(self) -> bool {
+        matches!(self, Family::Packed | Family::Decode)
+    }
+
     /// Whether a kernel computes attention with or without the causal mask.
     #[must_use]
     pub const fn serves(self, causal: bool) -> bool {
         match self {
             Family::Forward { causal: mask } => mask == causal,
-            Family::Decode | Family::Ladder(_) => true,
+            Family::Packed | Family::Decode | Family::Ladder(_) => true,
             Family::Combine | Family::Pack | Family::Gemm { .. } => false,
         }
     }
@@ -250,8 +275,8 @@ pub const PACK_TILE: Tile = Tile {
     ..COMBINE_TILE
 };
 
-/// Calls `$with!` with every kernel: of the forward kernels, for each of the two main loops, name, element
-/// type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the
+/// Calls `$with!` with every kernel: of the forward and packed kernels, for each of the two main loops, name,
+/// element type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the
 /// combine kernels name and element type, of the pack kernel the name, of the matrix products name, element
 /// type and [`Accumulation`], with the tile of [`GemmTile::multistage`] if it is not simple.
 ///
@@ -311,12 +336,36 @@ macro_rules! all_kernels {
                 forward_bf16_d256_128x32_causal => Bf16, 256, Causal, Sm80;
                 forward_bf16_d256_128x16 => Bf16, 256, Full, Sm86;
                 forward_bf16_d256_128x16_causal => Bf16, 256, Causal, Sm86;
+                packed_f16_d32 => F16, 32, Packed, Sm90;
+                packed_f16_d64 => F16, 64, Packed, Sm90;
+                packed_f16_d64_128x48 => F16, 64, Packed, Sm86;
+                packed_f16_d96 => F16, 96, Packed, Sm90;
+                packed_f16_d96_64x32 => F16, 96, Packed, Sm86;
+                packed_f16_d128 => F16, 128, Packed, Sm90;
+                packed_f16_d128_64x32 => F16, 128, Packed, Sm86;
+                packed_f16_d128_128x16 => F16, 128, Packed, Sm80;
+                packed_f16_d192 => F16, 192, Packed, Sm90;
+                packed_f16_d192_64x16 => F16, 192, Packed, Sm86;
+                packed_f16_d256_128x16 => F16, 256, Packed, Sm80;
+                packed_bf16_d32 => Bf16, 32, Packed, Sm90;
+                packed_bf16_d64 => Bf16, 64, Packed, Sm90;
+                packed_bf16_d64_128x48 => Bf16, 64, Packed, Sm86;
+                packed_bf16_d96 => Bf16, 96, Packed, Sm90;
+                packed_bf16_d96_64x32 => Bf16, 96, Packed, Sm86;
+                packed_bf16_d128 => Bf16, 128, Packed, Sm90;
+                packed_bf16_d128_64x32 => Bf16, 128, Packed, Sm86;
+                packed_bf16_d128_128x16 => Bf16, 128, Packed, Sm80;
+                packed_bf16_d192 => Bf16, 192, Packed, Sm90;
+                packed_bf16_d192_64x16 => Bf16, 192, Packed, Sm86;
+                packed_bf16_d256_128x16 => Bf16, 256, Packed, Sm80;
             }
             forward_shared_rows {
                 forward_f16_d256 => F16, 256, Full, Sm90;
                 forward_f16_d256_causal => F16, 256, Causal, Sm90;
                 forward_bf16_d256 => Bf16, 256, Full, Sm90;
                 forward_bf16_d256_causal => Bf16, 256, Causal, Sm90;
+                packed_f16_d256 => F16, 256, Packed, Sm90;
+                packed_bf16_d256 => Bf16, 256, Packed, Sm90;
             }
             decode {
                 decode_f16_d32 => F16, 32, Sm90;
@@ -409,9 +458,7 @@ macro_rules! rows {
     ) => {
         &[
             $({
-                const FAMILY: Family = Family::Forward {
-                    causal: <crate::mask::$mask as crate::mask::Mask>::CAUSAL,
-                };
+                const FAMILY: Family = Family::of_mask::<crate::mask::$mask>();
                 Kernel {
                     name: stringify!($forward),
                     arch: Arch::Sm80,
@@ -422,9 +469,7 @@ macro_rules! rows {
                 }
             },)*
             $({
-                const FAMILY: Family = Family::Forward {
-                    causal: <crate::mask::$shared_mask as crate::mask::Mask>::CAUSAL,
-                };
+                const FAMILY: Family = Family::of_mask::<crate::mask::$shared_mask>();
                 Kernel {
                     name: stringify!($shared),
                     arch: Arch::Sm80,
@@ -524,32 +569,41 @@ pub struct Request {
     pub class: Class,
 }
 
-/// The best kernel for a request: of the device's class, of the smallest head dim that will do, the decode kernel if the
-/// forward kernel's query tiles would be mostly empty.
+/// The best kernel for a request, of the device's class and the smallest head dim that will do: the decode
+/// kernel if one of its tiles holds the rows of all heads that share a key/value head; else the packed
+/// kernel if every head for itself would leave half of a tile empty.
 #[must_use]
 pub fn select(request: &Request) -> Option<&'static Kernel> {
-    let smallest = |is_wanted: fn(&Request, Family) -> bool| {
+    let smallest = |family: Family| {
         KERNELS
             .iter()
-            .filter(|kernel| is_wanted(request, kernel.family))
+            .filter(|kernel| kernel.family == family)
             .filter(|kernel| kernel.dtype == request.dtype && kernel.head_dim >= request.dim)
             .filter(|kernel| kernel.arch.compute_capability() <= request.compute_capability)
             .filter(|kernel| kernel.is_for(request.class))
             .min_by_key(|kernel| kernel.head_dim)
     };
-    let decode = smallest(|_, family| family == Family::Decode);
-    let forward = smallest(|request, family| {
-        let causal = request.causal;
-        family == Family::Forward { causal }
-    });
-    let (Some(decode), Some(forward)) = (decode, forward) else {
-        return decode.or(forward);
+    let decode = smallest(Family::Decode)?;
+    let forward = smallest(Family::Forward {
+        causal: request.causal,
+    })?;
+    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
+    // Above a head dim of 192 it is products that take the time, from half a tile of rows on: with 64
+    // rows packed kernels were 1.28 times as fast on an H200.
+    let decode_rows = match decode.head_dim {
+        ..=192 => decode.tile.q_rows,
+        _ => decode.tile.q_rows / 2,
     };
-    // One tile holds all heads, or every head would leave three quarters of a tile of its own.
-    let packed = u64::from(request.seqlen_q) * u64::from(request.group);
-    let fits = packed <= u64::from(decode.tile.q_rows);
-    let sparse = request.group > 1 && request.seqlen_q <= forward.tile.q_rows / 4;
-    Some(if fits || sparse { decode } else { forward })
+    if rows <= u64::from(decode_rows) {
+        Some(decode)
+    } else if request.group > 1
+        && request.seqlen_q <= forward.tile.q_rows / 2
+        && rows <= u64::from(MAX_SEQLEN)
+    {
+        smallest(Family::Packed)
+    } else {
+        Some(forward)
+    }
 }
 
 #[cfg(test)]
@@ -576,11 +630,27 @@ mod tests {
 
     #[test]
     fn decode_kernels_serve_few_rows() {
-        for (seqlen_q, group) in [(1, 1), (1, 128), (16, 1), (16, 8), (64, 1), (32, 2)] {
+        for (seqlen_q, group) in [(1, 1), (1, 64), (16, 1), (16, 4), (64, 1), (32, 2)] {
             assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
         }
-        for (seqlen_q, group) in [(65, 1), (33, 2), (4096, 1), (4096, 8)] {
+    }
+
+    #[test]
+    fn packed_kernels_serve_heads_that_fill_tiles_together() {
+        for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
+            assert_eq!(name(request(seqlen_q, group)), "packed_f16_d128");
+        }
+        // Heads of more rows, one alone, and more rows than have a number.
+        for (seqlen_q, group) in [(65, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
             assert_eq!(name(request(seqlen_q, group)), "forward_f16_d128_causal");
+        }
+        // Tiles of 64 rows.
+        for (seqlen_q, expected) in [(32, "packed_f16_d192"), (33, "forward_f16_d192_causal")] {
+            let request = Request {
+                dim: 192,
+                ..request(seqlen_q, 8)
+            };
+            assert_eq!(name(request), expected);
         }
     }
 
@@ -624,9 +694,10 @@ mod tests {
         ((13, 0), Class::Sm100),
     ];
 
-    const FAMILIES: [Family; 5] = [
+    const FAMILIES: [Family; 6] = [
         Family::Forward { causal: false },
         Family::Forward { causal: true },
+        Family::Packed,
         Family::Decode,
         Family::Combine,
         Family::Pack,
@@ -642,15 +713,17 @@ mod tests {
             {
                 for dim in (8..=256).step_by(8) {
                     let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    for (seqlen_q, family) in
-                        [(1, Family::Decode), (4096, Family::Forward { causal })]
-                    {
+                    for (seqlen_q, group, family) in [
+                        (1, 1, Family::Decode),
+                        (16, 8, Family::Packed),
+                        (4096, 1, Family::Forward { causal }),
+                    ] {
                         let kernel = select(&Request {
                             dtype,
                             dim,
                             causal,
                             seqlen_q,
-                            group: 1,
+                            group,
                             compute_capability,
                             class: Class::of(compute_capability, device),
                         });
@@ -755,6 +828,7 @@ mod tests {
                     let mask = if causal { "_causal" } else { "" };
                     ("forward", mask, format!("_{}x{}", tile.q_rows, tile.keys))
                 }
+                Family::Packed => ("packed", "", format!("_{}x{}", tile.q_rows, tile.keys)),
                 Family::Decode => {
                     let size = format!("_{}x{}x{}", tile.q_rows, tile.keys, tile.stages);
                     ("decode", "", size)

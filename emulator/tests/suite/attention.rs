@@ -327,10 +327,7 @@ impl<'a> Run<'a> {
         let o = memory.allocate(2 * poison.len());
         memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
         let group = p.heads / p.kv_heads;
-        let packed = match kernel.family {
-            Family::Decode => group,
-            _ => 1,
-        };
+        let packed = if kernel.family.is_packed() { group } else { 1 };
         let tile_heads = p.batch * p.heads / packed;
         let q_tiles = (p.seqlen_q * packed).div_ceil(kernel.tile.q_rows);
         let key_blocks = p.seqlen_kv.div_ceil(kernel.tile.keys).max(1);

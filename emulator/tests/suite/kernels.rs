@@ -2,14 +2,14 @@
 
 use crate::attention::{Failure, Modules, Problem, check, launch_pack, module, pack};
 use ::kernels::params::TensorRef;
-use ::kernels::table::{Family, KERNELS, Kernel};
+use ::kernels::table::{KERNELS, Kernel};
 use emulator::{Counters, Memory, Options};
 
 /// The kernels that compute attention; the others run before and after these.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
-        .filter(|kernel| matches!(kernel.family, Family::Forward { .. } | Family::Decode))
+        .filter(|kernel| kernel.family.serves(false) || kernel.family.serves(true))
 }
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {
@@ -187,10 +187,31 @@ fn counters_are_those_of_the_algorithm() {
     }
 }
 
+/// Heads that share query tiles: rows of several in a tile, a ragged one, with and without the mask.
+#[test]
+fn heads_share_tiles() {
+    for kernel in kernels().filter(|kernel| kernel.family.is_packed()) {
+        for (causal, splits) in [(false, 1), (true, 1), (true, 3)] {
+            let p = Problem {
+                batch: 2,
+                heads: 14,
+                kv_heads: 2,
+                causal,
+                splits,
+                gap: splits,
+                ..lengths(kernel.head_dim, 25, 200)
+            };
+            run(kernel, &p, &Options::default());
+        }
+    }
+}
+
 /// All heads of a group read their keys and values once.
 #[test]
-fn decode_kernels_read_keys_once() {
-    for kernel in kernels().filter(|kernel| kernel.family == Family::Decode) {
+fn packed_kernels_read_keys_once() {
+    // Whole blocks of every kernel in each split.
+    const KEYS: u64 = 3 * 192;
+    for kernel in kernels().filter(|kernel| kernel.family.is_packed()) {
         let options = Options {
             counters: true,
             ..Options::default()
@@ -199,19 +220,23 @@ fn decode_kernels_read_keys_once() {
         let p = Problem {
             heads: 8,
             splits: 3,
-            ..lengths(dim, 4, 512)
+            ..lengths(dim, 4, KEYS as u32)
         };
         let (counters, _) = run(kernel, &p, &options);
         let row = 2 * u64::from(dim);
-        let splits = counters.total().bytes_read - 2 * 512 * row;
+        let splits = counters.total().bytes_read - 2 * KEYS * row;
         assert_eq!(splits % (32 * row), 0);
         assert!(
             splits / (32 * row) <= 3,
             "{}: Q for each split",
             kernel.name
         );
-        // Only the warps with rows compute, 32 of them.
-        assert_eq!(counters.total().flops, 4 * 32 * 512 * u64::from(dim));
+        // Only the warps with rows compute, 32 of them; or all, where warps share them.
+        let rows = match kernel.tile.team {
+            1 => 32,
+            _ => u64::from(kernel.tile.q_rows),
+        };
+        assert_eq!(counters.total().flops, 4 * rows * KEYS * u64::from(dim));
     }
 }
 

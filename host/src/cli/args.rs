@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_parser = one_of(Swizzles::ALL, Swizzles::name))]
     pub swizzle: Option<Swizzles>,
     /// Of a kernel of the ladder: what products are summed in [default: f32]
-    #[arg(long, value_parser = one_of(Accumulation::ALL, Accumulation::name))]
+    #[arg(long, value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     pub acc: Option<Accumulation>,
     /// Of a kernel of the ladder: how o is stored [default: shared]
     #[arg(long, value_parser = one_of(OStore::ALL, OStore::name))]

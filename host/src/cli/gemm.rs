@@ -1,10 +1,9 @@
 //! `attention gemm`: matrix products, measured and checked.
 
 use super::args::{Check, DeviceName, ElementType, one_of};
-use super::counters::Summary;
-use super::measure::{self, Repeat, median};
+use super::measure::{self, Repeat};
 use super::progress::Progress;
-use super::report::{empty_table, print};
+use super::report::{self, Call, Checked, Outcome};
 use super::{device, expect_free, poisoned};
 use anyhow::Result;
 use attention::check::Comparison;
@@ -14,6 +13,7 @@ use attention::{
     Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
 };
 use serde::Serialize;
+use std::fmt;
 
 /// Rows and columns that `--check sample` compares where they cross.
 const SAMPLE: usize = 256;
@@ -34,7 +34,7 @@ pub struct GemmArgs {
     #[arg(long, default_value = "f16")]
     dtype: ElementType,
     /// In what the products are added up; f16 for f16 elements only. The CPU always takes f32
-    #[arg(long, default_value = "f32", value_parser = one_of(Accumulation::ALL, Accumulation::name))]
+    #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
     /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
     /// one of these two names for its best kernel, or the name of a kernel from --list-kernels
@@ -67,24 +67,58 @@ pub struct GemmArgs {
     pub(super) counters: bool,
 }
 
-/// Time and correctness of one kernel; serialised as a line of `--json`.
+/// A matrix product in the report.
 #[derive(Serialize)]
-struct Outcome {
-    device: String,
-    kernel: String,
+struct GemmCall {
     dtype: &'static str,
     acc: &'static str,
     m: usize,
     n: usize,
     k: usize,
-    median_ms: f64,
-    min_ms: f64,
-    tflops: f64,
-    max_abs_err: Option<f64>,
-    tolerance: Option<f64>,
-    passed: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    counters: Option<Summary>,
+    #[serde(skip)]
+    flops: f64,
+}
+
+impl GemmCall {
+    fn new(problem: &GemmProblem, dtype: Dtype, acc: Accumulation) -> Self {
+        GemmCall {
+            dtype: dtype.name(),
+            acc: acc.name(),
+            m: problem.m,
+            n: problem.n,
+            k: problem.k,
+            flops: problem.flops(),
+        }
+    }
+}
+
+impl fmt::Display for GemmCall {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let GemmCall {
+            dtype,
+            acc,
+            m,
+            n,
+            k,
+            ..
+        } = self;
+        write!(
+            f,
+            "C = A B^T, m {m}, n {n}, k {k}, {dtype}, accumulation in {acc}"
+        )
+    }
+}
+
+impl Call for GemmCall {
+    const COLUMNS: &[&str] = &[];
+
+    fn cells(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn flops(&self) -> f64 {
+        self.flops
+    }
 }
 
 /// Whether all checks passed.
@@ -162,31 +196,20 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
             0 => None,
             _ => check(&product, &rows, &columns),
         };
-        let passed = checked.map(|checked| checked.passed());
-        let median = median(&times).as_secs_f64();
-        let min = times.iter().min().expect("at least one timed call");
-        let outcome = Outcome {
-            device: device.name().to_owned(),
-            kernel: (*name).to_owned(),
-            dtype: T::DTYPE.name(),
-            acc: args.acc.name(),
-            m: problem.m,
-            n: problem.n,
-            k: problem.k,
-            median_ms: median * 1e3,
-            min_ms: min.as_secs_f64() * 1e3,
-            tflops: problem.flops() / median / 1e12,
-            max_abs_err: checked.map(|checked| checked.max_abs_err),
-            tolerance: checked.map(|checked| checked.tolerance),
-            passed,
-            counters: device
-                .counters()
-                .filter(|_| args.counters)
-                .as_ref()
-                .map(Summary::new),
-        };
+        let outcome = Outcome::new(
+            device.name(),
+            name,
+            GemmCall::new(problem, T::DTYPE, args.acc),
+            &times,
+            checked.map(|worst| Checked {
+                rows: rows.len(),
+                worst,
+                passed: worst.passed(),
+            }),
+            device.counters().filter(|_| args.counters),
+        );
         if args.json {
-            progress.suspend(|| print(serde_json::to_string(&outcome)?))?;
+            progress.suspend(|| report::json_line(&outcome))?;
         }
         if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
             progress.suspend(|| eprintln!("{name} is wrong: {}", element(&wrong)));
@@ -195,9 +218,9 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
     }
     progress.finish();
     if !args.json {
-        table(&outcomes)?;
+        report::table(&outcomes)?;
     }
-    Ok(outcomes.iter().all(|outcome| outcome.passed != Some(false)))
+    Ok(!outcomes.iter().any(Outcome::is_wrong))
 }
 
 fn element(wrong: &Comparison) -> String {
@@ -212,53 +235,6 @@ fn element(wrong: &Comparison) -> String {
     format!(
         "C[{row}, {column}] is {found} for {expected}, error {max_abs_err:.3e}, tolerance {tolerance:.3e}"
     )
-}
-
-/// Prints the outcomes of one problem.
-fn table(outcomes: &[Outcome]) -> Result<()> {
-    let Some(first) = outcomes.first() else {
-        return Ok(());
-    };
-    print(format_args!(
-        "{}: C = A B^T, m {}, n {}, k {}, {}, accumulation in {}",
-        first.device, first.m, first.n, first.k, first.dtype, first.acc,
-    ))?;
-    let mut table = empty_table(
-        &[
-            "kernel",
-            "median ms",
-            "min ms",
-            "TFLOP/s",
-            "error",
-            "tolerance",
-            "check",
-        ],
-        &[1, 2, 3, 4, 5],
-    );
-    for outcome in outcomes {
-        let error =
-            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
-        table.add_row([
-            outcome.kernel.clone(),
-            format!("{:.3}", outcome.median_ms),
-            format!("{:.3}", outcome.min_ms),
-            format!("{:.3}", outcome.tflops),
-            error(outcome.max_abs_err),
-            error(outcome.tolerance),
-            match outcome.passed {
-                Some(true) => "pass".to_owned(),
-                Some(false) => "FAIL".to_owned(),
-                None => "off".to_owned(),
-            },
-        ]);
-    }
-    print(table)?;
-    for outcome in outcomes {
-        if let Some(counters) = &outcome.counters {
-            print(format_args!("\n{}\n{counters}", outcome.kernel))?;
-        }
-    }
-    Ok(())
 }
 
 /// Compares what the problem needs with what is free, before anything is allocated.

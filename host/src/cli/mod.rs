@@ -3,6 +3,7 @@
 mod args;
 mod counters;
 mod device;
+mod forward;
 mod gemm;
 mod inputs;
 mod measure;
@@ -16,11 +17,12 @@ use attention::check::{self, Forward};
 use attention::kernel;
 use attention::ladder::{Ladder, Rung, with_options};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16};
+use forward::ForwardCall;
 use indicatif::HumanBytes;
 use inputs::{Inputs, Source};
 use measure::Repeat;
 use progress::Progress;
-use report::{Call, Outcome};
+use report::Outcome;
 use std::process::ExitCode;
 
 /// Rows that `--check sample` compares.
@@ -187,18 +189,19 @@ fn compute<T: Element>(
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
         let counters = device.counters().filter(|_| args.counters);
-        let called = Call {
-            device: device.name(),
-            kernel: name,
-            splits,
-            dtype: T::DTYPE,
-        };
-        let outcome = Outcome::new(&called, &problem, &times, checked, counters);
+        let outcome = Outcome::new(
+            device.name(),
+            name,
+            ForwardCall::new(&problem, T::DTYPE, splits),
+            &times,
+            checked.map(Into::into),
+            counters,
+        );
         if args.json {
             progress.suspend(|| report::json_line(&outcome))?;
         }
-        if let Some(failure) = outcome.failure() {
-            progress.suspend(|| eprintln!("{name} is wrong: {failure}"));
+        if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
+            progress.suspend(|| eprintln!("{name} is wrong: {wrong}"));
         } else if let Some(path) = &args.output {
             output::write(path, &problem, &o, &lse)?;
         }
@@ -208,7 +211,7 @@ fn compute<T: Element>(
     if !args.json {
         report::table(&outcomes)?;
     }
-    Ok(outcomes.iter().all(|outcome| outcome.failure().is_none()))
+    Ok(!outcomes.iter().any(Outcome::is_wrong))
 }
 
 fn poisoned<T: bytemuck::Pod, const R: usize>(

@@ -2,10 +2,10 @@
 
 use super::counters::Summary;
 use super::measure::median;
-use attention::check::Report;
+use attention::check::Comparison;
 use attention::emulator::Counters;
+use attention::kernel;
 use attention::ladder::Rung;
-use attention::{Dtype, Problem, kernel};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::table::{Family, KERNELS};
 use serde::Serialize;
@@ -13,28 +13,37 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-/// What was run.
-pub struct Call<'a> {
-    pub device: &'a str,
-    pub kernel: &'a str,
-    pub splits: u32,
-    pub dtype: Dtype,
+/// What a kernel was called for: displayed, a line above the table; serialised, fields of a line of
+/// `--json`.
+pub trait Call: Display + Serialize {
+    /// Names of the numbers that stand beside the kernel's name.
+    const COLUMNS: &[&str];
+
+    /// These numbers.
+    fn cells(&self) -> Vec<String>;
+
+    /// Floating-point operations.
+    fn flops(&self) -> f64;
+}
+
+/// What the check of a result found.
+#[derive(Clone, Copy)]
+pub struct Checked {
+    /// Rows compared.
+    pub rows: usize,
+    /// The element that was furthest off.
+    pub worst: Comparison,
+    /// Whether all were within their tolerance.
+    pub passed: bool,
 }
 
 /// Time and correctness of one kernel; serialised as a line of `--json`.
 #[derive(Serialize)]
-pub struct Outcome {
+pub struct Outcome<C> {
     device: String,
     kernel: String,
-    splits: u32,
-    dtype: &'static str,
-    batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    seqlen_q: usize,
-    seqlen_kv: usize,
-    dim: usize,
-    causal: bool,
+    #[serde(flatten)]
+    call: C,
     median_ms: f64,
     min_ms: f64,
     tflops: f64,
@@ -43,107 +52,86 @@ pub struct Outcome {
     passed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<Summary>,
+    /// Rows compared.
     #[serde(skip)]
-    report: Option<Report>,
+    rows: Option<usize>,
 }
 
-impl Outcome {
+impl<C: Call> Outcome<C> {
     /// # Panics
     /// If `times` is empty.
     pub fn new(
-        call: &Call,
-        problem: &Problem,
+        device: &str,
+        kernel: &str,
+        call: C,
         times: &[Duration],
-        report: Option<Report>,
+        checked: Option<Checked>,
         counters: Option<Counters>,
     ) -> Self {
-        let median = median(times);
+        let median = median(times).as_secs_f64();
         let min = times.iter().min().expect("at least one timed call");
         Outcome {
-            device: call.device.to_owned(),
-            kernel: call.kernel.to_owned(),
-            splits: call.splits,
-            dtype: call.dtype.name(),
-            batch: problem.batch,
-            heads: problem.heads,
-            kv_heads: problem.kv_heads,
-            seqlen_q: problem.seqlen_q,
-            seqlen_kv: problem.seqlen_kv,
-            dim: problem.dim,
-            causal: problem.causal,
-            median_ms: median.as_secs_f64() * 1e3,
+            device: device.to_owned(),
+            kernel: kernel.to_owned(),
+            median_ms: median * 1e3,
             min_ms: min.as_secs_f64() * 1e3,
-            tflops: problem.flops() / median.as_secs_f64() / 1e12,
-            max_abs_err: report.map(|report| report.o.max_abs_err),
-            tolerance: report.map(|report| report.o.tolerance),
-            passed: report.map(|report| report.passed()),
+            tflops: call.flops() / median / 1e12,
+            max_abs_err: checked.map(|checked| checked.worst.max_abs_err),
+            tolerance: checked.map(|checked| checked.worst.tolerance),
+            passed: checked.map(|checked| checked.passed),
             counters: counters.as_ref().map(Summary::new),
-            report,
+            rows: checked.map(|checked| checked.rows),
+            call,
         }
     }
 
-    /// What was wrong, if the check failed.
-    pub fn failure(&self) -> Option<&Report> {
-        self.report.as_ref().filter(|report| !report.passed())
+    /// Whether the check found it wrong.
+    pub fn is_wrong(&self) -> bool {
+        self.passed == Some(false)
     }
 }
 
 /// Prints one JSON object.
-pub fn json_line(outcome: &Outcome) -> io::Result<()> {
+pub fn json_line(outcome: &Outcome<impl Call>) -> io::Result<()> {
     print(serde_json::to_string(outcome)?)
 }
 
 /// Prints the outcomes of one problem.
-pub fn table(outcomes: &[Outcome]) -> io::Result<()> {
+pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     let Some(first) = outcomes.first() else {
         return Ok(());
     };
-    print(format_args!(
-        "{}: batch {}, heads {}, kv_heads {}, seqlen {}, seqlen_kv {}, dim {}, {}{}",
-        first.device,
-        first.batch,
-        first.heads,
-        first.kv_heads,
-        first.seqlen_q,
-        first.seqlen_kv,
-        first.dim,
-        first.dtype,
-        if first.causal { ", causal" } else { "" },
-    ))?;
-    let mut table = empty_table(
-        &[
-            "kernel",
-            "splits",
-            "median ms",
-            "min ms",
-            "TFLOP/s",
-            "max error",
-            "tolerance",
-            "rows",
-            "check",
-        ],
-        &[1, 2, 3, 4, 5, 6, 7],
-    );
+    print(format_args!("{}: {}", first.device, first.call))?;
+    let measured = [
+        "median ms",
+        "min ms",
+        "TFLOP/s",
+        "max error",
+        "tolerance",
+        "rows",
+    ];
+    let header = [&["kernel"], C::COLUMNS, &measured, &["check"]].concat();
+    let numbers: Vec<usize> = (1..header.len() - 1).collect();
+    let mut table = empty_table(&header, &numbers);
     for outcome in outcomes {
         let error =
             |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
-        table.add_row([
-            outcome.kernel.clone(),
-            outcome.splits.to_string(),
+        let mut row = vec![outcome.kernel.clone()];
+        row.extend(outcome.call.cells());
+        row.extend([
             format!("{:.3}", outcome.median_ms),
             format!("{:.3}", outcome.min_ms),
             format!("{:.3}", outcome.tflops),
             error(outcome.max_abs_err),
             error(outcome.tolerance),
-            outcome
-                .report
-                .map_or("-".to_owned(), |report| report.rows.to_string()),
+            outcome.rows.map_or("-".to_owned(), |rows| rows.to_string()),
             match outcome.passed {
                 Some(true) => "pass".to_owned(),
                 Some(false) => "FAIL".to_owned(),
                 None => "off".to_owned(),
             },
         ]);
+        table.add_row(row);
     }
     print(table)?;
     for outcome in outcomes {
@@ -187,7 +175,7 @@ pub fn list_kernels() -> io::Result<()> {
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
-                Family::Decode | Family::Ladder(_) => "both",
+                Family::Packed | Family::Decode | Family::Ladder(_) => "both",
                 Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),
@@ -241,50 +229,64 @@ pub fn print(line: impl Display) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Call, Outcome};
-    use attention::check::{Comparison, Report};
-    use attention::{Dtype, Problem};
+    use super::{Call, Checked, Outcome};
+    use attention::check::Comparison;
+    use serde::Serialize;
     use serde_json::{Value, json};
+    use std::fmt;
     use std::time::Duration;
 
-    fn outcome(max_abs_err: f64) -> Outcome {
-        let problem = Problem::new([1, 1, 1000, 8], [1, 1, 500, 8], [1, 1, 500, 8], false, None);
-        let right = Comparison {
-            max_abs_err: 0.0,
+    #[derive(Serialize)]
+    struct Sum {
+        terms: usize,
+    }
+
+    impl fmt::Display for Sum {
+        fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            write!(f, "{} terms", self.terms)
+        }
+    }
+
+    impl Call for Sum {
+        const COLUMNS: &[&str] = &[];
+
+        fn cells(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn flops(&self) -> f64 {
+            self.terms as f64
+        }
+    }
+
+    fn outcome(max_abs_err: f64) -> Outcome<Sum> {
+        let worst = Comparison {
+            max_abs_err,
             tolerance: 1.0,
             worst: [0; 4],
             found: 0.0,
             expected: 0.0,
         };
-        let report = Report {
+        let checked = Checked {
             rows: 1,
-            o: Comparison {
-                max_abs_err,
-                ..right
-            },
-            lse: right,
+            worst,
+            passed: worst.passed(),
         };
         let times = [1, 2, 6].map(Duration::from_millis);
-        let problem = problem.expect("a valid problem");
-        let call = Call {
-            device: "CPU",
-            kernel: "cpu",
-            splits: 1,
-            dtype: Dtype::F16,
-        };
-        Outcome::new(&call, &problem, &times, Some(report), None)
+        let call = Sum { terms: 16_000_000 };
+        Outcome::new("CPU", "cpu", call, &times, Some(checked), None)
     }
 
-    fn json(outcome: &Outcome) -> Value {
+    fn json(outcome: &Outcome<Sum>) -> Value {
         serde_json::to_value(outcome).expect("serialisable")
     }
 
     #[test]
     fn a_wrong_result_is_a_failure() {
-        assert!(outcome(0.5).failure().is_none());
+        assert!(!outcome(0.5).is_wrong());
         assert_eq!(json(&outcome(0.5))["passed"], true);
         for error in [1.5, f64::INFINITY] {
-            assert!(outcome(error).failure().is_some());
+            assert!(outcome(error).is_wrong());
             assert_eq!(json(&outcome(error))["passed"], false);
         }
         assert_eq!(json(&outcome(f64::INFINITY))["max_abs_err"], Value::Null);
@@ -294,10 +296,10 @@ mod tests {
     fn the_rate_is_that_of_the_median() {
         let json = json(&outcome(0.0));
         assert_eq!(
-            (&json["median_ms"], &json["min_ms"]),
-            (&json!(2.0), &json!(1.0))
+            (&json["median_ms"], &json["min_ms"], &json["terms"]),
+            (&json!(2.0), &json!(1.0), &json!(16_000_000))
         );
-        // 4 * 1000 * 500 * 8 operations in 2 ms.
+        // 16 million operations in 2 ms.
         let tflops = json["tflops"].as_f64().expect("a number");
         assert!((tflops - 0.008).abs() < 1e-9, "{tflops}");
     }

@@ -191,16 +191,22 @@ fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
 
 #[test]
 fn splits_are_made_and_told() {
-    let line = "--json --heads 4 --kv-heads 1 --seqlen 3 --seqlen-kv 300 --check full";
+    let line = "--json --heads 4 --kv-heads 1 --seqlen-kv 300 --check full";
     for (options, kernel, splits) in [
-        ("--splits 3", "decode_f16_d64", 3),
-        ("--splits 100 --causal", "decode_f16_d64", 5),
+        ("--seqlen 3 --splits 3", "decode_f16_d64", 3),
+        ("--seqlen 3 --splits 100 --causal", "decode_f16_d64", 5),
         (
-            "--splits 2 --kernel forward_f16_d128",
+            "--seqlen 3 --splits 2 --kernel forward_f16_d128",
             "forward_f16_d128",
             2,
         ),
-        ("--splits 0", "decode_f16_d64", 1),
+        ("--seqlen 3 --splits 0", "decode_f16_d64", 1),
+        ("--seqlen 50 --splits 2", "packed_f16_d64", 2),
+        (
+            "--seqlen 3 --splits 2 --kernel packed_f16_d128",
+            "packed_f16_d128",
+            2,
+        ),
     ] {
         let Some(finished) = run_on_emulator(&format!("{line} {options}")) else {
             return;

@@ -104,10 +104,16 @@ impl Collectives {
 #[must_use]
 pub fn expected(kernel: &Kernel) -> Collectives {
     match kernel.family {
-        Family::Forward { causal } if kernel.tile.team > 1 => {
-            forward_shared_rows(&Parts::of(kernel), causal)
+        Family::Forward { .. } | Family::Packed => {
+            // The code for the causal mask, whether causal or not, where heads share tiles.
+            let causal = kernel.family != Family::Forward { causal: false };
+            let main_loop = if kernel.tile.team > 1 {
+                forward_shared_rows
+            } else {
+                forward
+            };
+            main_loop(&Parts::of(kernel), causal)
         }
-        Family::Forward { causal } => forward(&Parts::of(kernel), causal),
         Family::Decode => decode(&Parts::of(kernel)),
         // Five rounds for the maximum, five for the sum, and the weights of eight splits.
         Family::Combine => Collectives {
@@ -214,6 +220,22 @@ impl Parts {
         look + guarded + self.product()
     }
 
+    /// As [`product_masked`](Self::product_masked), where the look is a loop over windows of two 16x16 tiles of
+    /// V, and the guarded product one over slices of the keys.
+    fn product_masked_by_slices(&self) -> Collectives {
+        let look = Collectives {
+            ldmatrix: 2,
+            redux: 1,
+            ..Collectives::NONE
+        };
+        let guarded = Collectives {
+            mma: 2 * 2 * self.mt * self.dt,
+            ldmatrix: self.mt * self.dt,
+            ..Collectives::NONE
+        };
+        look + guarded + self.product()
+    }
+
     /// Of a loop over slices of the keys: P from shared memory, and its product, with a count beside.
     fn guarded(&self) -> Collectives {
         Collectives {
@@ -295,20 +317,22 @@ fn decode(parts: &Parts) -> Collectives {
 /// Copies of K, V and Q, and a masked step of the causal code whether causal or not.
 fn fa1(parts: &Parts) -> Collectives {
     let copies = parts.copies(2 * parts.tile.keys);
-    copies + parts.around() + parts.scores() + parts.maxima() + parts.product_masked(true) + BARRIER
+    let step = parts.scores() + parts.maxima() + parts.product_masked_by_slices();
+    copies + parts.around() + step + BARRIER
 }
 
 /// Before the first step a copy, and another for each wait in the loops, two a step: masked steps, of the
-/// causal code whether causal or not, and others, which kernels that sum in f16 do without.
+/// causal code whether causal or not, and others, where kernels that sum in f16 follow every maximum.
 fn rows(parts: &Parts, shape: Shape) -> Collectives {
     let copy = parts.copies(parts.tile.keys);
     let wait = BARRIER + BARRIER + copy;
     let step = wait + wait + parts.scores();
-    let masked = step + parts.maxima() + parts.product_masked(true);
-    let unmasked = match shape.acc {
-        Accumulation::Single => step + parts.softmax() + parts.product(),
-        Accumulation::Half => Collectives::NONE,
+    let masked = step + parts.maxima() + parts.product_masked_by_slices();
+    let softmax = match shape.acc {
+        Accumulation::Single => parts.softmax(),
+        Accumulation::Half => parts.maxima(),
     };
+    let unmasked = step + softmax + parts.product();
     copy + parts.around() + BARRIER + masked + unmasked + o_store(parts.mt * parts.dt)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Error, Module, target_dir};
 use kernels::class::Class;
-use kernels::table::Kernel;
+use kernels::table::{Family, Kernel};
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,9 +87,17 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     Ok(usages)
 }
 
+/// Bytes that kernels of the ladder may spill: what they are told at run time, and look for in V under any
+/// mask, takes registers that five of them do not have on `sm_120`. No other kernel spills.
+const LADDER_SPILLS: u32 = 128;
+
 fn check(kernel: &Kernel, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;
-    if usage.spills > 0 {
+    let most = match kernel.family {
+        Family::Ladder(_) => LADDER_SPILLS,
+        _ => 0,
+    };
+    if usage.spills > most {
         let rule = format!("spills {} bytes on {target}", usage.spills);
         return Err(Error::contract(kernel.name, rule));
     }

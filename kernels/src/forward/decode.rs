@@ -3,6 +3,9 @@
 //! All query heads that share a key/value head lie in one query tile, so that keys and values are
 //! read once. K and V pass through a ring of `S` buffers: while one block is worked on, the next
 //! `S - 1` are on their way, enough of them to keep the memory busy.
+//!
+//! With more rows than a tile holds, the products take longer than reading the keys does: that is for the
+//! packed kernels of the [main loop](super::forward), with two m16 tiles a warp.
 
 use super::place::Place;
 use super::team::Team;

@@ -12,6 +12,9 @@
 //! Two blocks share a multiprocessor: while a warp of one is at 1, which uses no tensor core, one of
 //! the other can be at 3.
 //!
+//! The rows of a tile are those of one query head or, packed, of all that share a key/value head: where
+//! each has few of them, they fill tiles together, and read keys and values once.
+//!
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
 mod decode;
@@ -36,7 +39,8 @@ pub use warp::{Warp, map_rows, map_tile};
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most
-/// `16 * DT`, and a step takes `16 * NT` keys. `QT` of the `DT` slices of Q stay in registers.
+/// `16 * DT`, and a step takes `16 * NT` keys. `QT` of the `DT` slices of Q stay in registers. `PACKED` is
+/// the mask's.
 ///
 /// # Safety
 /// Launched as [`ForwardParams`] and the kernel's row of the [table](crate::table) say: grid, block
@@ -45,6 +49,7 @@ pub use warp::{Warp, map_rows, map_tile};
 pub unsafe fn forward<
     E: Element,
     M: Mask,
+    const PACKED: bool,
     const W: usize,
     const MT: usize,
     const DT: usize,
@@ -58,20 +63,20 @@ pub unsafe fn forward<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * warp_rows;
-    let place = Place::<false>::of_block(p, br);
-    let first = place.first;
+    let place = Place::<PACKED>::of_block(p, br);
+    let (first, rows) = (place.first, Place::<PACKED>::row_count(p));
     let (first_key, keys) = place.keys(p);
     let q = Copier::new(place.q_rows(&p.q), thread, threads);
     let k = Copier::new(place.kv_rows(&p.k, first_key), thread, threads);
     let v = Copier::new(place.kv_rows(&p.v, first_key), thread, threads);
 
     let mask = M::new(p, first_key, keys);
-    let last_of = |end: u32| end.min(p.seqlen_q) as i32 - 1;
+    let last_of = |end: u32| end.min(rows) as i32 - 1;
     let trips = mask.trip_count(last_of(first + br), bc);
     // The warp's first row in the sequence, and the key blocks that it sees, in part or whole: none
     // if it lies past the last query.
     let row = first + warp_row;
-    let warp_trips = if row < p.seqlen_q {
+    let warp_trips = if row < rows {
         mask.trip_count(last_of(row + warp_rows), bc)
     } else {
         0
@@ -100,7 +105,7 @@ pub unsafe fn forward<
     // all lanes reach every tensor-core instruction. The barrier of block j makes V of block j and K of
     // block j - 1 visible, and tells that all warps are done with V of block j + 1 and K of block j.
     unsafe {
-        q.load(qo_tile, first, br, p.seqlen_q - first);
+        q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
         let last = trips.wrapping_sub(1);
         let exist = keys.wrapping_sub(last.wrapping_mul(bc));
@@ -153,7 +158,7 @@ pub unsafe fn forward<
                 s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
             }
             // Asked for again: over the loop these would hold registers.
-            let place = Place::<false>::of_block(p, br);
+            let place = Place::<PACKED>::of_block(p, br);
             let (first_key, keys) = place.keys(p);
             let mask = M::new(p, first_key, keys);
             let row = place.first + special::thread(threads) / 32 * warp_rows;
@@ -163,6 +168,6 @@ pub unsafe fn forward<
             warp.accumulate_masked::<E, Accumulator, M, NT>(probabilities, v_tile(0), visible);
         }
 
-        warp.store::<E, false, 1>(p, threads, &Team::ALONE);
+        warp.store::<E, PACKED, 1>(p, threads, &Team::ALONE);
     }
 }

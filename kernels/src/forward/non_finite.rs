@@ -7,7 +7,10 @@
 
 use super::warp::Warp;
 use crate::ptx::{barrier, shuffle, special};
-use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};
+use crate::tile::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
+
+/// 16x16 tiles of V that a look takes at a time, where it is a loop.
+const LOOK: usize = 2;
 
 /// Whether a tile of V holds an infinity or a NaN in the slices of 16 columns `column(0..OT)`: the same
 /// answer in all lanes.
@@ -40,6 +43,51 @@ pub unsafe fn has_non_finite<
 impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT: usize>
     Warp<MT, DT, OT, QT, A>
 {
+    /// As [`accumulate_masked`](Warp::accumulate_masked), where the look and the guarded product are loops over
+    /// slices of 16 keys that are not unrolled: they hold less.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn accumulate_masked_by_slices<E: Element, S: Accumulate<E>, const NT: usize>(
+        &mut self,
+        mut p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT, A>,
+        visible: impl Fn() -> [[i32; 2]; MT],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let windows = OT.div_ceil(LOOK);
+            let (mut guarded, mut window) = (false, 0);
+            while !guarded && window < special::opaque((NT * windows) as u32) {
+                let (nt, ot) = (window as usize / windows, window as usize % windows * LOOK);
+                let column = |i: usize| (ot + i).min(OT - 1);
+                let v_tile = v_tile.skip(16 * nt as u32);
+                guarded = has_non_finite::<E, A, 1, LOOK, DT>(v_tile, column);
+                window += 1;
+            }
+            if !guarded {
+                return self.accumulate::<E, S, NT>(p, v_tile);
+            }
+            let mut nt = 0;
+            while nt < special::opaque(NT as u32) {
+                let first = p.map(|row| [row[0]]);
+                let visible = visible().map(|rows| rows.map(|v| v - 16 * nt as i32));
+                self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), visible);
+                // Registers have no index: what is next moves up. All the way round, or else the compiler
+                // would unroll the turns until nothing changes.
+                for mt in 0..MT {
+                    let first = p[mt][0];
+                    for nt in 1..NT {
+                        p[mt][nt - 1] = p[mt][nt];
+                    }
+                    p[mt][NT - 1] = first;
+                }
+                nt += 1;
+            }
+        }
+    }
+
     /// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
     /// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0.
     ///

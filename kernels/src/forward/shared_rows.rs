@@ -31,6 +31,7 @@ use core::hint::cold_path;
 pub unsafe fn forward_shared_rows<
     E: Element,
     M: Mask,
+    const PACKED: bool,
     const W: usize,
     const T: usize,
     const MT: usize,
@@ -46,15 +47,15 @@ pub unsafe fn forward_shared_rows<
     let (threads, team_rows, part_keys) = (32 * W as u32, 16 * MT as u32, 16 * NT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let place = Place::<false>::of_block(p, br);
-    let first = place.first;
+    let place = Place::<PACKED>::of_block(p, br);
+    let (first, rows) = (place.first, Place::<PACKED>::row_count(p));
     let (first_key, keys) = place.keys(p);
     let q = Copier::new(place.q_rows(&p.q), thread, threads);
     let k = Copier::new(place.kv_rows(&p.k, first_key), thread, threads);
     let v = Copier::new(place.kv_rows(&p.v, first_key), thread, threads);
 
     let mask = M::new(p, first_key, keys);
-    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
+    let trips = mask.trip_count((first + br).min(rows) as i32 - 1, bc);
     // The first block always sets the maxima, the others may.
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
     let unmasked_trips = unmasked_trips.min(trips.saturating_sub(1));
@@ -87,7 +88,7 @@ pub unsafe fn forward_shared_rows<
     // visible and tells that all warps are done with K of block j; the second makes K of block j - 1
     // visible and tells that all are done with V of block j and P.
     unsafe {
-        q.load(qo_tile, first, br, p.seqlen_q - first);
+        q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
         let last = trips.wrapping_sub(1);
         let exist = keys.wrapping_sub(last.wrapping_mul(bc));
@@ -177,6 +178,6 @@ pub unsafe fn forward_shared_rows<
             load_v(j);
         }
 
-        warp.store::<E, false, T>(p, threads, &team());
+        warp.store::<E, PACKED, T>(p, threads, &team());
     }
 }

@@ -196,7 +196,14 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         v_tile: SharedTile<DT, A>,
     ) {
         let lane = varying_lane(v_tile);
-        let p = |nt: usize| p.map(|row| row[nt]);
+        // Not by `map`, whose code the compiler leaves in an order that costs registers.
+        let p = |nt: usize| {
+            let mut slices = [Operand::ZERO; MT];
+            for mt in 0..MT {
+                slices[mt] = p[mt][nt];
+            }
+            slices
+        };
         // SAFETY: the caller's promise.
         unsafe { multiply::<E, S, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
     }

@@ -64,10 +64,12 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                     if first_key > 0 {
                         load_partial(p, &place, (row, exist), &mut warp);
                     }
-                    let visible = map_rows(|i| mask.visible((row + i) as i32, first_key as i32));
+                    let visible = || map_rows(|i| mask.visible((row + i) as i32, first_key as i32));
                     let s = warp.scores::<E, Accumulator, NT>(k_tile);
-                    let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
-                    warp.accumulate_masked::<E, Accumulator, Either, NT>(p_tiles, v_tile, visible);
+                    let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
+                    warp.accumulate_masked_by_slices::<E, Accumulator, NT>(
+                        p_tiles, v_tile, visible,
+                    );
                     let totals = Some(warp.softmax.totals());
                     store_partial(p, &place, (row, exist), warp.o, totals, |dt| dt as u32);
                     barrier::block();

@@ -81,12 +81,6 @@ impl Rung {
         }
     }
 
-    /// Whether the keys can be split among blocks.
-    #[must_use]
-    pub const fn splits(self) -> bool {
-        self.has_options()
-    }
-
     /// Whether it has stages, swizzles, accumulators and ways to store O to choose from.
     #[must_use]
     pub const fn has_options(self) -> bool {

@@ -41,25 +41,25 @@ pub unsafe fn rows<
 ) {
     let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
     let threads = 32 * W as u32;
+    // Asked for again where it is used: over the loop it would hold registers.
     // SAFETY: the launch has this many threads a block.
-    let thread = unsafe { special::thread(threads) };
-    let warp_row = thread / 32 * 16 * MT as u32;
+    let thread = || unsafe { special::thread(threads) };
+    let warp_row = || thread() / 32 * 16 * MT as u32;
     let place = Place::<false>::of_block(p, br);
     let (first, (first_key, keys)) = (place.first, place.keys(p));
     let [q_swizzle, k_swizzle, v_swizzle] = swizzles(&p.ladder, SharedTile::<DT>::CHUNKS);
+    let (k, v) = (
+        place.kv_rows(&p.k, first_key),
+        place.kv_rows(&p.v, first_key),
+    );
     let copier =
-        |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread, threads, swizzle);
-    let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
-    let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
+        |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread(), threads, swizzle);
 
     let mask = Either::new(p, first_key, keys);
     let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
-    // The first block always sets the maxima, the others may; and all must, lest sums of f16 overflow.
+    // The first block always sets the maxima, the others may.
     let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
-    let unmasked_trips = match S::HALF {
-        true => 0,
-        false => unmasked_trips.min(trips.saturating_sub(1)),
-    };
+    let unmasked_trips = unmasked_trips.min(trips.saturating_sub(1));
 
     let tile = |base: u32, arrangement| SharedTile::<DT, Swizzle> { base, arrangement };
     let q_tile = tile(shared::base(), q_swizzle);
@@ -73,18 +73,24 @@ pub unsafe fn rows<
         p.ladder.buffers,
         u32::MAX,
     );
-    // Loads tile `next` of the stream, if there is one, and counts.
-    let mut next = 0;
+    // Loads the next tile of the stream, if there is one: V of block `left / 2` if `left` that follow are
+    // even, else K.
+    let mut left = 2 * trips;
     let mut load = |ring: &mut Ring| {
         let to = ring.to_load();
-        if next < 2 * trips {
-            let copier = if next % 2 == 0 { k } else { v };
-            let j = trips - 1 - next / 2;
+        if left > 0 {
+            left -= 1;
+            // Opaque: what differs between K and V would be told apart before the loop, and held over it.
+            let (rows, swizzle) = match special::opaque(left) % 2 {
+                1 => (k, k_swizzle),
+                _ => (v, v_swizzle),
+            };
+            let copier = copier(rows, swizzle);
+            let j = left / 2;
             // SAFETY: the ring says when the buffer is free, and waits for what is loaded. The last
             // block may end beyond the last key.
-            unsafe { copier.load(tile(to, copier.arrangement()), j * bc, bc, keys - j * bc) }
+            unsafe { copier.load(tile(to, swizzle), j * bc, bc, keys - j * bc) }
         }
-        next += 1;
     };
 
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier.
@@ -93,7 +99,7 @@ pub unsafe fn rows<
         cp_async::commit();
         cp_async::wait::<0>();
         barrier::block();
-        let warp_q = q_tile.skip(warp_row);
+        let warp_q = q_tile.skip(warp_row());
         let mut scale = SoftmaxScale::new(p.scale);
         if S::HALF {
             map_tile::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
@@ -104,32 +110,41 @@ pub unsafe fn rows<
         barrier::block();
         ring.start(&mut load);
 
-        let row = first + warp_row;
         let mut j = trips;
         while j > unmasked_trips {
             j -= 1;
-            let visible = || map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32));
+            let visible = || {
+                // Asked for again, too.
+                let place = Place::<false>::of_block(p, br);
+                let (first_key, keys) = place.keys(p);
+                let (mask, row) = (Either::new(p, first_key, keys), place.first + warp_row());
+                map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32))
+            };
             ring.advance(&mut load);
             let s = warp.scores::<E, S, NT>(tile(ring.to_read(), k_swizzle));
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);
-            warp.accumulate_masked::<E, S, Either, NT>(probabilities, v_tile, visible());
+            warp.accumulate_masked_by_slices::<E, S, NT>(probabilities, v_tile, visible);
         }
         while j > 0 {
             j -= 1;
             ring.advance(&mut load);
             let k_tile = tile(ring.to_read(), k_swizzle);
             let s = warp.scores::<E, S, NT>(k_tile);
-            let probabilities = warp.softmax::<E, NT>(s, k_tile);
+            let probabilities = if S::HALF {
+                // Lest sums of products overflow.
+                warp.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
+            } else {
+                warp.softmax::<E, NT>(s, k_tile)
+            };
             ring.advance(&mut load);
             warp.accumulate::<E, S, NT>(probabilities, tile(ring.to_read(), v_swizzle));
         }
         let part = Part {
             rows: br,
             width: (16 * DT as u32).next_multiple_of(64),
-            // Asked for again: over the loop it would hold a register.
-            warp_row: special::thread(threads) / 32 * 16 * MT as u32,
+            warp_row: warp_row(),
             stores_lse: true,
             column: |dt| dt as u32,
         };

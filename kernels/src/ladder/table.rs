@@ -68,7 +68,7 @@ impl Shape {
         Shape {
             main_loop: Loop::Fa1,
             m_tiles: 1,
-            n_tiles: 2,
+            n_tiles: if dim <= 128 { 2 } else { 1 },
             o_tiles: dim / 16,
             ..Self::naive()
         }
@@ -351,12 +351,21 @@ pub fn variants(
         Rung::Naive | Rung::Fa1 => one(LEAST),
         Rung::SplitQ => one(ring(2 * stages)),
         Rung::SharedKv | Rung::SharedQkv | Rung::TiledQkv => one(ring(stages)),
-        Rung::SplitKv => one(LadderParams {
-            windows: dim.div_ceil(64),
-            v_keys: keys,
-            apart: 0b001,
-            ..ring(2 * stages)
-        }),
+        // K and V whole where they fit, else in slices.
+        Rung::SplitKv => {
+            let whole = LadderParams {
+                windows: dim.div_ceil(64),
+                v_keys: keys,
+                apart: 0b001,
+                ..ring(2 * stages)
+            };
+            let sliced = LadderParams {
+                windows: 1,
+                v_keys: 32,
+                ..whole
+            };
+            [Some(whole), Some(sliced)]
+        }
         // V whole where it fits, else 64 keys of it.
         Rung::TiledQk => [
             Some(LadderParams {

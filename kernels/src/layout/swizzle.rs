@@ -108,7 +108,9 @@ impl Swizzle {
     pub const fn stepped(self, row: u32, chunk: u32, down: u32, right: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;
         let (lane_row, lane_chunk) = (row * self.pitch(), (chunk ^ key) * CHUNK_BYTES);
-        lane_row + down * self.pitch() + (lane_chunk ^ (right * CHUNK_BYTES))
+        // Only the lower bits of `right` meet those of the lane's chunk; the others are an offset.
+        let (lower, upper) = (right & 7, right & !7);
+        lane_row + down * self.pitch() + (lane_chunk ^ (lower * CHUNK_BYTES)) + upper * CHUNK_BYTES
     }
 }
 

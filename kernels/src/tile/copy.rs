@@ -109,12 +109,6 @@ impl<const DT: usize, const PACKED: bool, A: Arrangement> Copier<DT, PACKED, A> 
         }
     }
 
-    /// How the chunks of the tiles are arranged.
-    #[inline(always)]
-    pub fn arrangement(&self) -> A {
-        self.arrangement
-    }
-
     #[inline(always)]
     fn swizzle(arrangement: A) -> Swizzle {
         arrangement.swizzle::<DT>()

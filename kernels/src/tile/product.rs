@@ -39,7 +39,7 @@ pub unsafe fn multiply_transposed<
 
 /// `O += P V` of the keys `0..16 * NT` of a tile of V. `p` gives the slice of 16 of them of a number,
 /// `column` the slice of 16 columns of V that one of O is. O is f32; in f16 only the products of one call
-/// are added up, lest they overflow.
+/// are added up, lest they overflow, and only if O has less than 16 tiles.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
@@ -61,7 +61,8 @@ pub unsafe fn multiply<
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if !S::HALF {
+        // 128 registers of O leave none for sums of their own.
+        if !S::HALF || MT * OT >= 16 {
             for nt in 0..NT {
                 let p = p(nt);
                 for ot in 0..OT {
