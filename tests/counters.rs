@@ -39,7 +39,8 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
             dtype: kernel.dtype,
             heads: 2,
             kv_heads: 1,
-            dim: kernel.head_dim as usize,
+            // A combine kernel serves all; the main kernels that split end here.
+            dim: kernel.head_dim.min(256) as usize,
             causal: kernel.family == Family::Forward { causal: true },
             kernel: (!combines).then(|| kernel.name.to_owned()),
             splits: if combines { 2 } else { 1 },

@@ -57,9 +57,12 @@ impl Choice {
             names.truncate(1);
         }
         for name in names {
-            let call = self.attention(&name, shape, 0);
-            match call.split_count(device, dtype, &problem) {
-                Ok(_) => serving.push(name),
+            let served = match name.parse::<Ladder>() {
+                Ok(ladder) => ladder.check(device, dtype, &problem),
+                Err(_) => kernel::check(device, &name, dtype, &problem),
+            };
+            match served {
+                Ok(()) => serving.push(name),
                 Err(error @ Error::UnknownKernel { .. }) => return Err(error.into()),
                 Err(error) => refusal = Some(error),
             }

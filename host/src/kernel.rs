@@ -56,7 +56,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
         .filter(|kernel| fits(kernel, facts))
         .collect();
     if is_wide(problem) {
-        let wide = ladder::WIDE.iter();
+        let wide = ladder::wide(problem.dim).into_iter();
         let fitting = wide.filter(|ladder| ladder.choose(dtype, problem, facts).is_ok());
         return fitting.map(|ladder| ladder.name()).collect();
     }
@@ -91,7 +91,7 @@ pub(crate) fn resolve(
     facts: &Facts,
 ) -> Result<Chosen> {
     if name.is_none() && is_wide(problem) {
-        let chosen = ladder::WIDE.iter();
+        let chosen = ladder::wide(problem.dim).into_iter();
         let mut chosen = chosen.map(|ladder| ladder.choose(dtype, problem, facts));
         let best = chosen.next().expect("there are some");
         return best.or_else(|error| chosen.find_map(Result::ok).ok_or(error));

@@ -263,12 +263,16 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
     Some(Ladder::new(*rung))
 }
 
-/// The kernels for head dims beyond those of the main kernels, the best first: `docs/ladder.md`.
-pub(crate) const WIDE: [Ladder; 2] = [Ladder::new(Rung::TiledQk), Ladder::new(Rung::TiledQkv)];
+/// The kernels for head dims beyond those of the main kernels, the better one first. Up to 512 it is the one
+/// that keeps V whole: 1.2 times as fast on an H200; at 1024 it has no room for a second stage, and is slower.
+pub(crate) fn wide(dim: usize) -> [Ladder; 2] {
+    let (qk, qkv) = (Ladder::new(Rung::TiledQk), Ladder::new(Rung::TiledQkv));
+    if dim <= 512 { [qk, qkv] } else { [qkv, qk] }
+}
 
 #[cfg(test)]
 mod tests {
-    use super::{Ladder, Rung, Swizzles, WIDE};
+    use super::{Ladder, Rung, Swizzles, wide};
     use crate::error::Result;
     use crate::kernel::{Chosen, resolve};
     use crate::problem::Problem;
@@ -330,15 +334,17 @@ mod tests {
     }
 
     #[test]
-    fn as_many_stages_as_fit() {
+    fn as_many_stages_as_leave_room_for_other_blocks() {
         let buffers = |rung, dim, class| {
             let ladder = Ladder::new(rung);
             chosen(ladder, Dtype::F16, dim, class).map(|chosen| chosen.ladder.buffers)
         };
         assert_eq!(buffers(Rung::SharedKv, 64, Class::Sm86), Ok(3));
-        assert_eq!(buffers(Rung::SplitQ, 64, Class::Sm86), Ok(6));
-        let of_class = |class| buffers(Rung::SplitQ, 256, class).expect("fits");
-        assert!(of_class(Class::Sm80) > of_class(Class::Sm86));
+        assert_eq!(buffers(Rung::SplitQ, 64, Class::Sm90), Ok(6));
+        // Two blocks of one stage, two of two, and one block, which two stages do not make smaller.
+        assert_eq!(buffers(Rung::SplitQ, 256, Class::Sm80), Ok(2));
+        assert_eq!(buffers(Rung::SplitQ, 256, Class::Sm90), Ok(4));
+        assert_eq!(buffers(Rung::SplitQ, 256, Class::Sm86), Ok(4));
         // Asked for, they are as many or refused.
         for stages in 1..=3 {
             let ladder = Ladder {
@@ -367,7 +373,7 @@ mod tests {
         ] {
             assert!(message.contains(words), "{message}");
         }
-        let message = refused(Ladder::new(Rung::SplitKv), Dtype::F16, 256, Class::Sm86);
+        let message = refused(Ladder::new(Rung::TiledQk), Dtype::F16, 1024, Class::Sm86);
         assert!(
             message.contains("1 stage at") && message.contains("tiled-qkv would fit"),
             "{message}"
@@ -450,8 +456,9 @@ mod tests {
             for dim in (264..=1024).step_by(8) {
                 let facts = Facts::emulated(class);
                 let default = resolve(None, Dtype::Bf16, &problem(dim), &facts);
-                let tiled = chosen(WIDE[0], Dtype::Bf16, dim, class);
-                assert!(default.is_ok() && default == tiled, "{dim}: {default:?}");
+                let mut tiled = wide(dim).into_iter();
+                let tiled = tiled.find_map(|ladder| chosen(ladder, Dtype::Bf16, dim, class).ok());
+                assert!(tiled.is_some() && default.ok() == tiled, "{dim}: {tiled:?}");
             }
         }
     }

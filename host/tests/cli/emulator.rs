@@ -98,7 +98,7 @@ fn kernels_of_the_ladder_take_options() {
         };
         assert_eq!(outcomes.len(), 1, "{line}");
         let name = line.split_whitespace().nth(1).expect("a kernel");
-        let name = if name == "auto" { "tiled-qkv" } else { name };
+        let name = if name == "auto" { "tiled-qk" } else { name };
         assert_eq!(outcomes[0]["kernel"], name);
         // Those without options do not split.
         let splits = if name == "shared-qkv" { 2 } else { 1 };
