@@ -87,9 +87,10 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     Ok(usages)
 }
 
-/// Bytes that kernels of the ladder may spill: what they are told at run time, and look for in V under any
-/// mask, takes registers that five of them do not have on `sm_120`. No other kernel spills.
-const LADDER_SPILLS: u32 = 128;
+/// Bytes that kernels of the ladder may spill, stored and loaded: what they are told at run time, and the look
+/// for infinities in V under any mask, take registers. Teams that ask for the addresses of their copies
+/// anew for each spill next to nothing, and are a tenth slower. No other kernel spills.
+const LADDER_SPILLS: u32 = 160;
 
 fn check(kernel: &Kernel, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;

@@ -54,10 +54,10 @@ pub unsafe fn teams<
     p: &ForwardParams,
 ) {
     let (br, bc, threads) = ((16 * MT * W / T) as u32, (16 * KT) as u32, 32 * W as u32);
-    // Asked for again where it is used, as are the lane and the team: over the loop they would hold registers.
     // SAFETY: the launch has this many threads a block.
-    let thread = || unsafe { special::thread(threads) };
-    let (warp_keys, width) = (16 * NT as u32, (16 * OT * T) as u32);
+    let thread = unsafe { special::thread(threads) };
+    let lane = thread % 32;
+    let width = (16 * OT * T) as u32;
 
     let place = Place::<false>::of_block(p, br);
     let (first, (first_key, keys)) = (place.first, place.keys(p));
@@ -76,7 +76,9 @@ pub unsafe fn teams<
     let [_, _, v_swizzle] = swizzles(&p.ladder, width / 8);
     let tile = |base: u32, arrangement| SharedTile::<WINDOW, Swizzle> { base, arrangement };
     let p_tile = SharedTile::<KT>::new(base);
-    let team = || Team::<T>::of_warp(thread() / 32, 16 * MT as u32, br, base + memory.exchange);
+    let team = Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
+    let warp_key = 16 * NT as u32 * team.side;
+    let column = |ot: usize| ot * T | team.side as usize;
     let q_whole = tile(base + memory.q, q_swizzle);
     let (v_whole, k_offset) = (base + memory.v, memory.k_in_buffer);
     // Beside the ring, V has one buffer: the next V must not be loaded before the last is done with.
@@ -84,19 +86,15 @@ pub unsafe fn teams<
     let mut ring = Ring::new(base + memory.ring, memory.buffer, p.ladder.buffers, ahead);
 
     // Slice `slice` of block `block` is loaded next.
-    let copier = |rows, swizzle| {
-        Copier::<WINDOW, false, Swizzle>::arranged(rows, thread(), threads, swizzle)
-    };
-    let q_rows = || Place::<false>::of_block(p, br).q_rows(&p.q);
-    let kv_rows = |tensor| {
-        let place = Place::<false>::of_block(p, br);
-        place.kv_rows(tensor, place.keys(p).0)
-    };
+    let copier =
+        |rows, swizzle| Copier::<WINDOW, false, Swizzle>::arranged(rows, thread, threads, swizzle);
+    let q = copier(place.q_rows(&p.q), q_swizzle);
+    let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
+    let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
     let load_q = |to: SharedTile<WINDOW, Swizzle>, column: u32| {
         // SAFETY: as of all copies here: the ring says when the buffer is free, and waits for it.
         unsafe {
-            copier(q_rows(), q_swizzle)
-                .skip_columns(column)
+            q.skip_columns(column)
                 .load(to, first, br, p.seqlen_q - first)
         }
     };
@@ -116,18 +114,13 @@ pub unsafe fn teams<
                 let to = tile(to + k_offset, k_swizzle).skip_columns(right);
                 // SAFETY: as above. The last block may end beyond the last key.
                 unsafe {
-                    copier(kv_rows(&p.k), k_swizzle).skip_columns(column).load(
-                        to,
-                        first_key,
-                        bc,
-                        keys - first_key,
-                    )
+                    k.skip_columns(column)
+                        .load(to, first_key, bc, keys - first_key)
                 }
             }
         } else {
             let to = if v_apart { v_whole } else { ring.to_load() };
             let first_key = first_key + (slice - k_slices) * v_keys;
-            let v = copier(kv_rows(&p.v), v_swizzle);
             // Opaque: unrolled, the addresses of all windows would take registers.
             let mut column = 0;
             while column < special::opaque(width) {
@@ -162,7 +155,7 @@ pub unsafe fn teams<
             let mut s = [[S::ZERO; NT]; MT];
             for slice in 0..k_slices {
                 ring.advance(&mut load);
-                let (slot, lane, team) = (ring.to_read(), special::lane(), team());
+                let slot = ring.to_read();
                 for window in 0..windows {
                     let q_tile = if q_stays {
                         q_whole.skip_columns(64 * (slice * windows + window))
@@ -181,7 +174,7 @@ pub unsafe fn teams<
                         q
                     };
                     let k_tile = tile(slot + k_offset, k_swizzle).skip_columns(64 * window);
-                    let k_tile = k_tile.skip(warp_keys * team.side);
+                    let k_tile = k_tile.skip(warp_key);
                     multiply_transposed::<E, S, Swizzle, MT, NT, WINDOW>(&mut s, q, k_tile, lane);
                 }
             }
@@ -191,11 +184,9 @@ pub unsafe fn teams<
             }
             let masked = j >= unmasked_trips;
             let visible = |key: u32| -> [[i32; 2]; MT] {
-                let (row, first_key) = (first + team().row, (j * bc + key) as i32);
-                map_rows(|i| mask.visible((row + i) as i32, first_key))
+                let first_key = (j * bc + key) as i32;
+                map_rows(|i| mask.visible((first + team.row + i) as i32, first_key))
             };
-            let (lane, team_now) = (special::lane(), team());
-            let warp_key = warp_keys * team_now.side;
             if masked {
                 let visible = visible(warp_key);
                 for mt in 0..MT {
@@ -210,7 +201,7 @@ pub unsafe fn teams<
             for mt in 0..MT {
                 maxima[mt] = softmax.maxima(&s[mt]);
             }
-            let maxima = team_now.combine(maxima, f32::max);
+            let maxima = team.combine(maxima, f32::max);
             for mt in 0..MT {
                 let factors = softmax.update(mt, &mut s[mt], maxima[mt]);
                 for ot in 0..OT {
@@ -218,7 +209,7 @@ pub unsafe fn teams<
                 }
                 for nt in 0..NT {
                     let probabilities = s[mt][nt].to_operand::<E>();
-                    let p_tile = p_tile.skip(team_now.row);
+                    let p_tile = p_tile.skip(team.row);
                     p_tile.set(lane, mt, warp_key as usize / 16 + nt, probabilities);
                 }
             }
@@ -226,8 +217,6 @@ pub unsafe fn teams<
             for slice in 0..v_slices {
                 ring.advance(&mut load);
                 let slot = if v_apart { v_whole } else { ring.to_read() };
-                let (lane, team) = (special::lane(), team());
-                let column = |ot: usize| ot * T | team.side as usize;
                 for run in 0..v_keys / (16 * KEYS as u32) {
                     let v_tile = tile(slot, v_swizzle).skip(16 * KEYS as u32 * run);
                     let key = slice * v_keys + 16 * KEYS as u32 * run;
@@ -253,14 +242,13 @@ pub unsafe fn teams<
             }
         }
 
-        let team = team();
         let totals = team.totals(&softmax);
         let part = Part {
             rows: br,
             width,
             warp_row: team.row,
             stores_lse: team.side == 0,
-            column: |ot| (ot * T) as u32 | team.side,
+            column: |ot| column(ot) as u32,
         };
         store::<E, MT, OT>(p, threads, part, o, totals);
     }
