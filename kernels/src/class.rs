@@ -234,12 +234,25 @@ const fn sm100_forward(head_dim: u32, causal: bool) -> Tile {
 }
 
 /// Those of the causal kernels but for those that spill: which keys a row sees depends on its head too,
-/// so no register serves all rows of a lane. At D = 128 on `sm_80` half the keys, as on `sm_100`; at
-/// 192 and 256 fewer slices of Q in registers, and at 256 on `sm_80` half the keys.
+/// so no register serves all rows of a lane. Fewer slices of Q in registers; at D = 128 on `sm_80` half the
+/// keys, as on `sm_100`, and at 256; at 256 on `sm_86` half the rows, for 8 warps would spill on `sm_120`.
 const fn packed(class: Class, head_dim: u32) -> Tile {
     let causal = Family::Forward { causal: true };
     match (class, head_dim) {
-        (Class::Sm80, 128 | 256) => sm100_forward(head_dim, true),
+        (Class::Sm80 | Class::Sm90 | Class::Sm100, 64) => Tile {
+            q_slices: 3,
+            ..class.tile(causal, head_dim)
+        },
+        (Class::Sm80 | Class::Sm100, 128) => Tile {
+            q_slices: 2,
+            ..sm100_forward(head_dim, true)
+        },
+        (Class::Sm80, 256) => sm100_forward(head_dim, true),
+        (Class::Sm86, 256) => Tile {
+            q_rows: 64,
+            warps: 4,
+            ..sm86_forward(head_dim, true)
+        },
         (Class::Sm80 | Class::Sm90 | Class::Sm100, 192) => Tile {
             q_slices: 8,
             ..class.tile(causal, head_dim)

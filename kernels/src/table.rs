@@ -347,6 +347,7 @@ macro_rules! all_kernels {
                 packed_f16_d192 => F16, 192, Packed, Sm90;
                 packed_f16_d192_64x16 => F16, 192, Packed, Sm86;
                 packed_f16_d256_128x16 => F16, 256, Packed, Sm80;
+                packed_f16_d256_64x16 => F16, 256, Packed, Sm86;
                 packed_bf16_d32 => Bf16, 32, Packed, Sm90;
                 packed_bf16_d64 => Bf16, 64, Packed, Sm90;
                 packed_bf16_d64_128x48 => Bf16, 64, Packed, Sm86;
@@ -358,6 +359,7 @@ macro_rules! all_kernels {
                 packed_bf16_d192 => Bf16, 192, Packed, Sm90;
                 packed_bf16_d192_64x16 => Bf16, 192, Packed, Sm86;
                 packed_bf16_d256_128x16 => Bf16, 256, Packed, Sm80;
+                packed_bf16_d256_64x16 => Bf16, 256, Packed, Sm86;
             }
             forward_shared_rows {
                 forward_f16_d256 => F16, 256, Full, Sm90;
