@@ -338,14 +338,19 @@ mod tests {
         shared.resident_blocks(tile.shared_bytes(dim))
     }
 
+    /// But for four where eight would spill.
     #[test]
     fn eight_forward_warps_share_a_multiprocessor() {
         for &class in Class::ALL {
             for (&dim, family) in HEAD_DIMS.iter().flat_map(|dim| MASKS.map(|m| (dim, m))) {
                 let tile = class.tile(family, dim);
                 let blocks = resident(class, family, dim);
+                let warps = match (class, family, dim) {
+                    (Class::Sm86, Family::Packed, 256) => 4,
+                    _ => 8,
+                };
                 assert!(
-                    tile.blocks_per_sm <= blocks && tile.blocks_per_sm * tile.warps == 8,
+                    tile.blocks_per_sm <= blocks && tile.blocks_per_sm * tile.warps == warps,
                     "{class:?}, {family:?}, {dim}: {blocks} blocks of {tile:?}"
                 );
             }
