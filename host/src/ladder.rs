@@ -88,11 +88,20 @@ impl Ladder {
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
-            // As many blocks on a multiprocessor as its registers allow come first, then stages.
-            None => (1..=MAX_STAGES).filter_map(fits).max_by_key(|chosen| {
-                let resident = facts.shared.resident_blocks(chosen.shared_bytes);
-                resident.min(chosen.kernel.tile.blocks_per_sm)
-            }),
+            // As many blocks on a multiprocessor as its registers allow come first, then stages; and first of all
+            // the launch that suits the kernel best.
+            None => {
+                let resident = |chosen: &Chosen| {
+                    let resident = facts.shared.resident_blocks(chosen.shared_bytes);
+                    resident.min(chosen.kernel.tile.blocks_per_sm)
+                };
+                let best = |stages| {
+                    let [best, _] = self.variants(dtype, problem.dim, stages);
+                    best.filter(|best| resident(best) > 0)
+                };
+                let best = (1..=MAX_STAGES).filter_map(best).max_by_key(resident);
+                best.or_else(|| (1..=MAX_STAGES).filter_map(fits).max_by_key(resident))
+            }
         };
         found.ok_or_else(|| {
             let stages = self.stages.unwrap_or(1);
