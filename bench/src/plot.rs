@@ -40,8 +40,9 @@ const CEILING: Stroke = Stroke {
 pub fn run(args: &Plot) -> Result<()> {
     let file = match &args.file {
         Some(file) => file.clone(),
-        // Decode shapes have no place in the charts.
-        None => results::newest(&args.results, |results| !charts(results).is_empty())?,
+        // Decode shapes have no place in the charts; and of others lines say more than points.
+        None => results::newest(&args.results, has_lines)
+            .or_else(|_| results::newest(&args.results, |results| !charts(results).is_empty()))?,
     };
     let results = Results::load(&file)?;
     let charts = charts(&results);
@@ -55,6 +56,16 @@ pub fn run(args: &Plot) -> Result<()> {
         print(path.display());
     }
     Ok(())
+}
+
+/// Whether there is more than one length for a head dim and mask.
+fn has_lines(results: &Results) -> bool {
+    let panels = [Dtype::F16, Dtype::Bf16].map(|dtype| panels(results, dtype));
+    let mut lines = panels
+        .iter()
+        .flatten()
+        .flat_map(|panel| panel.lines.values());
+    lines.any(|points| points.len() > 1)
 }
 
 /// The charts, by element type.
