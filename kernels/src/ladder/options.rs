@@ -209,7 +209,7 @@ const fn swizzle(p: &LadderParams, row_chunks: u32, tensor: u32) -> Swizzle {
 /// stays, V's own buffer if it has one, and the ring. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamsMemory {
-    /// What the warps of a [team](crate::forward::Team) exchange: four numbers of every row from each.
+    /// What the warps of a team exchange: four numbers of every row from each.
     pub exchange: u32,
     /// Q.
     pub q: u32,
