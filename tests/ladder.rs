@@ -69,6 +69,7 @@ fn of_rung(rung: Rung) -> Vec<Test> {
     }
     if rung.has_options() {
         tests.push(test("options", options));
+        tests.push(test("blocks_without_keys", blocks_without_keys));
         tests.push(test("large_scores_in_f16", large_scores_in_f16));
         tests.push(test("like_keys_in_f16", like_keys_in_f16));
     }
@@ -208,6 +209,33 @@ fn options(device: &Device, rung: Rung) -> Outcome {
                 let case = first_fitting(device, dims);
                 case.check(device)?;
             }
+        }
+    }
+    PASSED
+}
+
+/// A block none of whose rows sees a key stores zeros, over what it may have begun to load.
+fn blocks_without_keys(device: &Device, rung: Rung) -> Outcome {
+    for (stages, &o_store) in (1..=3).flat_map(|n| OStore::ALL.iter().map(move |o| (n, o))) {
+        for dim in [64, 136] {
+            let case = Case {
+                seqlen_q: 300,
+                seqlen_kv: 15,
+                dim,
+                causal: true,
+                splits: 1,
+                ladder: Some(Ladder {
+                    stages: Some(stages),
+                    o_store: Some(o_store),
+                    ..Ladder::new(rung)
+                }),
+                ..Case::default()
+            };
+            let dims = [dim, 32].map(|dim| Case {
+                dim,
+                ..case.clone()
+            });
+            first_fitting(device, dims.into_iter()).check(device)?;
         }
     }
     PASSED

@@ -143,7 +143,8 @@ pub unsafe fn teams<
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
     // barriers also make P visible, and tell that all warps are done with it.
     unsafe {
-        if q_stays {
+        // Without keys nobody would wait for Q before O takes its place.
+        if q_stays && trips > 0 {
             for window in 0..q_windows {
                 load_q(q_whole.skip_columns(64 * window), 64 * window);
             }
