@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use attention::Device;
 use std::collections::BTreeMap;
 
-/// Turns that each contender's timed launches are divided into: what drifts, such as clocks and
-/// heat, then hits all alike.
+/// Turns that each contender's timed launches are divided into, every second in reverse order: what
+/// drifts, such as clocks and heat, then hits all alike.
 const TURNS: usize = 4;
 
 /// Untimed launches at the start of a turn: while they run, the timed ones are queued.
@@ -71,25 +71,30 @@ fn measure<S: Subject>(
         eprintln!("{contender} does not serve {shape}: {reason}");
     }
 
-    let mut kernel_times = vec![Vec::new(); names.len()];
-    let mut peer_times = vec![Vec::new(); contenders.len()];
+    let count = names.len() + contenders.len();
+    let mut times = vec![Vec::new(); count];
+    let mut order: Vec<usize> = (0..count).collect();
     for (untimed, timed) in turns(plan.warmup, plan.iters) {
-        for (kernel, times) in kernel_times.iter_mut().enumerate() {
-            times.extend(time(device, &mut *kernels, kernel, untimed, timed)?);
+        for &contender in &order {
+            times[contender].extend(match contenders.get(contender.wrapping_sub(names.len())) {
+                None => time(device, &mut *kernels, contender, untimed, timed)?,
+                Some(peer) if refusals.contains_key(peer) => Vec::new(),
+                Some(peer) => {
+                    let peers = peers.as_mut().context("peers were asked for names")?;
+                    peers.time(peer, untimed, timed)?
+                }
+            });
         }
-        let Some(peers) = &mut peers else { continue };
-        for (contender, times) in contenders.iter().zip(&mut peer_times) {
-            if !refusals.contains_key(contender) {
-                times.extend(peers.time(contender, untimed, timed)?);
-            }
-        }
+        // Who comes late finds a GPU that the others have heated: in the next turn, those.
+        order.reverse();
     }
+    let peer_times = times.split_off(names.len());
     let timing = |(name, splits, times): (String, Option<u32>, Vec<f64>)| Timing {
         name,
         splits,
         speed: (!times.is_empty()).then(|| Speed::new(flops, &times)),
     };
-    let kernels = names.into_iter().zip(kernel_times);
+    let kernels = names.into_iter().zip(times);
     let kernels = kernels.map(|((name, splits), times)| (name, splits, times));
     let peers = contenders.into_iter().zip(peer_times);
     let peers = peers.map(|(name, times)| (name, None, times));

@@ -1,10 +1,11 @@
 //! The options of an attention call, and the call.
 
+use crate::chosen::Chosen;
 use crate::cpu;
 use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::kernel::{self, Chosen};
+use crate::kernel;
 use crate::ladder::Ladder;
 use crate::launch::Launch;
 use crate::layout::Layout;
@@ -314,7 +315,7 @@ impl Attention {
             wanted => kernel::resolve(wanted.name(), dtype, problem, facts)?,
         };
         let splits = (self.splits > 0).then_some(self.splits);
-        let schedule = Schedule::new(chosen.kernel, problem, facts, splits)?;
+        let schedule = Schedule::new(&chosen, problem, facts, splits)?;
         Ok((chosen, schedule))
     }
 

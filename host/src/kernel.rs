@@ -1,46 +1,16 @@
 //! Which kernel computes a problem.
 
+use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ladder::{self, Rung};
 use crate::problem::Problem;
 use crate::schedule::{Facts, group, request};
-use kernels::params::{LadderParams, MAX_SEQLEN};
+use kernels::params::MAX_SEQLEN;
 use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel, select};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
-
-/// A kernel, and what a launch of it needs beside the problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    pub kernel: &'static Kernel,
-    /// Options, if it is of the ladder.
-    pub ladder: LadderParams,
-    /// Bytes of a block's shared memory.
-    pub shared_bytes: u32,
-}
-
-impl Chosen {
-    pub fn new(kernel: &'static Kernel) -> Self {
-        Chosen {
-            kernel,
-            ladder: LadderParams::default(),
-            shared_bytes: kernel.shared_bytes(),
-        }
-    }
-
-    pub fn of_ladder(kernel: &'static Kernel, ladder: LadderParams, dim: u32) -> Self {
-        let Family::Ladder(shape) = kernel.family else {
-            return Chosen::new(kernel);
-        };
-        Chosen {
-            kernel,
-            ladder,
-            shared_bytes: shape.shared_bytes(&ladder, dim),
-        }
-    }
-}
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first; those of the [ladder](crate::ladder) only where there are no others.
@@ -123,8 +93,8 @@ pub(crate) fn resolve(
 }
 
 /// Whether a device has the shared memory for a kernel's blocks.
-fn fits(kernel: &Kernel, facts: &Facts) -> bool {
-    facts.shared.resident_blocks(kernel.shared_bytes()) > 0
+fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
+    facts.fits(&Chosen::new(kernel))
 }
 
 /// Checks that `name` is one that the CPU goes by.

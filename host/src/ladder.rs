@@ -1,8 +1,9 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
+use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{self, Chosen, unknown};
+use crate::kernel::{self, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
@@ -91,13 +92,10 @@ impl Ladder {
             // As many blocks on a multiprocessor as its registers allow come first, then stages; and first of all
             // the launch that suits the kernel best.
             None => {
-                let resident = |chosen: &Chosen| {
-                    let resident = facts.shared.resident_blocks(chosen.shared_bytes);
-                    resident.min(chosen.kernel.tile.blocks_per_sm)
-                };
+                let resident = |chosen: &Chosen| facts.resident_blocks(chosen);
                 let best = |stages| {
                     let [best, _] = self.variants(dtype, problem.dim, stages);
-                    best.filter(|best| resident(best) > 0)
+                    best.filter(|best| facts.fits(best))
                 };
                 let best = (1..=MAX_STAGES).filter_map(best).max_by_key(resident);
                 best.or_else(|| (1..=MAX_STAGES).filter_map(fits).max_by_key(resident))
@@ -165,7 +163,7 @@ impl Ladder {
         variants
             .into_iter()
             .flatten()
-            .find(|chosen| facts.shared.resident_blocks(chosen.shared_bytes) > 0)
+            .find(|chosen| facts.fits(chosen))
     }
 
     /// Bytes of shared memory that it needs at least with so many stages.
@@ -282,8 +280,9 @@ pub(crate) fn wide(dim: usize) -> [Ladder; 2] {
 #[cfg(test)]
 mod tests {
     use super::{Ladder, Rung, Swizzles, wide};
+    use crate::chosen::Chosen;
     use crate::error::Result;
-    use crate::kernel::{Chosen, resolve};
+    use crate::kernel::resolve;
     use crate::problem::Problem;
     use crate::schedule::Facts;
     use kernels::class::{Class, SharedMemory};

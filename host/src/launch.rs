@@ -1,10 +1,10 @@
 //! Launches of the kernels, on a GPU or on the emulator.
 
 use crate::attention::RawForward;
+use crate::chosen::Chosen;
 use crate::driver::Gpu;
 use crate::emulation::{self, Emulation};
 use crate::error::{Error, Result};
-use crate::kernel::Chosen;
 use crate::problem::Problem;
 use crate::ptx;
 use crate::schedule::{MAX_BLOCKS, Schedule, group};
@@ -382,8 +382,8 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 mod tests {
     use super::{Launch, Pack, Workspace, combine_grid, normalized};
     use crate::attention::RawForward;
+    use crate::chosen::Chosen;
     use crate::error::{Error, Result};
-    use crate::kernel::Chosen;
     use crate::problem::Problem;
     use crate::schedule::{Facts, Schedule};
     use kernels::class::Class;
@@ -426,7 +426,7 @@ mod tests {
         let problem = Problem::new(shape, shape, shape, false, None)?;
         let kernel = kernel("forward_f16_d64");
         let schedule = Schedule::new(
-            kernel,
+            &Chosen::new(kernel),
             &problem,
             &Facts::emulated(Class::Sm80),
             Some(splits),

@@ -29,6 +29,7 @@
 mod attention;
 mod buffer;
 pub mod check;
+mod chosen;
 pub mod cpu;
 mod device;
 mod driver;

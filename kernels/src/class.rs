@@ -269,12 +269,15 @@ const fn packed(class: Class, head_dim: u32) -> Tile {
 /// which often one warp alone has rows. All but one of a block's buffers are being filled: 72 to 144
 /// KB for the blocks that fit an H100's multiprocessor.
 ///
-/// With fewer registers 128 (Q in registers) and 192 (three blocks) would spill; on `sm_100` 192 with
-/// all of Q in registers, too.
+/// With fewer registers 64 (64 keys, or all of Q in registers), 128 (Q in registers) and 192 (three
+/// blocks) would spill; on `sm_100` 192 with all of Q in registers, too.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 64: 64 keys in three blocks, -7 to -20 % where blocks nearly
+/// fill the GPU, level elsewhere.
 const fn sm90_decode(head_dim: u32) -> Tile {
     let (keys, stages, q_slices, blocks_per_sm) = match head_dim {
         32 => (64, 4, 2, 4),
-        64 => (64, 4, 4, 3),
+        64 => (48, 4, 2, 4),
         96 => (32, 4, 6, 3),
         128 => (32, 3, 0, 3),
         192 => (32, 3, 8, 2),

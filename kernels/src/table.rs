@@ -408,38 +408,32 @@ macro_rules! all_kernels {
                 gemm_simple_f16_f16 => F16, Half;
             }
             gemm_multistage {
-                gemm_f16_f32_256x128x32x3 => F16, Single, [256, 128, 32, 3];
+                gemm_f16_f32_256x128x64x3 => F16, Single, [256, 128, 64, 3];
                 gemm_f16_f32_256x128x32x4 => F16, Single, [256, 128, 32, 4];
-                gemm_f16_f32_128x256x32x3 => F16, Single, [128, 256, 32, 3];
+                gemm_f16_f32_256x128x32x3 => F16, Single, [256, 128, 32, 3];
                 gemm_f16_f32_128x256x32x4 => F16, Single, [128, 256, 32, 4];
+                gemm_f16_f32_128x256x32x3 => F16, Single, [128, 256, 32, 3];
                 gemm_f16_f32_128x128x32x3 => F16, Single, [128, 128, 32, 3];
                 gemm_f16_f32_128x128x32x4 => F16, Single, [128, 128, 32, 4];
                 gemm_f16_f32_128x128x32x5 => F16, Single, [128, 128, 32, 5];
-                gemm_f16_f32_256x128x64x3 => F16, Single, [256, 128, 64, 3];
-                gemm_f16_f32_128x256x64x3 => F16, Single, [128, 256, 64, 3];
-                gemm_f16_f32_128x128x64x3 => F16, Single, [128, 128, 64, 3];
                 gemm_f16_f32_64x64x64x4 => F16, Single, [64, 64, 64, 4];
-                gemm_bf16_f32_256x128x32x3 => Bf16, Single, [256, 128, 32, 3];
+                gemm_bf16_f32_256x128x64x3 => Bf16, Single, [256, 128, 64, 3];
                 gemm_bf16_f32_256x128x32x4 => Bf16, Single, [256, 128, 32, 4];
-                gemm_bf16_f32_128x256x32x3 => Bf16, Single, [128, 256, 32, 3];
+                gemm_bf16_f32_256x128x32x3 => Bf16, Single, [256, 128, 32, 3];
                 gemm_bf16_f32_128x256x32x4 => Bf16, Single, [128, 256, 32, 4];
+                gemm_bf16_f32_128x256x32x3 => Bf16, Single, [128, 256, 32, 3];
                 gemm_bf16_f32_128x128x32x3 => Bf16, Single, [128, 128, 32, 3];
                 gemm_bf16_f32_128x128x32x4 => Bf16, Single, [128, 128, 32, 4];
                 gemm_bf16_f32_128x128x32x5 => Bf16, Single, [128, 128, 32, 5];
-                gemm_bf16_f32_256x128x64x3 => Bf16, Single, [256, 128, 64, 3];
-                gemm_bf16_f32_128x256x64x3 => Bf16, Single, [128, 256, 64, 3];
-                gemm_bf16_f32_128x128x64x3 => Bf16, Single, [128, 128, 64, 3];
                 gemm_bf16_f32_64x64x64x4 => Bf16, Single, [64, 64, 64, 4];
-                gemm_f16_f16_256x128x32x3 => F16, Half, [256, 128, 32, 3];
+                gemm_f16_f16_256x128x64x3 => F16, Half, [256, 128, 64, 3];
                 gemm_f16_f16_256x128x32x4 => F16, Half, [256, 128, 32, 4];
-                gemm_f16_f16_128x256x32x3 => F16, Half, [128, 256, 32, 3];
+                gemm_f16_f16_256x128x32x3 => F16, Half, [256, 128, 32, 3];
                 gemm_f16_f16_128x256x32x4 => F16, Half, [128, 256, 32, 4];
+                gemm_f16_f16_128x256x32x3 => F16, Half, [128, 256, 32, 3];
                 gemm_f16_f16_128x128x32x3 => F16, Half, [128, 128, 32, 3];
                 gemm_f16_f16_128x128x32x4 => F16, Half, [128, 128, 32, 4];
                 gemm_f16_f16_128x128x32x5 => F16, Half, [128, 128, 32, 5];
-                gemm_f16_f16_256x128x64x3 => F16, Half, [256, 128, 64, 3];
-                gemm_f16_f16_128x256x64x3 => F16, Half, [128, 256, 64, 3];
-                gemm_f16_f16_128x128x64x3 => F16, Half, [128, 128, 64, 3];
                 gemm_f16_f16_64x64x64x4 => F16, Half, [64, 64, 64, 4];
             }
         }

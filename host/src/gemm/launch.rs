@@ -1,6 +1,7 @@
 //! Launches of the kernels of a matrix product.
 
 use super::{GemmProblem, RawGemm, as_tensor};
+use crate::chosen::Chosen;
 use crate::driver::Gpu;
 use crate::emulation::Emulation;
 use crate::error::Result;
@@ -101,8 +102,8 @@ impl Launch {
 
 /// Rows of tiles whose tiles take turns, column by column: with them the blocks that run together cover
 /// about a square of C, which takes the fewest rows of A and B for its area.
-fn group_rows(kernel: &Kernel, facts: &Facts) -> u32 {
-    let running = facts.multiprocessors * facts.resident_blocks(kernel);
+fn group_rows(kernel: &'static Kernel, facts: &Facts) -> u32 {
+    let running = facts.multiprocessors * facts.resident_blocks(&Chosen::new(kernel));
     let shape = f64::from(kernel.tile.keys) / f64::from(kernel.tile.q_rows);
     (f64::from(running) * shape).sqrt().round().max(1.0) as u32
 }

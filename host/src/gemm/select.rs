@@ -1,5 +1,6 @@
 //! Which kernel computes a matrix product.
 
+use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::CPU;
@@ -157,16 +158,16 @@ fn kernels() -> impl Iterator<Item = (&'static Kernel, GemmTile)> {
     })
 }
 
-fn fits(kernel: &Kernel, facts: &Facts) -> bool {
-    facts.shared.resident_blocks(kernel.shared_bytes()) > 0
+fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
+    facts.fits(&Chosen::new(kernel))
 }
 
 /// A measure of the time that a kernel takes: that of its waves, of as many blocks as the GPU holds,
 /// each as long as its tiles are large. Small tiles wait more for shared memory.
-fn time(kernel: &Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
+fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
     let blocks = problem.m.div_ceil(rows) as f64 * problem.n.div_ceil(columns) as f64;
-    let resident = f64::from(facts.resident_blocks(kernel));
+    let resident = f64::from(facts.resident_blocks(&Chosen::new(kernel)));
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
     let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
     waves * resident * (rows * columns) as f64 * slowness

@@ -42,6 +42,8 @@ impl GemmTile {
     /// two warps 384 cycles. Shared memory is read for 256 of these (8 warps, 64 + 64 rows of 32
     /// bytes, 128 bytes a cycle), and written for 128 by two blocks of 128x128, for 96 by one of
     /// 256x128.
+    ///
+    /// Losers, on an H200 (`docs/tuning.md`): 128x256x64 and 128x128x64, each with three stages.
     #[must_use]
     pub const fn multistage(rows: u32, columns: u32, depth: u32, stages: u32) -> Self {
         let side = if rows * columns < 128 * 128 { 32 } else { 64 };

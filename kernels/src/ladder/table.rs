@@ -98,14 +98,14 @@ impl Shape {
         }
     }
 
-    /// Of the main loop of teams: 32 rows for each team, 32 keys for each warp, or 64 for one
-    /// alone with few columns of O.
+    /// Of the main loop of teams: 32 rows for each team, or 64 where O takes few registers, which leaves
+    /// one team to a block; 32 keys for each warp, or 64 for one alone with few columns of O.
     #[must_use]
     pub const fn teams(acc: Accumulation, team: u32, o_tiles: u32) -> Self {
         Shape {
             main_loop: Loop::Teams,
             acc,
-            m_tiles: 2,
+            m_tiles: if team == 4 && o_tiles <= 2 { 4 } else { 2 },
             n_tiles: if team == 1 && o_tiles <= 4 { 4 } else { 2 },
             o_tiles,
             team,
@@ -113,7 +113,11 @@ impl Shape {
     }
 
     const fn warps(self) -> u32 {
-        if self.team == 1 { 4 } else { 8 }
+        if self.team == 1 || self.m_tiles == 4 {
+            4
+        } else {
+            8
+        }
     }
 
     /// How it divides the work.
