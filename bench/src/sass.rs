@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use attention::ptx;
 use kernel_builder::ptxas;
 use kernels::class::Class;
-use kernels::table::{KERNELS, Kernel, Request, select};
+use kernels::select::{Request, select};
+use kernels::table::{KERNELS, Kernel};
 use std::collections::BTreeMap;
 use std::process::Command;
 

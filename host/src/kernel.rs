@@ -7,7 +7,8 @@ use crate::ladder::{self, Rung};
 use crate::problem::Problem;
 use crate::schedule::{Facts, group, request};
 use kernels::params::MAX_SEQLEN;
-use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel, select};
+use kernels::select::select;
+use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";

@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::problem::Problem;
 use kernels::class::{Class, SharedMemory};
 use kernels::ladder::table::Loop;
-use kernels::table::{Dtype, Family, Kernel, Request};
+use kernels::select::Request;
+use kernels::table::{Dtype, Family, Kernel};
 
 /// Blocks that a grid can have along x.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -226,7 +227,8 @@ mod tests {
     use crate::error::Error;
     use crate::problem::Problem;
     use kernels::class::Class;
-    use kernels::table::{Dtype, KERNELS, select};
+    use kernels::select::select;
+    use kernels::table::{Dtype, KERNELS};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`class`] | classes of devices, and their tiles | both |
 //! | [`table`] | every kernel: name, family, dtype, head dim, mask, tile | both |
+//! | [`select`](mod@select) | which kernel serves a request | both |
 //! | [`gemm`] | matrix products: tiles and the argument block; for PTX the main loops | both |
 //! | [`params`] | the argument block of a launch | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
@@ -34,6 +35,7 @@ pub mod layout;
 pub mod mask;
 pub mod order;
 pub mod params;
+pub mod select;
 pub mod table;
 
 #[cfg(target_arch = "nvptx64")]
