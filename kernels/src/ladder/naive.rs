@@ -1,7 +1,8 @@
 //! `naive`: S = scale Q K^T, P = softmax(S) and O = P V in three launches, with S in global memory.
 //!
 //! No tensor cores, no shared memory: a thread computes elements of S, then a row of P, then elements of
-//! O, as the definition says. What it costs is the traffic of `seqlen_q * seqlen_kv` scores, four times.
+//! O, as the definition says. It writes `seqlen_q * seqlen_kv` scores three times and reads
+//! them four times.
 
 use super::options::NaivePass;
 use super::table::NAIVE_ROWS;
