@@ -34,7 +34,8 @@ enum Subject {
     Ldmatrix(ldmatrix::Arguments),
     /// Where each 16-byte chunk of a tile lands in shared memory, and in which banks
     Swizzle(swizzle::Arguments),
-    /// Bank conflicts of the kernels' accesses without a swizzle, with padding and with theirs
+    /// Bank conflicts of the kernels' accesses, or one of yours, without a swizzle, with padding and
+    /// with theirs
     Smem(smem::Arguments),
 }
 
@@ -62,7 +63,7 @@ fn draw(subject: &Subject) -> Result<Drawing, String> {
         Subject::Mma => Ok(mma::draw()),
         Subject::Ldmatrix(arguments) => Ok(ldmatrix::draw(arguments)),
         Subject::Swizzle(arguments) => swizzle::draw(arguments),
-        Subject::Smem(arguments) => Ok(smem::draw(arguments)),
+        Subject::Smem(arguments) => smem::draw(arguments),
     }
 }
 
@@ -132,6 +133,8 @@ mod tests {
             "swizzle --dim 256 --rows 256",
             "smem",
             "smem --dim 160",
+            "smem --access 4x16",
+            "smem --access 1x4 --dim 96",
         ] {
             let drawing = drawn(arguments);
             let picture = picture::render(&drawing);

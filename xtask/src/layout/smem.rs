@@ -10,6 +10,8 @@ use kernels::layout::{
     swizzle::{CHUNK_BYTES, Swizzle},
 };
 use kernels::table::HEAD_DIMS;
+use std::fmt;
+use std::str::FromStr;
 
 /// What to draw.
 #[derive(clap::Args)]
@@ -18,6 +20,65 @@ pub struct Arguments {
     /// tiles for]
     #[arg(long, value_name = "ELEMENTS", value_parser = super::head_dim)]
     dim: Option<u32>,
+    /// An access of your own instead of the kernels': so many neighbouring lanes along a row, the next
+    /// ones in the next row, so many bytes each; 4x4 is a fragment, 1x16 an ldmatrix, 8x16 a copy
+    #[arg(long, value_name = "LANESxBYTES")]
+    access: Option<Pattern>,
+}
+
+/// Lanes side by side in a row, and bytes of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pattern {
+    lanes: u32,
+    bytes: u32,
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Pattern { lanes, bytes } = self;
+        write!(f, "{lanes} x {bytes}")
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.split_once('x');
+        let numbers =
+            numbers.and_then(|(lanes, bytes)| Some((lanes.parse().ok()?, bytes.parse().ok()?)));
+        match numbers {
+            Some((lanes @ (1 | 2 | 4 | 8 | 16 | 32), bytes @ (4 | 8 | 16))) => {
+                Ok(Pattern { lanes, bytes })
+            }
+            _ => {
+                Err("take 1, 2, 4, 8, 16 or 32 lanes by 4, 8 or 16 bytes, such as 4x16".to_owned())
+            }
+        }
+    }
+}
+
+impl Pattern {
+    /// Whether rows of so many elements divide into such groups of lanes.
+    fn divides(self, dim: u32) -> bool {
+        (2 * dim).is_multiple_of(self.lanes * self.bytes)
+    }
+
+    fn accesses(self, dim: u32, placed: Swizzle) -> Vec<Access> {
+        let Pattern { lanes, bytes } = self;
+        let firsts = (0..ROWS).step_by(32 / lanes as usize);
+        let firsts = firsts.flat_map(|row| {
+            let columns = (0..2 * dim).step_by((lanes * bytes) as usize);
+            columns.map(move |column| (row, column))
+        });
+        let access = |(row, column)| {
+            Access::new(bytes, move |lane| {
+                let column = column + lane % lanes * bytes;
+                placed.offset(row + lane / lanes, column / CHUNK_BYTES) + column % CHUNK_BYTES
+            })
+        };
+        firsts.map(access).collect()
+    }
 }
 
 /// Rows of the tile. Every kind of access moves the whole tile once, `2 * ROWS` bytes for each of the
@@ -88,43 +149,59 @@ impl Wavefronts {
 }
 
 /// A way to go through a tile of [`ROWS`] rows of `dim` elements.
+#[derive(Clone, Copy)]
 struct Walk {
     name: &'static str,
-    accesses: fn(dim: u32, placed: Swizzle) -> Vec<Access>,
+    accesses: Accesses,
+}
+
+#[derive(Clone, Copy)]
+enum Accesses {
+    Kernels(fn(dim: u32, placed: Swizzle) -> Vec<Access>),
+    Given(Pattern),
+}
+
+impl Accesses {
+    fn of(self, dim: u32, placed: Swizzle) -> Vec<Access> {
+        match self {
+            Accesses::Kernels(accesses) => accesses(dim, placed),
+            Accesses::Given(pattern) => pattern.accesses(dim, placed),
+        }
+    }
 }
 
 const WALKS: [Walk; 8] = [
     Walk {
         name: "read Q: ldmatrix",
-        accesses: |dim, placed| ldmatrix(Load::Q, dim, placed),
+        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::Q, dim, placed)),
     },
     Walk {
         name: "read K: ldmatrix",
-        accesses: |dim, placed| ldmatrix(Load::K, dim, placed),
+        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::K, dim, placed)),
     },
     Walk {
         name: "read V: ldmatrix.trans",
-        accesses: |dim, placed| ldmatrix(Load::V, dim, placed),
+        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::V, dim, placed)),
     },
     Walk {
         name: "fill all: cp.async, 16 B",
-        accesses: |dim, placed| chunks(THREADS, dim, placed),
+        accesses: Accesses::Kernels(|dim, placed| chunks(THREADS, dim, placed)),
     },
     Walk {
         name: "write O: fragments, 4 B",
-        accesses: fragments,
+        accesses: Accesses::Kernels(fragments),
     },
     Walk {
         name: "read O: one warp, 16 B",
-        accesses: |dim, placed| chunks(32, dim, placed),
+        accesses: Accesses::Kernels(|dim, placed| chunks(32, dim, placed)),
     },
     Walk {
         name: "along rows, 4 B",
-        accesses: along_rows,
+        accesses: Accesses::Kernels(along_rows),
     },
     Walk {
         name: "down columns, 4 B",
-        accesses: down_columns,
+        accesses: Accesses::Given(Pattern { lanes: 1, bytes: 4 }),
     },
 ];
 
@@ -178,29 +255,16 @@ fn fragments(dim: u32, placed: Swizzle) -> Vec<Access> {
     registers.map(write).collect()
 }
 
-/// Byte offset of the pair of elements `2 pair` and `2 pair + 1` of a row.
-fn pair_offset(placed: Swizzle, row: u32, pair: u32) -> u32 {
-    placed.offset(row, pair / 4) + pair % 4 * 4
-}
-
-/// Neighbouring lanes take neighbouring pairs.
+/// Neighbouring lanes take neighbouring pairs of elements.
 fn along_rows(dim: u32, placed: Swizzle) -> Vec<Access> {
     let row_pairs = dim / 2;
     let firsts = (0..ROWS * row_pairs).step_by(32);
     let read = |first| {
         Access::new(4, move |lane| {
-            let pair = first + lane;
-            pair_offset(placed, pair / row_pairs, pair % row_pairs)
+            let (row, pair) = ((first + lane) / row_pairs, (first + lane) % row_pairs);
+            placed.offset(row, pair / 4) + pair % 4 * 4
         })
     };
-    firsts.map(read).collect()
-}
-
-/// Neighbouring lanes take the same pair of neighbouring rows.
-fn down_columns(dim: u32, placed: Swizzle) -> Vec<Access> {
-    let firsts = (0..ROWS).step_by(32);
-    let firsts = firsts.flat_map(|row| (0..dim / 2).map(move |pair| (row, pair)));
-    let read = |(row, pair)| Access::new(4, move |lane| pair_offset(placed, row + lane, pair));
     firsts.map(read).collect()
 }
 
@@ -215,13 +279,31 @@ const PLACEMENTS: [(&str, Placed); 3] = [
 ];
 
 /// What a walk costs in a placement.
-fn cost(walk: &Walk, dim: u32, placed: Placed) -> Wavefronts {
-    Wavefronts::of((walk.accesses)(dim, placed(dim * 2 / CHUNK_BYTES)))
+fn cost(accesses: Accesses, dim: u32, placed: Placed) -> Wavefronts {
+    Wavefronts::of(accesses.of(dim, placed(dim * 2 / CHUNK_BYTES)))
 }
 
-/// The table of all accesses.
-pub fn draw(arguments: &Arguments) -> Drawing {
-    let dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
+/// The table of all accesses, or of the one that is asked for.
+///
+/// # Errors
+/// If rows of the head dim do not divide into such accesses.
+pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
+    let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
+    // Reads of operands, copies and stores, and the two plain ways.
+    let mut walks = [&WALKS[..3], &WALKS[3..6], &WALKS[6..]]
+        .map(<[_]>::to_vec)
+        .to_vec();
+    if let Some(pattern) = arguments.access {
+        dims.retain(|&dim| pattern.divides(dim));
+        if dims.is_empty() {
+            return Err(format!(
+                "rows do not divide into {pattern} bytes; take fewer lanes"
+            ));
+        }
+        let name = "the given access";
+        let accesses = Accesses::Given(pattern);
+        walks = vec![vec![Walk { name, accesses }]];
+    }
     let columns: Vec<_> = PLACEMENTS
         .iter()
         .flat_map(|(_, placed)| dims.iter().map(move |dim| (*placed, *dim)))
@@ -230,19 +312,18 @@ pub fn draw(arguments: &Arguments) -> Drawing {
         title: (*title).to_owned(),
         labels: dims.iter().map(u32::to_string).collect(),
     };
-    // Reads of operands, copies and stores, and the two plain ways.
-    let names = [&WALKS[..3], &WALKS[3..6], &WALKS[6..]].map(|walks| Group {
+    let names = walks.iter().map(|walks| Group {
         title: String::new(),
         labels: walks.iter().map(|walk| walk.name.to_owned()).collect(),
     });
     let table = Panel::new(
         "Wavefronts, and how many times the minimum that is",
         "access \\ head dim",
-        names.into(),
+        names.collect(),
         PLACEMENTS.iter().map(group).collect(),
         |walk, column| {
             let (placed, dim) = columns[column as usize];
-            cost(&WALKS[walk as usize], dim, placed).cell()
+            cost(walks.concat()[walk as usize].accesses, dim, placed).cell()
         },
     );
     let ways = [1, 2, 4, 8].map(|ways| (Color::conflict(ways, 1), format!("{ways}\u{d7}")));
@@ -264,10 +345,14 @@ pub fn draw(arguments: &Arguments) -> Drawing {
             text: "and more: wavefronts over the minimum".to_owned(),
         },
     ];
-    Drawing {
-        title: "Bank conflicts of the kernels' accesses to shared memory".to_owned(),
+    let title = match arguments.access {
+        None => "Bank conflicts of the kernels' accesses to shared memory".to_owned(),
+        Some(pattern) => format!("Bank conflicts of an access by {pattern} bytes, row by row"),
+    };
+    Ok(Drawing {
+        title,
         rows: vec![vec![Slot::Notes(notes)], vec![Slot::Panel(table)]],
-    }
+    })
 }
 
 #[cfg(test)]
@@ -279,7 +364,7 @@ mod tests {
         let mut walks = WALKS.iter();
         let walk = walks.find(|walk| walk.name.starts_with(name)).unwrap();
         PLACEMENTS.map(|(_, placed)| {
-            let cost = cost(walk, dim, placed);
+            let cost = cost(walk.accesses, dim, placed);
             cost.taken as f64 / cost.minimum as f64
         })
     }
@@ -291,13 +376,13 @@ mod tests {
             .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
         {
             for (_, placed) in PLACEMENTS {
-                let cost = cost(walk, dim, placed);
+                let cost = cost(walk.accesses, dim, placed);
                 assert_eq!(cost.minimum, u64::from(dim), "{}", walk.name);
             }
             // No byte twice, and none past the tile.
             let placed = Swizzle::new(dim * 2 / CHUNK_BYTES);
             let mut bytes = vec![0; (2 * ROWS * dim) as usize];
-            for access in (walk.accesses)(dim, placed) {
+            for access in walk.accesses.of(dim, placed) {
                 for address in access.addresses {
                     for byte in &mut bytes[address as usize..][..access.bytes as usize] {
                         *byte += 1;
@@ -314,7 +399,7 @@ mod tests {
             .iter()
             .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
         {
-            let cost = cost(walk, dim, Swizzle::new);
+            let cost = cost(walk.accesses, dim, Swizzle::new);
             assert_eq!(cost.taken, cost.minimum, "{}, head dim {dim}", walk.name);
         }
     }
@@ -330,6 +415,35 @@ mod tests {
         }
         assert_eq!(ways("down", 64), [32.0, 4.0, 4.0]);
         assert_eq!(ways("along", 64), [1.0; 3]);
+    }
+
+    /// The given access is the kernels' own where it is that: every row of a fragment or a matrix.
+    #[test]
+    fn a_given_access_costs_what_it_does() {
+        let given = |text: &str, dim| {
+            let pattern = Accesses::Given(text.parse().unwrap());
+            PLACEMENTS.map(|(_, placed)| {
+                let cost = cost(pattern, dim, placed);
+                cost.taken as f64 / cost.minimum as f64
+            })
+        };
+        for &dim in HEAD_DIMS {
+            assert_eq!(given("4x4", dim), ways("write O", dim), "{dim}");
+            assert_eq!(given("1x16", dim), ways("read Q", dim), "{dim}");
+        }
+        assert_eq!(given("32x4", 64), [1.0; 3]);
+        assert_eq!(given("1x4", 64), [32.0, 4.0, 4.0]);
+        for text in ["3x4", "4x2", "64x4", "4", "x", "4x4x4", "0x4", "-4x4"] {
+            let error = text.parse::<Pattern>().unwrap_err();
+            assert!(error.contains("such as 4x16"), "{text}");
+        }
+        let drawn = |dim, access: &str| {
+            let access = Some(access.parse().unwrap());
+            draw(&Arguments { dim, access })
+        };
+        // 192 bytes are not a multiple of 128.
+        assert!(drawn(Some(96), "32x4").is_err());
+        assert!(drawn(None, "32x4").is_ok());
     }
 
     #[test]
