@@ -387,7 +387,7 @@ mod tests {
                 "this project",
                 "SDPA flash",
                 "head dim 256, causal",
-                "mma.sync 613",
+                "mma.sync 650",
                 "16384",
                 &format!("forward, {dtype}, on NVIDIA H200"),
             ] {
