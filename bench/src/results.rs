@@ -151,7 +151,7 @@ pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<Pat
             .extension()
             .is_some_and(|extension| extension == "json")
         {
-            if Results::<GemmShape>::load(&path).is_ok_and(|r| !r.measurements.is_empty()) {
+            if has_products(&path) {
                 continue;
             }
             let results = Results::load(&path)?;
@@ -161,6 +161,11 @@ pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<Pat
         }
     }
     newest.map(|(_, path)| path).with_context(context)
+}
+
+/// Whether a file holds results of matrix products.
+pub fn has_products(path: &Path) -> bool {
+    Results::<GemmShape>::load(path).is_ok_and(|results| !results.measurements.is_empty())
 }
 
 /// Lower-case letters and digits, with single hyphens for everything between.
