@@ -31,7 +31,7 @@ pub struct Shape {
     #[arg(long, value_name = "M")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seqlen_kv: Option<usize>,
-    /// Head dim: a multiple of 8, at most 256
+    /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64)]
     pub dim: usize,
     /// Element type of q, k, v and o
