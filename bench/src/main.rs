@@ -19,10 +19,9 @@ mod stats;
 mod subject;
 mod table;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use args::{Args, PeerName, Task};
 use attention::Device;
-use clap::Parser;
 use contender::Choice;
 use grid::Grid;
 use peers::Peers;
@@ -51,7 +50,10 @@ impl From<anyhow::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match cli::parse::<Args>() {
+        Ok(args) => args,
+        Err(message) => return fail(&anyhow!(message), 2),
+    };
     let done = match &args.task {
         None if args.run.grid == Some(Grid::Gemm) => {
             bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
@@ -84,7 +86,6 @@ fn bench<S: Subject>(
     args: &args::Run,
     shapes: impl FnOnce() -> Result<(Vec<S>, Option<String>)>,
 ) -> Result<(), Failure> {
-    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let plan = Plan {
         kernel: Choice::from(args.kernel.as_str()),
         splits: args.splits,
@@ -93,6 +94,8 @@ fn bench<S: Subject>(
         seed: args.seed,
     };
     let (mut shapes, suffix) = shapes()?;
+    plan.kernel.check_names(&shapes[0])?;
+    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     retain_served(&mut shapes, &device, &plan.kernel)?;
     let mut peers = args.peers.and_then(|PeerName::Torch| {
         Peers::torch(S::NAME)
