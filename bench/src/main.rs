@@ -54,7 +54,15 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(message) => return fail(&anyhow!(message), 2),
     };
-    let done = match &args.task {
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Run(error)) => fail(&error, 1),
+        Err(Failure::Input(error)) => fail(&error, 2),
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    match &args.task {
         None if args.run.grid == Some(Grid::Gemm) => {
             bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
         }
@@ -63,11 +71,6 @@ fn main() -> ExitCode {
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),
         Some(Task::Profile(profile)) => profile::run(profile),
         Some(Task::Launch(call)) => launch::run(call).map_err(Failure::Run),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Run(error)) => fail(&error, 1),
-        Err(Failure::Input(error)) => fail(&error, 2),
     }
 }
 
@@ -175,4 +178,43 @@ fn driver_version() -> Option<String> {
         .filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;
     text.lines().next().map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Args, Failure, run};
+
+    #[test]
+    fn bad_input_needs_no_gpu() {
+        for (line, said) in [
+            ("--foo", "'--foo'"),
+            (
+                "--grid full --dim 64",
+                "'--grid <GRID>' cannot be used with",
+            ),
+            ("--iters 0", "at least 1"),
+            ("--grid nope", "cannot read nope"),
+            ("--dim 33", "multiple of 8"),
+            ("--kernel zzz", "no kernel \"zzz\""),
+            ("--kernel split-q:swizzle=foo", "swizzle=foo"),
+            ("--grid gemm --kernel gemm-simpel", "gemm-simple"),
+            ("plto", "there are plot, profile"),
+            ("plot --foo", "'--foo'"),
+            ("profile --kernel zzz", "no kernel \"zzz\""),
+            ("profile --heads 0", "heads is 0"),
+            ("profile --sass --heads 8 --kv-heads 0", "kv_heads is 0"),
+            ("profile --sass --target sm_75", "sm_80, sm_86"),
+        ] {
+            let words = std::iter::once("bench").chain(line.split_whitespace());
+            let message = match cli::parse_from::<Args>(words.map(Into::into).collect()) {
+                Err(message) => message,
+                Ok(args) => match run(&args) {
+                    Err(Failure::Input(error)) => format!("{error:#}"),
+                    _ => panic!("{line}: no bad input"),
+                },
+            };
+            assert!(message.contains(said), "{message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
 }

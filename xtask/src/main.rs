@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Test(arguments) => test::run(&arguments)?,
         Task::Bench(arguments) => bench::run(&arguments)?,
         Task::Plot(arguments) => bench::plot(&arguments)?,
-        Task::Profile(arguments) => profile::run(&arguments)?,
+        Task::Profile(arguments) => return profile::run(&arguments),
         Task::Layout(arguments) => {
             if let Err(message) = layout::run(&arguments) {
                 return Ok(bad_input(&message));
