@@ -3,6 +3,8 @@
 use crate::contender::Choice;
 use crate::grid::Grid;
 use crate::shape::Shape;
+use attention::Class;
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -96,11 +98,12 @@ pub struct Plot {
 pub struct Profile {
     #[command(flatten)]
     pub call: Call,
-    /// Instead, assemble the kernel with ptxas and count its instructions; needs no GPU
+    /// Instead, assemble the kernel with ptxas and count its instructions; needs no GPU. Takes any kernel's
+    /// name, of a matrix product, too
     #[arg(long)]
     pub sass: bool,
     /// The architecture that --sass assembles for
-    #[arg(long, value_name = "SM", default_value = "sm_90", requires = "sass")]
+    #[arg(long, value_name = "SM", default_value = "sm_90", requires = "sass", value_parser = targets())]
     pub target: String,
     /// Folder of ncu's reports
     #[arg(long, value_name = "FOLDER", default_value = "profiles")]
@@ -112,7 +115,7 @@ pub struct Profile {
 pub struct Call {
     #[command(flatten)]
     pub shape: Shape,
-    /// auto for the best kernel, or a kernel's name
+    /// auto for the best kernel, or a kernel's name, of the ladder perhaps with options
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
@@ -128,6 +131,16 @@ impl Call {
             name => Choice::Named(vec![name.to_owned()]),
         }
     }
+}
+
+/// The targets that the kernels are for, the oldest first.
+fn targets() -> PossibleValuesParser {
+    let mut targets: Vec<_> = Class::ALL
+        .iter()
+        .flat_map(|class| class.targets())
+        .collect();
+    targets.sort_unstable_by_key(|target| (target.len(), **target));
+    PossibleValuesParser::new(targets)
 }
 
 fn positive(text: &str) -> Result<usize, String> {
@@ -180,5 +193,10 @@ mod tests {
         };
         assert!(profile.sass && profile.call.shape.dim == 128);
         assert!(parse("bench profile --grid full").is_err());
+        let error = parse("bench profile --sass --target sm_75")
+            .err()
+            .expect("too old");
+        let targets = "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120";
+        assert!(error.to_string().contains(targets), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::run::Plan;
 use crate::shape::Shape;
-use crate::subject::Contenders;
+use crate::subject::{Contenders, Subject};
 use anyhow::{Context, Result};
 use attention::check::{self, Forward};
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
@@ -38,10 +38,21 @@ impl From<&str> for Choice {
 }
 
 impl Choice {
+    /// Checks that there are kernels of the names, on whatever device.
+    ///
+    /// # Errors
+    /// Names one that there is not.
+    pub fn check_names(&self, shape: &impl Subject) -> Result<()> {
+        match self {
+            Choice::Named(names) => names.iter().try_for_each(|name| shape.check_name(name)),
+            Choice::Auto | Choice::All | Choice::Ladder => Ok(()),
+        }
+    }
+
     /// Names of the kernels for a shape, the default one first.
     ///
     /// # Errors
-    /// If there is no kernel of a name, or none serves the shape.
+    /// If there is no kernel of a name or no such option, or none serves the shape.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
         let mut names = match self {
@@ -57,9 +68,9 @@ impl Choice {
             names.truncate(1);
         }
         for name in names {
-            let served = match name.parse::<Ladder>() {
-                Ok(ladder) => ladder.check(device, dtype, &problem),
-                Err(_) => kernel::check(device, &name, dtype, &problem),
+            let served = match on_ladder(&name)? {
+                Some(ladder) => ladder.check(device, dtype, &problem),
+                None => kernel::check(device, &name, dtype, &problem),
             };
             match served {
                 Ok(()) => serving.push(name),
@@ -82,6 +93,18 @@ impl Choice {
             (_, Ok(ladder)) => attention.ladder(ladder),
             (_, Err(_)) => attention.kernel(name),
         }
+    }
+}
+
+/// The kernel of the ladder that goes by that name, with its options; `None` if it is none of them.
+///
+/// # Errors
+/// If it is one without such options.
+pub fn on_ladder(name: &str) -> attention::Result<Option<Ladder>> {
+    match name.parse() {
+        Ok(ladder) => Ok(Some(ladder)),
+        Err(Error::UnknownKernel { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -203,23 +226,25 @@ impl<T: Element> Contenders for Calls<T> {
 mod tests {
     use super::Choice;
     use crate::shape::{Dtype, Shape};
+    use crate::subject::Subject;
     use attention::Device;
+
+    const SHAPE: Shape = Shape {
+        batch: 1,
+        heads: 8,
+        kv_heads: None,
+        seqlen: 16,
+        seqlen_kv: None,
+        dim: 64,
+        dtype: Dtype::F16,
+        causal: false,
+    };
 
     #[test]
     fn of_named_kernels_those_that_serve() {
-        let shape = Shape {
-            batch: 1,
-            heads: 8,
-            kv_heads: None,
-            seqlen: 16,
-            seqlen_kv: None,
-            dim: 64,
-            dtype: Dtype::F16,
-            causal: false,
-        };
         let kernels = |names| {
             let choice = Choice::from(names);
-            let kernels = choice.kernels(&Device::cpu(), &shape);
+            let kernels = choice.kernels(&Device::cpu(), &SHAPE);
             kernels
                 .map(|names| names.join(" "))
                 .map_err(|error| error.to_string())
@@ -230,8 +255,31 @@ mod tests {
             ("decode_f16_d64,packed_f16_d64", "CUDA"),
             ("cpu,decode_f16_d65", "decode_f16_d64"),
             ("cpu,", "\"\""),
+            ("cpu,split-q:swizzle=foo", "has no option swizzle=foo"),
         ] {
             let error = kernels(names).expect_err(names);
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_are_known_without_a_gpu() {
+        for name in [
+            "cpu",
+            "forward_f16_d128",
+            "naive",
+            "split-q:stages=2:acc=f16",
+        ] {
+            assert!(SHAPE.check_name(name).is_ok(), "{name}");
+        }
+        for (name, reason) in [
+            ("forward_f16_d65", "forward_f16_d64"),
+            ("splitq", "split-q"),
+            ("split-q:foo", "has no option foo"),
+            ("naive:stages=x", "has no option stages=x"),
+            ("gemm-simple", "there is no kernel"),
+        ] {
+            let error = SHAPE.check_name(name).expect_err(name).to_string();
             assert!(error.contains(reason), "{error}");
         }
     }

@@ -3,7 +3,7 @@
 use crate::contender::Choice;
 use crate::run::Plan;
 use crate::shape::Dtype;
-use crate::subject::{Contenders, Subject};
+use crate::subject::{Contenders, Subject, exists};
 use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
@@ -123,6 +123,12 @@ impl Subject for GemmShape {
 
     fn setup(&self) -> Value {
         json!(self)
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let (problem, dtype) = (self.problem()?, self.dtype.into());
+        let named = self.any_kernel().kernel(name);
+        exists(named.kernel_name(&Device::cpu(), dtype, &problem))
     }
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
@@ -254,5 +260,15 @@ mod tests {
         assert_eq!(shape.to_string(), "M 3 N 2 K 5 bf16 in f32");
         let names = shape.kernels(&Choice::Auto, &Device::cpu()).expect("one");
         assert_eq!(names, ["cpu"]);
+    }
+
+    #[test]
+    fn names_are_known_without_a_gpu() {
+        let shape = shapes()[0];
+        for name in ["gemm-simple", "gemm_bf16_f32_256x128x32x4"] {
+            assert!(shape.check_name(name).is_ok(), "{name}");
+        }
+        let error = shape.check_name("gemm-simpel").expect_err("unknown");
+        assert!(error.to_string().contains("gemm-simple"), "{error}");
     }
 }

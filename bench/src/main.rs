@@ -19,10 +19,9 @@ mod stats;
 mod subject;
 mod table;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use args::{Args, PeerName, Task};
 use attention::Device;
-use clap::Parser;
 use contender::Choice;
 use grid::Grid;
 use peers::Peers;
@@ -51,8 +50,19 @@ impl From<anyhow::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let done = match &args.task {
+    let args = match cli::parse::<Args>() {
+        Ok(args) => args,
+        Err(message) => return fail(&anyhow!(message), 2),
+    };
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Run(error)) => fail(&error, 1),
+        Err(Failure::Input(error)) => fail(&error, 2),
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    match &args.task {
         None if args.run.grid == Some(Grid::Gemm) => {
             bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
         }
@@ -61,11 +71,6 @@ fn main() -> ExitCode {
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),
         Some(Task::Profile(profile)) => profile::run(profile),
         Some(Task::Launch(call)) => launch::run(call).map_err(Failure::Run),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Run(error)) => fail(&error, 1),
-        Err(Failure::Input(error)) => fail(&error, 2),
     }
 }
 
@@ -84,7 +89,6 @@ fn bench<S: Subject>(
     args: &args::Run,
     shapes: impl FnOnce() -> Result<(Vec<S>, Option<String>)>,
 ) -> Result<(), Failure> {
-    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let plan = Plan {
         kernel: Choice::from(args.kernel.as_str()),
         splits: args.splits,
@@ -93,6 +97,8 @@ fn bench<S: Subject>(
         seed: args.seed,
     };
     let (mut shapes, suffix) = shapes()?;
+    plan.kernel.check_names(&shapes[0])?;
+    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     retain_served(&mut shapes, &device, &plan.kernel)?;
     let mut peers = args.peers.and_then(|PeerName::Torch| {
         Peers::torch(S::NAME)
@@ -172,4 +178,43 @@ fn driver_version() -> Option<String> {
         .filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;
     text.lines().next().map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Args, Failure, run};
+
+    #[test]
+    fn bad_input_needs_no_gpu() {
+        for (line, said) in [
+            ("--foo", "'--foo'"),
+            (
+                "--grid full --dim 64",
+                "'--grid <GRID>' cannot be used with",
+            ),
+            ("--iters 0", "at least 1"),
+            ("--grid nope", "cannot read nope"),
+            ("--dim 33", "multiple of 8"),
+            ("--kernel zzz", "no kernel \"zzz\""),
+            ("--kernel split-q:swizzle=foo", "swizzle=foo"),
+            ("--grid gemm --kernel gemm-simpel", "gemm-simple"),
+            ("plto", "there are plot, profile"),
+            ("plot --foo", "'--foo'"),
+            ("profile --kernel zzz", "no kernel \"zzz\""),
+            ("profile --heads 0", "heads is 0"),
+            ("profile --sass --heads 8 --kv-heads 0", "kv_heads is 0"),
+            ("profile --sass --target sm_75", "sm_80, sm_86"),
+        ] {
+            let words = std::iter::once("bench").chain(line.split_whitespace());
+            let message = match cli::parse_from::<Args>(words.map(Into::into).collect()) {
+                Err(message) => message,
+                Ok(args) => match run(&args) {
+                    Err(Failure::Input(error)) => format!("{error:#}"),
+                    _ => panic!("{line}: no bad input"),
+                },
+            };
+            assert!(message.contains(said), "{message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use crate::print;
 use crate::results::{self, Measurement, Results, slug};
 use crate::roofline::{self, Roofline};
 use crate::shape::Dtype;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use svg::{Anchor, Stroke, Svg};
 
@@ -36,18 +36,22 @@ const CEILING: Stroke = Stroke {
 /// Writes the charts of the given or the newest results.
 ///
 /// # Errors
-/// If there are no results, or a file cannot be read or written.
+/// If there are no results that can be drawn, or a file cannot be read or written.
 pub fn run(args: &Plot) -> Result<()> {
     let file = match &args.file {
         Some(file) => file.clone(),
-        // Decode shapes have no place in the charts; and of others lines say more than points.
-        None => results::newest(&args.results, has_lines)
-            .or_else(|_| results::newest(&args.results, |results| !charts(results).is_empty()))?,
+        // No decode shapes, nor the ladder's.
+        None => results::newest(&args.results, |results| obstacle(results).is_none())
+            .with_context(|| format!("nothing to draw: {DRAWN}"))?,
     };
+    if results::has_products(&file) {
+        bail!("{} has matrix products; {DRAWN}", file.display());
+    }
     let results = Results::load(&file)?;
-    let charts = charts(&results);
-    ensure!(!charts.is_empty(), "{} has no results", file.display());
-    for (dtype, svg) in charts {
+    if let Some(reason) = obstacle(&results) {
+        bail!("{} {reason}; {DRAWN}", file.display());
+    }
+    for (dtype, svg) in charts(&results) {
         let name = format!("{}-{dtype}.svg", slug(&results.device));
         let path = args.charts.join(name);
         std::fs::create_dir_all(&args.charts)
@@ -58,14 +62,23 @@ pub fn run(args: &Plot) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is more than one length for a head dim and mask.
-fn has_lines(results: &Results) -> bool {
+/// What can be drawn.
+const DRAWN: &str = "charts are of attention over several sequence lengths, as of --grid full";
+
+/// Why results make no charts.
+fn obstacle(results: &Results) -> Option<&'static str> {
     let panels = [Dtype::F16, Dtype::Bf16].map(|dtype| panels(results, dtype));
-    let mut lines = panels
-        .iter()
-        .flatten()
-        .flat_map(|panel| panel.lines.values());
-    lines.any(|points| points.len() > 1)
+    let mut panels = panels.iter().flatten().peekable();
+    if panels.peek().is_none() {
+        return Some("has nothing with as many queries as keys");
+    }
+    if !panels.all(|panel| panel.lines.values().any(|points| points.len() > 1)) {
+        return Some("has not two lengths for each head dim and mask");
+    }
+    // There are more of them than colours.
+    let mut kernels = results.measurements.iter().flat_map(|m| &m.kernels);
+    let has_options = kernels.any(|kernel| kernel.name.contains(':'));
+    has_options.then_some("has kernels with options")
 }
 
 /// The charts, by element type.
@@ -349,9 +362,10 @@ fn radius(index: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{charts, family, panels, step};
+    use super::{charts, family, obstacle, panels, run, step};
+    use crate::args::Plot;
     use crate::grid::Grid;
-    use crate::results::tests::results;
+    use crate::results::tests::{products, results};
     use crate::shape::Dtype;
 
     #[test]
@@ -387,7 +401,7 @@ mod tests {
                 "this project",
                 "SDPA flash",
                 "head dim 256, causal",
-                "mma.sync 613",
+                "mma.sync 650",
                 "16384",
                 &format!("forward, {dtype}, on NVIDIA H200"),
             ] {
@@ -396,6 +410,42 @@ mod tests {
             assert!(!svg.contains("NaN") && !svg.contains("inf"));
             assert!(!svg.contains(">other<"), "it has no line");
         }
+    }
+
+    #[test]
+    fn what_makes_no_curves_is_refused() {
+        assert_eq!(obstacle(&results(&Grid::Full, |_| 0.5)), None);
+        for (grid, expected) in [
+            (Grid::Quick, "two lengths"),
+            (Grid::Ladder, "two lengths"),
+            (Grid::Decode, "as many queries as keys"),
+        ] {
+            let reason = obstacle(&results(&grid, |_| 0.5)).expect("no curves");
+            assert!(reason.contains(expected), "{grid:?}: {reason}");
+        }
+        let mut ladder = results(&Grid::Full, |_| 0.5);
+        let mut other = ladder.measurements[0].kernels[0].clone();
+        other.name = "split-q:stages=1".to_owned();
+        ladder.measurements[0].kernels.push(other);
+        assert_eq!(obstacle(&ladder), Some("has kernels with options"));
+        // A file that is named is refused, and of a folder none is taken.
+        let folder = tempfile::tempdir().expect("a folder");
+        let [results, charts] = ["results", "charts"].map(|name| folder.path().join(name));
+        ladder.save(&results.join("ladder.json")).expect("written");
+        products()
+            .save(&results.join("gemm.json"))
+            .expect("written");
+        for file in [None, Some("ladder.json"), Some("gemm.json")] {
+            let error = run(&Plot {
+                file: file.map(|name| results.join(name)),
+                results: results.clone(),
+                charts: charts.clone(),
+            });
+            let error = format!("{:#}", error.expect_err("refused"));
+            assert!(error.contains("--grid full"), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+        assert!(!charts.exists());
     }
 
     #[test]

@@ -11,10 +11,12 @@ use std::process::Command;
 
 /// Profiles the call, prints what matters, and keeps ncu's own report.
 pub fn run(args: &Profile) -> Result<(), Failure> {
-    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     let shape = &args.call.shape;
     shape.problem().map_err(anyhow::Error::from)?;
-    args.call.choice().kernels(&device, shape)?;
+    let choice = args.call.choice();
+    choice.check_names(shape)?;
+    let device = Device::cuda(0).map_err(anyhow::Error::from)?;
+    choice.kernels(&device, shape)?;
     let version = Command::new("ncu").arg("--version").output();
     version.context("ncu, the profiler of NVIDIA's toolkit, is not in the PATH")?;
     report(args).map_err(Failure::Run)

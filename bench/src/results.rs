@@ -26,7 +26,7 @@ pub struct Results<S = Shape> {
     pub copy_gbs: Option<f64>,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Timed launches of each contender and shape.
+    /// Timed launches of each contender and shape, unless its [`Speed`] says fewer.
     pub iters: usize,
     /// Launches of each contender before those.
     pub warmup: usize,
@@ -66,6 +66,9 @@ pub struct Speed {
     pub min_ms: f64,
     /// 10^12 floating-point operations a second, at the median.
     pub tflops: f64,
+    /// Timed launches, where they are fewer than the run's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<usize>,
 }
 
 impl Speed {
@@ -76,6 +79,7 @@ impl Speed {
             median_ms,
             min_ms: stats::minimum(samples_ms),
             tflops: flops / median_ms / 1e9,
+            samples: None,
         }
     }
 }
@@ -147,7 +151,7 @@ pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<Pat
             .extension()
             .is_some_and(|extension| extension == "json")
         {
-            if Results::<GemmShape>::load(&path).is_ok_and(|r| !r.measurements.is_empty()) {
+            if has_products(&path) {
                 continue;
             }
             let results = Results::load(&path)?;
@@ -157,6 +161,11 @@ pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<Pat
         }
     }
     newest.map(|(_, path)| path).with_context(context)
+}
+
+/// Whether a file holds results of matrix products.
+pub fn has_products(path: &Path) -> bool {
+    Results::<GemmShape>::load(path).is_ok_and(|results| !results.measurements.is_empty())
 }
 
 /// Lower-case letters and digits, with single hyphens for everything between.
@@ -283,5 +292,23 @@ pub mod tests {
         let speed = Speed::new(6e9, &[4.0, 2.0, 3.0]);
         assert_eq!((speed.median_ms, speed.min_ms), (3.0, 2.0));
         assert!((speed.tflops - 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn only_fewer_samples_are_written() {
+        let usual = Speed::new(6e9, &[2.0]);
+        let line = r#"{"median_ms":2.0,"min_ms":2.0,"tflops":3.0}"#;
+        assert_eq!(serde_json::to_string(&usual).expect("a line"), line);
+        assert_eq!(serde_json::from_str::<Speed>(line).expect("a speed"), usual);
+        let fewer = Speed {
+            samples: Some(4),
+            ..usual
+        };
+        let line = serde_json::to_string(&fewer).expect("a line");
+        assert!(line.ends_with(r#""samples":4}"#), "{line}");
+        assert_eq!(
+            serde_json::from_str::<Speed>(&line).expect("a speed"),
+            fewer
+        );
     }
 }

@@ -11,7 +11,8 @@ pub struct Roofline {
 
 const HOPPER_SXM: Roofline = Roofline {
     dense: 989.0,
-    mma_sync: Some(0.62 * 989.0),
+    // What `ncu` shows as 100 % of an H200's tensor pipe (`docs/tuning.md`).
+    mma_sync: Some(650.0),
 };
 
 /// By marketing name.

@@ -15,6 +15,10 @@ const TURNS: usize = 4;
 /// Untimed launches at the start of a turn: while they run, the timed ones are queued.
 const LEAD: usize = 2;
 
+/// Milliseconds of a launch beyond which a kernel of the project is launched once a turn and no more: what
+/// takes so long needs neither a warm-up nor many samples.
+const SLOW_MS: f64 = 100.0;
+
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -71,28 +75,25 @@ fn measure<S: Subject>(
         eprintln!("{contender} does not serve {shape}: {reason}");
     }
 
-    let count = names.len() + contenders.len();
-    let mut times = vec![Vec::new(); count];
-    let mut order: Vec<usize> = (0..count).collect();
-    for (untimed, timed) in turns(plan.warmup, plan.iters) {
-        for &contender in &order {
-            times[contender].extend(match contenders.get(contender.wrapping_sub(names.len())) {
-                None => time(device, &mut *kernels, contender, untimed, timed)?,
-                Some(peer) if refusals.contains_key(peer) => Vec::new(),
-                Some(peer) => {
-                    let peers = peers.as_mut().context("peers were asked for names")?;
-                    peers.time(peer, untimed, timed)?
-                }
-            });
+    let counts = (names.len(), contenders.len());
+    let mut times = in_turns(plan, counts, |contender, untimed, timed| {
+        match contenders.get(contender.wrapping_sub(names.len())) {
+            None => time(device, &mut *kernels, contender, untimed, timed),
+            Some(peer) if refusals.contains_key(peer) => Ok(Vec::new()),
+            Some(peer) => {
+                let peers = peers.as_mut().context("peers were asked for names")?;
+                peers.time(peer, untimed, timed)
+            }
         }
-        // Who comes late finds a GPU that the others have heated: in the next turn, those.
-        order.reverse();
-    }
+    })?;
     let peer_times = times.split_off(names.len());
     let timing = |(name, splits, times): (String, Option<u32>, Vec<f64>)| Timing {
         name,
         splits,
-        speed: (!times.is_empty()).then(|| Speed::new(flops, &times)),
+        speed: (!times.is_empty()).then(|| Speed {
+            samples: (times.len() < plan.iters).then_some(times.len()),
+            ..Speed::new(flops, &times)
+        }),
     };
     let kernels = names.into_iter().zip(times);
     let kernels = kernels.map(|((name, splits), times)| (name, splits, times));
@@ -105,6 +106,34 @@ fn measure<S: Subject>(
     })
 }
 
+/// The times of so many kernels and peers, which `launch` takes of one of them by number, untimed and timed
+/// launches.
+fn in_turns(
+    plan: &Plan,
+    (kernels, peers): (usize, usize),
+    mut launch: impl FnMut(usize, usize, usize) -> Result<Vec<f64>>,
+) -> Result<Vec<Vec<f64>>> {
+    // The first launch of a peer says little: in it libraries may choose and compile their kernels.
+    let mut slow = vec![false; kernels + peers];
+    for (contender, slow) in slow.iter_mut().enumerate().take(kernels) {
+        *slow = launch(contender, 0, 1)?.iter().any(|&ms| ms > SLOW_MS);
+    }
+    let mut times = vec![Vec::new(); kernels + peers];
+    let mut order: Vec<usize> = (0..kernels + peers).collect();
+    for (untimed, timed) in turns(plan.warmup, plan.iters) {
+        for &contender in &order {
+            let (untimed, timed) = match slow[contender] {
+                true => (0, timed.min(1)),
+                false => (untimed, timed),
+            };
+            times[contender].extend(launch(contender, untimed, timed)?);
+        }
+        // Who comes late finds a GPU that the others have heated: in the next turn, those.
+        order.reverse();
+    }
+    Ok(times)
+}
+
 /// Untimed and timed launches of each turn: first the warm-up, then the timed launches in equal
 /// parts.
 fn turns(warmup: usize, iters: usize) -> Vec<(usize, usize)> {
@@ -115,7 +144,7 @@ fn turns(warmup: usize, iters: usize) -> Vec<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Plan, run, turns};
+    use super::{Plan, in_turns, run, turns};
     use crate::contender::Choice;
     use crate::grid::Grid;
     use crate::peers::tests::fake;
@@ -134,6 +163,34 @@ mod tests {
                 .sum::<usize>();
             assert_eq!(timed, iters);
         }
+    }
+
+    #[test]
+    fn slow_kernels_are_launched_less_often() {
+        let plan = Plan {
+            kernel: Choice::All,
+            splits: 0,
+            iters: 20,
+            warmup: 5,
+            seed: 0,
+        };
+        // Two kernels, the second one slow, and a peer that is slow, too.
+        let launch_ms = [100.0, 100.1, 900.0];
+        let mut launches = Vec::new();
+        let times = in_turns(&plan, (2, 1), |contender, untimed, timed| {
+            launches.push((contender, untimed, timed));
+            Ok(vec![launch_ms[contender]; timed])
+        });
+        let samples: Vec<_> = times.expect("timed").iter().map(Vec::len).collect();
+        assert_eq!(samples, [20, 4, 20]);
+        let first = [(0, 0, 1), (1, 0, 1)];
+        let warmup = [(0, 5, 0), (1, 0, 0), (2, 5, 0)];
+        let turns = [
+            [(2, 2, 5), (1, 0, 1), (0, 2, 5)],
+            [(0, 2, 5), (1, 0, 1), (2, 2, 5)],
+        ];
+        let expected = [&first[..], &warmup, &turns.concat(), &turns.concat()].concat();
+        assert_eq!(launches, expected);
     }
 
     #[test]
@@ -173,6 +230,7 @@ mod tests {
             };
             let speed = flash.speed.expect("it serves all shapes");
             assert_eq!((speed.median_ms, speed.min_ms), (2.0, 1.0));
+            assert_eq!(speed.samples, None, "as many as asked for");
             assert_eq!(picky.speed, None);
         }
     }

@@ -1,13 +1,16 @@
 //! `bench profile --sass`: what the assembler makes of a kernel, counted.
 
 use crate::args::Profile;
+use crate::contender::on_ladder;
 use crate::{print, table};
 use anyhow::{Context, Result, ensure};
-use attention::ptx;
+use attention::emulator::Options;
+use attention::ladder::Ladder;
+use attention::{Device, ptx};
 use kernel_builder::ptxas;
 use kernels::class::Class;
-use kernels::select::{Request, select};
-use kernels::table::{KERNELS, Kernel};
+use kernels::ladder::table::variants;
+use kernels::table::{Kernel, all};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -34,37 +37,28 @@ pub fn run(args: &Profile) -> Result<()> {
     Ok(())
 }
 
+/// The kernel that the library takes on the target's devices; of any kernel its own name will do, too.
 fn kernel(args: &Profile) -> Result<&'static Kernel> {
-    let (shape, name) = (&args.call.shape, args.call.kernel.as_str());
-    let kernel = match name {
-        "auto" => select(&Request {
-            dtype: shape.dtype.into(),
-            dim: shape.dim as u32,
-            causal: shape.causal,
-            seqlen_q: shape.seqlen as u32,
-            group: (shape.heads / shape.kv_heads()) as u32,
-            compute_capability: capability(&args.target),
-            class: class(&args.target),
-        }),
-        name => KERNELS.iter().find(|kernel| kernel.name == name),
-    };
-    kernel.with_context(|| format!("no kernel {name} for {shape}"))
-}
-
-/// The compute capability of a target such as `sm_90`; of one that cannot be read, that of the oldest
-/// kernels.
-fn capability(target: &str) -> (i32, i32) {
-    let digits = target.trim_start_matches("sm_");
-    let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
-    let number = digits.parse().unwrap_or(80);
-    (number / 10, number % 10)
-}
-
-/// The class of a target; of one that is not known, that of an H100.
-fn class(target: &str) -> Class {
+    let (call, target) = (&args.call, args.target.as_str());
+    let problem = call.shape.problem()?;
+    let entry = |name: &str| all().find(|kernel| kernel.name == name);
+    if let Some(kernel) = entry(&call.kernel) {
+        return Ok(kernel);
+    }
     let mut classes = Class::ALL.iter();
     let class = classes.find(|class| class.targets().contains(&target));
-    class.copied().unwrap_or(Class::Sm90)
+    let class = class.with_context(|| format!("no kernels are for {target}"))?;
+    let device = Device::emulator_of(*class, Options::default())?;
+    let names = call.choice().kernels(&device, &call.shape)?;
+    let found = names.first().and_then(|name| match on_ladder(name) {
+        Ok(Some(Ladder { rung, acc, .. })) => {
+            let (dtype, acc) = (call.shape.dtype.into(), acc.unwrap_or_default());
+            // Stages are told to the kernel: any number of them leads to the same.
+            variants(rung, dtype, acc, problem.dim as u32, 1).map(|(kernel, _)| kernel)
+        }
+        _ => entry(name),
+    });
+    found.with_context(|| format!("no kernel serves {} on {target}", call.shape))
 }
 
 /// The machine code of the kernel's module, as text.
@@ -119,7 +113,63 @@ pub fn name(code: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::opcodes;
+    use super::{kernel, opcodes};
+    use crate::args::{Args, Task};
+    use attention::ptx;
+    use clap::Parser;
+
+    #[test]
+    fn kernels_are_those_of_the_library() {
+        if !ptx::COMPILED {
+            return;
+        }
+        let name = |line: &str| {
+            let words = ["bench", "profile", "--sass"].into_iter();
+            let args = Args::try_parse_from(words.chain(line.split_whitespace()));
+            let Some(Task::Profile(profile)) = args.expect("valid").task else {
+                panic!("a profile");
+            };
+            kernel(&profile)
+                .map(|kernel| kernel.name)
+                .map_err(|error| error.to_string())
+        };
+        for (line, expected) in [
+            ("--dim 40", "forward_f16_d64"),
+            (
+                "--dim 64 --causal --target sm_120",
+                "forward_f16_d64_128x48_causal",
+            ),
+            ("--dim 512", "teams_f16_t4_o8"),
+            ("--kernel split-q --dtype bf16", "split_q_bf16_d64"),
+            (
+                "--kernel shared-kv:stages=2:acc=f16 --dim 72",
+                "split_q_f16acc_d96",
+            ),
+            ("--kernel forward_f16_d128", "forward_f16_d128"),
+            ("--kernel teams_f16_t4_o1", "teams_f16_t4_o1"),
+            ("--kernel gemm_simple_f16_f16", "gemm_simple_f16_f16"),
+        ] {
+            assert_eq!(name(line).as_deref(), Ok(expected), "{line}");
+        }
+        for (line, reason) in [
+            ("--kv-heads 0", "kv_heads is 0"),
+            ("--heads 0", "heads is 0"),
+            ("--dim 33", "multiple of 8"),
+            ("--seqlen 5000000000", "at most"),
+            ("--kernel forward_f16_d65", "forward_f16_d64"),
+            ("--kernel gemm-simple", "gemm_simple"),
+            ("--kernel split-q --dim 264", "up to 256"),
+            ("--kernel split-q:swizzle=foo", "swizzle=foo"),
+            (
+                "--kernel split-q:stages=3 --dim 256 --target sm_89",
+                "would fit",
+            ),
+        ] {
+            let error = name(line).expect_err(line);
+            assert!(error.contains(reason), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
 
     #[test]
     fn instructions_of_one_entry_are_counted() {

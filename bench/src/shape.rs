@@ -1,10 +1,10 @@
 //! The size of one attention call: on the command line, in a grid's file, and in the results.
 
-use crate::contender::{Calls, Choice};
+use crate::contender::{Calls, Choice, on_ladder};
 use crate::run::Plan;
-use crate::subject::{Contenders, Subject};
+use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
-use attention::{Device, Problem, bf16, f16};
+use attention::{Device, Problem, bf16, f16, kernel};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ pub struct Shape {
     #[arg(long, value_name = "M")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seqlen_kv: Option<usize>,
-    /// Head dim: a multiple of 8, at most 256
+    /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64)]
     pub dim: usize,
     /// Element type of q, k, v and o
@@ -149,6 +149,14 @@ impl Subject for Shape {
             "dtype": self.dtype,
             "causal": self.causal,
         })
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let (dtype, problem) = (self.dtype.into(), self.problem()?);
+        match on_ladder(name)? {
+            Some(_) => Ok(()),
+            None => exists(kernel::check(&Device::cpu(), name, dtype, &problem)),
+        }
     }
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {

@@ -3,7 +3,7 @@
 use crate::contender::Choice;
 use crate::run::Plan;
 use anyhow::Result;
-use attention::Device;
+use attention::{Device, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -38,6 +38,12 @@ pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeO
     /// The fields of the peers' command to set up this size.
     fn setup(&self) -> Value;
 
+    /// Checks that there is a kernel of that name, with such options, on whatever device.
+    ///
+    /// # Errors
+    /// If there is none; says what there is.
+    fn check_name(&self, name: &str) -> Result<()>;
+
     /// The chosen kernels that serve this size.
     ///
     /// # Errors
@@ -61,6 +67,17 @@ pub trait Contenders {
     /// # Errors
     /// If the device fails.
     fn launch(&mut self, contender: usize) -> Result<()>;
+}
+
+/// Of reasons for which a kernel does not serve a size, the one that holds on every device: it does not exist.
+///
+/// # Errors
+/// That one.
+pub fn exists<T>(served: attention::Result<T>) -> Result<()> {
+    match served {
+        Err(error @ Error::UnknownKernel { .. }) => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// The device's milliseconds for each of `iters` launches, after `lead` that are not timed. All are

@@ -3,13 +3,13 @@
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
+use kernels::ladder::Rung;
 use kernels::table::{Family, KERNELS, Kernel};
 use serde_json::Value;
-use std::process::Command;
 
-/// Runs every kernel on the emulator, but for those that copy the inputs of others, and prints what
-/// it counted. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
-pub fn run(seqlen: usize) -> Result<()> {
+/// Runs every kernel on the emulator, but for the one that copies the inputs of others, and prints what it
+/// counted. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
+pub fn run(seqlen: u32) -> Result<()> {
     let host = ["build", "--quiet", "--release", "-p", "host"];
     shell::run(shell::cargo().args(host))?;
     let mut table = Table::new();
@@ -30,12 +30,8 @@ pub fn run(seqlen: usize) -> Result<()> {
         "KB written",
     ]);
     let mut breaches = Vec::new();
-    // What runs last is counted, which a pack kernel never does.
-    let counted = KERNELS
-        .iter()
-        .filter(|kernel| kernel.family != Family::Pack);
-    for kernel in counted {
-        let counters = count(kernel, seqlen)?;
+    for call in calls(seqlen) {
+        let counters = call.count()?;
         let sum = |of: &str, prefixes: &[&str]| -> u64 {
             let accesses = counters["accesses"].as_array().into_iter().flatten();
             accesses
@@ -57,7 +53,7 @@ pub fn run(seqlen: usize) -> Result<()> {
         let instructions = counters["instructions"].as_object().into_iter().flatten();
         let instructions: u64 = instructions.filter_map(|(_, count)| count.as_u64()).sum();
         table.add_row([
-            kernel.name.to_string(),
+            call.label.clone(),
             instructions.to_string(),
             number("mma").to_string(),
             (number("mma_flops") / 1_000_000).to_string(),
@@ -72,60 +68,122 @@ pub fn run(seqlen: usize) -> Result<()> {
             (sum("bytes_written", &all) / 1024).to_string(),
         ]);
         if extra("wavefronts", &matrices) > 0 {
-            breaches.push(format!("{}: ldmatrix has bank conflicts", kernel.name));
+            breaches.push(format!("{}: ldmatrix has bank conflicts", call.label));
         }
         if extra("sectors", &tiles) > 0 {
-            breaches.push(format!("{}: sectors of a tensor in part", kernel.name));
+            breaches.push(format!("{}: sectors of a tensor in part", call.label));
         }
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!("{table}");
-    println!("batch 1, heads 1, seqlen {seqlen}, whole head dims; m, n and k {seqlen}");
+    println!(
+        "batch 1, heads 1, seqlen {seqlen}, whole head dims; m, n and k {seqlen}; {COMBINED} splits to \
+         combine; of naive the last of its passes"
+    );
     ensure!(breaches.is_empty(), "{}", breaches.join("\n"));
     Ok(())
 }
 
-/// What the command counts for a kernel at its own head dim.
-fn count(kernel: &Kernel, seqlen: usize) -> Result<Value> {
-    let mut command = shell::cargo();
-    command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
-    let length = seqlen.to_string();
-    match kernel.family {
-        Family::Gemm { accumulation, .. } => {
-            // An H100 has the shared memory for all of them.
-            command.args([
-                "gemm",
-                "--device",
-                "emulator:sm_90",
-                "--kernel",
-                kernel.name,
-            ]);
-            command.args(["--m", &length, "--n", &length, "--k", &length]);
-            command.args(["--acc", accumulation.name()]);
-        }
-        _ => attention(&mut command, kernel, &length),
-    }
-    command.args(["--counters", "--json", "--check", "off"]);
-    command.args(["--dtype", kernel.dtype.name()]);
-    let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
-    let counters = line
-        .get_mut("counters")
-        .context("the command prints counters")?;
-    Ok(counters.take())
+/// Head dims that kernels of the ladder, which serve many, are counted at.
+const LADDER_DIMS: [u32; 2] = [64, 128];
+
+/// Splits that the combine kernels are counted for, and keys that are enough for them.
+const COMBINED: u32 = 2;
+const COMBINED_KEYS: u32 = 512;
+
+/// A run of the command, which counts what it launches last.
+struct Call {
+    label: String,
+    arguments: Vec<String>,
 }
 
-/// The options of a kernel of attention.
-fn attention(command: &mut Command, kernel: &Kernel, seqlen: &str) {
-    command.args(["--device", "emulator", "--heads", "1", "--seqlen", seqlen]);
-    command.args(["--dim", &kernel.head_dim.to_string()]);
-    match kernel.family {
-        // It runs last, and what runs last is counted.
-        Family::Combine => command.args(["--splits", "2"]),
-        _ => command.args(["--splits", "1", "--kernel", kernel.name]),
+/// Calls that launch each kernel last, but for the pack kernel, which others always follow; of the ladder
+/// each with the options that suit it.
+fn calls(seqlen: u32) -> Vec<Call> {
+    let kernels = KERNELS.iter();
+    let counted = kernels.filter(|kernel| kernel.family != Family::Pack);
+    let mut calls: Vec<_> = counted.map(|kernel| of_kernel(kernel, seqlen)).collect();
+    for rung in Rung::ALL {
+        calls.extend(LADDER_DIMS.map(|dim| {
+            let name = rung.name();
+            let line = format!("--kernel {name} --dim {dim} --seqlen {seqlen} {ATTENTION}");
+            Call::new(format!("{name}, D = {dim}"), &line)
+        }));
+    }
+    calls
+}
+
+const ATTENTION: &str = "--device emulator --heads 1 --splits 1";
+
+/// The call of a kernel at its own head dim.
+fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
+    let Kernel {
+        name,
+        dtype,
+        head_dim,
+        ..
+    } = kernel;
+    let line = match kernel.family {
+        // An H100 has the shared memory for all of them.
+        Family::Gemm { accumulation, .. } => format!(
+            "gemm --device emulator:sm_90 --kernel {name} --m {seqlen} --n {seqlen} --k {seqlen} --acc {}",
+            accumulation.name()
+        ),
+        Family::Combine => format!(
+            "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {head_dim}",
+        ),
+        family => {
+            let causal = family == (Family::Forward { causal: true });
+            let mask = if causal { "--causal" } else { "" };
+            format!("--kernel {name} --dim {head_dim} --seqlen {seqlen} {mask} {ATTENTION}")
+        }
     };
-    if kernel.family == (Family::Forward { causal: true }) {
-        command.arg("--causal");
+    Call::new(
+        (*name).to_owned(),
+        &format!("{line} --dtype {}", dtype.name()),
+    )
+}
+
+impl Call {
+    fn new(label: String, line: &str) -> Self {
+        let arguments = line.split_whitespace().map(str::to_owned).collect();
+        Call { label, arguments }
+    }
+
+    /// What the command counts.
+    fn count(&self) -> Result<Value> {
+        let mut command = shell::cargo();
+        command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
+        command.args(&self.arguments);
+        command.args(["--counters", "--json", "--check", "off"]);
+        let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
+        let counters = line.get_mut("counters");
+        Ok(counters.context("the command prints counters")?.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COMBINED, COMBINED_KEYS, calls};
+    use kernels::ladder::Rung;
+    use kernels::table::{KERNELS, all};
+
+    #[test]
+    fn every_kernel_is_counted_once() {
+        let calls = calls(100);
+        let counted = |name: &str| calls.iter().filter(|call| call.label == name).count();
+        for kernel in KERNELS.iter().filter(|kernel| kernel.name != "pack") {
+            assert_eq!(counted(kernel.name), 1, "{}", kernel.name);
+        }
+        for rung in Rung::ALL.iter().map(|rung| rung.name()) {
+            for dim in [64, 128] {
+                assert_eq!(counted(&format!("{rung}, D = {dim}")), 1, "{rung}");
+            }
+        }
+        assert_eq!(calls.len(), KERNELS.len() - 1 + 2 * Rung::ALL.len());
+        // Every split has a block of keys, whatever kernel runs first.
+        assert!(all().all(|kernel| COMBINED * kernel.tile.keys <= COMBINED_KEYS));
     }
 }

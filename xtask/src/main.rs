@@ -10,8 +10,7 @@ mod setup;
 mod shell;
 mod test;
 
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use std::process::ExitCode;
 
 /// Tasks of the project.
@@ -39,9 +38,9 @@ enum Task {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let task = match Task::try_parse() {
+    let task = match cli::parse() {
         Ok(task) => task,
-        Err(error) => return Ok(bad_input(&one_line(&error))),
+        Err(message) => return Ok(bad_input(&message)),
     };
     // Tasks name files from the workspace's root.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
@@ -51,7 +50,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Test(arguments) => test::run(&arguments)?,
         Task::Bench(arguments) => bench::run(&arguments)?,
         Task::Plot(arguments) => bench::plot(&arguments)?,
-        Task::Profile(arguments) => profile::run(&arguments)?,
+        Task::Profile(arguments) => return profile::run(&arguments),
         Task::Layout(arguments) => {
             if let Err(message) = layout::run(&arguments) {
                 return Ok(bad_input(&message));
@@ -65,27 +64,4 @@ fn main() -> anyhow::Result<ExitCode> {
 fn bad_input(message: &str) -> ExitCode {
     eprintln!("error: {message}");
     ExitCode::from(2)
-}
-
-/// What clap says before its usage, in one line. Ends the program if that is help.
-fn one_line(error: &clap::Error) -> String {
-    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingSubcommand};
-    if matches!(error.kind(), DisplayHelp | MissingSubcommand) {
-        error.exit();
-    }
-    let text = error.to_string();
-    let said = text.split("\n\nUsage:").next().unwrap_or_default();
-    let said = said.split("\n\nFor more information").next();
-    let words = said.unwrap_or_default().split_whitespace().skip(1);
-    let mut line = words.collect::<Vec<_>>().join(" ");
-    if error.kind() == ErrorKind::InvalidSubcommand {
-        let task = Task::command();
-        let mut command = &task;
-        for name in std::env::args_os() {
-            command = command.find_subcommand(name).unwrap_or(command);
-        }
-        let names: Vec<_> = command.get_subcommands().map(|c| c.get_name()).collect();
-        line += &format!("; there are {}", names.join(", "));
-    }
-    line
 }

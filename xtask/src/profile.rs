@@ -1,32 +1,47 @@
 //! `cargo xtask profile`: what the kernels do, on a GPU or on the emulator.
 
-use crate::{bench, count};
+use crate::{bad_input, bench, count};
 use anyhow::Result;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
+use std::process::ExitCode;
 
 /// What to profile, and on what.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {
-    /// Count what every kernel does on the emulator, which needs no GPU
-    #[arg(long)]
-    emulator: bool,
-    /// Queries and keys
-    #[arg(long)]
-    seqlen: Option<usize>,
-    /// Without --emulator: arguments for `bench profile`; --help lists them
+    /// Arguments for `bench profile`, or --emulator; --help lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    bench: Vec<OsString>,
+    arguments: Vec<OsString>,
+}
+
+/// Count what every kernel does on the emulator, which needs no GPU
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask profile", disable_version_flag = true)]
+struct Emulator {
+    /// Not one kernel on a GPU but all on the emulator
+    #[arg(long, required = true)]
+    emulator: bool,
+    /// Queries and keys, and the sizes of matrices
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
+    seqlen: u32,
 }
 
 /// Counts on the emulator, or profiles one kernel on the GPU.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    if arguments.emulator {
-        return count::run(arguments.seqlen.unwrap_or(512));
+pub fn run(Arguments { arguments }: &Arguments) -> Result<ExitCode> {
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    if has("--emulator") {
+        let line = [OsString::from("profile")].into_iter();
+        match cli::parse_from(line.chain(arguments.iter().cloned()).collect()) {
+            Ok(Emulator { seqlen, .. }) => count::run(seqlen)?,
+            Err(message) => return Ok(bad_input(&message)),
+        }
+    } else {
+        bench::profile(arguments)?;
+        if has("--help") || has("-h") {
+            println!("\nOr: {}", Emulator::command().render_help());
+        }
     }
-    let seqlen = arguments
-        .seqlen
-        .map(|seqlen| format!("--seqlen={seqlen}").into());
-    let arguments: Vec<_> = seqlen.into_iter().chain(arguments.bench.clone()).collect();
-    bench::profile(&arguments)
+    Ok(ExitCode::SUCCESS)
 }
