@@ -13,7 +13,7 @@ use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel, select};
 pub const CPU: &str = "cpu";
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
-/// default one first; those of the [ladder](crate::ladder) only where there are no others.
+/// default one first; those of the [ladder] only where there are no others.
 #[must_use]
 pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
     let Some(facts) = device.facts() else {
