@@ -14,6 +14,7 @@ use kernels::ladder::table::Loop;
 use kernels::order::Order;
 use kernels::params::{ForwardParams, LadderParams, PackParams, TensorRef};
 use kernels::table::{Family, KERNELS, Kernel};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -217,16 +218,21 @@ pub unsafe fn on_gpu(
     })
 }
 
-/// Runs kernels, as [`on_gpu`].
+/// Runs kernels, as [`on_gpu`], and keeps what they did.
 pub fn on_emulator(
     emulation: &Arc<Emulation>,
     workspace_bytes: usize,
     each_kernel: impl FnOnce(u64, &Run) -> Result<()>,
 ) -> Result<()> {
     let workspace = emulation::Memory::uninitialized(emulation, workspace_bytes);
+    let launches = RefCell::new(Vec::new());
     each_kernel(workspace.address(), &|grid, params| {
-        emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)
-    })
+        let counters = emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)?;
+        launches.borrow_mut().push((grid.kernel.name, counters));
+        Ok(())
+    })?;
+    emulation.count(launches.into_inner());
+    Ok(())
 }
 
 /// Memory that the kernels of a launch share, as it is shared out; addresses in it count from its

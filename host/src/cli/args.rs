@@ -101,8 +101,8 @@ pub struct Args {
     /// checked, is null
     #[arg(long)]
     pub json: bool,
-    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic;
-    /// if the keys are split, what the kernel did that combines the splits
+    /// On the emulator, also print what each launch of each kernel did: instructions, bank conflicts,
+    /// memory traffic; if the keys are split, that which combines the splits too
     #[arg(long)]
     pub counters: bool,
     /// Print the table of kernels and do nothing else

@@ -206,7 +206,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
                 worst,
                 passed: worst.passed(),
             }),
-            device.counters().filter(|_| args.counters),
+            args.counters.then(|| device.counters()),
         );
         if args.json {
             progress.suspend(|| report::json_line(&outcome))?;

@@ -188,7 +188,7 @@ fn compute<T: Element>(
             acc: ladder.map(|ladder| ladder.sums_in()).unwrap_or_default(),
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
-        let counters = device.counters().filter(|_| args.counters);
+        let counters = args.counters.then(|| device.counters());
         let outcome = Outcome::new(
             device.name(),
             name,

@@ -51,7 +51,7 @@ pub struct Outcome<C> {
     tolerance: Option<f64>,
     passed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    counters: Option<Summary>,
+    counters: Option<Vec<Summary>>,
     /// Rows compared.
     #[serde(skip)]
     rows: Option<usize>,
@@ -66,7 +66,7 @@ impl<C: Call> Outcome<C> {
         call: C,
         times: &[Duration],
         checked: Option<Checked>,
-        counters: Option<Counters>,
+        counters: Option<Vec<(&'static str, Counters)>>,
     ) -> Self {
         let median = median(times).as_secs_f64();
         let min = times.iter().min().expect("at least one timed call");
@@ -79,7 +79,10 @@ impl<C: Call> Outcome<C> {
             max_abs_err: checked.map(|checked| checked.worst.max_abs_err),
             tolerance: checked.map(|checked| checked.worst.tolerance),
             passed: checked.map(|checked| checked.passed),
-            counters: counters.as_ref().map(Summary::new),
+            counters: counters.map(|launches| {
+                let summary = |(kernel, counters)| Summary::new(kernel, &counters);
+                launches.into_iter().map(summary).collect()
+            }),
             rows: checked.map(|checked| checked.rows),
             call,
         }
@@ -135,8 +138,13 @@ pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     }
     print(table)?;
     for outcome in outcomes {
-        if let Some(counters) = &outcome.counters {
-            print(format_args!("\n{}\n{counters}", outcome.kernel))?;
+        let launches = outcome.counters.as_deref().unwrap_or_default();
+        for (i, launch) in launches.iter().enumerate() {
+            let (kernel, number, count) = (&outcome.kernel, i + 1, launches.len());
+            print(format_args!(
+                "\n{kernel}, launch {number} of {count}: {}\n{launch}",
+                launch.kernel
+            ))?;
         }
     }
     Ok(())

@@ -194,7 +194,7 @@ fn splits_are_made_and_told() {
     let line = "--json --heads 4 --kv-heads 1 --seqlen-kv 300 --check full";
     for (options, kernel, splits) in [
         ("--seqlen 3 --splits 3", "decode_f16_d64", 3),
-        ("--seqlen 3 --splits 100 --causal", "decode_f16_d64", 5),
+        ("--seqlen 3 --splits 100 --causal", "decode_f16_d64", 7),
         (
             "--seqlen 3 --splits 2 --kernel forward_f16_d128",
             "forward_f16_d128",
@@ -269,10 +269,48 @@ fn counters_are_printed_on_request() {
     }
     let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
     let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
-    let counters = &outcome["counters"];
+    let counters = &outcome["counters"][0];
+    assert_eq!(counters["kernel"], "forward_f16_d64");
     assert_eq!(counters["mma"], 256);
     assert_eq!(counters["bank_conflicts"], serde_json::json!([]));
     assert!(counters["accesses"][0]["wavefronts"].is_u64());
+}
+
+/// Each under its own name, and none of the calls before.
+#[test]
+fn every_launch_of_a_call_is_counted() {
+    for (options, expected) in [
+        (
+            "--kernel split-q --splits 2",
+            &["split_q_f16_d64", "combine_f16"][..],
+        ),
+        (
+            "--kernel split-q --splits 1 --iters 2",
+            &["split_q_f16_d64"],
+        ),
+        ("--kernel fa1", &["fa1_f16_d64", "combine_f16"]),
+        ("--kernel naive", &["naive_f16"; 3]),
+    ] {
+        let line = format!("--heads 1 --seqlen 100 --seqlen-kv 300 --counters {options}");
+        let Some(finished) = run_on_emulator(&format!("{line} --json")) else {
+            return;
+        };
+        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let launches = outcome["counters"].as_array().expect("launches");
+        let kernels = launches
+            .iter()
+            .map(|l| l["kernel"].as_str().expect("a name"));
+        let kernels: Vec<_> = kernels.collect();
+        assert_eq!(kernels, expected, "{options}");
+        // The naive kernel does without tensor cores.
+        let multiplies = launches[0]["mma"].as_u64() > Some(0);
+        assert_eq!(multiplies, kernels[0] != "naive_f16", "{options}");
+        let table = run_on_emulator(&line).expect("compiled").stdout;
+        for (i, kernel) in expected.iter().enumerate() {
+            let heading = format!(", launch {} of {}: {kernel}", i + 1, expected.len());
+            assert!(table.contains(&heading), "{heading} is not in: {table}");
+        }
+    }
 }
 
 #[test]
