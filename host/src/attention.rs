@@ -60,16 +60,6 @@ enum Wanted {
     Ladder(Ladder),
 }
 
-impl Wanted {
-    fn name(&self) -> Option<&str> {
-        match self {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name),
-            Wanted::Ladder(ladder) => Some(ladder.name()),
-        }
-    }
-}
-
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 ///
 /// Strides count elements; that of dim is 1.
@@ -281,7 +271,11 @@ impl Attention {
         }
         match device.backend() {
             Backend::Cpu => {
-                kernel::resolve_cpu(self.kernel.name())?;
+                match &self.kernel {
+                    Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype, &problem)?,
+                    Wanted::Named(name) => kernel::resolve_cpu(name, dtype, &problem)?,
+                    Wanted::Best => {}
+                }
                 match dtype {
                     // SAFETY: the caller's word.
                     Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
@@ -312,7 +306,8 @@ impl Attention {
     ) -> Result<(Chosen, Schedule)> {
         let chosen = match &self.kernel {
             Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
-            wanted => kernel::resolve(wanted.name(), dtype, problem, facts)?,
+            Wanted::Named(name) => kernel::resolve(Some(name), dtype, problem, facts)?,
+            Wanted::Best => kernel::resolve(None, dtype, problem, facts)?,
         };
         let splits = (self.splits > 0).then_some(self.splits);
         let schedule = Schedule::new(&chosen, problem, facts, splits)?;

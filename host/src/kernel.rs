@@ -41,7 +41,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
 /// If there is no such kernel (the error lists similar names), or says why it cannot.
 pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
     match device.facts() {
-        None => resolve_cpu(Some(name)),
+        None => resolve_cpu(name, dtype, problem),
         Some(facts) => resolve(Some(name), dtype, problem, facts).map(|_| ()),
     }
 }
@@ -97,20 +97,25 @@ fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
     facts.fits(&Chosen::new(kernel))
 }
 
-/// Checks that `name` is one that the CPU goes by.
-pub(crate) fn resolve_cpu(name: Option<&str>) -> Result<()> {
-    match name {
-        None | Some(CPU) => Ok(()),
-        Some(name) => {
-            if ladder::named(name).is_none() {
-                find(name)?;
-            }
-            Err(unsuitable(
-                name,
-                "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
-            ))
-        }
+/// Checks that `name` is one that the CPU goes by; of another kernel, says first what it would lack on any
+/// device.
+pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
+    if name == CPU {
+        return Ok(());
     }
+    if let Some(ladder) = ladder::named(name) {
+        return ladder.resolve_cpu(dtype, problem);
+    }
+    match obstacle(find(name)?, dtype, problem) {
+        Some(reason) => Err(unsuitable(name, reason)),
+        None => Err(not_on_cpu(name)),
+    }
+}
+
+/// A kernel for GPUs on the CPU.
+pub(crate) fn not_on_cpu(name: &str) -> Error {
+    let reason = "runs on CUDA devices and the emulator, not on the CPU; type --device emulator";
+    unsuitable(name, reason)
 }
 
 /// Looks a GPU kernel up by name.
@@ -296,7 +301,9 @@ mod tests {
 
     #[test]
     fn an_unknown_kernel_has_near_names() {
-        let near = |name| match resolve_cpu(Some(name)) {
+        let shape = [1, 2, 500, 64];
+        let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+        let near = |name| match resolve_cpu(name, Dtype::F16, &problem) {
             Err(Error::UnknownKernel { near, .. }) => near,
             other => panic!("{name}: {other:?}"),
         };

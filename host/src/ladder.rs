@@ -3,7 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{self, unknown};
+use crate::kernel::{not_on_cpu, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
@@ -78,9 +78,15 @@ impl Ladder {
     /// Says why it cannot, and what would.
     pub fn check(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<()> {
         match device.facts() {
-            None => kernel::resolve_cpu(Some(self.name())),
+            None => self.resolve_cpu(dtype, problem),
             Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),
         }
+    }
+
+    /// That the CPU is not for it, or what no device would do.
+    pub(crate) fn resolve_cpu(&self, dtype: Dtype, problem: &Problem) -> Result<()> {
+        self.check_options(dtype, problem.dim)?;
+        Err(not_on_cpu(self.name()))
     }
 
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.

@@ -95,11 +95,13 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
         if let Some(rung) = Rung::ALL.iter().find(|rung| rung.name() == name) {
             return Ok(on_ladder(rung)?);
         }
-        kernel::check(device, name, dtype, problem)?;
-        if let Some(option) = args.ladder_option() {
+        let checked = kernel::check(device, name, dtype, problem);
+        let exists = !matches!(checked, Err(Error::UnknownKernel { .. }));
+        if let Some(option) = args.ladder_option().filter(|_| exists) {
             let others = with_options();
             bail!("kernel {name} has no {option}; these have: {others}");
         }
+        checked?;
         Ok(Choice {
             name: name.to_owned(),
             ladder: None,

@@ -3,7 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::CPU;
+use crate::kernel::{CPU, not_on_cpu};
 use crate::schedule::Facts;
 use kernels::gemm::GemmTile;
 use kernels::table::Accumulation;
@@ -58,10 +58,7 @@ impl Gemm {
             None | Some(CPU) => Ok(()),
             Some(name) => {
                 self.candidates(Some(name), dtype)?;
-                Err(unsuitable(
-                    name,
-                    "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
-                ))
+                Err(not_on_cpu(name))
             }
         }
     }

@@ -99,7 +99,7 @@ fn kernels() {
     refuse("--kernel zzz", &["\"zzz\"", "--list-kernels"]);
     refuse(
         "--kernel forward_f16_d64",
-        &["forward_f16_d64", "not on the CPU"],
+        &["forward_f16_d64", "not on the CPU; type --device emulator"],
     );
 }
 
@@ -132,7 +132,27 @@ fn options_of_the_ladder() {
         }
     }
     for kernel in ["naive", "tiled-qkv", "ladder"] {
-        refuse(&format!("--kernel {kernel}"), &["not on the CPU"]);
+        let reasons = ["not on the CPU; type --device emulator"];
+        refuse(&format!("--kernel {kernel}"), &reasons);
+    }
+    // What no device does is said first.
+    for (line, reason) in [
+        ("--kernel naive --stages 3", "naive has no option stages"),
+        (
+            "--kernel fa1 --dim 264",
+            "fa1 serves dim up to 256, not 264",
+        ),
+        (
+            "--kernel split-q --acc f16 --dtype bf16",
+            "f16 for dtype f16 only",
+        ),
+        (
+            "--kernel forward_f16_d64 --dim 72",
+            "serves dim up to 64, not 72",
+        ),
+        ("--kernel forward_f16_d64 --stages 2", "has no --stages"),
+    ] {
+        refuse(line, &[reason]);
     }
 }
 

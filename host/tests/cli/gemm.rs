@@ -95,7 +95,7 @@ fn what_is_wrong_is_said_in_a_line() {
         &["m, n and k are too large", "free"],
     );
     refused("--dtype bf16 --acc f16", &["for bf16 it must be in f32"]);
-    refused("--kernel gemm-multistage", &["the CPU's is cpu"]);
+    refused("--kernel gemm-multistage", &["type --device emulator"]);
     refused(
         "--kernel gemm-multistgae",
         &["did you mean gemm-multistage"],
