@@ -5,7 +5,7 @@ use super::measure::{self, Repeat};
 use super::progress::Progress;
 use super::report::{self, Call, Checked, Outcome};
 use super::{device, expect_free, poisoned};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
@@ -33,7 +33,7 @@ pub struct GemmArgs {
     /// Element type of A, B and C
     #[arg(long, default_value = "f16")]
     dtype: ElementType,
-    /// In what the products are added up; f16 for f16 elements only. The CPU always takes f32
+    /// In what the products are added up; f16 for f16 elements only, and not on the CPU
     #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
     /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
@@ -154,7 +154,13 @@ fn calls(
         let call = any.clone().kernel(name);
         Ok((call.kernel_name(device, dtype, problem)?, call))
     };
-    names.into_iter().map(call).collect()
+    let calls = names.into_iter().map(call).collect::<Result<_>>()?;
+    if device.is_cpu() {
+        let (staged, half) = (args.stages.is_some(), args.acc == Accumulation::Half);
+        ensure!(!staged, "kernel cpu has no --stages; {MULTISTAGE} has");
+        ensure!(!half, "kernel cpu has no --acc f16; it adds up in f32");
+    }
+    Ok(calls)
 }
 
 fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) -> Result<bool> {

@@ -105,6 +105,13 @@ fn what_is_wrong_is_said_in_a_line() {
         &["comes with stages 3, 4, 5"],
     );
     refused("--kernel gemm-simple --stages 3", &["has no stages"]);
+    for kernel in ["auto", "all", "cpu"] {
+        let with = |option| format!("--kernel {kernel} {option}");
+        let stages = "kernel cpu has no --stages; gemm-multistage has";
+        refused(&with("--stages 99"), &[stages]);
+        let sums = "kernel cpu has no --acc f16; it adds up in f32";
+        refused(&with("--acc f16"), &[sums]);
+    }
     refused("--iters 0", &["--iters is 0"]);
     refused("--counters", &["--device emulator"]);
     refused("--seqlen 5", &["--seqlen"]);
