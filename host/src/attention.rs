@@ -7,7 +7,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::ladder::Ladder;
-use crate::launch::Launch;
+use crate::launch::{self, Launch};
 use crate::layout::Layout;
 use crate::problem::Problem;
 use crate::schedule::{Facts, Schedule};
@@ -145,6 +145,25 @@ impl Attention {
             None => Ok(1),
             Some(facts) => Ok(self.schedule(dtype, problem, facts)?.1.splits),
         }
+    }
+
+    /// Bytes of the device's memory that a call takes while it runs, beside its tensors and copies of inputs
+    /// that are not aligned: for the scores of the kernel `naive`, or for partial results of splits.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn workspace_bytes(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        problem: &Problem,
+    ) -> Result<usize> {
+        problem.validate()?;
+        let Some(facts) = device.facts() else {
+            return Ok(0);
+        };
+        let (chosen, schedule) = self.schedule(dtype, problem, facts)?;
+        launch::workspace_bytes(chosen.kernel, problem, &schedule)
     }
 
     /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
