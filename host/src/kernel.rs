@@ -3,6 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::gemm;
 use crate::ladder::{self, Rung};
 use crate::problem::Problem;
 use crate::schedule::{Facts, group, request};
@@ -120,6 +121,9 @@ pub(crate) fn not_on_cpu(name: &str) -> Error {
 
 /// Looks a GPU kernel up by name.
 fn find(name: &str) -> Result<&'static Kernel> {
+    if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
+        return Err(unsuitable(name, multiplies(name)));
+    }
     KERNELS
         .iter()
         .find(|kernel| kernel.name == name)
@@ -143,7 +147,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
         Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
-        Family::Gemm { .. } => return Some("multiplies matrices: type attention gemm".to_owned()),
+        Family::Gemm { .. } => return Some(multiplies(kernel.name)),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -168,6 +172,11 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
     }
 }
 
+/// What a kernel of matrix products does instead.
+fn multiplies(name: &str) -> String {
+    format!("multiplies matrices: the subcommand gemm --kernel {name} runs it")
+}
+
 fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
     Error::UnsuitableKernel {
         kernel: name.to_owned(),
@@ -179,7 +188,8 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
 fn near(name: &str) -> Vec<&'static str> {
     let rungs = Rung::ALL.iter().map(|rung| rung.name());
     let names = KERNELS.iter().map(|kernel| kernel.name);
-    nearest(name, names.chain(rungs).chain([CPU]))
+    let others = [CPU, gemm::SIMPLE, gemm::MULTISTAGE];
+    nearest(name, names.chain(rungs).chain(others))
 }
 
 /// Of some names the three most similar to `name`, best first; none if none is similar.

@@ -4,6 +4,7 @@ use super::counters::Summary;
 use super::measure::median;
 use attention::check::Comparison;
 use attention::emulator::Counters;
+use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::kernel;
 use attention::ladder::Rung;
 use comfy_table::{CellAlignment, Table, presets};
@@ -212,7 +213,29 @@ fn list_ladder() -> io::Result<()> {
         ]);
     }
     print(table)?;
-    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")
+    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")?;
+    list_gemm()
+}
+
+/// Prints the kinds of kernels of matrix products.
+fn list_gemm() -> io::Result<()> {
+    let mut table = empty_table(&["gemm", "options", "what it shows"], &[]);
+    for (name, options, lesson) in [
+        (
+            SIMPLE,
+            "--acc",
+            "operands straight from global memory to registers: no shared memory, no barrier",
+        ),
+        (
+            MULTISTAGE,
+            "--acc, --stages",
+            "cp.async through a ring of swizzled tiles; of its kernels, the one whose tile suits best",
+        ),
+    ] {
+        table.add_row([name, options, lesson]);
+    }
+    print(table)?;
+    print("the subcommand gemm runs these: gemm --kernel NAME")
 }
 
 pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
