@@ -1,6 +1,6 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use super::args::{Check, DeviceName, ElementType, one_of};
+use super::args::{Check, DeviceName, ElementType, WHOLE, number, one_of};
 use super::measure::{self, Repeat};
 use super::progress::Progress;
 use super::report::{self, Call, Checked, Outcome};
@@ -23,12 +23,15 @@ const SAMPLE: usize = 256;
 pub struct GemmArgs {
     /// Rows of A and C
     #[arg(long, value_name = "M", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     m: usize,
     /// Rows of B, columns of C
     #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     n: usize,
     /// Columns of A and B
     #[arg(long, value_name = "K", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     k: usize,
     /// Element type of A, B and C
     #[arg(long, default_value = "f16")]
@@ -42,18 +45,22 @@ pub struct GemmArgs {
     kernel: String,
     /// Tiles of A and B in shared memory: 3, 4 or 5 [default: the best number]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<u32>("3, 4 or 5"))]
     stages: Option<u32>,
     /// As for attention: auto, cuda, cuda:I, cpu, emulator or emulator:CLASS
     #[arg(long, default_value = "auto")]
     pub(super) device: DeviceName,
     /// Runs before the timed ones [default: as for attention]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     warmup: Option<usize>,
     /// Timed runs, at least 1 [default: as for attention]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub(super) iters: Option<usize>,
     /// Seed of the random A and B, and of the elements that are checked
     #[arg(long, default_value_t = 0)]
+    #[arg(value_parser = number::<u64>(WHOLE))]
     seed: u64,
     /// Rows of the result to compare with f64; of a sample of rows, a sample of columns
     #[arg(long, default_value = "sample")]

@@ -11,7 +11,7 @@ mod output;
 mod progress;
 mod report;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use args::{Args, Check, Task};
 use attention::check::{self, Forward};
 use attention::kernel;
@@ -66,13 +66,26 @@ fn run(args: &Args) -> Result<bool> {
     if let Some(path) = &args.output {
         output::probe(path)?;
     }
-    let source = Source::open(args)?;
+    let source = Source::open(args).map_err(|error| with_dims(args, error))?;
     let problem = source.problem();
     let device = device::choose(args.device, args.seed, args.counters)?;
     let kernels = kernels(args, &device, source.dtype(), &problem)?;
     match source.dtype() {
         Dtype::F16 => compute::<f16>(args, &device, &source, &kernels),
         Dtype::Bf16 => compute::<bf16>(args, &device, &source, &kernels),
+    }
+}
+
+/// Of a wrong head dim, what the kernel allows that was asked for.
+fn with_dims(args: &Args, error: anyhow::Error) -> anyhow::Error {
+    let rung = Rung::ALL.iter().find(|rung| rung.name() == args.kernel);
+    match (error.downcast_ref(), rung) {
+        (Some(Error::Dim(dim)), Some(rung)) => anyhow!(
+            "dim is {dim}; for {} it must be a multiple of 8 from 8 to {}",
+            rung.name(),
+            rung.max_dim()
+        ),
+        _ => error,
     }
 }
 
