@@ -351,7 +351,7 @@ fn bank_conflicts(rung: Rung) -> Outcome {
                 ..Case::default()
             };
             case.check(&device)?;
-            let counters = device.counters().expect("a kernel ran");
+            let (_, counters) = device.counters().pop().expect("a kernel ran");
             let reads = counters.total_of("ldmatrix");
             assert!(reads.wavefronts > 0);
             Ok(reads.bank_conflicts())

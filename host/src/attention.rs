@@ -7,7 +7,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::ladder::Ladder;
-use crate::launch::Launch;
+use crate::launch::{self, Launch};
 use crate::layout::Layout;
 use crate::problem::Problem;
 use crate::schedule::{Facts, Schedule};
@@ -58,16 +58,6 @@ enum Wanted {
     Best,
     Named(String),
     Ladder(Ladder),
-}
-
-impl Wanted {
-    fn name(&self) -> Option<&str> {
-        match self {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name),
-            Wanted::Ladder(ladder) => Some(ladder.name()),
-        }
-    }
 }
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
@@ -155,6 +145,25 @@ impl Attention {
             None => Ok(1),
             Some(facts) => Ok(self.schedule(dtype, problem, facts)?.1.splits),
         }
+    }
+
+    /// Bytes of the device's memory that a call takes while it runs, beside its tensors and copies of inputs
+    /// that are not aligned: for the scores of the kernel `naive`, or for partial results of splits.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn workspace_bytes(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        problem: &Problem,
+    ) -> Result<usize> {
+        problem.validate()?;
+        let Some(facts) = device.facts() else {
+            return Ok(0);
+        };
+        let (chosen, schedule) = self.schedule(dtype, problem, facts)?;
+        launch::workspace_bytes(chosen.kernel, problem, &schedule)
     }
 
     /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
@@ -281,7 +290,11 @@ impl Attention {
         }
         match device.backend() {
             Backend::Cpu => {
-                kernel::resolve_cpu(self.kernel.name())?;
+                match &self.kernel {
+                    Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype, &problem)?,
+                    Wanted::Named(name) => kernel::resolve_cpu(name, dtype, &problem)?,
+                    Wanted::Best => {}
+                }
                 match dtype {
                     // SAFETY: the caller's word.
                     Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
@@ -312,7 +325,8 @@ impl Attention {
     ) -> Result<(Chosen, Schedule)> {
         let chosen = match &self.kernel {
             Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
-            wanted => kernel::resolve(wanted.name(), dtype, problem, facts)?,
+            Wanted::Named(name) => kernel::resolve(Some(name), dtype, problem, facts)?,
+            Wanted::Best => kernel::resolve(None, dtype, problem, facts)?,
         };
         let splits = (self.splits > 0).then_some(self.splits);
         let schedule = Schedule::new(&chosen, problem, facts, splits)?;

@@ -83,8 +83,9 @@ impl Device {
     /// };
     /// let [q, k, v] = [(); 3].map(|()| Tensor::new(&device, [1, 1, 40, 64], &[f16::ONE; 2560]));
     /// Attention::new().forward(&q?, &k?, &v?)?;
-    /// let counters = device.counters().expect("a kernel ran");
-    /// assert_eq!(counters.total_of("ldmatrix").bank_conflicts(), 0);
+    /// let launches = device.counters();
+    /// let (kernel, counters) = launches.first().expect("a kernel ran");
+    /// assert_eq!(counters.total_of("ldmatrix").bank_conflicts(), 0, "{kernel}");
     /// # Ok(())
     /// # }
     /// ```
@@ -106,13 +107,14 @@ impl Device {
         Ok(Device(Backend::Emulator(Arc::new(emulation))))
     }
 
-    /// What the last kernel on an emulated GPU did, which is a combine kernel if the keys were split;
-    /// `None` on other devices, and before it.
+    /// What each launch of the last call on an emulated GPU did, in their order, with the kernel's name:
+    /// if the keys were split, the last is that of a combine kernel. Empty on other devices, and before
+    /// a call.
     #[must_use]
-    pub fn counters(&self) -> Option<emulator::Counters> {
+    pub fn counters(&self) -> Vec<(&'static str, emulator::Counters)> {
         match &self.0 {
             Backend::Emulator(emulation) => emulation.counters(),
-            Backend::Cpu | Backend::Cuda(_) => None,
+            Backend::Cpu | Backend::Cuda(_) => Vec::new(),
         }
     }
 

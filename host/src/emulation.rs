@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// An emulated GPU: its memory, the modules loaded so far, and what the last launch did.
+/// An emulated GPU: its memory, the modules loaded so far, and what the last call did.
 pub struct Emulation {
     memory: emulator::Memory,
     facts: Facts,
     options: Options,
     modules: Mutex<HashMap<&'static str, Arc<Module>>>,
-    counters: Mutex<Option<Counters>>,
+    counters: Mutex<Vec<(&'static str, Counters)>>,
 }
 
 impl Emulation {
@@ -42,16 +42,16 @@ impl Emulation {
     }
 
     /// Runs a kernel with one parameter block over a grid in one dimension, of blocks with so much
-    /// shared memory.
+    /// shared memory; returns what it did.
     pub fn launch(
         &self,
         kernel: &'static Kernel,
         blocks: u32,
         shared_bytes: u32,
         params: &[u8],
-    ) -> Result<()> {
+    ) -> Result<Counters> {
         let module = self.module(kernel.module())?;
-        let counters = emulator::launch(
+        emulator::launch(
             &self.memory,
             module.entry(kernel.name).map_err(failure)?,
             [blocks, 1, 1],
@@ -60,13 +60,16 @@ impl Emulation {
             &[Argument::Bytes(params)],
             &self.options,
         )
-        .map_err(failure)?;
-        *lock(&self.counters) = Some(counters);
-        Ok(())
+        .map_err(failure)
     }
 
-    /// What the last launch did, if there was one.
-    pub fn counters(&self) -> Option<Counters> {
+    /// Keeps what the launches of a call did, each with its kernel's name.
+    pub fn count(&self, launches: Vec<(&'static str, Counters)>) {
+        *lock(&self.counters) = launches;
+    }
+
+    /// What the launches of the last call did.
+    pub fn counters(&self) -> Vec<(&'static str, Counters)> {
         lock(&self.counters).clone()
     }
 

@@ -3,6 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::gemm;
 use crate::ladder::{self, Rung};
 use crate::problem::Problem;
 use crate::schedule::{Facts, group, request};
@@ -14,7 +15,7 @@ use kernels::table::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
 pub const CPU: &str = "cpu";
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
-/// default one first; those of the [ladder](crate::ladder) only where there are no others.
+/// default one first; those of the [ladder] only where there are no others.
 #[must_use]
 pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
     let Some(facts) = device.facts() else {
@@ -42,7 +43,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
 /// If there is no such kernel (the error lists similar names), or says why it cannot.
 pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
     match device.facts() {
-        None => resolve_cpu(Some(name)),
+        None => resolve_cpu(name, dtype, problem),
         Some(facts) => resolve(Some(name), dtype, problem, facts).map(|_| ()),
     }
 }
@@ -98,24 +99,32 @@ fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
     facts.fits(&Chosen::new(kernel))
 }
 
-/// Checks that `name` is one that the CPU goes by.
-pub(crate) fn resolve_cpu(name: Option<&str>) -> Result<()> {
-    match name {
-        None | Some(CPU) => Ok(()),
-        Some(name) => {
-            if ladder::named(name).is_none() {
-                find(name)?;
-            }
-            Err(unsuitable(
-                name,
-                "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
-            ))
-        }
+/// Checks that `name` is one that the CPU goes by; of another kernel, says first what it would lack on any
+/// device.
+pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
+    if name == CPU {
+        return Ok(());
     }
+    if let Some(ladder) = ladder::named(name) {
+        return ladder.resolve_cpu(dtype, problem);
+    }
+    match obstacle(find(name)?, dtype, problem) {
+        Some(reason) => Err(unsuitable(name, reason)),
+        None => Err(not_on_cpu(name)),
+    }
+}
+
+/// A kernel for GPUs on the CPU.
+pub(crate) fn not_on_cpu(name: &str) -> Error {
+    let reason = "runs on CUDA devices and the emulator, not on the CPU; type --device emulator";
+    unsuitable(name, reason)
 }
 
 /// Looks a GPU kernel up by name.
 fn find(name: &str) -> Result<&'static Kernel> {
+    if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
+        return Err(unsuitable(name, multiplies(name)));
+    }
     KERNELS
         .iter()
         .find(|kernel| kernel.name == name)
@@ -139,7 +148,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
         Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
-        Family::Gemm { .. } => return Some("multiplies matrices: type attention gemm".to_owned()),
+        Family::Gemm { .. } => return Some(multiplies(kernel.name)),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -164,6 +173,11 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
     }
 }
 
+/// What a kernel of matrix products does instead.
+fn multiplies(name: &str) -> String {
+    format!("multiplies matrices: the subcommand gemm --kernel {name} runs it")
+}
+
 fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
     Error::UnsuitableKernel {
         kernel: name.to_owned(),
@@ -175,7 +189,8 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
 fn near(name: &str) -> Vec<&'static str> {
     let rungs = Rung::ALL.iter().map(|rung| rung.name());
     let names = KERNELS.iter().map(|kernel| kernel.name);
-    nearest(name, names.chain(rungs).chain([CPU]))
+    let others = [CPU, gemm::SIMPLE, gemm::MULTISTAGE];
+    nearest(name, names.chain(rungs).chain(others))
 }
 
 /// Of some names the three most similar to `name`, best first; none if none is similar.
@@ -297,7 +312,9 @@ mod tests {
 
     #[test]
     fn an_unknown_kernel_has_near_names() {
-        let near = |name| match resolve_cpu(Some(name)) {
+        let shape = [1, 2, 500, 64];
+        let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+        let near = |name| match resolve_cpu(name, Dtype::F16, &problem) {
             Err(Error::UnknownKernel { near, .. }) => near,
             other => panic!("{name}: {other:?}"),
         };

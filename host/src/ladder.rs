@@ -3,7 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{self, unknown};
+use crate::kernel::{not_on_cpu, unknown};
 use crate::problem::Problem;
 use crate::schedule::Facts;
 use kernels::ladder::table::variants;
@@ -78,9 +78,15 @@ impl Ladder {
     /// Says why it cannot, and what would.
     pub fn check(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<()> {
         match device.facts() {
-            None => kernel::resolve_cpu(Some(self.name())),
+            None => self.resolve_cpu(dtype, problem),
             Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),
         }
+    }
+
+    /// That the CPU is not for it, or what no device would do.
+    pub(crate) fn resolve_cpu(&self, dtype: Dtype, problem: &Problem) -> Result<()> {
+        self.check_options(dtype, problem.dim)?;
+        Err(not_on_cpu(self.name()))
     }
 
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
@@ -104,21 +110,33 @@ impl Ladder {
         found.ok_or_else(|| {
             let stages = self.stages.unwrap_or(1);
             let (needed, available) = (self.needed(dtype, problem.dim, stages), facts.shared.block);
+            let counted = |stages| match stages {
+                1 => "1 stage".to_owned(),
+                stages => format!("{stages} stages"),
+            };
             let fewer = (1..stages).rev().find(|&stages| fits(stages).is_some());
-            let other = Rung::ALL.iter().rev().map(|&rung| Ladder::new(rung));
-            let other = other
-                .filter(|other| other.check_options(dtype, problem.dim).is_ok())
-                .find(|other| other.fitting(dtype, problem.dim, 1, facts).is_some());
+            let others = Rung::ALL.iter().rev().map(|&rung| match rung.has_options() {
+                true => Ladder { rung, ..*self },
+                false => Ladder::new(rung),
+            });
+            let mut others = others.filter(|other| other.check_options(dtype, problem.dim).is_ok());
+            let other = others.find_map(|other| {
+                let most = other.stages.unwrap_or(1);
+                let fits = |&n: &u32| other.fitting(dtype, problem.dim, n, facts).is_some();
+                Some((other, (1..=most).rev().find(fits)?))
+            });
             let instead = match (fewer, other) {
-                (Some(1), _) => "; 1 stage would fit".to_owned(),
-                (Some(fewer), _) => format!("; {fewer} stages would fit"),
-                (None, Some(other)) => format!("; {} would fit", other.name()),
+                (Some(fewer), _) => format!("; {} would fit", counted(fewer)),
+                (None, Some((other, fewer))) if fewer < stages && other.stages.is_some() => {
+                    format!("; {} with {} would fit", other.name(), counted(fewer))
+                }
+                (None, Some((other, _))) => format!("; {} would fit", other.name()),
                 (None, None) => String::new(),
             };
             self.unsuitable(format!(
-                "needs {needed} bytes of shared memory for a block with {stages} {} at dim {}; the device \
-                 has {available}{instead}",
-                if stages == 1 { "stage" } else { "stages" },
+                "needs {needed} bytes of shared memory for a block with {} at dim {}; the device has \
+                 {available}{instead}",
+                counted(stages),
                 problem.dim,
             ))
         })
@@ -386,6 +404,18 @@ mod tests {
             message.contains("1 stage at") && message.contains("tiled-qkv would fit"),
             "{message}"
         );
+        // As many stages as were asked for need not fit the other kernel either.
+        let staged = |stages| Ladder {
+            stages: Some(stages),
+            ..Ladder::new(Rung::TiledQk)
+        };
+        for (stages, suffix) in [
+            (1, "; tiled-qkv would fit"),
+            (3, "; tiled-qkv with 1 stage would fit"),
+        ] {
+            let message = refused(staged(stages), Dtype::F16, 1024, Class::Sm86);
+            assert!(message.ends_with(suffix), "{message}");
+        }
         // Nothing fits a device with less than any class.
         let tiny = Facts {
             shared: SharedMemory {

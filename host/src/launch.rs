@@ -14,6 +14,7 @@ use kernels::ladder::table::Loop;
 use kernels::order::Order;
 use kernels::params::{ForwardParams, LadderParams, PackParams, TensorRef};
 use kernels::table::{Family, KERNELS, Kernel};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -76,18 +77,9 @@ impl Launch {
                 packs.push((input, Pack::new(tensor, shape, &mut workspace)?));
             }
         }
-        let (mut partial_o, mut partial_softmax, mut combine) = (0, 0, None);
-        let (kernel, main_loop) = (chosen.kernel, chosen.kernel.main_loop());
-        let elements = problem.lse_shape().iter().product::<usize>();
-        if main_loop == Some(Loop::Naive) {
-            partial_o = workspace.reserve([elements, problem.seqlen_kv, size_of::<f32>()])?;
-        } else if schedule.splits > 1 || main_loop == Some(Loop::Fa1) {
-            let rows = elements.checked_mul(schedule.splits as usize);
-            let rows = rows.ok_or(Workspace::OVERFLOW)?;
-            partial_o = workspace.reserve([rows, problem.dim, size_of::<f32>()])?;
-            partial_softmax = workspace.reserve([rows, 2, size_of::<f32>()])?;
-            combine = Some(combine_grid(kernel, problem)?);
-        }
+        let kernel = chosen.kernel;
+        let [partial_o, partial_softmax] = workspace.reserve_partials(kernel, problem, schedule)?;
+        let combine = combines(kernel, schedule).then(|| combine_grid(kernel, problem));
         let params = ForwardParams {
             q,
             k,
@@ -125,7 +117,7 @@ impl Launch {
         Ok(Launch {
             packs,
             kernel: grid,
-            combine,
+            combine: combine.transpose()?,
             workspace_bytes: workspace.bytes,
             params,
         })
@@ -217,16 +209,21 @@ pub unsafe fn on_gpu(
     })
 }
 
-/// Runs kernels, as [`on_gpu`].
+/// Runs kernels, as [`on_gpu`], and keeps what they did.
 pub fn on_emulator(
     emulation: &Arc<Emulation>,
     workspace_bytes: usize,
     each_kernel: impl FnOnce(u64, &Run) -> Result<()>,
 ) -> Result<()> {
     let workspace = emulation::Memory::uninitialized(emulation, workspace_bytes);
+    let launches = RefCell::new(Vec::new());
     each_kernel(workspace.address(), &|grid, params| {
-        emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)
-    })
+        let counters = emulation.launch(grid.kernel, grid.blocks, grid.shared_bytes, params)?;
+        launches.borrow_mut().push((grid.kernel.name, counters));
+        Ok(())
+    })?;
+    emulation.count(launches.into_inner());
+    Ok(())
 }
 
 /// Memory that the kernels of a launch share, as it is shared out; addresses in it count from its
@@ -251,6 +248,42 @@ impl Workspace {
         self.bytes = end.ok_or(Self::OVERFLOW)?;
         Ok(start.ok_or(Self::OVERFLOW)? as u64)
     }
+
+    /// The places of partial o and of its softmax: of each row by each split, or of the naive kernel's S
+    /// alone.
+    fn reserve_partials(
+        &mut self,
+        kernel: &Kernel,
+        problem: &Problem,
+        schedule: &Schedule,
+    ) -> Result<[u64; 2]> {
+        let elements = problem.lse_shape().iter().product::<usize>();
+        if kernel.main_loop() == Some(Loop::Naive) {
+            let scores = self.reserve([elements, problem.seqlen_kv, size_of::<f32>()])?;
+            return Ok([scores, 0]);
+        }
+        if !combines(kernel, schedule) {
+            return Ok([0; 2]);
+        }
+        let rows = elements.checked_mul(schedule.splits as usize);
+        let rows = rows.ok_or(Self::OVERFLOW)?;
+        Ok([
+            self.reserve([rows, problem.dim, size_of::<f32>()])?,
+            self.reserve([rows, 2, size_of::<f32>()])?,
+        ])
+    }
+}
+
+/// Bytes of the memory that the kernels share while they run, but for copies of inputs.
+pub fn workspace_bytes(kernel: &Kernel, problem: &Problem, schedule: &Schedule) -> Result<usize> {
+    let mut workspace = Workspace::default();
+    workspace.reserve_partials(kernel, problem, schedule)?;
+    Ok(workspace.bytes)
+}
+
+/// Whether a further kernel makes o of partial results.
+fn combines(kernel: &Kernel, schedule: &Schedule) -> bool {
+    schedule.splits > 1 || kernel.main_loop() == Some(Loop::Fa1)
 }
 
 impl Pack {

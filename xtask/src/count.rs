@@ -30,8 +30,7 @@ pub fn run(seqlen: u32) -> Result<()> {
         "KB written",
     ]);
     let mut breaches = Vec::new();
-    for call in calls(seqlen) {
-        let counters = call.count()?;
+    for (label, counters) in count(&calls(seqlen))? {
         let sum = |of: &str, prefixes: &[&str]| -> u64 {
             let accesses = counters["accesses"].as_array().into_iter().flatten();
             accesses
@@ -53,7 +52,7 @@ pub fn run(seqlen: u32) -> Result<()> {
         let instructions = counters["instructions"].as_object().into_iter().flatten();
         let instructions: u64 = instructions.filter_map(|(_, count)| count.as_u64()).sum();
         table.add_row([
-            call.label.clone(),
+            label.clone(),
             instructions.to_string(),
             number("mma").to_string(),
             (number("mma_flops") / 1_000_000).to_string(),
@@ -68,10 +67,10 @@ pub fn run(seqlen: u32) -> Result<()> {
             (sum("bytes_written", &all) / 1024).to_string(),
         ]);
         if extra("wavefronts", &matrices) > 0 {
-            breaches.push(format!("{}: ldmatrix has bank conflicts", call.label));
+            breaches.push(format!("{label}: ldmatrix has bank conflicts"));
         }
         if extra("sectors", &tiles) > 0 {
-            breaches.push(format!("{}: sectors of a tensor in part", call.label));
+            breaches.push(format!("{label}: sectors of a tensor in part"));
         }
     }
     for column in table.column_iter_mut().skip(1) {
@@ -80,7 +79,7 @@ pub fn run(seqlen: u32) -> Result<()> {
     println!("{table}");
     println!(
         "batch 1, heads 1, seqlen {seqlen}, whole head dims; m, n and k {seqlen}; {COMBINED} splits to \
-         combine; of naive the last of its passes"
+         combine"
     );
     ensure!(breaches.is_empty(), "{}", breaches.join("\n"));
     Ok(())
@@ -93,14 +92,15 @@ const LADDER_DIMS: [u32; 2] = [64, 128];
 const COMBINED: u32 = 2;
 const COMBINED_KEYS: u32 = 512;
 
-/// A run of the command, which counts what it launches last.
+/// A run of the command, and the kernel whose launch is to be counted; all of them if it is of the ladder.
 struct Call {
     label: String,
+    kernel: Option<&'static str>,
     arguments: Vec<String>,
 }
 
-/// Calls that launch each kernel last, but for the pack kernel, which others always follow; of the ladder
-/// each with the options that suit it.
+/// Calls that launch each kernel, but for the pack kernel, whose inputs are not aligned; of the ladder each
+/// with the options that suit it.
 fn calls(seqlen: u32) -> Vec<Call> {
     let kernels = KERNELS.iter();
     let counted = kernels.filter(|kernel| kernel.family != Family::Pack);
@@ -109,7 +109,7 @@ fn calls(seqlen: u32) -> Vec<Call> {
         calls.extend(LADDER_DIMS.map(|dim| {
             let name = rung.name();
             let line = format!("--kernel {name} --dim {dim} --seqlen {seqlen} {ATTENTION}");
-            Call::new(format!("{name}, D = {dim}"), &line)
+            Call::new(format!("{name}, D = {dim}"), None, &line)
         }));
     }
     calls
@@ -142,26 +142,50 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
     };
     Call::new(
         (*name).to_owned(),
+        Some(name),
         &format!("{line} --dtype {}", dtype.name()),
     )
 }
 
 impl Call {
-    fn new(label: String, line: &str) -> Self {
-        let arguments = line.split_whitespace().map(str::to_owned).collect();
-        Call { label, arguments }
+    fn new(label: String, kernel: Option<&'static str>, line: &str) -> Self {
+        Call {
+            label,
+            kernel,
+            arguments: line.split_whitespace().map(str::to_owned).collect(),
+        }
     }
 
-    /// What the command counts.
-    fn count(&self) -> Result<Value> {
+    /// What the command counts, for each launch that is wanted.
+    fn count(&self) -> Result<Vec<Value>> {
         let mut command = shell::cargo();
         command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
         command.args(&self.arguments);
         command.args(["--counters", "--json", "--check", "off"]);
         let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
-        let counters = line.get_mut("counters");
-        Ok(counters.context("the command prints counters")?.take())
+        let launches = line["counters"].as_array_mut();
+        let mut launches = std::mem::take(launches.context("the command prints counters")?);
+        launches.retain(|launch| self.kernel.is_none_or(|name| launch["kernel"] == name));
+        ensure!(!launches.is_empty(), "{} was not launched", self.label);
+        Ok(launches)
     }
+}
+
+/// What each call's launches do, by label.
+fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
+    let mut counted = Vec::new();
+    for call in calls {
+        let launches = call.count()?;
+        let of = launches.len();
+        counted.extend(launches.into_iter().enumerate().map(|(i, launch)| {
+            let label = match of {
+                1 => call.label.clone(),
+                _ => format!("{}, launch {} of {of}", call.label, i + 1),
+            };
+            (label, launch)
+        }));
+    }
+    Ok(counted)
 }
 
 #[cfg(test)]

@@ -22,12 +22,15 @@ pub struct Args {
     pub task: Option<Task>,
     /// Independent sequences
     #[arg(long, value_name = "B", default_value_t = 1, conflicts_with = "input")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub batch: usize,
     /// Query heads
     #[arg(long, value_name = "H", default_value_t = 8, conflicts_with = "input")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub heads: usize,
     /// Key/value heads, of which heads is a multiple [default: heads]
     #[arg(long, value_name = "H", conflicts_with = "input")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub kv_heads: Option<usize>,
     /// Queries per head
     #[arg(
@@ -36,12 +39,15 @@ pub struct Args {
         default_value_t = 4096,
         conflicts_with = "input"
     )]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub seqlen: usize,
     /// Keys per head [default: seqlen]
     #[arg(long, value_name = "M", conflicts_with = "input")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub seqlen_kv: Option<usize>,
     /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
+    #[arg(value_parser = number::<usize>("a multiple of 8 from 8 to 1024"))]
     pub dim: usize,
     /// Element type of q, k, v and o [default: that of the input file, else f16]
     #[arg(long)]
@@ -58,6 +64,7 @@ pub struct Args {
     pub kernel: String,
     /// Of a kernel of the ladder: buffers that tiles pass through, 1, 2 or 3 [default: as many as fit]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<u32>("1, 2 or 3"))]
     pub stages: Option<u32>,
     /// Of a kernel of the ladder: which tiles are swizzled in shared memory [default: qkv]
     #[arg(long, value_parser = one_of(Swizzles::ALL, Swizzles::name))]
@@ -71,6 +78,7 @@ pub struct Args {
     /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
     /// The CPU does not split, nor do the kernels naive and fa1
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    #[arg(value_parser = number::<u32>("a whole number up to 4294967295"))]
     pub splits: u32,
     /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
     /// is one that works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly,
@@ -80,13 +88,16 @@ pub struct Args {
     /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
     /// the emulator none]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub warmup: Option<usize>,
     /// Timed runs, at least 1 [default: 20; on the CPU no new one starts after 1.5 seconds; on the
     /// emulator 1]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub iters: Option<usize>,
     /// Seed of the random q, k and v, and of the rows that are checked
     #[arg(long, default_value_t = 0)]
+    #[arg(value_parser = number::<u64>(WHOLE))]
     pub seed: u64,
     /// Rows of the result to compare with the f64 implementation
     #[arg(long, default_value = "sample")]
@@ -101,8 +112,8 @@ pub struct Args {
     /// checked, is null
     #[arg(long)]
     pub json: bool,
-    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic;
-    /// if the keys are split, what the kernel did that combines the splits
+    /// On the emulator, also print what each launch of each kernel did: instructions, bank conflicts,
+    /// memory traffic; if the keys are split, that which combines the splits too
     #[arg(long)]
     pub counters: bool,
     /// Print the table of kernels and do nothing else
@@ -135,6 +146,16 @@ impl Args {
     }
 }
 
+/// Takes a number; says what is allowed where something else is given.
+pub fn number<T: FromStr>(
+    allowed: &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
+    move |given| given.parse().map_err(|_| format!("it must be {allowed}"))
+}
+
+/// What a `usize` or `u64` is allowed to be.
+pub const WHOLE: &str = "a whole number up to 18446744073709551615";
+
 /// Takes one of some values, by its name.
 pub fn one_of<T: Copy + Send + Sync>(
     all: &'static [T],
@@ -150,6 +171,7 @@ pub fn one_of<T: Copy + Send + Sync>(
 pub enum Task {
     /// Multiply matrices, C = A B^T, by the kernels that show how a fast one is made; check the result
     /// and print how long it took
+    #[command(allow_negative_numbers = true)]
     Gemm(GemmArgs),
 }
 

@@ -6,9 +6,11 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a kernel did; serialised as `counters` in a line of `--json`.
+/// What a launch did; serialised, one of the `counters` in a line of `--json`.
 #[derive(Serialize)]
 pub struct Summary {
+    /// Name of the kernel.
+    pub kernel: &'static str,
     /// Warp-instructions by kind.
     instructions: BTreeMap<String, u64>,
     mma: u64,
@@ -44,7 +46,7 @@ struct Place {
 }
 
 impl Summary {
-    pub fn new(counters: &Counters) -> Self {
+    pub fn new(kernel: &'static str, counters: &Counters) -> Self {
         let total = counters.total();
         let touches = |tally: &Tally| tally.wavefronts + tally.sectors > 0;
         let mut opcodes: Vec<&str> = Vec::new();
@@ -72,6 +74,7 @@ impl Summary {
             extra,
         };
         Summary {
+            kernel,
             instructions: counters
                 .by_kind()
                 .into_iter()

@@ -1,11 +1,11 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use super::args::{Check, DeviceName, ElementType, one_of};
+use super::args::{Check, DeviceName, ElementType, WHOLE, number, one_of};
 use super::measure::{self, Repeat};
 use super::progress::Progress;
 use super::report::{self, Call, Checked, Outcome};
 use super::{device, expect_free, poisoned};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
@@ -23,17 +23,20 @@ const SAMPLE: usize = 256;
 pub struct GemmArgs {
     /// Rows of A and C
     #[arg(long, value_name = "M", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     m: usize,
     /// Rows of B, columns of C
     #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     n: usize,
     /// Columns of A and B
     #[arg(long, value_name = "K", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     k: usize,
     /// Element type of A, B and C
     #[arg(long, default_value = "f16")]
     dtype: ElementType,
-    /// In what the products are added up; f16 for f16 elements only. The CPU always takes f32
+    /// In what the products are added up; f16 for f16 elements only, and not on the CPU
     #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
     /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
@@ -42,18 +45,22 @@ pub struct GemmArgs {
     kernel: String,
     /// Tiles of A and B in shared memory: 3, 4 or 5 [default: the best number]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<u32>("3, 4 or 5"))]
     stages: Option<u32>,
     /// As for attention: auto, cuda, cuda:I, cpu, emulator or emulator:CLASS
     #[arg(long, default_value = "auto")]
     pub(super) device: DeviceName,
     /// Runs before the timed ones [default: as for attention]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     warmup: Option<usize>,
     /// Timed runs, at least 1 [default: as for attention]
     #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
     pub(super) iters: Option<usize>,
     /// Seed of the random A and B, and of the elements that are checked
     #[arg(long, default_value_t = 0)]
+    #[arg(value_parser = number::<u64>(WHOLE))]
     seed: u64,
     /// Rows of the result to compare with f64; of a sample of rows, a sample of columns
     #[arg(long, default_value = "sample")]
@@ -154,7 +161,13 @@ fn calls(
         let call = any.clone().kernel(name);
         Ok((call.kernel_name(device, dtype, problem)?, call))
     };
-    names.into_iter().map(call).collect()
+    let calls = names.into_iter().map(call).collect::<Result<_>>()?;
+    if device.is_cpu() {
+        let (staged, half) = (args.stages.is_some(), args.acc == Accumulation::Half);
+        ensure!(!staged, "kernel cpu has no --stages; {MULTISTAGE} has");
+        ensure!(!half, "kernel cpu has no --acc f16; it adds up in f32");
+    }
+    Ok(calls)
 }
 
 fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) -> Result<bool> {
@@ -206,7 +219,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
                 worst,
                 passed: worst.passed(),
             }),
-            device.counters().filter(|_| args.counters),
+            args.counters.then(|| device.counters()),
         );
         if args.json {
             progress.suspend(|| report::json_line(&outcome))?;

@@ -11,12 +11,14 @@ mod output;
 mod progress;
 mod report;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use args::{Args, Check, Task};
 use attention::check::{self, Forward};
 use attention::kernel;
-use attention::ladder::{Ladder, Rung, with_options};
-use attention::{Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16};
+use attention::ladder::{Rung, with_options};
+use attention::{
+    Accumulation, Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16,
+};
 use forward::ForwardCall;
 use indicatif::HumanBytes;
 use inputs::{Inputs, Source};
@@ -64,7 +66,7 @@ fn run(args: &Args) -> Result<bool> {
     if let Some(path) = &args.output {
         output::probe(path)?;
     }
-    let source = Source::open(args)?;
+    let source = Source::open(args).map_err(|error| with_dims(args, error))?;
     let problem = source.problem();
     let device = device::choose(args.device, args.seed, args.counters)?;
     let kernels = kernels(args, &device, source.dtype(), &problem)?;
@@ -74,35 +76,58 @@ fn run(args: &Args) -> Result<bool> {
     }
 }
 
+/// Of a wrong head dim, what the kernel allows that was asked for.
+fn with_dims(args: &Args, error: anyhow::Error) -> anyhow::Error {
+    let rung = Rung::ALL.iter().find(|rung| rung.name() == args.kernel);
+    match (error.downcast_ref(), rung) {
+        (Some(Error::Dim(dim)), Some(rung)) => anyhow!(
+            "dim is {dim}; for {} it must be a multiple of 8 from 8 to {}",
+            rung.name(),
+            rung.max_dim()
+        ),
+        _ => error,
+    }
+}
+
 /// A kernel to run.
 struct Choice {
+    /// With the options that were asked for.
     name: String,
-    /// If it is of the ladder.
-    ladder: Option<Ladder>,
+    call: Attention,
+    /// What it sums in.
+    acc: Accumulation,
 }
 
 /// The kernels to run, of which each can.
 fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<Choice>> {
+    let call = Attention::new()
+        .causal(problem.causal)
+        .scale(problem.scale)
+        .splits(args.splits);
     let on_ladder = |rung: &Rung| -> attention::Result<Choice> {
         let ladder = args.on_rung(*rung);
         ladder.check(device, dtype, problem)?;
         Ok(Choice {
-            name: ladder.name().to_owned(),
-            ladder: Some(ladder),
+            name: ladder.to_string(),
+            call: call.clone().ladder(ladder),
+            acc: ladder.sums_in(),
         })
     };
     let named = |name: &str| -> Result<Choice> {
         if let Some(rung) = Rung::ALL.iter().find(|rung| rung.name() == name) {
             return Ok(on_ladder(rung)?);
         }
-        kernel::check(device, name, dtype, problem)?;
-        if let Some(option) = args.ladder_option() {
+        let checked = kernel::check(device, name, dtype, problem);
+        let exists = !matches!(checked, Err(Error::UnknownKernel { .. }));
+        if let Some(option) = args.ladder_option().filter(|_| exists) {
             let others = with_options();
             bail!("kernel {name} has no {option}; these have: {others}");
         }
+        checked?;
         Ok(Choice {
             name: name.to_owned(),
-            ladder: None,
+            call: call.clone().kernel(name),
+            acc: Accumulation::default(),
         })
     };
     let suitable = || kernel::suitable(device, dtype, problem).into_iter();
@@ -141,7 +166,7 @@ fn compute<T: Element>(
     kernels: &[Choice],
 ) -> Result<bool> {
     let problem = source.problem();
-    expect_memory(device, &problem)?;
+    expect_memory(device, T::DTYPE, &problem, kernels)?;
     let progress = Progress::start();
     progress.stage("preparing q, k and v");
     let inputs: Inputs<T> = source.load()?;
@@ -150,15 +175,7 @@ fn compute<T: Element>(
     let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
 
     let mut outcomes = Vec::new();
-    for Choice { name, ladder } in kernels {
-        let call = Attention::new()
-            .causal(problem.causal)
-            .scale(problem.scale)
-            .splits(args.splits);
-        let call = match ladder {
-            Some(ladder) => call.ladder(*ladder),
-            None => call.kernel(name),
-        };
+    for Choice { name, call, acc } in kernels {
         let splits = call.split_count(device, T::DTYPE, &problem)?;
         // What a kernel leaves out must not pass for a result.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
@@ -185,10 +202,10 @@ fn compute<T: Element>(
             v: Strided::contiguous(&inputs.v, problem.kv_shape()),
             o: Strided::contiguous(&o, problem.q_shape()),
             lse: &lse,
-            acc: ladder.map(|ladder| ladder.sums_in()).unwrap_or_default(),
+            acc: *acc,
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
-        let counters = device.counters().filter(|_| args.counters);
+        let counters = args.counters.then(|| device.counters());
         let outcome = Outcome::new(
             device.name(),
             name,
@@ -223,7 +240,12 @@ fn poisoned<T: bytemuck::Pod, const R: usize>(
 }
 
 /// Compares what the problem needs with what is free, before anything is allocated.
-fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
+fn expect_memory(
+    device: &Device,
+    dtype: Dtype,
+    problem: &Problem,
+    kernels: &[Choice],
+) -> Result<()> {
     let size = |shape: &[usize], element: usize| {
         shape.iter().fold(element as u64, |bytes, &extent| {
             bytes.saturating_mul(extent as u64)
@@ -235,7 +257,11 @@ fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
     let inputs = qo.saturating_add(kv.saturating_mul(2));
     let outputs = qo.saturating_add(lse);
 
-    let on_device = inputs.saturating_add(outputs);
+    let mut workspace = 0;
+    for Choice { call, .. } in kernels {
+        workspace = workspace.max(call.workspace_bytes(device, dtype, problem)? as u64);
+    }
+    let on_device = inputs.saturating_add(outputs).saturating_add(workspace);
     // The host keeps the inputs for the check, the poison, and what it reads back.
     let on_host = inputs.saturating_add(outputs.saturating_mul(2));
     expect_free(device, on_device, on_host, "batch, heads, seqlen and dim")
@@ -246,6 +272,10 @@ fn expect_memory(device: &Device, problem: &Problem) -> Result<()> {
 fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -> Result<()> {
     let needs = if device.is_cpu() {
         vec![(device.clone(), on_host.saturating_add(on_device))]
+    } else if device.is_emulator() {
+        // Its memory is the host's, which takes two bytes for each.
+        let emulated = on_device.saturating_mul(2);
+        vec![(device.clone(), on_host.saturating_add(emulated))]
     } else {
         vec![(device.clone(), on_device), (Device::cpu(), on_host)]
     };

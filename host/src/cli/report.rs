@@ -4,6 +4,7 @@ use super::counters::Summary;
 use super::measure::median;
 use attention::check::Comparison;
 use attention::emulator::Counters;
+use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::kernel;
 use attention::ladder::Rung;
 use comfy_table::{CellAlignment, Table, presets};
@@ -51,7 +52,7 @@ pub struct Outcome<C> {
     tolerance: Option<f64>,
     passed: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    counters: Option<Summary>,
+    counters: Option<Vec<Summary>>,
     /// Rows compared.
     #[serde(skip)]
     rows: Option<usize>,
@@ -66,7 +67,7 @@ impl<C: Call> Outcome<C> {
         call: C,
         times: &[Duration],
         checked: Option<Checked>,
-        counters: Option<Counters>,
+        counters: Option<Vec<(&'static str, Counters)>>,
     ) -> Self {
         let median = median(times).as_secs_f64();
         let min = times.iter().min().expect("at least one timed call");
@@ -79,7 +80,10 @@ impl<C: Call> Outcome<C> {
             max_abs_err: checked.map(|checked| checked.worst.max_abs_err),
             tolerance: checked.map(|checked| checked.worst.tolerance),
             passed: checked.map(|checked| checked.passed),
-            counters: counters.as_ref().map(Summary::new),
+            counters: counters.map(|launches| {
+                let summary = |(kernel, counters)| Summary::new(kernel, &counters);
+                launches.into_iter().map(summary).collect()
+            }),
             rows: checked.map(|checked| checked.rows),
             call,
         }
@@ -135,8 +139,13 @@ pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     }
     print(table)?;
     for outcome in outcomes {
-        if let Some(counters) = &outcome.counters {
-            print(format_args!("\n{}\n{counters}", outcome.kernel))?;
+        let launches = outcome.counters.as_deref().unwrap_or_default();
+        for (i, launch) in launches.iter().enumerate() {
+            let (kernel, number, count) = (&outcome.kernel, i + 1, launches.len());
+            print(format_args!(
+                "\n{kernel}, launch {number} of {count}: {}\n{launch}",
+                launch.kernel
+            ))?;
         }
     }
     Ok(())
@@ -204,7 +213,29 @@ fn list_ladder() -> io::Result<()> {
         ]);
     }
     print(table)?;
-    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")
+    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")?;
+    list_gemm()
+}
+
+/// Prints the kinds of kernels of matrix products.
+fn list_gemm() -> io::Result<()> {
+    let mut table = empty_table(&["gemm", "options", "what it shows"], &[]);
+    for (name, options, lesson) in [
+        (
+            SIMPLE,
+            "--acc",
+            "operands straight from global memory to registers: no shared memory, no barrier",
+        ),
+        (
+            MULTISTAGE,
+            "--acc, --stages",
+            "cp.async through a ring of swizzled tiles; of its kernels, the one whose tile suits best",
+        ),
+    ] {
+        table.add_row([name, options, lesson]);
+    }
+    print(table)?;
+    print("the subcommand gemm runs these: gemm --kernel NAME")
 }
 
 pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {

@@ -3,7 +3,7 @@
 use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::CPU;
+use crate::kernel::{CPU, not_on_cpu};
 use crate::schedule::Facts;
 use kernels::gemm::GemmTile;
 use kernels::table::Accumulation;
@@ -58,10 +58,7 @@ impl Gemm {
             None | Some(CPU) => Ok(()),
             Some(name) => {
                 self.candidates(Some(name), dtype)?;
-                Err(unsuitable(
-                    name,
-                    "runs on CUDA devices and the emulator, not on the CPU; the CPU's is cpu",
-                ))
+                Err(not_on_cpu(name))
             }
         }
     }
@@ -75,14 +72,18 @@ impl Gemm {
     ) -> Result<&'static Kernel> {
         let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
         let candidates = self.candidates(Some(name), dtype)?;
-        let fitting = candidates.iter().filter(|kernel| fits(kernel, facts));
-        let best =
-            fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)));
-        best.copied().ok_or_else(|| Error::SharedMemory {
-            kernel: candidates[0].name,
-            needed: candidates[0].shared_bytes(),
-            available: facts.shared.block,
-            instead: None,
+        let best = |kernels: &[&'static Kernel]| {
+            let fitting = kernels.iter().copied().filter(|kernel| fits(kernel, facts));
+            fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)))
+        };
+        best(&candidates).ok_or_else(|| {
+            let others = self.candidates(Some(MULTISTAGE), dtype).unwrap_or_default();
+            Error::SharedMemory {
+                kernel: candidates[0].name,
+                needed: candidates[0].shared_bytes(),
+                available: facts.shared.block,
+                instead: best(&others).map(|kernel| kernel.name),
+            }
         })
     }
 
@@ -109,17 +110,20 @@ impl Gemm {
         }
         let typed: Vec<_> = named
             .iter()
-            .filter(|(kernel, _)| {
-                let sums = matches!(kernel.family, Family::Gemm { accumulation, .. } if accumulation == self.accumulation);
-                kernel.dtype == dtype && sums
-            })
+            .filter(|(kernel, _)| (kernel.dtype, sums(kernel)) == (dtype, Some(self.accumulation)))
             .collect();
         if typed.is_empty() {
+            let (kernel, _) = named[0];
+            let mut takes = String::new();
+            if kernel.dtype != dtype {
+                takes += &format!(" --dtype {}", kernel.dtype.name());
+            }
+            if let Some(sums) = sums(kernel).filter(|&sums| sums != self.accumulation) {
+                takes += &format!(" --acc {}", sums.name());
+            }
             let (dtype, sums) = (dtype.name(), self.accumulation.name());
-            return Err(unsuitable(
-                name,
-                &format!("is not for {dtype} with accumulation in {sums}"),
-            ));
+            let reason = format!("is not for {dtype} with accumulation in {sums}; it takes{takes}");
+            return Err(unsuitable(name, &reason));
         }
         let staged: Vec<_> = typed
             .iter()
@@ -156,6 +160,14 @@ fn kernels() -> impl Iterator<Item = (&'static Kernel, GemmTile)> {
         Family::Gemm { tile, .. } => Some((kernel, tile)),
         _ => None,
     })
+}
+
+/// What a kernel adds up in.
+fn sums(kernel: &Kernel) -> Option<Accumulation> {
+    match kernel.family {
+        Family::Gemm { accumulation, .. } => Some(accumulation),
+        _ => None,
+    }
 }
 
 fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {

@@ -8,6 +8,19 @@ fn sizes() {
     refuse("--dim 0", &["dim is 0", allowed]);
     refuse("--dim 12", &["dim is 12", allowed]);
     refuse("--dim 1032", &["dim is 1032", allowed]);
+    for wrong in ["-64", "foo", "6.4", "18446744073709551616"] {
+        refuse(&format!("--dim {wrong}"), &["--dim", wrong, allowed]);
+    }
+    // Where a kernel ends earlier, that is what is allowed.
+    for wrong in ["0", "12", "1032"] {
+        let reasons = [
+            &format!("dim is {wrong}"),
+            "for split-q it must be a multiple of 8 from 8 to 256",
+        ];
+        refuse(&format!("--kernel split-q --dim {wrong}"), &reasons);
+        let line = format!("--kernel tiled-qk --dim {wrong}");
+        refuse(&line, &[allowed]);
+    }
     refuse("--seqlen 0", &["seqlen_q is 0", "at least 1"]);
     refuse("--seqlen-kv 0", &["seqlen_kv is 0", "at least 1"]);
     refuse("--batch 0", &["batch is 0", "at least 1"]);
@@ -38,7 +51,13 @@ fn sizes_that_overflow() {
         "--batch 2305843009213693951 --heads 16 --seqlen 1",
         &["size of q overflows"],
     );
-    refuse("--seqlen 99999999999999999999", &["--seqlen", "too large"]);
+    refuse(
+        "--seqlen 99999999999999999999",
+        &[
+            "--seqlen",
+            "it must be a whole number up to 18446744073709551615",
+        ],
+    );
 }
 
 #[test]
@@ -58,10 +77,12 @@ fn options() {
         refuse(&format!("--scale {scale}"), &["scale is", "finite"]);
     }
     refuse("--scale big", &["--scale"]);
-    refuse("--seqlen -1", &["--seqlen", "-1"]);
-    refuse("--seqlen x", &["--seqlen", "'x'"]);
-    for splits in ["-1", "x", "1.5", "4294967296"] {
-        refuse(&format!("--splits {splits}"), &["--splits", splits]);
+    let options = "batch heads kv-heads seqlen seqlen-kv warmup iters seed splits";
+    for option in options.split(' ') {
+        for wrong in ["-1", "x", "1.5", "18446744073709551616"] {
+            let reasons = [option, &format!("'{wrong}'"), "it must be a whole number"];
+            refuse(&format!("--{option} {wrong}"), &reasons);
+        }
     }
     refuse("--iters 0", &["--iters", "at least 1"]);
     refuse("--dtype f64", &["--dtype", "f16", "bf16"]);
@@ -96,10 +117,15 @@ fn kernels() {
         "--kernel forward_f16_d46",
         &["\"forward_f16_d46\"", "forward_f16_d64"],
     );
+    for name in ["gemm-simple", "gemm-multistage", "gemm_simple_f16_f32"] {
+        let reason = format!("multiplies matrices: the subcommand gemm --kernel {name} runs it");
+        refuse(&format!("--kernel {name}"), &[&reason]);
+    }
+    refuse("--kernel gemm-simpel", &["did you mean gemm-simple"]);
     refuse("--kernel zzz", &["\"zzz\"", "--list-kernels"]);
     refuse(
         "--kernel forward_f16_d64",
-        &["forward_f16_d64", "not on the CPU"],
+        &["forward_f16_d64", "not on the CPU; type --device emulator"],
     );
 }
 
@@ -107,7 +133,8 @@ fn kernels() {
 fn options_of_the_ladder() {
     // Whatever the kernel, these are no values.
     for wrong in ["-1", "x", "1.5", "4294967296"] {
-        refuse(&format!("--stages {wrong}"), &["--stages", wrong]);
+        let reasons = ["--stages", wrong, "it must be 1, 2 or 3"];
+        refuse(&format!("--stages {wrong}"), &reasons);
     }
     refuse(
         "--swizzle foo",
@@ -132,7 +159,27 @@ fn options_of_the_ladder() {
         }
     }
     for kernel in ["naive", "tiled-qkv", "ladder"] {
-        refuse(&format!("--kernel {kernel}"), &["not on the CPU"]);
+        let reasons = ["not on the CPU; type --device emulator"];
+        refuse(&format!("--kernel {kernel}"), &reasons);
+    }
+    // What no device does is said first.
+    for (line, reason) in [
+        ("--kernel naive --stages 3", "naive has no option stages"),
+        (
+            "--kernel fa1 --dim 264",
+            "fa1 serves dim up to 256, not 264",
+        ),
+        (
+            "--kernel split-q --acc f16 --dtype bf16",
+            "f16 for dtype f16 only",
+        ),
+        (
+            "--kernel forward_f16_d64 --dim 72",
+            "serves dim up to 64, not 72",
+        ),
+        ("--kernel forward_f16_d64 --stages 2", "has no --stages"),
+    ] {
+        refuse(line, &[reason]);
     }
 }
 

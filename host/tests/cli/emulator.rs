@@ -75,33 +75,69 @@ fn the_ladder_is_all_that_serve() {
         let Some(outcomes) = ladder(&format!("--kernel ladder {line}")) else {
             return;
         };
-        let kernels: Vec<_> = outcomes.iter().map(|o| o["kernel"].clone()).collect();
+        // The options follow the name.
+        let name = |outcome: &Value| {
+            let kernel = outcome["kernel"].as_str().expect("a name");
+            kernel.split(':').next().expect("one part").to_owned()
+        };
+        let kernels: Vec<_> = outcomes.iter().map(name).collect();
         assert_eq!(kernels, expected, "{line}");
+    }
+}
+
+/// S, of which the problem's own size does not tell, is part of what the memory must hold.
+#[test]
+fn workspaces_beyond_the_memory_are_refused() {
+    if !attention::ptx::COMPILED {
+        return;
+    }
+    for seqlen in ["2000000", "2147482624"] {
+        let line = format!("--device emulator --kernel naive --heads 1 --dim 8 --seqlen {seqlen}");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let reasons = ["seqlen and dim are too large", "memory on emulator", "free"];
+        refused(&line, &finished, &reasons);
     }
 }
 
 #[test]
 fn kernels_of_the_ladder_take_options() {
-    for line in [
-        "--kernel naive",
-        "--kernel fa1 --splits 2",
-        "--kernel split-kv --stages 1 --swizzle none",
-        "--kernel split-q --stages 3 --swizzle pad",
-        "--kernel shared-kv --acc f16 --o-store direct",
-        "--kernel shared-qkv --stages 2 --swizzle q --acc f32 --o-store shared --splits 2",
-        "--kernel tiled-qk --swizzle qk --o-store shuffle --causal --dim 512",
+    for (line, kernel) in [
+        ("--kernel naive", "naive"),
+        ("--kernel fa1 --splits 2", "fa1"),
+        (
+            "--kernel split-kv --stages 1 --swizzle none",
+            "split-kv:stages=1:swizzle=none",
+        ),
+        (
+            "--kernel split-q --stages 3 --swizzle pad",
+            "split-q:stages=3:swizzle=pad",
+        ),
+        (
+            "--kernel shared-kv --acc f16 --o-store direct",
+            "shared-kv:acc=f16:o-store=direct",
+        ),
+        (
+            "--kernel shared-qkv --stages 2 --swizzle q --acc f32 --o-store shared --splits 2",
+            "shared-qkv:stages=2:swizzle=q:acc=f32:o-store=shared",
+        ),
+        (
+            "--kernel tiled-qk --swizzle qk --o-store shuffle --causal --dim 512",
+            "tiled-qk:swizzle=qk:o-store=shuffle",
+        ),
         // Beyond the main kernels the default is one of the ladder, with its options.
-        "--kernel auto --stages 1 --dim 264",
+        ("--kernel auto --stages 1 --dim 264", "tiled-qk:stages=1"),
     ] {
         let Some(outcomes) = ladder(line) else {
             return;
         };
         assert_eq!(outcomes.len(), 1, "{line}");
-        let name = line.split_whitespace().nth(1).expect("a kernel");
-        let name = if name == "auto" { "tiled-qk" } else { name };
-        assert_eq!(outcomes[0]["kernel"], name);
+        assert_eq!(outcomes[0]["kernel"], kernel);
         // Those without options do not split.
-        let splits = if name == "shared-qkv" { 2 } else { 1 };
+        let splits = if kernel.starts_with("shared-qkv") {
+            2
+        } else {
+            1
+        };
         assert_eq!(outcomes[0]["splits"], splits, "{line}");
     }
 }
@@ -194,7 +230,7 @@ fn splits_are_made_and_told() {
     let line = "--json --heads 4 --kv-heads 1 --seqlen-kv 300 --check full";
     for (options, kernel, splits) in [
         ("--seqlen 3 --splits 3", "decode_f16_d64", 3),
-        ("--seqlen 3 --splits 100 --causal", "decode_f16_d64", 5),
+        ("--seqlen 3 --splits 100 --causal", "decode_f16_d64", 7),
         (
             "--seqlen 3 --splits 2 --kernel forward_f16_d128",
             "forward_f16_d128",
@@ -269,10 +305,48 @@ fn counters_are_printed_on_request() {
     }
     let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
     let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
-    let counters = &outcome["counters"];
+    let counters = &outcome["counters"][0];
+    assert_eq!(counters["kernel"], "forward_f16_d64");
     assert_eq!(counters["mma"], 256);
     assert_eq!(counters["bank_conflicts"], serde_json::json!([]));
     assert!(counters["accesses"][0]["wavefronts"].is_u64());
+}
+
+/// Each under its own name, and none of the calls before.
+#[test]
+fn every_launch_of_a_call_is_counted() {
+    for (options, expected) in [
+        (
+            "--kernel split-q --splits 2",
+            &["split_q_f16_d64", "combine_f16"][..],
+        ),
+        (
+            "--kernel split-q --splits 1 --iters 2",
+            &["split_q_f16_d64"],
+        ),
+        ("--kernel fa1", &["fa1_f16_d64", "combine_f16"]),
+        ("--kernel naive", &["naive_f16"; 3]),
+    ] {
+        let line = format!("--heads 1 --seqlen 100 --seqlen-kv 300 --counters {options}");
+        let Some(finished) = run_on_emulator(&format!("{line} --json")) else {
+            return;
+        };
+        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let launches = outcome["counters"].as_array().expect("launches");
+        let kernels = launches
+            .iter()
+            .map(|l| l["kernel"].as_str().expect("a name"));
+        let kernels: Vec<_> = kernels.collect();
+        assert_eq!(kernels, expected, "{options}");
+        // The naive kernel does without tensor cores.
+        let multiplies = launches[0]["mma"].as_u64() > Some(0);
+        assert_eq!(multiplies, kernels[0] != "naive_f16", "{options}");
+        let table = run_on_emulator(&line).expect("compiled").stdout;
+        for (i, kernel) in expected.iter().enumerate() {
+            let heading = format!(", launch {} of {}: {kernel}", i + 1, expected.len());
+            assert!(table.contains(&heading), "{heading} is not in: {table}");
+        }
+    }
 }
 
 #[test]

@@ -76,9 +76,42 @@ fn the_emulator_runs_both_kinds() {
             (&true.into(), &"f16".into())
         );
         assert_eq!(
-            outcome["counters"]["bank_conflicts"],
-            Value::Array(Vec::new())
+            outcome["counters"]
+                .as_array()
+                .and_then(|launches| launches.last())
+                .map(|product| (&product["kernel"], &product["bank_conflicts"])),
+            Some((&outcome["kernel"], &Value::Array(Vec::new())))
         );
+    }
+}
+
+#[test]
+fn what_would_work_is_said() {
+    if !attention::ptx::COMPILED {
+        return;
+    }
+    let large = "kernel gemm_f16_f32_256x128x64x3 needs 147456 bytes";
+    for (line, reasons) in [
+        (
+            "--kernel gemm_f16_f32_256x128x64x3",
+            [large, "the device has 101376; gemm_f16_f32_"],
+        ),
+        (
+            "--kernel gemm_bf16_f32_256x128x32x3",
+            ["is not for f16", "it takes --dtype bf16"],
+        ),
+        (
+            "--kernel gemm_f16_f16_256x128x32x3",
+            ["accumulation in f32", "it takes --acc f16"],
+        ),
+        (
+            "--kernel gemm_simple_f16_f16 --dtype bf16",
+            ["is not for bf16", "it takes --dtype f16 --acc f16"],
+        ),
+    ] {
+        let line = format!("gemm --device emulator:sm_86 {line}");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        refused(&line, &finished, &reasons);
     }
 }
 
@@ -92,7 +125,7 @@ fn what_is_wrong_is_said_in_a_line() {
         &["m, n and k are too large", "free"],
     );
     refused("--dtype bf16 --acc f16", &["for bf16 it must be in f32"]);
-    refused("--kernel gemm-multistage", &["the CPU's is cpu"]);
+    refused("--kernel gemm-multistage", &["type --device emulator"]);
     refused(
         "--kernel gemm-multistgae",
         &["did you mean gemm-multistage"],
@@ -102,6 +135,20 @@ fn what_is_wrong_is_said_in_a_line() {
         &["comes with stages 3, 4, 5"],
     );
     refused("--kernel gemm-simple --stages 3", &["has no stages"]);
+    for kernel in ["auto", "all", "cpu"] {
+        let with = |option| format!("--kernel {kernel} {option}");
+        let stages = "kernel cpu has no --stages; gemm-multistage has";
+        refused(&with("--stages 99"), &[stages]);
+        let sums = "kernel cpu has no --acc f16; it adds up in f32";
+        refused(&with("--acc f16"), &[sums]);
+    }
+    for option in ["m", "n", "k", "warmup", "iters", "seed"] {
+        for wrong in ["-1", "x", "1.5", "18446744073709551616"] {
+            let reasons = [option, &format!("'{wrong}'"), "it must be a whole number"];
+            refused(&format!("--{option} {wrong}"), &reasons);
+        }
+    }
+    refused("--stages -1", &["'-1'", "it must be 3, 4 or 5"]);
     refused("--iters 0", &["--iters is 0"]);
     refused("--counters", &["--device emulator"]);
     refused("--seqlen 5", &["--seqlen"]);

@@ -104,7 +104,9 @@ fn kernels_are_listed() {
         };
         assert!(row.contains(&dtype) && row.contains(&kernel.arch.name()));
     }
-    assert!(rows.iter().any(|row| row.contains(&"cpu")));
+    for name in ["cpu", "gemm-simple", "gemm-multistage"] {
+        assert!(rows.iter().any(|row| row.contains(&name)), "{name}");
+    }
     for rung in Rung::ALL {
         let row = rows.iter().find(|row| row.contains(&rung.name()));
         let row = row.unwrap_or_else(|| panic!("no {}", rung.name()));

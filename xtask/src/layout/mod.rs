@@ -33,9 +33,11 @@ enum Subject {
     /// Which lane gives which address to ldmatrix.x4, and which receives what is there
     Ldmatrix(ldmatrix::Arguments),
     /// Where each 16-byte chunk of a tile lands in shared memory, and in which banks
+    #[command(allow_negative_numbers = true)]
     Swizzle(swizzle::Arguments),
     /// Bank conflicts of the kernels' accesses, or one of yours, without a swizzle, with padding and
     /// with theirs
+    #[command(allow_negative_numbers = true)]
     Smem(smem::Arguments),
 }
 
@@ -166,6 +168,16 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_negative_number_is_no_option() {
+        for arguments in ["swizzle --dim -64", "smem --dim -64", "swizzle --rows -1"] {
+            let words = ["layout"].into_iter().chain(arguments.split(' '));
+            let refused = Task::try_parse_from(words).err().expect("refused");
+            let said = refused.to_string();
+            assert!(said.contains("invalid value '-"), "{arguments}: {said}");
         }
     }
 
