@@ -15,7 +15,7 @@ pub struct Arguments {
     arguments: Vec<OsString>,
 }
 
-/// Count what every kernel does on the emulator, which needs no GPU
+/// Count what the kernels do on the emulator, which needs no GPU
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask profile", disable_version_flag = true)]
 struct Emulator {
