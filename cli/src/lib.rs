@@ -35,8 +35,12 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let said = text.split("\n\nUsage:").next().unwrap_or_default();
     let said = said.split("\n\nFor more information").next();
-    let words = said.unwrap_or_default().split_whitespace().skip(1);
-    words.collect::<Vec<_>>().join(" ")
+    let said = said.unwrap_or_default().trim_start_matches("error: ");
+    let paragraphs = said.split("\n\n").map(|paragraph| {
+        let words = paragraph.split_whitespace();
+        words.collect::<Vec<_>>().join(" ")
+    });
+    paragraphs.collect::<Vec<_>>().join("; ")
 }
 
 /// The subcommands of the innermost command that is named.
@@ -92,7 +96,11 @@ mod tests {
                 "program count --to 9",
                 "invalid value '9' for '--to <TO>': 9 is not in 1..9",
             ),
-            ("program count --foo", "unexpected argument '--foo' found"),
+            ("program count --foo", "'--foo' found"),
+            (
+                "program count --too 1",
+                "'--too' found; tip: a similar argument exists: '--to'",
+            ),
             ("program count", "arguments were not provided: --to <TO>"),
             ("program fly", "'fly'; there are count, draw"),
             ("program draw square", "'square'; there are line, circle"),
