@@ -277,7 +277,6 @@ mod tests {
             ("splitq", "split-q"),
             ("split-q:foo", "has no option foo"),
             ("naive:stages=x", "has no option stages=x"),
-            ("gemm-simple", "there is no kernel"),
         ] {
             let error = SHAPE.check_name(name).expect_err(name).to_string();
             assert!(error.contains(reason), "{error}");

@@ -157,7 +157,7 @@ mod tests {
             ("--dim 33", "multiple of 8"),
             ("--seqlen 5000000000", "at most"),
             ("--kernel forward_f16_d65", "forward_f16_d64"),
-            ("--kernel gemm-simple", "gemm_simple"),
+            ("--kernel gemm-simple", "multiplies matrices"),
             ("--kernel split-q --dim 264", "up to 256"),
             ("--kernel split-q:swizzle=foo", "swizzle=foo"),
             (

@@ -4,7 +4,6 @@ use super::gemm::GemmArgs;
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{Accumulation, Class, Dtype};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -250,10 +249,7 @@ fn with_class(name: &str) -> Option<DeviceName> {
 
 /// Parses the command line, or says in one line what is wrong with it.
 pub fn parse() -> Result<Args, String> {
-    let args = Args::try_parse().map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
-        _ => one_line(&error.to_string()),
-    })?;
+    let args: Args = ::cli::parse()?;
     let (iters, counters, device) = match &args.task {
         None => (args.iters, args.counters, args.device),
         Some(Task::Gemm(gemm)) => (gemm.iters, gemm.counters, gemm.device),
@@ -265,17 +261,4 @@ pub fn parse() -> Result<Args, String> {
         return Err("--counters needs --device emulator".to_owned());
     }
     Ok(args)
-}
-
-/// What clap says before its usage and hints, in one line.
-fn one_line(message: &str) -> String {
-    let lines = message.trim_start_matches("error: ").lines().map(str::trim);
-    let said = lines.take_while(|line| {
-        !["Usage:", "For more information"]
-            .iter()
-            .any(|hint| line.starts_with(hint))
-    });
-    said.filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
 }
