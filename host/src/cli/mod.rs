@@ -139,7 +139,12 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
             let (serve, others): (Vec<_>, Vec<_>) = rungs.partition(Result::is_ok);
             match others.into_iter().next_back() {
                 Some(Err(reason)) if serve.is_empty() => return Err(reason.into()),
-                _ => serve.into_iter().flatten().collect(),
+                _ => fitting(
+                    serve.into_iter().flatten().collect(),
+                    device,
+                    dtype,
+                    problem,
+                ),
             }
         }
         name => vec![named(name)?],
@@ -239,6 +244,23 @@ fn poisoned<T: bytemuck::Pod, const R: usize>(
     Tensor::new(device, shape, &vec![poison; shape.iter().product()])
 }
 
+/// Those that there is memory for, if there are such: the scores of `naive` are the first to be too large.
+fn fitting(
+    mut choices: Vec<Choice>,
+    device: &Device,
+    dtype: Dtype,
+    problem: &Problem,
+) -> Vec<Choice> {
+    let fits = |choice: &Choice| {
+        let alone = std::slice::from_ref(choice);
+        expect_memory(device, dtype, problem, alone).is_ok()
+    };
+    if choices.iter().any(fits) {
+        choices.retain(fits);
+    }
+    choices
+}
+
 /// Compares what the problem needs with what is free, before anything is allocated.
 fn expect_memory(
     device: &Device,
@@ -292,4 +314,29 @@ fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -> Re
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Args, kernels};
+    use attention::emulator::Options;
+    use attention::ladder::Rung;
+    use attention::{Device, Dtype, Problem};
+    use clap::Parser;
+
+    #[test]
+    fn of_the_ladder_runs_what_there_is_memory_for() {
+        let device = Device::emulator(Options::default()).expect("an emulator");
+        let names = |seqlen| {
+            let args = Args::parse_from(["attention", "--kernel", "ladder"]);
+            let shape = [1, 1, seqlen, 64];
+            let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+            let kernels = kernels(&args, &device, Dtype::F16, &problem).expect("some");
+            kernels.into_iter().map(|kernel| kernel.name)
+        };
+        let all = || Rung::ALL.iter().map(|rung| rung.name());
+        assert!(names(100).eq(all()));
+        // The scores would be 4 TB.
+        assert!(names(1_000_000).eq(all().filter(|&name| name != "naive")));
+    }
 }
