@@ -2,7 +2,7 @@
 
 use attention::emulator::{Counters, Options};
 use attention::{Device, Tensor, f16};
-use kernels::table::{Family, KERNELS, Kernel};
+use kernels::catalog::{Family, KERNELS, Kernel};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.

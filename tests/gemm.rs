@@ -2,7 +2,7 @@
 
 use attention::emulator::Options;
 use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, Tensor, f16};
-use kernels::table::{Family, KERNELS, Kernel};
+use kernels::catalog::{Family, KERNELS, Kernel};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -1,7 +1,7 @@
 //! Every kernel of the table: its own head dim and the smallest one it serves, aligned and not.
 
 use attention::{Error, kernel};
-use kernels::table::{Family, HEAD_DIMS, KERNELS, Kernel};
+use kernels::catalog::{Family, HEAD_DIMS, KERNELS, Kernel};
 use libtest_mimic::Completion;
 use tests::{Case, Layout, PASSED, Test};
 

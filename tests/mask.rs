@@ -1,8 +1,8 @@
 //! Trip counts of the masks against a brute-force mask.
 
-use kernels::divide::Divisor;
-use kernels::mask::{Causal, Full, Mask, Packed};
-use kernels::params::{ForwardParams, MAX_SEQLEN};
+use kernels::abi::Divisor;
+use kernels::abi::{ForwardParams, MAX_SEQLEN};
+use kernels::attention::mask::{Causal, Full, Mask, Packed};
 use proptest::prelude::*;
 
 /// Whether `row` sees `key`, from the definition.

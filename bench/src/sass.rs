@@ -8,9 +8,9 @@ use attention::emulator::Options;
 use attention::ladder::Ladder;
 use attention::{Device, ptx};
 use kernel_builder::ptxas;
-use kernels::class::Class;
+use kernels::catalog::class::Class;
+use kernels::catalog::{Kernel, all};
 use kernels::ladder::table::variants;
-use kernels::table::{Kernel, all};
 use std::collections::BTreeMap;
 use std::process::Command;
 

@@ -1,9 +1,19 @@
-//! Runs attention on random or given q, k and v, checks it and times it.
+//! The command: computes attention or a matrix product, checks the result and prints how long it took.
 
-mod cli;
+mod args;
+mod counters;
+mod device;
+mod forward;
+mod gemm;
+mod inputs;
+mod measure;
+mod output;
+mod progress;
+mod report;
+mod run;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main()
+    run::main()
 }

@@ -1,13 +1,15 @@
 //! The entry points: one instance of a generic kernel for each row of the table.
 
-use crate::class::Class;
-use crate::combine::combine;
-use crate::forward::{decode, forward, forward_shared_rows};
-use crate::gemm::{GemmParams, GemmTile, multistage, simple};
-use crate::mask::{Causal, Full, Mask, Packed};
-use crate::pack::pack as pack_rows;
-use crate::params::{ForwardParams, PackParams};
-use crate::table::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
+use crate::abi::GemmParams;
+use crate::abi::{ForwardParams, PackParams};
+use crate::attention::combine::combine;
+use crate::attention::forward::{decode, forward, forward_shared_rows};
+use crate::attention::mask::{Causal, Full, Mask, Packed};
+use crate::attention::pack::pack as pack_rows;
+use crate::catalog::GemmTile;
+use crate::catalog::class::Class;
+use crate::catalog::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
+use crate::gemm::{multistage, simple};
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
 macro_rules! entries {

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use kernel_builder::{Module, contract::Collectives, ptxas};
-use kernels::class::Class;
-use kernels::table::Arch;
+use kernels::catalog::Arch;
+use kernels::catalog::class::Class;
 
 /// Writes each module to `target/ptx/ARCH/MODULE.ptx` and prints a table of the entries.
 pub fn run() -> Result<()> {

@@ -3,8 +3,8 @@
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
+use kernels::catalog::{Family, KERNELS, Kernel};
 use kernels::ladder::Rung;
-use kernels::table::{Family, KERNELS, Kernel};
 use serde_json::Value;
 
 /// Runs every kernel on the emulator, but for the one that copies the inputs of others, and prints what it
@@ -191,8 +191,8 @@ fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
 #[cfg(test)]
 mod tests {
     use super::{COMBINED, COMBINED_KEYS, calls};
+    use kernels::catalog::{KERNELS, all};
     use kernels::ladder::Rung;
-    use kernels::table::{KERNELS, all};
 
     #[test]
     fn every_kernel_is_counted_once() {

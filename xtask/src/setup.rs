@@ -40,7 +40,7 @@ pub fn run() -> Result<()> {
                     "clean",
                     "--quiet",
                     "-p",
-                    "host",
+                    "attention",
                     "--profile",
                     profile,
                 ]))?;

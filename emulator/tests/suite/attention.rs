@@ -1,11 +1,11 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
-use ::kernels::params::{ForwardParams, LadderParams, PackParams, TensorRef};
-use ::kernels::table::{Arch, Dtype, Family, KERNELS, Kernel};
+use ::kernels::abi::{ForwardParams, LadderParams, PackParams, TensorRef};
+use ::kernels::catalog::{Arch, Dtype, Family, KERNELS, Kernel};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
-use kernels::divide::Divisor;
-use kernels::order::Order;
+use kernels::abi::Divisor;
+use kernels::abi::Order;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::sync::LazyLock;

@@ -2,7 +2,7 @@
 //! nothing panics.
 
 use crate::attention::{Modules, Problem, Run, named, ptx};
-use ::kernels::table::Kernel;
+use ::kernels::catalog::Kernel;
 use emulator::{Module, Options};
 use proptest::prelude::*;
 

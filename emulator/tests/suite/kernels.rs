@@ -1,8 +1,8 @@
 //! Every kernel of the table on the emulator: no rule broken, and the result of plain attention.
 
 use crate::attention::{Failure, Modules, Problem, check, launch_pack, module, pack};
-use ::kernels::params::TensorRef;
-use ::kernels::table::{KERNELS, Kernel};
+use ::kernels::abi::TensorRef;
+use ::kernels::catalog::{KERNELS, Kernel};
 use emulator::{Counters, Memory, Options};
 
 /// The kernels that compute attention; the others run before and after these.

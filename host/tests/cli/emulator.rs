@@ -2,8 +2,8 @@
 //! command must say so.
 
 use super::*;
+use kernels::catalog::{Dtype, KERNELS};
 use kernels::ladder::Rung;
-use kernels::table::{Dtype, KERNELS};
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
     let line = format!("--device emulator {line}");

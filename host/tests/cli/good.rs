@@ -1,8 +1,8 @@
 //! Runs that succeed.
 
 use super::*;
+use kernels::catalog::{Family, KERNELS};
 use kernels::ladder::Rung;
-use kernels::table::{Family, KERNELS};
 
 #[test]
 fn the_table_has_a_row_that_passes() {

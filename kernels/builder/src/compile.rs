@@ -1,7 +1,7 @@
 //! Running the compiler.
 
 use crate::{Compiler, Error, target_dir, workspace};
-use kernels::table::Arch;
+use kernels::catalog::Arch;
 use std::process::Command;
 
 const TARGET: &str = "nvptx64-nvidia-cuda";

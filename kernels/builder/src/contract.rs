@@ -1,9 +1,9 @@
 //! What an entry may and must contain.
 
 use crate::{Entry, Error};
-use kernels::gemm::GemmTile;
+use kernels::catalog::GemmTile;
+use kernels::catalog::{Accumulation, Family, Kernel, Tile};
 use kernels::ladder::table::{Loop, Shape};
-use kernels::table::{Accumulation, Family, Kernel, Tile};
 use std::ops::Add;
 
 /// Text that no entry may contain, and what it means.
@@ -434,7 +434,7 @@ pub fn check(entry: &Entry) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::table;
+    use kernels::catalog;
 
     /// A body that fulfils the contract.
     fn entry(kernel: &'static Kernel) -> Entry {
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn every_breach_is_named() {
-        for kernel in table::all() {
+        for kernel in catalog::all() {
             let good = entry(kernel);
             check(&good).unwrap();
             for (breach, rule) in [

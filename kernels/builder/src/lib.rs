@@ -11,7 +11,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), kernel_builder::Error> {
-//! let modules = kernel_builder::build(kernels::table::Arch::Sm80)?;
+//! let modules = kernel_builder::build(kernels::catalog::Arch::Sm80)?;
 //! for module in modules {
 //!     std::fs::write(format!("{}.ptx", module.name), &module.text).unwrap();
 //! }
@@ -31,7 +31,7 @@ pub use compiler::Compiler;
 pub use error::Error;
 pub use split::{Entry, Module, split};
 
-use kernels::table::Arch;
+use kernels::catalog::Arch;
 use std::path::PathBuf;
 
 /// Compiles all kernels of a target, splits them into modules, and checks each entry's contract.

@@ -1,8 +1,8 @@
 //! Assembling the PTX for real architectures, as the driver will, to see registers and spills.
 
 use crate::{Error, Module, target_dir};
-use kernels::class::Class;
-use kernels::table::{Family, Kernel};
+use kernels::catalog::class::Class;
+use kernels::catalog::{Family, Kernel};
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -185,7 +185,7 @@ fn number_before(text: &str, what: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::table::KERNELS;
+    use kernels::catalog::KERNELS;
 
     #[test]
     fn reports_are_read() {

@@ -1,7 +1,7 @@
 //! From the compiler's one text to a module for each kernel family, dtype, head dim and tile.
 
 use crate::Error;
-use kernels::table::{self, Arch, Kernel};
+use kernels::catalog::{self, Arch, Kernel};
 
 /// A PTX module, ready for the driver.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub fn split(text: &str, arch: Arch) -> Result<Vec<Module>, Error> {
         .flat_map(|line| [line, "\n"])
         .collect();
     let mut modules: Vec<Module> = Vec::new();
-    for kernel in table::all().filter(|kernel| kernel.arch == arch) {
+    for kernel in catalog::all().filter(|kernel| kernel.arch == arch) {
         let (parameters, body) = find_entry(text, kernel.name)
             .ok_or_else(|| Error::contract(kernel.name, "is not in the compiler's output"))?;
         let definition = format!(
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn names() -> Vec<&'static str> {
-        table::all().map(|kernel| kernel.name).collect()
+        catalog::all().map(|kernel| kernel.name).collect()
     }
 
     #[test]

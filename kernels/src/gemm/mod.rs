@@ -7,13 +7,7 @@
 //!
 //! A block computes a tile of C, a warp a part of it, as 16x16 tiles in registers. Both kernels take
 //! k in multiples of 8, in rows that start at multiples of 16 bytes; the host copies other matrices to
-//! where that holds, with zeros behind their rows ([`pack`](crate::params::PackParams)).
-
-mod params;
-mod tile;
-
-pub use params::{GemmParams, MAX_DEPTH, MatrixRef};
-pub use tile::GemmTile;
+//! where that holds, with zeros behind their rows ([`pack`](crate::abi::PackParams)).
 
 #[cfg(target_arch = "nvptx64")]
 mod multistage;

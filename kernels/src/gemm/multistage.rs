@@ -5,8 +5,8 @@
 //! tensor cores never wait for `ldmatrix`. One barrier a step makes the next tile visible and tells
 //! that the last one may be overwritten.
 
-use super::GemmParams;
 use super::place::Place;
+use crate::abi::GemmParams;
 use crate::ptx::{barrier, cp_async, shared, special};
 use crate::tile::{Accumulate, Copier, Element, Operand, SharedTile};
 
@@ -16,7 +16,7 @@ use crate::tile::{Accumulate, Copier, Element, Operand, SharedTile};
 /// `KT` slices of 16, and there are `S` stages. `PENDING` is `S - 2`.
 ///
 /// # Safety
-/// Launched as [`GemmParams`] and the kernel's row of the [table](crate::table) say: grid, block size
+/// Launched as [`GemmParams`] and the kernel's row of the [table](crate::catalog) say: grid, block size
 /// and shared memory, with matrices that are readable (a, b) and writable (c) in full.
 #[inline(always)]
 pub unsafe fn multistage<

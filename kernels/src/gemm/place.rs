@@ -1,7 +1,7 @@
 //! Which tile of C a block computes, and which part of it a warp.
 
-use super::{GemmParams, MatrixRef};
-use crate::divide::Divisor;
+use crate::abi::Divisor;
+use crate::abi::{GemmParams, MatrixRef};
 use crate::ptx::special;
 use crate::tile::GlobalRows;
 

@@ -3,8 +3,8 @@
 //! What a block saves here it pays in loads: every warp reads all rows of A and B that it needs for
 //! itself, four bytes a lane at a time, and only the L1 cache knows that others want them too.
 
-use super::GemmParams;
 use super::place::Place;
+use crate::abi::GemmParams;
 use crate::layout::fragment;
 use crate::ptx::{global, special};
 use crate::tile::{Accumulate, Element, GlobalRows, Operand};

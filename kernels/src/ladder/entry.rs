@@ -5,8 +5,8 @@ use super::naive::naive;
 use super::rows::rows;
 use super::table::{Q, Shape, all_ladder_kernels};
 use super::teams::teams;
-use crate::params::ForwardParams;
-use crate::table::Accumulation;
+use crate::abi::ForwardParams;
+use crate::catalog::Accumulation;
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
 macro_rules! entries {

@@ -7,11 +7,12 @@
 //! One block computes a head. In global memory O is not divided by l; a combine kernel does that at the
 //! end, as if of one split of the keys.
 
-use crate::forward::{Place, Team, Warp, map_rows, store_partial};
-use crate::mask::{Either, Mask};
-use crate::params::ForwardParams;
+use crate::abi::ForwardParams;
+use crate::attention::mask::{Either, Mask};
+use crate::attention::{Place, Team, Warp, map_rows, store_partial};
+use crate::attention::{SoftmaxScale, Total};
 use crate::ptx::{barrier, cp_async, global, shared, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile, SoftmaxScale, Total};
+use crate::tile::{Accumulator, Copier, Element, SharedTile};
 
 /// Computes O, m and l of the block's head.
 ///

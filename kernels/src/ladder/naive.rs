@@ -6,11 +6,12 @@
 
 use super::options::NaivePass;
 use super::table::NAIVE_ROWS;
-use crate::forward::Place;
-use crate::mask::{Either, Mask};
-use crate::params::ForwardParams;
+use crate::abi::ForwardParams;
+use crate::attention::Place;
+use crate::attention::mask::{Either, Mask};
+use crate::attention::{SoftmaxScale, Total};
 use crate::ptx::{global, math, special};
-use crate::tile::{Element, GlobalRows, SoftmaxScale, Total};
+use crate::tile::{Element, GlobalRows};
 
 /// Computes a pass over the block's rows.
 ///

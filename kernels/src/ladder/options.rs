@@ -1,8 +1,8 @@
 //! The rungs and what can be asked of them: names, options, head dims; what an option needs of shared
 //! memory. Plain data and arithmetic, the same on the host and on the GPU.
 
+use crate::abi::LadderParams;
 use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
-use crate::params::LadderParams;
 
 /// A kernel of the ladder, by the name that users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,12 +13,13 @@
 use super::options::swizzles;
 use super::ring::Ring;
 use super::store::{Part, store};
-use crate::forward::{Place, Team, Warp, map_rows, map_tile};
+use crate::abi::ForwardParams;
+use crate::attention::SoftmaxScale;
+use crate::attention::mask::{Either, Mask};
+use crate::attention::{Place, Team, Warp, map_rows, map_tile};
 use crate::layout::swizzle::Swizzle;
-use crate::mask::{Either, Mask};
-use crate::params::ForwardParams;
 use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Accumulate, Copier, Element, SharedTile, SoftmaxScale};
+use crate::tile::{Accumulate, Copier, Element, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -26,7 +27,7 @@ use crate::tile::{Accumulate, Copier, Element, SharedTile, SoftmaxScale};
 /// a step takes `16 * NT` keys. Products are added up in `S`. `QT` is `DT` if Q stays in registers, else 0.
 ///
 /// # Safety
-/// As [`forward`](crate::forward::forward).
+/// As [`forward`](crate::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn rows<
     E: Element,

@@ -5,11 +5,12 @@
 //! are of four pieces of 16 bytes, each spread over the same four lanes.
 
 use super::OStore;
-use crate::forward::{Place, store_partial};
+use crate::abi::ForwardParams;
+use crate::attention::Total;
+use crate::attention::{Place, store_partial};
 use crate::layout::{fragment, swizzle::Swizzle};
-use crate::params::ForwardParams;
 use crate::ptx::{barrier, global, shared, shuffle, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile, Total};
+use crate::tile::{Accumulator, Copier, Element, SharedTile};
 
 /// Whose results they are: of the rows from `warp_row` on of a block's tile of `rows` rows, those columns
 /// whose slices of 16 `column(0..OT)` gives, of the `width` that the block has, a multiple of 64.

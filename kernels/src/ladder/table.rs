@@ -1,8 +1,8 @@
 //! The compiled kernels of the ladder, and which one computes what.
 
 use super::options::{Rung, TeamsMemory, pitch};
-use crate::params::LadderParams;
-use crate::table::{Accumulation, Arch, Dtype, Family, Kernel, MAX_HEAD_DIM, Tile};
+use crate::abi::LadderParams;
+use crate::catalog::{Accumulation, Arch, Dtype, Family, Kernel, MAX_HEAD_DIM, Tile};
 
 /// What a kernel of the ladder is an instance of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

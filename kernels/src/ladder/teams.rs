@@ -17,15 +17,15 @@
 use super::options::{TeamsMemory, swizzles};
 use super::ring::Ring;
 use super::store::{Part, store};
-use crate::forward::non_finite::{has_non_finite, multiply_guarded};
-use crate::forward::{Place, Team, map_rows};
+use crate::abi::ForwardParams;
+use crate::attention::mask::{Either, Mask};
+use crate::attention::non_finite::{has_non_finite, multiply_guarded};
+use crate::attention::{Place, Team, map_rows};
+use crate::attention::{Softmax, SoftmaxScale};
 use crate::layout::swizzle::Swizzle;
-use crate::mask::{Either, Mask};
-use crate::params::ForwardParams;
 use crate::ptx::{shared, special};
 use crate::tile::{
-    Accumulate, Accumulator, Copier, Element, Operand, SharedTile, Softmax, SoftmaxScale, multiply,
-    multiply_transposed,
+    Accumulate, Accumulator, Copier, Element, Operand, SharedTile, multiply, multiply_transposed,
 };
 
 /// A window: 64 columns, 128 bytes of a row.
@@ -39,7 +39,7 @@ const KEYS: usize = 2;
 /// `16 * KT` keys, `NT * T = KT`, and the head dim is at most `16 * OT * T`.
 ///
 /// # Safety
-/// As [`forward`](crate::forward::forward).
+/// As [`forward`](crate::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn teams<
     E: Element,

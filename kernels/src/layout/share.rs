@@ -50,8 +50,8 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::Share;
+    use crate::catalog::HEAD_DIMS;
     use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
-    use crate::table::HEAD_DIMS;
     extern crate std;
     use std::collections::HashSet;
     use std::vec::Vec;

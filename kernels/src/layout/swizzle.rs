@@ -123,7 +123,7 @@ mod tests {
 
     /// Chunks per row of every head dim's tile.
     fn row_chunks() -> impl Strategy<Value = u32> {
-        prop::sample::select(crate::table::HEAD_DIMS).prop_map(|dim| dim / 8)
+        prop::sample::select(crate::catalog::HEAD_DIMS).prop_map(|dim| dim / 8)
     }
 
     const KINDS: [fn(u32) -> Swizzle; 3] = [Swizzle::new, Swizzle::none, Swizzle::padded];

@@ -4,11 +4,11 @@
 //! the head dim read as zeros and are never stored.
 //!
 //! What is loaded lies in rows that start at multiples of 16 bytes; the host sees to that, with a
-//! [copy](crate::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
+//! [copy](crate::attention::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
 //! stored element by element, once, after the main loop.
 
 use super::{Arrangement, Element, Fixed, Operand, SharedTile};
-use crate::divide::Divisor;
+use crate::abi::Divisor;
 use crate::layout::{
     share::Share,
     swizzle::{CHUNK_BYTES, Swizzle},

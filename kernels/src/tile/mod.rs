@@ -1,5 +1,5 @@
 //! What the main loops are written in: 16x16 tiles in registers, tiles in shared memory, products and
-//! copies of them, and the online softmax.
+//! copies of them.
 
 mod accumulate;
 mod copy;
@@ -7,7 +7,6 @@ mod element;
 mod product;
 mod register;
 mod shared;
-mod softmax;
 
 pub use accumulate::{Accumulate, HalfAccumulator};
 pub use copy::{Copier, GlobalRows};
@@ -15,4 +14,3 @@ pub use element::{Bf16, Element, F16};
 pub use product::{multiply, multiply_transposed};
 pub use register::{Accumulator, Operand};
 pub use shared::{Arrangement, Fixed, SharedTile};
-pub use softmax::{Softmax, SoftmaxScale, Total};

@@ -4,12 +4,12 @@ use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use super::ldmatrix::Load;
 use emulator::Tally;
+use kernels::catalog::HEAD_DIMS;
 use kernels::layout::{
     fragment,
     share::Share,
     swizzle::{CHUNK_BYTES, Swizzle},
 };
-use kernels::table::HEAD_DIMS;
 use std::fmt;
 use std::str::FromStr;
 

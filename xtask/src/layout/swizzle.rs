@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn conflicts_are_told() {
-        for dim in kernels::table::HEAD_DIMS {
+        for dim in kernels::catalog::HEAD_DIMS {
             assert!(verdict(&drawn("own", *dim)).contains("at once"), "{dim}");
             assert!(verdict(&drawn("pad", *dim)).contains("at once"), "{dim}");
         }

@@ -12,7 +12,7 @@ mod packed;
 mod shared_rows;
 
 use crate::attention::{Failure, Modules, Problem, check, combine, named, pack, ptx};
-use ::kernels::table::{Family, Kernel};
+use ::kernels::catalog::{Family, Kernel};
 use emulator::{Error, Module, Options};
 
 /// Which of the lines that fit a mutation it changes.

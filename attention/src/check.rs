@@ -1,0 +1,569 @@
+//! Compares o and lse with the [reference](crate::reference), row by row.
+//!
+//! **o** follows FlashAttention's own rule: its largest error may be twice that of a plain
+//! implementation in the element type, plus twice that of rounding at the size of typical values:
+//!
+//! `max|o - ref| <= 2 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
+//!
+//! **lse** is `f32` throughout, so each row has a bound of its own, in units of `u = 2^-24`: `dim`
+//! roundings of a product no larger than `|scale| |q| |k|` (Cauchy-Schwarz), the square root of the
+//! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
+//! own, and 64 for the approximate exponential and logarithm.
+//!
+//! **Sums in f16** ([`Accumulation::Half`]) are larger errors by far, with `u = 2^-11`. The query is
+//! scaled, in base 2, and rounded first, and a score is rounded after every 16 of its products. That is
+//! computed as it is told here, and what it does to o and lse is allowed: such roundings are the same in
+//! like keys, so that no statistics bound them. But a processor may round elsewhere, too, say after 8
+//! products, or an exact tie, as it thinks, the other way; so each rounding of a sum `S` may come out
+//! differently by `u |S|`. These are independent, and a score's come to `d = 3 u sqrt(sum of S^2)`: of up
+//! to 9 roundings the most that is possible, of more than that five of their standard deviations or more.
+//! A score that is off by `d` changes its key's weight `p` by `c = p (e^d - 1)`, but by no more than 1, which
+//! moves o by `c (v - o)`, by nothing if there is no other key, and lse by `c`. Of keys with the same sums
+//! these add up; those of others are independent, and come to the root of the sum of their squares. Last,
+//! products with V are rounded every 16 keys in sums of up to 64: a slice of 16 is part of up to 4 sums,
+//! and o may be off by `u |sum of p v|` for each, in whatever direction. By as much the tolerances grow,
+//! o's by that of the worst row.
+//!
+//! Where the reference is not finite, neither may the result be, and the other way round; an lse
+//! of -inf must be exactly that.
+
+use crate::element::Element;
+use crate::problem::Problem;
+use crate::reference::{Reference, round};
+use crate::strided::Strided;
+use kernels::catalog::Accumulation;
+use ndarray::Array1;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What a forward pass read and wrote, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a, T> {
+    /// Sizes and options.
+    pub problem: &'a Problem,
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub q: Strided<'a, T>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: Strided<'a, T>,
+    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: Strided<'a, T>,
+    /// `[batch, heads, seqlen_q, dim]`.
+    pub o: Strided<'a, T>,
+    /// Row-major `[batch, heads, seqlen_q]`.
+    pub lse: &'a [f32],
+    /// What products were summed in.
+    pub acc: Accumulation,
+}
+
+/// How o and lse compare with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Rows compared.
+    pub rows: usize,
+    /// All elements of o in these rows.
+    pub o: Comparison,
+    /// The lse of these rows; the tolerance is that of the worst row.
+    pub lse: Comparison,
+}
+
+impl Report {
+    /// Whether both are within their tolerance.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.o.passed() && self.lse.passed()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} rows: o {}; lse {}", self.rows, self.o, self.lse)
+    }
+}
+
+/// How one tensor compares with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison {
+    /// Largest difference; infinite if one side is finite where the other is not.
+    pub max_abs_err: f64,
+    /// Largest difference allowed.
+    pub tolerance: f64,
+    /// Index `[batch, head, row, element]` of the worst element; the last is 0 for lse.
+    pub worst: [usize; 4],
+    /// The worst element.
+    pub found: f64,
+    /// What the reference has in its place.
+    pub expected: f64,
+}
+
+impl Comparison {
+    /// Whether the largest difference is within the tolerance.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.max_abs_err <= self.tolerance
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            f,
+            "error {:.3e}, tolerance {:.3e}, worst at {:?}: {} for {}",
+            self.max_abs_err, self.tolerance, self.worst, self.found, self.expected
+        )
+    }
+}
+
+/// The number of every row, `(batch * heads + head) * seqlen_q + row`.
+#[must_use]
+pub fn all_rows(problem: &Problem) -> Vec<usize> {
+    (0..problem.batch * problem.heads * problem.seqlen_q).collect()
+}
+
+/// The numbers of `count` rows (or all, if there are no more), ascending: the first and the last,
+/// and of the others about one half anywhere and one half at the edges of tiles.
+#[must_use]
+pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
+    let seqlen = problem.seqlen_q;
+    let total = problem.batch * problem.heads * seqlen;
+    if count >= total {
+        return all_rows(problem);
+    }
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rows = BTreeSet::from([0, total - 1]);
+    while rows.len() < count {
+        rows.insert(if rng.random() {
+            rng.random_range(0..total)
+        } else {
+            let edge = rng.random_range(0..=seqlen / 64) * 64;
+            let row = edge.saturating_sub(rng.random_range(0..2)).min(seqlen - 1);
+            rng.random_range(0..total / seqlen) * seqlen + row
+        });
+    }
+    rows.into_iter().collect()
+}
+
+/// Compares the given rows, ascending [numbers](all_rows), on all threads of the current rayon
+/// pool.
+///
+/// # Panics
+/// If `rows` is empty, or if a view or `lse` is smaller than the problem says.
+#[must_use]
+pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
+    let p = forward.problem;
+    let kv_head = |&row: &usize| {
+        let head = row / p.seqlen_q;
+        [head / p.heads, p.kv_head(head % p.heads)]
+    };
+    let by_kv_head: Vec<&[usize]> = rows.chunk_by(|a, b| kv_head(a) == kv_head(b)).collect();
+    let deviation = by_kv_head
+        .into_par_iter()
+        .flat_map(|rows| {
+            let reference = Reference::new(p, forward.k, forward.v, kv_head(&rows[0]));
+            let deviations: Vec<_> = rows
+                .par_iter()
+                .map(|&row| Deviation::of_row(forward, &reference, row))
+                .collect();
+            deviations
+        })
+        .reduce_with(Deviation::worse)
+        .expect("rows to compare");
+    Report {
+        rows: rows.len(),
+        o: Comparison {
+            tolerance: 2.0 * deviation.low + 2.0 * deviation.rounding + deviation.sums,
+            ..deviation.o
+        },
+        lse: deviation.lse,
+    }
+}
+
+/// How far one row, or the worst of several, lies from the reference.
+struct Deviation {
+    /// Without its tolerance, which depends on all rows.
+    o: Comparison,
+    /// `max|low - ref|`.
+    low: f64,
+    /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
+    rounding: f64,
+    /// What sums in f16 may add.
+    sums: f64,
+    lse: Comparison,
+}
+
+impl Deviation {
+    fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference<T>, row: usize) -> Self {
+        let p = forward.problem;
+        let [b, h, i] = [
+            row / p.seqlen_q / p.heads,
+            row / p.seqlen_q % p.heads,
+            row % p.seqlen_q,
+        ];
+        let widen = |tensor: Strided<T>| -> Array1<f64> {
+            tensor
+                .row(b, h, i, p.dim)
+                .iter()
+                .map(|x| f64::from(x.to_f32()))
+                .collect()
+        };
+        let (q, o, lse) = (
+            widen(forward.q),
+            widen(forward.o),
+            f64::from(forward.lse[row]),
+        );
+        let expected = reference.exact(i, q.view());
+        let low = reference.low(i, q.view());
+
+        let o_error = |d: usize| difference(o[d], expected.o[d]);
+        let worst = (0..p.dim)
+            .max_by(|&a, &b| o_error(a).total_cmp(&o_error(b)))
+            .expect("dim > 0");
+        // Elements that are not finite have no size to bound: they leave the tolerance alone.
+        let max_finite = |errors: &mut dyn Iterator<Item = f64>| {
+            errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+        };
+        let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
+
+        let score = q.dot(&q).sqrt() * reference.key_norm;
+        let (o_sums, lse_sums) = match forward.acc {
+            Accumulation::Single => (0.0, 0.0),
+            Accumulation::Half => reference.half_sums(i, q.view(), &expected),
+        };
+        let roundings = if expected.lse.is_finite() {
+            p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
+        } else {
+            0.0
+        };
+        Deviation {
+            o: Comparison {
+                max_abs_err: o_error(worst),
+                tolerance: f64::NAN,
+                worst: [b, h, i, worst],
+                found: o[worst],
+                expected: expected.o[worst],
+            },
+            low: max_finite(&mut (&low.o - &expected.o).into_iter().map(f64::abs)),
+            rounding: max_finite(&mut expected.o.iter().map(|&x| (through_low(x) - x).abs())),
+            sums: o_sums,
+            lse: Comparison {
+                max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
+                    difference(lse, expected.lse)
+                } else {
+                    f64::INFINITY
+                },
+                tolerance: roundings * 2_f64.powi(-24) + lse_sums,
+                worst: [b, h, i, 0],
+                found: lse,
+                expected: expected.lse,
+            },
+        }
+    }
+
+    fn worse(self, other: Self) -> Self {
+        let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
+        Deviation {
+            o: if other.o.max_abs_err > self.o.max_abs_err {
+                other.o
+            } else {
+                self.o
+            },
+            low: self.low.max(other.low),
+            rounding: self.rounding.max(other.rounding),
+            sums: self.sums.max(other.sums),
+            lse: if excess(&other.lse) > excess(&self.lse) {
+                other.lse
+            } else {
+                self.lse
+            },
+        }
+    }
+}
+
+/// `|found - expected|` of two finite numbers, 0 for two others, and infinity for one of each.
+fn difference(found: f64, expected: f64) -> f64 {
+    match (found.is_finite(), expected.is_finite()) {
+        (true, true) => (found - expected).abs(),
+        (false, false) => 0.0,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Forward, Report, all_rows, check, sample_rows};
+    use crate::cpu;
+    use crate::problem::Problem;
+    use crate::strided::{Strided, StridedMut};
+    use half::f16;
+    use kernels::catalog::Accumulation;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+    use rand_distr::StandardNormal;
+
+    const PROBLEM: Problem = Problem {
+        batch: 2,
+        heads: 2,
+        kv_heads: 1,
+        seqlen_q: 70,
+        seqlen_kv: 65,
+        dim: 8,
+        causal: true,
+        scale: 0.5,
+    };
+    const STRIDES: [isize; 3] = [2 * 70 * 8, 70 * 8, 8];
+    /// `[1, 1, 60]`, in the middle of a tile.
+    const ROW: usize = 3 * 70 + 60;
+
+    /// Checks all rows of a right result after `spoil` changed its o and lse.
+    fn spoilt(spoil: impl Fn(&mut [f16], &mut [f32])) -> Report {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut random = |len| -> Vec<f16> {
+            (0..len)
+                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .collect()
+        };
+        let (q, k, v) = (random(4 * 70 * 8), random(2 * 65 * 8), random(2 * 65 * 8));
+        let [q, k, v] = [
+            Strided::contiguous(&q, PROBLEM.q_shape()),
+            Strided::contiguous(&k, PROBLEM.kv_shape()),
+            Strided::contiguous(&v, PROBLEM.kv_shape()),
+        ];
+        let (mut o, mut lse) = (vec![f16::NAN; q.data.len()], vec![f32::NAN; 4 * 70]);
+        let o_view = StridedMut::new(&mut o, 0, PROBLEM.q_shape(), STRIDES);
+        cpu::forward(&PROBLEM, q, k, v, o_view, &mut lse);
+        spoil(&mut o, &mut lse);
+        let o = Strided::contiguous(&o, PROBLEM.q_shape());
+        check(
+            &Forward {
+                problem: &PROBLEM,
+                q,
+                k,
+                v,
+                o,
+                lse: &lse,
+                acc: Accumulation::Single,
+            },
+            &all_rows(&PROBLEM),
+        )
+    }
+
+    #[test]
+    fn a_right_result_passes() {
+        let report = spoilt(|_, _| ());
+        assert!(report.passed(), "{report}");
+        assert_eq!(report.rows, 280);
+        assert!(
+            report.o.max_abs_err > 0.0 && report.o.tolerance < 5e-3,
+            "{report}"
+        );
+        assert!(report.lse.tolerance < 2e-5, "{report}");
+    }
+
+    #[test]
+    fn one_wrong_element_fails_and_is_named() {
+        let report = spoilt(|o, _| o[ROW * 8 + 3] += f16::from_f32(0.01));
+        assert!(!report.o.passed() && report.lse.passed(), "{report}");
+        assert_eq!(report.o.worst, [1, 1, 60, 3]);
+    }
+
+    #[test]
+    fn one_wrong_lse_fails_and_is_named() {
+        let report = spoilt(|_, lse| lse[ROW] += 1e-4);
+        assert!(report.o.passed() && !report.lse.passed(), "{report}");
+        assert_eq!(report.lse.worst, [1, 1, 60, 0]);
+    }
+
+    #[test]
+    fn finite_and_not_finite_are_told_apart() {
+        let report = spoilt(|o, _| o[ROW * 8] = f16::NAN);
+        assert_eq!(
+            (report.passed(), report.o.max_abs_err),
+            (false, f64::INFINITY)
+        );
+        // Rows 0 to 4 see no key: an lse of -inf and nothing else.
+        for wrong in [f32::NAN, f32::INFINITY, -1e30] {
+            let report = spoilt(|_, lse| lse[3] = wrong);
+            assert!(
+                !report.passed() && report.lse.worst == [0, 0, 3, 0],
+                "{report}"
+            );
+        }
+        let report = spoilt(|_, lse| lse[ROW] = f32::NEG_INFINITY);
+        assert!(!report.passed(), "{report}");
+    }
+
+    /// Sums in f16 as a device has them, which rounds after every `width` products, but with the products of
+    /// 16 elements of a row and a key times `factor(row, key, slice)`.
+    fn in_half(p: &Problem, width: usize, factor: impl Fn(usize, usize, usize) -> f64) -> Report {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut random = |shape: [usize; 4]| -> Vec<f16> {
+            (0..shape.iter().product())
+                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .collect()
+        };
+        let half = |x: f64| f64::from(f16::from_f32(x as f32));
+        let (q, k, v) = (
+            random(p.q_shape()),
+            random(p.kv_shape()),
+            random(p.kv_shape()),
+        );
+        let (mut o, mut lse) = (vec![f16::NAN; q.len()], vec![f32::NAN; p.seqlen_q]);
+        let row_of = |data: &[f16], row: usize| -> Vec<f64> {
+            data[row * p.dim..][..p.dim]
+                .iter()
+                .map(|x| x.to_f64())
+                .collect()
+        };
+        let scale = half(f64::from(p.scale) * std::f64::consts::LOG2_E);
+        for i in 0..p.seqlen_q {
+            let q: Vec<f64> = row_of(&q, i).iter().map(|x| half(x * scale)).collect();
+            let score = |j: usize| {
+                let k = row_of(&k, j);
+                (0..p.dim).step_by(width).fold(0.0, |sum, first| {
+                    let columns = first..p.dim.min(first + width);
+                    let products: f64 = columns.map(|d| q[d] * k[d]).sum();
+                    half(sum + factor(i, j, first / 16) * products)
+                })
+            };
+            let scores: Vec<f64> = (0..p.key_limit(i)).map(score).collect();
+            let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - m).exp2()).collect();
+            let l: f64 = weights.iter().sum();
+            let keys: Vec<usize> = (0..scores.len()).collect();
+            for d in 0..p.dim {
+                let step = |keys: &[usize]| {
+                    keys.chunks(width).fold(0.0, |sum, keys| {
+                        let product = |&j: &usize| half(weights[j]) * v[j * p.dim + d].to_f64();
+                        half(sum + keys.iter().map(product).sum::<f64>())
+                    })
+                };
+                let sum: f64 = keys.chunks(64).map(step).sum();
+                o[i * p.dim + d] = f16::from_f64(sum / l);
+            }
+            lse[i] = ((m + l.log2()) * std::f64::consts::LN_2) as f32;
+        }
+        let [q, o] = [&q, &o].map(|data| Strided::contiguous(data, p.q_shape()));
+        let [k, v] = [&k, &v].map(|data| Strided::contiguous(data, p.kv_shape()));
+        let forward = Forward {
+            problem: p,
+            q,
+            k,
+            v,
+            o,
+            lse: &lse,
+            acc: Accumulation::Half,
+        };
+        check(&forward, &all_rows(p))
+    }
+
+    fn one_head(seqlen_q: usize, seqlen_kv: usize, dim: usize, scale: f32) -> Problem {
+        Problem {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            causal: false,
+            scale,
+        }
+    }
+
+    #[test]
+    fn sums_in_f16_pass() {
+        for (seqlen_q, seqlen_kv) in [(1, 1), (3, 2), (5, 20), (20, 300)] {
+            for dim in [8, 64, 200, 1024] {
+                for scale in [0.0, 1.0 / (dim as f32).sqrt(), -0.3, 1.0, 20.0] {
+                    let p = one_head(seqlen_q, seqlen_kv, dim, scale);
+                    for width in [8, 16] {
+                        let report = in_half(&p, width, |_, _, _| 1.0);
+                        assert!(report.passed(), "{p:?}, width {width}: {report}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Of ordinary scores the tolerance is a few times the error, not hundreds of times.
+    #[test]
+    fn tolerances_of_sums_in_f16_are_tight() {
+        for dim in [8, 64, 256, 1024] {
+            let p = one_head(50, 100, dim, 1.0 / (dim as f32).sqrt());
+            let report = in_half(&p, 16, |_, _, _| 1.0);
+            assert!(report.o.max_abs_err > report.o.tolerance / 20.0, "{report}");
+        }
+    }
+
+    #[test]
+    fn wrong_scores_in_f16_are_noticed() {
+        type Factor = fn(usize, usize, usize) -> f64;
+        let wrong: [(&str, [usize; 3], Factor); 5] = [
+            (
+                "a key off by a percent",
+                [4, 8, 64],
+                |_, key, _| match key {
+                    5 => 1.01,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice of one key left out",
+                [4, 200, 64],
+                |_, key, slice| match (key, slice) {
+                    (150, 2) => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice of one row left out",
+                [20, 200, 512],
+                |row, _, slice| match (row, slice) {
+                    (17, 31) => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            (
+                "a slice left out",
+                [4, 200, 1024],
+                |_, _, slice| match slice {
+                    63 => 0.0,
+                    _ => 1.0,
+                },
+            ),
+            ("a scale off by a percent", [4, 200, 64], |_, _, _| 1.01),
+        ];
+        for (what, [seqlen_q, seqlen_kv, dim], factor) in wrong {
+            let p = one_head(seqlen_q, seqlen_kv, dim, 1.0 / (dim as f32).sqrt());
+            assert!(in_half(&p, 16, |_, _, _| 1.0).passed());
+            let report = in_half(&p, 16, factor);
+            assert!(!report.passed(), "{what}: {report}");
+        }
+    }
+
+    #[test]
+    fn samples_are_distinct_rows_with_both_ends() {
+        for count in [2, 10, 279] {
+            let rows = sample_rows(&PROBLEM, count, 5);
+            assert!(
+                rows.len() == count || rows.len() == count + 1,
+                "{} of {count}",
+                rows.len()
+            );
+            assert!(rows.is_sorted_by(|a, b| a < b));
+            assert_eq!((rows[0], rows.last()), (0, Some(&279)));
+        }
+        assert_eq!(sample_rows(&PROBLEM, 280, 5), all_rows(&PROBLEM));
+        let tall = Problem {
+            seqlen_q: 100_000,
+            ..PROBLEM
+        };
+        let at_edge = |row: &usize| [0, 63].contains(&(row % 100_000 % 64));
+        let edges = sample_rows(&tall, 100, 5)
+            .into_iter()
+            .filter(at_edge)
+            .count();
+        assert!(edges > 30, "{edges} rows at tile edges");
+    }
+}

@@ -1,0 +1,35 @@
+//! A kernel that was chosen, with its options.
+
+use kernels::abi::LadderParams;
+use kernels::catalog::{Family, Kernel};
+
+/// A kernel, and what a launch of it needs beside the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    pub kernel: &'static Kernel,
+    /// Options, if it is of the ladder.
+    pub ladder: LadderParams,
+    /// Bytes of a block's shared memory.
+    pub shared_bytes: u32,
+}
+
+impl Chosen {
+    pub fn new(kernel: &'static Kernel) -> Self {
+        Chosen {
+            kernel,
+            ladder: LadderParams::default(),
+            shared_bytes: kernel.shared_bytes(),
+        }
+    }
+
+    pub fn of_ladder(kernel: &'static Kernel, ladder: LadderParams, dim: u32) -> Self {
+        let Family::Ladder(shape) = kernel.family else {
+            return Chosen::new(kernel);
+        };
+        Chosen {
+            kernel,
+            ladder,
+            shared_bytes: shape.shared_bytes(&ladder, dim),
+        }
+    }
+}

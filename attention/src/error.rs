@@ -1,0 +1,243 @@
+//! What can go wrong, and with which argument.
+
+use kernels::abi::MAX_DEPTH;
+use kernels::abi::MAX_SEQLEN;
+use kernels::catalog::MAX_HEAD_DIM;
+
+/// An attention call, allocation or device that could not be had.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A head dim that no kernel serves.
+    #[error("dim is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
+    Dim(usize),
+    /// An argument that must be at least 1.
+    #[error("{argument} is 0; it must be at least 1")]
+    Zero {
+        /// Name of the argument.
+        argument: &'static str,
+    },
+    /// Query heads that cannot be shared out among the key/value heads.
+    #[error("heads is {heads}; it must be a multiple of kv_heads, which is {kv_heads}")]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+    /// A sequence whose row numbers do not fit a kernel's integers.
+    #[error("{argument} is {value}; it must be at most {MAX_SEQLEN}")]
+    TooLong {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// A matrix product whose sums are too long for a kernel's integers.
+    #[error("k is {0}; it must be at most {MAX_DEPTH}")]
+    Depth(usize),
+    /// Products that cannot be added up in f16.
+    #[error("accumulation in f16 is for f16 inputs; for bf16 it must be in f32")]
+    Accumulation,
+    /// A tensor with more bytes than the address space holds.
+    #[error("the size of {argument} overflows; use smaller sizes")]
+    Overflow {
+        /// Name of the tensor.
+        argument: &'static str,
+    },
+    /// More blocks than one launch can have.
+    #[error("the sizes make {blocks} blocks; {kernel} can launch at most {max}")]
+    Grid {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Blocks asked for.
+        blocks: u128,
+        /// Blocks allowed.
+        max: u32,
+    },
+    /// A softmax scale that is NaN or infinite.
+    #[error("scale is {0}; it must be finite")]
+    Scale(f32),
+    /// A tensor whose shape does not match the other arguments.
+    #[error("{argument} has shape {found:?}; it must be {expected:?} to match the other tensors")]
+    Shape {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Shape that the other tensors ask for.
+        expected: Vec<usize>,
+        /// Shape it has.
+        found: Vec<usize>,
+    },
+    /// A tensor whose rows are not contiguous.
+    #[error("{argument} has stride {stride} in dim; it must be 1")]
+    DimStride {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Its last stride.
+        stride: isize,
+    },
+    /// A matrix with gaps in its rows.
+    #[error("{argument} has stride {stride} along its rows; it must be 1")]
+    RowElements {
+        /// Name of the matrix.
+        argument: &'static str,
+        /// Its last stride.
+        stride: isize,
+    },
+    /// An output with two elements at one place.
+    #[error("{argument} has overlapping strides {strides:?}; every element needs its own place")]
+    Overlap {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Its strides.
+        strides: Vec<isize>,
+    },
+    /// A tensor that must be row-major without gaps.
+    #[error("{argument} is not contiguous; it must be row-major without gaps")]
+    NotContiguous {
+        /// Name of the tensor.
+        argument: &'static str,
+    },
+    /// A tensor on another device than the other arguments.
+    #[error("{argument} is on {found}; it must be on the device of the others, {expected}")]
+    DeviceMismatch {
+        /// Name of the tensor.
+        argument: &'static str,
+        /// Device of the others.
+        expected: String,
+        /// Device of the tensor.
+        found: String,
+    },
+    /// Data of another length than the shape asks for.
+    #[error("data has {found} elements; shape {shape:?} needs {expected}")]
+    Length {
+        /// Shape asked for.
+        shape: Vec<usize>,
+        /// Its number of elements.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A view that reaches outside its buffer.
+    #[error(
+        "shape {shape:?} with strides {strides:?} at offset {offset} reaches outside the buffer of {len} elements"
+    )]
+    OutOfBounds {
+        /// Shape of the view.
+        shape: Vec<usize>,
+        /// Its strides.
+        strides: Vec<isize>,
+        /// Its offset.
+        offset: usize,
+        /// Elements of the buffer.
+        len: usize,
+    },
+    /// A kernel name that is not in the table.
+    #[error("there is no kernel {name:?}; {}", near_names(.near))]
+    UnknownKernel {
+        /// The name.
+        name: String,
+        /// Kernels with a similar name.
+        near: Vec<&'static str>,
+    },
+    /// A kernel whose blocks need more shared memory than the device has.
+    #[error(
+        "kernel {kernel} needs {needed} bytes of shared memory for a block; the device has {available}{}",
+        instead.map(|name| format!("; {name} would fit")).unwrap_or_default()
+    )]
+    SharedMemory {
+        /// Name of the kernel.
+        kernel: &'static str,
+        /// Bytes it needs.
+        needed: u32,
+        /// Bytes that a block can have.
+        available: u32,
+        /// The kernel of the same kind that fits.
+        instead: Option<&'static str>,
+    },
+    /// A kernel that does not serve the problem or the device.
+    #[error("kernel {kernel} {reason}")]
+    UnsuitableKernel {
+        /// Name of the kernel.
+        kernel: String,
+        /// What it lacks.
+        reason: String,
+    },
+    /// A program that was built where no kernel compiler was found.
+    #[error(
+        "this program was built without GPU kernels, for want of a kernel compiler; \
+         run `cargo xtask setup` and build again"
+    )]
+    NotCompiled,
+    /// No NVIDIA driver on this machine.
+    #[error("no NVIDIA driver: {0}")]
+    NoDriver(String),
+    /// No CUDA device of that index.
+    #[error("there is no CUDA device {index}; this machine has {count}")]
+    NoDevice {
+        /// Index asked for.
+        index: usize,
+        /// Devices there are.
+        count: usize,
+    },
+    /// A device older than a kernel's target.
+    #[error(
+        "{device} has compute capability {}.{}; {needed_by} needs {}.{} or later",
+        found.0, found.1, needed.0, needed.1
+    )]
+    ComputeCapability {
+        /// Name of the device.
+        device: String,
+        /// Its compute capability.
+        found: (i32, i32),
+        /// Name of the kernel, or "every kernel".
+        needed_by: &'static str,
+        /// Compute capability it needs.
+        needed: (i32, i32),
+    },
+    /// A driver that does not know the PTX version of the kernels.
+    #[error(
+        "the NVIDIA driver is too old for PTX module {module}: it supports CUDA {}.{}; install a newer driver",
+        supports.0, supports.1
+    )]
+    DriverTooOld {
+        /// PTX module that was refused.
+        module: &'static str,
+        /// CUDA version the driver supports.
+        supports: (i32, i32),
+    },
+    /// More memory than the device has free.
+    #[error("out of memory on {device}: {needed} bytes needed, {free} free")]
+    OutOfMemory {
+        /// Name of the device.
+        device: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// Any other failure that the driver reports, at once or from earlier asynchronous work.
+    #[error("CUDA: {operation}: {message}")]
+    Cuda {
+        /// What was being done.
+        operation: &'static str,
+        /// The driver's words.
+        message: String,
+    },
+    /// The emulator stopped a kernel, or could not load it.
+    #[error("emulator: {report}")]
+    Emulator {
+        /// The emulator's report.
+        report: String,
+    },
+}
+
+/// Result of a fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn near_names(near: &[&str]) -> String {
+    match near {
+        [] => "--list-kernels prints them all".to_owned(),
+        near => format!("did you mean {}?", near.join(", ")),
+    }
+}

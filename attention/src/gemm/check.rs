@@ -1,0 +1,261 @@
+//! Compares C with the product in `f64`, element by element.
+//!
+//! An element may differ from the exact sum by the rounding of the result to its type, and by what adding
+//! up `k` products in the accumulator's precision loses. Tensor cores add 16 products at a time to the
+//! accumulator, all cut off at some bits below the largest; with `P` the largest partial sum or product
+//! on the way, an f32 accumulator may lose `2^-21 P` a step, which allows for every product being cut
+//! off. An f16 accumulator loses up to `2^-11 P` a step by rounding, to either side: over many steps the
+//! losses grow with the square root of their number, of which four times is allowed.
+//!
+//! NaN must be NaN and infinities infinities of the same sign. Where `P` is beyond the accumulator's
+//! range nothing is said but that a sum of infinities is not finite.
+
+use super::{Accumulation, GemmProblem};
+use crate::check::Comparison;
+use crate::element::Element;
+use crate::strided::Strided;
+use kernels::catalog::Dtype;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+
+/// What a product read and wrote, in host memory: `[1, 1, rows, columns]` tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a, T> {
+    /// Sizes.
+    pub problem: GemmProblem,
+    /// In what it was added up.
+    pub accumulation: Accumulation,
+    /// `[m, k]`.
+    pub a: Strided<'a, T>,
+    /// `[n, k]`.
+    pub b: Strided<'a, T>,
+    /// `[m, n]`.
+    pub c: Strided<'a, T>,
+}
+
+/// `count` indices below `extent` (or all, if there are no more), ascending: the first and the last, and
+/// of the others about one half anywhere and one half at the edges of tiles.
+#[must_use]
+pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
+    if count >= extent {
+        return (0..extent).collect();
+    }
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut indices = BTreeSet::from([0, extent - 1]);
+    while indices.len() < count {
+        let anywhere = rng.random_range(0..extent);
+        indices.insert(if rng.random() {
+            anywhere
+        } else {
+            (anywhere / 64 * 64).saturating_sub(rng.random_range(0..2))
+        });
+    }
+    indices.into_iter().collect()
+}
+
+/// Compares the elements of some rows and columns, on all threads of the current rayon pool. Gives the
+/// element that is furthest from its exact value in terms of its own tolerance, at
+/// `[0, 0, row, column]`; `None` if there are no elements.
+///
+/// # Panics
+/// If a view is smaller than the problem says.
+#[must_use]
+pub fn check<T: Element>(
+    product: &Product<T>,
+    rows: &[usize],
+    columns: &[usize],
+) -> Option<Comparison> {
+    let k = product.problem.k;
+    let widen = |matrix: Strided<T>, row: usize| {
+        let mut wide = vec![0.0_f32; k];
+        if k > 0 {
+            T::to_f32_slice(matrix.row(0, 0, row, k), &mut wide);
+        }
+        wide
+    };
+    let b: Vec<Vec<f32>> = columns.par_iter().map(|&j| widen(product.b, j)).collect();
+    let of_row = |&i: &usize| {
+        let a = widen(product.a, i);
+        let c = product.c.row(0, 0, i, product.problem.n);
+        let of_column = |(&j, b): (&usize, &Vec<f32>)| {
+            let found = f64::from(c[j].to_f32());
+            compare::<T>(product.accumulation, &a, b, found, [0, 0, i, j])
+        };
+        columns.iter().zip(&b).map(of_column).reduce(worse)
+    };
+    rows.par_iter().filter_map(of_row).reduce_with(worse)
+}
+
+fn worse(a: Comparison, b: Comparison) -> Comparison {
+    let ratio = |c: &Comparison| c.max_abs_err / c.tolerance;
+    if ratio(&b) > ratio(&a) { b } else { a }
+}
+
+/// Largest finite value, distance from 1 to the next, and least positive value of a type.
+struct Limits {
+    max: f64,
+    epsilon: f64,
+    least: f64,
+}
+
+const F16: Limits = Limits {
+    max: 65504.0,
+    epsilon: 1.0 / 1024.0,
+    least: 1.0 / (1 << 24) as f64,
+};
+
+const F32_MAX: f64 = f32::MAX as f64;
+
+fn limits(dtype: Dtype) -> Limits {
+    match dtype {
+        Dtype::F16 => F16,
+        Dtype::Bf16 => Limits {
+            max: F32_MAX,
+            epsilon: 1.0 / 128.0,
+            least: f64::from(f32::MIN_POSITIVE) / 128.0,
+        },
+    }
+}
+
+fn compare<T: Element>(
+    accumulation: Accumulation,
+    a: &[f32],
+    b: &[f32],
+    found: f64,
+    worst: [usize; 4],
+) -> Comparison {
+    let (mut exact, mut largest) = (0.0_f64, 0.0_f64);
+    for (&a, &b) in a.iter().zip(b) {
+        let product = f64::from(a) * f64::from(b);
+        exact += product;
+        for size in [exact.abs(), product.abs()] {
+            if size.is_finite() {
+                largest = largest.max(size);
+            }
+        }
+    }
+    let steps = (a.len() / 16 + 1) as f64;
+    let (lost, range) = match accumulation {
+        Accumulation::Single => (steps * 2_f64.powi(-21), F32_MAX),
+        Accumulation::Half => {
+            let unit = F16.epsilon / 2.0;
+            (steps.min(4.0 * steps.sqrt()) * unit, F16.max)
+        }
+    };
+    let Limits {
+        max,
+        epsilon,
+        least,
+    } = limits(T::DTYPE);
+    let tolerance = exact.abs() * epsilon / 2.0 + least + lost * largest;
+    let right = |right: bool| if right { 0.0 } else { f64::INFINITY };
+    let max_abs_err = if exact.is_nan() {
+        right(found.is_nan())
+    } else if largest * (1.0 + epsilon) >= range {
+        right(exact.is_finite() || !found.is_finite())
+    } else if exact.is_infinite() {
+        right(found == exact)
+    } else if found.is_infinite() {
+        // Rounded up from near the largest value, or from beyond.
+        right(found.signum() == exact.signum() && exact.abs() + tolerance > max)
+    } else if found.is_nan() {
+        f64::INFINITY
+    } else {
+        (found - exact).abs()
+    };
+    Comparison {
+        max_abs_err,
+        tolerance: if tolerance.is_finite() {
+            tolerance
+        } else {
+            1.0
+        },
+        worst,
+        found,
+        expected: exact,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Accumulation, GemmProblem, Product, check, sample};
+    use crate::check::Comparison;
+    use crate::strided::{Strided, StridedMut};
+    use half::f16;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+    use rand_distr::StandardNormal;
+
+    const P: GemmProblem = GemmProblem {
+        m: 20,
+        n: 30,
+        k: 1000,
+    };
+
+    /// Checks a product after `spoil` changed its A, or its C.
+    fn spoilt(spoil_a: impl Fn(&mut [f16]), spoil_c: impl Fn(&mut [f16])) -> Comparison {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut random = |len| -> Vec<f16> {
+            (0..len)
+                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .collect()
+        };
+        let (mut a, b) = (random(P.m * P.k), random(P.n * P.k));
+        let computed_with = a.clone();
+        spoil_a(&mut a);
+        let mut c = vec![f16::NAN; P.m * P.n];
+        let [b_view, a_view] = [(&b, P.n), (&computed_with, P.m)]
+            .map(|(data, rows)| Strided::contiguous(data, [1, 1, rows, P.k]));
+        let c_view = StridedMut::new(&mut c, 0, [1, 1, P.m, P.n], [0, 0, P.n as isize]);
+        super::super::cpu::gemm(&P, a_view, b_view, c_view);
+        spoil_c(&mut c);
+        let product = Product {
+            problem: P,
+            accumulation: Accumulation::Single,
+            a: Strided::contiguous(&a, [1, 1, P.m, P.k]),
+            b: b_view,
+            c: Strided::contiguous(&c, [1, 1, P.m, P.n]),
+        };
+        let all = |extent| (0..extent).collect::<Vec<_>>();
+        check(&product, &all(P.m), &all(P.n)).expect("elements")
+    }
+
+    #[test]
+    fn a_right_product_passes() {
+        let found = spoilt(|_| (), |_| ());
+        assert!(found.passed() && found.max_abs_err > 0.0, "{found}");
+    }
+
+    #[test]
+    fn one_wrong_element_fails_and_is_named() {
+        for wrong in [f16::from_f32(3.0), f16::NAN, f16::INFINITY] {
+            let found = spoilt(|_| (), |c| c[7 * P.n + 5] = wrong);
+            assert!(!found.passed() && found.worst == [0, 0, 7, 5], "{found}");
+        }
+    }
+
+    /// One product in a thousand.
+    #[test]
+    fn a_product_left_out_is_noticed() {
+        let found = spoilt(|a| a[3 * P.k + 999] = f16::from_f32(3.0), |_| ());
+        assert!(!found.passed() && found.worst[2] == 3, "{found}");
+    }
+
+    #[test]
+    fn infinities_and_nan_must_be_there() {
+        for special in [f16::INFINITY, f16::NAN] {
+            let found = spoilt(|a| a[3 * P.k] = special, |_| ());
+            assert!(!found.passed() && found.worst[2] == 3, "{found}");
+        }
+    }
+
+    #[test]
+    fn samples_are_distinct_with_both_ends() {
+        assert_eq!(sample(3, 5, 0), [0, 1, 2]);
+        let indices = sample(1000, 50, 7);
+        assert_eq!((indices.len(), indices[0], indices[49]), (50, 0, 999));
+        assert!(indices.is_sorted_by(|a, b| a < b));
+    }
+}

@@ -1,0 +1,202 @@
+//! Which kernel computes a matrix product.
+
+use crate::chosen::Chosen;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::kernel::{CPU, not_on_cpu};
+use crate::schedule::Facts;
+use kernels::catalog::Accumulation;
+use kernels::catalog::GemmTile;
+use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
+
+use super::{Gemm, GemmProblem};
+
+/// The name of the kernel without shared memory.
+pub const SIMPLE: &str = "gemm-simple";
+
+/// The name of the pipelined kernels, of which the tile that suits the problem is taken.
+pub const MULTISTAGE: &str = "gemm-multistage";
+
+impl Gemm {
+    /// The kernel that a device computes a problem by: its name in the table, or `cpu`.
+    ///
+    /// # Errors
+    /// As [`forward`](Gemm::forward).
+    pub fn kernel_name(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        problem: &GemmProblem,
+    ) -> Result<&'static str> {
+        match device.facts() {
+            None => self.resolve_cpu(dtype).map(|()| CPU),
+            Some(facts) => self
+                .resolve(dtype, problem, facts)
+                .map(|kernel| kernel.name),
+        }
+    }
+
+    /// Names of all kernels that can compute with these options on a device, whatever kernel the
+    /// options name.
+    ///
+    /// # Errors
+    /// If there is none for the number of stages or the accumulation.
+    pub fn suitable(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
+        let Some(facts) = device.facts() else {
+            self.expect_accumulation(dtype)?;
+            return Ok(vec![CPU]);
+        };
+        let candidates = self.candidates(None, dtype)?;
+        let fitting = candidates.iter().filter(|kernel| fits(kernel, facts));
+        Ok(fitting.map(|kernel| kernel.name).collect())
+    }
+
+    /// Checks that the options are ones that the CPU can follow. It has no stages and adds up in f32.
+    pub(super) fn resolve_cpu(&self, dtype: Dtype) -> Result<()> {
+        self.expect_accumulation(dtype)?;
+        match self.kernel.as_deref() {
+            None | Some(CPU) => Ok(()),
+            Some(name) => {
+                self.candidates(Some(name), dtype)?;
+                Err(not_on_cpu(name))
+            }
+        }
+    }
+
+    /// The kernel for a CUDA device or the emulator.
+    pub(super) fn resolve(
+        &self,
+        dtype: Dtype,
+        problem: &GemmProblem,
+        facts: &Facts,
+    ) -> Result<&'static Kernel> {
+        let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
+        let candidates = self.candidates(Some(name), dtype)?;
+        let best = |kernels: &[&'static Kernel]| {
+            let fitting = kernels.iter().copied().filter(|kernel| fits(kernel, facts));
+            fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)))
+        };
+        best(&candidates).ok_or_else(|| {
+            let others = self.candidates(Some(MULTISTAGE), dtype).unwrap_or_default();
+            Error::SharedMemory {
+                kernel: candidates[0].name,
+                needed: candidates[0].shared_bytes(),
+                available: facts.shared.block,
+                instead: best(&others).map(|kernel| kernel.name),
+            }
+        })
+    }
+
+    /// The kernels that go by a name, or all, as far as the other options allow them: at least one.
+    fn candidates(&self, name: Option<&str>, dtype: Dtype) -> Result<Vec<&'static Kernel>> {
+        self.expect_accumulation(dtype)?;
+        let named: Vec<_> = kernels()
+            .filter(|(kernel, tile)| match name {
+                None => true,
+                Some(SIMPLE) => tile.stages == 0,
+                Some(MULTISTAGE) => tile.stages > 0,
+                Some(name) => kernel.name == name,
+            })
+            .collect();
+        let name = name.unwrap_or("all");
+        if named.is_empty() {
+            return Err(match name {
+                CPU => unsuitable(CPU, "runs on the CPU only"),
+                _ => Error::UnknownKernel {
+                    name: name.to_owned(),
+                    near: near(name),
+                },
+            });
+        }
+        let typed: Vec<_> = named
+            .iter()
+            .filter(|(kernel, _)| (kernel.dtype, sums(kernel)) == (dtype, Some(self.accumulation)))
+            .collect();
+        if typed.is_empty() {
+            let (kernel, _) = named[0];
+            let mut takes = String::new();
+            if kernel.dtype != dtype {
+                takes += &format!(" --dtype {}", kernel.dtype.name());
+            }
+            if let Some(sums) = sums(kernel).filter(|&sums| sums != self.accumulation) {
+                takes += &format!(" --acc {}", sums.name());
+            }
+            let (dtype, sums) = (dtype.name(), self.accumulation.name());
+            let reason = format!("is not for {dtype} with accumulation in {sums}; it takes{takes}");
+            return Err(unsuitable(name, &reason));
+        }
+        let staged: Vec<_> = typed
+            .iter()
+            .filter(|(_, tile)| self.stages.is_none_or(|stages| stages == tile.stages))
+            .map(|(kernel, _)| *kernel)
+            .collect();
+        if staged.is_empty() {
+            let mut stages: Vec<_> = typed.iter().map(|(_, tile)| tile.stages).collect();
+            stages.sort_unstable();
+            stages.dedup();
+            let reason = match stages[..] {
+                [0] => "has no stages to choose".to_owned(),
+                _ => {
+                    let stages: Vec<_> = stages.iter().map(u32::to_string).collect();
+                    format!("comes with stages {}", stages.join(", "))
+                }
+            };
+            return Err(unsuitable(name, &reason));
+        }
+        Ok(staged)
+    }
+
+    fn expect_accumulation(&self, dtype: Dtype) -> Result<()> {
+        match (dtype, self.accumulation) {
+            (Dtype::Bf16, Accumulation::Half) => Err(Error::Accumulation),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Every matrix product of the table: of equally fast ones the better first.
+fn kernels() -> impl Iterator<Item = (&'static Kernel, GemmTile)> {
+    KERNELS.iter().filter_map(|kernel| match kernel.family {
+        Family::Gemm { tile, .. } => Some((kernel, tile)),
+        _ => None,
+    })
+}
+
+/// What a kernel adds up in.
+fn sums(kernel: &Kernel) -> Option<Accumulation> {
+    match kernel.family {
+        Family::Gemm { accumulation, .. } => Some(accumulation),
+        _ => None,
+    }
+}
+
+fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
+    facts.fits(&Chosen::new(kernel))
+}
+
+/// A measure of the time that a kernel takes: that of its waves, of as many blocks as the GPU holds,
+/// each as long as its tiles are large. Small tiles wait more for shared memory.
+fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
+    let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
+    let blocks = problem.m.div_ceil(rows) as f64 * problem.n.div_ceil(columns) as f64;
+    let resident = f64::from(facts.resident_blocks(&Chosen::new(kernel)));
+    let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
+    let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
+    waves * resident * (rows * columns) as f64 * slowness
+}
+
+fn unsuitable(name: &str, reason: &str) -> Error {
+    Error::UnsuitableKernel {
+        kernel: name.to_owned(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// The names most similar to `name`, best first; none if none is similar.
+fn near(name: &str) -> Vec<&'static str> {
+    let names = kernels().map(|(kernel, _)| kernel.name);
+    crate::kernel::nearest(
+        name,
+        [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]),
+    )
+}

@@ -1,0 +1,324 @@
+//! Which kernel computes a problem.
+
+use crate::chosen::Chosen;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::gemm;
+use crate::ladder::{self, Rung};
+use crate::problem::Problem;
+use crate::schedule::{Facts, group, request};
+use kernels::abi::MAX_SEQLEN;
+use kernels::catalog::select::select;
+use kernels::catalog::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
+
+/// The name that the CPU implementation goes by among the kernels.
+pub const CPU: &str = "cpu";
+
+/// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
+/// default one first; those of the [ladder] only where there are no others.
+#[must_use]
+pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
+    let Some(facts) = device.facts() else {
+        return vec![CPU];
+    };
+    let mut kernels: Vec<_> = KERNELS
+        .iter()
+        .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
+        .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
+        .filter(|kernel| fits(kernel, facts))
+        .collect();
+    if is_wide(problem) {
+        let wide = ladder::wide(problem.dim).into_iter();
+        let fitting = wide.filter(|ladder| ladder.choose(dtype, problem, facts).is_ok());
+        return fitting.map(|ladder| ladder.name()).collect();
+    }
+    let default = select(&request(dtype, problem, facts));
+    kernels.sort_by_key(|&kernel| Some(kernel) != default);
+    kernels.iter().map(|kernel| kernel.name).collect()
+}
+
+/// Checks that the kernel of that name can compute a problem on a device.
+///
+/// # Errors
+/// If there is no such kernel (the error lists similar names), or says why it cannot.
+pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
+    match device.facts() {
+        None => resolve_cpu(name, dtype, problem),
+        Some(facts) => resolve(Some(name), dtype, problem, facts).map(|_| ()),
+    }
+}
+
+/// Whether the head dim is beyond those of the main kernels.
+fn is_wide(problem: &Problem) -> bool {
+    HEAD_DIMS
+        .last()
+        .is_some_and(|&most| problem.dim > most as usize)
+}
+
+/// The kernel of that name, or the best one, for a CUDA device or the emulator.
+pub(crate) fn resolve(
+    name: Option<&str>,
+    dtype: Dtype,
+    problem: &Problem,
+    facts: &Facts,
+) -> Result<Chosen> {
+    if name.is_none() && is_wide(problem) {
+        let chosen = ladder::wide(problem.dim).into_iter();
+        let mut chosen = chosen.map(|ladder| ladder.choose(dtype, problem, facts));
+        let best = chosen.next().expect("there are some");
+        return best.or_else(|error| chosen.find_map(Result::ok).ok_or(error));
+    }
+    if let Some(ladder) = name.and_then(ladder::named) {
+        return ladder.choose(dtype, problem, facts);
+    }
+    let kernel = match name {
+        None => select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim))?,
+        Some(CPU) => return Err(unsuitable(CPU, "runs on the CPU only")),
+        Some(name) => {
+            let kernel = find(name)?;
+            if let Some(reason) = obstacle(kernel, dtype, problem) {
+                return Err(unsuitable(name, reason));
+            }
+            kernel
+        }
+    };
+    if fits(kernel, facts) {
+        return Ok(Chosen::new(kernel));
+    }
+    let instead = kernel.counterpart(facts.class());
+    Err(Error::SharedMemory {
+        kernel: kernel.name,
+        needed: kernel.shared_bytes(),
+        available: facts.shared.block,
+        instead: fits(instead, facts).then_some(instead.name),
+    })
+}
+
+/// Whether a device has the shared memory for a kernel's blocks.
+fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
+    facts.fits(&Chosen::new(kernel))
+}
+
+/// Checks that `name` is one that the CPU goes by; of another kernel, says first what it would lack on any
+/// device.
+pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
+    if name == CPU {
+        return Ok(());
+    }
+    if let Some(ladder) = ladder::named(name) {
+        return ladder.resolve_cpu(dtype, problem);
+    }
+    match obstacle(find(name)?, dtype, problem) {
+        Some(reason) => Err(unsuitable(name, reason)),
+        None => Err(not_on_cpu(name)),
+    }
+}
+
+/// A kernel for GPUs on the CPU.
+pub(crate) fn not_on_cpu(name: &str) -> Error {
+    let reason = "runs on CUDA devices and the emulator, not on the CPU; type --device emulator";
+    unsuitable(name, reason)
+}
+
+/// Looks a GPU kernel up by name.
+fn find(name: &str) -> Result<&'static Kernel> {
+    if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
+        return Err(unsuitable(name, multiplies(name)));
+    }
+    KERNELS
+        .iter()
+        .find(|kernel| kernel.name == name)
+        .ok_or_else(|| unknown(name))
+}
+
+/// No kernel has that name.
+pub(crate) fn unknown(name: &str) -> Error {
+    Error::UnknownKernel {
+        name: name.to_owned(),
+        near: near(name),
+    }
+}
+
+/// Why a kernel cannot compute a problem.
+fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
+    match kernel.family {
+        Family::Forward { .. } | Family::Packed | Family::Decode => {}
+        Family::Combine => {
+            return Some("combines what other kernels find on splits of the keys".to_owned());
+        }
+        Family::Pack => return Some("copies what other kernels compute with".to_owned()),
+        Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
+        Family::Gemm { .. } => return Some(multiplies(kernel.name)),
+    }
+    let dim = problem.dim;
+    if kernel.dtype != dtype {
+        let (needed, found) = (kernel.dtype.name(), dtype.name());
+        Some(format!("is for dtype {needed}, not {found}"))
+    } else if !kernel.family.serves(problem.causal) {
+        let mask = if problem.causal {
+            "attention without a mask"
+        } else {
+            "causal attention only"
+        };
+        Some(format!("is for {mask}"))
+    } else if (kernel.head_dim as usize) < dim {
+        Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
+    } else if kernel.family.is_packed()
+        && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
+    {
+        let rows = "seqlen_q * heads / kv_heads";
+        Some(format!("serves {rows} up to {MAX_SEQLEN}"))
+    } else {
+        None
+    }
+}
+
+/// What a kernel of matrix products does instead.
+fn multiplies(name: &str) -> String {
+    format!("multiplies matrices: the subcommand gemm --kernel {name} runs it")
+}
+
+fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
+    Error::UnsuitableKernel {
+        kernel: name.to_owned(),
+        reason: reason.into(),
+    }
+}
+
+/// The names of kernels most similar to `name`, best first; none if none is similar.
+fn near(name: &str) -> Vec<&'static str> {
+    let rungs = Rung::ALL.iter().map(|rung| rung.name());
+    let names = KERNELS.iter().map(|kernel| kernel.name);
+    let others = [CPU, gemm::SIMPLE, gemm::MULTISTAGE];
+    nearest(name, names.chain(rungs).chain(others))
+}
+
+/// Of some names the three most similar to `name`, best first; none if none is similar.
+pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
+    let mut near: Vec<_> = names
+        .map(|known| (strsim::jaro_winkler(known, name), known))
+        .filter(|&(similarity, _)| similarity > 0.7)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0));
+    near.into_iter().take(3).map(|(_, known)| known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CPU, resolve, resolve_cpu};
+    use crate::error::{Error, Result};
+    use crate::problem::Problem;
+    use crate::schedule::Facts;
+    use kernels::catalog::Dtype;
+    use kernels::catalog::class::{Class, SharedMemory};
+
+    const H100: Facts = Facts::emulated(Class::Sm90);
+
+    fn resolved(name: Option<&str>, q: [usize; 4], kv: [usize; 4]) -> Result<&'static str> {
+        resolved_on(&H100, name, q, kv)
+    }
+
+    fn resolved_on(
+        facts: &Facts,
+        name: Option<&str>,
+        q: [usize; 4],
+        kv: [usize; 4],
+    ) -> Result<&'static str> {
+        let problem = Problem::new(q, kv, kv, false, None).expect("valid");
+        resolve(name, Dtype::F16, &problem, facts).map(|chosen| chosen.kernel.name)
+    }
+
+    fn named(name: &str) -> Result<&'static str> {
+        resolved(Some(name), [1, 2, 500, 64], [1, 2, 500, 64])
+    }
+
+    #[test]
+    fn the_default_is_the_smallest_that_holds_the_dim() {
+        let name = |rows, dim| resolved(None, [1, 2, rows, dim], [1, 1, 90, dim]);
+        assert_eq!(name(500, 40), Ok("forward_f16_d64"));
+        assert_eq!(name(500, 256), Ok("forward_f16_d256"));
+        assert_eq!(name(3, 40), Ok("decode_f16_d64"));
+        assert_eq!(name(50, 40), Ok("packed_f16_d64"));
+    }
+
+    #[test]
+    fn a_named_kernel_must_serve_the_problem() {
+        for name in ["forward_f16_d128", "packed_f16_d64", "decode_f16_d64"] {
+            assert_eq!(named(name), Ok(name));
+        }
+        for name in [
+            "forward_f16_d32",
+            "forward_bf16_d64",
+            "forward_f16_d64_causal",
+            "decode_f16_d32",
+            "combine_f16",
+            "pack",
+            CPU,
+        ] {
+            let error = named(name).expect_err("unsuitable");
+            assert!(
+                matches!(error, Error::UnsuitableKernel { .. }),
+                "{name}: {error}"
+            );
+        }
+        let (q, kv) = ([1, 4, 1 << 30, 8], [1, 1, 1, 8]);
+        for name in ["packed_f16_d32", "decode_f16_d32"] {
+            let error = resolved(Some(name), q, kv).expect_err("too many rows");
+            assert!(error.to_string().contains("up to"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_must_fit_the_device() {
+        let shape = [1, 2, 500, 128];
+        let on = |class, name: &str| resolved_on(&Facts::emulated(class), Some(name), shape, shape);
+        for class in [Class::Sm80, Class::Sm90] {
+            assert_eq!(
+                on(class, "forward_f16_d256_128x32"),
+                Ok("forward_f16_d256_128x32")
+            );
+        }
+        // One block of 64 KB fits, if not as many as it is meant for.
+        assert_eq!(on(Class::Sm86, "forward_f16_d128"), Ok("forward_f16_d128"));
+        let error = on(Class::Sm86, "forward_f16_d256_128x32").expect_err("too large");
+        assert_eq!(
+            error.to_string(),
+            "kernel forward_f16_d256_128x32 needs 131072 bytes of shared memory for a block; \
+             the device has 101376; forward_f16_d256_128x16 would fit"
+        );
+        // Less than any class: no other name helps, and the default says so too.
+        let tiny = Facts {
+            shared: SharedMemory {
+                block: 40 << 10,
+                multiprocessor: 64 << 10,
+            },
+            ..H100
+        };
+        for name in [None, Some("forward_f16_d128")] {
+            let error = resolved_on(&tiny, name, shape, shape).expect_err("too large");
+            assert!(
+                matches!(
+                    error,
+                    Error::SharedMemory {
+                        instead: None,
+                        available: 40960,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_kernel_has_near_names() {
+        let shape = [1, 2, 500, 64];
+        let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+        let near = |name| match resolve_cpu(name, Dtype::F16, &problem) {
+            Err(Error::UnknownKernel { near, .. }) => near,
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!(near("forward_f16_d46")[0], "forward_f16_d64");
+        assert!(near("zzz").is_empty());
+    }
+}

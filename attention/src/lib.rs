@@ -1,0 +1,68 @@
+//! Exact attention (FlashAttention) on NVIDIA GPUs, with kernels written in Rust, and on the CPU.
+//!
+//! [`Attention`] holds the options, [`Tensor`] the data, [`Device`] says where. The result is `o`
+//! and the row log-sum-exp `lse`:
+//!
+//! ```
+//! # fn main() -> attention::Result<()> {
+//! use attention::{Attention, Device, Tensor, bf16};
+//!
+//! let device = Device::cuda(0).unwrap_or_else(|_| Device::cpu());
+//! let data = vec![bf16::ONE; 2 * 4 * 100 * 64];
+//! let [q, k, v] = [(); 3].map(|()| Tensor::new(&device, [2, 4, 100, 64], &data));
+//! let (o, lse) = Attention::new().causal(true).forward(&q?, &k?, &v?)?;
+//! assert_eq!(o.to_vec()?, data);
+//! // One key, of score 64 / sqrt(64).
+//! assert_eq!(lse.to_vec()?[0], 8.0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Gemm`] multiplies matrices, with kernels of the same parts.
+//!
+//! Owners of other device memory call [`Attention::forward_raw`] with addresses and strides.
+//!
+//! A package that depends on this one needs `CUDA_LIBRARY_PATH` set to this package's `driver-stub`
+//! folder while it builds, as this workspace's `.cargo/config.toml` does: cust's build script looks
+//! for a CUDA installation, which is not otherwise needed.
+
+mod attention;
+mod buffer;
+pub mod check;
+mod chosen;
+pub mod cpu;
+mod device;
+mod driver;
+mod element;
+mod emulation;
+mod error;
+mod event;
+pub mod gemm;
+pub mod kernel;
+pub mod ladder;
+mod launch;
+mod layout;
+mod problem;
+pub mod ptx;
+pub mod random;
+pub mod reference;
+mod schedule;
+mod strided;
+mod tensor;
+
+pub use ::emulator;
+pub use attention::{Attention, RawForward};
+pub use buffer::Buffer;
+pub use device::Device;
+pub use element::Element;
+pub use error::{Error, Result};
+pub use event::Event;
+pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
+pub use half::{bf16, f16};
+pub use kernels::abi::MatrixRef;
+pub use kernels::abi::TensorRef;
+pub use kernels::catalog::Dtype;
+pub use kernels::catalog::class::Class;
+pub use problem::Problem;
+pub use strided::{Strided, StridedMut, TileMut};
+pub use tensor::Tensor;

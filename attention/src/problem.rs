@@ -1,0 +1,177 @@
+//! The size of an attention problem, and what sizes are allowed.
+
+use crate::error::Error;
+use crate::layout::Layout;
+use kernels::abi::MAX_SEQLEN;
+use kernels::catalog::MAX_HEAD_DIM;
+
+/// Sizes and options of one attention forward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Problem {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Queries per head.
+    pub seqlen_q: usize,
+    /// Keys per head.
+    pub seqlen_kv: usize,
+    /// Elements of a query, key or value: a multiple of 8, at most 1024.
+    pub dim: usize,
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+    pub causal: bool,
+    /// Scores are `scale * (q . k)`.
+    pub scale: f32,
+}
+
+impl Problem {
+    /// The problem that q, k and v of these shapes pose; the scale defaults to `1 / sqrt(dim)`.
+    ///
+    /// # Errors
+    /// Says which argument is wrong: shapes that disagree, or sizes that are [not
+    /// allowed](Problem::validate).
+    pub fn new(
+        q: [usize; 4],
+        k: [usize; 4],
+        v: [usize; 4],
+        causal: bool,
+        scale: Option<f32>,
+    ) -> Result<Self, Error> {
+        let [batch, heads, seqlen_q, dim] = q;
+        let [_, kv_heads, seqlen_kv, _] = k;
+        for (argument, found) in [("k", k), ("v", v)] {
+            let expected = [batch, kv_heads, seqlen_kv, dim];
+            if found != expected {
+                return Err(Error::Shape {
+                    argument,
+                    expected: expected.to_vec(),
+                    found: found.to_vec(),
+                });
+            }
+        }
+        let problem = Problem {
+            batch,
+            heads,
+            kv_heads,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            causal,
+            scale: scale.unwrap_or_else(|| (dim as f32).sqrt().recip()),
+        };
+        problem.validate()?;
+        Ok(problem)
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// Names the first field that is out of range and says what is allowed.
+    pub fn validate(&self) -> Result<(), Error> {
+        if self.dim == 0 || self.dim > MAX_HEAD_DIM as usize || !self.dim.is_multiple_of(8) {
+            return Err(Error::Dim(self.dim));
+        }
+        for (argument, value) in [
+            ("batch", self.batch),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("seqlen_q", self.seqlen_q),
+            ("seqlen_kv", self.seqlen_kv),
+        ] {
+            if value == 0 {
+                return Err(Error::Zero { argument });
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Error::Heads {
+                heads: self.heads,
+                kv_heads: self.kv_heads,
+            });
+        }
+        for (argument, value) in [("seqlen_q", self.seqlen_q), ("seqlen_kv", self.seqlen_kv)] {
+            if value > MAX_SEQLEN as usize {
+                return Err(Error::TooLong { argument, value });
+            }
+        }
+        if !self.scale.is_finite() {
+            return Err(Error::Scale(self.scale));
+        }
+        for (argument, shape) in [("q", self.q_shape()), ("k", self.kv_shape())] {
+            if !Layout::has_countable_bytes(shape) {
+                return Err(Error::Overflow { argument });
+            }
+        }
+        Ok(())
+    }
+
+    /// Shape of q and o: `[batch, heads, seqlen_q, dim]`.
+    #[must_use]
+    pub fn q_shape(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.seqlen_q, self.dim]
+    }
+
+    /// Shape of k and v: `[batch, kv_heads, seqlen_kv, dim]`.
+    #[must_use]
+    pub fn kv_shape(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
+    }
+
+    /// Shape of lse: `[batch, heads, seqlen_q]`.
+    #[must_use]
+    pub fn lse_shape(&self) -> [usize; 3] {
+        [self.batch, self.heads, self.seqlen_q]
+    }
+
+    /// The key/value head that serves a query head.
+    #[must_use]
+    pub fn kv_head(&self, head: usize) -> usize {
+        head / (self.heads / self.kv_heads)
+    }
+
+    /// Number of keys that query `row` sees: keys `0..key_limit(row)`.
+    #[must_use]
+    pub fn key_limit(&self, row: usize) -> usize {
+        if self.causal {
+            (row + 1 + self.seqlen_kv)
+                .saturating_sub(self.seqlen_q)
+                .min(self.seqlen_kv)
+        } else {
+            self.seqlen_kv
+        }
+    }
+
+    /// Floating-point operations by the convention of the field: two products of two operations
+    /// each, half of that if causal.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        let [batch, heads, seqlen_q, dim] = self.q_shape().map(|n| n as f64);
+        let full = 4.0 * batch * heads * seqlen_q * self.seqlen_kv as f64 * dim;
+        if self.causal { full / 2.0 } else { full }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Problem;
+
+    #[test]
+    fn causal_limits_are_bottom_right() {
+        let limits = |seqlen_q, seqlen_kv| -> Vec<usize> {
+            let shape = |rows| [1, 1, rows, 8];
+            let problem = Problem::new(
+                shape(seqlen_q),
+                shape(seqlen_kv),
+                shape(seqlen_kv),
+                true,
+                None,
+            );
+            let problem = problem.unwrap();
+            (0..seqlen_q).map(|row| problem.key_limit(row)).collect()
+        };
+        assert_eq!(limits(3, 3), [1, 2, 3]);
+        assert_eq!(limits(2, 5), [4, 5]);
+        assert_eq!(limits(5, 2), [0, 0, 0, 1, 2]);
+    }
+}

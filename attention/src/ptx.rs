@@ -1,0 +1,21 @@
+//! The PTX that the build embeds, compressed: `build.rs` compiles it from the `kernels` crate.
+
+use flate2::read::ZlibDecoder;
+use std::io::Read;
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// Whether there was a compiler for the kernels when this crate was built.
+pub const COMPILED: bool = COMPILED_MODULES.is_some();
+
+/// The PTX text of a [module](kernels::catalog::Kernel::module) of the kernel table; `None` if there
+/// is no such module or the kernels were not compiled.
+#[must_use]
+pub fn module(name: &str) -> Option<String> {
+    let mut modules = COMPILED_MODULES?.iter();
+    let (_, compressed) = modules.find(|(module, _)| *module == name)?;
+    let mut text = String::new();
+    let read = ZlibDecoder::new(*compressed).read_to_string(&mut text);
+    read.expect("the build compressed a text");
+    Some(text)
+}

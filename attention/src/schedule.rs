@@ -1,0 +1,446 @@
+//! Into how many blocks a launch is divided.
+//!
+//! A block computes a query tile. Where query tiles are few, most of a GPU has nothing to do; then
+//! several blocks share a tile, each with a split of the keys, and a further kernel combines their
+//! results (flash-decoding). More splits fill the GPU better and leave more to combine.
+
+use crate::chosen::Chosen;
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use kernels::catalog::class::{Class, SharedMemory};
+use kernels::catalog::select::Request;
+use kernels::catalog::{Dtype, Family, Kernel};
+use kernels::ladder::table::Loop;
+
+/// Blocks that a grid can have along x.
+pub const MAX_BLOCKS: u32 = i32::MAX as u32;
+
+/// Splits that the heuristic goes up to.
+const MAX_SPLITS: u32 = 128;
+
+/// What a split costs beside its keys, in steps of a block of keys: a prologue, a partial result, and its
+/// part of the combination. A split has at least as many steps of its own.
+const SPLIT_STEPS: u32 = 8;
+
+/// How much of the best time is good enough if it takes fewer splits.
+const NEAR_BEST: f64 = 0.99;
+
+/// What a device offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Compute capability, as (major, minor).
+    pub compute_capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory, which decides the tiles.
+    pub shared: SharedMemory,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: u32,
+    /// Whether it has memory pools. Without, a launch that needs memory for as long as it runs has to
+    /// wait for its end, as one with splits does.
+    pub has_pools: bool,
+}
+
+impl Facts {
+    /// An A100, an RTX 3090, an H100 or a B200, which the emulator stands for.
+    pub const fn emulated(class: Class) -> Facts {
+        let (multiprocessors, l2_megabytes) = match class {
+            Class::Sm80 => (108, 40),
+            Class::Sm86 => (82, 6),
+            Class::Sm90 => (132, 50),
+            Class::Sm100 => (148, 126),
+        };
+        Facts {
+            compute_capability: class.compute_capability(),
+            multiprocessors,
+            shared: class.shared_memory(),
+            l2_bytes: l2_megabytes << 20,
+            has_pools: true,
+        }
+    }
+
+    /// Whose tiles suit the device.
+    pub fn class(&self) -> Class {
+        Class::of(self.compute_capability, self.shared)
+    }
+
+    /// Whether a multiprocessor holds a block of a kernel.
+    pub fn fits(&self, chosen: &Chosen) -> bool {
+        self.shared.resident_blocks(chosen.shared_bytes) > 0
+    }
+
+    /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
+    /// for, if their shared memory fits.
+    pub fn resident_blocks(&self, chosen: &Chosen) -> u32 {
+        let fitting = self.shared.resident_blocks(chosen.shared_bytes);
+        chosen.kernel.tile.blocks_per_sm.min(fitting).max(1)
+    }
+}
+
+/// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
+pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
+    Request {
+        dtype,
+        dim: problem.dim as u32,
+        causal: problem.causal,
+        seqlen_q: problem.seqlen_q as u32,
+        group: u32::try_from(group(problem)).unwrap_or(u32::MAX),
+        compute_capability: facts.compute_capability,
+        class: facts.class(),
+    }
+}
+
+/// Query heads that share a key/value head.
+pub fn group(problem: &Problem) -> usize {
+    problem.heads / problem.kv_heads
+}
+
+/// The division of a problem for a kernel that computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Query heads that share a query tile.
+    pub packed: u32,
+    /// Query tiles of a head, or of the heads that share them.
+    pub q_tiles: u32,
+    /// Splits of the keys, none of them empty.
+    pub splits: u32,
+    /// Keys of each split but the last: a multiple of the kernel's step.
+    pub split_keys: u32,
+    /// Blocks in all.
+    pub blocks: u32,
+    /// Heads whose query tiles take turns.
+    pub wave_heads: u32,
+}
+
+impl Schedule {
+    /// Divides a [valid](Problem::validate) problem that the kernel serves. `splits` asks for a
+    /// number of splits; there are no more than key blocks, and no more than it takes to share these
+    /// out evenly.
+    pub fn new(
+        chosen: &Chosen,
+        problem: &Problem,
+        facts: &Facts,
+        splits: Option<u32>,
+    ) -> Result<Self> {
+        let kernel = chosen.kernel;
+        let packed = if kernel.family.is_packed() {
+            group(problem)
+        } else {
+            1
+        };
+        // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
+        let heads = (problem.batch * problem.heads / packed) as u128;
+        let q_rows = u128::from(kernel.tile.q_rows);
+        let main_loop = kernel.main_loop();
+        let q_tiles = match main_loop {
+            // A block takes the tiles of a head in turns.
+            Some(Loop::Fa1) => 1,
+            _ => (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows),
+        };
+        let grid = |blocks: u128| {
+            let fits = u32::try_from(blocks)
+                .ok()
+                .filter(|&blocks| blocks <= MAX_BLOCKS);
+            fits.ok_or(Error::Grid {
+                kernel: kernel.name,
+                blocks,
+                max: MAX_BLOCKS,
+            })
+        };
+        let tiles = grid(heads * q_tiles)?;
+        // Kernels count query heads in 32 bits too.
+        grid((problem.batch * problem.heads) as u128)?;
+        let keys = kernel.tile.keys;
+        let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
+        let splits = match splits {
+            _ if matches!(main_loop, Some(Loop::Naive | Loop::Fa1)) => 1,
+            Some(splits) => splits,
+            None if !facts.has_pools => 1,
+            None => {
+                let slots = facts.multiprocessors * facts.resident_blocks(chosen);
+                // Partial results of many rows cost more than what a last wave that is not full does.
+                if tiles >= slots && !kernel.family.is_packed() {
+                    1
+                } else {
+                    self::splits(tiles, key_blocks, slots)
+                }
+            }
+        };
+        let split_blocks = key_blocks.div_ceil(splits.max(1));
+        let splits = key_blocks.div_ceil(split_blocks);
+        Ok(Schedule {
+            packed: packed as u32,
+            q_tiles: q_tiles as u32,
+            splits,
+            split_keys: split_blocks * keys,
+            blocks: grid(u128::from(tiles) * u128::from(splits))?,
+            wave_heads: wave_heads(kernel, problem, facts.l2_bytes),
+        })
+    }
+}
+
+/// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
+/// blocks.
+///
+/// Blocks run in waves, as many at a time as the GPU holds, and the time of `n` splits is that of their
+/// waves, each as long as the longest split and what a split costs:
+///
+/// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + 8)`.
+///
+/// The smallest `n` whose time is near the least will do. There are at most 128.
+fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
+    let most = (key_blocks / SPLIT_STEPS).clamp(1, MAX_SPLITS);
+    let time = |n| time(n, blocks, key_blocks, slots);
+    let least = (1..=most).map(time).min().unwrap_or(0);
+    let is_near = |&n: &u32| time(n) as f64 * NEAR_BEST <= least as f64;
+    (1..=most).find(is_near).unwrap_or(1)
+}
+
+/// The time of `n` splits, in steps.
+fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
+    let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+    let cost = if n > 1 { SPLIT_STEPS } else { 0 };
+    waves * u64::from(key_blocks.div_ceil(n) + cost)
+}
+
+/// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
+/// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
+/// keeps its keys and values closest.
+fn wave_heads(kernel: &Kernel, problem: &Problem, l2_bytes: u32) -> u32 {
+    if kernel.family != (Family::Forward { causal: true }) {
+        return 1;
+    }
+    // The rest is for q, o and what comes next: `docs/tuning.md`.
+    let share = l2_bytes as usize / 3 * 2;
+    let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
+    let fitting = (share / kv_bytes).max(1).saturating_mul(group(problem));
+    let heads = problem.batch * problem.heads;
+    heads.div_ceil(heads.div_ceil(fitting)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Facts, MAX_BLOCKS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, wave_heads,
+    };
+    use crate::chosen::Chosen;
+    use crate::error::Error;
+    use crate::problem::Problem;
+    use kernels::catalog::class::Class;
+    use kernels::catalog::select::select;
+    use kernels::catalog::{Dtype, KERNELS};
+    use proptest::prelude::*;
+
+    const H200: Facts = Facts {
+        l2_bytes: 60 << 20,
+        ..Facts::emulated(Class::Sm90)
+    };
+
+    fn kernel(name: &str) -> Chosen {
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+        Chosen::new(kernel.expect("in the table"))
+    }
+
+    fn problem(q: [usize; 3], kv: [usize; 2], dim: usize) -> Problem {
+        let [batch, heads, seqlen_q] = q;
+        let [kv_heads, seqlen_kv] = kv;
+        let kv = [batch, kv_heads, seqlen_kv, dim];
+        Problem::new([batch, heads, seqlen_q, dim], kv, kv, false, None).expect("valid")
+    }
+
+    /// Of the time that all slots have, the part that takes keys.
+    fn usage(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> f64 {
+        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+        let time = waves * u64::from(key_blocks.div_ceil(n));
+        f64::from(blocks) * f64::from(key_blocks) / (time as f64 * f64::from(slots))
+    }
+
+    proptest! {
+        /// By kernels of many rows; those of few rows only if the last wave is nearly full too.
+        #[test]
+        fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
+            let of = |name, seqlen_q| {
+                let problem = problem([heads, 1, seqlen_q], [1, seqlen_kv], 64);
+                Schedule::new(&kernel(name), &problem, &H200, None).expect("a grid").splits
+            };
+            prop_assert_eq!(of("forward_f16_d64", 128), 1);
+            let slots = H200.multiprocessors * H200.resident_blocks(&kernel("decode_f16_d64"));
+            if usage(1, heads as u32, 1, slots) >= NEAR_BEST {
+                prop_assert_eq!(of("decode_f16_d64", 1), 1);
+            }
+        }
+
+        #[test]
+        fn splits_are_bounded_and_long_enough(
+            mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1u32..100_000,
+        ) {
+            let n = splits(blocks, key_blocks, mps * resident);
+            prop_assert!((1..=MAX_SPLITS).contains(&n));
+            prop_assert!(n == 1 || key_blocks / n >= SPLIT_STEPS);
+        }
+
+        /// Where a split is long beside what it costs, hardly another number would use the GPU better.
+        #[test]
+        fn no_number_uses_the_gpu_much_better(
+            mps in 1u32..200, resident in 1u32..5, blocks in 1u32..1000, key_blocks in 1000u32..5000,
+        ) {
+            let slots = mps * resident;
+            let of = |n| usage(n, blocks, key_blocks, slots);
+            let n = splits(blocks, key_blocks, slots);
+            // With so many, a split costs a tenth of its keys.
+            let cheap = (key_blocks / (10 * SPLIT_STEPS)).clamp(1, MAX_SPLITS);
+            let best = (1..=cheap).map(of).fold(0.0, f64::max);
+            prop_assert!(of(n) >= best / 1.1 * NEAR_BEST * (1.0 - 1e-9), "{} of {best}", of(n));
+        }
+
+        /// Every key lies in one split, no split is empty, and the grid has a block for each.
+        #[test]
+        fn schedules_cover_the_keys(
+            kernel in 0..KERNELS.len(), seqlen_kv in 1usize..100_000,
+            seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
+        ) {
+            let kernel = &KERNELS[kernel];
+            prop_assume!(kernel.family.serves(false) || kernel.family.serves(true));
+            let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
+            let s = Schedule::new(&Chosen::new(kernel), &problem, &H200, asked).expect("a grid");
+            let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
+            prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
+            prop_assert_eq!(s.split_keys % kernel.tile.keys, 0);
+            prop_assert!(s.splits <= asked.unwrap_or(MAX_SPLITS));
+            let rows = seqlen_q * s.packed as usize;
+            prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(kernel.tile.q_rows as usize));
+            let heads = 6 * group / s.packed as usize;
+            prop_assert_eq!(s.blocks, (heads as u32) * s.q_tiles * s.splits);
+        }
+    }
+
+    #[test]
+    fn known_shapes() {
+        let automatic = |name, q, kv, dim| {
+            let schedule = Schedule::new(&kernel(name), &problem(q, kv, dim), &H200, None);
+            schedule.expect("a grid").splits
+        };
+        // 512 and 64 blocks for 264 places, two on each multiprocessor.
+        assert_eq!(automatic("forward_f16_d64", [1, 8, 8192], [8, 8192], 64), 1);
+        assert_eq!(automatic("forward_f16_d64", [1, 1, 8192], [1, 8192], 64), 4);
+        // 8 blocks, one for each key/value head, and 512, for 396 places.
+        assert_eq!(
+            automatic("decode_f16_d128", [1, 32, 1], [8, 131_072], 128),
+            49
+        );
+        assert_eq!(automatic("decode_f16_d128", [64, 32, 1], [8, 4096], 128), 3);
+        // 128 rows: 8 blocks for 264 places, and 512.
+        let packed = "packed_f16_d128";
+        assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 33);
+        assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
+        // 16 key blocks take as long as two splits of 8, 32 longer than four.
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 1);
+        assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 1024], 128), 4);
+    }
+
+    #[test]
+    fn splits_asked_for_are_shared_out_evenly() {
+        let asked = |n| {
+            let problem = problem([1, 1, 1], [1, 310], 128);
+            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, Some(n));
+            let schedule = schedule.expect("a grid");
+            (schedule.splits, schedule.split_keys)
+        };
+        // 10 blocks of 32 keys: for 4 splits 3, 3, 3 and 1; for 6 no better than for 5.
+        assert_eq!(asked(4), (4, 96));
+        assert_eq!(asked(6), (5, 64));
+        for n in [10, 11, u32::MAX] {
+            assert_eq!(asked(n), (10, 32));
+        }
+    }
+
+    #[test]
+    fn the_grid_has_a_limit() {
+        let schedule = |batch, splits| {
+            let problem = problem([batch, 1, 1], [1, 64], 8);
+            Schedule::new(&kernel("decode_f16_d128"), &problem, &H200, splits)
+        };
+        let limit = MAX_BLOCKS as usize;
+        let packed = problem([1 << 26, 64, 1], [1, 64], 8);
+        let packed = Schedule::new(&kernel("decode_f16_d128"), &packed, &H200, None);
+        assert_eq!(schedule(limit, None).map(|s| s.blocks), Ok(MAX_BLOCKS));
+        for refused in [
+            schedule(limit + 1, None),
+            schedule(1 << 33, None),
+            // 2^26 tiles, of 2^32 heads.
+            packed,
+            schedule(limit, Some(2)),
+        ] {
+            assert!(matches!(refused, Err(Error::Grid { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_pools_does_not_split() {
+        let facts = Facts {
+            has_pools: false,
+            ..H200
+        };
+        let problem = problem([1, 1, 1], [1, 4096], 128);
+        let splits = |asked| {
+            let schedule = Schedule::new(&kernel("decode_f16_d128"), &problem, &facts, asked);
+            schedule.expect("a grid").splits
+        };
+        assert_eq!((splits(None), splits(Some(4))), (1, 4));
+    }
+
+    #[test]
+    fn small_multiprocessors_hold_fewer_blocks() {
+        let [large, medium, small] = [Class::Sm90, Class::Sm80, Class::Sm86].map(Facts::emulated);
+        let kernel = kernel("decode_f16_d128");
+        assert_eq!(large.resident_blocks(&kernel), 3);
+        assert_eq!(medium.resident_blocks(&kernel), 2);
+        assert_eq!(small.resident_blocks(&kernel), 1);
+        let two = Chosen::new(kernel.kernel.counterpart(Class::Sm86));
+        assert_eq!(small.resident_blocks(&two), 2);
+    }
+
+    /// The device decides the tile, and both the splits: 8 blocks for 82 * 2, 108 * 2, 132 * 3
+    /// and 148 * 3 places, all but filled.
+    #[test]
+    fn every_class_has_its_schedule() {
+        for (class, name, splits) in [
+            (Class::Sm86, "decode_f16_d128_64x16x4", 20),
+            (Class::Sm80, "decode_f16_d128", 27),
+            (Class::Sm90, "decode_f16_d128", 49),
+            (Class::Sm100, "decode_f16_d128", 55),
+        ] {
+            let facts = Facts::emulated(class);
+            assert_eq!(facts.class(), class);
+            let problem = problem([1, 32, 1], [8, 131_072], 128);
+            let kernel = select(&super::request(Dtype::F16, &problem, &facts)).expect("a kernel");
+            assert_eq!(kernel.name, name);
+            let schedule =
+                Schedule::new(&Chosen::new(kernel), &problem, &facts, None).expect("a grid");
+            assert_eq!(schedule.splits, splits, "{name}");
+        }
+    }
+
+    #[test]
+    fn heads_take_turns_where_their_keys_share_the_cache() {
+        let waves = |name: &str, heads, seqlen_kv, l2_bytes| {
+            let q = [2, heads, 1000, 64];
+            let kv = [2, 4, seqlen_kv, 64];
+            let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
+            wave_heads(kernel(name).kernel, &problem, l2_bytes)
+        };
+        let causal = "forward_f16_d64_causal";
+        let cache = 30 << 20;
+        assert_eq!(waves("forward_f16_d64", 4, 4096, cache), 1);
+        assert_eq!(waves(causal, 4, 4096, cache), 8);
+        // A head and its group, though its keys and values alone fill the cache.
+        assert_eq!(waves(causal, 12, 1 << 20, cache), 3);
+        // 20 of these fit; 32 make two waves of one size.
+        assert_eq!(waves(causal, 16, 16384, cache), 16);
+        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
+        assert_eq!(waves(causal, 4, 16384, 48 << 20), 8);
+        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), 4);
+        // A device that tells no size.
+        assert_eq!(waves(causal, 16, 16384, 0), 4);
+    }
+}

@@ -1,0 +1,264 @@
+//! `attention gemm`: matrix products, measured and checked.
+
+use crate::args::{Check, DeviceName, ElementType, WHOLE, number, one_of};
+use crate::device;
+use crate::measure::{self, Repeat};
+use crate::progress::Progress;
+use crate::report::{self, Call, Checked, Outcome};
+use crate::run::{expect_free, poisoned};
+use anyhow::{Result, ensure};
+use attention::check::Comparison;
+use attention::gemm::check::{Product, check, sample};
+use attention::gemm::{MULTISTAGE, SIMPLE};
+use attention::{
+    Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
+};
+use serde::Serialize;
+use std::fmt;
+
+/// Rows and columns that `--check sample` compares where they cross.
+const SAMPLE: usize = 256;
+
+/// What to multiply, and by which kernels.
+#[derive(Debug, clap::Args)]
+pub struct GemmArgs {
+    /// Rows of A and C
+    #[arg(long, value_name = "M", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
+    m: usize,
+    /// Rows of B, columns of C
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
+    n: usize,
+    /// Columns of A and B
+    #[arg(long, value_name = "K", default_value_t = 2048)]
+    #[arg(value_parser = number::<usize>(WHOLE))]
+    k: usize,
+    /// Element type of A, B and C
+    #[arg(long, default_value = "f16")]
+    dtype: ElementType,
+    /// In what the products are added up; f16 for f16 elements only, and not on the CPU
+    #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
+    acc: Accumulation,
+    /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
+    /// one of these two names for its best kernel, or the name of a kernel from --list-kernels
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    kernel: String,
+    /// Tiles of A and B in shared memory: 3, 4 or 5 [default: the best number]
+    #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<u32>("3, 4 or 5"))]
+    stages: Option<u32>,
+    /// As for attention: auto, cuda, cuda:I, cpu, emulator or emulator:CLASS
+    #[arg(long, default_value = "auto")]
+    pub(super) device: DeviceName,
+    /// Runs before the timed ones [default: as for attention]
+    #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
+    warmup: Option<usize>,
+    /// Timed runs, at least 1 [default: as for attention]
+    #[arg(long, value_name = "COUNT")]
+    #[arg(value_parser = number::<usize>(WHOLE))]
+    pub(super) iters: Option<usize>,
+    /// Seed of the random A and B, and of the elements that are checked
+    #[arg(long, default_value_t = 0)]
+    #[arg(value_parser = number::<u64>(WHOLE))]
+    seed: u64,
+    /// Rows of the result to compare with f64; of a sample of rows, a sample of columns
+    #[arg(long, default_value = "sample")]
+    check: Check,
+    /// Print one JSON object a kernel instead of a table; a number that is not finite, or was not
+    /// checked, is null
+    #[arg(long)]
+    json: bool,
+    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic
+    #[arg(long)]
+    pub(super) counters: bool,
+}
+
+/// A matrix product in the report.
+#[derive(Serialize)]
+struct GemmCall {
+    dtype: &'static str,
+    acc: &'static str,
+    m: usize,
+    n: usize,
+    k: usize,
+    #[serde(skip)]
+    flops: f64,
+}
+
+impl GemmCall {
+    fn new(problem: &GemmProblem, dtype: Dtype, acc: Accumulation) -> Self {
+        GemmCall {
+            dtype: dtype.name(),
+            acc: acc.name(),
+            m: problem.m,
+            n: problem.n,
+            k: problem.k,
+            flops: problem.flops(),
+        }
+    }
+}
+
+impl fmt::Display for GemmCall {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let GemmCall {
+            dtype,
+            acc,
+            m,
+            n,
+            k,
+            ..
+        } = self;
+        write!(
+            f,
+            "C = A B^T, m {m}, n {n}, k {k}, {dtype}, accumulation in {acc}"
+        )
+    }
+}
+
+impl Call for GemmCall {
+    const COLUMNS: &[&str] = &[];
+
+    fn cells(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn flops(&self) -> f64 {
+        self.flops
+    }
+}
+
+/// Whether all checks passed.
+pub fn run(args: &GemmArgs) -> Result<bool> {
+    let problem = GemmProblem::new([args.m, args.k], [args.n, args.k])?;
+    let device = device::choose(args.device, args.seed, args.counters)?;
+    match Dtype::from(args.dtype) {
+        Dtype::F16 => compute::<f16>(args, &device, &problem),
+        Dtype::Bf16 => compute::<bf16>(args, &device, &problem),
+    }
+}
+
+/// The calls to make, with the names of the kernels that they take.
+fn calls(
+    args: &GemmArgs,
+    device: &Device,
+    dtype: Dtype,
+    problem: &GemmProblem,
+) -> Result<Vec<(&'static str, Gemm)>> {
+    let mut any = Gemm::new().accumulation(args.acc);
+    if let Some(stages) = args.stages {
+        any = any.stages(stages);
+    }
+    let names = match args.kernel.as_str() {
+        "all" => any.suitable(device, dtype)?,
+        "auto" if device.is_cpu() => any.suitable(device, dtype)?,
+        // It has no stages.
+        "auto" if args.stages.is_some() => vec![MULTISTAGE],
+        "auto" => vec![SIMPLE, MULTISTAGE],
+        name => vec![name],
+    };
+    let call = |name: &str| {
+        let call = any.clone().kernel(name);
+        Ok((call.kernel_name(device, dtype, problem)?, call))
+    };
+    let calls = names.into_iter().map(call).collect::<Result<_>>()?;
+    if device.is_cpu() {
+        let (staged, half) = (args.stages.is_some(), args.acc == Accumulation::Half);
+        ensure!(!staged, "kernel cpu has no --stages; {MULTISTAGE} has");
+        ensure!(!half, "kernel cpu has no --acc f16; it adds up in f32");
+    }
+    Ok(calls)
+}
+
+fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) -> Result<bool> {
+    let calls = calls(args, device, T::DTYPE, problem)?;
+    expect_memory(device, problem)?;
+    let progress = Progress::start();
+    progress.stage("preparing A and B");
+    let [a, b] = random::matrices::<T>(problem, args.seed);
+    let on_device = [
+        Tensor::new(device, problem.a_shape(), &a)?,
+        Tensor::new(device, problem.b_shape(), &b)?,
+    ];
+    let mut outcomes = Vec::new();
+    for (name, call) in &calls {
+        // What a kernel leaves out must not pass for a result.
+        let mut c = poisoned(device, problem.c_shape(), T::from_f32(f32::NAN))?;
+        let repeat = Repeat::new(args.warmup, args.iters, device);
+        let times = measure::times(device, repeat, &progress, name, || {
+            call.forward_into(&on_device[0], &on_device[1], &mut c)
+        })?;
+        let c = c.to_vec()?;
+
+        progress.stage(&format!("checking {name}"));
+        let product = Product {
+            problem: *problem,
+            accumulation: args.acc,
+            a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
+            b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
+            c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
+        };
+        let count = match args.check {
+            Check::Off => 0,
+            Check::Sample => SAMPLE,
+            Check::Full => usize::MAX,
+        };
+        let rows = sample(problem.m, count, args.seed);
+        let columns = sample(problem.n, count, args.seed + 1);
+        let checked = match count {
+            0 => None,
+            _ => check(&product, &rows, &columns),
+        };
+        let outcome = Outcome::new(
+            device.name(),
+            name,
+            GemmCall::new(problem, T::DTYPE, args.acc),
+            &times,
+            checked.map(|worst| Checked {
+                rows: rows.len(),
+                worst,
+                passed: worst.passed(),
+            }),
+            args.counters.then(|| device.counters()),
+        );
+        if args.json {
+            progress.suspend(|| report::json_line(&outcome))?;
+        }
+        if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
+            progress.suspend(|| eprintln!("{name} is wrong: {}", element(&wrong)));
+        }
+        outcomes.push(outcome);
+    }
+    progress.finish();
+    if !args.json {
+        report::table(&outcomes)?;
+    }
+    Ok(!outcomes.iter().any(Outcome::is_wrong))
+}
+
+fn element(wrong: &Comparison) -> String {
+    let [_, _, row, column] = wrong.worst;
+    let Comparison {
+        max_abs_err,
+        tolerance,
+        found,
+        expected,
+        ..
+    } = wrong;
+    format!(
+        "C[{row}, {column}] is {found} for {expected}, error {max_abs_err:.3e}, tolerance {tolerance:.3e}"
+    )
+}
+
+/// Compares what the problem needs with what is free, before anything is allocated.
+fn expect_memory(device: &Device, problem: &GemmProblem) -> Result<()> {
+    let bytes = |[rows, columns]: [usize; 2]| (size_of::<u16>() * rows * columns) as u64;
+    // `GemmProblem::validate` has each of these below 2^63.
+    let inputs = bytes(problem.a_shape()).saturating_add(bytes(problem.b_shape()));
+    let c = bytes(problem.c_shape());
+    let on_device = inputs.saturating_add(c);
+    // The host keeps the inputs for the check, the poison, and what it reads back.
+    let on_host = on_device.saturating_add(c);
+    expect_free(device, on_device, on_host, "m, n and k")
+}

@@ -1,0 +1,103 @@
+//! Timed repetition of a call.
+
+use crate::progress::Progress;
+use attention::{Device, Result};
+use std::time::{Duration, Instant};
+
+/// Calls that are queued before the device is waited for: it then runs them back to back, and the
+/// time to launch one is hidden behind the one before.
+const QUEUED: usize = 32;
+
+/// How often to repeat.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeat {
+    warmup: Count,
+    iters: Count,
+    queued: usize,
+}
+
+/// A number of calls, and a time after which no new one starts.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    calls: usize,
+    limit: Duration,
+}
+
+impl Repeat {
+    /// So many warm-up and timed calls as are asked for; by default the CPU, where a call may take seconds, gets fewer, and
+    /// the emulator, whose time says nothing about the kernel, a single one.
+    pub fn new(warmup: Option<usize>, iters: Option<usize>, device: &Device) -> Self {
+        let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
+            calls: given.unwrap_or(if device.is_emulator() {
+                emulator
+            } else {
+                default
+            }),
+            limit: match given {
+                None if device.is_cpu() => cpu_limit,
+                _ => Duration::MAX,
+            },
+        };
+        let on_gpu = !device.is_cpu() && !device.is_emulator();
+        Repeat {
+            warmup: count(warmup, 5, 0, Duration::from_millis(500)),
+            iters: count(iters, 20, 1, Duration::from_millis(1500)),
+            queued: if on_gpu { QUEUED } else { 1 },
+        }
+    }
+}
+
+/// The device's time for each call after the warm-up, at least one.
+pub fn times(
+    device: &Device,
+    repeat: Repeat,
+    progress: &Progress,
+    name: &str,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<Vec<Duration>> {
+    let mut run = |stage: String, count: Count| {
+        progress.steps(&stage, count.calls);
+        let start = Instant::now();
+        let mut times = Vec::with_capacity(count.calls);
+        while times.len() < count.calls && (times.is_empty() || start.elapsed() < count.limit) {
+            let events = (0..repeat.queued.min(count.calls - times.len()))
+                .map(|_| {
+                    let start = device.event()?;
+                    call()?;
+                    Ok([start, device.event()?])
+                })
+                .collect::<Result<Vec<_>>>()?;
+            for [start, end] in &events {
+                times.push(end.since(start)?);
+            }
+            progress.advance(events.len());
+        }
+        Ok(times)
+    };
+    run(format!("warming up {name}"), repeat.warmup)?;
+    run(format!("timing {name}"), repeat.iters)
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+    use std::time::Duration;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        let of = |times: &[u64]| {
+            let times: Vec<_> = times.iter().copied().map(Duration::from_millis).collect();
+            median(&times).as_millis()
+        };
+        assert_eq!(of(&[9]), 9);
+        assert_eq!(of(&[9, 1, 2]), 2);
+        assert_eq!(of(&[9, 1, 2, 4]), 3);
+    }
+}

@@ -1,0 +1,24 @@
+//! What both sides of a launch agree on: the argument block that the host passes to a kernel by value.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `tensor` | where a tensor lies in device memory |
+//! | `forward` | arguments of an attention kernel |
+//! | `gemm` | arguments of a matrix product |
+//! | `pack` | arguments of a copy to aligned rows |
+//! | `divide` | division by a number known before the launch |
+//! | `order` | which block of a grid takes which tile |
+
+mod divide;
+mod forward;
+mod gemm;
+mod order;
+mod pack;
+mod tensor;
+
+pub use divide::Divisor;
+pub use forward::{ForwardParams, LadderParams, MAX_SEQLEN};
+pub use gemm::{GemmParams, MAX_DEPTH, MatrixRef};
+pub use order::Order;
+pub use pack::PackParams;
+pub use tensor::TensorRef;

@@ -1,0 +1,103 @@
+//! In which order the blocks of a grid take the query tiles.
+//!
+//! Blocks start in the order of their index, as many at a time as the GPU holds. Under the causal
+//! mask the last tile of a head has the most keys, and one that starts last leaves the GPU idle
+//! beside it; so the heaviest tiles come first. Heads go in waves, so that the keys and values that
+//! the running blocks share still fit the L2 cache: in a wave, all heads' last tiles, then all
+//! heads' last but one.
+
+use super::Divisor;
+
+/// The order of a grid of `heads * q_tiles` blocks for each split of the keys.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Blocks of a split.
+    split: Divisor,
+    /// Blocks of a wave.
+    wave: Divisor,
+    /// Heads of a wave, and of the last one, which may have fewer.
+    heads: Divisor,
+    last_heads: Divisor,
+    last_wave: u32,
+    q_tiles: u32,
+}
+
+impl Order {
+    /// Waves of `wave_heads` heads of `heads` in all, each with `q_tiles` query tiles; none of them 0.
+    #[must_use]
+    pub const fn new(heads: u32, q_tiles: u32, wave_heads: u32) -> Self {
+        let last_wave = (heads - 1) / wave_heads;
+        Order {
+            split: Divisor::new(heads * q_tiles),
+            wave: Divisor::new(wave_heads * q_tiles),
+            heads: Divisor::new(wave_heads),
+            last_heads: Divisor::new(heads - last_wave * wave_heads),
+            last_wave,
+            q_tiles,
+        }
+    }
+
+    /// Blocks of a split.
+    #[must_use]
+    pub const fn blocks(&self) -> u32 {
+        self.split.value
+    }
+
+    /// The split of a block, its query tile, and its head counted over all batches.
+    ///
+    /// The blocks of a split take every pair of tile and head once.
+    #[must_use]
+    #[inline(always)]
+    pub const fn place(&self, block: u32) -> (u32, u32, u32) {
+        let (split, in_split) = self.split.divide(block);
+        let (wave, in_wave) = self.wave.divide(in_split);
+        let heads = if wave == self.last_wave {
+            self.last_heads
+        } else {
+            self.heads
+        };
+        let (tile, head) = heads.divide(in_wave);
+        let head = wave * self.heads.value + head;
+        (split, self.q_tiles - 1 - tile, head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Order;
+    use proptest::prelude::*;
+    extern crate std;
+    use std::collections::HashSet;
+
+    proptest! {
+        #[test]
+        fn every_tile_of_every_head_has_one_block_a_split(
+            heads in 1u32..20, q_tiles in 1u32..20, wave_heads in 1u32..25, splits in 1u32..4,
+        ) {
+            let order = Order::new(heads, q_tiles, wave_heads.min(heads));
+            let places: HashSet<_> = (0..splits * heads * q_tiles)
+                .map(|block| order.place(block))
+                .collect();
+            prop_assert_eq!(places.len() as u32, splits * heads * q_tiles);
+            let exists = |&(split, tile, head): &(u32, u32, u32)| {
+                split < splits && tile < q_tiles && head < heads
+            };
+            prop_assert!(places.iter().all(exists));
+        }
+
+        #[test]
+        fn a_wave_takes_heavier_tiles_first(
+            heads in 1u32..20, q_tiles in 1u32..20, wave_heads in 1u32..25,
+        ) {
+            let wave_heads = wave_heads.min(heads);
+            let order = Order::new(heads, q_tiles, wave_heads);
+            let tiles: std::vec::Vec<_> = (0..heads * q_tiles)
+                .map(|block| order.place(block))
+                .map(|(_, tile, head)| (head / wave_heads, q_tiles - tile))
+                .collect();
+            prop_assert!(tiles.is_sorted());
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Online softmax in base 2 (FlashAttention-2, Algorithm 1, lines 9, 10, 12 and 13).
+//!
+//! With `c = |scale| * log2(e)`, `m` the largest scaled score `c s` of a row so far and `l` the sum of
+//! `2^(c s - m)` so far, a block of raw scores turns into probabilities with one fused multiply-add
+//! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
+//! same factor.
+//!
+//! Any other number in `m`'s place gives the same result, as long as nothing overflows or vanishes. So
+//! `m` need not follow every new maximum: a block is first tried with `m` as it is, and only if its
+//! probabilities are too large does `m` rise. That takes the search for the maximum, its exchange
+//! between lanes and the rescaling of O out of nearly every step, and shortens the way from scores to
+//! probabilities to the two instructions.
+
+use crate::ptx::{math, shuffle};
+use crate::tile::Accumulator;
+
+/// The softmax scale, split so that scaled scores have the order of raw ones whatever its sign.
+#[derive(Clone, Copy)]
+pub struct SoftmaxScale {
+    /// `|scale| * log2(e)`, positive.
+    pub log2: f32,
+    /// Whether scores must be negated.
+    pub negative: bool,
+}
+
+impl SoftmaxScale {
+    /// That of scores which are scaled already.
+    pub const ONE: Self = SoftmaxScale {
+        log2: 1.0,
+        negative: false,
+    };
+
+    /// What raw scores are multiplied by, sign and all.
+    #[inline(always)]
+    pub fn signed(self) -> f32 {
+        if self.negative { -self.log2 } else { self.log2 }
+    }
+
+    /// Splits a finite scale.
+    #[inline(always)]
+    pub fn new(scale: f32) -> Self {
+        SoftmaxScale {
+            // A scale of 0 would turn the -inf of masked scores into NaN; the smallest normal
+            // number gives the same probabilities.
+            log2: (scale.abs() * core::f32::consts::LOG2_E).max(f32::MIN_POSITIVE),
+            negative: scale < 0.0,
+        }
+    }
+}
+
+/// What a lane's sum of a row's probabilities in a block may come to. Their format holds up to 2^16
+/// (IEEE binary16), and `m` is at most the row's largest score: so none vanishes that would not do so
+/// relative to the true maximum.
+const MOST: f32 = 16384.0;
+
+/// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
+pub struct Softmax<const MT: usize> {
+    max: [[f32; 2]; MT],
+    sum: [[f32; 2]; MT],
+    scale: f32,
+}
+
+impl<const MT: usize> Softmax<MT> {
+    /// Before the first block.
+    #[inline(always)]
+    pub fn new(scale: SoftmaxScale) -> Self {
+        Softmax {
+            max: [[f32::NEG_INFINITY; 2]; MT],
+            sum: [[0.0; 2]; MT],
+            scale: scale.log2,
+        }
+    }
+
+    /// The largest scaled scores of a block in the rows of a tile.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    #[inline(always)]
+    pub unsafe fn maxima<const NT: usize>(&self, s: &[Accumulator; NT]) -> [f32; 2] {
+        let mut maxima = [0.0; 2];
+        for r in 0..2 {
+            let mut max = f32::NEG_INFINITY;
+            for nt in 0..NT {
+                let [a, b, c, d] = s[nt].row(r);
+                max = max.max(a.max(b)).max(c.max(d));
+            }
+            // SAFETY: convergence is the caller's promise.
+            maxima[r] = unsafe { across_row(max, f32::max) } * self.scale;
+        }
+        maxima
+    }
+
+    /// Takes in a block's scores of tile `mt`, whose [`maxima`](Self::maxima) are given or less: `s` turns
+    /// from raw scores into probabilities relative to the new maximum. Returns the factors that bring
+    /// the rows of earlier results to it.
+    #[inline(always)]
+    pub fn update<const NT: usize>(
+        &mut self,
+        mt: usize,
+        s: &mut [Accumulator; NT],
+        maxima: [f32; 2],
+    ) -> [f32; 2] {
+        let mut factors = [0.0; 2];
+        for r in 0..2 {
+            let max = self.max[mt][r].max(maxima[r]);
+
+            // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its probabilities
+            // 2^-inf = 0 where -inf - -inf would be NaN.
+            let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            factors[r] = math::exp2(self.max[mt][r] - reference);
+            let mut sum = self.sum[mt][r] * factors[r];
+            for nt in 0..NT {
+                let p = s[nt]
+                    .row(r)
+                    .map(|s| math::exp2(math::fma(s, self.scale, -reference)));
+                sum += (p[0] + p[1]) + (p[2] + p[3]);
+                s[nt].set_row(r, p);
+            }
+            self.max[mt][r] = max;
+            self.sum[mt][r] = sum;
+        }
+        factors
+    }
+
+    /// Goes on from earlier results: a lane's sum of row `g + 8 r` of tile `mt`, and the row's maximum.
+    #[inline(always)]
+    pub fn resume(&mut self, mt: usize, r: usize, Total { max, sum }: Total) {
+        self.max[mt][r] = max;
+        self.sum[mt][r] = sum;
+    }
+
+    /// Turns a block's raw scores into probabilities relative to the maxima as they are, of use only
+    /// if their sums [fit](Sums::fit); then [`add`](Self::add) takes them in.
+    ///
+    /// Rows without a maximum, -inf, get sums that do not fit, for their scores exceed it.
+    #[inline(always)]
+    pub fn apply<const NT: usize>(&self, s: &mut [[Accumulator; NT]; MT]) -> Sums<MT> {
+        let mut sums = [[0.0; 2]; MT];
+        for mt in 0..MT {
+            for r in 0..2 {
+                let shift = -self.max[mt][r];
+                for nt in 0..NT {
+                    let p = s[mt][nt]
+                        .row(r)
+                        .map(|s| math::exp2(math::fma(s, self.scale, shift)));
+                    let four = (p[0] + p[1]) + (p[2] + p[3]);
+                    sums[mt][r] = if nt == 0 { four } else { sums[mt][r] + four };
+                    s[mt][nt].set_row(r, p);
+                }
+            }
+        }
+        Sums(sums)
+    }
+
+    /// Takes in the sums of a block.
+    #[inline(always)]
+    pub fn add(&mut self, sums: Sums<MT>) {
+        for mt in 0..MT {
+            for r in 0..2 {
+                self.sum[mt][r] += sums.0[mt][r];
+            }
+        }
+    }
+
+    /// After the last block: the maximum and the sum of every row.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    #[inline(always)]
+    pub unsafe fn totals(&self) -> [[Total; 2]; MT] {
+        let mut totals = [[Total::default(); 2]; MT];
+        for mt in 0..MT {
+            for r in 0..2 {
+                totals[mt][r] = Total {
+                    max: self.max[mt][r],
+                    // SAFETY: convergence is the caller's promise.
+                    sum: unsafe { across_row(self.sum[mt][r], |a, b| a + b) },
+                };
+            }
+        }
+        totals
+    }
+}
+
+/// A lane's sums of the probabilities of a block, by row.
+pub struct Sums<const MT: usize>([[f32; 2]; MT]);
+
+impl<const MT: usize> Sums<MT> {
+    /// Whether no probability is too large, infinite or NaN.
+    #[inline(always)]
+    pub fn fit(&self) -> bool {
+        let mut fit = true;
+        for mt in 0..MT {
+            for r in 0..2 {
+                fit &= self.0[mt][r] <= MOST;
+            }
+        }
+        fit
+    }
+}
+
+/// What the softmax of a row comes to: a scaled score that none exceeds by much, and the sum of
+/// `2^(c s - max)`. They are lse in two parts: apart, large scores cost the sums no digits.
+#[derive(Clone, Copy, Default)]
+pub struct Total {
+    /// -inf if the row sees no key.
+    pub max: f32,
+    /// 0 if the row sees no key.
+    pub sum: f32,
+}
+
+impl Total {
+    /// The factor that normalizes the row of O (0 if it saw no key), and the log-sum-exp of its
+    /// scaled scores in base e (then -inf).
+    #[inline(always)]
+    pub fn finish(self) -> (f32, f32) {
+        if self.sum == 0.0 {
+            return (0.0, f32::NEG_INFINITY);
+        }
+        let lse2 = self.max + math::log2(self.sum);
+        (math::reciprocal(self.sum), lse2 * core::f32::consts::LN_2)
+    }
+}
+
+/// Combines the values of the 4 lanes that share a row of an accumulator.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+unsafe fn across_row(value: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // SAFETY: convergence is the caller's promise.
+    unsafe {
+        let value = combine(value, shuffle::xor::<1>(value));
+        combine(value, shuffle::xor::<2>(value))
+    }
+}

@@ -1,0 +1,235 @@
+//! Which kernel serves a request.
+
+use crate::abi::MAX_SEQLEN;
+use crate::catalog::class::Class;
+use crate::catalog::{Dtype, Family, KERNELS, Kernel};
+
+/// What a kernel is chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Head dim.
+    pub dim: u32,
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+    pub causal: bool,
+    /// Queries per head.
+    pub seqlen_q: u32,
+    /// Query heads that share a key/value head.
+    pub group: u32,
+    /// Compute capability of the device.
+    pub compute_capability: (i32, i32),
+    /// Class of the device.
+    pub class: Class,
+}
+
+/// The best kernel for a request, of the device's class and the smallest head dim that will do: the decode
+/// kernel if one of its tiles holds the rows of all heads that share a key/value head; else the packed
+/// kernel if every head for itself would leave half of a tile empty.
+#[must_use]
+pub fn select(request: &Request) -> Option<&'static Kernel> {
+    let smallest = |family: Family| {
+        KERNELS
+            .iter()
+            .filter(|kernel| kernel.family == family)
+            .filter(|kernel| kernel.dtype == request.dtype && kernel.head_dim >= request.dim)
+            .filter(|kernel| kernel.arch.compute_capability() <= request.compute_capability)
+            .filter(|kernel| kernel.is_for(request.class))
+            .min_by_key(|kernel| kernel.head_dim)
+    };
+    let decode = smallest(Family::Decode)?;
+    let forward = smallest(Family::Forward {
+        causal: request.causal,
+    })?;
+    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
+    // Above a head dim of 192 it is products that take the time, from half a tile of rows on: with 64
+    // rows packed kernels were 1.28 times as fast on an H200.
+    let decode_rows = match decode.head_dim {
+        ..=192 => decode.tile.q_rows,
+        _ => decode.tile.q_rows / 2,
+    };
+    if rows <= u64::from(decode_rows) {
+        Some(decode)
+    } else if request.group > 1
+        && request.seqlen_q <= forward.tile.q_rows / 2
+        && rows <= u64::from(MAX_SEQLEN)
+    {
+        smallest(Family::Packed)
+    } else {
+        Some(forward)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::HEAD_DIMS;
+    extern crate std;
+    use std::format;
+
+    fn request(seqlen_q: u32, group: u32) -> Request {
+        Request {
+            dtype: Dtype::F16,
+            dim: 128,
+            causal: true,
+            seqlen_q,
+            group,
+            compute_capability: (9, 0),
+            class: Class::Sm90,
+        }
+    }
+
+    fn name(request: Request) -> &'static str {
+        select(&request).expect("a kernel").name
+    }
+
+    #[test]
+    fn decode_kernels_serve_few_rows() {
+        for (seqlen_q, group) in [(1, 1), (1, 64), (16, 1), (16, 4), (64, 1), (32, 2)] {
+            assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
+        }
+    }
+
+    #[test]
+    fn packed_kernels_serve_heads_that_fill_tiles_together() {
+        for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
+            assert_eq!(name(request(seqlen_q, group)), "packed_f16_d128");
+        }
+        // Heads of more rows, one alone, and more rows than have a number.
+        for (seqlen_q, group) in [(65, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
+            assert_eq!(name(request(seqlen_q, group)), "forward_f16_d128_causal");
+        }
+        // Tiles of 64 rows.
+        for (seqlen_q, expected) in [(32, "packed_f16_d192"), (33, "forward_f16_d192_causal")] {
+            let request = Request {
+                dim: 192,
+                ..request(seqlen_q, 8)
+            };
+            assert_eq!(name(request), expected);
+        }
+    }
+
+    #[test]
+    fn dtype_mask_and_dim_decide() {
+        let long = request(4096, 1);
+        assert_eq!(
+            name(Request {
+                causal: false,
+                dim: 40,
+                ..long
+            }),
+            "forward_f16_d64"
+        );
+        assert_eq!(
+            name(Request {
+                dtype: Dtype::Bf16,
+                dim: 136,
+                ..request(1, 4)
+            }),
+            "decode_bf16_d192"
+        );
+        assert_eq!(select(&Request { dim: 257, ..long }), None);
+        let old = Request {
+            compute_capability: (7, 5),
+            ..long
+        };
+        assert_eq!(select(&old), None);
+    }
+
+    /// What a device of each compute capability reports.
+    const DEVICES: [((i32, i32), Class); 8] = [
+        ((8, 0), Class::Sm80),
+        ((8, 6), Class::Sm86),
+        ((8, 9), Class::Sm86),
+        ((9, 0), Class::Sm90),
+        ((10, 0), Class::Sm100),
+        ((10, 3), Class::Sm100),
+        ((12, 0), Class::Sm86),
+        // Not known yet.
+        ((13, 0), Class::Sm100),
+    ];
+
+    #[test]
+    fn every_device_has_its_kernel_for_every_request() {
+        for (compute_capability, class) in DEVICES {
+            let device = class.shared_memory();
+            for (dtype, causal) in [Dtype::F16, Dtype::Bf16]
+                .into_iter()
+                .flat_map(|dtype| [(dtype, false), (dtype, true)])
+            {
+                for dim in (8..=256).step_by(8) {
+                    let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
+                    for (seqlen_q, group, family) in [
+                        (1, 1, Family::Decode),
+                        (16, 8, Family::Packed),
+                        (4096, 1, Family::Forward { causal }),
+                    ] {
+                        let kernel = select(&Request {
+                            dtype,
+                            dim,
+                            causal,
+                            seqlen_q,
+                            group,
+                            compute_capability,
+                            class: Class::of(compute_capability, device),
+                        });
+                        let kernel = kernel.expect("a kernel");
+                        let kind = (kernel.family, kernel.dtype, kernel.head_dim);
+                        assert_eq!(kind, (family, dtype, padded));
+                        assert_eq!(kernel.tile, class.tile(family, padded));
+                        let blocks = device.resident_blocks(kernel.shared_bytes());
+                        assert!(blocks >= 1, "{} on {compute_capability:?}", kernel.name);
+                        // Decode kernels are compiled for as many blocks as fit an H100; two are
+                        // meant to do elsewhere.
+                        let wanted = match (family, class, padded) {
+                            (Family::Decode, Class::Sm86, 256) => 1,
+                            (Family::Decode, Class::Sm80 | Class::Sm86, _) => 2,
+                            _ => kernel.tile.blocks_per_sm,
+                        };
+                        assert!(blocks >= wanted, "{}: {blocks} blocks", kernel.name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What users and results know by name.
+    #[test]
+    fn the_choice_for_long_sequences_is_known() {
+        let of = |class, dim| {
+            name(Request {
+                class,
+                dim,
+                ..request(4096, 1)
+            })
+        };
+        let names = |class| HEAD_DIMS.iter().map(move |&dim| of(class, dim));
+        let plain = |dim| format!("forward_f16_d{dim}_causal");
+        let tiled = |dim, tile| format!("forward_f16_d{dim}_{tile}_causal");
+        assert!(names(Class::Sm90).eq(HEAD_DIMS.iter().map(plain)));
+        assert!(names(Class::Sm80).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            plain(&128),
+            plain(&192),
+            tiled(256, "128x32")
+        ]));
+        assert!(names(Class::Sm86).eq([
+            plain(&32),
+            tiled(64, "128x48"),
+            tiled(96, "64x32"),
+            tiled(128, "64x32"),
+            tiled(192, "64x16"),
+            tiled(256, "128x16")
+        ]));
+        assert!(names(Class::Sm100).eq([
+            plain(&32),
+            plain(&64),
+            plain(&96),
+            tiled(128, "128x16"),
+            plain(&192),
+            tiled(256, "128x16")
+        ]));
+    }
+}
