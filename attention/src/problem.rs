@@ -6,7 +6,10 @@ use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 
 /// Sizes and options of one attention forward pass.
+///
+/// The feature `serde` reads and writes it as these fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Problem {
     /// Independent sequences.
     pub batch: usize,

@@ -1,57 +1,37 @@
 //! An attention call in the report.
 
 use crate::report::{Call, Checked};
+use attention::Problem;
 use attention::check::Report;
-use attention::{Dtype, Problem};
 use serde::Serialize;
 use std::fmt;
 
-/// An attention call: its sizes, and in how many splits it was computed.
+/// An attention call: what was computed, and how it was divided.
 #[derive(Serialize)]
 pub struct ForwardCall {
-    splits: u32,
-    dtype: &'static str,
-    batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    seqlen_q: usize,
-    seqlen_kv: usize,
-    dim: usize,
-    causal: bool,
-    #[serde(skip)]
-    flops: f64,
-}
-
-impl ForwardCall {
-    pub fn new(problem: &Problem, dtype: Dtype, splits: u32) -> Self {
-        ForwardCall {
-            splits,
-            dtype: dtype.name(),
-            batch: problem.batch,
-            heads: problem.heads,
-            kv_heads: problem.kv_heads,
-            seqlen_q: problem.seqlen_q,
-            seqlen_kv: problem.seqlen_kv,
-            dim: problem.dim,
-            causal: problem.causal,
-            flops: problem.flops(),
-        }
-    }
+    /// Splits of the keys.
+    pub splits: u32,
+    /// Element type of q, k, v and o.
+    pub dtype: &'static str,
+    /// Sizes and options.
+    #[serde(flatten)]
+    pub problem: Problem,
 }
 
 impl fmt::Display for ForwardCall {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let ForwardCall {
-            dtype,
+        let Problem {
             batch,
             heads,
             kv_heads,
             seqlen_q,
             seqlen_kv,
             dim,
+            causal,
             ..
-        } = self;
-        let causal = if self.causal { ", causal" } else { "" };
+        } = self.problem;
+        let dtype = self.dtype;
+        let causal = if causal { ", causal" } else { "" };
         write!(
             f,
             "batch {batch}, heads {heads}, kv_heads {kv_heads}, seqlen {seqlen_q}, \
@@ -68,7 +48,7 @@ impl Call for ForwardCall {
     }
 
     fn flops(&self) -> f64 {
-        self.flops
+        self.problem.flops()
     }
 }
 

@@ -80,36 +80,14 @@ pub struct GemmArgs {
 struct GemmCall {
     dtype: &'static str,
     acc: &'static str,
-    m: usize,
-    n: usize,
-    k: usize,
-    #[serde(skip)]
-    flops: f64,
-}
-
-impl GemmCall {
-    fn new(problem: &GemmProblem, dtype: Dtype, acc: Accumulation) -> Self {
-        GemmCall {
-            dtype: dtype.name(),
-            acc: acc.name(),
-            m: problem.m,
-            n: problem.n,
-            k: problem.k,
-            flops: problem.flops(),
-        }
-    }
+    #[serde(flatten)]
+    problem: GemmProblem,
 }
 
 impl fmt::Display for GemmCall {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let GemmCall {
-            dtype,
-            acc,
-            m,
-            n,
-            k,
-            ..
-        } = self;
+        let GemmProblem { m, n, k } = self.problem;
+        let (dtype, acc) = (self.dtype, self.acc);
         write!(
             f,
             "C = A B^T, m {m}, n {n}, k {k}, {dtype}, accumulation in {acc}"
@@ -125,7 +103,7 @@ impl Call for GemmCall {
     }
 
     fn flops(&self) -> f64 {
-        self.flops
+        self.problem.flops()
     }
 }
 
@@ -213,7 +191,11 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         let outcome = Outcome::new(
             device.name(),
             name,
-            GemmCall::new(problem, T::DTYPE, args.acc),
+            GemmCall {
+                dtype: T::DTYPE.name(),
+                acc: args.acc.name(),
+                problem: *problem,
+            },
             &times,
             checked.map(|worst| Checked {
                 rows: rows.len(),

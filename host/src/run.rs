@@ -204,7 +204,11 @@ fn compute<T: Element>(
         let outcome = Outcome::new(
             device.name(),
             name,
-            ForwardCall::new(&problem, T::DTYPE, splits),
+            ForwardCall {
+                splits,
+                dtype: T::DTYPE.name(),
+                problem,
+            },
             &times,
             checked.map(Into::into),
             counters,

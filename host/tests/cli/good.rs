@@ -49,7 +49,7 @@ fn json_has_every_field() {
     let rate = flops / number("median_ms") / 1e9;
     assert!((number("tflops") / rate - 1.0).abs() < 1e-6);
     assert!(0.0 < number("max_abs_err") && number("max_abs_err") <= number("tolerance"));
-    assert_eq!(object.as_object().map(|object| object.len()), Some(17));
+    assert_eq!(object.as_object().map(|object| object.len()), Some(18));
 }
 
 #[test]
