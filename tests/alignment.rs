@@ -1,7 +1,7 @@
 //! Tensors whose rows do not start at multiples of 16 bytes, one by one and all together.
 //!
-//! Inputs of that kind are copied before a GPU's kernel reads them, each by itself: a copy of the
-//! wrong tensor, or to a wrong place, must not go unnoticed because its neighbours are copied too.
+//! A GPU's kernel reads a copy of such an input. Each input is also misaligned alone: a copy of the wrong
+//! tensor, or to a wrong place, must show although its neighbours are copied too.
 
 use attention::{Device, Dtype};
 use tests::{Case, Layout, Outcome, PASSED, Test};
@@ -23,8 +23,8 @@ pub fn tests() -> Vec<Test> {
     tests.into_iter().chain([broadcasts]).collect()
 }
 
-/// A case of several batches and heads by a forward, a packed and a decode kernel, with and without splits,
-/// of ragged lengths. The copies have tiles of 64 rows.
+/// Several batches and heads of ragged lengths, by a forward, a packed and a decode kernel, with and without
+/// splits. A pack kernel copies tiles of 64 rows.
 fn variants() -> impl Iterator<Item = Case> {
     let lengths = [(70, 150), (129, 64), (1, 65), (5, 129)];
     let variants = lengths.into_iter().enumerate().flat_map(|(i, lengths)| {
@@ -53,7 +53,7 @@ fn variants() -> impl Iterator<Item = Case> {
             kv_heads: 2,
             seqlen_q,
             seqlen_kv,
-            // Rows of five 16-byte chunks, so that a warp's share of a copy ends inside a row.
+            // Five 16-byte chunks a row: a warp's share of a copy ends inside a row.
             dim: 40,
             causal,
             kernel: Some(format!("{family}_{}_d64{mask}", dtype.name())),
@@ -63,7 +63,7 @@ fn variants() -> impl Iterator<Item = Case> {
     })
 }
 
-/// Of q, k, v and o, those of these numbers lie odd, in every way there is; the others do not.
+/// Misaligns the tensors `odd` of q, k, v and o, in every odd layout; the others are aligned.
 fn check(device: &Device, odd: &[usize]) -> Outcome {
     for case in variants() {
         for &layout in Layout::ODD {
@@ -84,7 +84,7 @@ fn check(device: &Device, odd: &[usize]) -> Outcome {
     PASSED
 }
 
-/// Inputs of which several rows or heads are one in memory, and not aligned.
+/// Misaligned inputs whose rows or heads share memory (strides of zero).
 fn broadcasts(device: &Device) -> Outcome {
     for case in variants() {
         for (q, k, v) in [

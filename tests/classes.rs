@@ -1,4 +1,4 @@
-//! Every class of devices, emulated: the kernels that it chooses and the splits that suit it.
+//! Every class of devices, emulated, with the kernels and splits that it chooses.
 
 use attention::emulator::Options;
 use attention::{Attention, Class, Device, Error, Tensor, f16, kernel};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};
 use tests::{Case, Outcome, PASSED, Test};
 
-/// Fewer than elsewhere: every kernel runs by its name too, and every kind of case on the default one.
+/// Fewer random cases than elsewhere: other tests run every kernel by name.
 const CASES: u32 = 24;
 
 /// The tests of this file.
@@ -36,7 +36,7 @@ fn wide(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     of_dims(cases, 5..=32)
 }
 
-/// A device neither offers nor runs a kernel that does not fit its blocks.
+/// A device neither offers nor runs a kernel whose block needs more shared memory than it has.
 fn shared_memory_is_limited() -> Outcome {
     let case = Case {
         dim: 256,

@@ -1,4 +1,4 @@
-//! What the kernels do to memory, as the emulator counts it.
+//! Memory traffic of the kernels, counted by the emulator.
 
 use attention::emulator::{Counters, Options};
 use attention::{Device, Tensor, f16};
@@ -35,8 +35,8 @@ fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Fai
     Ok(counters)
 }
 
-/// No bank conflict anywhere in shared memory, and no sector of q, k, v and o in part, for a whole
-/// head dim in either layout.
+/// No bank conflicts in shared memory, and only whole sectors of q, k, v and o, at the kernel's own head dim,
+/// in both layouts.
 fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
     let combines = kernel.family == Family::Combine;
     for layout in [Layout::Bhnd, Layout::Bnhd] {
@@ -44,7 +44,7 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
             dtype: kernel.dtype,
             heads: 2,
             kv_heads: 1,
-            // A combine kernel serves all; the main kernels that split end here.
+            // A combine kernel serves every head dim; kernels that split their keys end at 256.
             dim: kernel.head_dim.min(256) as usize,
             causal: kernel.family == Family::Forward { causal: true },
             kernel: (!combines).then(|| kernel.name.to_owned()),
@@ -70,12 +70,12 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
     PASSED
 }
 
-/// What threads move side by side: 16 bytes each, or 8 of o from a combine kernel.
+/// Whether neighbouring threads access neighbouring bytes: 16 each, or 8 in a combine kernel's o.
 fn is_whole_sectors(opcode: &str) -> bool {
     opcode.contains(".v4") || opcode.starts_with("st.global.v2")
 }
 
-/// The numbers of a launch small enough to count by hand: one query tile, two blocks of keys.
+/// Counters of a launch that is small enough to count by hand: one query tile, two blocks of keys.
 fn work_is_counted() -> Outcome {
     let device = counting()?;
     let tensor = |rows: usize| Tensor::new(&device, [1, 1, rows, 64], &vec![f16::ONE; rows * 64]);
@@ -84,13 +84,13 @@ fn work_is_counted() -> Outcome {
     let [(_, counters)] = &launches[..] else {
         return Err("one launch is enough".into());
     };
-    // Two products of 128 x 128 x 64, two operations for each multiplication.
+    // Two products of 128 x 128 x 64; a multiply-add is two operations.
     assert_eq!(counters.total().flops, 2 * 2 * 128 * 128 * 64);
     assert_eq!(counters.mma(), counters.total().flops / (2 * 16 * 8 * 16));
-    // Each of q, k, v is read once and o written once; lse besides.
+    // q, k and v are read once, o and lse written once.
     assert_eq!(counters.total().bytes_read, 3 * 128 * 64 * 2);
     assert_eq!(counters.total().bytes_written, 128 * 64 * 2 + 128 * 4);
-    // Four warps, one barrier before the first block and one in each.
+    // Four warps: one barrier before the first block and one in each block.
     assert_eq!(counters.barriers(), 4 * 3);
     PASSED
 }

@@ -1,5 +1,5 @@
-//! Results known from the definition of attention alone, with no reference implementation between:
-//! the reference itself is held to them.
+//! Results that follow from the definition of attention alone. The reference implementation must give
+//! them, too.
 
 use attention::{Device, Dtype};
 use ndarray::{Axis, s};
@@ -21,7 +21,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// With equal scores lse is the logarithm of the number of keys seen, and o their mean value.
+/// Equal scores: lse is the logarithm of the number of visible keys, o the mean of their values.
 fn equal_scores_count_the_visible_keys(device: &Device) -> Outcome {
     for (seqlen_q, seqlen_kv) in [(150, 150), (70, 200), (200, 70), (1, 129), (129, 1)] {
         for causal in [false, true] {
@@ -112,8 +112,8 @@ fn batches_are_independent(device: &Device) -> Outcome {
     PASSED
 }
 
-/// A score 400 above all others leaves them no weight in `f32`: every query gets the value of its key, bit
-/// for bit, wherever that key lies.
+/// A score 400 above all others takes all the weight in `f32`: o is that key's value, bit for bit, wherever
+/// the key lies.
 fn one_large_score_selects_its_value(device: &Device) -> Outcome {
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for key in [0, 1, 31, 32, 63, 64, 127, 128, 149] {

@@ -1,4 +1,4 @@
-//! Every argument that is refused, by a typed error that names it, on every device.
+//! Every refused argument, on every device: a typed error names the argument.
 
 use attention::{Attention, Device, Error, Result, Tensor, f16};
 use tests::{Outcome, PASSED, Test};
@@ -24,7 +24,7 @@ fn tensor(device: &Device, shape: [usize; 4]) -> Result<Tensor<f16>> {
     Tensor::new(device, shape, &vec![f16::ONE; shape.iter().product()])
 }
 
-/// Runs attention on tensors of these shapes and wants it refused, for a reason with these words.
+/// Expects attention on tensors of these shapes to fail, with these words in the message.
 fn refused(device: &Device, shapes: [[usize; 4]; 3], words: &str) -> Result<Error> {
     refused_with(&Attention::new(), device, shapes, words)
 }

@@ -53,7 +53,7 @@ pub fn tests() -> Vec<Test> {
     all_sizes.chain(counters).chain(others).chain(far).collect()
 }
 
-/// The case by a kernel of the table.
+/// The case with a kernel of the catalog.
 fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
     let Family::Gemm { accumulation, .. } = kernel.family else {
         panic!("{} multiplies no matrices", kernel.name);
@@ -66,8 +66,8 @@ fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
     }
 }
 
-/// Whole tiles, ragged ones and less than one; of k whole steps, parts, and fewer steps than stages;
-/// rows that move in 16-byte pieces and others.
+/// Whole, ragged and single tiles; whole and partial steps of k, and fewer steps than stages; rows that move
+/// in 16-byte pieces and others.
 fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
     let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
     for (m, n, k, [a, b, c]) in [
@@ -111,7 +111,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
         );
         match case.check(device) {
             Ok(_) => {}
-            // A GPU may lack the shared memory that others have.
+            // This GPU may have too little shared memory.
             Err(_) if !fits(device, &case) => {
                 return Ok(Completion::ignored_with("too little shared memory"));
             }
@@ -129,9 +129,9 @@ fn fits(device: &Device, case: &GemmCase) -> bool {
     !matches!(name, Err(Error::SharedMemory { .. }))
 }
 
-/// No bank conflict anywhere in shared memory, and no sector of A and B in part, or of C.
+/// No bank conflicts in shared memory, and only whole sectors of A, B and C.
 fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
-    // An H100 has the shared memory for all.
+    // An H100 has shared memory for every kernel.
     let options = Options {
         counters: true,
         ..Options::default()
@@ -175,7 +175,7 @@ fn cases() -> impl Strategy<Value = GemmCase> {
             (Dtype::F16, Accumulation::Half),
         ][..],
     );
-    // Half of the sizes within one of the edge of a tile.
+    // Half of the sizes are at most 1 from the edge of a tile.
     let size = || {
         let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
         prop_oneof![1..=300_usize, edges]
@@ -246,7 +246,7 @@ fn lengths_of_one(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Sums of nothing are zeros.
+/// k = 0: an empty sum is zero.
 fn no_columns(device: &Device) -> Outcome {
     for case in variants(&GemmCase {
         k: 0,
@@ -293,7 +293,7 @@ fn infinities_and_nan(device: &Device) -> Outcome {
             a[[149, 100]] = special;
             b[[64, 3]] = special;
             case.run(device, &a, &b)?;
-            // Against a zero an infinity becomes NaN.
+            // Zero times infinity is NaN.
             b[[7, 100]] = 0.0;
             case.run(device, &a, &b)?;
         }
@@ -301,7 +301,8 @@ fn infinities_and_nan(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Sums at the end of the range, beyond it, and whose parts are: f16 holds 65504, bf16 as much as f32.
+/// Sums at the end of the range and beyond, and sums with parts beyond it: f16 ends at 65504, bf16 where f32
+/// does.
 fn huge_values(device: &Device) -> Outcome {
     for case in variants(&GemmCase::default()) {
         let scale = match case.dtype {
@@ -316,7 +317,7 @@ fn huge_values(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Where what is lost in adding up does not cancel.
+/// All products have one sign: the errors of the sums do not cancel.
 fn positive_values(device: &Device) -> Outcome {
     for case in variants(&GemmCase {
         k: 1000,
@@ -343,7 +344,7 @@ fn equal_bits(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Wrong options are refused, and say what would work.
+/// Wrong options are refused; the message says what works.
 fn options(device: &Device) -> Outcome {
     let one = Tensor::new(device, [1, 1], &[f16::ONE])?;
     let refused = |gemm: Gemm| {
@@ -372,7 +373,7 @@ fn options(device: &Device) -> Outcome {
 fn far_rows(device: &Device, case: &GemmCase) -> Outcome {
     /// A little more than 2^31 elements of 2 bytes.
     const BYTES: u64 = 5 << 30;
-    // The memory as it was before and after the run, on the host.
+    // The host keeps the memory as it was before the run, and as it is after.
     for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
         let free = device.free_memory()?;
         if free < needed {

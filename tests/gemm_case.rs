@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
-/// How the rows of a matrix lie in memory; their elements lie side by side.
+/// How the rows of a matrix lie in memory; the elements of a row are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// Without gaps.
@@ -36,7 +36,7 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// All but the [far](Rows::Far) ones and those of inputs.
+    /// Layouts of outputs, without the [far](Rows::Far) ones.
     pub const OUTPUTS: &[Rows] = &[
         Rows::Packed,
         Rows::Aligned,
@@ -71,7 +71,7 @@ impl Rows {
 pub struct GemmCase {
     /// Element type of A, B and C.
     pub dtype: Dtype,
-    /// In what the products are added up.
+    /// Type of the sums.
     pub accumulation: Accumulation,
     /// Rows of A and C.
     pub m: usize,
@@ -79,7 +79,7 @@ pub struct GemmCase {
     pub n: usize,
     /// Columns of A and B.
     pub k: usize,
-    /// The kernel, where there are several, if not the default.
+    /// The kernel; `None` is the default.
     pub kernel: Option<&'static str>,
     /// Memory layout of A.
     pub a: Rows,
@@ -131,9 +131,8 @@ impl GemmCase {
             .map(|rows| Array2::from_shape_simple_fn((rows, self.k), || rng.sample(StandardNormal)))
     }
 
-    /// Runs the case on a device, C poisoned, with guard margins around all memory, and checks that C
-    /// agrees with the product in `f64`, that nothing beside it was written, and that A and B are as
-    /// before.
+    /// Runs the case on a device with a poisoned C and guard margins around all memory. Checks that C agrees
+    /// with the product in `f64`, that nothing else was written, and that A and B are unchanged.
     ///
     /// # Errors
     /// Says what does not hold.
@@ -158,7 +157,7 @@ impl GemmCase {
         let (m, n, k) = (self.m, self.n, self.k);
         let problem = GemmProblem::new([m, k], [n, k])?;
         let place_input = |rows: Rows, values: &Array2<f32>| {
-            // There is no memory of no columns, but there are rows.
+            // With k = 0 there are rows but no memory.
             let (rows_count, columns) = values.dim();
             let mut matrix = rows.place::<T>([rows_count, columns.max(1)]);
             if columns > 0 {

@@ -1,16 +1,14 @@
-//! Tensors in memory that shows every write outside them and every use of what lies outside.
+//! Tensors in guarded memory: every write outside an element shows, and every use of what lies outside.
 
 use attention::{Device, Error, Strided, Tensor};
 use bytemuck::Pod;
 
 /// Elements before and after a tensor.
 const MARGIN: usize = 1024;
-/// Every byte of the memory at first: a NaN in `f16`, `bf16` and `f32`, and none that arithmetic
-/// produces.
+/// The first value of every byte: a NaN in `f16`, `bf16` and `f32` that no arithmetic produces.
 const POISON: u8 = 0xff;
 
-/// Host memory of an `R`-dimensional tensor: margins before and after, and poison wherever there is
-/// no element, between the rows too.
+/// Host memory of an `R`-dimensional tensor: margins before and after, and poison wherever no element lies.
 pub struct Guarded<T, const R: usize> {
     data: Vec<T>,
     offset: usize,

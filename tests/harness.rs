@@ -1,8 +1,7 @@
 //! Runs every test on every device.
 //!
-//! Tests are named `DEVICE::FILE::NAME`, with `cpu`, `emulator` and `cuda` as devices. Where one is
-//! not there (no GPU, or no kernels in the program), its tests are reported as ignored, with the
-//! reason.
+//! A test's name is `DEVICE::FILE::NAME`; devices are `cpu`, `emulator` and `cuda`. Without a GPU, or without
+//! kernels in the program, the device's tests are reported as ignored, with the reason.
 
 use attention::emulator::Options;
 use attention::{Device, Error};
@@ -20,7 +19,7 @@ pub const PASSED: Outcome = Ok(Completion::Completed);
 /// Forward passes compared with the reference, for each device.
 static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-/// A named function of a device.
+/// A test: a name, the kinds of devices it runs on, and what it does there.
 pub struct Test {
     name: String,
     on: &'static [Kind],
@@ -79,7 +78,7 @@ impl Test {
         }
     }
 
-    /// A test for what runs kernels: GPUs and the emulator.
+    /// A test for devices that run kernels: GPUs and the emulator.
     pub fn kernels(
         name: impl Into<String>,
         run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
@@ -102,7 +101,7 @@ impl Test {
     }
 }
 
-/// Runs the tests as the command line says, and says how many forward passes they were made of.
+/// Runs the tests that the command line selects, and prints how many forward passes they compared.
 #[must_use]
 pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> ExitCode {
     let devices: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, kind.open())).collect();

@@ -1,4 +1,4 @@
-//! Every kernel of the table: its own head dim and the smallest one it serves, aligned and not.
+//! Every kernel of the catalog at its own head dim and at the smallest one that it serves, aligned and not.
 
 use attention::{Error, kernel};
 use kernels::catalog::{Family, HEAD_DIMS, KERNELS, Kernel};
@@ -14,7 +14,7 @@ pub fn tests() -> Vec<Test> {
             Test::new(kernel.name, move |device| {
                 for case in cases(kernel) {
                     let fits = kernel::check(device, kernel.name, kernel.dtype, &case.problem()?);
-                    // A GPU may lack what others need.
+                    // This GPU may lack what the kernel needs.
                     if let Err(error @ Error::SharedMemory { .. }) = fits {
                         return Ok(Completion::ignored_with(error));
                     }
@@ -29,7 +29,7 @@ pub fn tests() -> Vec<Test> {
 fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
     let below = HEAD_DIMS.iter().rev().find(|&&dim| dim < kernel.head_dim);
     let below = match kernel.family {
-        // These serve all.
+        // These kernels serve every head dim.
         Family::Combine | Family::Pack => 0,
         _ => *below.unwrap_or(&0),
     };
@@ -48,7 +48,7 @@ fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
                 batch: 2,
                 heads: 4,
                 kv_heads: 2,
-                // Whole tiles and a ragged one, of queries and of keys.
+                // Two whole query tiles and a ragged one; five whole key blocks and a ragged one.
                 seqlen_q: 2 * kernel.tile.q_rows as usize + 37,
                 seqlen_kv: 5 * kernel.tile.keys.max(64) as usize + 21,
                 dim: dim as usize,

@@ -1,4 +1,4 @@
-//! Tensors that reach beyond 2^31 elements from their first: offsets must be 64-bit.
+//! Tensors that span more than 2^31 elements: offsets must be 64-bit.
 
 use attention::Device;
 use libtest_mimic::Completion;
@@ -70,7 +70,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn check(case: &Case, device: &Device) -> Outcome {
-    // The memory as it was before and after the run, on the host.
+    // The host keeps the memory as it was before the run, and as it is after.
     for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
         let free = device.free_memory()?;
         if free < needed {

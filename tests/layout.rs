@@ -16,9 +16,9 @@ pub enum Layout {
     Shifted,
     /// A row stride that is no multiple of 8, and an aligned first element.
     OddRows,
-    /// The same for the head stride alone.
+    /// A head stride that is no multiple of 8, and an aligned first element.
     OddHeads,
-    /// The same for the batch stride alone.
+    /// A batch stride that is no multiple of 8, and an aligned first element.
     OddBatches,
     /// Rows from the last to the first.
     Reversed,
@@ -55,8 +55,8 @@ impl Layout {
     /// Layouts that only inputs can have.
     pub const BROADCASTS: &[Layout] = &[Layout::Broadcast, Layout::OddBroadcast, Layout::OneRow];
 
-    /// Layouts with rows that do not start at multiples of 16 bytes, if there are several rows, heads
-    /// and batches; without the [far](Layout::OddFarRows) one and those of inputs.
+    /// Layouts whose rows do not start at multiples of 16 bytes, if there are several rows, heads and batches.
+    /// They suit outputs, too; the [far](Layout::OddFarRows) one is not among them.
     pub const ODD: &[Layout] = &[
         Layout::Shifted,
         Layout::OddRows,
@@ -98,7 +98,7 @@ impl Layout {
         }
     }
 
-    /// Elements by which the first one is away from 16-byte alignment.
+    /// Distance of the first element from 16-byte alignment, in elements.
     #[must_use]
     pub fn shift(self) -> usize {
         usize::from(matches!(self, Layout::Shifted | Layout::OneRow))

@@ -1,8 +1,8 @@
 //! What the tests share: [cases](Case) of attention in guarded, poisoned memory, strategies that
 //! draw them, and a [harness] that runs every test on every device.
 //!
-//! A test is a function of a [`Device`](attention::Device); nothing is written twice for the CPU and
-//! the GPU.
+//! A test is a function of a [`Device`](attention::Device): the CPU, the emulator and the GPU run the same
+//! one.
 
 pub mod case;
 pub mod gemm_case;

@@ -1,9 +1,8 @@
-//! Scores that grow and shrink along the keys, so that the forward kernels must raise the maxima of
-//! rows at any step, or must not: with normally distributed inputs the first block does it nearly
-//! always.
+//! Scores that grow and shrink along the keys: the forward kernels must raise the maxima of rows at any step.
+//! With normally distributed inputs the first block nearly always holds the maximum.
 //!
-//! Kernels take keys from the last to the first, so scores that grow do so towards key 0. A maximum
-//! rises once a lane's probabilities in a block sum up to more than 2^14.
+//! Kernels take keys from the last to the first, so growing scores grow towards key 0. A kernel raises a
+//! row's maximum when a lane's probabilities in a block sum to more than 2^14.
 
 use crate::special_values::variants;
 use attention::Device;
@@ -37,11 +36,11 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// No kernel takes more keys a step, and other numbers are divisors of it: what holds of these runs
-/// of keys holds of any kernel's blocks, but for how often.
+/// The most keys that a kernel takes a step; every other Bc divides it. So scores that are constant in
+/// such a run of keys are constant in every kernel's blocks.
 const RUN: usize = 64;
 
-/// Rows of three warps, and keys of several runs, the last and the first of which may be masked.
+/// Rows of three warps, and keys of several runs; the mask may cut the first and the last.
 fn ragged() -> Vec<Case> {
     let case = Case {
         seqlen_q: 70,
@@ -51,7 +50,7 @@ fn ragged() -> Vec<Case> {
     variants(&case)
 }
 
-/// The run of a key, counted in the order of processing.
+/// A key's run, counted in the order of processing.
 fn run(case: &Case, key: usize) -> usize {
     (case.seqlen_kv - 1) / RUN - key / RUN
 }
@@ -64,8 +63,8 @@ fn check(device: &Device, case: &Case, score: impl Fn(usize) -> f32) -> Outcome 
     PASSED
 }
 
-/// By less than the threshold for many steps, right below and above it (9.75 is 14.07 binary digits),
-/// above what an `f16` holds, and by so much that all before must vanish.
+/// Growth from run to run: below the threshold for many steps, just below and just above it (9.75 is 14.07
+/// binary digits), beyond the range of an `f16`, and enough to make all earlier keys vanish.
 const STEPS: [f32; 6] = [2.5, 9.6875, 9.75, 11.25, 13.0, 300.0];
 
 fn growing(device: &Device) -> Outcome {
@@ -91,7 +90,7 @@ fn growing_negative_scale(device: &Device) -> Outcome {
     PASSED
 }
 
-/// The first block has the maximum, and what comes later vanishes beside it or nearly so.
+/// The first block has the maximum; later keys weigh little or nothing.
 fn shrinking(device: &Device) -> Outcome {
     for case in ragged() {
         for step in [2.5, 9.75, 300.0] {
@@ -101,7 +100,7 @@ fn shrinking(device: &Device) -> Outcome {
     PASSED
 }
 
-/// The first maximum counts for nothing once it rises: be it as low as a score can be, or -inf.
+/// The first maximum is the lowest possible score or -inf, and weighs nothing once a larger one comes.
 fn tiny_before_large(device: &Device) -> Outcome {
     for case in ragged() {
         for (before, after) in [(-60_000.0, 60_000.0), (f32::NEG_INFINITY, -100.0)] {
@@ -114,7 +113,7 @@ fn tiny_before_large(device: &Device) -> Outcome {
     PASSED
 }
 
-/// The maxima of some rows of a warp rise while those of the others must stay.
+/// The maxima of some rows of a warp rise, the others must stay.
 fn some_rows(device: &Device) -> Outcome {
     let rows: [fn(usize) -> bool; 4] = [
         |row| row == 37,
@@ -138,7 +137,7 @@ fn some_rows(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Every row of a warp has the step at which its maximum rises, another one than its neighbours.
+/// Neighbouring rows of a warp raise their maxima at different steps.
 fn one_row_at_a_time(device: &Device) -> Outcome {
     for case in ragged() {
         let kinds = 7;
@@ -156,7 +155,7 @@ fn one_row_at_a_time(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Columns of one lane, or a single key: the other lanes of the row follow.
+/// One lane's columns, or a single key, raise the maximum for all lanes of the row.
 fn some_columns(device: &Device) -> Outcome {
     for case in ragged() {
         for lane in 0..4 {
@@ -185,8 +184,8 @@ fn equal_and_huge(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Equal scores in the later blocks, for which the sum of a lane's 4, 8, 16 or 32 probabilities, in a
-/// block of 16 to 128 keys, is right below or above the threshold.
+/// Equal scores in the later blocks: a lane's 4, 8, 16 or 32 probabilities, in a block of 16 to 128 keys, sum
+/// to just below or just above the threshold.
 fn sums_at_the_threshold(device: &Device) -> Outcome {
     const GRAIN: f32 = 1.0 / 32.0;
     for case in ragged() {
@@ -203,7 +202,7 @@ fn sums_at_the_threshold(device: &Device) -> Outcome {
     PASSED
 }
 
-/// A key in the middle is not finite, while maxima rise before and after it.
+/// One key in the middle is not finite; maxima rise before and after it.
 fn spoilt_midway(device: &Device, value: f32) -> Outcome {
     for case in ragged() {
         for key in [150, 200] {
@@ -212,8 +211,7 @@ fn spoilt_midway(device: &Device, value: f32) -> Outcome {
                 |row| row % 2,
                 |kind, key| [0.0, 12.0][kind] * run(&case, key) as f32,
             );
-            // Not one of the elements that make the scores, so that all rows are alike: 0 times it is
-            // NaN, too.
+            // In an element that is 0 in every query: 0 times it is NaN for all rows.
             inputs.k[[0, 0, key, 5]] = value;
             let result = case.run(device, &inputs)?;
             let sees_it = |row| !case.causal || row + case.seqlen_kv >= key + case.seqlen_q;
@@ -222,7 +220,7 @@ fn spoilt_midway(device: &Device, value: f32) -> Outcome {
                 assert_eq!(o.iter().all(|o| o.is_nan()), sees_it(row), "{case}");
             }
 
-            // In a row's own score it is a maximum, or a weight of 0.
+            // In the element that makes the scores it is a maximum, or a weight of 0.
             let (case, mut inputs) =
                 case.with_scores(1, |_| 0, |_, key| 12.0 * run(&case, key) as f32);
             inputs.k[[0, 0, key, 0]] = value;
@@ -232,17 +230,17 @@ fn spoilt_midway(device: &Device, value: f32) -> Outcome {
     PASSED
 }
 
-/// How the scores of some kinds of rows change from run to run, and where in a run.
+/// How the scores of several kinds of rows change from run to run, and for which keys of a run.
 #[derive(Clone, Debug)]
 struct Walk {
-    /// By run and kind.
+    /// Change of the score, by run and kind of row.
     steps: Vec<[f32; Walk::KINDS]>,
-    /// The kinds of 16 rows, in turns.
+    /// The kind of each of 16 rows, repeated.
     kinds: Vec<usize>,
     columns: Columns,
 }
 
-/// The keys of a run with the scores of the walk; the others stay below.
+/// The keys of a run that follow the walk; the others stay below.
 #[derive(Clone, Copy, Debug)]
 enum Columns {
     All,
@@ -293,7 +291,7 @@ fn any(device: &Device) -> Outcome {
     walks(device, 128, scheduled(device, cases()))
 }
 
-/// Any walks of `count` cases, of lengths that suit them, on few splits.
+/// Random walks in `count` cases, on one to three splits.
 pub fn walks(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
     let lengths = (1..=100_usize, 1..=700_usize, 1..=3_u32);
     let cases = (cases, lengths).prop_map(|(case, (seqlen_q, seqlen_kv, splits))| Case {

@@ -1,11 +1,12 @@
-//! Attention of a real language model, against a result computed elsewhere (see `data/README.md`).
+//! Attention of a real language model, compared with results from another implementation
+//! (`data/README.md`).
 
 use attention::{Device, Dtype, f16};
 use ndarray::{Array, Dimension, ShapeBuilder};
 use safetensors::{SafeTensors, tensor};
 use tests::{Case, Inputs, Layout, Outcome, PASSED, Test};
 
-/// In the program itself, so that it also runs where the sources are not.
+/// Embedded in the program, which also runs where its sources are missing.
 static DATA: &[u8] = include_bytes!("data/minilm_layer3.safetensors");
 
 /// The tests of this file.
@@ -52,7 +53,7 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
         k: load("k", case.kv_shape()),
         v: load("v", case.kv_shape()),
     };
-    // Against our own reference, by its tolerance; in bf16, for the rounded inputs.
+    // `run` compares with our own reference, in bf16 for the rounded inputs.
     let result = case.run(device, &inputs)?;
 
     let suffix = if causal { "_causal" } else { "" };
@@ -61,7 +62,7 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
     let max = |errors: &mut dyn Iterator<Item = f32>| f64::from(errors.fold(0.0, f32::max));
     let o_error = max(&mut (&result.o - &o).into_iter().map(f32::abs));
     let lse_error = max(&mut (&result.lse - &lse).into_iter().map(f32::abs));
-    // bf16 rounds the inputs too, by 2^-9 of their size: scores of up to 25 move by up to about 0.1.
+    // bf16 rounds the inputs too, by 2^-9 of their size: a score of 25 moves by about 0.1.
     let (o_tolerance, lse_tolerance) = match dtype {
         Dtype::F16 => (result.report.o.tolerance, result.report.lse.tolerance),
         Dtype::Bf16 => (0.1, 0.1),

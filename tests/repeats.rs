@@ -1,4 +1,4 @@
-//! Results are the same to the last bit in every run.
+//! Every run gives the same bits.
 
 use attention::{Device, Element, Tensor, bf16, f16};
 use tests::{Case, Outcome, PASSED, Test};
@@ -47,7 +47,7 @@ pub fn tests() -> Vec<Test> {
 
 /// Runs a case several times.
 pub fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
-    // The emulator takes seconds for what a GPU does in microseconds.
+    // The emulator takes seconds where a GPU takes microseconds.
     let repeats = if device.is_emulator() { 3 } else { 100 };
     let inputs = case.inputs();
     let upload = |values: &ndarray::Array4<f32>| {

@@ -4,7 +4,7 @@ use attention::{Device, Dtype};
 use ndarray::s;
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
-/// What a case is run as: kernels, dtypes, masks.
+/// The kernels, dtypes and masks that a case runs with.
 pub type Variants<'a> = &'a dyn Fn(&Case) -> Vec<Case>;
 
 /// The tests of this file.
@@ -45,8 +45,8 @@ pub fn all() -> Vec<(String, OnVariants)> {
     tests.into_iter().chain(spoilt).collect()
 }
 
-/// Both dtypes, causal or not, a head dim with a kernel of its own and one that is padded; on one
-/// split and on several, one by the packed and one by the decode kernel.
+/// Both dtypes, both masks, a head dim with its own kernel and a padded one, one split and several, and the
+/// packed and the decode kernel.
 pub fn variants(case: &Case) -> Vec<Case> {
     let dtypes = [Dtype::F16, Dtype::Bf16].into_iter();
     let masks = dtypes.flat_map(|dtype| [(dtype, false), (dtype, true)]);
@@ -90,8 +90,8 @@ fn scores_of_minus_1024(device: &Device, variants: Variants) -> Outcome {
     PASSED
 }
 
-/// The maximum changes in every block, by enough that what came before must vanish, or by so little
-/// that it must not.
+/// The maximum changes in every block, by so much that earlier keys vanish, or by so little that they must
+/// not.
 fn scores_that_grow(device: &Device, variants: Variants) -> Outcome {
     for case in variants(&Case {
         seqlen_kv: 300,
@@ -118,7 +118,7 @@ fn rows_without_keys(device: &Device, variants: Variants) -> Outcome {
     PASSED
 }
 
-/// What a row does not see is not even multiplied by zero.
+/// A NaN that a row does not see must not reach it, not even multiplied by zero.
 fn rows_without_keys_beside_nan(device: &Device, variants: Variants) -> Outcome {
     for case in variants(&Case {
         seqlen_q: 300,
@@ -168,8 +168,8 @@ fn negative_scale(device: &Device, variants: Variants) -> Outcome {
     PASSED
 }
 
-/// One element of one row of a tensor is not finite, at the ends and inside of tiles: rows that see
-/// it follow the reference, all others are as if it were not there.
+/// One element of one row is not finite, at the ends of tiles and inside them: rows that see it follow the
+/// reference, all others are as without it.
 fn spoilt(device: &Device, variants: Variants, tensor: char, value: f32) -> Outcome {
     for case in variants(&Case {
         heads: 2,
@@ -189,7 +189,7 @@ fn spoilt(device: &Device, variants: Variants, tensor: char, value: f32) -> Outc
             spoilt[[0, 1, row, element]] = value;
             let result = case.run(device, &inputs)?;
 
-            // What the reference says, in words.
+            // The reference's result, in words.
             let sees_it = |i| {
                 if tensor == 'q' {
                     i == row
@@ -199,7 +199,7 @@ fn spoilt(device: &Device, variants: Variants, tensor: char, value: f32) -> Outc
             };
             for ((_, h, i, d), o) in result.o.indexed_iter() {
                 let reached = h == 1 && sees_it(i) && (tensor != 'v' || d == element);
-                // An infinite q or k may give a score of -inf, an ordinary weight of 0.
+                // An infinite q or k may give a score of -inf, which is a weight of 0.
                 if tensor == 'v' || value.is_nan() {
                     assert_eq!(!o.is_finite(), reached, "{case} at {:?}", (h, i, d));
                 } else {
@@ -211,7 +211,7 @@ fn spoilt(device: &Device, variants: Variants, tensor: char, value: f32) -> Outc
     PASSED
 }
 
-/// Rows that see keys, but only with a weight of 0, count as rows that see none.
+/// A row whose visible keys all weigh 0 counts as a row that sees no key.
 fn every_score_minus_infinity(device: &Device, variants: Variants) -> Outcome {
     for case in variants(&Case {
         seqlen_kv: 70,

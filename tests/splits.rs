@@ -1,4 +1,4 @@
-//! Splits of the keys: whatever their number, the result is that of attention.
+//! Splits of the keys: any number of them gives the same attention.
 
 use attention::Device;
 use ndarray::{Axis, s};
@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// The case by its forward kernel, by its packed kernel and by its decode kernel.
+/// The case with its forward, packed and decode kernel.
 fn by_each(case: &Case) -> [Case; 3] {
     let name = |family: &str, suffix| Some(format!("{family}_f16_d{}{suffix}", case.dim));
     let suffix = if case.causal { "_causal" } else { "" };
@@ -40,8 +40,8 @@ fn by_each(case: &Case) -> [Case; 3] {
     })
 }
 
-/// Under the causal mask the first rows see nothing of the last splits and, where queries outnumber
-/// keys, nothing at all.
+/// Under the causal mask the first rows see no key of the last splits and, where queries outnumber keys, no
+/// key at all.
 fn splits_without_keys(device: &Device) -> Outcome {
     for (seqlen_q, seqlen_kv) in [(400, 400), (300, 140), (10, 400), (200, 65)] {
         for splits in [2, 3, 7] {
@@ -61,8 +61,7 @@ fn splits_without_keys(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Rows that see nothing of the last split are as if it were not there, though others of their tile
-/// see it.
+/// Rows that see no key of the last split must not change with it, although other rows of their tile see it.
 fn nan_in_a_split_not_seen(device: &Device) -> Outcome {
     for case in by_each(&Case {
         seqlen_q: 200,
@@ -99,7 +98,7 @@ fn one_key_in_the_last_split(device: &Device) -> Outcome {
         ..Case::default()
     }) {
         let mut inputs = case.inputs();
-        // It outweighs all others.
+        // This key outweighs all others.
         inputs.q.fill(1.0);
         inputs.k.slice_mut(s![.., .., 256, ..]).fill(4.0);
         inputs.v.slice_mut(s![.., .., 256, ..]).fill(100.0);
@@ -108,8 +107,8 @@ fn one_key_in_the_last_split(device: &Device) -> Outcome {
     PASSED
 }
 
-/// A split's weight is that of its keys: here each has as many keys as the last but scores that
-/// weigh twice as much as the split before, and values of its own.
+/// A split weighs as much as its keys. Here splits have equally many keys, but each weighs twice as much as
+/// the split before, and has its own value.
 fn splits_weigh_by_their_scores(device: &Device) -> Outcome {
     for case in by_each(&Case {
         seqlen_q: 3,
@@ -141,8 +140,8 @@ fn splits_weigh_by_their_scores(device: &Device) -> Outcome {
     PASSED
 }
 
-/// Scores so large that a logarithm of their sum in one f32 would lose the digits that tell how many
-/// keys there are: all keys still weigh the same.
+/// Scores so large that their log-sum-exp in one f32 loses the digits that count the keys: all keys must
+/// still weigh the same.
 fn equal_huge_scores(device: &Device) -> Outcome {
     for score in [60_000.0, -60_000.0] {
         for case in by_each(&Case {

@@ -8,9 +8,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 
-/// Cases of every kind: all head dims, ragged and unequal lengths, full and causal, grouped heads,
-/// every layout, scales of any sign; by the default kernel, with or without splits, most of them as
-/// many as the heuristic wants.
+/// Random cases: all head dims, ragged and unequal lengths, both masks, grouped heads, every layout, scales of
+/// any sign. The default kernel computes them, with as many splits as it likes or a given number.
 pub fn cases() -> impl Strategy<Value = Case> {
     let heads = (1..=3_usize, 1..=3_usize, 1..=4_usize);
     let sizes = (
@@ -58,14 +57,14 @@ pub fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Lengths from 1 to 300, half of them within one of the edge of a tile.
+/// Lengths from 1 to 300; half of them are at most 1 from the edge of a tile.
 pub fn seqlens() -> impl Strategy<Value = usize> {
     let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
     prop_oneof![1..=300_usize, edges]
 }
 
-/// The same case by any of the device's kernels that serve it, on any number of splits: few, or more
-/// than there are key blocks.
+/// The same case with any suitable kernel of the device, and any number of splits: few, or more than there
+/// are key blocks.
 pub fn scheduled(
     device: &Device,
     cases: impl Strategy<Value = Case>,
@@ -138,7 +137,7 @@ pub fn first_fitting(device: &Device, mut cases: impl Iterator<Item = Case>) -> 
     cases.find(fits).expect("one fits")
 }
 
-/// The case with a head dim of this many slices of 8.
+/// The case with a head dim of 8 times a number from this range.
 pub fn of_dims(
     cases: impl Strategy<Value = Case>,
     slices: std::ops::RangeInclusive<usize>,
@@ -188,10 +187,10 @@ pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case
     check_each(count, cases, |case| case.check(device))
 }
 
-/// Checks that something holds of `count` random values, or of as many as `PROPTEST_CASES` says.
+/// Checks a property for `count` random values, or for as many as `PROPTEST_CASES` says.
 ///
 /// # Errors
-/// Names the simplest value found of which it does not hold.
+/// Names the simplest value found that fails.
 pub fn check_each<S: Strategy>(
     count: u32,
     values: S,
@@ -201,7 +200,7 @@ pub fn check_each<S: Strategy>(
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = count;
     }
-    // The simplest failing value is printed whole; no file of seeds is needed beside it.
+    // The simplest failing value is printed whole: no file of seeds is needed.
     config.failure_persistence = None;
     let check = |value| {
         let failed = |failed: libtest_mimic::Failed| {
