@@ -89,7 +89,6 @@ macro_rules! entries {
                         { (TILE.keys / 16) as usize },
                         { TILE.q_slices as usize },
                         { TILE.stages as usize },
-                        { TILE.stages - 2 },
                     >(&params);
                 }
             }
@@ -145,7 +144,6 @@ macro_rules! entries {
                         { (TILE.columns / TILE.warps_across / 16) as usize },
                         { (TILE.depth / 16) as usize },
                         { TILE.stages as usize },
-                        { TILE.stages - 2 },
                     >(&params);
                 }
             }

@@ -7,6 +7,7 @@ use super::warp::Warp;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
 use crate::ptx::{global, shared, special};
+use crate::tile::registers;
 use crate::tile::{Accumulator, Copier, Element, SharedTile};
 
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT, DT, OT, QT> {
@@ -119,7 +120,7 @@ pub unsafe fn store_partial<const PACKED: bool, const MT: usize, const OT: usize
     column: impl Fn(usize) -> u32,
 ) {
     let lane = special::lane();
-    let dim = special::opaque(p.dim);
+    let dim = registers::opaque(p.dim);
     for mt in 0..MT {
         for r in 0..2 {
             let row = (16 * mt + 8 * r) as u32 + lane / 4;

@@ -7,6 +7,7 @@
 
 use super::warp::Warp;
 use crate::ptx::{barrier, shuffle, special};
+use crate::tile::registers;
 use crate::tile::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
 /// 16x16 tiles of V that a look takes at a time, where it is a loop.
@@ -59,7 +60,7 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
         unsafe {
             let windows = OT.div_ceil(LOOK);
             let (mut guarded, mut window) = (false, 0);
-            while !guarded && window < special::opaque((NT * windows) as u32) {
+            while !guarded && window < registers::opaque((NT * windows) as u32) {
                 let (nt, ot) = (window as usize / windows, window as usize % windows * LOOK);
                 let column = |i: usize| (ot + i).min(OT - 1);
                 let v_tile = v_tile.skip(16 * nt as u32);
@@ -70,7 +71,7 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
                 return self.accumulate::<E, S, NT>(p, v_tile);
             }
             let mut nt = 0;
-            while nt < special::opaque(NT as u32) {
+            while nt < registers::opaque(NT as u32) {
                 let first = p.map(|row| [row[0]]);
                 let visible = visible().map(|rows| rows.map(|v| v - 16 * nt as i32));
                 self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), visible);
@@ -146,7 +147,7 @@ pub unsafe fn multiply_guarded<
     visible: [[i32; 2]; MT],
     column: impl Fn(usize) -> usize,
 ) {
-    let end = special::opaque(KT as u32);
+    let end = registers::opaque(KT as u32);
     let mut kt = 0;
     while kt < end {
         let lane = special::lane();

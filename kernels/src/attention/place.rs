@@ -4,6 +4,7 @@ use crate::abi::Divisor;
 use crate::abi::{ForwardParams, TensorRef};
 use crate::ptx::special;
 use crate::tile::GlobalRows;
+use crate::tile::registers;
 
 /// A block's query tile, and its split of the keys.
 ///
@@ -33,7 +34,7 @@ impl<const PACKED: bool> Place<PACKED> {
             group: p.group,
             first: tile * br,
             split,
-            dim: special::opaque(p.dim),
+            dim: registers::opaque(p.dim),
         }
     }
 

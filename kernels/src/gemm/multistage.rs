@@ -7,13 +7,13 @@
 
 use super::place::Place;
 use crate::abi::GemmParams;
-use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Accumulate, Copier, Element, Operand, SharedTile};
+use crate::ptx::{barrier, shared, special};
+use crate::tile::{Accumulate, Copier, CpAsync, Element, Operand, Pipeline, SharedTile};
 
 /// Computes the block's tile of C.
 ///
 /// The block has `WM` warps down and `WN` across, each with `MT` by `NT` tiles of 16x16; a step takes
-/// `KT` slices of 16, and there are `S` stages. `PENDING` is `S - 2`.
+/// `KT` slices of 16, and there are `S` stages.
 ///
 /// # Safety
 /// Launched as [`GemmParams`] and the kernel's row of the [table](crate::catalog) say: grid, block size
@@ -28,7 +28,6 @@ pub unsafe fn multistage<
     const NT: usize,
     const KT: usize,
     const S: usize,
-    const PENDING: u32,
 >(
     p: &GemmParams,
 ) {
@@ -54,7 +53,6 @@ pub unsafe fn multistage<
     let mut load_next = || unsafe {
         a.load(filled, 0, bm, a_rows);
         b.load(filled.skip(bm), 0, bn, b_rows);
-        cp_async::commit();
         a = a.skip_columns(bk);
         b = b.skip_columns(bk);
         filled = ring.after(filled);
@@ -76,16 +74,16 @@ pub unsafe fn multistage<
         (a, b)
     };
 
+    let mut pipeline = CpAsync::<S>;
     let mut sums = [[A::ZERO; NT]; MT];
     // SAFETY: every branch here depends on the launch alone, so that all threads reach every barrier
     // and all lanes every tensor-core instruction. The barrier of a step comes after the last read of
     // its tile, which the next step overwrites, and after the wait for the tile that comes next.
     unsafe {
         for _ in 1..S {
-            load_next();
+            pipeline.fill(&mut load_next);
         }
-        cp_async::wait::<PENDING>();
-        barrier::block();
+        pipeline.wait();
         let mut tile = ring.first();
         let mut operands = read(tile, 0);
         // With k = 0 one step of zeros.
@@ -96,7 +94,7 @@ pub unsafe fn multistage<
                 let (a, b) = operands;
                 operands = read(tile, (kt + 1) % KT);
                 if kt == 0 {
-                    load_next();
+                    pipeline.fill(&mut load_next);
                 }
                 for mt in 0..MT {
                     for nt in 0..NT {
@@ -104,15 +102,14 @@ pub unsafe fn multistage<
                     }
                 }
                 if kt + 2 == KT {
-                    cp_async::wait::<PENDING>();
-                    barrier::block();
+                    pipeline.release();
+                    pipeline.wait();
                     tile = ring.after(tile);
                 }
             }
         }
         // The tiles of A and B are done with: C takes their place.
-        cp_async::wait_all();
-        barrier::block();
+        pipeline.drain();
         // Asked for again: over the loop these would hold registers.
         let thread = special::thread(threads);
         let (lane, warp) = (thread % 32, thread / 32);

@@ -19,6 +19,7 @@ use crate::attention::mask::{Either, Mask};
 use crate::attention::{Place, Team, Warp, map_rows, map_tile};
 use crate::layout::swizzle::Swizzle;
 use crate::ptx::{barrier, cp_async, shared, special};
+use crate::tile::registers;
 use crate::tile::{Accumulate, Copier, Element, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
@@ -82,7 +83,7 @@ pub unsafe fn rows<
         if left > 0 {
             left -= 1;
             // Opaque: what differs between K and V would be told apart before the loop, and held over it.
-            let (rows, swizzle) = match special::opaque(left) % 2 {
+            let (rows, swizzle) = match registers::opaque(left) % 2 {
                 1 => (k, k_swizzle),
                 _ => (v, v_swizzle),
             };

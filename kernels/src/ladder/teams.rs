@@ -24,6 +24,7 @@ use crate::attention::{Place, Team, map_rows};
 use crate::attention::{Softmax, SoftmaxScale};
 use crate::layout::swizzle::Swizzle;
 use crate::ptx::{shared, special};
+use crate::tile::registers;
 use crate::tile::{
     Accumulate, Accumulator, Copier, Element, Operand, SharedTile, multiply, multiply_transposed,
 };
@@ -123,7 +124,7 @@ pub unsafe fn teams<
             let first_key = first_key + (slice - k_slices) * v_keys;
             // Opaque: unrolled, the addresses of all windows would take registers.
             let mut column = 0;
-            while column < special::opaque(width) {
+            while column < registers::opaque(width) {
                 let to = tile(to, v_swizzle).skip_columns(column);
                 let exist = keys.saturating_sub(first_key);
                 // SAFETY: as above.

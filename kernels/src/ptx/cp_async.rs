@@ -39,6 +39,17 @@ pub unsafe fn wait<const PENDING: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) }
 }
 
+/// Waits until at most `S - N` groups of this thread's copies are pending: as [`wait`], with a number that a
+/// caller's parameter gives.
+///
+/// # Safety
+/// As [`wait`].
+#[inline(always)]
+pub unsafe fn wait_less<const S: usize, const N: usize>() {
+    // SAFETY: touches no memory itself.
+    unsafe { asm!("cp.async.wait_group {};", const S - N, options(nostack)) }
+}
+
 /// As [`wait`] for a number of `pending` groups, 0 to 4, that only the launch knows: the instruction has it
 /// in its code. By assembly, for the compiler would make a table of branches of a `match`.
 ///
@@ -58,14 +69,4 @@ pub unsafe fn wait_for(pending: u32) {
             in(reg32) pending, options(nostack),
         );
     }
-}
-
-/// Waits until the copies of all committed groups of this thread have landed.
-///
-/// # Safety
-/// As [`wait`].
-#[inline(always)]
-pub unsafe fn wait_all() {
-    // SAFETY: the caller's promise.
-    unsafe { wait::<0>() }
 }

@@ -40,13 +40,3 @@ pub fn block() -> u32 {
     unsafe { asm!("mov.u32 {}, %ctaid.x;", out(reg32) block, options(nomem, nostack)) }
     block
 }
-
-/// `value`, of which the compiler no longer knows where it came from: what is computed from it is
-/// computed anew, and not held over from where the same was computed before.
-#[inline(always)]
-pub fn opaque(value: u32) -> u32 {
-    let copy: u32;
-    // SAFETY: a move between registers.
-    unsafe { asm!("mov.b32 {}, {};", out(reg32) copy, in(reg32) value, options(nomem, nostack)) }
-    copy
-}

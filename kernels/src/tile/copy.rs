@@ -7,13 +7,14 @@
 //! [copy](crate::attention::pack) if need be. What is stored may lie anywhere: rows that start elsewhere are
 //! stored element by element, once, after the main loop.
 
+use super::registers::opaque;
 use super::{Arrangement, Element, Fixed, Operand, SharedTile};
 use crate::abi::Divisor;
 use crate::layout::{
     share::Share,
     swizzle::{CHUNK_BYTES, Swizzle},
 };
-use crate::ptx::{cp_async, global, shared, special::opaque};
+use crate::ptx::{cp_async, global, shared};
 
 /// Rows in global memory: those of one head or, if `PACKED`, those of a group of heads in turns:
 /// every head's first, every head's second, and so on.

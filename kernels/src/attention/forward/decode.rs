@@ -10,13 +10,13 @@
 use crate::abi::ForwardParams;
 use crate::attention::mask::{Mask, Packed};
 use crate::attention::{Place, SoftmaxScale, Team, Warp, map_rows};
-use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::ptx::{shared, special};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with 16 rows; the head dim is at most `16 * DT`, and a step takes
-/// `16 * NT` keys. `PENDING` is `S - 2`.
+/// `16 * NT` keys.
 ///
 /// # Safety
 /// As [`forward`](super::sm80).
@@ -28,7 +28,6 @@ pub unsafe fn decode<
     const NT: usize,
     const QT: usize,
     const S: usize,
-    const PENDING: u32,
 >(
     p: &ForwardParams,
 ) {
@@ -57,6 +56,7 @@ pub unsafe fn decode<
         v.load(v_tile(j), j * bc, bc, exist);
     };
 
+    let mut pipeline = CpAsync::<S>;
     // SAFETY: every branch here depends on the block or the warp alone, so all threads reach every
     // barrier and all lanes every tensor-core instruction. The barrier at the top of a step makes
     // block j visible, of all threads' copies, and tells that all warps are done with block j + 1,
@@ -70,10 +70,9 @@ pub unsafe fn decode<
                 let j = trips - ahead;
                 load(j, if ahead == 1 { keys - j * bc } else { bc });
             }
-            cp_async::commit();
+            pipeline.commit();
         }
-        cp_async::wait::<PENDING>();
-        barrier::block();
+        pipeline.wait();
 
         let mut warp = Warp::<1, DT, DT, QT>::new(
             qo_tile.skip(warp_row),
@@ -83,20 +82,18 @@ pub unsafe fn decode<
         // A warp past the last row only copies.
         let row = first + warp_row;
         let has_rows = row < rows;
-        let before_scores = |j: u32| {
-            cp_async::wait::<PENDING>();
-            barrier::block();
+        let load_ahead = |j: u32| {
             if j >= S as u32 - 1 {
                 load(j - (S as u32 - 1), bc);
             }
-            cp_async::commit();
         };
         // The first block always sets the maxima, the others may.
         let unmasked_trips = unmasked_trips.min(trips.saturating_sub(1));
         let mut j = trips;
         while j > unmasked_trips {
             j -= 1;
-            before_scores(j);
+            pipeline.wait();
+            pipeline.fill(|| load_ahead(j));
             if has_rows {
                 let s = warp.scores::<E, Accumulator, NT>(k_tile(j));
                 let visible = map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32));
@@ -107,15 +104,18 @@ pub unsafe fn decode<
                     visible,
                 );
             }
+            pipeline.release();
         }
         while j > 0 {
             j -= 1;
-            before_scores(j);
+            pipeline.wait();
+            pipeline.fill(|| load_ahead(j));
             if has_rows {
                 let s = warp.scores::<E, Accumulator, NT>(k_tile(j));
                 let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
                 warp.accumulate::<E, Accumulator, NT>(probabilities, v_tile(j));
             }
+            pipeline.release();
         }
         warp.store::<E, true, 1>(p, threads, &Team::ALONE);
     }

@@ -20,8 +20,8 @@
 use crate::abi::ForwardParams;
 use crate::attention::mask::Mask;
 use crate::attention::{Place, SoftmaxScale, Team, Warp, map_rows};
-use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::ptx::{shared, special};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -78,13 +78,8 @@ pub unsafe fn forward<
     let load_ahead = |j: u32| unsafe {
         k.load_whole(k_tile(j), (j * bc).wrapping_sub(2 * bc), bc, j > 1);
         v.load_whole(v_tile(j + 1), (j * bc).wrapping_sub(bc), bc, j > 0);
-        cp_async::commit();
     };
-    // SAFETY: reached by all threads.
-    let copies_landed = || unsafe {
-        cp_async::wait::<0>();
-        barrier::block();
-    };
+    let mut pipeline = CpAsync::<2>;
 
     // SAFETY: all warps pass the same number of barriers, one for each block of keys; not always the same
     // instruction, which PTX asks of the lanes of a warp alone (bar.sync; compute-sanitizer's synccheck
@@ -99,16 +94,15 @@ pub unsafe fn forward<
         if trips > 0 {
             k.load(k_tile(last), last * bc, bc, exist);
         }
-        cp_async::commit();
+        pipeline.commit();
         if trips > 0 {
             v.load(v_tile(last), last * bc, bc, exist);
         }
         if trips > 1 {
             k.load(k_tile(last - 1), (last - 1) * bc, bc, bc);
         }
-        cp_async::commit();
-        cp_async::wait::<1>();
-        barrier::block();
+        pipeline.commit();
+        pipeline.wait_first();
         let scale = SoftmaxScale::new(p.scale);
         let mut warp = Warp::<MT, DT, DT, QT>::new(qo_tile.skip(warp_row), scale, &Team::ALONE);
 
@@ -116,8 +110,9 @@ pub unsafe fn forward<
         let mut j = trips;
         while j > warp_trips {
             j -= 1;
-            copies_landed();
-            load_ahead(j);
+            pipeline.wait();
+            pipeline.release();
+            pipeline.fill(|| load_ahead(j));
         }
         if j > 0 {
             let visible = |j: u32| {
@@ -131,18 +126,20 @@ pub unsafe fn forward<
                 j -= 1;
                 let visible = visible(j);
                 let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
-                copies_landed();
-                load_ahead(j);
+                pipeline.wait();
+                pipeline.fill(|| load_ahead(j));
                 warp.accumulate_masked::<E, Accumulator, M, NT>(probabilities, v_tile(j), visible);
                 s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
+                pipeline.release();
             }
             while j > 1 {
                 j -= 1;
                 let probabilities = warp.softmax::<E, NT>(s, k_tile(j));
-                copies_landed();
-                load_ahead(j);
+                pipeline.wait();
+                pipeline.fill(|| load_ahead(j));
                 warp.accumulate::<E, Accumulator, NT>(probabilities, v_tile(j));
                 s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1));
+                pipeline.release();
             }
             // Asked for again: over the loop these would hold registers.
             let place = Place::<PACKED>::of_block(p, br);
@@ -151,7 +148,7 @@ pub unsafe fn forward<
             let row = place.first + special::thread(threads) / 32 * warp_rows;
             let visible = map_rows(|i| mask.visible((row + i) as i32, 0));
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible, &Team::ALONE);
-            copies_landed();
+            pipeline.wait();
             warp.accumulate_masked::<E, Accumulator, M, NT>(probabilities, v_tile(0), visible);
         }
 

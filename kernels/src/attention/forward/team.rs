@@ -16,8 +16,8 @@ use crate::abi::ForwardParams;
 use crate::attention::mask::Mask;
 use crate::attention::non_finite::multiply_guarded;
 use crate::attention::{Place, SoftmaxScale, Team, Warp, map_rows};
-use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::ptx::{barrier, shared, special};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 use core::hint::cold_path;
 
 /// As [`forward`](super::forward), with teams of `T` warps, which have `MT` tiles of 16 query rows each. A
@@ -81,6 +81,7 @@ pub unsafe fn forward_shared_rows<
         map_rows(|i| mask.visible((row + i) as i32, first_key))
     };
 
+    let mut pipeline = CpAsync::<2>;
     // SAFETY: every branch here depends on the block alone, so all threads reach every barrier and
     // all lanes every tensor-core instruction. The first barrier of block j makes V of block j and P
     // visible and tells that all warps are done with K of block j; the second makes K of block j - 1
@@ -93,27 +94,23 @@ pub unsafe fn forward_shared_rows<
         if trips > 0 {
             k.load(k_tile(last), last * bc, bc, exist);
         }
-        cp_async::commit();
+        pipeline.commit();
         if trips > 0 {
             v.load(v_tile(last), last * bc, bc, exist);
         }
-        cp_async::commit();
-        cp_async::wait::<1>();
-        barrier::block();
+        pipeline.commit();
+        pipeline.wait_first();
         let scale = SoftmaxScale::new(p.scale);
         let mut warp = Warp::<MT, DT, OT, QT>::new(qo_tile.skip(team_row), scale, &team());
 
         // K of block j - 1, if there is one.
-        let load_k = |j: u32| {
-            k.load_whole(k_tile(j), (j * bc).wrapping_sub(bc), bc, j > 0);
-            cp_async::commit();
+        let load_k = |pipeline: &mut CpAsync<2>, j: u32| {
+            pipeline.fill(|| k.load_whole(k_tile(j), (j * bc).wrapping_sub(bc), bc, j > 0));
         };
-        let load_v = |j: u32| {
+        let load_v = |pipeline: &mut CpAsync<2>, j: u32| {
             if j > 0 {
-                cp_async::wait::<0>();
-                barrier::block();
-                v.load(v_tile(j), (j - 1) * bc, bc, bc);
-                cp_async::commit();
+                pipeline.wait();
+                pipeline.fill(|| v.load(v_tile(j), (j - 1) * bc, bc, bc));
             }
         };
 
@@ -125,14 +122,14 @@ pub unsafe fn forward_shared_rows<
             let own = visible.map(|rows| rows.map(|v| v - (team().side * part_keys) as i32));
             let p = warp.softmax_masked::<E, NT, T>(s, own, &team());
             team_p().set_operands(team().side as usize * NT, p);
-            cp_async::wait::<0>();
             let guarded = if M::CAUSAL {
-                barrier::block_any(v.loaded_non_finite::<E>(v_tile(j), bc))
+                pipeline.wait_own();
+                pipeline.wait_others(v.loaded_non_finite::<E>(v_tile(j), bc))
             } else {
-                barrier::block();
+                pipeline.wait();
                 false
             };
-            load_k(j);
+            load_k(&mut pipeline, j);
             if guarded {
                 cold_path();
                 multiply_guarded::<E, _, MT, KT, KT, OT, DT>(
@@ -148,7 +145,7 @@ pub unsafe fn forward_shared_rows<
                     warp.accumulate::<E, Accumulator, NT>(p, own_part(j, part as u32));
                 }
             }
-            load_v(j);
+            load_v(&mut pipeline, j);
         }
         while j > 0 {
             j -= 1;
@@ -156,8 +153,8 @@ pub unsafe fn forward_shared_rows<
             let sums = warp.softmax.apply(&mut s);
             let mut p = s.map(|row| row.map(Accumulator::to_operand::<E>));
             team_p().set_operands(team().side as usize * NT, p);
-            cp_async::wait::<0>();
-            if barrier::block_any(!sums.fit()) {
+            pipeline.wait_own();
+            if pipeline.wait_others(!sums.fit()) {
                 cold_path();
                 let s = warp.scores::<E, Accumulator, NT>(own_keys(j));
                 p = warp.softmax_exact::<E, NT, T>(s, &team());
@@ -166,14 +163,14 @@ pub unsafe fn forward_shared_rows<
             } else {
                 warp.softmax.add(sums);
             }
-            load_k(j);
+            load_k(&mut pipeline, j);
             warp.accumulate::<E, Accumulator, NT>(p, own_part(j, team().side));
             for t in 1..T {
                 let part = (team().side + t as u32) % T as u32;
                 let p = team_p().operands(part as usize * NT);
                 warp.accumulate::<E, Accumulator, NT>(p, own_part(j, part));
             }
-            load_v(j);
+            load_v(&mut pipeline, j);
         }
 
         warp.store::<E, PACKED, T>(p, threads, &team());
