@@ -1,8 +1,8 @@
 //! Owned device memory.
 
+use crate::device::driver;
+use crate::device::emulation;
 use crate::device::{Backend, Device};
-use crate::driver;
-use crate::emulation;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use std::sync::Arc;

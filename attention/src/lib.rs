@@ -26,43 +26,31 @@
 //! folder while it builds, as this workspace's `.cargo/config.toml` does: cust's build script looks
 //! for a CUDA installation, which is not otherwise needed.
 
-mod attention;
 mod buffer;
-pub mod check;
-mod chosen;
-pub mod cpu;
 mod device;
-mod driver;
 mod element;
-mod emulation;
 mod error;
-mod event;
+mod forward;
 pub mod gemm;
-pub mod kernel;
-pub mod ladder;
-mod launch;
 mod layout;
-mod problem;
 pub mod ptx;
 pub mod random;
-pub mod reference;
-mod schedule;
 mod strided;
 mod tensor;
 
 pub use ::emulator;
-pub use attention::{Attention, RawForward};
 pub use buffer::Buffer;
-pub use device::Device;
+pub use device::{Device, Event};
 pub use element::Element;
 pub use error::{Error, Result};
-pub use event::Event;
+pub use forward::{
+    Attention, Problem, RawForward, check, choice as kernel, cpu, ladder, reference,
+};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::abi::MatrixRef;
 pub use kernels::abi::TensorRef;
 pub use kernels::catalog::Dtype;
 pub use kernels::catalog::class::Class;
-pub use problem::Problem;
 pub use strided::{Strided, StridedMut, TileMut};
 pub use tensor::Tensor;

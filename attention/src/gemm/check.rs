@@ -11,8 +11,8 @@
 //! range nothing is said but that a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
-use crate::check::Comparison;
 use crate::element::Element;
+use crate::forward::check::Comparison;
 use crate::strided::Strided;
 use kernels::catalog::Dtype;
 use rand::rngs::StdRng;
@@ -181,7 +181,7 @@ fn compare<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::{Accumulation, GemmProblem, Product, check, sample};
-    use crate::check::Comparison;
+    use crate::forward::check::Comparison;
     use crate::strided::{Strided, StridedMut};
     use half::f16;
     use rand::rngs::StdRng;

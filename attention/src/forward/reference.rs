@@ -2,7 +2,7 @@
 //! algorithm rounded to a 16-bit type after each step, the measure of how close one can come.
 
 use crate::element::Element;
-use crate::problem::Problem;
+use crate::forward::problem::Problem;
 use crate::strided::Strided;
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
@@ -175,7 +175,7 @@ fn max_or_nan(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Reference, Row};
-    use crate::problem::Problem;
+    use crate::forward::problem::Problem;
     use crate::strided::Strided;
     use half::f16;
     use ndarray::{Array1, ArrayView1};

@@ -4,7 +4,7 @@ use super::module::Modules;
 use super::pool::Pool;
 use super::{check, failed, symbols};
 use crate::error::{Error, Result};
-use crate::schedule::Facts;
+use crate::forward::schedule::Facts;
 use cust::CudaApiVersion;
 use cust::context::{Context, ContextHandle, CurrentContext};
 use cust::device::{Device, DeviceAttribute};

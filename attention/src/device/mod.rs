@@ -1,13 +1,18 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
+pub mod driver;
+pub mod emulation;
+pub mod event;
+
+pub use event::Event;
+
 use crate::buffer::Buffer;
-use crate::driver::Gpu;
-use crate::emulation::Emulation;
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::forward::schedule::Facts;
 use crate::ptx;
-use crate::schedule::Facts;
 use bytemuck::Pod;
+use driver::Gpu;
+use emulation::Emulation;
 use kernels::catalog::Arch;
 use kernels::catalog::class::Class;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Launches of the kernels, on a GPU or on the emulator.
 
-use crate::attention::RawForward;
-use crate::chosen::Chosen;
-use crate::driver::Gpu;
-use crate::emulation::{self, Emulation};
+use crate::device::driver::Gpu;
+use crate::device::emulation::{self, Emulation};
 use crate::error::{Error, Result};
-use crate::problem::Problem;
+use crate::forward::chosen::Chosen;
+use crate::forward::options::RawForward;
+use crate::forward::problem::Problem;
+use crate::forward::schedule::{MAX_BLOCKS, Schedule, group};
 use crate::ptx;
-use crate::schedule::{MAX_BLOCKS, Schedule, group};
 use kernels::abi::Divisor;
 use kernels::abi::Order;
 use kernels::abi::{ForwardParams, LadderParams, PackParams, TensorRef};
@@ -414,11 +414,11 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 #[cfg(test)]
 mod tests {
     use super::{Launch, Pack, Workspace, combine_grid, normalized};
-    use crate::attention::RawForward;
-    use crate::chosen::Chosen;
     use crate::error::{Error, Result};
-    use crate::problem::Problem;
-    use crate::schedule::{Facts, Schedule};
+    use crate::forward::chosen::Chosen;
+    use crate::forward::options::RawForward;
+    use crate::forward::problem::Problem;
+    use crate::forward::schedule::{Facts, Schedule};
     use kernels::abi::TensorRef;
     use kernels::catalog::class::Class;
     use kernels::catalog::{KERNELS, Kernel};

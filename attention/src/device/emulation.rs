@@ -1,8 +1,8 @@
 //! The kernels' PTX on the emulator, as a device.
 
 use crate::error::{Error, Result};
+use crate::forward::schedule::Facts;
 use crate::ptx;
-use crate::schedule::Facts;
 use emulator::{Argument, Counters, Module, Options};
 use kernels::catalog::Kernel;
 use std::collections::HashMap;
@@ -166,7 +166,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::Emulation;
     use crate::error::Error;
-    use crate::schedule::Facts;
+    use crate::forward::schedule::Facts;
     use kernels::abi::ForwardParams;
     use kernels::catalog::KERNELS;
     use kernels::catalog::class::Class;

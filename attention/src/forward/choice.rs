@@ -1,12 +1,12 @@
 //! Which kernel computes a problem.
 
-use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::forward::chosen::Chosen;
+use crate::forward::ladder::{self, Rung};
+use crate::forward::problem::Problem;
+use crate::forward::schedule::{Facts, group, request};
 use crate::gemm;
-use crate::ladder::{self, Rung};
-use crate::problem::Problem;
-use crate::schedule::{Facts, group, request};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::select;
 use kernels::catalog::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
@@ -207,8 +207,8 @@ pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> 
 mod tests {
     use super::{CPU, resolve, resolve_cpu};
     use crate::error::{Error, Result};
-    use crate::problem::Problem;
-    use crate::schedule::Facts;
+    use crate::forward::problem::Problem;
+    use crate::forward::schedule::Facts;
     use kernels::catalog::Dtype;
     use kernels::catalog::class::{Class, SharedMemory};
 

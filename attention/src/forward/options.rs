@@ -1,16 +1,16 @@
 //! The options of an attention call, and the call.
 
-use crate::chosen::Chosen;
-use crate::cpu;
 use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::kernel;
-use crate::ladder::Ladder;
-use crate::launch::{self, Launch};
+use crate::forward::choice as kernel;
+use crate::forward::chosen::Chosen;
+use crate::forward::cpu;
+use crate::forward::ladder::Ladder;
+use crate::forward::plan::{self, Launch};
+use crate::forward::problem::Problem;
+use crate::forward::schedule::{Facts, Schedule};
 use crate::layout::Layout;
-use crate::problem::Problem;
-use crate::schedule::{Facts, Schedule};
 use crate::strided::{Strided, StridedMut};
 use crate::tensor::Tensor;
 use half::{bf16, f16};
@@ -163,7 +163,7 @@ impl Attention {
             return Ok(0);
         };
         let (chosen, schedule) = self.schedule(dtype, problem, facts)?;
-        launch::workspace_bytes(chosen.kernel, problem, &schedule)
+        plan::workspace_bytes(chosen.kernel, problem, &schedule)
     }
 
     /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural

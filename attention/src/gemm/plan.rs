@@ -1,12 +1,13 @@
 //! Launches of the kernels of a matrix product.
 
-use super::{GemmProblem, RawGemm, as_tensor};
-use crate::chosen::Chosen;
-use crate::driver::Gpu;
-use crate::emulation::Emulation;
+use super::options::as_tensor;
+use super::{GemmProblem, RawGemm};
+use crate::device::driver::Gpu;
+use crate::device::emulation::Emulation;
 use crate::error::Result;
-use crate::launch::{self, Grid, Pack, Run, Workspace};
-use crate::schedule::Facts;
+use crate::forward::chosen::Chosen;
+use crate::forward::plan::{self, Grid, Pack, Run, Workspace};
+use crate::forward::schedule::Facts;
 use kernels::abi::Order;
 use kernels::abi::{GemmParams, MatrixRef};
 use kernels::catalog::Kernel;
@@ -71,7 +72,7 @@ impl Launch {
     pub unsafe fn on_gpu(&self, gpu: &Gpu, stream: *mut c_void) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe {
-            launch::on_gpu(gpu, stream, self.workspace_bytes, |workspace, run| {
+            plan::on_gpu(gpu, stream, self.workspace_bytes, |workspace, run| {
                 self.each_kernel(workspace, run)
             })
         }
@@ -79,7 +80,7 @@ impl Launch {
 
     /// Runs the launch.
     pub fn on_emulator(&self, emulation: &Arc<Emulation>) -> Result<()> {
-        launch::on_emulator(emulation, self.workspace_bytes, |workspace, run| {
+        plan::on_emulator(emulation, self.workspace_bytes, |workspace, run| {
             self.each_kernel(workspace, run)
         })
     }
@@ -120,8 +121,8 @@ fn normalized(matrix: MatrixRef, rows: usize) -> MatrixRef {
 #[cfg(test)]
 mod tests {
     use super::Launch;
+    use crate::forward::schedule::Facts;
     use crate::gemm::{Gemm, GemmProblem, RawGemm};
-    use crate::schedule::Facts;
     use kernels::abi::MatrixRef;
     use kernels::catalog::Dtype;
     use kernels::catalog::class::Class;

@@ -28,8 +28,8 @@
 //! of -inf must be exactly that.
 
 use crate::element::Element;
-use crate::problem::Problem;
-use crate::reference::{Reference, round};
+use crate::forward::problem::Problem;
+use crate::forward::reference::{Reference, round};
 use crate::strided::Strided;
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
@@ -293,8 +293,8 @@ fn difference(found: f64, expected: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Forward, Report, all_rows, check, sample_rows};
-    use crate::cpu;
-    use crate::problem::Problem;
+    use crate::forward::cpu;
+    use crate::forward::problem::Problem;
     use crate::strided::{Strided, StridedMut};
     use half::f16;
     use kernels::catalog::Accumulation;

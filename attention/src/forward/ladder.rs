@@ -1,11 +1,11 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
-use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{not_on_cpu, unknown};
-use crate::problem::Problem;
-use crate::schedule::Facts;
+use crate::forward::choice::{not_on_cpu, unknown};
+use crate::forward::chosen::Chosen;
+use crate::forward::problem::Problem;
+use crate::forward::schedule::Facts;
 use kernels::abi::LadderParams;
 use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM};
 use kernels::ladder::table::variants;
@@ -298,11 +298,11 @@ pub(crate) fn wide(dim: usize) -> [Ladder; 2] {
 #[cfg(test)]
 mod tests {
     use super::{Ladder, Rung, Swizzles, wide};
-    use crate::chosen::Chosen;
     use crate::error::Result;
-    use crate::kernel::resolve;
-    use crate::problem::Problem;
-    use crate::schedule::Facts;
+    use crate::forward::choice::resolve;
+    use crate::forward::chosen::Chosen;
+    use crate::forward::problem::Problem;
+    use crate::forward::schedule::Facts;
     use kernels::catalog::class::{Class, SharedMemory};
     use kernels::catalog::{Accumulation, Dtype};
 

@@ -4,9 +4,9 @@
 //! several blocks share a tile, each with a split of the keys, and a further kernel combines their
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
-use crate::chosen::Chosen;
 use crate::error::{Error, Result};
-use crate::problem::Problem;
+use crate::forward::chosen::Chosen;
+use crate::forward::problem::Problem;
 use kernels::catalog::class::{Class, SharedMemory};
 use kernels::catalog::select::Request;
 use kernels::catalog::{Dtype, Family, Kernel};
@@ -223,9 +223,9 @@ mod tests {
     use super::{
         Facts, MAX_BLOCKS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, wave_heads,
     };
-    use crate::chosen::Chosen;
     use crate::error::Error;
-    use crate::problem::Problem;
+    use crate::forward::chosen::Chosen;
+    use crate::forward::problem::Problem;
     use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
     use kernels::catalog::{Dtype, KERNELS};

@@ -1,7 +1,7 @@
 //! Timing of a device's work.
 
+use crate::device::driver;
 use crate::device::{Backend, Device};
-use crate::driver;
 use crate::error::Result;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! Which kernel computes a matrix product.
 
-use crate::chosen::Chosen;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kernel::{CPU, not_on_cpu};
-use crate::schedule::Facts;
+use crate::forward::choice::{CPU, not_on_cpu};
+use crate::forward::chosen::Chosen;
+use crate::forward::schedule::Facts;
 use kernels::catalog::Accumulation;
 use kernels::catalog::GemmTile;
 use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
@@ -195,7 +195,7 @@ fn unsuitable(name: &str, reason: &str) -> Error {
 /// The names most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
     let names = kernels().map(|(kernel, _)| kernel.name);
-    crate::kernel::nearest(
+    crate::forward::choice::nearest(
         name,
         [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]),
     )
