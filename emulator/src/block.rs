@@ -285,13 +285,15 @@ impl<'a> Block<'a> {
 
     fn fault(&self, warp: usize, pc: usize, violation: Violation) -> Box<Fault> {
         let kernel = self.launch.kernel;
-        let line = kernel.instructions.get(pc).map_or(0, |i| i.line);
+        let instruction = kernel.instructions.get(pc);
+        let line = instruction.map_or(0, |i| i.line);
         Box::new(Fault {
             rule: violation.rule,
             file: kernel.file.clone(),
             entry: kernel.name.clone(),
             line,
             instruction: kernel.source_line(line).to_owned(),
+            source: instruction.and_then(|i| kernel.files.source(i.location)),
             block: self.position,
             warp: warp as u32,
             lane: violation.lane,

@@ -6,7 +6,9 @@
 //! busiest bank has distinct words; one is ideal, and the others are bank conflicts. Global memory
 //! moves in sectors of 32 bytes; ideal is as many as the bytes asked for fill.
 
+use crate::findings::{Finding, findings};
 use crate::registers::{Row, lanes};
+use crate::source::Source;
 use std::collections::BTreeMap;
 
 /// What one instruction of a kernel did, over all warps of a launch.
@@ -126,6 +128,8 @@ pub struct Line {
     pub line: u32,
     /// The instruction's opcode, with its modifiers.
     pub opcode: String,
+    /// The source line that it was compiled from, where the PTX has `.loc`.
+    pub source: Option<Source>,
     /// What it did.
     pub tally: Tally,
 }
@@ -136,6 +140,17 @@ pub struct Line {
 pub struct Counters {
     /// Every instruction that was executed, in program order.
     pub lines: Vec<Line>,
+}
+
+/// What a launch does for each `mma` that a warp executes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerMma {
+    /// Warp-instructions of all kinds, the `mma` included.
+    pub instructions: f64,
+    /// `ldmatrix` instructions.
+    pub loads: f64,
+    /// Shared-memory wavefronts of loads, stores and copies, of 128 bytes each where nothing is wasted.
+    pub wavefronts: f64,
 }
 
 impl Counters {
@@ -170,6 +185,38 @@ impl Counters {
     #[must_use]
     pub fn mma(&self) -> u64 {
         self.total_of("mma").executed
+    }
+
+    /// Ratios to the number of `mma`; none if there was no `mma`.
+    ///
+    /// ```
+    /// # use emulator::{Counters, Line, Tally};
+    /// # let line = |opcode: &str, executed, wavefronts| Line {
+    /// #     line: 1,
+    /// #     opcode: opcode.to_owned(),
+    /// #     source: None,
+    /// #     tally: Tally { executed, wavefronts, ..Tally::default() },
+    /// # };
+    /// # let counters = Counters { lines: vec![line("ldmatrix.x4", 2, 8), line("mma.sync", 4, 0)] };
+    /// let ratios = counters.per_mma().expect("some mma");
+    /// assert_eq!((ratios.instructions, ratios.loads, ratios.wavefronts), (1.5, 0.5, 2.0));
+    /// ```
+    #[must_use]
+    pub fn per_mma(&self) -> Option<PerMma> {
+        let mma = self.mma();
+        let ratio = |count: u64| count as f64 / mma as f64;
+        let total = self.total();
+        (mma > 0).then(|| PerMma {
+            instructions: ratio(total.executed),
+            loads: ratio(self.total_of("ldmatrix").executed),
+            wavefronts: ratio(total.wavefronts),
+        })
+    }
+
+    /// Bank conflicts and uncoalesced accesses, the most wasteful first; equal ones are one finding.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        findings(self)
     }
 
     /// Block barriers that warps arrived at.

@@ -1,6 +1,7 @@
 //! What can go wrong: a module that does not load, a launch that does not fit the kernel, and a
 //! kernel that breaks a rule.
 
+use crate::source::Source;
 use std::fmt;
 
 /// Why a module did not load or a launch did not finish.
@@ -112,6 +113,8 @@ pub struct Fault {
     pub line: u32,
     /// The line's text.
     pub instruction: String,
+    /// The source line that it was compiled from, where the module has `.loc`.
+    pub source: Option<Source>,
     /// Block in the grid: x, y, z.
     pub block: [u32; 3],
     /// Warp in the block.
@@ -129,6 +132,9 @@ impl fmt::Display for Fault {
         let [x, y, z] = self.block;
         writeln!(f, "{}: {}", self.entry, self.rule)?;
         writeln!(f, "  at {}:{}: {}", self.file, self.line, self.instruction)?;
+        if let Some(source) = &self.source {
+            writeln!(f, "  from {source}")?;
+        }
         write!(f, "  block ({x}, {y}, {z}), warp {}", self.warp)?;
         if let Some(lane) = self.lane {
             write!(f, ", lane {lane}")?;

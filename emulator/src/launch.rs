@@ -172,6 +172,7 @@ pub fn launch(
     let lines = executed.map(|(instruction, tally)| Line {
         line: instruction.line,
         opcode: instruction.opcode.clone(),
+        source: kernel.files.source(instruction.location),
         tally,
     });
     Ok(Counters {

@@ -6,6 +6,7 @@ use crate::error::{Error, SyntaxError};
 use crate::instructions;
 use crate::registers::{AnyReg, Pred, Registers};
 use crate::shared::SHARED_BASE;
+use crate::source::{Files, Location};
 use crate::syntax::{Cursor, Statement};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct Module {
 pub struct Kernel {
     pub(crate) name: String,
     pub(crate) file: String,
+    /// The source files that locations name.
+    pub(crate) files: Arc<Files>,
     source: Arc<str>,
     parameters: Vec<Parameter>,
     /// `.maxntid` or `.reqntid`: the most threads of a block.
@@ -78,6 +81,8 @@ impl ParameterType {
 pub(crate) struct Instruction {
     pub line: u32,
     pub opcode: String,
+    /// The last `.loc` before it.
+    pub location: Option<Location>,
     /// The predicate that says which lanes execute it, and whether negated.
     pub guard: Option<(Pred, bool)>,
     pub action: Action,
@@ -101,10 +106,17 @@ impl Module {
             cursor: Cursor::new(text).map_err(|e| e.of_file(name))?,
             file: name,
             source: text.into(),
+            files: Files::default(),
+            location: None,
             variables: Vec::new(),
             dynamic: None,
         };
-        let kernels = parser.module()?;
+        let mut kernels = parser.module()?;
+        // The compiler names the files after the kernels.
+        let files = Arc::new(parser.files);
+        for kernel in kernels.values_mut() {
+            kernel.files = Arc::clone(&files);
+        }
         let file = name.to_owned();
         Ok(Module { file, kernels })
     }
@@ -161,6 +173,9 @@ struct Parser<'a> {
     cursor: Cursor<'a>,
     file: &'a str,
     source: Arc<str>,
+    files: Files,
+    /// The last `.loc` of the kernel.
+    location: Option<Location>,
     /// Static shared variables: name, alignment, bytes.
     variables: Vec<(&'a str, u32, u32)>,
     /// The dynamic shared variable and its alignment.
@@ -177,6 +192,10 @@ impl<'a> Parser<'a> {
             if self.cursor.accept(".entry") {
                 let kernel = self.entry()?;
                 kernels.insert(kernel.name.clone(), kernel);
+            } else if self.cursor.accept(".file") {
+                self.source_file().map_err(|e| e.of_file(self.file))?;
+            } else if self.cursor.accept(".section") {
+                self.debug_section().map_err(|e| e.of_file(self.file))?;
             } else {
                 self.shared_variable(is_extern)
                     .map_err(|e| e.of_file(self.file))?;
@@ -195,6 +214,48 @@ impl<'a> Parser<'a> {
         }
         self.cursor.expect(".address_size")?;
         self.cursor.expect("64")
+    }
+
+    /// `.file 1 "path"`, which may go on with a time and a size.
+    fn source_file(&mut self) -> Result<(), SyntaxError> {
+        let number = self.cursor.count()?;
+        self.files
+            .insert(number, self.cursor.take()?.trim_matches('"'));
+        while self.cursor.accept(",") {
+            self.cursor.take()?;
+        }
+        Ok(())
+    }
+
+    /// `.section .debug_info { ... }`: nothing that a kernel executes.
+    fn debug_section(&mut self) -> Result<(), SyntaxError> {
+        self.cursor.word()?;
+        self.cursor.expect("{")?;
+        while !self.cursor.accept("}") {
+            self.cursor.take()?;
+        }
+        Ok(())
+    }
+
+    /// `.loc file line column`, which may go on with the function and where it was inlined.
+    fn location(&mut self) -> Result<Location, SyntaxError> {
+        let (file, line) = (self.cursor.count()?, self.cursor.count()?);
+        self.cursor.count()?;
+        while self.cursor.accept(",") {
+            // `function_name label`, perhaps with an offset, and `inlined_at file line column`.
+            let words = if self.cursor.accept("inlined_at") {
+                3
+            } else {
+                2
+            };
+            for _ in 0..words {
+                self.cursor.take()?;
+            }
+            if self.cursor.accept("+") {
+                self.cursor.count()?;
+            }
+        }
+        Ok(Location { file, line })
     }
 
     /// `.shared .align N .b8 name[bytes];`, with `[]` if the launch gives the size.
@@ -264,6 +325,7 @@ impl<'a> Parser<'a> {
         Ok(Kernel {
             name,
             file: self.file.to_owned(),
+            files: Arc::default(),
             source: self.source.clone(),
             parameters,
             max_threads,
@@ -358,6 +420,7 @@ impl<'a> Parser<'a> {
         let outside = scope.depth();
         let line = self.cursor.line();
         scope.open();
+        self.location = None;
         while scope.depth() > outside {
             if self.cursor.accept("{") {
                 scope.open();
@@ -369,6 +432,9 @@ impl<'a> Parser<'a> {
                     .take()
                     .and_then(|_| self.cursor.expect(";"))
                     .map_err(|e| e.of_file(self.file))?;
+            } else if self.cursor.accept(".loc") {
+                let location = self.location().map_err(|e| e.of_file(self.file))?;
+                self.location = Some(location);
             } else if self.cursor.accept(".reg") {
                 self.registers(scope).map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.peek(1) == ":" {
@@ -458,6 +524,7 @@ impl<'a> Parser<'a> {
         Ok(Instruction {
             line: statement.line,
             opcode: statement.opcode.to_owned(),
+            location: self.location,
             guard,
             action,
             meeting: None,

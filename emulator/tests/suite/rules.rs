@@ -1,6 +1,6 @@
 //! Every rule, broken by a small kernel, and what a report says.
 
-use crate::tiny::{broken, fault, run, run_with};
+use crate::tiny::{broken, fault, module, run, run_module, run_with};
 use emulator::{Access, Argument, Error, Memory, Module, Options, Rule, launch};
 
 /// `%r0` is the shared address of the thread's own word.
@@ -333,6 +333,26 @@ fn a_report_says_where_and_why() {
         ),
     ] {
         assert!(text.contains(&part), "{text}");
+    }
+}
+
+#[test]
+fn a_report_names_the_source_line() {
+    let body = ".loc 2 3 1
+        mov.b32 %r0, 0;
+        .loc 1 7 5, function_name $name+4, inlined_at 2 3 9
+        ld.global.b32 %r0, [%in+64];";
+    let files = ".section .debug_str { $name: .b8 111, 0 }
+        .file 1 \"tile/copy.rs\"
+        .file 2 \"entry.rs\", 1700000000, 512";
+    let text = module(body) + files;
+    match run_module(&text, 32, &[0; 4], &Options::default()) {
+        Err(Error::Fault(fault)) => {
+            let source = fault.source.clone().expect("a .loc stands before it");
+            assert_eq!((&*source.file, source.line), ("tile/copy.rs", 7));
+            assert!(fault.to_string().contains("\n  from tile/copy.rs:7\n"));
+        }
+        other => panic!("{other:?}"),
     }
 }
 

@@ -46,7 +46,17 @@ pub fn run_with(
     input: &[u32],
     options: &Options,
 ) -> Result<Vec<[u32; WORDS]>, Error> {
-    let module = Module::parse(&module(body), "tiny.ptx")?;
+    run_module(&module(body), threads, input, options)
+}
+
+/// Runs a module made of [`module`]'s text.
+pub fn run_module(
+    text: &str,
+    threads: u32,
+    input: &[u32],
+    options: &Options,
+) -> Result<Vec<[u32; WORDS]>, Error> {
+    let module = Module::parse(text, "tiny.ptx")?;
     let memory = Memory::new();
     let mut words = vec![[u32::MAX; WORDS]; threads as usize];
     let out = memory.allocate(size_of_val(&words[..]));
