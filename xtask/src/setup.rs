@@ -68,7 +68,7 @@ pub fn run() -> Result<()> {
 
 /// rustup has the source of the toolchain in use; Debian has a compiler with its source.
 fn install_compiler() -> Result<Compiler> {
-    const DEBIAN: &[&str] = &["rustc-web", "cargo-web", "rust-web-src"];
+    const DEBIAN: &[&str] = &["rustc-web", "rust-web-src"];
     type Step = fn() -> Result<()>;
     let ways: [(&str, Step); 2] = [
         ("rustup", || {

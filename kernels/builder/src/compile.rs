@@ -1,13 +1,17 @@
-//! Running the compiler.
+//! Running the compiler, without cargo: `core` and the kernels are one call each.
 
-use crate::{Compiler, Error, target_dir, workspace};
+use crate::{Compiler, Error, cache, workspace};
 use kernels::catalog::Arch;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Flags for `core` and the kernels alike.
 const FLAGS: &[&str] = &[
+    "--edition=2024",
+    "--target=nvptx64-nvidia-cuda",
+    "--cap-lints=allow",
+    "-Copt-level=3",
     // Bounds checks that survive would call into a panic runtime that is not there.
     "-Zunstable-options",
     "-Cpanic=immediate-abort",
@@ -22,8 +26,24 @@ const FLAGS: &[&str] = &[
     "-Zmir-enable-passes=-JumpThreading",
     "-Cllvm-args=-jump-threading-threshold=0",
     "-Cllvm-args=-simplifycfg-max-small-block-size=0",
-    // The PTX is the result; there is nothing to link.
-    "-Clinker=true",
+];
+
+/// Flags for a library that others inline: its functions are kept for them, without machine code.
+const LIBRARY: &[&str] = &[
+    "--crate-type=rlib",
+    "--emit=link",
+    "-Zno-codegen",
+    "-Zalways-encode-mir",
+    "-Zforce-unstable-if-unmarked",
+];
+
+/// Flags for the kernels: the PTX is the result, there is nothing to link.
+const KERNELS: &[&str] = &[
+    "--crate-name=kernels",
+    "--crate-type=cdylib",
+    "--emit=asm",
+    "-Ccodegen-units=1",
+    "-Clto=fat",
 ];
 
 /// Compiles the kernels for a target; returns the PTX of all of them, as the compiler wrote it.
@@ -31,62 +51,82 @@ const FLAGS: &[&str] = &[
 /// # Errors
 /// What the compiler said.
 pub fn compile(compiler: &Compiler, arch: Arch) -> Result<String, Error> {
-    let target_dir = target_dir().join("kernels").join(arch.name());
-    let mut command = Command::new(&compiler.cargo);
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(is_of_an_outer_build) {
-            command.env_remove(name);
-        }
-    }
+    let source = workspace().join("kernels/src");
     let cpu = format!("-Ctarget-cpu={}", arch.name());
-    let flags = [&[cpu.as_str()], FLAGS].concat();
-    command
-        .current_dir(workspace())
-        .args(["rustc", "--quiet", "--package", "kernels", "--lib"])
-        .args(["--profile", "ptx", "--crate-type", "cdylib"])
-        .args(["--target", TARGET, "-Zbuild-std=core"])
-        .arg("--target-dir")
-        .arg(&target_dir)
-        .args(["--", "--emit=asm"])
-        // The compiler is a released one; this lets it use the unstable features that the target
-        // needs.
-        .env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTC", &compiler.rustc)
-        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
-    let output = command.output().map_err(|source| Error::Run {
-        program: compiler.cargo.clone(),
-        source,
+    let inputs = ((&compiler.version, FLAGS, KERNELS, &cpu), sources(&source)?);
+    let made = cache::folder(inputs, |folder| {
+        let library = core_library(compiler)?;
+        rustc(compiler, KERNELS, |rustc| {
+            rustc.arg(&cpu).arg("-L").arg(library);
+            rustc.arg("-o").arg(folder.join("ptx"));
+            rustc.arg(source.join("lib.rs"))
+        })
     })?;
-    if !output.status.success() {
-        return Err(Error::Compile(
-            String::from_utf8_lossy(&output.stderr).into(),
-        ));
-    }
-    let path = target_dir.join(TARGET).join("ptx/deps/kernels.s");
-    std::fs::read_to_string(&path).map_err(|source| Error::File { path, source })
+    cache::read(&made.join("ptx"))
 }
 
-/// Variables that an outer cargo set for a build script, or a user for the host's code.
-fn is_of_an_outer_build(name: &str) -> bool {
-    const PREFIXES: &[&str] = &[
-        "CARGO_BUILD_",
-        "CARGO_CFG_",
-        "CARGO_FEATURE_",
-        "CARGO_MANIFEST_",
-        "CARGO_PKG_",
-        "CARGO_PROFILE_",
-        "CARGO_TARGET_",
-        "RUSTC",
-    ];
-    const NAMES: &[&str] = &[
-        "CARGO",
-        "CARGO_ENCODED_RUSTFLAGS",
-        "CARGO_INCREMENTAL",
-        "CARGO_MAKEFLAGS",
-        "MAKEFLAGS",
-        "RUSTFLAGS",
-        "RUSTUP_TOOLCHAIN",
-        "TARGET",
-    ];
-    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+/// The folder of the compiled `core`, which rustc ships as source only for this target, and of
+/// `compiler_builtins`, which it wants to see beside it: empty, since kernels call nothing.
+fn core_library(compiler: &Compiler) -> Result<PathBuf, Error> {
+    cache::folder((&compiler.version, FLAGS, LIBRARY), |folder| {
+        let builtins = folder.join("compiler_builtins.rs");
+        let text = "#![feature(compiler_builtins)]\n#![compiler_builtins]\n#![no_std]\n";
+        cache::write(&builtins, text)?;
+        for (name, source) in [
+            ("core", compiler.library.join("core/src/lib.rs")),
+            ("compiler_builtins", builtins),
+        ] {
+            rustc(compiler, LIBRARY, |rustc| {
+                rustc.args(["--crate-name", name]).arg("-L").arg(folder);
+                rustc.arg("--out-dir").arg(folder).arg(source)
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs the compiler with [`FLAGS`] and others.
+fn rustc(
+    compiler: &Compiler,
+    flags: &[&str],
+    arguments: impl FnOnce(&mut Command) -> &mut Command,
+) -> Result<(), Error> {
+    let mut command = Command::new(&compiler.rustc);
+    // The compiler is a released one; the target needs unstable features.
+    command.env("RUSTC_BOOTSTRAP", "1").args(FLAGS).args(flags);
+    let output = arguments(&mut command).output();
+    let output = output.map_err(|source| Error::Run {
+        program: compiler.rustc.clone(),
+        source,
+    })?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(Error::Compile(said.into()))
+    }
+}
+
+/// The Rust files of a folder and the folders in it, by their path there: what decides the PTX, so
+/// without the lines that are comments.
+fn sources(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, Error> {
+    let mut sources = BTreeMap::new();
+    let failed = |source| Error::File {
+        path: folder.into(),
+        source,
+    };
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = PathBuf::from(path.file_name().unwrap_or_default());
+        if path.is_dir() {
+            let inner = self::sources(&path)?.into_iter();
+            sources.extend(inner.map(|(path, lines)| (name.join(path), lines)));
+        } else {
+            let text = cache::read(&path)?;
+            let lines = text.lines().map(str::trim);
+            let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+            sources.insert(name, code.map(str::to_owned).collect());
+        }
+    }
+    Ok(sources)
 }

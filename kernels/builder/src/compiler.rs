@@ -4,14 +4,15 @@ use crate::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A rustc whose library source is installed, and its cargo: the kernels' target has no prebuilt
-/// `core`.
+/// A rustc whose library source is installed: the kernels' target has no prebuilt `core`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiler {
     /// The compiler.
     pub rustc: PathBuf,
-    /// The cargo that came with it.
-    pub cargo: PathBuf,
+    /// What it says of its version.
+    pub version: String,
+    /// The library source.
+    pub library: PathBuf,
 }
 
 impl Compiler {
@@ -19,7 +20,7 @@ impl Compiler {
     const MIN_MINOR: u32 = 95;
 
     /// Looks at `KERNEL_RUSTC` if it is set; else at the rustc in use (rustup's, with the component
-    /// `rust-src`), then at the distribution's (Debian: `rustc-web`, `cargo-web`, `rust-web-src`).
+    /// `rust-src`), then at the distribution's (Debian: `rustc-web`, `rust-web-src`).
     ///
     /// # Errors
     /// [`Error::NoCompiler`] if none will do, [`Error::BadOverride`] if the named one will not.
@@ -35,7 +36,7 @@ impl Compiler {
     }
 
     fn with(rustc: &Path) -> Option<Self> {
-        let version = output(rustc, &["--version"])?;
+        let version = output(rustc, &["--version", "--verbose"])?;
         let minor = version.strip_prefix("rustc 1.")?.split('.').next()?;
         if minor.parse::<u32>().ok()? < Self::MIN_MINOR {
             return None;
@@ -43,14 +44,11 @@ impl Compiler {
         let sysroot = PathBuf::from(output(rustc, &["--print", "sysroot"])?);
         let compiler = Compiler {
             rustc: sysroot.join("bin/rustc"),
-            cargo: sysroot.join("bin/cargo"),
+            version,
+            library: sysroot.join("lib/rustlib/src/rust/library"),
         };
-        let source = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
-        let complete = [&compiler.rustc, &compiler.cargo, &source];
-        complete
-            .iter()
-            .all(|path| path.exists())
-            .then_some(compiler)
+        let source = compiler.library.join("core/src/lib.rs");
+        (compiler.rustc.exists() && source.exists()).then_some(compiler)
     }
 }
 

@@ -19,6 +19,7 @@
 //! # }
 //! ```
 
+mod cache;
 mod compile;
 mod compiler;
 pub mod contract;

@@ -1,6 +1,6 @@
 //! Assembling the PTX for real architectures, as the driver will, to see registers and spills.
 
-use crate::{Error, Module, target_dir};
+use crate::{Error, Module, cache, target_dir};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Family, Kernel};
 use rayon::prelude::*;
@@ -73,9 +73,15 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         // Every kernel of a module is for the same devices.
         .flat_map(|module| targets(module.entries[0].kernel).map(move |target| (module, target)))
         .collect();
+    let version = Command::new(ptxas).arg("--version").output();
+    let version = version.map_err(|source| Error::Run {
+        program: ptxas.into(),
+        source,
+    })?;
+    let version = String::from_utf8_lossy(&version.stdout);
     let usages: Vec<Vec<Usage>> = jobs
         .par_iter()
-        .map(|(module, target)| assemble_one(ptxas, module, target))
+        .map(|(module, target)| assemble_one(ptxas, &version, module, target))
         .collect::<Result<_, _>>()?;
     let usages = usages.concat();
     let kernels = modules.iter().flat_map(|module| &module.entries);
@@ -116,33 +122,36 @@ fn check(kernel: &Kernel, usage: &Usage) -> Result<(), Error> {
     }
 }
 
-fn assemble_one(ptxas: &Path, module: &Module, target: &'static str) -> Result<Vec<Usage>, Error> {
-    let source = tempfile::Builder::new().suffix(".ptx").tempfile();
-    let source = source.map_err(|source| Error::File {
-        path: std::env::temp_dir(),
-        source,
-    })?;
-    std::fs::write(&source, &module.text).map_err(|error| Error::File {
-        path: source.path().into(),
-        source: error,
-    })?;
-    let output = Command::new(ptxas)
-        .args(["-v", "-arch", target, "-o", "/dev/null"])
-        .arg(source.path())
-        .output()
-        .map_err(|source| Error::Run {
-            program: ptxas.into(),
-            source,
-        })?;
-    let report = String::from_utf8_lossy(&output.stderr);
+fn assemble_one(
+    ptxas: &Path,
+    version: &str,
+    module: &Module,
+    target: &'static str,
+) -> Result<Vec<Usage>, Error> {
     let rejected = |message: &str| Error::Ptxas {
         module: module.name.into(),
         target: target.into(),
         message: message.trim().into(),
     };
-    if !output.status.success() {
-        return Err(rejected(&report));
-    }
+    let made = cache::folder((version, &module.text, target), |folder| {
+        let source = folder.join("ptx");
+        cache::write(&source, &module.text)?;
+        let output = Command::new(ptxas)
+            .args(["-v", "-arch", target, "-o", "/dev/null"])
+            .arg(&source)
+            .output()
+            .map_err(|source| Error::Run {
+                program: ptxas.into(),
+                source,
+            })?;
+        let _ = std::fs::remove_file(source);
+        if output.status.success() {
+            cache::write(&folder.join("report"), output.stderr)
+        } else {
+            Err(rejected(&String::from_utf8_lossy(&output.stderr)))
+        }
+    })?;
+    let report = cache::read(&made.join("report"))?;
     let usages = parse(&report, target);
     if usages.len() == module.entries.len() {
         Ok(usages)

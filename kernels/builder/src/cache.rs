@@ -1,0 +1,88 @@
+//! Results of the compiler and the assembler, kept by what they were made from.
+//!
+//! `target/ptx-cache` holds a folder for each result, named by a hash of all inputs: sources,
+//! versions, flags; no absolute path. All profiles and programs share it. The least recently used
+//! results go first, once all together pass [`MOST_BYTES`].
+
+use crate::{Error, target_dir};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// About ten builds of all kernels.
+const MOST_BYTES: u64 = 1 << 29;
+
+/// The folder that `make` filled for the same inputs, earlier or now.
+///
+/// # Errors
+/// Those of `make`, or if the cache cannot be written.
+pub fn folder(
+    inputs: impl Hash,
+    make: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
+    let cache = target_dir().join("ptx-cache");
+    let mut hasher = DefaultHasher::new();
+    inputs.hash(&mut hasher);
+    let folder = cache.join(format!("{:016x}", hasher.finish()));
+    if let Ok(found) = std::fs::File::open(&folder) {
+        // A time that cannot be set costs a rebuild later at most.
+        let _ = found.set_modified(SystemTime::now());
+        return Ok(folder);
+    }
+    let failed = |source| Error::File {
+        path: cache.clone(),
+        source,
+    };
+    std::fs::create_dir_all(&cache).map_err(failed)?;
+    let made = tempfile::tempdir_in(&cache).map_err(failed)?;
+    make(made.path())?;
+    match std::fs::rename(made.path(), &folder) {
+        Err(error) if !folder.exists() => return Err(failed(error)),
+        // Another process may have been first: its result is the same.
+        _ => drop(made.keep()),
+    }
+    prune(&cache).map_err(failed)?;
+    Ok(folder)
+}
+
+/// Removes the least recently used results beyond [`MOST_BYTES`].
+fn prune(cache: &Path) -> std::io::Result<()> {
+    let mut results = Vec::new();
+    for result in std::fs::read_dir(cache)? {
+        let path = result?.path();
+        // Others may prune too: what is gone needs no more care.
+        let Ok(files) = std::fs::read_dir(&path) else {
+            continue;
+        };
+        let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
+        let bytes: u64 = sizes.sum();
+        if let Ok(used) = path.metadata().and_then(|metadata| metadata.modified()) {
+            results.push((std::cmp::Reverse(used), bytes, path));
+        }
+    }
+    results.sort();
+    let mut total = 0;
+    for (_, bytes, path) in results {
+        total += bytes;
+        if total > MOST_BYTES {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+    Ok(())
+}
+
+/// Reads a text.
+pub fn read(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::File {
+        path: path.into(),
+        source,
+    })
+}
+
+/// Writes a text.
+pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), Error> {
+    std::fs::write(path, text).map_err(|source| Error::File {
+        path: path.into(),
+        source,
+    })
+}
