@@ -8,7 +8,7 @@ Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 Then it answers each command on standard input, until that ends:
 
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
-               "dim": ..., "dtype": "f16", "causal": false, "seed": 0}}
+               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "seed": 0}}
     or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
@@ -57,14 +57,14 @@ class Attention:
 
     contenders = list(BACKENDS)
 
-    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, dtype, causal, seed):
+    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, causal, scale, dtype, seed):
         torch.manual_seed(seed)
 
         def normal(heads, seqlen):
             return torch.randn(batch, heads, seqlen, dim, device="cuda", dtype=DTYPES[dtype])
 
         self.inputs = normal(heads, seqlen_q), normal(kv_heads, seqlen_kv), normal(kv_heads, seqlen_kv)
-        self.options = {"is_causal": causal}
+        self.options = {"is_causal": causal, "scale": scale}
         if kv_heads != heads:
             self.options["enable_gqa"] = True
         # torch aligns the mask top-left, the project bottom-right.

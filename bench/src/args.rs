@@ -6,6 +6,7 @@ use crate::shape::Shape;
 use attention::Class;
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Times the project's attention kernels on the first CUDA device, beside other implementations if
@@ -31,7 +32,11 @@ pub enum Task {
     Profile(Profile),
     /// Launch one call and nothing else, for a profiler to watch
     #[command(hide = true)]
-    Launch(Call),
+    Launch {
+        /// The call as JSON
+        #[arg(value_parser = |text: &str| serde_json::from_str::<Call>(text))]
+        call: Call,
+    },
 }
 
 /// What to time.
@@ -111,7 +116,7 @@ pub struct Profile {
 }
 
 /// One call of one kernel.
-#[derive(clap::Args)]
+#[derive(Clone, Debug, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct Call {
     #[command(flatten)]
     pub shape: Shape,
@@ -183,6 +188,22 @@ mod tests {
     fn later_arguments_win() {
         let run = parse("bench --results a --results b").expect("valid").run;
         assert_eq!(run.results.to_str(), Some("b"));
+    }
+
+    #[test]
+    fn the_call_of_a_profile_is_launched() {
+        let line = "bench profile --batch 2 --heads 4 --kv-heads 2 --seqlen 16 --seqlen-kv 32 \
+                    --dim 128 --dtype bf16 --causal --kernel x --splits 3";
+        let Some(Task::Profile(profile)) = parse(line).expect("valid").task else {
+            panic!("a profile");
+        };
+        let json = serde_json::to_string(&profile.call).expect("plain data");
+        let args = Args::try_parse_from(["bench", "launch", &json]).expect("valid");
+        let Some(Task::Launch { call }) = args.task else {
+            panic!("a launch");
+        };
+        assert_eq!(call, profile.call);
+        assert_eq!((call.kernel.as_str(), call.splits), ("x", 3));
     }
 
     #[test]

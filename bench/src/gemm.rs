@@ -19,11 +19,9 @@ const CHECKED: usize = 64;
 
 /// `C = A B^T`, with A `[m, k]` and B `[n, k]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct GemmShape {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
+    #[serde(flatten)]
+    pub problem: GemmProblem,
     pub dtype: Dtype,
     /// In what products are added up.
     #[serde(with = "by_name")]
@@ -62,9 +60,7 @@ const SIZES: [(usize, usize, usize); 8] = [
 /// The shapes of `--grid gemm`: all sizes in f16, the largest also in the other types.
 pub fn shapes() -> Vec<GemmShape> {
     let shape = |(m, n, k), dtype, acc| GemmShape {
-        m,
-        n,
-        k,
+        problem: GemmProblem { m, n, k },
         dtype,
         acc,
     };
@@ -78,10 +74,6 @@ pub fn shapes() -> Vec<GemmShape> {
 }
 
 impl GemmShape {
-    fn problem(&self) -> Result<GemmProblem> {
-        Ok(GemmProblem::new([self.m, self.k], [self.n, self.k])?)
-    }
-
     fn any_kernel(&self) -> Gemm {
         Gemm::new().accumulation(self.acc)
     }
@@ -90,7 +82,7 @@ impl GemmShape {
 impl fmt::Display for GemmShape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let sums = self.acc.name();
-        let GemmShape { m, n, k, dtype, .. } = self;
+        let (GemmProblem { m, n, k }, dtype) = (self.problem, self.dtype);
         write!(f, "M {m} N {n} K {k} {dtype} in {sums}")
     }
 }
@@ -104,35 +96,36 @@ impl Subject for GemmShape {
 
     fn cells(&self) -> Vec<String> {
         vec![
-            self.m.to_string(),
-            self.n.to_string(),
-            self.k.to_string(),
+            self.problem.m.to_string(),
+            self.problem.n.to_string(),
+            self.problem.k.to_string(),
             self.dtype.to_string(),
             self.acc.name().to_owned(),
         ]
     }
 
     fn bytes(&self) -> f64 {
-        let elements = self.m * self.k + self.n * self.k + self.m * self.n;
+        let GemmProblem { m, n, k } = self.problem;
+        let elements = m * k + n * k + m * n;
         (size_of::<u16>() * elements) as f64
     }
 
     fn flops(&self) -> Result<f64> {
-        Ok(self.problem()?.flops())
+        Ok(self.problem.flops())
     }
 
-    fn setup(&self) -> Value {
-        json!(self)
+    fn setup(&self) -> Result<Value> {
+        Ok(json!(self))
     }
 
     fn check_name(&self, name: &str) -> Result<()> {
-        let (problem, dtype) = (self.problem()?, self.dtype.into());
+        let (problem, dtype) = (self.problem, self.dtype.into());
         let named = self.any_kernel().kernel(name);
         exists(named.kernel_name(&Device::cpu(), dtype, &problem))
     }
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
-        let (problem, dtype) = (self.problem()?, self.dtype.into());
+        let (problem, dtype) = (self.problem, self.dtype.into());
         let any = self.any_kernel();
         let names = match choice {
             _ if device.is_cpu() => any.suitable(device, dtype)?,
@@ -172,7 +165,7 @@ struct Products<T> {
 
 impl<T: Element> Products<T> {
     fn new(shape: &GemmShape, device: &Device, plan: &Plan) -> Result<Self> {
-        let problem = shape.problem()?;
+        let problem = shape.problem;
         let [a, b] = random::matrices::<T>(&problem, plan.seed);
         let names = shape.kernels(&plan.kernel, device)?;
         let call = |name: String| (name.clone(), shape.any_kernel().kernel(name));
@@ -220,7 +213,7 @@ mod tests {
     use crate::contender::Choice;
     use crate::shape::Dtype;
     use crate::subject::Subject;
-    use attention::{Accumulation, Device};
+    use attention::{Accumulation, Device, GemmProblem};
 
     #[test]
     fn shapes_are_distinct_and_valid() {
@@ -251,9 +244,7 @@ mod tests {
     #[test]
     fn the_cpu_multiplies_too() {
         let shape = GemmShape {
-            m: 3,
-            n: 2,
-            k: 5,
+            problem: GemmProblem { m: 3, n: 2, k: 5 },
             dtype: Dtype::Bf16,
             acc: Accumulation::Single,
         };

@@ -78,7 +78,7 @@ impl Peers {
         struct Ready {
             refusals: BTreeMap<String, String>,
         }
-        let mut setup = shape.setup();
+        let mut setup = shape.setup()?;
         setup["seed"] = json!(seed);
         let ready: Ready = self.ask(&json!({ "setup": setup }))?;
         Ok(ready.refusals)

@@ -1,6 +1,6 @@
 //! `bench profile`: what ncu sees of one call.
 
-use crate::args::{Call, Profile};
+use crate::args::Profile;
 use crate::ncu;
 use crate::results::slug;
 use crate::{Failure, print};
@@ -41,7 +41,7 @@ fn record(args: &Profile) -> Result<PathBuf> {
     ncu.arg(metrics.join(",")).arg("--force-overwrite");
     ncu.arg("--export").arg(&report);
     ncu.arg(std::env::current_exe()?).arg("launch");
-    ncu.args(arguments(&args.call));
+    ncu.arg(serde_json::to_string(&args.call)?);
     output(&mut ncu)?;
     Ok(report)
 }
@@ -63,52 +63,4 @@ fn output(command: &mut Command) -> Result<String> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?}: {text}{said}");
     Ok(text)
-}
-
-/// The call as arguments of `bench launch`.
-fn arguments(call: &Call) -> Vec<String> {
-    let shape = &call.shape;
-    let mut arguments = vec![
-        format!("--kernel={}", call.kernel),
-        format!("--splits={}", call.splits),
-    ];
-    for (name, size) in [
-        ("batch", shape.batch),
-        ("heads", shape.heads),
-        ("kv-heads", shape.kv_heads()),
-        ("seqlen", shape.seqlen),
-        ("seqlen-kv", shape.seqlen_kv()),
-        ("dim", shape.dim),
-    ] {
-        arguments.push(format!("--{name}={size}"));
-    }
-    arguments.push(format!("--dtype={}", shape.dtype));
-    if shape.causal {
-        arguments.push("--causal".to_owned());
-    }
-    arguments
-}
-
-#[cfg(test)]
-mod tests {
-    use super::arguments;
-    use crate::args::{Args, Task};
-    use clap::Parser;
-
-    #[test]
-    fn the_launch_is_that_of_the_profile() {
-        let line = "bench profile --batch 2 --heads 4 --kv-heads 2 --seqlen 16 --seqlen-kv 32 \
-                    --dim 128 --dtype bf16 --causal --kernel x --splits 3";
-        let args = Args::try_parse_from(line.split_whitespace()).expect("valid");
-        let Some(Task::Profile(profile)) = args.task else {
-            panic!("a profile");
-        };
-        let line = ["bench".to_owned(), "launch".to_owned()].into_iter();
-        let args = Args::try_parse_from(line.chain(arguments(&profile.call))).expect("valid");
-        let Some(Task::Launch(call)) = args.task else {
-            panic!("a launch");
-        };
-        assert_eq!(call.shape, profile.call.shape);
-        assert_eq!((call.kernel.as_str(), call.splits), ("x", 3));
-    }
 }

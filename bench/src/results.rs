@@ -4,10 +4,10 @@ use crate::gemm::GemmShape;
 use crate::shape::Shape;
 use crate::stats;
 use crate::subject::Subject;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Everything a run found, in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,29 +138,25 @@ impl<S: Subject> Results<S> {
     }
 }
 
-/// The file in a folder whose run began last, of those with results of attention that are wanted.
+/// The results of attention in a folder, in the order of their dates.
 ///
 /// # Errors
-/// If there is none, or one cannot be read.
-pub fn newest(folder: &Path, is_wanted: impl Fn(&Results) -> bool) -> Result<PathBuf> {
+/// If there are none, or one cannot be read.
+pub fn all(folder: &Path) -> Result<Vec<Results>> {
     let context = || format!("no results in {}", folder.display());
-    let mut newest = None;
+    let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(context)? {
         let path = entry?.path();
-        if path
+        let is_json = path
             .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            if has_products(&path) {
-                continue;
-            }
-            let results = Results::load(&path)?;
-            if is_wanted(&results) {
-                newest = newest.max(Some((results.date, path)));
-            }
+            .is_some_and(|extension| extension == "json");
+        if is_json && !has_products(&path) {
+            all.push(Results::load(&path)?);
         }
     }
-    newest.map(|(_, path)| path).with_context(context)
+    ensure!(!all.is_empty(), context());
+    all.sort_by(|a, b| a.date.cmp(&b.date));
+    Ok(all)
 }
 
 /// Whether a file holds results of matrix products.
@@ -178,7 +174,7 @@ pub fn slug(name: &str) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use super::{Measurement, Results, Speed, Timing, newest, slug};
+    use super::{Measurement, Results, Speed, Timing, all, slug};
     use crate::gemm::{self, GemmShape};
     use crate::grid::Grid;
     use crate::shape::BASELINE;
@@ -272,19 +268,16 @@ pub mod tests {
         old.save(&paths[0]).expect("written");
         new.save(&paths[1]).expect("written");
         assert_eq!(Results::load(&paths[0]).expect("read"), old);
-        assert_eq!(newest(folder.path(), |_| true).expect("one"), paths[0]);
+        assert_eq!(all(folder.path()).expect("one").len(), 1);
         let moved = folder.path().join("a.json");
         std::fs::rename(&paths[1], &moved).expect("moved");
-        assert_eq!(newest(folder.path(), |_| true).expect("two"), moved);
-        let earlier = |results: &Results| results.date == old.date;
-        assert_eq!(newest(folder.path(), earlier).expect("one"), paths[0]);
-        // Results of matrix products, however new, are none of attention.
+        // Results of matrix products are left out.
         let products = products();
         products
             .save(&folder.path().join("gemm.json"))
             .expect("written");
-        assert_eq!(newest(folder.path(), |_| true).expect("two"), moved);
-        assert!(newest(&folder.path().join("sub"), |_| true).is_err());
+        assert_eq!(all(folder.path()).expect("two"), [old, new]);
+        assert!(all(&folder.path().join("sub")).is_err());
     }
 
     #[test]

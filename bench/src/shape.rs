@@ -138,17 +138,10 @@ impl Subject for Shape {
         Ok(self.problem()?.flops())
     }
 
-    fn setup(&self) -> Value {
-        json!({
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads(),
-            "seqlen_q": self.seqlen,
-            "seqlen_kv": self.seqlen_kv(),
-            "dim": self.dim,
-            "dtype": self.dtype,
-            "causal": self.causal,
-        })
+    fn setup(&self) -> Result<Value> {
+        let mut setup = json!(self.problem()?);
+        setup["dtype"] = json!(self.dtype);
+        Ok(setup)
     }
 
     fn check_name(&self, name: &str) -> Result<()> {

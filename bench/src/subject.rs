@@ -36,7 +36,10 @@ pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeO
     fn flops(&self) -> Result<f64>;
 
     /// The fields of the peers' command to set up this size.
-    fn setup(&self) -> Value;
+    ///
+    /// # Errors
+    /// Names the size that is not allowed.
+    fn setup(&self) -> Result<Value>;
 
     /// Checks that there is a kernel of that name, with such options, on whatever device.
     ///

@@ -38,10 +38,7 @@ enum Task {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let task = match cli::parse() {
-        Ok(task) => task,
-        Err(message) => return Ok(bad_input(&message)),
-    };
+    let task = Task::parse();
     // Tasks name files from the workspace's root.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
     match task {

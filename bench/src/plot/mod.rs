@@ -1,0 +1,203 @@
+//! `bench plot`: charts of results, as SVG.
+
+mod bars;
+mod curves;
+
+use crate::args::Plot;
+use crate::print;
+use crate::results::{self, Results, slug};
+use anyhow::{Context, Result, bail, ensure};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
+const FAINT: RGBColor = RGBColor(0x6b, 0x72, 0x80);
+const GRID: RGBColor = RGBColor(0xe5, 0xe7, 0xeb);
+/// The project first; colour-blind readers tell these apart, too (Okabe and Ito).
+const COLORS: [RGBColor; 7] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x00, 0x00, 0x00),
+];
+
+/// What a legend calls the kernel that the library takes by itself.
+const DEFAULT: &str = "this project";
+
+/// A chart: the end of its file's name, and the SVG.
+type Chart = (String, String);
+
+/// Draws the given results, or those of the folder: curves of the newest full grid, bars of the ladder.
+///
+/// # Errors
+/// If no results can be drawn, or a file cannot be read or written.
+pub fn run(args: &Plot) -> Result<()> {
+    let all = match &args.file {
+        Some(file) => {
+            let products = results::has_products(file);
+            ensure!(!products, "{} has matrix products; {DRAWN}", file.display());
+            vec![Results::load(file)?]
+        }
+        None => results::all(&args.results)?,
+    };
+    let charts = charts(&all)?;
+    if let ([], Some(file), [only]) = (&charts[..], &args.file, &all[..]) {
+        let reason = curves::obstacle(only).unwrap_or("is empty");
+        bail!("{} {reason}; {DRAWN}", file.display());
+    }
+    ensure!(!charts.is_empty(), "nothing to draw: {DRAWN}");
+    std::fs::create_dir_all(&args.charts)
+        .with_context(|| format!("cannot write {}", args.charts.display()))?;
+    for (name, svg) in charts {
+        let path = args.charts.join(name).with_extension("svg");
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        print(path.display());
+    }
+    Ok(())
+}
+
+const DRAWN: &str = "charts are of several sequence lengths, as of --grid full, or of the ladder";
+
+/// Every chart of these results, which are in the order of their dates.
+fn charts(all: &[Results]) -> Result<Vec<Chart>> {
+    let newest = all
+        .iter()
+        .rfind(|results| curves::obstacle(results).is_none());
+    let mut charts = newest.map(curves::charts).transpose()?.unwrap_or_default();
+    charts.extend(bars::chart(all)?);
+    for (name, _) in &mut charts {
+        *name = slug(name);
+    }
+    Ok(charts)
+}
+
+/// Text of a size in pixels.
+fn text(size: u32, color: RGBColor) -> TextStyle<'static> {
+    ("Helvetica, Arial, DejaVu Sans, sans-serif", size)
+        .into_font()
+        .color(&color)
+}
+
+/// Text that stands above its position.
+fn above(size: u32, color: RGBColor) -> TextStyle<'static> {
+    text(size, color).pos(Pos::new(HPos::Left, VPos::Bottom))
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A white picture with a title, and the area for panels of this size below it. The line at 72 is free for
+/// a legend.
+fn canvas<'a>(
+    svg: &'a mut String,
+    (width, height): (u32, u32),
+    results: &Results,
+    title: &str,
+) -> Result<(Area<'a>, Area<'a>)> {
+    let root = SVGBackend::with_string(svg, (width, height + 96)).into_drawing_area();
+    root.fill(&WHITE)?;
+    root.draw_text(title, &text(20, INK), (48, 14))?;
+    let day = results.date.split('T').next().unwrap_or_default();
+    let mut subtitle = format!("median of {}; {day}", results.iters);
+    if let Some(driver) = &results.driver {
+        subtitle += &format!(", driver {driver}");
+    }
+    for name in ["torch", "cudnn"] {
+        if let Some(version) = results.versions.get(name) {
+            subtitle += &format!(", {name} {version}");
+        }
+    }
+    root.draw_text(&subtitle, &text(12, FAINT), (48, 42))?;
+    let (_, body) = root.split_vertically(90);
+    Ok((root, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{charts, run};
+    use crate::args::Plot;
+    use crate::grid::Grid;
+    use crate::results::tests::{products, results};
+    use crate::results::{Results, all, slug};
+    use std::path::Path;
+
+    #[test]
+    fn charts_of_the_repository_are_current() {
+        let drawn = charts(&all(Path::new("RESULTS")).expect("results")).expect("drawn");
+        assert_eq!(drawn.len(), 3, "two element types and the ladder");
+        for (name, svg) in drawn {
+            let kept = std::fs::read_to_string(format!("charts/{name}.svg"));
+            assert!(
+                kept.is_ok_and(|kept| kept == svg),
+                "{name}: type cargo xtask plot"
+            );
+        }
+    }
+
+    #[test]
+    fn what_makes_no_chart_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [results, charts] = ["results", "charts"].map(|name| folder.path().join(name));
+        let quick = self::results(&Grid::Quick, |_| 0.5);
+        quick.save(&results.join("quick.json")).expect("written");
+        products()
+            .save(&results.join("gemm.json"))
+            .expect("written");
+        for file in [None, Some("quick.json"), Some("gemm.json")] {
+            let error = run(&Plot {
+                file: file.map(|name| results.join(name)),
+                results: results.clone(),
+                charts: charts.clone(),
+            });
+            let error = format!("{:#}", error.expect_err("refused"));
+            assert!(error.contains("--grid full"), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+        assert!(!charts.exists());
+    }
+
+    /// Results of rungs, of which one is measured with an option, too.
+    fn ladder() -> Results {
+        let mut ladder = results(&Grid::Ladder, |_| 0.5);
+        for measurement in &mut ladder.measurements {
+            let rung = |name: &str| {
+                let mut rung = measurement.kernels[0].clone();
+                name.clone_into(&mut rung.name);
+                rung
+            };
+            measurement.kernels = ["naive", "split-q", "split-q:stages=1"].map(rung).into();
+        }
+        ladder
+    }
+
+    #[test]
+    fn bars_are_of_rungs_without_options_and_of_peers() {
+        let full = results(&Grid::Full, |_| 0.5);
+        let drawn = charts(&[full.clone(), ladder()]).expect("drawn");
+        let (name, svg) = drawn.last().expect("bars");
+        assert_eq!(*name, slug("NVIDIA H200 ladder"));
+        for word in [
+            "naive",
+            "split-q",
+            "SDPA flash",
+            "this project",
+            "head dim 1024",
+        ] {
+            assert!(svg.contains(word), "{word}");
+        }
+        assert!(!svg.contains("stages=1") && !svg.contains("NaN"));
+        assert_eq!(
+            charts(&[full]).expect("drawn").len(),
+            2,
+            "no bars without a ladder"
+        );
+        assert_eq!(
+            charts(&[ladder()]).expect("drawn").len(),
+            1,
+            "no curves of a ladder"
+        );
+    }
+}
