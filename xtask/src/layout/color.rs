@@ -26,9 +26,14 @@ impl Color {
         HUES[lane as usize / 4].tint(white)
     }
 
-    /// A hue for each of the 8 groups of 4 banks.
-    pub fn banks(group: u32) -> Self {
-        HUES[group as usize].tint(0.4)
+    /// A hue for each of 8 neighbours: warps, tiles, groups of 4 banks.
+    pub fn hue(number: u32) -> Self {
+        HUES[number as usize % HUES.len()].tint(0.4)
+    }
+
+    /// A paler [`hue`](Self::hue).
+    pub fn pale_hue(number: u32) -> Self {
+        HUES[number as usize % HUES.len()].tint(0.75)
     }
 
     /// From green for no conflict to red for one of eight ways or more.
@@ -64,7 +69,7 @@ mod tests {
     #[test]
     fn every_lane_and_every_group_of_banks_has_its_colour() {
         let lanes: HashSet<_> = (0..32).map(|lane| Color::lane(lane).0).collect();
-        let banks: HashSet<_> = (0..8).map(|group| Color::banks(group).0).collect();
+        let banks: HashSet<_> = (0..8).map(|group| Color::hue(group).0).collect();
         assert_eq!((lanes.len(), banks.len()), (32, 8));
     }
 
@@ -84,7 +89,7 @@ mod tests {
         };
         let lanes = (0..32).map(Color::lane);
         let ways = [1, 2, 4, 8].map(|ways| Color::conflict(ways, 1));
-        for color in lanes.chain((0..8).map(Color::banks)).chain(ways) {
+        for color in lanes.chain((0..8).map(Color::hue)).chain(ways) {
             let contrast = (luminance(color) + 0.05) / (luminance(INK) + 0.05);
             assert!(contrast >= 4.5, "{}: {contrast}", color.hex());
         }

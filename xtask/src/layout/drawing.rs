@@ -47,7 +47,7 @@ impl Note {
     /// Whose colour a group of banks' is.
     pub fn banks() -> Self {
         Note {
-            swatches: (0..8).map(|g| (Color::banks(g), banks(g))).collect(),
+            swatches: (0..8).map(|g| (Color::hue(g), banks(g))).collect(),
             text: "banks".to_owned(),
         }
     }

@@ -1,14 +1,18 @@
 //! `cargo xtask layout`: draws where elements lie, from the functions that the kernels use.
 
+mod causal;
 mod color;
 mod drawing;
 mod ldmatrix;
+mod loops;
 mod mma;
 mod picture;
 mod placement;
+mod ring;
 mod smem;
 mod swizzle;
 mod terminal;
+mod warps;
 
 use drawing::Drawing;
 use std::io::Write;
@@ -39,6 +43,14 @@ enum Subject {
     /// with theirs
     #[command(allow_negative_numbers = true)]
     Smem(smem::Arguments),
+    /// In which order fa1 and split-q go through query tiles and blocks of keys
+    Loops,
+    /// Which warp of a block computes which part of S and O
+    Warps,
+    /// What the buffers of a ring hold over time
+    Ring,
+    /// Tiles under the causal mask, and the order of the blocks
+    Causal(causal::Arguments),
 }
 
 /// Draws in the terminal, or into a file.
@@ -66,6 +78,10 @@ fn draw(subject: &Subject) -> Result<Drawing, String> {
         Subject::Ldmatrix(arguments) => Ok(ldmatrix::draw(arguments)),
         Subject::Swizzle(arguments) => swizzle::draw(arguments),
         Subject::Smem(arguments) => smem::draw(arguments),
+        Subject::Loops => Ok(loops::draw()),
+        Subject::Warps => Ok(warps::draw()),
+        Subject::Ring => Ok(ring::draw()),
+        Subject::Causal(arguments) => Ok(causal::draw(arguments)),
     }
 }
 
@@ -96,19 +112,21 @@ mod tests {
         draw(&task.arguments.subject).unwrap()
     }
 
+    /// Those that the docs show, each as it is drawn without options.
+    const DRAWINGS: [&str; 7] = [
+        "mma", "ldmatrix", "swizzle", "smem", "loops", "warps", "ring",
+    ];
+
     #[test]
     fn the_drawings_of_the_docs_are_current() {
-        for (subject, kept) in [
-            ("mma", include_str!("../../../docs/layout/mma.svg")),
-            (
-                "ldmatrix",
-                include_str!("../../../docs/layout/ldmatrix.svg"),
-            ),
-            ("swizzle", include_str!("../../../docs/layout/swizzle.svg")),
-            ("smem", include_str!("../../../docs/layout/smem.svg")),
-        ] {
+        for subject in DRAWINGS {
+            let path = format!(
+                "{}/../docs/layout/{subject}.svg",
+                env!("CARGO_MANIFEST_DIR")
+            );
+            let kept = std::fs::read_to_string(&path);
             assert!(
-                picture::render(&drawn(subject)) == kept,
+                kept.is_ok_and(|kept| kept == picture::render(&drawn(subject))),
                 "type: cargo xtask layout {subject} --svg docs/layout/{subject}.svg"
             );
         }
@@ -137,6 +155,12 @@ mod tests {
             "smem --dim 160",
             "smem --access 4x16",
             "smem --access 1x4 --dim 96",
+            "loops",
+            "warps",
+            "ring",
+            "causal",
+            "causal --seqlen 200 --seqlen-kv 2048",
+            "causal --seqlen 2048 --seqlen-kv 1",
         ] {
             let drawing = drawn(arguments);
             let picture = picture::render(&drawing);

@@ -46,7 +46,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
         |row, chunk| {
             let offset = placement.offset(row, chunk);
             let group = offset / CHUNK_BYTES % 8;
-            Cell::new(offset, banks(group), Color::banks(group))
+            Cell::new(offset, banks(group), Color::hue(group))
         },
     );
     let all = (0..rows).flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
@@ -72,7 +72,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
             Some((row, chunk)) => Cell::new(
                 format!("row {row}"),
                 format!("chunk {chunk}"),
-                Color::banks(group),
+                Color::hue(group),
             ),
             None => Cell::unused(),
         },
@@ -182,9 +182,9 @@ mod tests {
         let [tile, memory] = panels(&drawing);
         // Chunk 3 of row 5: 3 ^ 5 = 6.
         let offset = 5 * 128 + 6 * 16;
-        let cell = Cell::new(offset, "24-27", Color::banks(6));
+        let cell = Cell::new(offset, "24-27", Color::hue(6));
         assert_eq!(tile.cells[5][3], cell);
-        let cell = Cell::new("row 5", "chunk 3", Color::banks(6));
+        let cell = Cell::new("row 5", "chunk 3", Color::hue(6));
         assert_eq!(memory.cells[5][6], cell);
     }
 

@@ -219,7 +219,7 @@ mod tests {
 
     fn drawing() -> Drawing {
         let note = Note {
-            swatches: vec![(Color::banks(0), "0".to_owned())],
+            swatches: vec![(Color::hue(0), "0".to_owned())],
             text: "bank".to_owned(),
         };
         Drawing {
@@ -294,7 +294,7 @@ r \\ c  0   1    2      r \\ c  0   1    2
             painted.collect::<std::collections::HashSet<_>>().len() == colors.len()
         };
         assert!(distinct(&[1, 2, 4, 8].map(|ways| Color::conflict(ways, 1))));
-        assert!(distinct(&[0, 1, 2, 3, 4, 5, 6, 7].map(Color::banks)));
+        assert!(distinct(&[0, 1, 2, 3, 4, 5, 6, 7].map(Color::hue)));
         // The paler shades of a hue may look alike there; the first of each does not.
         assert!(distinct(&[0, 4, 8, 12, 16, 20, 24, 28].map(Color::lane)));
     }

@@ -1,0 +1,223 @@
+//! `cargo xtask layout causal`: the tiles that the causal mask leaves, and the order of the blocks.
+
+use super::color::Color;
+use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use kernels::abi::{ForwardParams, Order};
+use kernels::attention::mask::{Causal, Mask};
+use kernels::catalog::class::Class;
+use kernels::catalog::{Family, Tile};
+
+/// What to draw.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Queries of a head
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=2048))]
+    seqlen: u32,
+    /// Keys of a head [default: seqlen]
+    #[arg(long, value_name = "M")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=2048))]
+    seqlen_kv: Option<u32>,
+}
+
+const DIM: u32 = 64;
+
+/// Heads of the drawn grid, and of a wave.
+const HEADS: u32 = 8;
+const WAVE: u32 = 4;
+
+/// What a query tile sees of a block of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    Whole,
+    Part,
+    Nothing,
+}
+
+impl Sight {
+    fn color(self) -> Color {
+        Color::conflict(if self == Sight::Whole { 1 } else { 2 }, 1)
+    }
+}
+
+/// The main kernel's work on one head.
+struct Head {
+    tile: Tile,
+    params: ForwardParams,
+}
+
+impl Head {
+    fn new(arguments: &Arguments) -> Self {
+        Head {
+            tile: Class::Sm90.tile(Family::Forward { causal: true }, DIM),
+            params: ForwardParams {
+                seqlen_q: arguments.seqlen,
+                seqlen_kv: arguments.seqlen_kv.unwrap_or(arguments.seqlen),
+                ..ForwardParams::default()
+            },
+        }
+    }
+
+    fn tiles(&self) -> u32 {
+        self.params.seqlen_q.div_ceil(self.tile.q_rows)
+    }
+
+    fn blocks(&self) -> u32 {
+        self.params.seqlen_kv.div_ceil(self.tile.keys)
+    }
+
+    /// Blocks of keys that some row of a query tile sees, and those that all of them see whole.
+    fn seen(&self, tile: u32) -> (u32, u32) {
+        let mask = Causal::new(&self.params, 0, self.params.seqlen_kv);
+        let first = tile * self.tile.q_rows;
+        let last = (first + self.tile.q_rows).min(self.params.seqlen_q) - 1;
+        let seen = mask.trip_count(last as i32, self.tile.keys);
+        (seen, mask.unmasked_trip_count(first as i32, self.tile.keys))
+    }
+
+    fn sight(&self, tile: u32, block: u32) -> Sight {
+        match self.seen(tile) {
+            (_, whole) if block < whole => Sight::Whole,
+            (seen, _) if block < seen => Sight::Part,
+            _ => Sight::Nothing,
+        }
+    }
+
+    fn tile_labels(&self) -> Group {
+        let first = |tile: u32| (tile * self.tile.q_rows).to_string();
+        Group {
+            title: String::new(),
+            labels: (0..self.tiles()).map(first).collect(),
+        }
+    }
+
+    /// The blocks of keys in the order in which each query tile takes them.
+    fn steps(&self) -> Panel {
+        let columns = Group {
+            title: format!("first key of each {}", self.tile.keys),
+            labels: (0..self.blocks())
+                .map(|block| (block * self.tile.keys).to_string())
+                .collect(),
+        };
+        let rows = vec![self.tile_labels()];
+        Panel::new(
+            "One head: steps of each query tile",
+            "query",
+            rows,
+            vec![columns],
+            |tile, block| match self.sight(tile, block) {
+                Sight::Nothing => Cell::unused(),
+                sight => Cell::new(self.seen(tile).0 - block, "", sight.color()),
+            },
+        )
+    }
+
+    /// The block that takes each query tile of each head.
+    fn order(&self) -> Panel {
+        let order = Order::new(HEADS, self.tiles(), WAVE);
+        let places: Vec<_> = (0..order.blocks())
+            .map(|block| order.place(block))
+            .collect();
+        let columns = Group::titled(Group::numbers(HEADS, WAVE), ["first wave", "second wave"]);
+        let rows = vec![self.tile_labels()];
+        Panel::new(
+            "All heads: block, and its steps",
+            "query \\ head",
+            rows,
+            columns,
+            |tile, head| {
+                let block = places.iter().position(|place| *place == (0, tile, head));
+                let block = block.expect("every tile has a block") as u32;
+                let steps = format!("{} steps", self.seen(tile).0);
+                Cell::new(block, steps, Color::hue(block * 8 / order.blocks()))
+            },
+        )
+    }
+}
+
+/// One head's steps beside the grid.
+pub fn draw(arguments: &Arguments) -> Drawing {
+    let head = Head::new(arguments);
+    let Tile { q_rows, keys, .. } = head.tile;
+    let notes = [
+        format!("Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N."),
+        "Left: the step at which a query tile takes each block of keys, the last seen first.".to_owned(),
+        "Blocks that no query of the tile sees are not loaded. Partly seen ones come first, with the mask;".to_owned(),
+        "the loop over the others knows no mask.".to_owned(),
+        "Right: blocks start in the order of their numbers. The tiles with the most steps come first, so that".to_owned(),
+        "the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves".to_owned(),
+        "whose K and V fit the L2 cache.".to_owned(),
+    ];
+    let legend = Note {
+        swatches: vec![
+            (Sight::Whole.color(), "whole".to_owned()),
+            (Sight::Part.color(), "in part".to_owned()),
+        ],
+        text: "what a query tile sees of a block of keys".to_owned(),
+    };
+    let notes = notes.into_iter().map(Note::text).chain([legend]);
+    Drawing {
+        title: format!(
+            "Causal mask: {} queries, {} keys, head dim {DIM}",
+            head.params.seqlen_q, head.params.seqlen_kv
+        ),
+        rows: vec![
+            vec![Slot::Notes(notes.collect())],
+            vec![Slot::Panel(head.steps()), Slot::Panel(head.order())],
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(seqlen: u32, seqlen_kv: u32) -> Head {
+        let seqlen_kv = Some(seqlen_kv);
+        Head::new(&Arguments { seqlen, seqlen_kv })
+    }
+
+    /// By the definition, pair by pair.
+    #[test]
+    fn sight_is_what_the_mask_says() {
+        for (seqlen, seqlen_kv) in [(300, 300), (200, 500), (500, 200)] {
+            let head = head(seqlen, seqlen_kv);
+            let Tile { q_rows, keys, .. } = head.tile;
+            for tile in 0..head.tiles() {
+                for block in 0..head.blocks() {
+                    let queries = tile * q_rows..((tile + 1) * q_rows).min(seqlen);
+                    let seen = queries.flat_map(|i| {
+                        // The last block may end beyond the last key: then it needs masking.
+                        let visible = move |j: &u32| j + seqlen <= i + seqlen_kv && *j < seqlen_kv;
+                        (block * keys..(block + 1) * keys).map(move |j| visible(&j))
+                    });
+                    let seen: Vec<_> = seen.collect();
+                    let expected = match seen.iter().filter(|&&visible| visible).count() {
+                        0 => Sight::Nothing,
+                        count if count == seen.len() => Sight::Whole,
+                        _ => Sight::Part,
+                    };
+                    assert_eq!(head.sight(tile, block), expected, "{tile}, {block}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_tiles_start_first() {
+        let panel = head(1024, 1024).order();
+        let [first, last] = [&panel.cells[7][..4], &panel.cells[0][4..]];
+        let blocks = |cells: &[Cell]| {
+            cells
+                .iter()
+                .map(|cell| cell.text.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(blocks(first), ["0", "1", "2", "3"]);
+        assert_eq!(blocks(last), ["60", "61", "62", "63"]);
+        assert_eq!(
+            (&first[0].detail[..], &last[0].detail[..]),
+            ("16 steps", "2 steps")
+        );
+    }
+}

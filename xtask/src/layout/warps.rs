@@ -1,0 +1,150 @@
+//! `cargo xtask layout warps`: which warp of a block computes which part of S and of O.
+
+use super::color::Color;
+use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use kernels::catalog::class::Class;
+use kernels::catalog::{Accumulation, Family, Tile};
+use kernels::ladder::table::{Q, Shape};
+
+/// How a block's warps share its work, in tiles of 16 x 16.
+#[derive(Clone, Copy)]
+struct Division {
+    tile: Tile,
+    dim: u32,
+    /// Whether a warp's columns of O are every `team`th 16, and not neighbours.
+    interleaved: bool,
+}
+
+impl Division {
+    /// Tiles of S and O in rows; of S, of O in columns.
+    fn sizes(self) -> (u32, [u32; 2]) {
+        (self.tile.q_rows / 16, [self.tile.keys / 16, self.dim / 16])
+    }
+
+    /// The warp that has a tile of S, where columns are keys, or of O.
+    fn warp(self, row: u32, column: u32, columns: u32, interleaved: bool) -> u32 {
+        let Tile {
+            warps,
+            team,
+            q_rows,
+            ..
+        } = self.tile;
+        let team_rows = q_rows / 16 / (warps / team);
+        let side = if interleaved {
+            column % team
+        } else {
+            column / (columns / team)
+        };
+        row / team_rows * team + side
+    }
+
+    fn panels(self, name: &str) -> Vec<Slot> {
+        let (rows, [keys, columns]) = self.sizes();
+        let panel = |title: String, unit: &str, columns: u32, interleaved: bool| {
+            let ranges = |count: u32| Group {
+                title: String::new(),
+                labels: (0..count).map(|i| format!("{}", 16 * i)).collect(),
+            };
+            let across = Group {
+                title: unit.to_owned(),
+                ..ranges(columns)
+            };
+            let warp = |row, column| self.warp(row, column, columns, interleaved);
+            Slot::Panel(Panel::new(
+                title,
+                "query",
+                vec![ranges(rows)],
+                vec![across],
+                |row, column| {
+                    let warp = warp(row, column);
+                    Cell::new(format!("w{warp}"), "", Color::hue(warp))
+                },
+            ))
+        };
+        vec![
+            panel(format!("{name}: S of a step"), "key", keys, false),
+            panel("O".to_owned(), "column", columns, self.interleaved),
+        ]
+    }
+}
+
+/// The ways that warps share a block, the ladder's first.
+fn divisions() -> [(&'static str, Division); 3] {
+    let of_shape = |shape: Shape| Division {
+        tile: shape.tile(),
+        dim: 128,
+        interleaved: shape.team > 1,
+    };
+    let single = Accumulation::Single;
+    let wide = Division {
+        tile: Class::Sm90.tile(Family::Forward { causal: false }, 256),
+        dim: 256,
+        interleaved: false,
+    };
+    [
+        ("split-kv", of_shape(Shape::teams(single, 4, 2))),
+        ("split-q", of_shape(Shape::rows(single, 128, Q::Shared))),
+        ("D = 256", wide),
+    ]
+}
+
+/// Each way, S beside O.
+pub fn draw() -> Drawing {
+    let notes = [
+        "Each cell is a tile of 16 x 16 of S = Q K^T or of O, with the warp that computes it.",
+        "split-kv: the warps of a team split the keys of S and the columns of O. No warp has a whole row",
+        "of S, so maxima and P go through shared memory.",
+        "split-q: a warp has whole rows. Its P is ready in registers where P V wants it.",
+        "D = 256, in the kernel that is used: O of two row tiles takes too many registers for one warp, so",
+        "two warps share their rows, as in split-kv.",
+    ];
+    let mut rows = vec![vec![Slot::Notes(
+        notes.into_iter().map(Note::text).collect(),
+    )]];
+    rows.extend(divisions().map(|(name, division)| division.panels(name)));
+    Drawing {
+        title: "How the warps of a block share S and O".to_owned(),
+        rows,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every warp has as many tiles of S and O as every other.
+    #[test]
+    fn warps_have_equal_parts() {
+        for (name, division) in divisions() {
+            let (rows, columns) = division.sizes();
+            for (columns, interleaved) in columns.into_iter().zip([false, division.interleaved]) {
+                let mut tiles = vec![0; division.tile.warps as usize];
+                for (row, column) in (0..rows).flat_map(|r| (0..columns).map(move |c| (r, c))) {
+                    let warp = division.warp(row, column, columns, interleaved);
+                    tiles[warp as usize] += 1;
+                }
+                assert!(
+                    tiles.iter().all(|&count| count == tiles[0] && count > 0),
+                    "{name}: {tiles:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_one_warps_only_where_queries_are_split() {
+        let owners = |name: &str| {
+            let found = divisions().into_iter().find(|division| division.0 == name);
+            let division = found.expect("drawn").1;
+            let columns = division.sizes().1[0];
+            let mut warps: Vec<_> = (0..columns)
+                .map(|c| division.warp(0, c, columns, false))
+                .collect();
+            warps.dedup();
+            warps
+        };
+        assert_eq!(owners("split-kv"), [0, 1, 2, 3]);
+        assert_eq!(owners("split-q"), [0]);
+        assert_eq!(owners("D = 256"), [0, 1]);
+    }
+}
