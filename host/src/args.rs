@@ -1,10 +1,14 @@
 //! The command line.
 
 use crate::gemm::GemmArgs;
-use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+use attention::ladder::{Ladder, MAX_STAGES, OStore, Rung, Swizzles};
 use attention::{Accumulation, Class, Dtype};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
+use kernels::abi::MAX_SEQLEN;
+use kernels::catalog::MAX_HEAD_DIM;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -16,20 +20,20 @@ use std::str::FromStr;
 #[command(name = "attention", version, allow_negative_numbers = true)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// What else there is to do.
+    /// Another task than attention.
     #[command(subcommand)]
     pub task: Option<Task>,
     /// Independent sequences
     #[arg(long, value_name = "B", default_value_t = 1, conflicts_with = "input")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(1..=usize::MAX))]
     pub batch: usize,
     /// Query heads
     #[arg(long, value_name = "H", default_value_t = 8, conflicts_with = "input")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(1..=usize::MAX))]
     pub heads: usize,
-    /// Key/value heads, of which heads is a multiple [default: heads]
+    /// Key/value heads; heads must be a multiple of it [default: heads]
     #[arg(long, value_name = "H", conflicts_with = "input")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(1..=usize::MAX))]
     pub kv_heads: Option<usize>,
     /// Queries per head
     #[arg(
@@ -38,65 +42,59 @@ pub struct Args {
         default_value_t = 4096,
         conflicts_with = "input"
     )]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub seqlen: usize,
     /// Keys per head [default: seqlen]
     #[arg(long, value_name = "M", conflicts_with = "input")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub seqlen_kv: Option<usize>,
     /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
-    #[arg(value_parser = number::<usize>("a multiple of 8 from 8 to 1024"))]
+    #[arg(value_parser = dim)]
     pub dim: usize,
-    /// Element type of q, k, v and o [default: that of the input file, else f16]
+    /// Element type of q, k, v and o [default: the input file's, or f16 for F32 and random inputs]
     #[arg(long)]
     pub dtype: Option<ElementType>,
     /// Query i sees only keys up to i + seqlen_kv - seqlen
     #[arg(long)]
     pub causal: bool,
     /// Softmax scale [default: 1 / sqrt(dim)]
-    #[arg(long, value_name = "S", allow_hyphen_values = true)]
+    #[arg(long, value_name = "S", allow_hyphen_values = true, value_parser = finite)]
     pub scale: Option<f32>,
-    /// auto for the best kernel, all for every one that serves the problem, ladder for every one of the
-    /// ladder that does, with the options that are given, or a name from --list-kernels
+    /// auto: the best kernel; all: every kernel that serves the problem; ladder: every kernel of the
+    /// ladder that serves it with the given options; or a name from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
-    /// Of a kernel of the ladder: buffers that tiles pass through, 1, 2 or 3 [default: as many as fit]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<u32>("1, 2 or 3"))]
+    /// Ladder only: buffers that tiles pass through, 1 to 3 [default: as many as fit]
+    #[arg(long, value_name = "COUNT", value_parser = whole(1..=MAX_STAGES))]
     pub stages: Option<u32>,
-    /// Of a kernel of the ladder: which tiles are swizzled in shared memory [default: qkv]
+    /// Ladder only: which tiles are swizzled in shared memory [default: qkv]
     #[arg(long, value_parser = one_of(Swizzles::ALL, Swizzles::name))]
     pub swizzle: Option<Swizzles>,
-    /// Of a kernel of the ladder: what products are summed in [default: f32]
+    /// Ladder only: type of the accumulators [default: f32]
     #[arg(long, value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     pub acc: Option<Accumulation>,
-    /// Of a kernel of the ladder: how o is stored [default: shared]
+    /// Ladder only: how o is stored [default: shared]
     #[arg(long, value_parser = one_of(OStore::ALL, OStore::name))]
     pub o_store: Option<OStore>,
-    /// Splits of the keys, for as many blocks of the GPU to work on at once; 0 for as many as fill it.
-    /// The CPU does not split, nor do the kernels naive and fa1
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
-    #[arg(value_parser = number::<u32>("a whole number up to 4294967295"))]
+    /// Splits of the keys, which more blocks of the GPU share; 0 for as many as fill it. The CPU and the
+    /// kernels naive and fa1 do not split
+    #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = whole(0..=u32::MAX))]
     pub splits: u32,
-    /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS; auto takes the first CUDA device if there
-    /// is one that works, else the CPU; the emulator runs the GPU's kernels, checked, and very slowly,
-    /// those of the class sm_80 (the default), sm_86, sm_90 or sm_100
+    /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS. auto takes the first CUDA device that works,
+    /// or else the CPU. The emulator runs the GPU's kernels on the CPU, checked and very slowly; CLASS
+    /// is sm_80 (the default), sm_86, sm_90 or sm_100
     #[arg(long, default_value = "auto")]
     pub device: DeviceName,
-    /// Runs before the timed ones [default: 5; on the CPU no new one starts after half a second; on
-    /// the emulator none]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    /// Runs before the timed ones [default: 5; on the CPU no new one starts after 0.5 seconds; on the
+    /// emulator none]
+    #[arg(long, value_name = "COUNT", value_parser = whole(0..=usize::MAX))]
     pub warmup: Option<usize>,
-    /// Timed runs, at least 1 [default: 20; on the CPU no new one starts after 1.5 seconds; on the
-    /// emulator 1]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    /// Timed runs [default: 20; on the CPU no new one starts after 1.5 seconds; on the emulator 1]
+    #[arg(long, value_name = "COUNT", value_parser = whole(1..=usize::MAX))]
     pub iters: Option<usize>,
-    /// Seed of the random q, k and v, and of the rows that are checked
-    #[arg(long, default_value_t = 0)]
-    #[arg(value_parser = number::<u64>(WHOLE))]
+    /// Seed of the random q, k and v, and of the choice of rows to check
+    #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub seed: u64,
     /// Rows of the result to compare with the f64 implementation
     #[arg(long, default_value = "sample")]
@@ -107,12 +105,12 @@ pub struct Args {
     /// Write o and lse to a safetensors file, once the check has passed
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print one JSON object a kernel instead of a table; a number that is not finite, or was not
-    /// checked, is null
+    /// Print one JSON object per kernel instead of a table; null stands for a number that is not
+    /// finite, was not checked, or means nothing on the emulator
     #[arg(long)]
     pub json: bool,
-    /// On the emulator, also print what each launch of each kernel did: instructions, bank conflicts,
-    /// memory traffic; if the keys are split, that which combines the splits too
+    /// On the emulator, also print what each launch did: instructions, work for each mma, memory
+    /// traffic, bank conflicts
     #[arg(long)]
     pub counters: bool,
     /// Print the table of kernels and do nothing else
@@ -121,7 +119,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// A kernel of the ladder with the options that were given.
+    /// A kernel of the ladder with the given options.
     pub fn on_rung(&self, rung: Rung) -> Ladder {
         Ladder {
             rung,
@@ -132,7 +130,7 @@ impl Args {
         }
     }
 
-    /// An option of kernels of the ladder that was given.
+    /// The first given option that only kernels of the ladder take.
     pub fn ladder_option(&self) -> Option<&'static str> {
         let options = [
             ("--stages", self.stages.is_some()),
@@ -145,17 +143,43 @@ impl Args {
     }
 }
 
-/// Takes a number; says what is allowed where something else is given.
-pub fn number<T: FromStr>(
-    allowed: &'static str,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
-    move |given| given.parse().map_err(|_| format!("it must be {allowed}"))
+/// Takes a whole number of a range; names the range where another value is given.
+pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
+where
+    T: FromStr + PartialOrd + Display + Clone,
+{
+    move |given| match given.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => {
+            let (first, last) = (range.start(), range.end());
+            Err(format!("it must be a whole number from {first} to {last}"))
+        }
+    }
 }
 
-/// What a `usize` or `u64` is allowed to be.
-pub const WHOLE: &str = "a whole number up to 18446744073709551615";
+/// Takes a head dim that some kernel serves.
+fn dim(given: &str) -> Result<usize, String> {
+    match given.parse() {
+        Ok(dim) if dim >= 8 && dim <= MAX_HEAD_DIM as usize && dim % 8 == 0 => Ok(dim),
+        _ => Err(format!(
+            "it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}"
+        )),
+    }
+}
 
-/// Takes one of some values, by its name.
+/// Takes a number that is finite as an `f32`.
+fn finite(given: &str) -> Result<f32, String> {
+    match given.parse() {
+        Ok(number) if f32::is_finite(number) => Ok(number),
+        _ => Err(format!(
+            "it must be a number from {:e} to {:e}",
+            f32::MIN,
+            f32::MAX
+        )),
+    }
+}
+
+/// Takes one of `all` by its name.
 pub fn one_of<T: Copy + Send + Sync>(
     all: &'static [T],
     name: fn(T) -> &'static str,
@@ -165,10 +189,10 @@ pub fn one_of<T: Copy + Send + Sync>(
     names.map(move |given| *named(given).expect("the parser takes no other name"))
 }
 
-/// What there is to do beside attention.
+/// Another task than attention.
 #[derive(Debug, Subcommand)]
 pub enum Task {
-    /// Multiply matrices, C = A B^T, by the kernels that show how a fast one is made; check the result
+    /// Multiply matrices, C = A B^T, with the kernels that show how a fast one is made; check the result
     /// and print how long it took
     #[command(allow_negative_numbers = true)]
     Gemm(GemmArgs),
@@ -177,7 +201,7 @@ pub enum Task {
 /// Which rows are checked.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Check {
-    /// Some hundred rows, the first and the last among them
+    /// 256 rows, the first and the last among them
     Sample,
     /// All rows
     Full,
@@ -217,7 +241,7 @@ pub enum DeviceName {
 }
 
 impl FromStr for DeviceName {
-    type Err = &'static str;
+    type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
@@ -225,10 +249,13 @@ impl FromStr for DeviceName {
             "cuda" => Ok(DeviceName::Cuda(0)),
             "cpu" => Ok(DeviceName::Cpu),
             "emulator" => Ok(DeviceName::Emulator(Class::Sm80)),
-            _ => with_index(name).or_else(|| with_class(name)).ok_or(
-                "allowed are auto, cuda, cuda:I (with I = 0, 1, ...), cpu, emulator, \
-                 emulator:sm_80, emulator:sm_86, emulator:sm_90 and emulator:sm_100",
-            ),
+            _ => with_index(name)
+                .or_else(|| with_class(name))
+                .ok_or_else(|| {
+                    let classes = Class::ALL.iter().map(|class| class.name());
+                    let classes = Vec::from_iter(classes).join(", emulator:");
+                    format!("it must be auto, cuda, cuda:0, cuda:1, ..., cpu, emulator, emulator:{classes}")
+                }),
         }
     }
 }
@@ -245,20 +272,4 @@ fn with_class(name: &str) -> Option<DeviceName> {
     let mut classes = Class::ALL.iter();
     let class = classes.find(|class| class.name() == name)?;
     Some(DeviceName::Emulator(*class))
-}
-
-/// Parses the command line, or says in one line what is wrong with it.
-pub fn parse() -> Result<Args, String> {
-    let args: Args = cli::parse()?;
-    let (iters, counters, device) = match &args.task {
-        None => (args.iters, args.counters, args.device),
-        Some(Task::Gemm(gemm)) => (gemm.iters, gemm.counters, gemm.device),
-    };
-    if iters == Some(0) {
-        return Err("--iters is 0; it must be at least 1".to_owned());
-    }
-    if counters && !matches!(device, DeviceName::Emulator(_)) {
-        return Err("--counters needs --device emulator".to_owned());
-    }
-    Ok(args)
 }

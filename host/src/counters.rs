@@ -1,12 +1,12 @@
 //! What the emulator counted, in summary.
 
 use crate::report::empty_table;
-use attention::emulator::{Counters, Line, Tally};
+use attention::emulator::{Counters, Finding, Line, Source, Tally};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a launch did; serialised, one of the `counters` in a line of `--json`.
+/// What a launch did; serialised, an element of `counters` in a `--json` line.
 #[derive(Serialize)]
 pub struct Summary {
     /// Name of the kernel.
@@ -15,6 +15,8 @@ pub struct Summary {
     instructions: BTreeMap<String, u64>,
     mma: u64,
     mma_flops: u64,
+    /// Ratios to the number of `mma`; `None` if there was none.
+    per_mma: Option<BTreeMap<&'static str, f64>>,
     barriers: u64,
     /// Accesses to memory by instruction.
     accesses: Vec<Access>,
@@ -22,6 +24,9 @@ pub struct Summary {
     bank_conflicts: Vec<Place>,
     /// PTX lines that touch more sectors than their bytes fill.
     uncoalesced: Vec<Place>,
+    /// The lines of both lists, equal ones together.
+    #[serde(skip)]
+    findings: Vec<Finding>,
 }
 
 /// What the instructions of one opcode did to memory.
@@ -41,6 +46,8 @@ struct Access {
 #[derive(Serialize)]
 struct Place {
     line: u32,
+    /// `FILE:LINE` in Rust, where the PTX has it.
+    source: Option<String>,
     instruction: String,
     extra: u64,
 }
@@ -70,6 +77,7 @@ impl Summary {
         };
         let place = |line: &Line, extra| Place {
             line: line.line,
+            source: line.source.as_ref().map(Source::to_string),
             instruction: line.opcode.clone(),
             extra,
         };
@@ -82,6 +90,13 @@ impl Summary {
                 .collect(),
             mma: counters.mma(),
             mma_flops: total.flops,
+            per_mma: counters.per_mma().map(|ratios| {
+                BTreeMap::from([
+                    ("instructions", ratios.instructions),
+                    ("ldmatrix", ratios.loads),
+                    ("shared_wavefronts", ratios.wavefronts),
+                ])
+            }),
             barriers: counters.barriers(),
             accesses: opcodes.into_iter().map(access).collect(),
             bank_conflicts: counters
@@ -92,6 +107,7 @@ impl Summary {
                 .uncoalesced()
                 .map(|line| place(line, line.tally.extra_sectors()))
                 .collect(),
+            findings: counters.findings(),
         }
     }
 }
@@ -109,6 +125,13 @@ impl fmt::Display for Summary {
             "mma: {} ({} FLOP); barriers, by warp: {}",
             self.mma, self.mma_flops, self.barriers
         )?;
+        if let Some(ratios) = &self.per_mma {
+            let ratios: Vec<_> = ratios
+                .iter()
+                .map(|(what, ratio)| format!("{what} {ratio:.2}"))
+                .collect();
+            writeln!(f, "for each mma: {}", ratios.join(", "))?;
+        }
         let mut table = empty_table(
             &[
                 "access",
@@ -135,18 +158,8 @@ impl fmt::Display for Summary {
             ]);
         }
         write!(f, "{table}")?;
-        for (what, places) in [
-            ("bank conflicts: extra wavefronts", &self.bank_conflicts),
-            ("not coalesced: extra sectors", &self.uncoalesced),
-        ] {
-            for place in places {
-                let Place {
-                    line,
-                    instruction,
-                    extra,
-                } = place;
-                write!(f, "\n{what} {extra}, PTX line {line}: {instruction}")?;
-            }
+        for finding in &self.findings {
+            write!(f, "\n{finding}")?;
         }
         Ok(())
     }

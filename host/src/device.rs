@@ -1,13 +1,18 @@
 //! The choice of a device.
 
 use crate::args::DeviceName;
+use anyhow::{Result, ensure};
+use attention::Device;
 use attention::emulator::Options;
-use attention::{Device, Result};
 
 /// Opens the device; for `auto`, says on standard error which one it took and why.
 pub fn choose(name: DeviceName, seed: u64, counters: bool) -> Result<Device> {
-    match name {
-        DeviceName::Cpu => Ok(Device::cpu()),
+    ensure!(
+        !counters || matches!(name, DeviceName::Emulator(_)),
+        "--counters needs --device emulator"
+    );
+    Ok(match name {
+        DeviceName::Cpu => Device::cpu(),
         DeviceName::Emulator(class) => Device::emulator_of(
             class,
             Options {
@@ -15,9 +20,9 @@ pub fn choose(name: DeviceName, seed: u64, counters: bool) -> Result<Device> {
                 counters,
                 ..Options::default()
             },
-        ),
-        DeviceName::Cuda(index) => Device::cuda(index),
-        DeviceName::Auto => Ok(match Device::cuda(0) {
+        )?,
+        DeviceName::Cuda(index) => Device::cuda(index)?,
+        DeviceName::Auto => match Device::cuda(0) {
             Ok(device) => {
                 eprintln!("device: {} (the first CUDA device)", device.name());
                 device
@@ -26,6 +31,6 @@ pub fn choose(name: DeviceName, seed: u64, counters: bool) -> Result<Device> {
                 eprintln!("device: CPU ({reason})");
                 Device::cpu()
             }
-        }),
-    }
+        },
+    })
 }

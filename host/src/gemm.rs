@@ -1,6 +1,6 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use crate::args::{Check, DeviceName, ElementType, WHOLE, number, one_of};
+use crate::args::{Check, DeviceName, ElementType, one_of, whole};
 use crate::device;
 use crate::measure::{self, Repeat};
 use crate::progress::Progress;
@@ -13,66 +13,64 @@ use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
     Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
 };
+use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
 use serde::Serialize;
 use std::fmt;
 
 /// Rows and columns that `--check sample` compares where they cross.
 const SAMPLE: usize = 256;
 
-/// What to multiply, and by which kernels.
+/// What to multiply, and with which kernels.
 #[derive(Debug, clap::Args)]
 pub struct GemmArgs {
     /// Rows of A and C
     #[arg(long, value_name = "M", default_value_t = 2048)]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(0..=MAX_SEQLEN as usize))]
     m: usize,
     /// Rows of B, columns of C
     #[arg(long, value_name = "N", default_value_t = 2048)]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(0..=MAX_SEQLEN as usize))]
     n: usize,
     /// Columns of A and B
     #[arg(long, value_name = "K", default_value_t = 2048)]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(value_parser = whole(0..=MAX_DEPTH as usize))]
     k: usize,
     /// Element type of A, B and C
     #[arg(long, default_value = "f16")]
     dtype: ElementType,
-    /// In what the products are added up; f16 for f16 elements only, and not on the CPU
+    /// Type of the accumulators; f16 for f16 elements only, and not on the CPU
     #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
-    /// auto for gemm-simple and gemm-multistage, all for every kernel of theirs that fits the device,
-    /// one of these two names for its best kernel, or the name of a kernel from --list-kernels
+    /// auto: gemm-simple and gemm-multistage, each with its best kernel; all: every kernel of the two
+    /// that fits the device; one of these two names; or the name of a kernel from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     kernel: String,
-    /// Tiles of A and B in shared memory: 3, 4 or 5 [default: the best number]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<u32>("3, 4 or 5"))]
+    /// Tiles of A and B in shared memory, 3 to 5 [default: the best number]
+    #[arg(long, value_name = "COUNT", value_parser = whole(3..=5_u32))]
     stages: Option<u32>,
     /// As for attention: auto, cuda, cuda:I, cpu, emulator or emulator:CLASS
     #[arg(long, default_value = "auto")]
-    pub(super) device: DeviceName,
+    device: DeviceName,
     /// Runs before the timed ones [default: as for attention]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
+    #[arg(long, value_name = "COUNT", value_parser = whole(0..=usize::MAX))]
     warmup: Option<usize>,
-    /// Timed runs, at least 1 [default: as for attention]
-    #[arg(long, value_name = "COUNT")]
-    #[arg(value_parser = number::<usize>(WHOLE))]
-    pub(super) iters: Option<usize>,
-    /// Seed of the random A and B, and of the elements that are checked
-    #[arg(long, default_value_t = 0)]
-    #[arg(value_parser = number::<u64>(WHOLE))]
+    /// Timed runs [default: as for attention]
+    #[arg(long, value_name = "COUNT", value_parser = whole(1..=usize::MAX))]
+    iters: Option<usize>,
+    /// Seed of the random A and B, and of the choice of elements to check
+    #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     seed: u64,
-    /// Rows of the result to compare with f64; of a sample of rows, a sample of columns
+    /// Rows of the result to compare with f64; sample takes a sample of their columns too
     #[arg(long, default_value = "sample")]
     check: Check,
-    /// Print one JSON object a kernel instead of a table; a number that is not finite, or was not
-    /// checked, is null
+    /// Print one JSON object per kernel instead of a table; null stands for a number that is not
+    /// finite, was not checked, or means nothing on the emulator
     #[arg(long)]
     json: bool,
-    /// On the emulator, also print what each kernel did: instructions, bank conflicts, memory traffic
+    /// On the emulator, also print what each launch did: instructions, work for each mma, memory
+    /// traffic, bank conflicts
     #[arg(long)]
-    pub(super) counters: bool,
+    counters: bool,
 }
 
 /// A matrix product in the report.
@@ -117,7 +115,7 @@ pub fn run(args: &GemmArgs) -> Result<bool> {
     }
 }
 
-/// The calls to make, with the names of the kernels that they take.
+/// The calls to make, each with its kernel's name.
 fn calls(
     args: &GemmArgs,
     device: &Device,
@@ -143,8 +141,9 @@ fn calls(
     let calls = names.into_iter().map(call).collect::<Result<_>>()?;
     if device.is_cpu() {
         let (staged, half) = (args.stages.is_some(), args.acc == Accumulation::Half);
-        ensure!(!staged, "kernel cpu has no --stages; {MULTISTAGE} has");
-        ensure!(!half, "kernel cpu has no --acc f16; it adds up in f32");
+        let instead = "type --device emulator";
+        ensure!(!staged, "--stages is for {MULTISTAGE}; {instead}");
+        ensure!(!half, "--acc f16 is not for the CPU; {instead}");
     }
     Ok(calls)
 }
@@ -189,7 +188,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
             _ => check(&product, &rows, &columns),
         };
         let outcome = Outcome::new(
-            device.name(),
+            device,
             name,
             GemmCall {
                 dtype: T::DTYPE.name(),
@@ -233,7 +232,7 @@ fn element(wrong: &Comparison) -> String {
     )
 }
 
-/// Compares what the problem needs with what is free, before anything is allocated.
+/// Compares the memory that the problem needs with what is free, before anything is allocated.
 fn expect_memory(device: &Device, problem: &GemmProblem) -> Result<()> {
     let bytes = |[rows, columns]: [usize; 2]| (size_of::<u16>() * rows * columns) as u64;
     // `GemmProblem::validate` has each of these below 2^63.
@@ -242,5 +241,5 @@ fn expect_memory(device: &Device, problem: &GemmProblem) -> Result<()> {
     let on_device = inputs.saturating_add(c);
     // The host keeps the inputs for the check, the poison, and what it reads back.
     let on_host = on_device.saturating_add(c);
-    expect_free(device, on_device, on_host, "m, n and k")
+    expect_free(device, on_device, on_host, "m, n and k are")
 }

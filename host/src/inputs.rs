@@ -1,50 +1,92 @@
 //! q, k and v: random, or from a file.
 
 use crate::args::Args;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::safetensors::SafeTensors;
+use anyhow::{Context, Result, anyhow, ensure};
 use attention::{Dtype, Element, Problem, bf16, f16, random};
-use bytemuck::pod_collect_to_vec;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype as FileDtype, TensorView};
+use safetensors::tensor::{Dtype as FileDtype, TensorInfo};
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
+
+/// Names of the tensors.
+const NAMES: [&str; 3] = ["q", "k", "v"];
 
 /// Row-major q, k and v.
 pub struct Inputs<T> {
     pub q: Vec<T>,
     pub k: Vec<T>,
     pub v: Vec<T>,
+    /// How many rows of each hold NaN or infinity.
+    pub not_finite: [usize; 3],
 }
 
 /// Where q, k and v come from; their shapes are known.
 pub struct Source {
     problem: Problem,
     dtype: Dtype,
-    origin: Origin,
+    /// Seed of random tensors.
+    seed: u64,
+    file: Option<InputFile>,
 }
 
-enum Origin {
-    Random { seed: u64 },
-    File { path: PathBuf, bytes: Vec<u8> },
+/// A file with q, k and v.
+struct InputFile {
+    path: PathBuf,
+    file: SafeTensors,
+    tensors: [TensorInfo; 3],
 }
 
 impl Source {
-    /// Reads the input file, if there is one.
+    /// Reads the header of the input file, if there is one.
     pub fn open(args: &Args) -> Result<Self> {
-        let (shapes, dtype, origin) = match &args.input {
-            Some(path) => open_file(path)?,
-            None => {
-                let kv_heads = args.kv_heads.unwrap_or(args.heads);
-                let seqlen_kv = args.seqlen_kv.unwrap_or(args.seqlen);
-                let q = [args.batch, args.heads, args.seqlen, args.dim];
-                let kv = [args.batch, kv_heads, seqlen_kv, args.dim];
-                ([q, kv, kv], Dtype::F16, Origin::Random { seed: args.seed })
-            }
-        };
-        let [q, k, v] = shapes;
+        if let Some(path) = &args.input {
+            return Self::open_file(path, args).with_context(|| unusable(path));
+        }
+        let kv_heads = args.kv_heads.unwrap_or(args.heads);
+        let seqlen_kv = args.seqlen_kv.unwrap_or(args.seqlen);
+        let q = [args.batch, args.heads, args.seqlen, args.dim];
+        let kv = [args.batch, kv_heads, seqlen_kv, args.dim];
         Ok(Source {
-            problem: Problem::new(q, k, v, args.causal, args.scale)?,
+            problem: Problem::new(q, kv, kv, args.causal, args.scale)?,
+            dtype: args.dtype.map_or(Dtype::F16, Dtype::from),
+            seed: args.seed,
+            file: None,
+        })
+    }
+
+    fn open_file(path: &Path, args: &Args) -> Result<Self> {
+        let file = SafeTensors::open(path)?;
+        let [q, k, v] = NAMES.map(|name| file.info(name).cloned());
+        let tensors = [q?, k?, v?];
+        for (name, info) in NAMES.iter().zip(&tensors) {
+            let (found, expected) = (info.dtype, tensors[0].dtype);
+            let allowed = matches!(found, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32);
+            ensure!(allowed, "{name} is {found}; it must be F16, BF16 or F32");
+            ensure!(
+                found == expected,
+                "{name} is {found}; it must be {expected}, like q"
+            );
+        }
+        let shape = |i: usize| {
+            let (name, shape) = (NAMES[i], &tensors[i].shape);
+            <[usize; 4]>::try_from(&shape[..]).map_err(|_| {
+                anyhow!("{name} has shape {shape:?}; it must be [batch, heads, seqlen, dim]")
+            })
+        };
+        let problem = Problem::new(shape(0)?, shape(1)?, shape(2)?, args.causal, args.scale)?;
+        let dtype = match tensors[0].dtype {
+            FileDtype::BF16 => Dtype::Bf16,
+            _ => Dtype::F16,
+        };
+        Ok(Source {
+            problem,
             dtype: args.dtype.map_or(dtype, Dtype::from),
-            origin,
+            seed: args.seed,
+            file: Some(InputFile {
+                path: path.to_owned(),
+                file,
+                tensors,
+            }),
         })
     }
 
@@ -56,97 +98,52 @@ impl Source {
         self.dtype
     }
 
-    /// Draws the numbers, or converts those of the file.
-    pub fn load<T: Element>(&self) -> Result<Inputs<T>> {
-        let [q, k, v] = match &self.origin {
-            Origin::Random { seed } => random::inputs(&self.problem, *seed),
-            Origin::File { path, bytes } => {
-                let [q, k, v] = views(&parse(path, bytes)?, path)?;
-                [convert(&q), convert(&k), convert(&v)]
-            }
+    /// The input file, to recognise it by.
+    pub fn file(&self) -> Option<&Metadata> {
+        self.file.as_ref().map(|input| &input.file.metadata)
+    }
+
+    /// Draws the numbers, or reads them from the file.
+    pub fn load<T: Element>(self) -> Result<Inputs<T>> {
+        let tensors = match self.file {
+            None => random::inputs(&self.problem, self.seed),
+            Some(mut input) => input.read().with_context(|| unusable(&input.path))?,
         };
-        Ok(Inputs { q, k, v })
-    }
-}
-
-fn open_file(path: &Path) -> Result<([[usize; 4]; 3], Dtype, Origin)> {
-    let bytes =
-        std::fs::read(path).with_context(|| format!("--input: cannot read {}", path.display()))?;
-    let [q, k, v] = views(&parse(path, &bytes)?, path)?;
-    let shapes = [
-        shape("q", &q, path)?,
-        shape("k", &k, path)?,
-        shape("v", &v, path)?,
-    ];
-    let dtype = match q.dtype() {
-        FileDtype::BF16 => Dtype::Bf16,
-        _ => Dtype::F16,
-    };
-    let path = path.to_owned();
-    Ok((shapes, dtype, Origin::File { path, bytes }))
-}
-
-fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
-    SafeTensors::deserialize(bytes).map_err(|error| {
-        anyhow!(
-            "--input: {} is not a whole safetensors file: {error}",
-            path.display()
-        )
-    })
-}
-
-/// q, k and v, of one dtype that is allowed.
-fn views<'a>(file: &SafeTensors<'a>, path: &Path) -> Result<[TensorView<'a>; 3]> {
-    let view = |name: &str| {
-        file.tensor(name).map_err(|_| {
-            let names = file.names().join(", ");
-            anyhow!(
-                "--input: {} has no tensor {name}; it has {names}",
-                path.display()
-            )
+        let is_finite = |number: &T| number.to_f32().is_finite();
+        let not_finite = tensors.each_ref().map(|data| {
+            let rows = data.chunks(self.problem.dim);
+            rows.filter(|row| !row.iter().all(is_finite)).count()
+        });
+        let [q, k, v] = tensors;
+        Ok(Inputs {
+            q,
+            k,
+            v,
+            not_finite,
         })
-    };
-    let views = [view("q")?, view("k")?, view("v")?];
-    let dtype = views[0].dtype();
-    for (name, view) in ["q", "k", "v"].into_iter().zip(&views) {
-        let (found, path) = (view.dtype(), path.display());
-        let allowed = matches!(found, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32);
-        ensure!(
-            allowed,
-            "--input: {name} is {found:?} in {path}; it must be F16, BF16 or F32"
-        );
-        ensure!(
-            found == dtype,
-            "--input: {name} is {found:?} in {path}; it must be {dtype:?}, like q"
-        );
     }
-    Ok(views)
 }
 
-fn shape(name: &str, view: &TensorView, path: &Path) -> Result<[usize; 4]> {
-    let Ok(shape) = view.shape().try_into() else {
-        let (found, path) = (view.shape(), path.display());
-        bail!(
-            "--input: {name} has shape {found:?} in {path}; it must be [batch, heads, seqlen, dim]"
-        );
-    };
-    Ok(shape)
-}
-
-/// The numbers of a view of an allowed dtype, rounded to `T`.
-fn convert<T: Element>(view: &TensorView) -> Vec<T> {
-    fn rounded<S, T: Element>(data: Vec<S>, widen: impl Fn(S) -> f32) -> Vec<T> {
-        data.into_iter()
-            .map(|number| T::from_f32(widen(number)))
-            .collect()
-    }
-    // Tensors in a file lie at any byte offset, so the data has to be copied into place.
-    match (view.dtype(), T::DTYPE) {
-        (FileDtype::F16, Dtype::F16) | (FileDtype::BF16, Dtype::Bf16) => {
-            pod_collect_to_vec(view.data())
+impl InputFile {
+    /// q, k and v, rounded to `T`.
+    fn read<T: Element>(&mut self) -> Result<[Vec<T>; 3]> {
+        let InputFile { file, tensors, .. } = self;
+        let mut numbers = [const { Vec::new() }; 3];
+        let mut order = [0, 1, 2];
+        order.sort_by_key(|&i| tensors[i].data_offsets);
+        for i in order {
+            let info = &tensors[i];
+            let read = match info.dtype {
+                FileDtype::F16 => file.read(info, |number: f16| T::from_f32(number.to_f32())),
+                FileDtype::BF16 => file.read(info, |number: bf16| T::from_f32(number.to_f32())),
+                _ => file.read(info, T::from_f32),
+            };
+            numbers[i] = read.with_context(|| format!("cannot read {}", NAMES[i]))?;
         }
-        (FileDtype::F16, _) => rounded(pod_collect_to_vec(view.data()), f16::to_f32),
-        (FileDtype::BF16, _) => rounded(pod_collect_to_vec(view.data()), bf16::to_f32),
-        _ => rounded(pod_collect_to_vec(view.data()), |number: f32| number),
+        Ok(numbers)
     }
+}
+
+fn unusable(path: &Path) -> String {
+    format!("--input: {}", path.display())
 }

@@ -11,6 +11,7 @@ mod output;
 mod progress;
 mod report;
 mod run;
+mod safetensors;
 
 use std::process::ExitCode;
 

@@ -4,8 +4,8 @@ use crate::progress::Progress;
 use attention::{Device, Result};
 use std::time::{Duration, Instant};
 
-/// Calls that are queued before the device is waited for: it then runs them back to back, and the
-/// time to launch one is hidden behind the one before.
+/// Calls queued before the host waits for the device, which runs them back to back: a launch takes no
+/// time while the call before runs.
 const QUEUED: usize = 32;
 
 /// How often to repeat.
@@ -16,7 +16,7 @@ pub struct Repeat {
     queued: usize,
 }
 
-/// A number of calls, and a time after which no new one starts.
+/// A number of calls, and the time after which no new one starts.
 #[derive(Clone, Copy, Debug)]
 struct Count {
     calls: usize,
@@ -24,8 +24,8 @@ struct Count {
 }
 
 impl Repeat {
-    /// So many warm-up and timed calls as are asked for; by default the CPU, where a call may take seconds, gets fewer, and
-    /// the emulator, whose time says nothing about the kernel, a single one.
+    /// The given numbers of calls. By default the CPU stops early, because a call may take seconds, and
+    /// the emulator makes a single call, because its time says nothing about the kernel.
     pub fn new(warmup: Option<usize>, iters: Option<usize>, device: &Device) -> Self {
         let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
             calls: given.unwrap_or(if device.is_emulator() {
@@ -47,7 +47,7 @@ impl Repeat {
     }
 }
 
-/// The device's time for each call after the warm-up, at least one.
+/// The device's time for each call after the warm-up; at least one call.
 pub fn times(
     device: &Device,
     repeat: Repeat,
@@ -78,7 +78,7 @@ pub fn times(
     run(format!("timing {name}"), repeat.iters)
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The time in the middle, or the mean of the two in the middle.
 pub fn median(times: &[Duration]) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();

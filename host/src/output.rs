@@ -1,59 +1,171 @@
-//! The output file, which appears whole or not at all.
+//! The output file: a regular file appears whole or not at all, anything else is written straight.
 
 use anyhow::{Context, Result, ensure};
 use attention::{Dtype, Element, Problem};
-use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize};
-use std::io::Write;
-use std::path::Path;
-use tempfile::NamedTempFile;
+use rustix::fs::{AtFlags, CWD, linkat};
+use safetensors::tensor::{Dtype as FileDtype, Metadata as Header, TensorInfo};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-/// Fails if nothing can be written there, before any work is done.
-pub fn probe(path: &Path) -> Result<()> {
-    ensure!(
-        !path.is_dir(),
-        "--output: {} is a folder; it must be a file",
-        path.display()
-    );
-    temporary(path).map(drop)
+/// An output file, opened but not yet changed.
+pub struct Output {
+    /// The path as it was typed.
+    typed: PathBuf,
+    file: File,
+    /// The path that a nameless `file` gets after it is written.
+    target: Option<PathBuf>,
 }
 
-/// Writes o and lse.
-pub fn write<T: Element>(path: &Path, problem: &Problem, o: &[T], lse: &[f32]) -> Result<()> {
-    let dtype = match T::DTYPE {
-        Dtype::F16 => FileDtype::F16,
-        Dtype::Bf16 => FileDtype::BF16,
-    };
-    let (o_shape, lse_shape) = (problem.q_shape().to_vec(), problem.lse_shape().to_vec());
-    let tensors = [
-        (
-            "o",
-            TensorView::new(dtype, o_shape, bytemuck::cast_slice(o))?,
-        ),
-        (
-            "lse",
-            TensorView::new(FileDtype::F32, lse_shape, bytemuck::cast_slice(lse))?,
-        ),
-    ];
-    let bytes = serialize(tensors, None)?;
-    let mut file = temporary(path)?;
-    file.write_all(&bytes).with_context(|| unwritable(path))?;
-    file.persist(path).with_context(|| unwritable(path))?;
-    Ok(())
+impl Output {
+    /// Opens the file before any work is done; `input` is the file that q, k and v come from.
+    ///
+    /// # Errors
+    /// If it cannot be written, or is the input.
+    pub fn open(typed: &Path, input: Option<&Metadata>) -> Result<Self> {
+        let shown = typed.display();
+        let existing = match fs::metadata(typed) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            found => Some(found.with_context(|| unwritable(typed))?),
+        };
+        if let Some(existing) = &existing {
+            ensure!(
+                !existing.is_dir(),
+                "--output: {shown} is a folder; it must be a file"
+            );
+            ensure!(
+                !input.is_some_and(|input| is_same(input, existing)),
+                "--output: {shown} is the file of --input, which would be lost"
+            );
+        }
+        let (file, target) = open(typed, existing).with_context(|| unwritable(typed))?;
+        Ok(Output {
+            typed: typed.to_owned(),
+            file,
+            target,
+        })
+    }
+
+    /// Writes o and lse.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write<T: Element>(&self, problem: &Problem, o: &[T], lse: &[f32]) -> Result<()> {
+        let (o, lse) = (bytemuck::cast_slice(o), bytemuck::cast_slice(lse));
+        let dtype = match T::DTYPE {
+            Dtype::F16 => FileDtype::F16,
+            Dtype::Bf16 => FileDtype::BF16,
+        };
+        // The format wants the largest elements first.
+        let lse_info = TensorInfo {
+            dtype: FileDtype::F32,
+            shape: problem.lse_shape().to_vec(),
+            data_offsets: (0, lse.len()),
+        };
+        let o_info = TensorInfo {
+            dtype,
+            shape: problem.q_shape().to_vec(),
+            data_offsets: (lse.len(), lse.len() + o.len()),
+        };
+        let tensors = vec![("lse".to_owned(), lse_info), ("o".to_owned(), o_info)];
+        let mut header = serde_json::to_vec(&Header::new(None, tensors)?)?;
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let length = (header.len() as u64).to_le_bytes();
+        self.put(&[&length, &header, lse, o])
+            .with_context(|| unwritable(&self.typed))
+    }
+
+    fn put(&self, parts: &[&[u8]]) -> io::Result<()> {
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        for part in parts {
+            (&self.file).write_all(part)?;
+        }
+        self.target
+            .as_ref()
+            .map_or(Ok(()), |target| publish(&self.file, target))
+    }
 }
 
-/// A file beside `path`, so that it can be renamed; it is removed if it is not.
-fn temporary(path: &Path) -> Result<NamedTempFile> {
-    let folder = match path.parent() {
+/// Opens what `typed` names, and says which path a nameless file is for.
+fn open(typed: &Path, existing: Option<Metadata>) -> io::Result<(File, Option<PathBuf>)> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if let Some(existing) = &existing {
+        // Files that must not be written are not replaced either.
+        let file = options.open(typed)?;
+        if !existing.is_file() {
+            return Ok((file, None));
+        }
+    }
+    let target = resolve(typed)?;
+    match nameless(folder(&target)) {
+        Ok(file) => {
+            if let Some(existing) = existing {
+                file.set_permissions(existing.permissions())?;
+            }
+            Ok((file, Some(target)))
+        }
+        // Some file systems have no nameless files, and some folders take no new ones.
+        Err(_) => Ok((options.create(true).open(target)?, None)),
+    }
+}
+
+/// The path of the file that `path` names through symbolic links, the last of which may dangle.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let mut target = path.to_owned();
+    while let Ok(link) = fs::read_link(&target) {
+        target = folder(&target).join(link);
+    }
+    match target.as_os_str().as_encoded_bytes().last() {
+        None | Some(b'/') => Err(ErrorKind::InvalidFilename.into()),
+        Some(_) => Ok(target),
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
+    }
+}
+
+/// A file without a name, which vanishes if the program ends before [`publish`], however it ends.
+#[cfg(target_os = "linux")]
+fn nameless(folder: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::TMPFILE.bits() as i32;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(flags).open(folder)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn nameless(_: &Path) -> io::Result<File> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// Gives a nameless file its path, where it replaces what was there.
+fn publish(file: &File, target: &Path) -> io::Result<()> {
+    let link = |path: &Path| {
+        let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+        linkat(CWD, nameless, CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
     };
-    let mut builder = tempfile::Builder::new();
-    // By default only the owner may read a temporary file; this one is to stay.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder
-        .tempfile_in(folder)
-        .with_context(|| unwritable(path))
+    match link(target) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            // A link cannot replace a file, but renaming one can.
+            let beside = tempfile::Builder::new().make_in(folder(target), link)?;
+            beside.persist(target).map_err(|error| error.error)
+        }
+        linked => linked,
+    }
+}
+
+/// Whether two names lead to one file.
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
 fn unwritable(path: &Path) -> String {

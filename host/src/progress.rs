@@ -1,4 +1,4 @@
-//! A progress bar on standard error, for work that takes long enough to wonder.
+//! A progress bar on standard error.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::thread;
@@ -7,20 +7,22 @@ use std::time::Duration;
 const DELAY: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar that shows itself after two seconds, and only on a terminal.
+/// A bar that appears after two seconds, on a terminal only.
 pub struct Progress(ProgressBar);
 
 impl Progress {
     pub fn start() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         let shown = bar.clone();
-        thread::spawn(move || {
+        let show = move || {
             thread::sleep(DELAY);
             if !shown.is_finished() {
                 shown.set_draw_target(ProgressDrawTarget::stderr());
                 shown.enable_steady_tick(TICK);
             }
-        });
+        };
+        // Without the thread there is no bar, but all else works.
+        drop(thread::Builder::new().spawn(show));
         Progress(bar)
     }
 
@@ -47,7 +49,7 @@ impl Progress {
         self.0.inc(steps as u64);
     }
 
-    /// Prints something while the bar is out of the way.
+    /// Hides the bar while `print` runs.
     pub fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
         self.0.suspend(print)
     }

@@ -2,6 +2,7 @@
 
 use crate::counters::Summary;
 use crate::measure::median;
+use attention::Device;
 use attention::check::Comparison;
 use attention::emulator::Counters;
 use attention::gemm::{MULTISTAGE, SIMPLE};
@@ -14,13 +15,12 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-/// What a kernel was called for: displayed, a line above the table; serialised, fields of a line of
-/// `--json`.
+/// What a kernel computed: displayed, the line above the table; serialised, fields of a `--json` line.
 pub trait Call: Display + Serialize {
-    /// Names of the numbers that stand beside the kernel's name.
+    /// Headings of the columns after the kernel's name.
     const COLUMNS: &[&str];
 
-    /// These numbers.
+    /// The numbers in these columns.
     fn cells(&self) -> Vec<String>;
 
     /// Floating-point operations.
@@ -32,13 +32,13 @@ pub trait Call: Display + Serialize {
 pub struct Checked {
     /// Rows compared.
     pub rows: usize,
-    /// The element that was furthest off.
+    /// The element with the largest error.
     pub worst: Comparison,
-    /// Whether all were within their tolerance.
+    /// Whether all were within tolerance.
     pub passed: bool,
 }
 
-/// Time and correctness of one kernel; serialised as a line of `--json`.
+/// Time and correctness of one kernel; serialised, a `--json` line.
 #[derive(Serialize)]
 pub struct Outcome<C> {
     device: String,
@@ -47,7 +47,8 @@ pub struct Outcome<C> {
     call: C,
     median_ms: f64,
     min_ms: f64,
-    tflops: f64,
+    /// `None` on the emulator, whose time says nothing about the kernel.
+    tflops: Option<f64>,
     max_abs_err: Option<f64>,
     tolerance: Option<f64>,
     passed: Option<bool>,
@@ -62,7 +63,7 @@ impl<C: Call> Outcome<C> {
     /// # Panics
     /// If `times` is empty.
     pub fn new(
-        device: &str,
+        device: &Device,
         kernel: &str,
         call: C,
         times: &[Duration],
@@ -72,11 +73,11 @@ impl<C: Call> Outcome<C> {
         let median = median(times).as_secs_f64();
         let min = times.iter().min().expect("at least one timed call");
         Outcome {
-            device: device.to_owned(),
+            device: device.name().to_owned(),
             kernel: kernel.to_owned(),
             median_ms: median * 1e3,
             min_ms: min.as_secs_f64() * 1e3,
-            tflops: call.flops() / median / 1e12,
+            tflops: (!device.is_emulator()).then(|| call.flops() / median / 1e12),
             max_abs_err: checked.map(|checked| checked.worst.max_abs_err),
             tolerance: checked.map(|checked| checked.worst.tolerance),
             passed: checked.map(|checked| checked.passed),
@@ -89,7 +90,7 @@ impl<C: Call> Outcome<C> {
         }
     }
 
-    /// Whether the check found it wrong.
+    /// Whether the check found the result wrong.
     pub fn is_wrong(&self) -> bool {
         self.passed == Some(false)
     }
@@ -106,15 +107,16 @@ pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
         return Ok(());
     };
     print(format_args!("{}: {}", first.device, first.call))?;
-    let measured = [
-        "median ms",
-        "min ms",
-        "TFLOP/s",
-        "max error",
-        "tolerance",
-        "rows",
-    ];
-    let header = [&["kernel"], C::COLUMNS, &measured, &["check"]].concat();
+    let rate = first.tflops.map(|_| "TFLOP/s");
+    let checked = ["max error", "tolerance", "rows", "check"];
+    let header = [
+        &["kernel"],
+        C::COLUMNS,
+        &["median ms", "min ms"],
+        rate.as_slice(),
+        &checked,
+    ]
+    .concat();
     let numbers: Vec<usize> = (1..header.len() - 1).collect();
     let mut table = empty_table(&header, &numbers);
     for outcome in outcomes {
@@ -125,7 +127,9 @@ pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
         row.extend([
             format!("{:.3}", outcome.median_ms),
             format!("{:.3}", outcome.min_ms),
-            format!("{:.3}", outcome.tflops),
+        ]);
+        row.extend(outcome.tflops.map(|rate| format!("{rate:.3}")));
+        row.extend([
             error(outcome.max_abs_err),
             error(outcome.tolerance),
             outcome.rows.map_or("-".to_owned(), |rows| rows.to_string()),
@@ -217,7 +221,7 @@ fn list_ladder() -> io::Result<()> {
     list_gemm()
 }
 
-/// Prints the kinds of kernels of matrix products.
+/// Prints the families of kernels for matrix products.
 fn list_gemm() -> io::Result<()> {
     let mut table = empty_table(&["gemm", "options", "what it shows"], &[]);
     for (name, options, lesson) in [
@@ -250,7 +254,7 @@ pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
     table
 }
 
-/// Prints a line. A reader that has gone (`| head`) is no reason to stop: the exit status counts.
+/// Prints a line. A reader that has gone (`| head`) is no error: the exit status still counts.
 pub fn print(line: impl Display) -> io::Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -261,6 +265,7 @@ pub fn print(line: impl Display) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Call, Checked, Outcome};
+    use attention::Device;
     use attention::check::Comparison;
     use serde::Serialize;
     use serde_json::{Value, json};
@@ -305,7 +310,7 @@ mod tests {
         };
         let times = [1, 2, 6].map(Duration::from_millis);
         let call = Sum { terms: 16_000_000 };
-        Outcome::new("CPU", "cpu", call, &times, Some(checked), None)
+        Outcome::new(&Device::cpu(), "cpu", call, &times, Some(checked), None)
     }
 
     fn json(outcome: &Outcome<Sum>) -> Value {

@@ -1,49 +1,53 @@
 //! Arguments to inputs, inputs to measured and checked results, results to a report.
 
-use crate::args::{self, Args, Check, Task};
+use crate::args::{Args, Check, Task};
 use crate::forward::ForwardCall;
 use crate::inputs::{Inputs, Source};
 use crate::measure::{self, Repeat};
+use crate::output::Output;
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
-use crate::{device, gemm, output};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::{device, gemm};
+use anyhow::{Context, Result, bail, ensure};
 use attention::check::{self, Forward};
 use attention::kernel;
 use attention::ladder::{Rung, with_options};
 use attention::{
     Accumulation, Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16,
 };
+use clap::Parser;
 use indicatif::HumanBytes;
+use rayon::ThreadPoolBuilder;
+use std::hint::black_box;
 use std::process::ExitCode;
 
 /// Rows that `--check sample` compares.
 const SAMPLE: usize = 256;
 
-/// Runs the command: 0 if all checks passed, 1 if one failed or the device did, 2 for bad input.
+/// Runs the command: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
 pub fn main() -> ExitCode {
-    let args = match args::parse() {
-        Ok(args) => args,
-        Err(message) => {
-            eprintln!("error: {message}");
-            return ExitCode::from(2);
-        }
+    let args = Args::parse();
+    let error = match run_task(&args) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => return ExitCode::from(1),
+        Err(error) => error,
     };
-    let passed = match &args.task {
-        None => run(&args),
+    if let Some(Error::Cuda { .. } | Error::Emulator { .. }) = error.downcast_ref() {
+        eprintln!("error: {error:#}");
+        return ExitCode::from(1);
+    }
+    // Names of files and tensors may hold line breaks.
+    let line = format!("{error:#}").replace(char::is_control, " ");
+    eprintln!("error: {line}");
+    ExitCode::from(2)
+}
+
+fn run_task(args: &Args) -> Result<bool> {
+    let threads = ThreadPoolBuilder::new().build_global();
+    threads.context("cannot start threads")?;
+    match &args.task {
+        None => run(args),
         Some(Task::Gemm(args)) => gemm::run(args),
-    };
-    match passed {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            let device_failed = matches!(
-                error.downcast_ref(),
-                Some(Error::Cuda { .. } | Error::Emulator { .. })
-            );
-            ExitCode::from(if device_failed { 1 } else { 2 })
-        }
     }
 }
 
@@ -53,43 +57,31 @@ fn run(args: &Args) -> Result<bool> {
         report::list_kernels()?;
         return Ok(true);
     }
-    if let Some(path) = &args.output {
-        output::probe(path)?;
-    }
-    let source = Source::open(args).map_err(|error| with_dims(args, error))?;
-    let problem = source.problem();
+    let source = Source::open(args)?;
     let device = device::choose(args.device, args.seed, args.counters)?;
-    let kernels = kernels(args, &device, source.dtype(), &problem)?;
+    let kernels = kernels(args, &device, source.dtype(), &source.problem())?;
     match source.dtype() {
-        Dtype::F16 => compute::<f16>(args, &device, &source, &kernels),
-        Dtype::Bf16 => compute::<bf16>(args, &device, &source, &kernels),
-    }
-}
-
-/// Of a wrong head dim, what the kernel allows that was asked for.
-fn with_dims(args: &Args, error: anyhow::Error) -> anyhow::Error {
-    let rung = Rung::ALL.iter().find(|rung| rung.name() == args.kernel);
-    match (error.downcast_ref(), rung) {
-        (Some(Error::Dim(dim)), Some(rung)) => anyhow!(
-            "dim is {dim}; for {} it must be a multiple of 8 from 8 to {}",
-            rung.name(),
-            rung.max_dim()
-        ),
-        _ => error,
+        Dtype::F16 => compute::<f16>(args, &device, source, &kernels),
+        Dtype::Bf16 => compute::<bf16>(args, &device, source, &kernels),
     }
 }
 
 /// A kernel to run.
 struct Choice {
-    /// With the options that were asked for.
+    /// Its name, followed by the options of a kernel of the ladder.
     name: String,
     call: Attention,
-    /// What it sums in.
+    /// Type of its accumulators.
     acc: Accumulation,
 }
 
-/// The kernels to run, of which each can.
+/// The kernels to run; each of them serves the problem.
 fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<Choice>> {
+    ensure!(
+        args.splits <= 1 || !device.is_cpu(),
+        "--splits is {}, but the CPU does not split the keys; type --device emulator",
+        args.splits
+    );
     let call = Attention::new()
         .causal(problem.causal)
         .scale(problem.scale)
@@ -110,8 +102,8 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
         let checked = kernel::check(device, name, dtype, problem);
         let exists = !matches!(checked, Err(Error::UnknownKernel { .. }));
         if let Some(option) = args.ladder_option().filter(|_| exists) {
-            let others = with_options();
-            bail!("kernel {name} has no {option}; these have: {others}");
+            let (typed, ladder) = (&args.kernel, with_options());
+            bail!("--kernel {typed} takes no {option}; these kernels of the ladder do: {ladder}");
         }
         checked?;
         Ok(Choice {
@@ -131,6 +123,7 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
                 Some(Err(reason)) if serve.is_empty() => return Err(reason.into()),
                 _ => fitting(
                     serve.into_iter().flatten().collect(),
+                    args,
                     device,
                     dtype,
                     problem,
@@ -157,14 +150,24 @@ fn kernels(args: &Args, device: &Device, dtype: Dtype, problem: &Problem) -> Res
 fn compute<T: Element>(
     args: &Args,
     device: &Device,
-    source: &Source,
+    source: Source,
     kernels: &[Choice],
 ) -> Result<bool> {
     let problem = source.problem();
-    expect_memory(device, T::DTYPE, &problem, kernels)?;
+    expect_memory(args, device, T::DTYPE, &problem, kernels)?;
+    let output = args.output.as_ref();
+    let output = output.map(|path| Output::open(path, source.file()));
+    let output = output.transpose()?;
     let progress = Progress::start();
     progress.stage("preparing q, k and v");
     let inputs: Inputs<T> = source.load()?;
+    if inputs.not_finite != [0; 3] {
+        let [q, k, v] = inputs.not_finite;
+        let dtype = T::DTYPE.name();
+        progress.suspend(|| {
+            eprintln!("note: rows with NaN or infinity, as {dtype}: {q} of q, {k} of k, {v} of v");
+        });
+    }
     let q = Tensor::new(device, problem.q_shape(), &inputs.q)?;
     let k = Tensor::new(device, problem.kv_shape(), &inputs.k)?;
     let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
@@ -172,7 +175,7 @@ fn compute<T: Element>(
     let mut outcomes = Vec::new();
     for Choice { name, call, acc } in kernels {
         let splits = call.split_count(device, T::DTYPE, &problem)?;
-        // What a kernel leaves out must not pass for a result.
+        // Elements that a kernel leaves out must not pass the check.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
         let times = measure::times(
@@ -202,7 +205,7 @@ fn compute<T: Element>(
         let checked = rows.map(|rows| check::check(&forward, &rows));
         let counters = args.counters.then(|| device.counters());
         let outcome = Outcome::new(
-            device.name(),
+            device,
             name,
             ForwardCall {
                 splits,
@@ -218,8 +221,8 @@ fn compute<T: Element>(
         }
         if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
             progress.suspend(|| eprintln!("{name} is wrong: {wrong}"));
-        } else if let Some(path) = &args.output {
-            output::write(path, &problem, &o, &lse)?;
+        } else if let Some(output) = &output {
+            output.write(&problem, &o, &lse)?;
         }
         outcomes.push(outcome);
     }
@@ -238,16 +241,18 @@ pub fn poisoned<T: bytemuck::Pod, const R: usize>(
     Tensor::new(device, shape, &vec![poison; shape.iter().product()])
 }
 
-/// Those that there is memory for, if there are such: the scores of `naive` are the first to be too large.
+/// The kernels that there is memory for, or all if there are none; the scores of `naive` are the first
+/// to be too large.
 fn fitting(
     mut choices: Vec<Choice>,
+    args: &Args,
     device: &Device,
     dtype: Dtype,
     problem: &Problem,
 ) -> Vec<Choice> {
     let fits = |choice: &Choice| {
         let alone = std::slice::from_ref(choice);
-        expect_memory(device, dtype, problem, alone).is_ok()
+        expect_memory(args, device, dtype, problem, alone).is_ok()
     };
     if choices.iter().any(fits) {
         choices.retain(fits);
@@ -255,8 +260,9 @@ fn fitting(
     choices
 }
 
-/// Compares what the problem needs with what is free, before anything is allocated.
+/// Compares the memory that the problem needs with what is free, before anything is allocated.
 fn expect_memory(
+    args: &Args,
     device: &Device,
     dtype: Dtype,
     problem: &Problem,
@@ -278,35 +284,65 @@ fn expect_memory(
         workspace = workspace.max(call.workspace_bytes(device, dtype, problem)? as u64);
     }
     let on_device = inputs.saturating_add(outputs).saturating_add(workspace);
-    // The host keeps the inputs for the check, the poison, and what it reads back.
+    // The host keeps the inputs for the check, the poison, and the copies of o and lse.
     let on_host = inputs.saturating_add(outputs.saturating_mul(2));
-    expect_free(device, on_device, on_host, "batch, heads, seqlen and dim")
+    let check = match args.check {
+        Check::Off => 0,
+        Check::Sample | Check::Full => {
+            // Each thread keeps one head's k, scaled k, rounded k and v in f64.
+            let head = size(&[4, problem.seqlen_kv, problem.dim], size_of::<f64>());
+            let heads = problem.batch.saturating_mul(problem.kv_heads);
+            head.saturating_mul(heads.min(rayon::current_num_threads()) as u64)
+        }
+    };
+    let sizes = match args.input {
+        None => "batch, heads, seqlen and dim are",
+        Some(_) => "the tensors of --input are",
+    };
+    expect_free(device, on_device, on_host.saturating_add(check), sizes)
 }
 
-/// Whether a device and the host, which may be one, have so many bytes free for problems of these
-/// `sizes`.
+/// Compares the bytes that a device and the host, which may be one, need for these `sizes` with what is
+/// free.
 pub fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -> Result<()> {
-    let needs = if device.is_cpu() {
-        vec![(device.clone(), on_host.saturating_add(on_device))]
+    let (host, on_host) = if device.is_cpu() {
+        (device.clone(), on_host.saturating_add(on_device))
     } else if device.is_emulator() {
         // Its memory is the host's, which takes two bytes for each.
         let emulated = on_device.saturating_mul(2);
-        vec![(device.clone(), on_host.saturating_add(emulated))]
+        (device.clone(), on_host.saturating_add(emulated))
     } else {
-        vec![(device.clone(), on_device), (Device::cpu(), on_host)]
+        (Device::cpu(), on_host)
     };
+    let mut needs = vec![(&host, on_host)];
+    if *device != host {
+        needs.push((device, on_device));
+    }
     for (place, needed) in needs {
         let free = place
             .free_memory()
             .context("cannot tell how much memory is free")?;
         ensure!(
             needed <= free,
-            "{sizes} are too large: they need {} of memory on {}, which has {} free",
+            "{sizes} too large: they need {} of memory on {}, which has {} free",
             HumanBytes(needed),
             place.name(),
             HumanBytes(free),
         );
     }
+    // Free memory may still be more than this process is allowed (`ulimit -v`), of which each thread
+    // and the rest of the program take a part.
+    let threads = rayon::current_num_threads() as u64;
+    let with_threads = on_host.saturating_add((threads + 2) * (64 << 20));
+    let mut all = Vec::<u8>::new();
+    let allowed =
+        usize::try_from(with_threads).is_ok_and(|size| all.try_reserve_exact(size).is_ok());
+    black_box(all);
+    ensure!(
+        allowed,
+        "{sizes} too large: they need {} of memory, more than this process may have",
+        HumanBytes(on_host)
+    );
     Ok(())
 }
 
@@ -322,7 +358,7 @@ mod tests {
     fn of_the_ladder_runs_what_there_is_memory_for() {
         let device = Device::emulator(Options::default()).expect("an emulator");
         let names = |seqlen| {
-            let args = Args::parse_from(["attention", "--kernel", "ladder"]);
+            let args = Args::parse_from(["attention", "--kernel", "ladder", "--check", "off"]);
             let shape = [1, 1, seqlen, 64];
             let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
             let kernels = kernels(&args, &device, Dtype::F16, &problem).expect("some");

@@ -43,8 +43,8 @@ pub struct Ladder {
     pub o_store: Option<OStore>,
 }
 
-/// Most stages.
-const MAX_STAGES: u32 = 3;
+/// Most stages of a kernel of the ladder.
+pub const MAX_STAGES: u32 = 3;
 
 impl Ladder {
     /// A kernel with the options that suit it.

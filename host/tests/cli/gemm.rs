@@ -1,6 +1,6 @@
 //! `attention gemm`.
 
-use super::{gemm_on_cpu, refused, run};
+use super::{gemm_on_cpu, mistyped, refused, run};
 use serde_json::Value;
 
 /// Runs on the CPU, where it must succeed silently; returns standard output.
@@ -118,8 +118,9 @@ fn what_would_work_is_said() {
 #[test]
 fn what_is_wrong_is_said_in_a_line() {
     let refused = |line: &str, reasons: &[&str]| refused(line, &gemm_on_cpu(line), reasons);
-    refused("--k 268435457", &["k is 268435457", "at most 268435456"]);
-    refused("--m 3000000000", &["m is 3000000000", "at most"]);
+    let mistyped = |line: &str, reasons: &[&str]| mistyped(line, &gemm_on_cpu(line), reasons);
+    mistyped("--k 268435457", &["'268435457'", "from 0 to 268435456"]);
+    mistyped("--m 3000000000", &["'3000000000'", "from 0 to 2147482624"]);
     refused(
         "--m 2000000000 --n 2000000000",
         &["m, n and k are too large", "free"],
@@ -130,27 +131,27 @@ fn what_is_wrong_is_said_in_a_line() {
         "--kernel gemm-multistgae",
         &["did you mean gemm-multistage"],
     );
-    refused(
-        "--kernel gemm-multistage --stages 9",
-        &["comes with stages 3, 4, 5"],
-    );
     refused("--kernel gemm-simple --stages 3", &["has no stages"]);
     for kernel in ["auto", "all", "cpu"] {
         let with = |option| format!("--kernel {kernel} {option}");
-        let stages = "kernel cpu has no --stages; gemm-multistage has";
-        refused(&with("--stages 99"), &[stages]);
-        let sums = "kernel cpu has no --acc f16; it adds up in f32";
+        let stages = "--stages is for gemm-multistage; type --device emulator";
+        refused(&with("--stages 3"), &[stages]);
+        let sums = "--acc f16 is not for the CPU; type --device emulator";
         refused(&with("--acc f16"), &[sums]);
     }
     for option in ["m", "n", "k", "warmup", "iters", "seed"] {
         for wrong in ["-1", "x", "1.5", "18446744073709551616"] {
-            let reasons = [option, &format!("'{wrong}'"), "it must be a whole number"];
-            refused(&format!("--{option} {wrong}"), &reasons);
+            let value = format!("'{wrong}' for '--{option} <");
+            let allowed = "it must be a whole number from ";
+            mistyped(&format!("--{option} {wrong}"), &[&value, allowed]);
         }
     }
-    refused("--stages -1", &["'-1'", "it must be 3, 4 or 5"]);
-    refused("--iters 0", &["--iters is 0"]);
+    for wrong in ["-1", "2", "6"] {
+        let reasons = [&format!("'{wrong}'"), "from 3 to 5"];
+        mistyped(&format!("--stages {wrong}"), &reasons);
+    }
+    mistyped("--iters 0", &["--iters", "from 1 to"]);
     refused("--counters", &["--device emulator"]);
-    refused("--seqlen 5", &["--seqlen"]);
-    refused("--acc f64", &["f16", "f32"]);
+    mistyped("--seqlen 5", &["--seqlen"]);
+    mistyped("--acc f64", &["f16", "f32"]);
 }

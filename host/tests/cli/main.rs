@@ -2,6 +2,7 @@
 
 mod bad;
 mod emulator;
+mod files;
 mod gemm;
 mod good;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// The command; `ATTENTION_BIN` names it where this test was copied to another machine.
@@ -28,7 +29,10 @@ struct Finished {
 }
 
 fn run(args: &[&str]) -> Finished {
-    let output = command().args(args).output().expect("the command starts");
+    finished(command().args(args).output().expect("the command starts"))
+}
+
+fn finished(output: Output) -> Finished {
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Finished {
         status: output.status.code(),
@@ -87,6 +91,31 @@ fn refused(line: &str, finished: &Finished, reasons: &[&str]) {
         stderr.starts_with("error: ") && stderr.lines().count() == 1,
         "{line}: {stderr}"
     );
+    for reason in reasons {
+        assert!(
+            stderr.contains(reason),
+            "{line}: {reason:?} is not in: {stderr}"
+        );
+    }
+}
+
+/// Runs on the CPU, where the arguments must be refused for all of `reasons`.
+fn mistype(line: &str, reasons: &[&str]) {
+    mistyped(line, &run_on_cpu(line), reasons);
+}
+
+/// Exit status 2 and clap's message, whose first paragraph says all of `reasons`.
+fn mistyped(line: &str, finished: &Finished, reasons: &[&str]) {
+    let Finished {
+        status,
+        stdout,
+        stderr,
+    } = finished;
+    assert_eq!(*status, Some(2), "{line}: {stdout}{stderr}");
+    assert_eq!(stdout, "", "{line}");
+    assert!(stderr.starts_with("error: "), "{line}: {stderr}");
+    let help = "For more information, try '--help'.";
+    assert!(stderr.trim_end().ends_with(help), "{line}: {stderr}");
     for reason in reasons {
         assert!(
             stderr.contains(reason),
