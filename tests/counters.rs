@@ -1,7 +1,7 @@
 //! Memory traffic of the kernels, counted by the emulator.
 
 use attention::emulator::{Counters, Options};
-use attention::{Device, Tensor, f16};
+use attention::{Class, Device, Tensor, f16};
 use kernels::catalog::{Family, KERNELS, Kernel};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
@@ -17,16 +17,18 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// An emulated GPU that counts.
-fn counting() -> Result<Device, attention::Error> {
-    Device::emulator(Options {
+fn counting(class: Class) -> Result<Device, attention::Error> {
+    let options = Options {
         counters: true,
         ..Options::default()
-    })
+    };
+    Device::emulator_of(class, options)
 }
 
 /// What a kernel does in a case.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Failed> {
-    let device = counting()?;
+    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+    let device = counting(*class.expect("of some class"))?;
     case.check(&device)?;
     let mut launches = device.counters().into_iter();
     let (_, counters) = launches
@@ -44,8 +46,12 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
             dtype: kernel.dtype,
             heads: 2,
             kv_heads: 1,
-            // A combine kernel serves every head dim; kernels that split their keys end at 256.
-            dim: kernel.head_dim.min(256) as usize,
+            // A combine kernel serves every head dim.
+            dim: if combines {
+                256
+            } else {
+                kernel.head_dim as usize
+            },
             causal: kernel.family == Family::Forward { causal: true },
             kernel: (!combines).then(|| kernel.name.to_owned()),
             splits: if combines { 2 } else { 1 },
@@ -77,7 +83,7 @@ fn is_whole_sectors(opcode: &str) -> bool {
 
 /// Counters of a launch that is small enough to count by hand: one query tile, two blocks of keys.
 fn work_is_counted() -> Outcome {
-    let device = counting()?;
+    let device = counting(Class::Sm80)?;
     let tensor = |rows: usize| Tensor::new(&device, [1, 1, rows, 64], &vec![f16::ONE; rows * 64]);
     attention::Attention::new().forward(&tensor(128)?, &tensor(128)?, &tensor(128)?)?;
     let launches = device.counters();

@@ -17,6 +17,7 @@ mod real_data;
 mod repeats;
 mod special_values;
 mod splits;
+mod wide;
 
 use std::process::ExitCode;
 use tests::{Case, Test, harness};
@@ -44,5 +45,6 @@ fn main() -> ExitCode {
         ("repeats", repeats::tests()),
         ("special_values", special_values::tests()),
         ("splits", splits::tests()),
+        ("wide", wide::tests()),
     ])
 }

@@ -5,7 +5,7 @@ use crate::repeats::repeat;
 use crate::special_values;
 use attention::emulator::Options;
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
-use attention::{Accumulation, Class, Device, Dtype, bf16, f16, kernel};
+use attention::{Accumulation, Device, Dtype, bf16, f16};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, first_fitting, of_dims, on_rung};
 use tests::{Case, Layout, Outcome, PASSED, Test};
@@ -23,13 +23,7 @@ fn shrink(rung: Rung) -> usize {
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     let of_rungs = Rung::ALL.iter().flat_map(|&rung| of_rung(rung));
-    let of_classes = Class::ALL.iter().map(|&class| {
-        Test::emulator(format!("auto::{}", class.name()), move |_| {
-            auto(&Device::emulator_of(class, Options::default())?, 3)
-        })
-    });
-    let auto = Test::cuda("auto", |device| auto(device, 64));
-    of_rungs.chain(of_classes).chain([auto]).collect()
+    of_rungs.collect()
 }
 
 fn of_rung(rung: Rung) -> Vec<Test> {
@@ -118,26 +112,6 @@ fn small(rung: Rung, cases: impl Strategy<Value = Case>) -> impl Strategy<Value 
             ..case
         }
     })
-}
-
-/// What runs head dims beyond those of the main kernels if nothing is asked for.
-fn auto(device: &Device, count: u32) -> Outcome {
-    for dim in [264, 1024] {
-        for dtype in [Dtype::F16, Dtype::Bf16] {
-            let problem = Case {
-                dim,
-                ..Case::default()
-            }
-            .problem()?;
-            let names = kernel::suitable(device, dtype, &problem);
-            let wide = ["tiled-qkv", "tiled-qk"];
-            assert!(
-                !names.is_empty() && names.iter().all(|name| wide.contains(name)),
-                "{names:?}"
-            );
-        }
-    }
-    check_some(device, count, small(Rung::TiledQkv, wide()))
 }
 
 /// Both dtypes, causal or not, and sums in f16, each with other options.

@@ -188,7 +188,7 @@ pub fn list_kernels() -> io::Result<()> {
             match kernel.family {
                 Family::Forward { causal: true } => "yes",
                 Family::Forward { causal: false } => "no",
-                Family::Packed | Family::Decode | Family::Ladder(_) => "both",
+                Family::Packed | Family::Decode | Family::Wide | Family::Ladder(_) => "both",
                 Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
             }
             .to_owned(),

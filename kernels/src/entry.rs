@@ -3,7 +3,7 @@
 use crate::abi::GemmParams;
 use crate::abi::{ForwardParams, PackParams};
 use crate::attention::combine::combine;
-use crate::attention::forward::{decode, forward, forward_shared_rows};
+use crate::attention::forward::{decode, forward, forward_shared_rows, wide};
 use crate::attention::mask::{Causal, Full, Mask, Packed};
 use crate::attention::pack::pack as pack_rows;
 use crate::catalog::GemmTile;
@@ -17,6 +17,7 @@ macro_rules! entries {
         forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
         forward_shared_rows { $($shared:ident => $shared_element:ty, $shared_dim:literal, $shared_mask:ty, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
+        wide { $($wide:ident => $wide_element:ty, $wide_dim:literal, $wide_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
         pack { $($pack:ident;)* }
         gemm_simple { $($simple:ident => $simple_element:ty, $simple_sums:ty;)* }
@@ -88,6 +89,32 @@ macro_rules! entries {
                         { $decode_dim / 16 },
                         { (TILE.keys / 16) as usize },
                         { TILE.q_slices as usize },
+                        { TILE.stages as usize },
+                    >(&params);
+                }
+            }
+        )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "ptx-kernel" fn $wide(params: ForwardParams) {
+                const TILE: Tile = Class::$wide_class.tile(Family::Wide, $wide_dim);
+                const V_KEYS: u32 = TILE.keys / TILE.v_slices;
+                const {
+                    assert!(TILE.stages >= 2, "two stages or more");
+                    assert!(TILE.q_rows == 32 * TILE.warps / TILE.team, "32 rows a warp");
+                    assert!(TILE.keys == 32 * TILE.team, "32 keys a warp");
+                }
+                // SAFETY: the launch is the caller's promise.
+                unsafe {
+                    wide::<
+                        $wide_element,
+                        { TILE.warps as usize },
+                        { TILE.team as usize },
+                        { $wide_dim / 16 },
+                        { $wide_dim / 16 / TILE.team as usize },
+                        { (TILE.keys / 16) as usize },
+                        { (V_KEYS / 16) as usize },
+                        { if V_KEYS == 16 { 1 } else { 2 } },
                         { TILE.stages as usize },
                     >(&params);
                 }

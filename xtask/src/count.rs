@@ -3,6 +3,7 @@
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
+use kernels::catalog::class::Class;
 use kernels::catalog::{Family, KERNELS, Kernel};
 use kernels::ladder::Rung;
 use serde_json::Value;
@@ -108,14 +109,16 @@ fn calls(seqlen: u32) -> Vec<Call> {
     for rung in Rung::ALL {
         calls.extend(LADDER_DIMS.map(|dim| {
             let name = rung.name();
-            let line = format!("--kernel {name} --dim {dim} --seqlen {seqlen} {ATTENTION}");
+            let line = format!(
+                "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator {ONE_HEAD}"
+            );
             Call::new(format!("{name}, D = {dim}"), None, &line)
         }));
     }
     calls
 }
 
-const ATTENTION: &str = "--device emulator --heads 1 --splits 1";
+const ONE_HEAD: &str = "--heads 1 --splits 1";
 
 /// The call of a kernel at its own head dim.
 fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
@@ -137,7 +140,11 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
         family => {
             let causal = family == (Family::Forward { causal: true });
             let mask = if causal { "--causal" } else { "" };
-            format!("--kernel {name} --dim {head_dim} --seqlen {seqlen} {mask} {ATTENTION}")
+            let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+            let class = class.expect("of some class").name();
+            format!(
+                "--kernel {name} --dim {head_dim} --seqlen {seqlen} {mask} --device emulator:{class} {ONE_HEAD}"
+            )
         }
     };
     Call::new(

@@ -8,14 +8,14 @@ use crate::forward::problem::Problem;
 use crate::forward::schedule::{Facts, group, request};
 use crate::gemm;
 use kernels::abi::MAX_SEQLEN;
-use kernels::catalog::select::select;
-use kernels::catalog::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
+use kernels::catalog::select::{is_wide, select};
+use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
 
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
-/// default one first; those of the [ladder] only where there are no others.
+/// default one first.
 #[must_use]
 pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
     let Some(facts) = device.facts() else {
@@ -27,11 +27,6 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
         .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
         .filter(|kernel| fits(kernel, facts))
         .collect();
-    if is_wide(problem) {
-        let wide = ladder::wide(problem.dim).into_iter();
-        let fitting = wide.filter(|ladder| ladder.choose(dtype, problem, facts).is_ok());
-        return fitting.map(|ladder| ladder.name()).collect();
-    }
     let default = select(&request(dtype, problem, facts));
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
     kernels.iter().map(|kernel| kernel.name).collect()
@@ -48,13 +43,6 @@ pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Re
     }
 }
 
-/// Whether the head dim is beyond those of the main kernels.
-fn is_wide(problem: &Problem) -> bool {
-    HEAD_DIMS
-        .last()
-        .is_some_and(|&most| problem.dim > most as usize)
-}
-
 /// The kernel of that name, or the best one, for a CUDA device or the emulator.
 pub(crate) fn resolve(
     name: Option<&str>,
@@ -62,12 +50,6 @@ pub(crate) fn resolve(
     problem: &Problem,
     facts: &Facts,
 ) -> Result<Chosen> {
-    if name.is_none() && is_wide(problem) {
-        let chosen = ladder::wide(problem.dim).into_iter();
-        let mut chosen = chosen.map(|ladder| ladder.choose(dtype, problem, facts));
-        let best = chosen.next().expect("there are some");
-        return best.or_else(|error| chosen.find_map(Result::ok).ok_or(error));
-    }
     if let Some(ladder) = name.and_then(ladder::named) {
         return ladder.choose(dtype, problem, facts);
     }
@@ -142,7 +124,7 @@ pub(crate) fn unknown(name: &str) -> Error {
 /// Why a kernel cannot compute a problem.
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
     match kernel.family {
-        Family::Forward { .. } | Family::Packed | Family::Decode => {}
+        Family::Forward { .. } | Family::Packed | Family::Decode | Family::Wide => {}
         Family::Combine => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
@@ -163,6 +145,8 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         Some(format!("is for {mask}"))
     } else if (kernel.head_dim as usize) < dim {
         Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
+    } else if kernel.family == Family::Wide && !is_wide(dim as u32) {
+        Some(format!("serves dim above 256, not {dim}"))
     } else if kernel.family.is_packed()
         && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
     {

@@ -288,18 +288,10 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
     Some(Ladder::new(*rung))
 }
 
-/// The kernels for head dims beyond those of the main kernels, the better one first. Up to 512 it is the one
-/// that keeps V whole: 1.2 times as fast on an H200; at 1024 it has no room for a second stage, and is slower.
-pub(crate) fn wide(dim: usize) -> [Ladder; 2] {
-    let (qk, qkv) = (Ladder::new(Rung::TiledQk), Ladder::new(Rung::TiledQkv));
-    if dim <= 512 { [qk, qkv] } else { [qkv, qk] }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Ladder, Rung, Swizzles, wide};
+    use super::{Ladder, Rung, Swizzles};
     use crate::error::Result;
-    use crate::forward::choice::resolve;
     use crate::forward::chosen::Chosen;
     use crate::forward::problem::Problem;
     use crate::forward::schedule::Facts;
@@ -486,18 +478,5 @@ mod tests {
             message.contains("up to 256, not 264; naive, tiled-qk, tiled-qkv serve up to 1024"),
             "{message}"
         );
-    }
-
-    #[test]
-    fn the_default_for_wide_heads_is_tiled() {
-        for &class in Class::ALL {
-            for dim in (264..=1024).step_by(8) {
-                let facts = Facts::emulated(class);
-                let default = resolve(None, Dtype::Bf16, &problem(dim), &facts);
-                let mut tiled = wide(dim).into_iter();
-                let tiled = tiled.find_map(|ladder| chosen(ladder, Dtype::Bf16, dim, class).ok());
-                assert!(tiled.is_some() && default.ok() == tiled, "{dim}: {tiled:?}");
-            }
-        }
     }
 }

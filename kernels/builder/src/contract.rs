@@ -4,6 +4,7 @@ use crate::{Entry, Error};
 use kernels::catalog::GemmTile;
 use kernels::catalog::{Accumulation, Family, Kernel, Tile};
 use kernels::ladder::table::{Loop, Shape};
+use kernels::layout::wide::WINDOW;
 use std::ops::Add;
 
 /// Text that no entry may contain, and what it means.
@@ -115,6 +116,7 @@ pub fn expected(kernel: &Kernel) -> Collectives {
             main_loop(&Parts::of(kernel), causal)
         }
         Family::Decode => decode(&Parts::of(kernel)),
+        Family::Wide => wide(&Parts::of(kernel)),
         // Five rounds for the maximum, five for the sum, and the weights of eight splits.
         Family::Combine => Collectives {
             shfl: 5 + 5 + 8,
@@ -312,6 +314,39 @@ fn decode(parts: &Parts) -> Collectives {
     let masked = step + parts.maxima() + parts.product_masked(true);
     let unmasked = step + parts.softmax() + parts.product();
     parts.around() + first + masked + unmasked
+}
+
+/// A wait for each window of Q and K, and for each slice of V: both load either. Before the loop all buffers but
+/// one are filled. Teams exchange maxima in the loop and sums after it; O leaves between two barriers.
+fn wide(parts: &Parts) -> Collectives {
+    const WINDOW_SLICES: u32 = WINDOW / 16;
+    let (tile, mt, nt, ot) = (parts.tile, parts.mt, parts.nt, parts.ot);
+    let v_keys = tile.keys / tile.v_slices;
+    let run = (v_keys / 16).min(2);
+    let chunks = (tile.q_rows + tile.keys) * WINDOW / 8 + v_keys * parts.head_dim / 8;
+    let loads = Collectives {
+        cp_async: (tile.stages + 1) * chunks / (32 * tile.warps),
+        ..Collectives::NONE
+    };
+    let scores = Collectives {
+        mma: 2 * mt * nt * WINDOW_SLICES,
+        ldmatrix: (mt + nt) * WINDOW_SLICES,
+        ..Collectives::NONE
+    };
+    let product = Collectives {
+        mma: 2 * mt * run * ot,
+        ldmatrix: run * (mt + ot),
+        ..Collectives::NONE
+    };
+    let look = Collectives {
+        ldmatrix: run * ot,
+        redux: 1,
+        ..Collectives::NONE
+    };
+    let exchange = parts.maxima() + BARRIER;
+    let products = scores + product + look + parts.guarded();
+    let waits = BARRIER + BARRIER;
+    loads + waits + products + exchange + exchange + BARRIER + BARRIER
 }
 
 /// Copies of K, V and Q, and a masked step of the causal code whether causal or not.

@@ -6,7 +6,7 @@
 //! for newer devices, and no tile may spill on one that it is for. Only the tiles of [`Class::Sm90`]
 //! were measured, on an H200; the others are reasoned from the devices' limits.
 
-use crate::catalog::{COMBINE_TILE, Family, PACK_TILE, Tile};
+use crate::catalog::{COMBINE_TILE, Family, PACK_TILE, Tile, wide};
 
 /// Shared memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl Class {
         *Self::ALL.iter().rfind(fits).unwrap_or(&Self::ALL[0])
     }
 
-    /// The tile of a family's kernel for a [head dim](crate::catalog::HEAD_DIMS).
+    /// The tile of a family's kernel for a head dim, one of [`HEAD_DIMS`](crate::catalog::HEAD_DIMS) or
+    /// [`WIDE_DIMS`](wide::WIDE_DIMS).
     ///
     /// # Panics
     /// If it is none of them.
@@ -118,6 +119,7 @@ impl Class {
             (Family::Decode, Class::Sm80) => sm80_decode(head_dim),
             (Family::Decode, Class::Sm86) => sm86_decode(head_dim),
             (Family::Decode, Class::Sm90 | Class::Sm100) => sm90_decode(head_dim),
+            (Family::Wide, class) => wide::tile(class, head_dim),
             (Family::Combine, _) => COMBINE_TILE,
             (Family::Pack, _) => PACK_TILE,
             (Family::Ladder(shape), _) => shape.tile(),
@@ -147,6 +149,7 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
                 warps: 4,
                 team: 2,
                 stages: 1,
+                v_slices: 1,
                 q_slices: 3,
                 blocks_per_sm: 2,
             };
@@ -159,6 +162,7 @@ const fn sm90_forward(head_dim: u32, causal: bool) -> Tile {
         warps: 4,
         team: 1,
         stages: 2,
+        v_slices: 1,
         q_slices,
         blocks_per_sm: 2,
     }
@@ -177,6 +181,7 @@ const fn sm80_forward(head_dim: u32, causal: bool) -> Tile {
             warps: 8,
             team: 1,
             stages: 2,
+            v_slices: 1,
             q_slices: 7,
             blocks_per_sm: 1,
         },
@@ -211,6 +216,7 @@ const fn sm86_forward(head_dim: u32, causal: bool) -> Tile {
         warps,
         team: 1,
         stages: 2,
+        v_slices: 1,
         q_slices,
         blocks_per_sm,
     }
@@ -316,6 +322,7 @@ const fn decode(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Ti
         warps: 4,
         team: 1,
         stages,
+        v_slices: 1,
         q_slices,
         blocks_per_sm,
     }

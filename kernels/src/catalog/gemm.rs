@@ -84,6 +84,7 @@ impl GemmTile {
             warps: self.warps_down * self.warps_across,
             team: 1,
             stages: self.stages,
+            v_slices: 1,
             q_slices: 0,
             blocks_per_sm: self.blocks_per_sm,
         }

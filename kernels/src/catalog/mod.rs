@@ -3,6 +3,7 @@
 pub mod class;
 mod gemm;
 pub mod select;
+pub mod wide;
 
 pub use gemm::GemmTile;
 
@@ -103,6 +104,8 @@ pub struct Tile {
     /// K/V buffers in shared memory: 2, for decode kernels 2 or more, and 1 where warps share rows. The
     /// next blocks load while one is worked on.
     pub stages: u32,
+    /// Slices of the keys in which V of a step passes: 1, or more where it does not fit whole.
+    pub v_slices: u32,
     /// Slices of 16 elements of the head dim whose Q fragments stay in registers; those of the others
     /// are read from shared memory for every block.
     pub q_slices: u32,
@@ -135,6 +138,8 @@ pub enum Family {
     Packed,
     /// The same of few queries on many keys.
     Decode,
+    /// Attention, causal or not, for head dims above 256.
+    Wide,
     /// Adds up what any of these found on each split of the keys.
     Combine,
     /// Copies an input whose rows are not [aligned](crate::abi::TensorRef::is_aligned) to where
@@ -173,7 +178,7 @@ impl Family {
     pub const fn serves(self, causal: bool) -> bool {
         match self {
             Family::Forward { causal: mask } => mask == causal,
-            Family::Packed | Family::Decode | Family::Ladder(_) => true,
+            Family::Packed | Family::Decode | Family::Wide | Family::Ladder(_) => true,
             Family::Combine | Family::Pack | Family::Gemm { .. } => false,
         }
     }
@@ -217,6 +222,7 @@ impl Kernel {
         match self.family {
             Family::Combine => 0,
             Family::Pack => 16 * self.threads(),
+            Family::Wide => wide::memory(&self.tile, self.head_dim).bytes,
             Family::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.head_dim),
             Family::Gemm { tile, .. } => tile.shared_bytes(),
             _ => self.tile.shared_bytes(self.head_dim),
@@ -269,6 +275,7 @@ pub const COMBINE_TILE: Tile = Tile {
     warps: 4,
     team: 1,
     stages: 0,
+    v_slices: 1,
     q_slices: 0,
     blocks_per_sm: 8,
 };
@@ -280,12 +287,13 @@ pub const PACK_TILE: Tile = Tile {
 };
 
 /// Calls `$with!` with every kernel: of the forward and packed kernels, for each of the two main loops, name,
-/// element type, head dim, mask and class, of the decode kernels name, element type, head dim and class, of the
-/// combine kernels name and element type, of the pack kernel the name, of the matrix products name, element
+/// element type, head dim, mask and class, of the decode and wide kernels name, element type, head dim and class, of
+/// the combine kernels name and element type, of the pack kernel the name, of the matrix products name, element
 /// type and [`Accumulation`], with the tile of [`GemmTile::multistage`] if it is not simple.
 ///
 /// A kernel has the tile of that class, and serves all classes with an equal one. Where it is not the
-/// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`.
+/// tile of `Sm90` the name says it: `_BrxBc`, for decode kernels `_BrxBcxSTAGES`, for wide ones
+/// `_BrxBcxSTAGESxSLICES`, with the slices of V.
 ///
 /// The element types and masks are those of the `tile` and [`mask`](crate::mask) modules.
 macro_rules! all_kernels {
@@ -399,6 +407,28 @@ macro_rules! all_kernels {
                 decode_bf16_d256 => Bf16, 256, Sm90;
                 decode_bf16_d256_64x16x3 => Bf16, 256, Sm80;
             }
+            wide {
+                wide_f16_d384 => F16, 384, Sm90;
+                wide_f16_d384_64x128x3x4 => F16, 384, Sm86;
+                wide_f16_d512 => F16, 512, Sm90;
+                wide_f16_d512_64x128x2x4 => F16, 512, Sm86;
+                wide_f16_d768 => F16, 768, Sm90;
+                wide_f16_d768_32x256x2x8 => F16, 768, Sm80;
+                wide_f16_d768_32x256x2x16 => F16, 768, Sm86;
+                wide_f16_d1024 => F16, 1024, Sm90;
+                wide_f16_d1024_32x256x2x8 => F16, 1024, Sm80;
+                wide_f16_d1024_32x256x2x16 => F16, 1024, Sm86;
+                wide_bf16_d384 => Bf16, 384, Sm90;
+                wide_bf16_d384_64x128x3x4 => Bf16, 384, Sm86;
+                wide_bf16_d512 => Bf16, 512, Sm90;
+                wide_bf16_d512_64x128x2x4 => Bf16, 512, Sm86;
+                wide_bf16_d768 => Bf16, 768, Sm90;
+                wide_bf16_d768_32x256x2x8 => Bf16, 768, Sm80;
+                wide_bf16_d768_32x256x2x16 => Bf16, 768, Sm86;
+                wide_bf16_d1024 => Bf16, 1024, Sm90;
+                wide_bf16_d1024_32x256x2x8 => Bf16, 1024, Sm80;
+                wide_bf16_d1024_32x256x2x16 => Bf16, 1024, Sm86;
+            }
             combine {
                 combine_f16 => F16;
                 combine_bf16 => Bf16;
@@ -451,6 +481,7 @@ macro_rules! rows {
         forward { $($forward:ident => $forward_dtype:ident, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
         forward_shared_rows { $($shared:ident => $shared_dtype:ident, $shared_dim:literal, $shared_mask:ident, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_dtype:ident, $decode_dim:literal, $decode_class:ident;)* }
+        wide { $($wide:ident => $wide_dtype:ident, $wide_dim:literal, $wide_class:ident;)* }
         combine { $($combine:ident => $combine_dtype:ident;)* }
         pack { $($pack:ident;)* }
         gemm_simple { $($simple:ident => $simple_dtype:ident, $simple_sums:ident;)* }
@@ -486,6 +517,14 @@ macro_rules! rows {
                 dtype: Dtype::$decode_dtype,
                 head_dim: $decode_dim,
                 tile: Class::$decode_class.tile(Family::Decode, $decode_dim),
+            },)*
+            $(Kernel {
+                name: stringify!($wide),
+                arch: Arch::Sm80,
+                family: Family::Wide,
+                dtype: Dtype::$wide_dtype,
+                head_dim: $wide_dim,
+                tile: Class::$wide_class.tile(Family::Wide, $wide_dim),
             },)*
             $(Kernel {
                 name: stringify!($combine),
@@ -544,10 +583,10 @@ pub fn all() -> impl Iterator<Item = &'static Kernel> {
     KERNELS.iter().chain(ladder::KERNELS)
 }
 
-/// The head dims that have a kernel of their own, ascending.
+/// The head dims that have a forward kernel of their own, ascending; [`WIDE_DIMS`](wide::WIDE_DIMS) has those above.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
 
-/// The largest head dim; those above the last of [`HEAD_DIMS`] are the [ladder](crate::ladder)'s.
+/// The largest head dim.
 pub const MAX_HEAD_DIM: u32 = 1024;
 
 #[cfg(test)]
@@ -556,11 +595,12 @@ mod tests {
     extern crate std;
     use std::format;
 
-    const FAMILIES: [Family; 6] = [
+    const FAMILIES: [Family; 7] = [
         Family::Forward { causal: false },
         Family::Forward { causal: true },
         Family::Packed,
         Family::Decode,
+        Family::Wide,
         Family::Combine,
         Family::Pack,
     ];
@@ -610,6 +650,11 @@ mod tests {
                 Family::Decode => {
                     let size = format!("_{}x{}x{}", tile.q_rows, tile.keys, tile.stages);
                     ("decode", "", size)
+                }
+                Family::Wide => {
+                    let (stages, slices) = (tile.stages, tile.v_slices);
+                    let size = format!("_{}x{}x{stages}x{slices}", tile.q_rows, tile.keys);
+                    ("wide", "", size)
                 }
             };
             let size = if kernel.is_for(Class::Sm90) {

@@ -2,7 +2,7 @@
 
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
-use crate::catalog::{Dtype, Family, KERNELS, Kernel};
+use crate::catalog::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
 
 /// What a kernel is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +23,14 @@ pub struct Request {
     pub class: Class,
 }
 
-/// The best kernel for a request, of the device's class and the smallest head dim that will do: the decode
-/// kernel if one of its tiles holds the rows of all heads that share a key/value head; else the packed
+/// Whether a head dim is above those of the forward kernels.
+#[must_use]
+pub fn is_wide(dim: u32) -> bool {
+    HEAD_DIMS.last().is_some_and(|&most| dim > most)
+}
+
+/// The best kernel for a request, of the device's class and the smallest head dim that will do: above the
+/// forward kernels' head dims the wide kernel; else the decode kernel if one of its tiles holds the rows of all heads that share a key/value head; else the packed
 /// kernel if every head for itself would leave half of a tile empty.
 #[must_use]
 pub fn select(request: &Request) -> Option<&'static Kernel> {
@@ -37,6 +43,9 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
             .filter(|kernel| kernel.is_for(request.class))
             .min_by_key(|kernel| kernel.head_dim)
     };
+    if is_wide(request.dim) {
+        return smallest(Family::Wide);
+    }
     let decode = smallest(Family::Decode)?;
     let forward = smallest(Family::Forward {
         causal: request.causal,
@@ -63,7 +72,7 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::HEAD_DIMS;
+    use crate::catalog::wide::WIDE_DIMS;
     extern crate std;
     use std::format;
 
@@ -128,7 +137,17 @@ mod tests {
             }),
             "decode_bf16_d192"
         );
-        assert_eq!(select(&Request { dim: 257, ..long }), None);
+        for (dim, expected) in [(264, "wide_f16_d384"), (1024, "wide_f16_d1024")] {
+            assert_eq!(name(Request { dim, ..long }), expected);
+            assert_eq!(
+                name(Request {
+                    dim,
+                    ..request(1, 1)
+                }),
+                expected
+            );
+        }
+        assert_eq!(select(&Request { dim: 1032, ..long }), None);
         let old = Request {
             compute_capability: (7, 5),
             ..long
@@ -188,6 +207,21 @@ mod tests {
                         };
                         assert!(blocks >= wanted, "{}: {blocks} blocks", kernel.name);
                     }
+                }
+                for dim in (264..=1024).step_by(8) {
+                    let class = Class::of(compute_capability, device);
+                    let kernel = select(&Request {
+                        dtype,
+                        dim,
+                        causal,
+                        compute_capability,
+                        class,
+                        ..request(4096, 1)
+                    });
+                    let kernel = kernel.expect("a kernel");
+                    let padded = *WIDE_DIMS.iter().find(|&&d| d >= dim).expect("served");
+                    assert_eq!((kernel.family, kernel.head_dim), (Family::Wide, padded));
+                    assert!(device.resident_blocks(kernel.shared_bytes()) == 1);
                 }
             }
         }

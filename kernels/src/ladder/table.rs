@@ -141,6 +141,7 @@ impl Shape {
             warps,
             team: self.team,
             stages: 1,
+            v_slices: 1,
             q_slices,
             blocks_per_sm: if warps == 4 { 2 } else { 1 },
         }

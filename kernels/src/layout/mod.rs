@@ -6,3 +6,4 @@
 pub mod fragment;
 pub mod share;
 pub mod swizzle;
+pub mod wide;

@@ -51,6 +51,7 @@ impl Share {
 mod tests {
     use super::Share;
     use crate::catalog::HEAD_DIMS;
+    use crate::catalog::wide::WIDE_DIMS;
     use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
     extern crate std;
     use std::collections::HashSet;
@@ -64,10 +65,12 @@ mod tests {
 
     #[test]
     fn every_chunk_is_one_threads() {
-        for (threads, row_chunks) in [32, 128, 256]
-            .into_iter()
-            .flat_map(|threads| HEAD_DIMS.iter().map(move |dim| (threads, dim / 8)))
-        {
+        for (threads, row_chunks) in [32, 128, 256].into_iter().flat_map(|threads| {
+            HEAD_DIMS
+                .iter()
+                .chain(WIDE_DIMS)
+                .map(move |dim| (threads, dim / 8))
+        }) {
             let mut chunks = HashSet::new();
             for share in shares(threads, row_chunks) {
                 assert_eq!(share.rows_per_step % 8, 0);
@@ -89,7 +92,7 @@ mod tests {
     /// Shared memory serves a 16-byte access 8 threads at a time.
     #[test]
     fn eight_threads_lie_in_distinct_banks() {
-        for dim in HEAD_DIMS {
+        for dim in HEAD_DIMS.iter().chain(WIDE_DIMS) {
             let swizzle = Swizzle::new(dim / 8);
             for threads in [32, 128, 256] {
                 for eight in shares(threads, dim / 8).chunks(8) {

@@ -1,0 +1,290 @@
+//! The main loop for head dims above 256, at which neither K nor O fits whole.
+//!
+//! `Q K^T` is a sum over the head dim: Q and K pass in windows of 64 columns, and S adds up. The columns of O
+//! are independent: the `T` warps of a [team](crate::attention::team) share 32 rows, each with 32 keys of S and
+//! a part of O's columns. So P goes through shared memory. `P V` is a sum over the keys: V passes whole where it
+//! fits, else in slices of the keys.
+//!
+//! The slices of a block of keys, first the windows of Q and K, then V, are one stream through a ring of
+//! buffers: one is in use while the others fill. V passed whole has a buffer of its own, beside the ring.
+//!
+//! Shared memory: [`WideMemory`].
+
+use crate::abi::ForwardParams;
+use crate::attention::mask::{Either, Mask};
+use crate::attention::non_finite::{has_non_finite, multiply_guarded};
+use crate::attention::softmax::Total;
+use crate::attention::{Place, Softmax, SoftmaxScale, Team, map_rows, store_partial};
+use crate::layout::wide::{WINDOW, WideMemory};
+use crate::ptx::{barrier, global, shared, special};
+use crate::tile::registers::{again, opaque};
+use crate::tile::{
+    Accumulator, Copier, CpAsync, Element, Operand, Pipeline, SharedTile, multiply,
+    multiply_transposed,
+};
+
+/// 16-row tiles of Q, and 16-key slices of K, of a warp.
+const MT: usize = 2;
+const NT: usize = 2;
+
+/// 16-wide slices of a window.
+const WT: usize = WINDOW as usize / 16;
+
+/// Computes the block's tile of O and lse, on its split of the keys.
+///
+/// The block has `W` warps in teams of `T`. The head dim is above 256 and at most `16 * DT`; a warp has `OT` of
+/// the `DT` slices of O's columns. A step takes `16 * KT` keys, of which `16 * VT` of V pass at a time and
+/// `16 * RUN` enter a product. The ring has `S` buffers.
+///
+/// # Safety
+/// As [`forward`](super::sm80).
+#[inline(always)]
+pub unsafe fn wide<
+    E: Element,
+    const W: usize,
+    const T: usize,
+    const DT: usize,
+    const OT: usize,
+    const KT: usize,
+    const VT: usize,
+    const RUN: usize,
+    const S: usize,
+>(
+    params: &ForwardParams,
+) {
+    let (br, bc, threads) = ((16 * MT * W / T) as u32, (16 * KT) as u32, 32 * W as u32);
+    let v_keys = (16 * VT) as u32;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(threads) };
+    let lane = thread % 32;
+
+    let place = Place::<false>::of_block(params, br);
+    let (first, (first_key, keys)) = (place.first, place.keys(params));
+    let mask = Either::new(params, first_key, keys);
+    let trips = mask.trip_count((first + br).min(params.seqlen_q) as i32 - 1, bc);
+    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+
+    let base = shared::base();
+    let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, 16 * DT as u32);
+    let ring = base + memory.ring;
+    let after = |buffer: u32| match buffer + memory.buffer {
+        next if next == ring + S as u32 * memory.buffer => ring,
+        next => next,
+    };
+    let q_window = |buffer: u32| SharedTile::<WT>::new(buffer);
+    let k_window = |buffer: u32| q_window(buffer).skip(br);
+    let v_is_whole = VT == KT;
+    let v_slice =
+        |buffer: u32| SharedTile::<DT>::new(if v_is_whole { base + memory.v } else { buffer });
+    let windows = params.dim.div_ceil(WINDOW);
+    let v_slices = (KT / VT) as u32;
+
+    let team =
+        |thread: u32| Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
+    let (team, team_again) = (team(thread), || team(opaque(thread)));
+    let team_p = SharedTile::<KT>::new(base).skip(team.row);
+    let warp_key = 16 * NT as u32 * team.side;
+    let column = |ot: usize| ot * T | team.side as usize;
+
+    // Starts to load slice `slice` of key block `block - 1`, the next of the stream, if there is one.
+    let (mut block, mut slice, mut filling) = (trips, 0, ring);
+    let mut load_next = || {
+        if block > 0 {
+            // Opaque: the addresses of all tensors would hold registers over the loop.
+            let thread = opaque(thread);
+            let key = (block - 1) * bc;
+            // SAFETY: the barrier before says that all warps are done with the buffer, or with V; the next
+            // wait for the slice makes it visible. The last block may end beyond the last key.
+            unsafe {
+                if slice < windows {
+                    let column = slice * WINDOW;
+                    let q = Copier::<WT, false>::new(place.q_rows(&params.q), thread, threads);
+                    let k = Copier::<WT, false>::new(
+                        place.kv_rows(&params.k, first_key),
+                        thread,
+                        threads,
+                    );
+                    q.skip_columns(column).load(
+                        q_window(filling),
+                        first,
+                        br,
+                        params.seqlen_q - first,
+                    );
+                    k.skip_columns(column)
+                        .load(k_window(filling), key, bc, keys - key);
+                } else {
+                    let key = key + (slice - windows) * v_keys;
+                    let v = Copier::<DT, false>::new(
+                        place.kv_rows(&params.v, first_key),
+                        thread,
+                        threads,
+                    );
+                    v.load(v_slice(filling), key, v_keys, keys.saturating_sub(key));
+                }
+            }
+            if slice < windows || !v_is_whole {
+                filling = after(filling);
+            }
+            slice += 1;
+            if slice == windows + v_slices {
+                (block, slice) = (block - 1, 0);
+            }
+        }
+    };
+
+    // SAFETY: every branch with a barrier or a tensor-core instruction depends on the block alone, `scale` and
+    // `masked` included. The barrier of a slice makes it visible, and P with it, and says that all warps are
+    // done with the slice before.
+    unsafe {
+        let mut pipeline = CpAsync::<S>;
+        for _ in 0..S - 1 {
+            pipeline.fill(&mut load_next);
+        }
+        let mut next_slice = || {
+            pipeline.wait();
+            pipeline.fill(&mut load_next);
+        };
+        let scale = SoftmaxScale::new(params.scale);
+        let mut softmax = Softmax::<MT>::new(scale);
+        let mut o = [[Accumulator::ZERO; OT]; MT];
+        let mut reading = ring;
+        let mut j = trips;
+        while j > 0 {
+            j -= 1;
+            let mut s = [[Accumulator::ZERO; NT]; MT];
+            for _ in 0..windows {
+                next_slice();
+                let q_tile = q_window(reading).skip(team.row);
+                let k_tile = k_window(reading).skip(warp_key);
+                let q = |dt: usize| {
+                    let mut q = [Operand::ZERO; MT];
+                    for mt in 0..MT {
+                        q[mt] = q_tile.a(lane, mt, dt);
+                    }
+                    q
+                };
+                multiply_transposed::<E, Accumulator, _, MT, NT, WT>(&mut s, q, k_tile, lane);
+                reading = after(reading);
+            }
+            if scale.negative {
+                s = s.map(|row| row.map(Accumulator::negate));
+            }
+            let is_masked = j >= unmasked_trips;
+            // Of the keys from `key` of this block on, how many each row sees.
+            let visible = |key: u32| -> [[i32; 2]; MT] {
+                map_rows(|i| mask.visible((first + team.row + i) as i32, (j * bc + key) as i32))
+            };
+            if is_masked {
+                let visible = visible(warp_key);
+                for mt in 0..MT {
+                    for nt in 0..NT {
+                        let limits = visible[mt].map(|v| v - 16 * nt as i32);
+                        s[mt][nt].mask_columns(lane, limits);
+                    }
+                }
+            }
+
+            let mut maxima = [[0.0; 2]; MT];
+            for mt in 0..MT {
+                maxima[mt] = softmax.maxima(&s[mt]);
+            }
+            let team = again(team_again);
+            let maxima = team.combine(maxima, f32::max);
+            let lane = opaque(lane);
+            let team_p = SharedTile::<KT>::new(base).skip(team.row);
+            for mt in 0..MT {
+                let factors = softmax.update(mt, &mut s[mt], maxima[mt]);
+                for ot in 0..OT {
+                    o[mt][ot].scale_rows(factors);
+                }
+                for nt in 0..NT {
+                    let probabilities = s[mt][nt].to_operand::<E>();
+                    team_p.set(lane, mt, NT * team.side as usize + nt, probabilities);
+                }
+            }
+
+            // Opaque: unrolled, the loops over slices and runs would take registers.
+            for slice in 0..opaque(v_slices) {
+                next_slice();
+                let v_tile = v_slice(reading);
+                let runs = (VT / RUN) as u32;
+                let runs = if runs > 1 { opaque(runs) } else { runs };
+                for run in 0..runs {
+                    let v_tile = v_tile.skip(16 * RUN as u32 * run);
+                    let first_kt = (VT as u32 * slice + RUN as u32 * run) as usize;
+                    let p = |kt: usize| {
+                        let mut p = [Operand::ZERO; MT];
+                        for mt in 0..MT {
+                            p[mt] = team_p.a(lane, mt, first_kt + kt);
+                        }
+                        p
+                    };
+                    if is_masked && has_non_finite::<E, _, RUN, OT, DT>(v_tile, column) {
+                        let (p, visible) = ((team_p, first_kt), visible(16 * first_kt as u32));
+                        multiply_guarded::<E, _, MT, RUN, KT, OT, DT>(
+                            &mut o, p, v_tile, visible, column,
+                        );
+                    } else {
+                        multiply::<E, Accumulator, _, MT, RUN, OT, DT>(
+                            &mut o, p, v_tile, lane, column,
+                        );
+                    }
+                }
+                if !v_is_whole {
+                    reading = after(reading);
+                }
+            }
+        }
+        store::<E, W, T, DT, OT>(params, &team, o, team.totals(&softmax));
+    }
+}
+
+/// Stores O and lse or, if the keys are split, what a combine kernel makes them from. O goes through shared
+/// memory, from where it leaves in 16-byte pieces.
+///
+/// # Safety
+/// As [`wide`]; all threads of the block make the call.
+#[inline(always)]
+unsafe fn store<E: Element, const W: usize, const T: usize, const DT: usize, const OT: usize>(
+    params: &ForwardParams,
+    team: &Team<T>,
+    mut o: [[Accumulator; OT]; MT],
+    totals: [[Total; 2]; MT],
+) {
+    let (br, threads, lane) = ((16 * MT * W / T) as u32, 32 * W as u32, special::lane());
+    // Made again: over the loop it would hold registers.
+    let place = Place::<false>::of_block(params, br);
+    let first = place.first + team.row;
+    let exist = params.seqlen_q.saturating_sub(first);
+    let column = |ot: usize| ot * T | team.side as usize;
+    // SAFETY: the caller's promise. Rows and columns are the warp's own until the second barrier; one lane of
+    // the team stores the lse of a row.
+    unsafe {
+        if params.splits > 1 {
+            let totals = (team.side == 0).then_some(totals);
+            let column = |ot| column(ot) as u32;
+            return store_partial(params, &place, (first, exist), o, totals, column);
+        }
+        let o_tile = SharedTile::<DT>::new(shared::base());
+        barrier::block();
+        for mt in 0..MT {
+            let finished = totals[mt].map(Total::finish);
+            for ot in 0..OT {
+                o[mt][ot].scale_rows(finished.map(|(factor, _)| factor));
+                let o = o[mt][ot].to_operand::<E>();
+                o_tile.skip(team.row).set(lane, mt, column(ot), o);
+            }
+            for r in 0..2 {
+                let row = (16 * mt + 8 * r) as u32 + lane / 4;
+                if team.side == 0 && lane % 4 == 0 && row < exist {
+                    global::store_f32(place.lse(params, first + row), finished[r].1);
+                }
+            }
+        }
+        barrier::block();
+        let rows = place.q_rows(&params.o);
+        let copier = Copier::<DT, false>::new(rows, special::thread(threads), threads);
+        let exist = params.seqlen_q - place.first;
+        copier.store(o_tile, place.first, br, exist, params.o_aligned != 0);
+    }
+}

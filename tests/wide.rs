@@ -1,0 +1,166 @@
+//! Head dims above 256: every property of the main kernels, on every class of devices.
+
+use crate::maxima::walks;
+use crate::repeats::repeat;
+use crate::special_values;
+use attention::emulator::Options;
+use attention::{Class, Device, Dtype, bf16, f16, kernel};
+use proptest::prelude::*;
+use tests::strategy::{cases, check_some, few_queries, of_dims, scheduled};
+use tests::{Case, Outcome, PASSED, Test};
+
+/// Random cases of each kind.
+fn count(device: &Device) -> u32 {
+    if device.is_emulator() { 16 } else { 128 }
+}
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let of_class = |&class: &Class| {
+        let test = |name: &str, run: fn(&Device) -> Outcome| {
+            Test::emulator(format!("{}::{name}", class.name()), move |_| {
+                run(&Device::emulator_of(class, Options::default())?)
+            })
+        };
+        [test("any", any), test("each_dim", each_dim)]
+    };
+    let of_classes = Class::ALL.iter().flat_map(of_class);
+    let kernels = [
+        ("any", any as fn(&Device) -> Outcome),
+        ("splits", |device| {
+            check_some(device, count(device), scheduled(device, small()))
+        }),
+        ("few_queries", |device| {
+            check_some(device, count(device), wide(few_queries(cases())))
+        }),
+        ("walks", |device| walks(device, count(device) / 2, small())),
+        ("blocks_without_keys", blocks_without_keys),
+        ("repeats", repeats),
+    ];
+    let kernels = kernels.map(|(name, run)| Test::kernels(name, run));
+    let special = special_values::all()
+        .into_iter()
+        .map(|(name, special)| Test::kernels(name, move |device| special(device, &variants)));
+    let schedules = Test::emulator("schedules", |_| schedules());
+    let tests = of_classes.chain(kernels).chain(special);
+    tests.chain([schedules]).collect()
+}
+
+/// The cases with head dims above 256.
+fn wide(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    of_dims(cases, 33..=128)
+}
+
+/// Cases of at most two tiles, two key/value heads, and two query heads for each.
+fn small() -> impl Strategy<Value = Case> {
+    wide(cases()).prop_map(|case| {
+        let (group, kv_heads) = (case.heads / case.kv_heads, case.kv_heads.min(2));
+        Case {
+            batch: case.batch.min(2),
+            kv_heads,
+            heads: kv_heads * group.min(2),
+            seqlen_q: case.seqlen_q.min(150),
+            ..case
+        }
+    })
+}
+
+fn any(device: &Device) -> Outcome {
+    check_some(device, count(device), small())
+}
+
+/// The default for every head dim with a kernel of its own, and the one below, is wide, and the only one.
+fn each_dim(device: &Device) -> Outcome {
+    for (i, dim) in [264, 384, 392, 512, 520, 768, 776, 1024]
+        .into_iter()
+        .enumerate()
+    {
+        let case = Case {
+            dtype: [Dtype::F16, Dtype::Bf16][i % 2],
+            dim,
+            seqlen_q: 70,
+            seqlen_kv: 300,
+            causal: i % 3 == 0,
+            ..Case::default()
+        };
+        let names = kernel::suitable(device, case.dtype, &case.problem()?);
+        assert!(!names.is_empty() && names.iter().all(|name| name.starts_with("wide_")));
+        case.check(device)?;
+    }
+    PASSED
+}
+
+/// Both dtypes, causal or not, V whole and in slices, a head dim that is padded, several splits.
+fn variants(case: &Case) -> Vec<Case> {
+    let variants = [
+        (Dtype::F16, false, 264, 1),
+        (Dtype::Bf16, true, 512, 2),
+        (Dtype::F16, true, 520, 1),
+    ];
+    let variants = variants.map(|(dtype, causal, dim, splits)| Case {
+        dtype,
+        causal,
+        dim,
+        splits,
+        ..case.clone()
+    });
+    variants.to_vec()
+}
+
+/// A block none of whose rows sees a key stores zeros.
+fn blocks_without_keys(device: &Device) -> Outcome {
+    for dim in [264, 1000] {
+        let case = Case {
+            seqlen_q: 200,
+            seqlen_kv: 15,
+            dim,
+            causal: true,
+            ..Case::default()
+        };
+        case.check(device)?;
+    }
+    PASSED
+}
+
+fn repeats(device: &Device) -> Outcome {
+    for case in variants(&Case::default()) {
+        match case.dtype {
+            Dtype::F16 => repeat::<f16>(device, &case)?,
+            Dtype::Bf16 => repeat::<bf16>(device, &case)?,
+        };
+    }
+    PASSED
+}
+
+/// In whatever order warps take turns, none reads what another has not written yet or overwrites what another
+/// still reads: the emulator tells.
+fn schedules() -> Outcome {
+    for (seed, &class) in (0..).zip(
+        [Class::Sm80, Class::Sm86, Class::Sm90]
+            .iter()
+            .cycle()
+            .take(6),
+    ) {
+        let device = Device::emulator_of(
+            class,
+            Options {
+                seed,
+                ..Options::default()
+            },
+        )?;
+        for dim in [512, 1024] {
+            let case = Case {
+                seqlen_q: 70,
+                // Several blocks of keys, and a ragged one.
+                seqlen_kv: 600,
+                dim,
+                causal: seed % 2 == 1,
+                splits: 1,
+                seed,
+                ..Case::default()
+            };
+            case.check(&device)?;
+        }
+    }
+    PASSED
+}
