@@ -1,10 +1,13 @@
 //! A block: its warps, interleaved in an order drawn from a seed, its barriers and shared memory.
 
+use crate::bulk::{BulkCopies, Late};
+use crate::clocks::Knowledge;
 use crate::counters::Tally;
 use crate::decode::Action;
 use crate::error::{Fault, Rule, Violation};
 use crate::instructions::{Arrival, Ballot};
 use crate::launch::Launch;
+use crate::mbarrier::Mbarriers;
 use crate::module::Instruction;
 use crate::registers::{LANES, Reg, Row, Value};
 use crate::shared::{Accessor, Shared};
@@ -23,6 +26,8 @@ pub(crate) struct Context<'a> {
     pub line: u32,
     pub warp: &'a mut Warp,
     pub shared: &'a mut Shared,
+    pub mbarriers: &'a mut Mbarriers,
+    pub bulk: &'a mut BulkCopies,
     pub launch: &'a Launch<'a>,
     /// The block's position in the grid.
     pub block: [u32; 3],
@@ -68,14 +73,9 @@ impl Context<'_> {
     }
 
     /// The shared memory, and the identity under which a lane accesses it.
+    #[inline(always)]
     pub fn shared_as(&mut self, lane: u32) -> (&mut Shared, Accessor<'_>) {
-        let who = Accessor {
-            warp: self.warp.index,
-            lane,
-            clocks: &self.warp.clocks,
-            line: self.line,
-        };
-        (self.shared, who)
+        (self.shared, self.warp.accessor(lane, self.line))
     }
 }
 
@@ -86,8 +86,8 @@ struct Barrier {
     expected: u32,
     /// Warps that arrived, whether they wait, and how they voted.
     arrived: Vec<(usize, bool, Option<Ballot>)>,
-    /// What they knew of the warps' clocks.
-    clocks: Vec<u32>,
+    /// What they knew.
+    knowledge: Knowledge,
 }
 
 /// One block while it runs.
@@ -97,6 +97,8 @@ pub(crate) struct Block<'a> {
     warps: Vec<Warp>,
     shared: Shared,
     barriers: [Barrier; BARRIERS],
+    mbarriers: Mbarriers,
+    bulk: BulkCopies,
 }
 
 impl<'a> Block<'a> {
@@ -114,17 +116,23 @@ impl<'a> Block<'a> {
             warps: (0..warps).map(new_warp).collect(),
             shared: Shared::new(launch.shared_bytes, warps),
             barriers: Default::default(),
+            mbarriers: Mbarriers::default(),
+            bulk: BulkCopies::default(),
         }
     }
 
     /// Runs the block to its end; `tallies` has an element for each instruction.
     pub fn run(mut self, tallies: &mut [Tally]) -> Result<(), Box<Fault>> {
         let mut random = Random::new(self.launch.options.seed, self.position);
+        let mut stall = Stall::default();
         loop {
             let is_running = |w: &&Warp| w.state == State::Running;
             let running = self.warps.iter().filter(is_running).count() as u64;
             if running == 0 {
-                return self.check_barriers();
+                match self.resolve_stall(&mut stall, &mut random)? {
+                    Resolved::GoOn => continue,
+                    Resolved::End => return self.finish(),
+                }
             }
             let chosen = random.below(running) as usize;
             let warp = self.warps.iter().filter(is_running).nth(chosen);
@@ -135,7 +143,63 @@ impl<'a> Block<'a> {
                     break;
                 }
             }
+            self.wake();
         }
+    }
+
+    /// Lets warps go on that wait for a phase that is complete by now.
+    fn wake(&mut self) {
+        for warp in &mut self.warps {
+            if let State::Polling { mbarrier, phase } = warp.state
+                && self.mbarriers.phase(mbarrier) != phase
+            {
+                warp.state = State::Running;
+            }
+        }
+    }
+
+    /// No warp can go on by itself. A copy lands that a warp waits for; if there is none, waits at
+    /// mbarriers end, as they do on a GPU after some time.
+    fn resolve_stall(
+        &mut self,
+        stall: &mut Stall,
+        random: &mut Random,
+    ) -> Result<Resolved, Box<Fault>> {
+        let is_awaited = |number: usize| {
+            let mut states = self.warps.iter().map(|warp| warp.state);
+            states.any(|s| matches!(s, State::Polling { mbarrier, .. } if mbarrier == number))
+        };
+        let loads = self.bulk.loads.iter().enumerate();
+        let awaited: Vec<usize> = loads
+            .filter(|(_, load)| is_awaited(load.mbarrier))
+            .map(|(index, _)| index)
+            .collect();
+        if !awaited.is_empty() {
+            let load = awaited[random.below(awaited.len() as u64) as usize];
+            let Block {
+                bulk,
+                mbarriers,
+                shared,
+                ..
+            } = self;
+            let common = self.warps[0].common();
+            bulk.land(load, &self.launch.global, mbarriers, shared, common)
+                .map_err(|late| self.late_fault(late))?;
+            self.wake();
+            return Ok(Resolved::GoOn);
+        }
+        let polling = |warp: &Warp| matches!(warp.state, State::Polling { .. });
+        let waiting = self.warps.iter().filter(|warp| polling(warp)).count();
+        if waiting == 0 {
+            return self.check_barriers().map(|()| Resolved::End);
+        }
+        if !stall.has_hope(self.mbarriers.changes, waiting) {
+            return Err(self.deadlock());
+        }
+        for warp in self.warps.iter_mut().filter(|warp| polling(warp)) {
+            warp.state = State::Running;
+        }
+        Ok(Resolved::GoOn)
     }
 
     /// Executes a warp's next instruction.
@@ -175,6 +239,8 @@ impl<'a> Block<'a> {
             line: instruction.line,
             warp,
             shared: &mut self.shared,
+            mbarriers: &mut self.mbarriers,
+            bulk: &mut self.bulk,
             launch: self.launch,
             block: self.position,
             tally,
@@ -226,17 +292,12 @@ impl<'a> Block<'a> {
             return misused("bar.red meets bar.sync or another vote at a barrier");
         }
         let warp = &mut self.warps[index];
-        warp.tick();
-        if barrier.clocks.is_empty() {
-            barrier.clocks.clone_from(&warp.clocks);
-        }
-        for (known, clock) in barrier.clocks.iter_mut().zip(&warp.clocks) {
-            *known = (*known).max(*clock);
-        }
+        warp.synchronise(warp.threads);
+        barrier.knowledge.join(warp.common());
         barrier.expected = expected;
         barrier.arrived.push((index, arrival.waits, arrival.ballot));
         if arrival.waits {
-            warp.state = State::Waiting(number);
+            warp.state = State::AtBarrier(number);
         }
         if barrier.arrived.len() as u32 * 32 == expected {
             let ballots = barrier.arrived.iter().filter_map(|(.., ballot)| *ballot);
@@ -246,7 +307,7 @@ impl<'a> Block<'a> {
             for (waiting, _, ballot) in barrier.arrived.iter().filter(|(_, waits, _)| *waits) {
                 let warp = &mut self.warps[*waiting];
                 warp.state = State::Running;
-                warp.learn(&barrier.clocks);
+                warp.learn(warp.threads, &barrier.knowledge);
                 if let (Some(ballot), Some((_, result))) = (ballot, result) {
                     let lanes = if result { u32::MAX } else { 0 };
                     warp.registers
@@ -261,7 +322,7 @@ impl<'a> Block<'a> {
     /// No warp can go on: that is the end, unless one waits for a barrier.
     fn check_barriers(&mut self) -> Result<(), Box<Fault>> {
         let waiting = self.warps.iter().find_map(|warp| match warp.state {
-            State::Waiting(barrier) => Some((warp.index, barrier)),
+            State::AtBarrier(barrier) => Some((warp.index, barrier)),
             _ => None,
         });
         let Some((index, barrier)) = waiting else {
@@ -269,18 +330,50 @@ impl<'a> Block<'a> {
         };
         let arrived = &self.barriers[barrier].arrived;
         let absent = (0..self.warps.len()).filter(|w| arrived.iter().all(|(a, ..)| a != w));
-        let places: Vec<String> = absent
-            .map(|warp| match self.warps[warp].state {
-                State::Waiting(other) => format!("warp {warp} waits at barrier {other}"),
-                _ => format!("warp {warp} has exited"),
-            })
-            .collect();
         let rule = Rule::BarrierNotReached {
             barrier: barrier as u32,
-            missing: places.join(", "),
+            missing: self.describe(absent),
         };
         let (pc, _) = self.warps[index].position();
         Err(self.fault(index, pc - 1, *Violation::of_warp(rule)))
+    }
+
+    /// Warps wait at mbarriers, and nothing that is under way completes a phase.
+    fn deadlock(&mut self) -> Box<Fault> {
+        let waiting = self.describe(0..self.warps.len());
+        let mut warps = self.warps.iter_mut();
+        let is_polling = |warp: &&mut Warp| matches!(warp.state, State::Polling { .. });
+        let warp = warps.find(is_polling).expect("a warp waits");
+        let (index, (pc, _)) = (warp.index, warp.position());
+        let violation = Violation::of_warp(Rule::Deadlock { waiting });
+        self.fault(index, pc - 1, *violation)
+    }
+
+    /// What some warps wait for, in words.
+    fn describe(&self, warps: impl Iterator<Item = usize>) -> String {
+        let places = warps.map(|index| match self.warps[index].state {
+            State::AtBarrier(barrier) => format!("warp {index} waits at barrier {barrier}"),
+            State::Polling { mbarrier, .. } => {
+                format!(
+                    "warp {index} waits for {}",
+                    self.mbarriers.describe(mbarrier)
+                )
+            }
+            State::Running | State::Exited => format!("warp {index} has exited"),
+        });
+        places.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Every warp has exited.
+    fn finish(&self) -> Result<(), Box<Fault>> {
+        let finished = self.bulk.finish(&self.launch.global);
+        finished.map_err(|late| self.late_fault(late))
+    }
+
+    fn late_fault(&self, (warp, line, violation): Late) -> Box<Fault> {
+        let mut instructions = self.launch.kernel.instructions.iter();
+        let pc = instructions.position(|instruction| instruction.line == line);
+        self.fault(warp, pc.expect("the copy's instruction"), *violation)
     }
 
     fn fault(&self, warp: usize, pc: usize, violation: Violation) -> Box<Fault> {
@@ -299,6 +392,38 @@ impl<'a> Block<'a> {
             lane: violation.lane,
             address: violation.address,
         })
+    }
+}
+
+/// How the run goes on after no warp could.
+enum Resolved {
+    GoOn,
+    End,
+}
+
+/// Stalls in a row that ended waits at mbarriers in vain.
+#[derive(Default)]
+struct Stall {
+    /// Changes of mbarriers, and warps that wait at them, at the last stall.
+    last: (u64, usize),
+    in_vain: u32,
+}
+
+impl Stall {
+    /// A loop that polls may do other work after some polls that fail; more are a deadlock.
+    const MOST_IN_VAIN: u32 = 100;
+
+    /// Takes note of a stall; whether something may have changed since others.
+    fn has_hope(&mut self, changes: u64, waiting: usize) -> bool {
+        if self.last == (changes, waiting) {
+            self.in_vain += 1;
+        } else {
+            *self = Stall {
+                last: (changes, waiting),
+                in_vain: 0,
+            };
+        }
+        self.in_vain < Self::MOST_IN_VAIN
     }
 }
 

@@ -80,6 +80,26 @@ impl Tally {
         }
     }
 
+    /// Counts a bulk copy of `bytes` bytes from or to an address in global memory. It moves 128 bytes
+    /// of shared memory in a wavefront.
+    pub(crate) fn count_bulk(&mut self, address: u64, bytes: u32, writes: bool) {
+        let bytes = u64::from(bytes);
+        *self.moved(writes) += bytes;
+        let wavefronts = bytes.div_ceil(128);
+        self.wavefronts += wavefronts;
+        self.ideal_wavefronts += wavefronts;
+        self.ideal_sectors += bytes.div_ceil(32);
+        self.sectors += (address % 32 + bytes).div_ceil(32);
+    }
+
+    /// The bytes that are counted in a direction.
+    fn moved(&mut self, writes: bool) -> &mut u64 {
+        match writes {
+            true => &mut self.bytes_written,
+            false => &mut self.bytes_read,
+        }
+    }
+
     /// Counts an access of `bytes` bytes a lane to global memory.
     pub(crate) fn count_global(
         &mut self,
@@ -89,12 +109,7 @@ impl Tally {
         writes: bool,
     ) {
         let mut distinct: Vec<u64> = lanes(active).map(|lane| addresses[lane]).collect();
-        let moved = u64::from(bytes) * distinct.len() as u64;
-        *(if writes {
-            &mut self.bytes_written
-        } else {
-            &mut self.bytes_read
-        }) += moved;
+        *self.moved(writes) += u64::from(bytes) * distinct.len() as u64;
         distinct.sort_unstable();
         distinct.dedup();
         self.ideal_sectors += (u64::from(bytes) * distinct.len() as u64).div_ceil(32);

@@ -15,7 +15,8 @@ pub(crate) type Operation = Box<dyn Fn(&mut Context) -> Result<(), Box<Violation
 pub(crate) enum Action {
     /// Works on registers and memory; the warp goes on with the next instruction.
     Lanes(Operation),
-    /// `target` is a label's number until the kernel is complete, and then an instruction's.
+    /// `target` is the number of a reference to a label until the kernel is complete, and then an
+    /// instruction's.
     Branch { target: usize, uniform: bool },
     /// Ends the lanes that execute it.
     Exit,
@@ -46,62 +47,106 @@ pub(crate) enum Name {
     Parameter(u32, u32),
 }
 
+/// What a pair of braces declares.
+#[derive(Default)]
+struct Block<'a> {
+    names: HashMap<String, Name>,
+    /// Labels, by the instruction that they stand before.
+    labels: HashMap<&'a str, usize>,
+    /// Labels that branches name, with the number of the reference.
+    references: Vec<(&'a str, usize)>,
+}
+
 /// The names that are visible at a point of a kernel, and the registers they declare.
 #[derive(Default)]
 pub(crate) struct Scope<'a> {
     pub registers: Registers,
-    /// Innermost braces last.
-    names: Vec<HashMap<String, Name>>,
+    /// Braces that are open, the innermost last.
+    blocks: Vec<Block<'a>>,
     constants: HashMap<(u32, u64), AnyReg>,
-    labels: HashMap<&'a str, usize>,
+    /// By the number of a reference: the instruction that the label stands before.
+    targets: Vec<usize>,
 }
 
 impl<'a> Scope<'a> {
     pub fn open(&mut self) {
-        self.names.push(HashMap::new());
+        self.blocks.push(Block::default());
     }
 
-    pub fn close(&mut self) {
-        self.names.pop();
+    /// Closes the innermost braces. References to labels not found in them go to the braces around.
+    /// Gives a label that no braces define.
+    pub fn close(&mut self) -> Result<(), &'a str> {
+        let Block {
+            labels, references, ..
+        } = self.blocks.pop().expect("an open scope");
+        for (name, reference) in references {
+            match (labels.get(name), self.blocks.last_mut()) {
+                (Some(target), _) => self.targets[reference] = *target,
+                (None, Some(around)) => around.references.push((name, reference)),
+                (None, None) => return Err(name),
+            }
+        }
+        Ok(())
     }
 
     pub fn depth(&self) -> usize {
-        self.names.len()
+        self.blocks.len()
+    }
+
+    fn innermost(&mut self) -> &mut Block<'a> {
+        self.blocks.last_mut().expect("an open scope")
     }
 
     pub fn declare(&mut self, name: String, meaning: Name) {
-        let innermost = self.names.last_mut().expect("an open scope");
-        innermost.insert(name, meaning);
+        self.innermost().names.insert(name, meaning);
     }
 
     pub fn find(&self, name: &str) -> Option<Name> {
-        self.names
-            .iter()
-            .rev()
-            .find_map(|names| names.get(name).copied())
+        let mut blocks = self.blocks.iter().rev();
+        blocks.find_map(|block| block.names.get(name).copied())
     }
 
-    /// The number of a label, which may be defined later.
-    pub fn label(&mut self, name: &'a str) -> usize {
-        let next = self.labels.len();
-        *self.labels.entry(name).or_insert(next)
+    /// Defines a label, before an instruction; whether the braces define it for the first time.
+    pub fn label(&mut self, name: &'a str, target: usize) -> bool {
+        self.innermost().labels.insert(name, target).is_none()
     }
 
-    /// Every label used or defined, with its number.
-    pub fn labels(&self) -> impl Iterator<Item = (&'a str, usize)> {
-        self.labels.iter().map(|(name, number)| (*name, *number))
+    /// The number of a reference to a label, which may be defined later.
+    pub fn reference(&mut self, label: &'a str) -> usize {
+        let number = self.targets.len();
+        self.targets.push(usize::MAX);
+        self.innermost().references.push((label, number));
+        number
+    }
+
+    /// The instruction that a reference names, once its braces are closed.
+    pub fn target(&self, reference: usize) -> usize {
+        self.targets[reference]
     }
 }
 
 /// A statement that is being turned into an action.
 pub(crate) struct Decoder<'a, 's> {
     pub statement: &'s Statement<'a>,
+    /// Compute capability of the module's target, times 10.
+    pub target: u32,
     pub scope: &'s mut Scope<'a>,
 }
 
 impl<'a, 's> Decoder<'a, 's> {
     pub fn opcode(&self) -> &'a str {
         self.statement.opcode
+    }
+
+    /// Fails if the module's target is older than this.
+    pub fn require_target(&self, least: u32) -> Result<(), String> {
+        match self.target >= least {
+            true => Ok(()),
+            false => Err(format!(
+                "needs target sm_{least} or later; the module's is sm_{}",
+                self.target
+            )),
+        }
     }
 
     /// All operands, of which there must be `N`.

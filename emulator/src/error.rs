@@ -189,6 +189,85 @@ pub enum Rule {
         /// Line of the `cp.async`.
         line: u32,
     },
+    /// An access to the destination of a bulk copy before its thread waited for the copy's phase.
+    #[error(
+        "access to the destination of a bulk copy (line {line}) before a wait for its mbarrier's phase"
+    )]
+    PendingBulkCopy {
+        /// Line of the `cp.async.bulk`.
+        line: u32,
+    },
+    /// A write to the source of a bulk copy before its thread waited for the copy.
+    #[error("write to the source of a bulk copy (line {line}) that was not waited for")]
+    BulkCopySource {
+        /// Line of the `cp.async.bulk`.
+        line: u32,
+    },
+    /// A bulk copy of what a thread wrote, with no `fence.proxy.async` between.
+    #[error(
+        "bulk copy over shared memory that a thread wrote (line {line}) with no fence.proxy.async between"
+    )]
+    MissingProxyFence {
+        /// Line of the write.
+        line: u32,
+    },
+    /// A bulk copy of a size that is not a multiple of 16 bytes.
+    #[error("bulk copy of {bytes} bytes, not a multiple of 16")]
+    BulkCopySize {
+        /// Size of the copy.
+        bytes: u32,
+    },
+    /// The block ends while a bulk copy still reads or writes its shared memory.
+    #[error("the block ends before this bulk copy was waited for")]
+    UnfinishedBulkCopy,
+    /// An mbarrier instruction on memory that holds no mbarrier.
+    #[error("no mbarrier.init made this address an mbarrier")]
+    MbarrierNotInitialised,
+    /// A bulk copy that names an mbarrier of which the asynchronous proxy does not know.
+    #[error(
+        "bulk copy on an mbarrier with no fence.mbarrier_init or fence.proxy.async after its mbarrier.init"
+    )]
+    MbarrierNotFenced,
+    /// An access to the bytes of an mbarrier by other instructions than its own.
+    #[error("access to the bytes of an mbarrier (mbarrier.init at line {line})")]
+    MbarrierAccessed {
+        /// Line of the `mbarrier.init`.
+        line: u32,
+    },
+    /// An arrival in a phase before any wait saw the phase before it complete.
+    #[error("arrival at an mbarrier before a wait saw that its phase {phase} is complete")]
+    MbarrierUnobserved {
+        /// The phase that nobody waited for, from 0.
+        phase: u32,
+    },
+    /// More arrivals than a phase lacks, or none.
+    #[error("{count} arrivals at an mbarrier whose phase lacks {pending} of {expected}")]
+    MbarrierArrivals {
+        /// The arrivals.
+        count: u32,
+        /// Arrivals that the phase lacked.
+        pending: u32,
+        /// Arrivals that complete a phase.
+        expected: u32,
+    },
+    /// A transaction count beyond what an mbarrier can hold.
+    #[error("transaction count {bytes} of an mbarrier; it goes from -(2^20 - 1) to 2^20 - 1")]
+    MbarrierBytes {
+        /// The transaction count.
+        bytes: i64,
+    },
+    /// An mbarrier used in a way that has no meaning.
+    #[error("{what}")]
+    MbarrierMisused {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Warps wait for each other, or for bytes that no copy brings.
+    #[error("no warp can go on: {waiting}")]
+    Deadlock {
+        /// What every warp waits for.
+        waiting: String,
+    },
     /// Two threads touch a shared address, one writing, with no barrier between.
     #[error(
         "{access} of shared memory races with the {earlier} by {thread}{}: no barrier between",

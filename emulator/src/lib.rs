@@ -59,13 +59,16 @@
 //! as those of `cp.async` do. A cluster is a group of blocks that run together, in place of one.
 
 mod block;
+mod bulk;
 mod cfg;
+mod clocks;
 mod counters;
 mod decode;
 mod error;
 mod findings;
 mod instructions;
 mod launch;
+mod mbarrier;
 mod memory;
 mod module;
 mod registers;

@@ -203,16 +203,34 @@ impl Global {
         Ok(())
     }
 
-    /// Writes bytes to an address that is a multiple of their number.
-    pub fn write(&self, lane: u32, address: u64, from: &[u8]) -> Result<(), Box<Violation>> {
-        let (buffer, offset) = self.locate(lane, address, from.len() as u32, from.len())?;
-        if !buffer.writable.load(Relaxed) {
-            return Err(Violation::at(Rule::GlobalReadOnly, lane, address));
-        }
-        for (to, from) in buffer.bytes[offset..].iter().zip(from) {
+    /// Writes bytes to an address that is a multiple of `alignment`.
+    pub fn write(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        from: &[u8],
+    ) -> Result<(), Box<Violation>> {
+        let to = self.writable(lane, address, alignment, from.len())?;
+        for (to, from) in to.iter().zip(from) {
             to.store(WRITTEN | u16::from(*from), Relaxed);
         }
         Ok(())
+    }
+
+    /// The bytes of a buffer that a kernel may write.
+    pub fn writable(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        bytes: usize,
+    ) -> Result<&[AtomicU16], Box<Violation>> {
+        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        match buffer.writable.load(Relaxed) {
+            true => Ok(&buffer.bytes[offset..offset + bytes]),
+            false => Err(Violation::at(Rule::GlobalReadOnly, lane, address)),
+        }
     }
 
     fn locate(

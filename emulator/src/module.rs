@@ -106,6 +106,7 @@ impl Module {
             cursor: Cursor::new(text).map_err(|e| e.of_file(name))?,
             file: name,
             source: text.into(),
+            target: 0,
             files: Files::default(),
             location: None,
             variables: Vec::new(),
@@ -173,6 +174,8 @@ struct Parser<'a> {
     cursor: Cursor<'a>,
     file: &'a str,
     source: Arc<str>,
+    /// Compute capability of the module's target, times 10.
+    target: u32,
     files: Files,
     /// The last `.loc` of the kernel.
     location: Option<Location>,
@@ -208,7 +211,13 @@ impl<'a> Parser<'a> {
         self.cursor.expect(".version")?;
         self.cursor.take()?;
         self.cursor.expect(".target")?;
-        self.cursor.word()?;
+        let target = self.cursor.word()?;
+        let number = target
+            .strip_prefix("sm_")
+            .map(|n| n.trim_end_matches(['a', 'f']));
+        let number = number.and_then(|number| number.parse().ok());
+        let error = || self.cursor.error(format!("{target} is not a target"));
+        self.target = number.ok_or_else(error)?;
         while self.cursor.accept(",") {
             self.cursor.word()?;
         }
@@ -416,16 +425,14 @@ impl<'a> Parser<'a> {
 
     fn body(&mut self, scope: &mut Scope<'a>) -> Result<Vec<Instruction>, Error> {
         let mut instructions: Vec<Instruction> = Vec::new();
-        let mut places: BTreeMap<usize, usize> = BTreeMap::new();
         let outside = scope.depth();
-        let line = self.cursor.line();
         scope.open();
         self.location = None;
         while scope.depth() > outside {
             if self.cursor.accept("{") {
                 scope.open();
             } else if self.cursor.accept("}") {
-                scope.close();
+                self.close(scope)?;
             } else if self.cursor.accept(".pragma") {
                 // Advice to the assembler.
                 self.cursor
@@ -439,8 +446,8 @@ impl<'a> Parser<'a> {
                 self.registers(scope).map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.peek(1) == ":" {
                 let (label, _) = (self.cursor.take(), self.cursor.take());
-                let number = scope.label(label.map_err(|e| e.of_file(self.file))?);
-                if places.insert(number, instructions.len()).is_some() {
+                let label = label.map_err(|e| e.of_file(self.file))?;
+                if !scope.label(label, instructions.len()) {
                     let error = self.cursor.error("the label is defined twice");
                     return Err(error.of_file(self.file));
                 }
@@ -449,15 +456,17 @@ impl<'a> Parser<'a> {
                 instructions.push(self.instruction(&statement, scope)?);
             }
         }
-        if let Some((label, _)) = scope
-            .labels()
-            .find(|(_, number)| !places.contains_key(number))
-        {
-            let error = SyntaxError::new(line, format!("label {label} is not defined"));
-            return Err(error.of_file(self.file));
-        }
-        resolve(&mut instructions, &places);
+        self.close(scope)?;
+        resolve(&mut instructions, scope);
         Ok(instructions)
+    }
+
+    /// Closes a pair of braces.
+    fn close(&self, scope: &mut Scope<'a>) -> Result<(), Error> {
+        scope.close().map_err(|label| {
+            let error = self.cursor.error(format!("label {label} is not defined"));
+            error.of_file(self.file)
+        })
     }
 
     /// `.reg .b32 a, b<3>;`, where `b<3>` is `b0`, `b1` and `b2`.
@@ -515,7 +524,11 @@ impl<'a> Parser<'a> {
             instruction: statement.opcode.to_owned(),
             message,
         };
-        let mut decoder = Decoder { statement, scope };
+        let mut decoder = Decoder {
+            statement,
+            target: self.target,
+            scope,
+        };
         let guard = match statement.guard {
             Some((name, negated)) => Some((decoder.named_predicate(name).map_err(fail)?, negated)),
             None => None,
@@ -534,13 +547,13 @@ impl<'a> Parser<'a> {
 
 /// Turns the labels that branches name into the places where they stand, and finds where branches
 /// that diverge meet again.
-fn resolve(instructions: &mut [Instruction], places: &BTreeMap<usize, usize>) {
+fn resolve(instructions: &mut [Instruction], scope: &Scope) {
     let mut code = Vec::with_capacity(instructions.len());
     for instruction in &mut *instructions {
         let guarded = instruction.guard.is_some();
         code.push(match &mut instruction.action {
             Action::Branch { target, .. } => {
-                *target = places[target];
+                *target = scope.target(*target);
                 let target = *target;
                 Successors::Branch { target, guarded }
             }

@@ -1,23 +1,28 @@
 //! A block's shared memory, with a shadow that knows who touched each cell and when.
 //!
-//! Time is counted by warps: a warp's clock advances at every barrier it takes part in, and a
-//! barrier tells each participant the others' clocks (vector clocks). An access is ordered after an
-//! earlier one if the same thread made both, or if the earlier thread's clock has since passed to
-//! this warp through a barrier. Two accesses that are not ordered, one of them a write, are a race,
-//! whatever the order in which the emulator happens to run them.
+//! An access must come after each earlier one that conflicts with it: by the same thread, or ordered
+//! by [vector clocks](crate::clocks). Two accesses that are not ordered, one of them a write, are a
+//! race, whatever the order in which the emulator happens to run them.
 //!
 //! The shadow's cells are 2 bytes: accesses of different threads to the two bytes of one cell count
 //! as accesses to the same address.
 
+use crate::clocks::{ALL_LANES, Knowledge, slot, thread};
 use crate::error::{Access, Rule, Violation};
 
 /// Shared-window address of the first byte. Not 0, so that a null address faults; a multiple of the
-/// largest alignment that a variable may ask for.
+/// largest alignment that a variable may have.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
 const CELL_BYTES: usize = 2;
 
-/// When a thread touched a cell: its warp's clock, and its lane in the low bits. Zero is never.
+/// Bytes of an mbarrier, and its alignment.
+pub(crate) const MBARRIER_BYTES: usize = 8;
+
+/// Alignment of a bulk copy's addresses and size.
+pub(crate) const BULK_ALIGNMENT: u32 = 16;
+
+/// When a lane of a known warp read a cell: the clock, and the lane in the low bits. Zero is never.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Stamp(u32);
 
@@ -40,43 +45,64 @@ impl Stamp {
 /// The largest clock; a warp's instruction budget keeps it from getting there.
 pub(crate) const MAX_CLOCK: u32 = u32::MAX >> Stamp::LANE_BITS;
 
-/// The lane of an access that a whole warp makes together: it is like no single lane.
-pub(crate) const ALL_LANES: u32 = 32;
-
 /// Who makes an access.
 #[derive(Clone, Copy)]
 pub(crate) struct Accessor<'a> {
     pub warp: usize,
     /// 0 to 31, or [`ALL_LANES`].
     pub lane: u32,
-    /// What the warp knows of every warp's clock.
-    pub clocks: &'a [u32],
+    /// The warp's clock.
+    pub clock: u32,
+    /// What the thread knows of others.
+    pub knowledge: &'a Knowledge,
     /// Line of the instruction.
     pub line: u32,
 }
 
 impl Accessor<'_> {
-    fn stamp(&self) -> Stamp {
-        Stamp::new(self.clocks[self.warp], self.lane)
+    pub fn slot(&self) -> usize {
+        slot(self.warp, self.lane)
     }
 
-    /// Whether an access by `warp` happened before this one.
-    fn is_after(&self, stamp: Stamp, warp: usize) -> bool {
-        let same_thread = warp == self.warp && stamp.lane() == self.lane && self.lane != ALL_LANES;
-        stamp.clock() < self.clocks[warp] || same_thread
+    /// Whether an access happened before this one.
+    #[inline(always)]
+    pub fn is_after(&self, slot: usize, clock: u32) -> bool {
+        let same_thread = slot == self.slot() && self.lane != ALL_LANES;
+        self.knowledge.has_seen(slot, clock) || same_thread
     }
+}
+
+/// What a cell holds.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Content {
+    #[default]
+    Data,
+    /// The destination of a `cp.async` under way.
+    Copying,
+    /// The destination of a bulk copy under way.
+    BulkCopying,
+    /// A part of an mbarrier.
+    Mbarrier,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Cell {
-    written: Stamp,
-    /// The writing instruction, or the `cp.async` that is under way.
+    /// Clock of the last write; 0 is never. For a bulk copy, the phase of its mbarrier.
+    written: u32,
+    /// The writing instruction, or the copy that is under way.
     line: u32,
-    warp: u8,
+    /// Slot of the last writer.
+    writer: u16,
     /// Which of the bytes were ever written.
     defined: u8,
-    /// Whether a `cp.async` to this cell is under way.
-    pending: bool,
+    content: Content,
+}
+
+/// The source of a bulk copy to global memory that may not have been read.
+struct BulkSource {
+    address: u32,
+    bytes: u32,
+    line: u32,
 }
 
 /// The shared memory of one block.
@@ -86,6 +112,7 @@ pub(crate) struct Shared {
     /// The last read of every cell by every warp, `[cell][warp]`.
     reads: Vec<Stamp>,
     warps: usize,
+    bulk_sources: Vec<BulkSource>,
 }
 
 impl Shared {
@@ -96,6 +123,7 @@ impl Shared {
             cells: vec![Cell::default(); cells],
             reads: vec![Stamp::default(); cells * warps],
             warps,
+            bulk_sources: Vec::new(),
         }
     }
 
@@ -106,26 +134,10 @@ impl Shared {
         address: u32,
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
-        let start = self.locate(who.lane, address, to.len())?;
-        let stamp = who.stamp();
+        let start = self.locate(who.lane, address, to.len(), to.len() as u32)?;
         for (index, cell_bytes) in cells(start, to.len()) {
-            let cell = &self.cells[index];
-            if cell.pending {
-                return Err(self.violation(who, index, Rule::PendingCopy { line: cell.line }));
-            }
-            if cell.defined & cell_bytes != cell_bytes {
-                return Err(self.violation(who, index, Rule::SharedUninitialised));
-            }
-            if !who.is_after(cell.written, usize::from(cell.warp)) {
-                return Err(self.race(who, index, Access::Read, None));
-            }
-            let last = &mut self.reads[index * self.warps + who.warp];
-            let several = last.clock() == stamp.clock() && last.lane() != stamp.lane();
-            *last = if several {
-                Stamp::new(stamp.clock(), ALL_LANES)
-            } else {
-                stamp
-            };
+            self.check_read(who, index, cell_bytes)?;
+            self.note_read(who, index);
         }
         to.copy_from_slice(&self.bytes[start..start + to.len()]);
         Ok(())
@@ -138,81 +150,254 @@ impl Shared {
         address: u32,
         from: &[u8],
     ) -> Result<(), Box<Violation>> {
-        self.claim(who, address, from.len(), false)?;
-        self.store(who, address, from);
+        let start = self.locate(who.lane, address, from.len(), from.len() as u32)?;
+        self.claim(who, start, from.len(), Content::Data)?;
+        self.store(who.slot(), who.clock, who.line, start, from);
         Ok(())
     }
 
-    /// Starts a copy: until it lands, nobody may touch the bytes.
+    /// Starts a `cp.async`: until it lands, nobody may touch the bytes.
     pub fn start_copy(
         &mut self,
         who: Accessor,
         address: u32,
         bytes: usize,
     ) -> Result<(), Box<Violation>> {
-        self.claim(who, address, bytes, true)
+        let start = self.locate(who.lane, address, bytes, bytes as u32)?;
+        self.claim(who, start, bytes, Content::Copying)
     }
 
-    /// Lands a copy, as a write by the thread that waited for it.
+    /// Lands a `cp.async`, as a write by the thread that waited for it.
     pub fn land_copy(&mut self, who: Accessor, address: u32, from: &[u8]) {
-        self.store(who, address, from);
+        let start = (address - SHARED_BASE) as usize;
+        self.store(who.slot(), who.clock, who.line, start, from);
     }
 
-    /// Checks that `who` may write here.
-    fn claim(
+    /// Starts a bulk copy to shared memory: until a thread has waited for the phase of its mbarrier,
+    /// the thread may not touch the bytes.
+    pub fn start_bulk_load(
         &mut self,
         who: Accessor,
         address: u32,
-        bytes: usize,
-        pending: bool,
+        bytes: u32,
     ) -> Result<(), Box<Violation>> {
-        let start = self.locate(who.lane, address, bytes)?;
+        let start = self.locate(who.lane, address, bytes as usize, BULK_ALIGNMENT)?;
+        self.check_fences(who, start, bytes)?;
+        self.claim(who, start, bytes as usize, Content::BulkCopying)
+    }
+
+    /// Lands a bulk copy in a phase of the mbarrier that `writer` is the slot of.
+    pub fn land_bulk_load(
+        &mut self,
+        writer: usize,
+        phase: u32,
+        line: u32,
+        address: u32,
+        from: &[u8],
+    ) {
+        let start = (address - SHARED_BASE) as usize;
+        self.store(writer, phase, line, start, from);
+    }
+
+    /// Starts a bulk copy from shared memory: until its thread has waited for it, nobody may write
+    /// the bytes.
+    pub fn start_bulk_store(
+        &mut self,
+        who: Accessor,
+        address: u32,
+        bytes: u32,
+    ) -> Result<(), Box<Violation>> {
+        let start = self.locate(who.lane, address, bytes as usize, BULK_ALIGNMENT)?;
+        for (index, cell_bytes) in cells(start, bytes as usize) {
+            self.check_read(who, index, cell_bytes)?;
+        }
+        self.check_fences(who, start, bytes)?;
+        let line = who.line;
+        self.bulk_sources.push(BulkSource {
+            address,
+            bytes,
+            line,
+        });
+        Ok(())
+    }
+
+    /// Ends a bulk copy's reading, as a read by the thread that waited for it; what it read.
+    pub fn end_bulk_store(&mut self, who: Accessor, address: u32, bytes: u32) -> Vec<u8> {
+        let mut sources = self.bulk_sources.iter();
+        let is_it = |source: &BulkSource| {
+            (source.address, source.bytes, source.line) == (address, bytes, who.line)
+        };
+        let index = sources.position(is_it).expect("it was started");
+        self.bulk_sources.swap_remove(index);
+        let start = (address - SHARED_BASE) as usize;
+        for (index, _) in cells(start, bytes as usize) {
+            self.note_read(who, index);
+        }
+        self.bytes[start..start + bytes as usize].to_vec()
+    }
+
+    /// Makes 8 bytes an mbarrier.
+    pub fn place_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
+        let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
+        self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
+        self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
+        for (index, _) in cells(start, MBARRIER_BYTES) {
+            self.cells[index].content = Content::Mbarrier;
+        }
+        Ok(())
+    }
+
+    /// Checks that an mbarrier lies at the address, and that its `mbarrier.init` happened before.
+    pub fn use_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
+        let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
+        for (index, _) in cells(start, MBARRIER_BYTES) {
+            let cell = &self.cells[index];
+            if cell.content != Content::Mbarrier {
+                return Err(self.violation(who, index, Rule::MbarrierNotInitialised));
+            }
+            if !who.is_after(usize::from(cell.writer), cell.written) {
+                return Err(self.race(who, index, Access::Read, None));
+            }
+            self.note_read(who, index);
+        }
+        Ok(())
+    }
+
+    /// Whether the asynchronous proxy sees the `mbarrier.init` of the mbarrier at the address.
+    pub fn has_fenced_mbarrier(&self, who: Accessor, address: u32) -> bool {
+        let index = (address - SHARED_BASE) as usize / CELL_BYTES;
+        let cell = &self.cells[index];
+        who.knowledge
+            .has_fenced(usize::from(cell.writer), cell.written)
+    }
+
+    /// Gives the 8 bytes of an mbarrier back. All uses of the mbarrier must have happened before.
+    pub fn remove_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
+        self.use_mbarrier(who, address)?;
+        let start = (address - SHARED_BASE) as usize;
+        for (index, _) in cells(start, MBARRIER_BYTES) {
+            self.cells[index].content = Content::Data;
+        }
+        self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
+        self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
+        for (index, _) in cells(start, MBARRIER_BYTES) {
+            self.cells[index].defined = 0;
+        }
+        Ok(())
+    }
+
+    /// Checks that `who` may read a cell.
+    #[inline(always)]
+    fn check_read(&self, who: Accessor, index: usize, bytes: u8) -> Result<(), Box<Violation>> {
+        let cell = &self.cells[index];
+        if cell.content != Content::Data {
+            return Err(self.misuse(who, index));
+        }
+        if cell.defined & bytes != bytes {
+            return Err(self.violation(who, index, Rule::SharedUninitialised));
+        }
+        if !who.is_after(usize::from(cell.writer), cell.written) {
+            return Err(self.race(who, index, Access::Read, None));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn note_read(&mut self, who: Accessor, index: usize) {
+        let last = &mut self.reads[index * self.warps + who.warp];
+        let several = last.clock() == who.clock && last.lane() != who.lane;
+        let lane = if several { ALL_LANES } else { who.lane };
+        *last = Stamp::new(who.clock, lane);
+    }
+
+    /// Checks that `who` may write some cells, and says what they hold until then.
+    fn claim(
+        &mut self,
+        who: Accessor,
+        start: usize,
+        bytes: usize,
+        content: Content,
+    ) -> Result<(), Box<Violation>> {
         for (index, _) in cells(start, bytes) {
             let cell = &self.cells[index];
-            if cell.pending {
-                return Err(self.violation(who, index, Rule::PendingCopy { line: cell.line }));
+            if cell.content != Content::Data {
+                return Err(self.misuse(who, index));
             }
-            if !who.is_after(cell.written, usize::from(cell.warp)) {
+            if !who.is_after(usize::from(cell.writer), cell.written) {
                 return Err(self.race(who, index, Access::Write, None));
             }
             for warp in 0..self.warps {
-                if !who.is_after(self.reads[index * self.warps + warp], warp) {
+                let read = self.reads[index * self.warps + warp];
+                if !who.is_after(slot(warp, read.lane()), read.clock()) {
                     return Err(self.race(who, index, Access::Write, Some(warp)));
                 }
             }
-            self.cells[index].pending = pending;
-            if pending {
+            if !self.bulk_sources.is_empty() {
+                self.check_bulk_sources(who, index)?;
+            }
+            if content != Content::Data {
+                self.cells[index].content = content;
                 self.cells[index].line = who.line;
             }
         }
         Ok(())
     }
 
-    fn store(&mut self, who: Accessor, address: u32, from: &[u8]) {
-        let start = (address - SHARED_BASE) as usize;
+    /// Checks that no bulk copy may still read a cell.
+    fn check_bulk_sources(&self, who: Accessor, index: usize) -> Result<(), Box<Violation>> {
+        let address = SHARED_BASE + (index * CELL_BYTES) as u32;
+        let mut sources = self.bulk_sources.iter();
+        match sources.find(|source| address.wrapping_sub(source.address) < source.bytes) {
+            Some(BulkSource { line, .. }) => {
+                Err(self.violation(who, index, Rule::BulkCopySource { line: *line }))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a `fence.proxy.async` lies between what threads wrote and a bulk copy.
+    fn check_fences(&self, who: Accessor, start: usize, bytes: u32) -> Result<(), Box<Violation>> {
+        for (index, _) in cells(start, bytes as usize) {
+            let cell = &self.cells[index];
+            let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
+            let is_ordered = cell.content == Content::Data && who.is_after(writer, written);
+            if is_ordered && !who.knowledge.has_fenced(writer, written) {
+                return Err(self.violation(who, index, Rule::MissingProxyFence { line }));
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, writer: usize, clock: u32, line: u32, start: usize, from: &[u8]) {
         self.bytes[start..start + from.len()].copy_from_slice(from);
         for (index, cell_bytes) in cells(start, from.len()) {
             let cell = &mut self.cells[index];
             *cell = Cell {
-                written: who.stamp(),
-                line: who.line,
-                warp: who.warp as u8,
+                written: clock,
+                line,
+                writer: writer as u16,
                 defined: cell.defined | cell_bytes,
-                pending: false,
+                content: Content::Data,
             };
         }
     }
 
     /// The offset of an access that is aligned and in bounds.
-    fn locate(&self, lane: u32, address: u32, bytes: usize) -> Result<usize, Box<Violation>> {
+    fn locate(
+        &self,
+        lane: u32,
+        address: u32,
+        bytes: usize,
+        alignment: u32,
+    ) -> Result<usize, Box<Violation>> {
         let fail = |rule| Err(Violation::at(rule, lane % ALL_LANES, u64::from(address)));
-        let size = bytes as u32;
         let offset = address.wrapping_sub(SHARED_BASE) as usize;
         if offset >= self.bytes.len() || bytes > self.bytes.len() - offset {
-            return fail(Rule::SharedOutOfBounds { bytes: size });
+            let bytes = bytes as u32;
+            return fail(Rule::SharedOutOfBounds { bytes });
         }
-        if !address.is_multiple_of(size) {
-            return fail(Rule::SharedMisaligned { bytes: size });
+        if !address.is_multiple_of(alignment) {
+            return fail(Rule::SharedMisaligned { bytes: alignment });
         }
         Ok(offset)
     }
@@ -224,7 +409,20 @@ impl Shared {
         violation
     }
 
+    /// An access to a cell that holds no data.
+    #[cold]
+    fn misuse(&self, who: Accessor, index: usize) -> Box<Violation> {
+        let Cell { line, content, .. } = self.cells[index];
+        let rule = match content {
+            Content::Data | Content::Copying => Rule::PendingCopy { line },
+            Content::BulkCopying => Rule::PendingBulkCopy { line },
+            Content::Mbarrier => Rule::MbarrierAccessed { line },
+        };
+        self.violation(who, index, rule)
+    }
+
     /// A race with the last write of a cell, or with its last read by a warp.
+    #[cold]
     fn race(
         &self,
         who: Accessor,
@@ -233,21 +431,20 @@ impl Shared {
         reader: Option<usize>,
     ) -> Box<Violation> {
         let cell = &self.cells[index];
-        let (earlier, stamp, warp, line) = match reader {
-            Some(warp) => (
-                Access::Read,
-                self.reads[index * self.warps + warp],
-                warp,
-                None,
-            ),
-            None => (
-                Access::Write,
-                cell.written,
-                usize::from(cell.warp),
-                Some(cell.line),
-            ),
+        let (earlier, slot, line) = match reader {
+            Some(warp) => {
+                let read = self.reads[index * self.warps + warp];
+                (Access::Read, slot(warp, read.lane()), None)
+            }
+            None => (Access::Write, usize::from(cell.writer), Some(cell.line)),
         };
-        let thread = match stamp.lane() {
+        let (warp, lane) = thread(slot);
+        if warp >= self.warps {
+            // An mbarrier's slot: a bulk copy that landed in a phase that this thread did not see.
+            let line = cell.line;
+            return self.violation(who, index, Rule::PendingBulkCopy { line });
+        }
+        let thread = match lane {
             ALL_LANES => format!("warp {warp}"),
             lane => format!("warp {warp}, lane {lane}"),
         };
@@ -279,17 +476,23 @@ mod tests {
     #[test]
     fn a_warp_is_no_single_thread() {
         let mut shared = Shared::new(4, 1);
-        let mut who = Accessor {
-            warp: 0,
-            lane: ALL_LANES,
-            clocks: &[1],
-            line: 1,
-        };
-        shared.write(who, SHARED_BASE, &[1; 4]).unwrap();
-        let race = shared.read(who, SHARED_BASE, &mut [0; 4]).unwrap_err();
+        let mut knowledge = Knowledge::at_start(1);
+        fn who(knowledge: &Knowledge) -> Accessor<'_> {
+            Accessor {
+                warp: 0,
+                lane: ALL_LANES,
+                clock: 1,
+                knowledge,
+                line: 1,
+            }
+        }
+        let first = who(&knowledge);
+        shared.write(first, SHARED_BASE, &[1; 4]).unwrap();
+        let race = shared.read(first, SHARED_BASE, &mut [0; 4]).unwrap_err();
         assert!(matches!(race.rule, Rule::SharedRace { .. }));
         assert_eq!(race.lane, None);
-        who.clocks = &[2];
-        shared.read(who, SHARED_BASE, &mut [0; 4]).unwrap();
+        knowledge.see(0, u32::MAX, 2);
+        let later = who(&knowledge);
+        shared.read(later, SHARED_BASE, &mut [0; 4]).unwrap();
     }
 }

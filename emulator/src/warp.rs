@@ -1,14 +1,22 @@
-//! A warp: its registers, where its lanes are in the program, and what it knows of other warps.
+//! A warp: its registers, where its lanes are in the program, and what they know of other threads.
 
+use crate::clocks::{ALL_LANES, Knowledge};
 use crate::instructions::Copies;
-use crate::registers::Registers;
+use crate::registers::{Registers, lanes as lanes_of};
+use crate::shared::Accessor;
 
 /// Whether a warp can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Running,
     /// At the barrier of this number.
-    Waiting(usize),
+    AtBarrier(usize),
+    /// A wait found an mbarrier in this phase, and gave false. The warp goes on when the phase is
+    /// complete, or when no other can.
+    Polling {
+        mbarrier: usize,
+        phase: u32,
+    },
     Exited,
 }
 
@@ -23,16 +31,22 @@ struct Frame {
 
 /// 32 lanes in lockstep.
 ///
-/// Lanes that took different ways at a branch are frames of a stack: the topmost runs until it
-/// reaches the branch's immediate post-dominator, where it is dropped, for the frame below waits
-/// there with all lanes of both ways.
+/// Lanes that took different ways at a branch are frames of a stack. The topmost frame runs until
+/// it reaches the branch's immediate post-dominator and is dropped there: the frame below waits at
+/// this place with the lanes of both ways.
 pub(crate) struct Warp {
     pub index: usize,
     pub registers: Registers,
-    /// The clock of every warp of the block, as far as this one knows; see [`crate::shared`].
-    pub clocks: Vec<u32>,
-    /// Its `cp.async` copies under way.
+    /// Clock of its accesses from now on; see [`crate::clocks`].
+    pub clock: u32,
+    /// What all lanes know of other threads.
+    knowledge: Knowledge,
+    /// What single lanes know beyond that, since the warp last synchronised.
+    ahead: Vec<(u32, Knowledge)>,
+    /// Copies by `cp.async` under way.
     pub copies: Copies,
+    /// Groups of bulk stores that each lane has closed.
+    pub bulk_groups: [u32; 32],
     pub state: State,
     /// Lanes that exist: fewer than 32 in the last warp of an odd block.
     pub threads: u32,
@@ -51,8 +65,11 @@ impl Warp {
         Warp {
             index,
             registers,
-            clocks: vec![1; warps],
+            clock: 1,
+            knowledge: Knowledge::at_start(warps),
+            ahead: Vec::new(),
             copies: Copies::default(),
+            bulk_groups: [0; 32],
             state: State::Running,
             threads,
             executed: 0,
@@ -120,15 +137,95 @@ impl Warp {
         }
     }
 
-    /// Orders this warp's accesses so far before what comes after: a barrier was reached.
-    pub fn tick(&mut self) {
-        self.clocks[self.index] += 1;
+    /// What a lane knows, or for [`ALL_LANES`] what all lanes know.
+    #[inline(always)]
+    pub fn knowledge(&self, lane: u32) -> &Knowledge {
+        let mut ahead = self.ahead.iter();
+        let own = ahead.find_map(|(of, knowledge)| (*of == lane).then_some(knowledge));
+        own.unwrap_or(&self.knowledge)
     }
 
-    /// Learns what the participants of a barrier knew.
-    pub fn learn(&mut self, clocks: &[u32]) {
-        for (own, other) in self.clocks.iter_mut().zip(clocks) {
-            *own = (*own).max(*other);
+    /// The knowledge of some lanes, to be changed alike: one copy if they are all lanes.
+    fn knowledge_of(&mut self, lanes: u32) -> impl Iterator<Item = &mut Knowledge> {
+        let all = lanes == self.threads;
+        if !all {
+            for lane in lanes_of(lanes) {
+                if self.ahead.iter().all(|(of, _)| *of != lane as u32) {
+                    self.ahead.push((lane as u32, self.knowledge.clone()));
+                }
+            }
         }
+        let ahead = self.ahead.iter_mut();
+        let ahead = ahead.filter(move |(lane, _)| lanes >> lane & 1 != 0);
+        let common = all.then_some(&mut self.knowledge);
+        ahead.map(|(_, knowledge)| knowledge).chain(common)
+    }
+
+    /// Lanes learn what others knew.
+    pub fn learn(&mut self, lanes: u32, knowledge: &Knowledge) {
+        self.knowledge_of(lanes).for_each(|own| own.join(knowledge));
+    }
+
+    /// Lanes synchronise: each learns what all of them know and did.
+    pub fn synchronise(&mut self, lanes: u32) {
+        self.clock += 1;
+        let (warp, clock) = (self.index, self.clock);
+        if lanes == self.threads {
+            for (_, ahead) in self.ahead.drain(..) {
+                self.knowledge.join(&ahead);
+            }
+            self.knowledge.see(warp, u32::MAX, clock);
+        } else {
+            let mut together = self.knowledge.clone();
+            together.see(warp, lanes, clock);
+            for (_, ahead) in self.ahead.iter().filter(|(of, _)| lanes >> of & 1 != 0) {
+                together.join(ahead);
+            }
+            self.learn(lanes, &together);
+        }
+    }
+
+    /// What another thread learns from a lane that releases: all that the lane knows and did. A
+    /// [tick](Self::tick) must follow.
+    pub fn release(&self, lane: u32) -> Knowledge {
+        let mut released = self.knowledge(lane).clone();
+        released.see(self.index, 1 << lane, self.clock + 1);
+        released
+    }
+
+    /// Parts the accesses before from those after.
+    pub fn tick(&mut self) {
+        self.clock += 1;
+    }
+
+    /// Lanes execute `fence.proxy.async`.
+    pub fn fence(&mut self, lanes: u32) {
+        self.clock += 1;
+        let (warp, clock) = (self.index, self.clock);
+        let own = if lanes == self.threads {
+            u32::MAX
+        } else {
+            lanes
+        };
+        for knowledge in self.knowledge_of(lanes) {
+            knowledge.fence(warp, own, clock);
+        }
+    }
+
+    /// The identity under which a lane accesses shared memory, in the instruction of a line.
+    #[inline(always)]
+    pub fn accessor(&self, lane: u32, line: u32) -> Accessor<'_> {
+        Accessor {
+            warp: self.index,
+            lane,
+            clock: self.clock,
+            knowledge: self.knowledge(lane),
+            line,
+        }
+    }
+
+    /// What all lanes know, after they synchronised.
+    pub fn common(&self) -> &Knowledge {
+        self.knowledge(ALL_LANES)
     }
 }

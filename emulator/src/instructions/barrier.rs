@@ -128,11 +128,8 @@ fn of_warp(d: &mut Decoder) -> Decoded {
     let [mask] = d.operands()?;
     let mask: Reg<u32> = d.source(mask)?;
     lanes(move |c| {
-        let members = members(c, mask)?;
-        // The shadow of shared memory knows the time of a warp, not of its lanes.
-        if members & c.warp.threads == c.warp.threads {
-            c.warp.tick();
-        }
+        let members = members(c, mask)? & c.warp.threads;
+        c.warp.synchronise(members);
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             let [Operand::Name(label)] = d.operands()? else {
                 return Err("expected a label".to_owned());
             };
-            let target = d.scope.label(label);
+            let target = d.scope.reference(label);
             let uniform = d.opcode() == "bra.uni";
             Ok(Some(Action::Branch { target, uniform }))
         }

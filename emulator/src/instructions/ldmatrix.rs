@@ -6,9 +6,9 @@
 
 use super::memory::address;
 use super::{lanes, shared_address};
+use crate::clocks::ALL_LANES;
 use crate::decode::{Decoded, Decoder};
 use crate::registers::Reg;
-use crate::shared::ALL_LANES;
 use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {

@@ -190,7 +190,10 @@ fn store(d: &mut Decoder, shape: Shape) -> Decoded {
         for_each_lane(c.active, |lane| {
             let (id, from) = (lane as u32, &stored[lane][..bytes]);
             match shape.space {
-                Space::Global => c.launch.global.write(id, addresses[lane], from),
+                Space::Global => c
+                    .launch
+                    .global
+                    .write(id, addresses[lane], bytes as u32, from),
                 Space::Shared => {
                     let (shared, who) = c.shared_as(id);
                     shared.write(who, shared_address(addresses[lane]), from)

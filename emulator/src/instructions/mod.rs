@@ -4,12 +4,15 @@
 //! returns the closure that executes it.
 
 mod barrier;
+mod bulk;
 mod control;
 mod convert;
 mod cp_async;
+mod fence;
 mod float;
 mod integer;
 mod ldmatrix;
+mod mbarrier;
 mod memory;
 mod mma;
 mod movement;
@@ -36,6 +39,9 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     cp_async::decode,
     shuffle::decode,
     barrier::decode,
+    mbarrier::decode,
+    bulk::decode,
+    fence::decode,
 ];
 
 /// Turns a statement into an action.

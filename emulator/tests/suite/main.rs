@@ -1,6 +1,7 @@
 //! The emulator's tests: instructions and rules by hand-written kernels, and the real kernels, whole
 //! and mutated.
 
+mod asynchronous;
 mod attention;
 mod fuzz;
 mod instructions;

@@ -1,0 +1,137 @@
+//! `cp.async.bulk`: copies of many bytes by one thread, which run beside the computation.
+//!
+//! A copy to shared memory is complete when a phase of its mbarrier is. A copy to global memory
+//! belongs to a group of its thread, as `cp.async` does, and there are two things to wait for: that
+//! its source was read (`.read`), and that its destination was written.
+
+use super::memory::address;
+use super::{for_each_lane, lanes, shared_address};
+use crate::block::Context;
+use crate::bulk::{Load, Store, fetch};
+use crate::decode::{Decoded, Decoder};
+use crate::error::{Rule, Violation};
+use crate::registers::{Reg, Row};
+use crate::shared::BULK_ALIGNMENT;
+use crate::syntax::Operand;
+
+pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    let Some(rest) = d.opcode().strip_prefix("cp.async.bulk.") else {
+        return Ok(None);
+    };
+    let operation = match rest {
+        "shared::cluster.global.mbarrier::complete_tx::bytes"
+        | "shared::cta.global.mbarrier::complete_tx::bytes" => load(d),
+        "global.shared::cta.bulk_group" => store(d),
+        "commit_group" => commit(d),
+        "wait_group" => wait(d, false),
+        "wait_group.read" => wait(d, true),
+        _ => return Ok(None),
+    };
+    d.require_target(90)?;
+    operation
+}
+
+/// `[to], [from], bytes, [mbarrier]`
+fn load(d: &mut Decoder) -> Decoded {
+    let [to, from, bytes, mbarrier] = d.operands()?;
+    let (to, from) = (address(d, to, true)?, address(d, from, false)?);
+    let bytes: Reg<u32> = d.source(bytes)?;
+    let mbarrier = address(d, mbarrier, true)?;
+    lanes(move |c| {
+        let (to, from, bytes) = (to.read(c)?, from.read(c)?, c.read(bytes)?);
+        let mbarrier = mbarrier.read(c)?;
+        for_each_lane(c.active, |lane| {
+            check_size(lane, bytes[lane])?;
+            let who = c.warp.accessor(lane as u32, c.line);
+            let mbarrier = shared_address(mbarrier[lane]);
+            let load = Load {
+                mbarrier: c.mbarriers.find_fenced(c.shared, who, mbarrier)?,
+                to: shared_address(to[lane]),
+                from: from[lane],
+                bytes: bytes[lane],
+                thread: (c.warp.index, lane as u32),
+                line: c.line,
+            };
+            // Read once now, so that a fault names this instruction.
+            fetch(&c.launch.global, &load)?;
+            c.shared.start_bulk_load(who, load.to, load.bytes)?;
+            c.bulk.loads.push(load);
+            Ok(())
+        })?;
+        count(c, &from, &bytes, false);
+        Ok(())
+    })
+}
+
+/// `[to], [from], bytes`
+fn store(d: &mut Decoder) -> Decoded {
+    let [to, from, bytes] = d.operands()?;
+    let (to, from) = (address(d, to, false)?, address(d, from, true)?);
+    let bytes: Reg<u32> = d.source(bytes)?;
+    lanes(move |c| {
+        let (to, from, bytes) = (to.read(c)?, from.read(c)?, c.read(bytes)?);
+        for_each_lane(c.active, |lane| {
+            check_size(lane, bytes[lane])?;
+            let id = lane as u32;
+            let store = Store {
+                thread: (c.warp.index, id),
+                group: c.warp.bulk_groups[lane],
+                from: shared_address(from[lane]),
+                to: to[lane],
+                bytes: bytes[lane],
+                line: c.line,
+                read: None,
+            };
+            let global = &c.launch.global;
+            global.writable(id, store.to, BULK_ALIGNMENT, store.bytes as usize)?;
+            let who = c.warp.accessor(id, c.line);
+            c.shared.start_bulk_store(who, store.from, store.bytes)?;
+            c.bulk.stores.push(store);
+            Ok(())
+        })?;
+        count(c, &to, &bytes, true);
+        Ok(())
+    })
+}
+
+fn commit(d: &mut Decoder) -> Decoded {
+    d.operands::<0>()?;
+    lanes(|c| {
+        for_each_lane(c.active, |lane| {
+            c.warp.bulk_groups[lane] += 1;
+            Ok(())
+        })
+    })
+}
+
+fn wait(d: &mut Decoder, reads_only: bool) -> Decoded {
+    let [Operand::Immediate(groups)] = d.operands()? else {
+        return Err("expected a number of groups".to_owned());
+    };
+    let groups = u32::try_from(*groups).map_err(|_| "too many groups")?;
+    lanes(move |c| {
+        for_each_lane(c.active, |lane| {
+            // The `groups` youngest closed ones may still be under way.
+            let due = c.warp.bulk_groups[lane].saturating_sub(groups);
+            let who = c.warp.accessor(lane as u32, c.line);
+            let global = &c.launch.global;
+            c.bulk.wait(who, due, reads_only, global, c.shared)
+        })
+    })
+}
+
+fn check_size(lane: usize, bytes: u32) -> Result<(), Box<Violation>> {
+    match bytes.is_multiple_of(BULK_ALIGNMENT) {
+        true => Ok(()),
+        false => Err(Violation::of_lanes(Rule::BulkCopySize { bytes }, 1 << lane)),
+    }
+}
+
+/// Counts what the copies of the active lanes move.
+fn count(c: &mut Context, global: &Row<u64>, bytes: &Row<u32>, writes: bool) {
+    if c.launch.options.counters {
+        for lane in crate::registers::lanes(c.active) {
+            c.tally.count_bulk(global[lane], bytes[lane], writes);
+        }
+    }
+}
