@@ -9,10 +9,10 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Times the project's attention kernels on the first CUDA device, beside other implementations if
-/// they are asked for. Keeps the results in a file and prints them as a table.
+/// Times the project's attention kernels on the first CUDA device, beside other implementations with --peers.
+/// Keeps the results in a file and prints them as a table.
 ///
-/// Exit status: 0 if all went well, 1 if a kernel or a device failed, 2 for bad input or no GPU.
+/// Exit status: 0 on success, 1 if a kernel or a device failed, 2 for bad input or no GPU.
 #[derive(Parser)]
 #[command(name = "bench", version, args_override_self = true)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -23,12 +23,12 @@ pub struct Args {
     pub run: Run,
 }
 
-/// What else there is to do.
+/// Other tasks than timing.
 #[derive(Subcommand)]
 pub enum Task {
     /// Draw charts of results
     Plot(Plot),
-    /// Run ncu, the profiler of NVIDIA, on one call, and print what matters of its report
+    /// Run one call under ncu, NVIDIA's profiler, and print the main figures of its report
     Profile(Profile),
     /// Launch one call and nothing else, for a profiler to watch
     #[command(hide = true)]
@@ -39,31 +39,30 @@ pub enum Task {
     },
 }
 
-/// What to time.
+/// The kernels and shapes to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, decode, ladder, gemm for matrix products, or a JSON file with a list of shapes [default:
-    /// quick, if no shape is given]
+    /// quick, full, decode, ladder, gemm (matrix products), or a JSON file with a list of shapes [default: quick,
+    /// if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]
     pub shape: Option<Shape>,
-    /// auto for the best kernel (of matrix products for the best of each kind), all for every one that
-    /// serves a shape, ladder for those of the ladder with each option in turn, or names of kernels with
-    /// commas between, for the shapes that they serve; of the ladder perhaps with options, as in
-    /// shared-kv:stages=2:swizzle=pad:acc=f16:o-store=direct
+    /// auto: the best kernel (of matrix products the best of each kind); all: every kernel that serves the
+    /// shape; ladder: the ladder's kernels, with each option in turn; or names with commas between them.
+    /// Kernels of the ladder take options: shared-kv:stages=2:swizzle=pad:acc=f16:o-store=direct
     #[arg(long, value_name = "NAMES", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub splits: u32,
-    /// Other implementations to time in turns with the kernels
+    /// Other implementations to time, in turns with the kernels
     #[arg(long)]
     pub peers: Option<PeerName>,
     /// Timed launches of each contender and shape
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
     pub iters: usize,
-    /// Launches of each contender before those
+    /// Untimed launches of each contender, before the timed ones
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub warmup: usize,
     /// Seed of the inputs
@@ -77,18 +76,18 @@ pub struct Run {
     pub results: PathBuf,
 }
 
-/// Other implementations.
+/// Other implementations of attention and of matrix products.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum PeerName {
-    /// PyTorch's `scaled_dot_product_attention`, with its flash, cuDNN and efficient back ends; for
-    /// matrix products its `matmul`, which is cuBLAS
+    /// PyTorch: `scaled_dot_product_attention` with its flash, cuDNN and efficient back ends; for matrix
+    /// products `matmul`, which calls cuBLAS
     Torch,
 }
 
-/// What to draw.
+/// The results to draw.
 #[derive(clap::Args)]
 pub struct Plot {
-    /// Results to draw [default: the newest in the folder of results]
+    /// One file of results [default: the newest full grid and ladder in the folder of results]
     pub file: Option<PathBuf>,
     /// Folder of results
     #[arg(long, value_name = "FOLDER", default_value = "RESULTS")]
@@ -98,13 +97,13 @@ pub struct Plot {
     pub charts: PathBuf,
 }
 
-/// What to profile.
+/// The call to profile.
 #[derive(clap::Args)]
 pub struct Profile {
     #[command(flatten)]
     pub call: Call,
-    /// Instead, assemble the kernel with ptxas and count its instructions; needs no GPU. Takes any kernel's
-    /// name, of a matrix product, too
+    /// Assemble the kernel with ptxas and count its instructions instead; needs no GPU. Takes the names of all
+    /// kernels, of matrix products too
     #[arg(long)]
     pub sass: bool,
     /// The architecture that --sass assembles for
@@ -120,7 +119,7 @@ pub struct Profile {
 pub struct Call {
     #[command(flatten)]
     pub shape: Shape,
-    /// auto for the best kernel, or a kernel's name, of the ladder perhaps with options
+    /// auto for the best kernel, or a kernel's name; kernels of the ladder take options
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub kernel: String,
     /// Splits of the keys; 0 for as many as fill the GPU
@@ -138,7 +137,7 @@ impl Call {
     }
 }
 
-/// The targets that the kernels are for, the oldest first.
+/// Every target that kernels have tiles for, the oldest first.
 fn targets() -> PossibleValuesParser {
     let mut targets: Vec<_> = Class::ALL
         .iter()

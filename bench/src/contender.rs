@@ -10,19 +10,19 @@ use attention::{
     Accumulation, Attention, Device, Element, Error, Problem, Strided, Tensor, kernel, random,
 };
 
-/// Rows of each kernel's result that are checked before it is timed.
+/// Checked rows of each kernel's result.
 const CHECKED_ROWS: usize = 32;
 
 /// Which kernels to time.
 #[derive(Clone, Debug)]
 pub enum Choice {
-    /// The one that the library takes by itself.
+    /// The library's own choice.
     Auto,
-    /// Every one that serves the shape.
+    /// Every kernel that serves the shape.
     All,
-    /// Every one of the ladder that serves the shape, as it is best and with each option in turn.
+    /// Every kernel of the ladder that serves the shape: the best launch, and each option in turn.
     Ladder,
-    /// Those of these names that serve the shape; of the [ladder](Ladder) perhaps with options.
+    /// The kernels with these names that serve the shape. Names of the [ladder](Ladder) may have options.
     Named(Vec<String>),
 }
 
@@ -38,10 +38,10 @@ impl From<&str> for Choice {
 }
 
 impl Choice {
-    /// Checks that there are kernels of the names, on whatever device.
+    /// Checks that all names are known, without a device.
     ///
     /// # Errors
-    /// Names one that there is not.
+    /// Says which name is unknown.
     pub fn check_names(&self, shape: &impl Subject) -> Result<()> {
         match self {
             Choice::Named(names) => names.iter().try_for_each(|name| shape.check_name(name)),
@@ -49,10 +49,10 @@ impl Choice {
         }
     }
 
-    /// Names of the kernels for a shape, the default one first.
+    /// Names of the kernels for a shape, the default kernel first.
     ///
     /// # Errors
-    /// If there is no kernel of a name or no such option, or none serves the shape.
+    /// If a name or an option is unknown, or no kernel serves the shape.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
         let mut names = match self {
@@ -84,8 +84,8 @@ impl Choice {
         }
     }
 
-    /// The call that runs one of [`kernels`](Self::kernels) on so many splits of the keys, 0 for the
-    /// default.
+    /// The call that runs the kernel `name`, one of [`kernels`](Self::kernels), on `splits` splits of the keys; 0
+    /// means the default.
     pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention {
         let attention = Attention::new().causal(shape.causal).splits(splits);
         match (self, name.parse::<Ladder>()) {
@@ -96,10 +96,10 @@ impl Choice {
     }
 }
 
-/// The kernel of the ladder that goes by that name, with its options; `None` if it is none of them.
+/// The kernel of the ladder with this name and these options; `None` for other names.
 ///
 /// # Errors
-/// If it is one without such options.
+/// If the kernel has no such option.
 pub fn on_ladder(name: &str) -> attention::Result<Option<Ladder>> {
     match name.parse() {
         Ok(ladder) => Ok(Some(ladder)),
@@ -108,7 +108,7 @@ pub fn on_ladder(name: &str) -> attention::Result<Option<Ladder>> {
     }
 }
 
-/// The kernels of the ladder as they are best and, where they have options, with each in turn.
+/// The kernels of the ladder: the best launch of each and, for kernels with options, each option in turn.
 fn ladder() -> impl Iterator<Item = Ladder> {
     Rung::ALL.iter().flat_map(|&rung| {
         let best = Ladder::new(rung);
@@ -142,7 +142,7 @@ pub struct Bench<T> {
 }
 
 impl<T: Element> Bench<T> {
-    /// Draws the inputs.
+    /// Draws random inputs.
     pub fn new(device: &Device, problem: Problem, seed: u64) -> Result<Self> {
         let host = random::inputs(&problem, seed);
         let [q, k, v] = &host;
@@ -166,7 +166,7 @@ impl<T: Element> Bench<T> {
         Ok(attention.forward_into(q, k, v, o, lse)?)
     }
 
-    /// Runs the kernel once and compares some rows with the reference: a wrong result has no speed.
+    /// Runs the kernel once and compares some rows with the reference: wrong results are not timed.
     pub fn check(&mut self, attention: &Attention, acc: Accumulation) -> Result<()> {
         self.launch(attention)?;
         let (o, lse) = (self.o.to_vec()?, self.lse.to_vec()?);
@@ -194,7 +194,7 @@ pub struct Calls<T> {
 }
 
 impl<T: Element> Calls<T> {
-    /// Draws the inputs and checks each kernel's result.
+    /// Draws random inputs and checks each kernel's result.
     pub fn new(shape: &Shape, device: &Device, plan: &Plan) -> Result<Self> {
         let problem = shape.problem()?;
         let mut bench = Bench::new(device, problem, plan.seed)?;

@@ -1,16 +1,17 @@
-//! The rate at which the device copies its memory: what a kernel that does little else is held to.
+//! The rate at which the device copies its memory: a bound for kernels that hardly compute.
 
 use crate::stats;
+use crate::subject::time;
 use anyhow::Result;
 use attention::Device;
 
 /// Elements of the buffer that is copied: 512 MB, far more than any cache holds.
 const ELEMENTS: u32 = 1 << 27;
 
-/// Copies before the timed ones, and those.
+/// Untimed copies, and timed ones.
 const COPIES: (usize, usize) = (3, 20);
 
-/// 10^9 bytes a second, read and written together, at the median of some copies.
+/// The median rate in 10^9 bytes a second, read and written together.
 ///
 /// # Errors
 /// If the device has no room for two buffers, or fails.
@@ -25,20 +26,9 @@ fn bandwidth_of(device: &Device, elements: u32) -> Result<f64> {
     let source = device.upload(&data)?;
     let mut target = device.upload(&data)?;
     let (lead, timed) = COPIES;
-    for _ in 0..lead {
-        target.copy_from(&source)?;
-    }
-    let mut events = Vec::with_capacity(timed);
-    for _ in 0..timed {
-        let start = device.event()?;
-        target.copy_from(&source)?;
-        events.push([start, device.event()?]);
-    }
-    let times = events.iter().map(|[start, end]| end.since(start));
-    let seconds = times.map(|time| Ok(time?.as_secs_f64()));
-    let seconds = seconds.collect::<attention::Result<Vec<_>>>()?;
+    let times = time(device, lead, timed, || Ok(target.copy_from(&source)?))?;
     let bytes = 2 * size_of_val(data.as_slice());
-    Ok(bytes as f64 / stats::median(&seconds) / 1e9)
+    Ok(bytes as f64 / stats::median(&times) / 1e6)
 }
 
 #[cfg(test)]

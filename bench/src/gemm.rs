@@ -1,4 +1,4 @@
-//! Matrix products: their sizes, and the project's kernels on the inputs of one.
+//! Matrix products: their sizes, and the project's kernels on one size's inputs.
 
 use crate::contender::Choice;
 use crate::run::Plan;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// Rows and columns whose crossings are checked before a kernel is timed.
+/// Checked rows and columns of each kernel's result: the elements where they cross.
 const CHECKED: usize = 64;
 
 /// `C = A B^T`, with A `[m, k]` and B `[n, k]`.
@@ -23,7 +23,7 @@ pub struct GemmShape {
     #[serde(flatten)]
     pub problem: GemmProblem,
     pub dtype: Dtype,
-    /// In what products are added up.
+    /// What products are added up in.
     #[serde(with = "by_name")]
     pub acc: Accumulation,
 }
@@ -45,7 +45,7 @@ mod by_name {
     }
 }
 
-/// Squares, the long and thin ones of projections, one whose rows are not aligned, few rows.
+/// Squares, long thin projections, few rows, and one size with unaligned rows.
 const SIZES: [(usize, usize, usize); 8] = [
     (8192, 8192, 8192),
     (4096, 4096, 4096),
@@ -155,7 +155,7 @@ impl Subject for GemmShape {
     }
 }
 
-/// Inputs and output of one shape, on the device, and the calls.
+/// Inputs and output of one shape on the device, and the calls.
 struct Products<T> {
     a: Tensor<T, 2>,
     b: Tensor<T, 2>,

@@ -11,11 +11,11 @@ use std::str::FromStr;
 pub enum Grid {
     /// One length, every head dim, dtype and mask once.
     Quick,
-    /// All that the project's goal speaks of.
+    /// Every length, head dim, dtype and mask of the project's goal.
     Full,
     /// Few queries on many keys.
     Decode,
-    /// What kernels of the ladder are compared on.
+    /// The shapes on which the lesson compares the ladder's kernels.
     Ladder,
     /// Matrix products instead of attention.
     Gemm,
@@ -39,10 +39,10 @@ impl FromStr for Grid {
 }
 
 impl Grid {
-    /// The shapes of attention, all of them valid and at least one.
+    /// The shapes of attention: at least one, all valid.
     ///
     /// # Errors
-    /// If a file cannot be read, or says which of its shapes is not allowed.
+    /// If a file cannot be read, or one of its shapes is not allowed.
     pub fn shapes(&self) -> Result<Vec<Shape>> {
         let path = match self {
             Grid::Quick => return Ok(quick()),
@@ -65,7 +65,7 @@ impl Grid {
         Ok(shapes)
     }
 
-    /// What sets this grid's results apart from those of the full grid, in the name of their file.
+    /// The end of the name of this grid's file of results; the full grid has none.
     pub fn suffix(&self) -> Option<String> {
         match self {
             Grid::Quick => Some("quick".to_owned()),
@@ -78,7 +78,7 @@ impl Grid {
     }
 }
 
-/// 2^18 queries in all, so that every length has the same number of them, and fills the GPU.
+/// Batches, heads and lengths with 2^18 queries in all: every length fills the GPU.
 const SIZES: [(usize, usize, usize); 6] = [
     (32, 16, 512),
     (16, 16, 1024),
@@ -88,12 +88,12 @@ const SIZES: [(usize, usize, usize); 6] = [
     (1, 16, 16384),
 ];
 
-/// Too few queries to fill the GPU, at head dim 64.
+/// Batches, heads and lengths with too few queries to fill the GPU, at head dim 64.
 const SHORT_GRIDS: [(usize, usize, usize); 2] = [(1, 8, 8192), (1, 1, 8192)];
 
 const DIMS: [usize; 3] = [64, 128, 256];
 
-/// A head dim of each of the tiled kernels' sizes, and those of the others that most models have.
+/// The head dims of most models, and two larger ones that only tiled kernels serve.
 fn ladder() -> Vec<Shape> {
     let sizes = [
         ((1, 8, 8192), 64),
@@ -134,7 +134,7 @@ fn quick() -> Vec<Shape> {
     shapes
 }
 
-/// Batches and keys of decode shapes: so many that no cache holds them.
+/// Batches and keys of decode shapes, more than a cache holds.
 const CONTEXTS: [(usize, usize); 4] = [(64, 4096), (16, 16_384), (4, 65_536), (1, 131_072)];
 
 /// Query and key/value heads of decode shapes.

@@ -1,4 +1,4 @@
-//! `bench launch`: one call, for a profiler to watch.
+//! `bench launch`: one call under a profiler.
 
 use crate::args::Call;
 use crate::contender::Bench;

@@ -36,9 +36,9 @@ use std::process::{Command, ExitCode};
 use std::time::SystemTime;
 use subject::Subject;
 
-/// What ended the program early.
+/// Why the program ended early.
 enum Failure {
-    /// Bad input, or something that is missing.
+    /// Bad input, or a missing GPU, file or tool.
     Input(anyhow::Error),
     /// A kernel, a device or another program failed.
     Run(anyhow::Error),
@@ -71,7 +71,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line. A reader that has gone (`| head`) is no reason to stop.
+/// Prints a line. A closed pipe (`| head`) is no error.
 fn print(line: impl Display) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -81,7 +81,7 @@ fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Measures some shapes, whose results' file's name ends in the suffix.
+/// Measures shapes. `shapes` also gives the end of the name of the file of results.
 fn bench<S: Subject>(
     args: &args::Run,
     shapes: impl FnOnce() -> Result<(Vec<S>, Option<String>)>,
@@ -115,7 +115,7 @@ fn bench<S: Subject>(
     };
     let file = args.results.join(results.file_name(suffix.as_deref()));
     let file = args.output.clone().unwrap_or(file);
-    // Saved after each shape: a run that is stopped leaves what it has.
+    // Saved after each shape, so that an interrupted run keeps its results.
     let progress = |results: &Results<S>| {
         if let Some(last) = results.measurements.last() {
             let done = results.measurements.len();
@@ -133,7 +133,7 @@ fn bench<S: Subject>(
     Ok(())
 }
 
-/// The shapes of attention to measure, and what their file's name ends in.
+/// The shapes of attention to measure, and the end of the name of their file.
 fn shapes(args: &args::Run) -> Result<(Vec<Shape>, Option<String>)> {
     match (&args.shape, &args.grid) {
         (Some(shape), _) => {
@@ -165,7 +165,7 @@ fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
     versions
 }
 
-/// As the driver's own tool has it: the API knows only the CUDA version.
+/// The driver's version by `nvidia-smi`; the driver's API knows only the CUDA version.
 fn driver_version() -> Option<String> {
     let mut query = Command::new("nvidia-smi");
     query.args(["--query-gpu=driver_version", "--format=csv,noheader"]);

@@ -1,11 +1,11 @@
-//! What matters of a report of ncu, NVIDIA's profiler, from its pages as CSV.
+//! The main figures of a report of ncu, NVIDIA's profiler, from its pages as CSV.
 
 use crate::{sass, table};
 use anyhow::{Context, Result, ensure};
 use csv::StringRecord;
 use std::collections::BTreeMap;
 
-/// The figures of a kernel: what it is, and ncu's name for it.
+/// The figures of a kernel: our name, and ncu's.
 pub const METRICS: &[(&str, &str)] = &[
     ("time", "gpu__time_duration.sum"),
     ("clock", "sm__cycles_elapsed.avg.per_second"),
@@ -40,17 +40,17 @@ pub const METRICS: &[(&str, &str)] = &[
     ("DRAM written", "dram__bytes_write.sum"),
 ];
 
-/// What surrounds the names of the reasons for which warps wait.
+/// The beginning and end of ncu's names for the reasons why warps wait.
 const STALL: [&str; 2] = [
     "smsp__average_warps_issue_stalled_",
     "_per_issue_active.ratio",
 ];
 
-/// Reasons that are printed, the most frequent ones.
+/// How many of the reasons are printed, the most frequent first.
 const REASONS: usize = 8;
 
-/// The figures and stall reasons of every kernel, from the page `raw`: a row of names, one of units,
-/// and one for each kernel.
+/// The figures and stall reasons of every kernel, from the page `raw`: a row of names, a row of units, and a
+/// row for each kernel.
 pub fn summary(raw: &str) -> Result<String> {
     let records = records(raw)?;
     let is_header = |record: &StringRecord| record.get(0) == Some("ID");
@@ -92,8 +92,8 @@ fn kernel(columns: &BTreeMap<&str, (&str, &str)>) -> String {
     format!("{name}\n{table}")
 }
 
-/// Wavefronts of shared memory by kind of instruction, from the page `source`: each of those beyond
-/// what the bytes need is a bank conflict.
+/// Wavefronts of shared memory by kind of instruction, from the page `source`. Bank conflicts are the wavefronts
+/// beyond what the bytes need.
 pub fn shared_memory(source: &str) -> Result<String> {
     let records = records(source)?;
     let is_header = |record: &StringRecord| record.iter().any(|name| name == WAVEFRONTS);

@@ -20,7 +20,7 @@ pub struct Peers {
     introduction: Introduction,
 }
 
-/// What the child says first.
+/// The child's first line.
 #[derive(Deserialize)]
 struct Introduction {
     contenders: Vec<String>,
@@ -28,7 +28,7 @@ struct Introduction {
 }
 
 impl Peers {
-    /// PyTorch, in the Python that `PYTHON` names, or `python3`, to compute what the subject's name says.
+    /// PyTorch in the Python that `PYTHON` names, or in `python3`. `subject` names what it computes.
     ///
     /// # Errors
     /// If there is no Python, or it has no PyTorch that sees the GPU.
@@ -102,7 +102,7 @@ impl Peers {
 
     fn ask<T: DeserializeOwned>(&mut self, command: &Value) -> Result<T> {
         let commands = self.commands.as_mut().context("the peers have ended")?;
-        // A child that has gone shows as an answer that is missing.
+        // If the child has ended, its answer is missing: `answer` reports that.
         let _ = writeln!(commands, "{command}");
         answer(&mut self.answers)
     }
@@ -136,8 +136,7 @@ pub mod tests {
     use crate::grid::Grid;
     use std::process::Command;
 
-    /// Serves every shape with one of its two contenders, in turns of two launches, which take one and
-    /// three milliseconds.
+    /// Serves every shape with one of its two contenders, two launches a turn: one and three milliseconds.
     const FAKE: &str = r#"
         echo '{"contenders": ["SDPA flash", "picky"], "versions": {"fake": "1"}}'
         while read -r line; do

@@ -1,4 +1,4 @@
-//! `bench profile`: what ncu sees of one call.
+//! `bench profile`: one call under ncu.
 
 use crate::args::Profile;
 use crate::ncu;
@@ -9,7 +9,7 @@ use attention::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Profiles the call, prints what matters, and keeps ncu's own report.
+/// Profiles the call, prints the main figures, and keeps ncu's own report.
 pub fn run(args: &Profile) -> Result<(), Failure> {
     let shape = &args.call.shape;
     shape.problem().map_err(anyhow::Error::from)?;
@@ -30,7 +30,7 @@ fn report(args: &Profile) -> Result<()> {
     Ok(())
 }
 
-/// Runs the call under ncu, at the clocks as they are.
+/// Runs the call under ncu without clock control.
 fn record(args: &Profile) -> Result<PathBuf> {
     std::fs::create_dir_all(&args.reports)?;
     let name = format!("{}-{}", args.call.shape, args.call.kernel);

@@ -1,4 +1,4 @@
-//! What a run found, and the file it is kept in.
+//! The results of a run, and their file.
 
 use crate::gemm::GemmShape;
 use crate::shape::Shape;
@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Everything a run found, in a file.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results<S = Shape> {
     /// Marketing name of the GPU.
     pub device: String,
     /// When the run began, RFC 3339 in UTC.
     pub date: String,
-    /// Version of the GPU's driver, if it could be found out.
+    /// Version of the GPU's driver; `None` if unknown.
     pub driver: Option<String>,
     /// Version of each program and library.
     pub versions: BTreeMap<String, String>,
-    /// The device's rate of copying its memory, in 10^9 bytes a second, read and written together;
-    /// `None` in files of before it was measured.
+    /// The rate at which the device copies its memory: 10^9 bytes a second, read and written together. Old files
+    /// lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_gbs: Option<f64>,
     /// Seed of the inputs.
     pub seed: u64,
     /// Timed launches of each contender and shape, unless its [`Speed`] says fewer.
     pub iters: usize,
-    /// Launches of each contender before those.
+    /// Untimed launches of each contender, before the timed ones.
     pub warmup: usize,
-    /// One for each shape.
+    /// One measurement for each shape.
     pub measurements: Vec<Measurement<S>>,
 }
 
@@ -50,7 +50,7 @@ pub struct Measurement<S = Shape> {
 pub struct Timing {
     /// The kernel's name in the project's table, or the peer's.
     pub name: String,
-    /// Splits of the keys that a kernel of the project made; `None` in files of before there were any.
+    /// Splits of the keys in a kernel of the project. Old files lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub splits: Option<u32>,
     /// `None` if the peer does not serve the shape.
@@ -66,13 +66,13 @@ pub struct Speed {
     pub min_ms: f64,
     /// 10^12 floating-point operations a second, at the median.
     pub tflops: f64,
-    /// Timed launches, where they are fewer than the run's.
+    /// Timed launches, if fewer than the run's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<usize>,
 }
 
 impl Speed {
-    /// From times of launches of so many operations each.
+    /// The speed of launches of `flops` operations each, from their times.
     pub fn new(flops: f64, samples_ms: &[f64]) -> Self {
         let median_ms = stats::median(samples_ms);
         Speed {
@@ -180,8 +180,8 @@ pub mod tests {
     use crate::shape::BASELINE;
     use crate::subject::Subject;
 
-    /// Results of a grid in which kernel and baseline need times of this ratio, and one other peer
-    /// serves nothing.
+    /// Results of a grid in which a kernel takes 1 ms, the baseline `ratio(i)` ms on shape `i`, and another peer
+    /// serves no shape.
     pub fn results(grid: &Grid, ratio: impl Fn(usize) -> f64) -> Results {
         let shapes = grid.shapes().expect("a valid grid");
         let measurements = shapes.into_iter().enumerate().map(|(i, shape)| {
@@ -210,7 +210,7 @@ pub mod tests {
         }
     }
 
-    /// Results of the grid of matrix products, in which kernels and baseline take a millisecond.
+    /// Results of the grid of matrix products; kernels and baseline take 1 ms.
     pub fn products() -> Results<GemmShape> {
         let timing = |name: &str, shape: &GemmShape| Timing {
             name: name.to_owned(),

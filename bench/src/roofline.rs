@@ -1,21 +1,21 @@
-//! What devices can do at best.
+//! Peak rates of devices.
 
 /// Rates of dense f16 matrix products with f32 accumulation, in TFLOP/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
     /// The datasheet's.
     pub dense: f64,
-    /// What `mma.sync` reaches of it, where that is less: Hopper's full rate takes `wgmma`.
+    /// The peak of `mma.sync`, if lower: Hopper's full rate needs `wgmma`.
     pub mma_sync: Option<f64>,
 }
 
 const HOPPER_SXM: Roofline = Roofline {
     dense: 989.0,
-    // What `ncu` shows as 100 % of an H200's tensor pipe (`docs/tuning.md`).
+    // The rate at which `ncu` shows an H200's tensor pipe 100 % busy (`docs/tuning.md`).
     mma_sync: Some(650.0),
 };
 
-/// By marketing name.
+/// Rooflines by marketing name.
 const DEVICES: &[(&str, Roofline)] = &[
     ("NVIDIA H200", HOPPER_SXM),
     ("NVIDIA H100 80GB HBM3", HOPPER_SXM),
@@ -28,7 +28,7 @@ const DEVICES: &[(&str, Roofline)] = &[
     ),
 ];
 
-/// The roofline of a device whose name begins with one that is known.
+/// The roofline of a device, by the beginning of its name.
 pub fn find(device: &str) -> Option<Roofline> {
     let known = DEVICES.iter().find(|(name, _)| device.starts_with(name));
     known.map(|(_, roofline)| *roofline)

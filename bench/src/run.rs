@@ -8,15 +8,14 @@ use anyhow::{Context, Result};
 use attention::Device;
 use std::collections::BTreeMap;
 
-/// Turns that each contender's timed launches are divided into, every second in reverse order: what
-/// drifts, such as clocks and heat, then hits all alike.
+/// Turns of each contender's timed launches. Every second turn is in reverse order, so that drifting clocks and
+/// heat affect all contenders alike.
 const TURNS: usize = 4;
 
-/// Untimed launches at the start of a turn: while they run, the timed ones are queued.
+/// Untimed launches at the start of a turn. The timed launches are queued while these run.
 const LEAD: usize = 2;
 
-/// Milliseconds of a launch beyond which a kernel of the project is launched once a turn and no more: what
-/// takes so long needs neither a warm-up nor many samples.
+/// Milliseconds of a slow launch: such a kernel of the project is launched once a turn, without a warm-up.
 const SLOW_MS: f64 = 100.0;
 
 /// How to measure.
@@ -28,7 +27,7 @@ pub struct Plan {
     pub splits: u32,
     /// Timed launches of each contender.
     pub iters: usize,
-    /// Launches of each contender before those.
+    /// Untimed launches of each contender, before the timed ones.
     pub warmup: usize,
     /// Seed of the inputs.
     pub seed: u64,
@@ -78,7 +77,7 @@ fn measure<S: Subject>(
     let counts = (names.len(), contenders.len());
     let mut times = in_turns(plan, counts, |contender, untimed, timed| {
         match contenders.get(contender.wrapping_sub(names.len())) {
-            None => time(device, &mut *kernels, contender, untimed, timed),
+            None => time(device, untimed, timed, || kernels.launch(contender)),
             Some(peer) if refusals.contains_key(peer) => Ok(Vec::new()),
             Some(peer) => {
                 let peers = peers.as_mut().context("peers were asked for names")?;
@@ -106,14 +105,14 @@ fn measure<S: Subject>(
     })
 }
 
-/// The times of so many kernels and peers, which `launch` takes of one of them by number, untimed and timed
-/// launches.
+/// The times of each contender: `kernels` kernels, then `peers` peers. `launch(contender, untimed, timed)` measures
+/// the timed launches.
 fn in_turns(
     plan: &Plan,
     (kernels, peers): (usize, usize),
     mut launch: impl FnMut(usize, usize, usize) -> Result<Vec<f64>>,
 ) -> Result<Vec<Vec<f64>>> {
-    // The first launch of a peer says little: in it libraries may choose and compile their kernels.
+    // Only kernels are tested for slowness: a peer's first launch may choose and compile its kernel.
     let mut slow = vec![false; kernels + peers];
     for (contender, slow) in slow.iter_mut().enumerate().take(kernels) {
         *slow = launch(contender, 0, 1)?.iter().any(|&ms| ms > SLOW_MS);
@@ -128,14 +127,13 @@ fn in_turns(
             };
             times[contender].extend(launch(contender, untimed, timed)?);
         }
-        // Who comes late finds a GPU that the others have heated: in the next turn, those.
+        // Late contenders find a GPU that the others have heated: next turn the others come late.
         order.reverse();
     }
     Ok(times)
 }
 
-/// Untimed and timed launches of each turn: first the warm-up, then the timed launches in equal
-/// parts.
+/// Untimed and timed launches of each turn: the warm-up, then the timed launches in equal parts.
 fn turns(warmup: usize, iters: usize) -> Vec<(usize, usize)> {
     let turns = TURNS.min(iters);
     let timed = (0..turns).map(|turn| (LEAD, (iters + turn) / turns));

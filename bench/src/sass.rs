@@ -1,4 +1,4 @@
-//! `bench profile --sass`: what the assembler makes of a kernel, counted.
+//! `bench profile --sass`: the instructions of a kernel's machine code, counted.
 
 use crate::args::Profile;
 use crate::contender::on_ladder;
@@ -14,7 +14,7 @@ use kernels::ladder::table::variants;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// Prints how often each instruction stands in the kernel.
+/// Prints how often each instruction occurs in the kernel.
 ///
 /// # Errors
 /// If there is no such kernel, or a tool is missing or fails.
@@ -37,7 +37,7 @@ pub fn run(args: &Profile) -> Result<()> {
     Ok(())
 }
 
-/// The kernel that the library takes on the target's devices; of any kernel its own name will do, too.
+/// The kernel with this name, or the one that the library takes on the target's devices.
 fn kernel(args: &Profile) -> Result<&'static Kernel> {
     let (call, target) = (&args.call, args.target.as_str());
     let problem = call.shape.problem()?;
@@ -53,7 +53,7 @@ fn kernel(args: &Profile) -> Result<&'static Kernel> {
     let found = names.first().and_then(|name| match on_ladder(name) {
         Ok(Some(Ladder { rung, acc, .. })) => {
             let (dtype, acc) = (call.shape.dtype.into(), acc.unwrap_or_default());
-            // Stages are told to the kernel: any number of them leads to the same.
+            // The number of stages is a parameter of the launch: all lead to the same kernel.
             variants(rung, dtype, acc, problem.dim as u32, 1).map(|(kernel, _)| kernel)
         }
         _ => entry(name),
@@ -86,7 +86,7 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// How often each instruction stands in an entry, by its name with modifiers.
+/// How often each instruction occurs in an entry, by its name with modifiers.
 fn opcodes<'a>(sass: &'a str, entry: &str) -> BTreeMap<&'a str, usize> {
     let label = format!(".text.{entry}:");
     let body = sass.lines().skip_while(|line| line.trim() != label).skip(1);

@@ -1,4 +1,4 @@
-//! The size of one attention call: on the command line, in a grid's file, and in the results.
+//! The size of one attention call: on the command line, in a file of shapes, and in results.
 
 use crate::contender::{Calls, Choice, on_ladder};
 use crate::run::Plan;
@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// One attention call.
+/// One attention call. These are the names of options and of fields in files; what may be left out has a default,
+/// from which [`problem`](Shape::problem) makes the library's [`Problem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -102,7 +103,7 @@ impl Shape {
         }
     }
 
-    /// `N`, or `N x M` if there are more or fewer keys than queries.
+    /// `N`, or `N x M` if there are not as many keys as queries.
     pub fn seqlen_label(&self) -> String {
         match self.seqlen_kv() {
             seqlen_kv if seqlen_kv == self.seqlen => self.seqlen.to_string(),

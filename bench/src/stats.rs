@@ -1,6 +1,6 @@
 //! Statistics of samples.
 
-/// The middle one, or the mean of the two in the middle; NaN of none.
+/// The middle sample, or the mean of the two in the middle; NaN without samples.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -10,13 +10,13 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The mean of ratios, for which twice as fast and half as fast cancel; NaN of none.
+/// The geometric mean, in which twice as fast and half as fast cancel; NaN without ratios.
 pub fn geometric_mean(ratios: &[f64]) -> f64 {
     let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
     (logarithms / ratios.len() as f64).exp()
 }
 
-/// The smallest; infinite of none.
+/// The smallest sample; infinite without samples.
 pub fn minimum(samples: &[f64]) -> f64 {
     samples.iter().copied().fold(f64::INFINITY, f64::min)
 }

@@ -9,21 +9,21 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::{Debug, Display};
 
-/// The size of one call, and all that differs between what is called.
+/// The size of one call, and how its kind of call is measured.
 pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeOwned {
-    /// What the peers' script is told to compute.
+    /// The peers' name for this kind of call.
     const NAME: &str;
     /// The peer that ratios compare with.
     const BASELINE: &str;
-    /// The title of the column of these ratios.
+    /// The title of the column of ratios.
     const RATIO: &str;
     /// The titles of [`cells`](Self::cells).
     const COLUMNS: &[&str];
 
-    /// The size in cells of a table; the first [`NUMBERS`](Self::NUMBERS) are numbers.
+    /// The size in cells of a table; the first [`NUMBERS`](Self::NUMBERS) hold numbers.
     fn cells(&self) -> Vec<String>;
 
-    /// How many of the cells are numbers.
+    /// How many cells hold numbers.
     const NUMBERS: usize;
 
     /// Bytes of all inputs and outputs, each counted once.
@@ -41,10 +41,10 @@ pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeO
     /// Names the size that is not allowed.
     fn setup(&self) -> Result<Value>;
 
-    /// Checks that there is a kernel of that name, with such options, on whatever device.
+    /// Checks a kernel's name and options without a device.
     ///
     /// # Errors
-    /// If there is none; says what there is.
+    /// If there is no such kernel; says which there are.
     fn check_name(&self, name: &str) -> Result<()>;
 
     /// The chosen kernels that serve this size.
@@ -53,7 +53,7 @@ pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeO
     /// If there is none.
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>>;
 
-    /// Draws inputs and checks the result of each chosen kernel once: a wrong result has no speed.
+    /// Draws random inputs and checks each chosen kernel's result once.
     ///
     /// # Errors
     /// If a kernel computes it wrongly, or the device fails.
@@ -72,10 +72,10 @@ pub trait Contenders {
     fn launch(&mut self, contender: usize) -> Result<()>;
 }
 
-/// Of reasons for which a kernel does not serve a size, the one that holds on every device: it does not exist.
+/// Leaves out reasons that depend on the device or the size.
 ///
 /// # Errors
-/// That one.
+/// If the kernel does not exist.
 pub fn exists<T>(served: attention::Result<T>) -> Result<()> {
     match served {
         Err(error @ Error::UnknownKernel { .. }) => Err(error.into()),
@@ -83,25 +83,25 @@ pub fn exists<T>(served: attention::Result<T>) -> Result<()> {
     }
 }
 
-/// The device's milliseconds for each of `iters` launches, after `lead` that are not timed. All are
-/// queued back to back, with events around each, so that the time to launch one is hidden.
+/// The device's milliseconds for each of `iters` launches, after `lead` untimed ones.
+///
+/// All launches are queued back to back, each between two events: the time to launch them is hidden.
 ///
 /// # Errors
 /// If the device fails.
 pub fn time(
     device: &Device,
-    contenders: &mut dyn Contenders,
-    contender: usize,
     lead: usize,
     iters: usize,
+    mut launch: impl FnMut() -> Result<()>,
 ) -> Result<Vec<f64>> {
     for _ in 0..lead {
-        contenders.launch(contender)?;
+        launch()?;
     }
     let mut events = Vec::with_capacity(iters);
     for _ in 0..iters {
         let start = device.event()?;
-        contenders.launch(contender)?;
+        launch()?;
         events.push([start, device.event()?]);
     }
     let times = events.iter().map(|[start, end]| end.since(start));

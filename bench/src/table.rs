@@ -5,7 +5,7 @@ use crate::stats;
 use crate::subject::Subject;
 use comfy_table::{CellAlignment, Table, presets};
 
-/// An empty table; the columns of these indices hold numbers.
+/// An empty table; `numbers` are the columns that hold numbers.
 pub fn empty(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table {
     let mut table = Table::new();
     table
@@ -18,8 +18,8 @@ pub fn empty(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table
     table
 }
 
-/// The table of all shapes, and the summary of the ratios. GB/s are bytes of inputs and outputs; peers
-/// are in TFLOP/s.
+/// The table of all shapes, and the summary of the ratios. GB/s count inputs and outputs; peers' columns are in
+/// TFLOP/s.
 pub fn render<S: Subject>(results: &Results<S>) -> String {
     let peers = results.peers();
     let mut header = S::COLUMNS.to_vec();
@@ -75,8 +75,7 @@ fn row<S: Subject>(
     row
 }
 
-/// Geometric mean and minimum of the ratios of the default kernels to the baseline; `None` if it served
-/// no shape.
+/// Geometric mean and minimum of the ratios of the default kernels to the baseline; `None` without a ratio.
 pub fn summary<S: Subject>(results: &Results<S>) -> Option<String> {
     let ratios: Vec<_> = results
         .measurements
