@@ -29,7 +29,7 @@ pub fn profile(arguments: &[OsString]) -> Result<()> {
     forward(&["profile", "--reports", "target/profiles"], arguments)
 }
 
-/// Runs the binary and ends as it does.
+/// Runs the binary and ends with its exit status.
 fn forward(first: &[&str], rest: &[OsString]) -> Result<()> {
     let mut cargo = shell::cargo();
     cargo.args(["run", "--quiet", "--release", "-p", "bench", "--"]);

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Install what is missing: a compiler for the kernels, ptxas and nvdisasm
+    /// Install missing tools: a compiler for the kernels, ptxas and nvdisasm
     Setup,
     /// Compile the kernels to PTX in target/ptx, check them, and print what they use
     BuildPtx,
@@ -25,13 +25,12 @@ enum Task {
     Test(test::Arguments),
     /// Time the kernels, and other implementations beside them, on a GPU
     Bench(bench::Arguments),
-    /// Draw the newest results of bench in bench/charts
+    /// Draw the newest results of bench as charts, in bench/charts
     Plot(bench::Arguments),
-    /// Look into a kernel: with ncu on a GPU, with --sass its machine code, with --emulator the
-    /// instructions, bank conflicts and memory traffic of all
+    /// Profile a kernel with ncu on a GPU; with --sass count its machine code; with --emulator count instructions,
+    /// bank conflicts and memory traffic without a GPU
     Profile(profile::Arguments),
-    /// Draw layouts, in the terminal or as SVG: the operands of mma, ldmatrix, the swizzle of shared
-    /// memory, and bank conflicts
+    /// Draw layouts in the terminal or as SVG: operands of mma, shared memory, bank conflicts, main loops
     Layout(layout::Arguments),
     /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust
     Package,

@@ -1,4 +1,4 @@
-//! `cargo xtask profile`: what the kernels do, on a GPU or on the emulator.
+//! `cargo xtask profile`: counts of a kernel on a GPU, or of kernels on the emulator.
 
 use crate::{bench, count};
 use anyhow::Result;

@@ -57,7 +57,7 @@ fn alone_it_lists_what_there_is() {
     }
 }
 
-/// The file is found from where the command is typed, and not from the workspace.
+/// A relative file counts from the folder where the command is typed.
 #[test]
 fn pictures_go_into_files() {
     let folder = env!("CARGO_TARGET_TMPDIR");

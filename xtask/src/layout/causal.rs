@@ -7,7 +7,7 @@ use kernels::attention::mask::{Causal, Mask};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Family, Tile};
 
-/// What to draw.
+/// Lengths of the drawn head.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Queries of a head
@@ -22,7 +22,7 @@ pub struct Arguments {
 
 const DIM: u32 = 64;
 
-/// Heads of the drawn grid, and of a wave.
+/// Heads of the drawn grid, and heads of a wave.
 const HEADS: u32 = 8;
 const WAVE: u32 = 4;
 
@@ -66,7 +66,7 @@ impl Head {
         self.params.seqlen_kv.div_ceil(self.tile.keys)
     }
 
-    /// Blocks of keys that some row of a query tile sees, and those that all of them see whole.
+    /// How many blocks of keys some query of a tile sees, and how many every query sees whole.
     fn seen(&self, tile: u32) -> (u32, u32) {
         let mask = Causal::new(&self.params, 0, self.params.seqlen_kv);
         let first = tile * self.tile.q_rows;
@@ -177,7 +177,7 @@ mod tests {
         Head::new(&Arguments { seqlen, seqlen_kv })
     }
 
-    /// By the definition, pair by pair.
+    /// Compares with the mask's definition, pair by pair.
     #[test]
     fn sight_is_what_the_mask_says() {
         for (seqlen, seqlen_kv) in [(300, 300), (200, 500), (500, 200)] {
@@ -187,7 +187,7 @@ mod tests {
                 for block in 0..head.blocks() {
                     let queries = tile * q_rows..((tile + 1) * q_rows).min(seqlen);
                     let seen = queries.flat_map(|i| {
-                        // The last block may end beyond the last key: then it needs masking.
+                        // A last block that ends beyond the last key needs masking.
                         let visible = move |j: &u32| j + seqlen <= i + seqlen_kv && *j < seqlen_kv;
                         (block * keys..(block + 1) * keys).map(move |j| visible(&j))
                     });

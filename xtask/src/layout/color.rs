@@ -1,10 +1,10 @@
-//! What colours mean: a lane, a group of banks, or how bad a bank conflict is.
+//! Colours of lanes, of warps and groups of banks, and of bank conflicts.
 
-/// Red, green and blue. All are light enough for [`INK`] to be read on them.
+/// Red, green and blue, light enough for text in [`INK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Color(pub [u8; 3]);
 
-/// The colour of text on all the others.
+/// The colour of text.
 pub const INK: Color = Color([0x22, 0x22, 0x22]);
 
 /// Eight hues, one for each row of an 8x8 matrix and for each group of four banks.
@@ -20,7 +20,7 @@ const HUES: [Color; 8] = [
 ];
 
 impl Color {
-    /// A hue for each four lanes `4 g..4 g + 4`, paler from lane to lane.
+    /// A hue for each four lanes `4g..4g + 4`, paler from lane to lane.
     pub fn lane(lane: u32) -> Self {
         let white = 0.36 + 0.14 * f64::from(lane % 4);
         HUES[lane as usize / 4].tint(white)
@@ -54,7 +54,7 @@ impl Color {
         format!("#{red:02x}{green:02x}{blue:02x}")
     }
 
-    /// With a share of white.
+    /// Mixes in a share of white.
     fn tint(self, white: f64) -> Self {
         let mix = |part: u8| (f64::from(part) * (1.0 - white) + 255.0 * white).round() as u8;
         Color(self.0.map(mix))
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!((lanes.len(), banks.len()), (32, 8));
     }
 
-    /// W3C's contrast of normal text, 4.5 to 1.
+    /// W3C asks for a contrast of 4.5 to 1.
     #[test]
     fn text_can_be_read_on_every_colour() {
         let luminance = |color: Color| {

@@ -1,12 +1,12 @@
-//! A drawing, however it is shown: grids of coloured cells beside notes that explain them.
+//! A drawing for terminals and SVG: grids of coloured cells, and notes that explain them.
 
 use super::color::Color;
 
-/// What one command draws.
+/// The drawing of one command.
 pub struct Drawing {
     /// What it shows.
     pub title: String,
-    /// From top to bottom; of each, from left to right.
+    /// Rows from top to bottom, each from left to right.
     pub rows: Vec<Vec<Slot>>,
 }
 
@@ -35,7 +35,7 @@ impl Note {
         }
     }
 
-    /// Whose colour a lane's is; of four, the later ones are paler.
+    /// The colours of lanes; the later of four lanes are paler.
     pub fn lanes() -> Self {
         let quad = |g: u32| (Color::lane(4 * g), format!("{}-{}", 4 * g, 4 * g + 3));
         Note {
@@ -44,7 +44,7 @@ impl Note {
         }
     }
 
-    /// Whose colour a group of banks' is.
+    /// The colours of groups of banks.
     pub fn banks() -> Self {
         Note {
             swatches: (0..8).map(|g| (Color::hue(g), banks(g))).collect(),
@@ -68,15 +68,15 @@ pub struct Panel {
     pub rows: Vec<Group>,
     /// From left to right.
     pub columns: Vec<Group>,
-    /// One for each row and column.
+    /// One cell for each row and column.
     pub cells: Vec<Vec<Cell>>,
 }
 
 /// Neighbouring rows or columns, apart from the next group.
 pub struct Group {
-    /// What they have in common; shown of columns.
+    /// Shown above columns.
     pub title: String,
-    /// One for each of them.
+    /// One label for each row or column.
     pub labels: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ impl Group {
         groups.collect()
     }
 
-    /// With titles.
+    /// Gives groups their titles.
     pub fn titled<const N: usize>(mut groups: Vec<Self>, titles: [&str; N]) -> Vec<Self> {
         for (group, title) in groups.iter_mut().zip(titles) {
             group.title = title.to_owned();
@@ -101,19 +101,19 @@ impl Group {
     }
 }
 
-/// What a place holds.
+/// A cell of a grid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// The upper line.
     pub text: String,
     /// The lower line.
     pub detail: String,
-    /// None for a place that is not used.
+    /// `None` for an unused cell.
     pub color: Option<Color>,
 }
 
 impl Cell {
-    /// A used place.
+    /// A used cell.
     pub fn new(text: impl ToString, detail: impl ToString, color: Color) -> Self {
         Cell {
             text: text.to_string(),
@@ -122,7 +122,7 @@ impl Cell {
         }
     }
 
-    /// A place that is not used.
+    /// An unused cell.
     pub fn unused() -> Self {
         Cell {
             text: String::new(),
@@ -133,7 +133,7 @@ impl Cell {
 }
 
 impl Panel {
-    /// Asks `cell` for the cell of each row and column.
+    /// `cell(row, column)` makes the cells.
     pub fn new(
         title: impl Into<String>,
         corner: &str,
@@ -172,7 +172,7 @@ impl Panel {
         cells.map(|cell| chars(&cell.detail)).max().unwrap_or(0)
     }
 
-    /// Characters of the widest column label, and of titles what falls to one column.
+    /// Characters of the widest column label, or of a title's share for one column if wider.
     pub fn column_chars(&self) -> usize {
         let groups = self.columns.iter();
         let widths = groups.flat_map(|group| {

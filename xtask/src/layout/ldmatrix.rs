@@ -1,4 +1,4 @@
-//! `cargo xtask layout ldmatrix`: which lane gives which address, and which receives what is there.
+//! `cargo xtask layout ldmatrix`: which lane gives each address, and which lane receives each element.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
@@ -6,10 +6,10 @@ use super::mma::{self, Holders};
 use clap::ValueEnum;
 use kernels::layout::fragment;
 
-/// What to draw.
+/// Which ways of reading to draw.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The order in which lanes give addresses: of all rows of a chunk, or of both chunks of 8 rows
+    /// The order of the lanes' addresses: all rows of a chunk first, or both chunks of 8 rows first
     #[arg(long, value_enum)]
     order: Option<Order>,
     /// The transposing variant alone
@@ -29,29 +29,29 @@ pub enum Order {
 /// How a warp reads a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Whose addresses come first.
+    /// The order of the addresses.
     pub order: Order,
     /// Whether the matrices are transposed.
     pub trans: bool,
 }
 
 impl Load {
-    /// As the kernels read Q.
+    /// The way that kernels read Q.
     pub const Q: Self = Load {
         order: Order::Rows,
         trans: false,
     };
-    /// As they read K.
+    /// The way that kernels read K.
     pub const K: Self = Load {
         order: Order::Chunks,
         trans: false,
     };
-    /// As they read V.
+    /// The way that kernels read V.
     pub const V: Self = Load {
         order: Order::Rows,
         trans: true,
     };
-    /// Every way.
+    /// Every way of reading.
     const ALL: [Self; 4] = [
         Self::Q,
         Self::K,
@@ -62,7 +62,7 @@ impl Load {
         },
     ];
 
-    /// Row and chunk, in a tile of 16 rows and 2 chunks, whose address a lane gives.
+    /// Row and chunk of a lane's address, in a tile of 16 rows and 2 chunks.
     pub fn address(self, lane: u32) -> (u32, u32) {
         match self.order {
             Order::Rows => fragment::ldmatrix_rows_first(lane),
@@ -70,7 +70,7 @@ impl Load {
         }
     }
 
-    /// Who receives which element of the tile as it is stored.
+    /// The lane that receives each element of the stored tile.
     fn holders(self) -> Holders {
         mma::holders(4, |lane, r| {
             let (row, column) = fragment::ldmatrix_element(lane, self.trans);
@@ -89,13 +89,13 @@ impl Load {
         }
     }
 
-    /// What the kernels read so.
+    /// What kernels read in this way.
     fn purpose(self) -> &'static str {
         match self {
             Self::Q => "Q, an A operand: row query, column d",
             Self::K => "K, a pair of B: row key (n), column d (k)",
             Self::V => "V, a pair of B: row key (k), column d (n)",
-            _ => "of no use to the kernels",
+            _ => "unused by the kernels",
         }
     }
 
@@ -125,7 +125,7 @@ impl Load {
     }
 }
 
-/// The ways of reading that the kernels use, or the one asked for.
+/// The ways of reading that kernels use, or the given one.
 pub fn draw(arguments: &Arguments) -> Drawing {
     let wanted = |load: &Load| match arguments.order {
         Some(order) => *load == Load { order, ..*load } && load.trans == arguments.trans,
@@ -135,17 +135,17 @@ pub fn draw(arguments: &Arguments) -> Drawing {
     let notes = [
         "Four 8x8 matrices of 16-bit elements come from shared memory, each into one register of every lane.",
         "Left: lane i gives the address of row i % 8 of matrix i / 8, a chunk of 16 bytes.",
-        "Right: who receives each element, the lane above its register; register r comes from matrix r.",
-        "Plain, a register takes two neighbours of a row; with .trans, of a column. The first is its low half.",
-        "The order of addresses decides which quarter becomes which register, .trans which way the pairs run:",
-        "together they make every operand of mma, and no element has to be moved.",
+        "Right: the lane that receives each element, above its register. Register r comes from matrix r.",
+        "A register takes two neighbours of a row or, with .trans, of a column. The first is its low half.",
+        "The order of addresses decides which quarter becomes which register; .trans decides how pairs run.",
+        "Together they make every operand of mma without moving an element between lanes.",
     ];
     let notes = notes.into_iter().map(Note::text).chain([Note::lanes()]);
     let loads = Load::ALL.into_iter().filter(wanted);
     let mut rows = vec![vec![Slot::Notes(notes.collect())]];
     rows.extend(loads.map(Load::panels));
     Drawing {
-        title: "ldmatrix: which lane gives which address, and which receives what is there"
+        title: "ldmatrix: which lane gives each address, and which lane receives each element"
             .to_owned(),
         rows,
     }
@@ -187,7 +187,7 @@ mod tests {
             ret;
         }";
 
-    /// What the emulator's `ldmatrix` gives each lane's registers, as element numbers.
+    /// The numbers of the elements that the emulator's `ldmatrix` puts into each lane's registers.
     fn emulated(load: Load) -> Vec<u16> {
         let instruction = format!(
             "ldmatrix.sync.aligned.m8n8.x4{}.shared",
@@ -238,8 +238,8 @@ mod tests {
         }
     }
 
-    /// Of the first matrix, lane 1 gets elements 2 and 3 of row 0 or, transposed, rows 2 and 3 of
-    /// column 0; the second is below it or beside it, as the lanes from 8 on gave addresses.
+    /// Lane 1 gets elements 2 and 3 of row 0 of the first matrix or, transposed, rows 2 and 3 of column 0. The
+    /// second matrix lies below or beside the first: lanes from 8 on give its addresses.
     #[test]
     fn spot_values() {
         let at = |load: Load, row: usize, column: usize| {

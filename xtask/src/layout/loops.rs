@@ -1,11 +1,11 @@
-//! `cargo xtask layout loops`: in which order `fa1` and `split-q` go through the tiles of a head.
+//! `cargo xtask layout loops`: the order in which `fa1` and `split-q` go through the tiles of a head.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use kernels::catalog::{Accumulation, Tile};
 use kernels::ladder::table::{Q, Shape};
 
-/// Head dim, and queries and keys of the head that is drawn.
+/// Head dim of the drawn head, and its queries and keys.
 const DIM: u32 = 128;
 const SEQLEN: u32 = 512;
 
@@ -18,11 +18,11 @@ const SINGLE: u32 = 4;
 struct Meeting {
     tile: u32,
     keys: u32,
-    /// When it happens: meetings of one step happen at the same time, in different thread blocks.
+    /// Meetings of one step happen at the same time, in different thread blocks.
     step: u32,
 }
 
-/// What is read from global memory and written to it.
+/// The parts of the traffic from and to global memory.
 const PARTS: [&str; 3] = ["Q", "K and V", "O, m and l"];
 
 /// Two loops around the products.
@@ -53,8 +53,8 @@ impl Loops {
         (SEQLEN / self.tile.q_rows, SEQLEN / self.tile.keys)
     }
 
-    /// Every meeting, in the order of each thread block. `fa1` has one for the head; `split-q` one for each
-    /// query tile, and takes the last keys first.
+    /// Every meeting, in the order of each thread block. `fa1` has one thread block for the head. `split-q` has one
+    /// for each query tile, and takes the last keys first.
     fn meetings(self) -> Vec<Meeting> {
         let (tiles, blocks) = self.counts();
         if self.keys_outside {
@@ -186,8 +186,8 @@ mod tests {
         );
     }
 
-    /// By hand: 16 blocks of keys, each with all 512 queries of 256 bytes, O of 512 f32 and m and l; the first
-    /// does not load O. Four query tiles of `split-q`, each with all keys.
+    /// Computed by hand. `fa1`: 16 blocks of keys meet 512 queries of 256 bytes, with O, m and l in f32; the first
+    /// block loads no O. `split-q`: four query tiles meet all keys.
     #[test]
     fn traffic_is_counted() {
         let (q, kv, o) = (16 * 512 * 256, 2 * 512 * 256, 31 * 512 * (512 + 8));

@@ -1,20 +1,20 @@
-//! `cargo xtask layout mma`: which lane and register hold which element of A, B and C.
+//! `cargo xtask layout mma`: the lane and register that hold each element of A, B and C.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use kernels::layout::fragment;
 
-/// Who holds an element.
+/// The lane and register that hold an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The lane.
     pub lane: u32,
-    /// Its register of the tile.
+    /// One of the lane's registers.
     pub register: u32,
 }
 
 impl Holder {
-    /// The lane above the register's name.
+    /// Shows the lane above the register's name.
     pub fn cell(self, prefix: &str) -> Cell {
         let Holder { lane, register } = self;
         Cell::new(lane, format!("{prefix}{register}"), Color::lane(lane))
@@ -24,10 +24,10 @@ impl Holder {
 /// The holders of a 16x16 tile, by row and column.
 pub type Holders = [[Holder; 16]; 16];
 
-/// Asks `elements` for the elements, by row and column, that each register of each lane holds.
+/// The inverse of `elements(lane, register)`, the elements by row and column that a register holds.
 ///
 /// # Panics
-/// If an element has no holder, or two.
+/// If an element has no holder or two holders.
 pub fn holders<const N: usize>(
     registers: u32,
     elements: impl Fn(u32, u32) -> [(u32, u32); N],
@@ -84,29 +84,29 @@ pub fn panel(
     )
 }
 
-/// The three tiles, where they stand in a product: B above, A to the left of C.
+/// The three tiles in their places of a product: B above C, A to the left of C.
 pub fn draw() -> Drawing {
     let notes = [
-        "C += A B. A warp multiplies together: each of its 32 lanes",
-        "holds a part of each matrix, in its registers.",
+        "C += A B. The 32 lanes of a warp multiply together: each",
+        "holds a part of each matrix in its registers.",
         "",
-        "In each cell: the lane, and below it that lane's register.",
+        "Each cell shows the lane and, below it, the lane's register.",
         "With g = lane / 4, the four lanes of one g (a hue, paler from",
         "lane to lane) hold rows g and g + 8 of A and C, and columns g",
         "and g + 8 of B.",
-        "So a row of C lies in four neighbouring lanes: softmax finds",
-        "its maximum and sum there with two exchanges.",
+        "A row of C lies in four neighbouring lanes: softmax finds its",
+        "maximum and sum with two exchanges.",
         "",
         "A register of A or B holds two 16-bit elements, neighbours",
         "along k, the first in its low half; one of C holds an f32.",
         "",
-        "The instruction has 8 columns n. Two of them with the same A",
-        "make a tile of 16: b0 b1 and c0 to c3 belong to the first,",
+        "The instruction has 8 columns n. Two instructions with the same",
+        "A make a tile of 16: b0 b1 and c0 to c3 belong to the first,",
         "b2 b3 and c4 to c7 to the second.",
         "",
-        "C is spread over the lanes as A is: c0 c1 lie where a0 has its",
-        "two halves, c2 c3 where a1 has, and so on. Rounded in pairs,",
-        "the scores of Q and K are at once the A operand of P V.",
+        "C and A lie in the same lanes: c0 c1 where a0 has its two",
+        "halves, c2 c3 where a1 has its halves, and so on. Rounded in",
+        "pairs, the scores of Q and K are the A operand of P V.",
         "",
     ];
     let notes = notes.into_iter().map(Note::text).chain([Note::lanes()]);
@@ -121,7 +121,7 @@ pub fn draw() -> Drawing {
     let panel_b = panel("B, 16-bit: row k, column n", "k \\ n", n, "b", &b());
     let panel_c = panel("C and D, f32: row m, column n", "m \\ n", n, "c", &c());
     Drawing {
-        title: "mma.sync.m16n8k16: which lane and register hold which element".to_owned(),
+        title: "mma.sync.m16n8k16: the lane and register that hold each element".to_owned(),
         rows: vec![
             vec![Slot::Notes(notes.collect()), Slot::Panel(panel_b)],
             vec![Slot::Panel(panel_a), Slot::Panel(panel_c)],
@@ -138,9 +138,9 @@ mod tests {
         (lane, register)
     }
 
-    /// The PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type", speaks of
-    /// elements: `ai` for `i` in 0..8 at row `g` for `0 <= i < 2` or `4 <= i < 6`, else `g + 8`, and
-    /// column `2t + (i & 1)` for `i < 4`, else that plus 8.
+    /// The PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type", numbers elements: `ai`, for
+    /// `i` in 0..8, is at row `g` if `0 <= i < 2` or `4 <= i < 6`, else at row `g + 8`. Its column is `2t + (i & 1)`
+    /// if `i < 4`, else `2t + (i & 1) + 8`.
     #[test]
     fn a_is_the_manuals() {
         let drawn = a();
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// `bi` for `i` in 0..4 at row `2t + (i & 1)` for `i < 2`, else that plus 8, and column `g`; a
+    /// `bi`, for `i` in 0..4, is at row `2t + (i & 1)` if `i < 2`, else at row `2t + (i & 1) + 8`, and column `g`. A
     /// second B has the columns from 8 on.
     #[test]
     fn b_is_the_manuals() {
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// `ci` for `i` in 0..4 at row `g` for `i < 2`, else `g + 8`, and column `2t + (i & 1)`.
+    /// `ci`, for `i` in 0..4, is at row `g` if `i < 2`, else at row `g + 8`, and column `2t + (i & 1)`.
     #[test]
     fn c_is_the_manuals() {
         let drawn = c();

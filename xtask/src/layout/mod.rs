@@ -1,4 +1,4 @@
-//! `cargo xtask layout`: draws where elements lie, from the functions that the kernels use.
+//! `cargo xtask layout`: draws where elements lie and who computes what, by the kernels' own functions.
 
 mod causal;
 mod color;
@@ -19,7 +19,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use terminal::Palette;
 
-/// What to draw, and where.
+/// What to draw, and into which file.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -32,22 +32,22 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Subject {
-    /// Which lane and register of a warp hold which element of A, B and C of mma.m16n8k16
+    /// The lane and register that hold each element of A, B and C of mma.m16n8k16
     Mma,
-    /// Which lane gives which address to ldmatrix.x4, and which receives what is there
+    /// The lane that gives each address to ldmatrix.x4, and the lane that receives each element
     Ldmatrix(ldmatrix::Arguments),
-    /// Where each 16-byte chunk of a tile lands in shared memory, and in which banks
+    /// The place and the banks of each 16-byte chunk of a tile in shared memory
     #[command(allow_negative_numbers = true)]
     Swizzle(swizzle::Arguments),
-    /// Bank conflicts of the kernels' accesses, or one of yours, without a swizzle, with padding and
-    /// with theirs
+    /// Bank conflicts of the kernels' accesses or of your own: without a swizzle, with padding, with the kernels'
+    /// swizzle
     #[command(allow_negative_numbers = true)]
     Smem(smem::Arguments),
-    /// In which order fa1 and split-q go through query tiles and blocks of keys
+    /// The order in which fa1 and split-q go through query tiles and blocks of keys
     Loops,
-    /// Which warp of a block computes which part of S and O
+    /// The warp of a block that computes each part of S and O
     Warps,
-    /// What the buffers of a ring hold over time
+    /// The buffers of a ring over time
     Ring,
     /// Tiles under the causal mask, and the order of the blocks
     Causal(causal::Arguments),
@@ -56,7 +56,7 @@ enum Subject {
 /// Draws in the terminal, or into a file.
 ///
 /// # Errors
-/// One line, if the input does not fit together or the file cannot be written.
+/// If the options do not fit together or the file cannot be written: one line.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let drawing = draw(&arguments.subject)?;
     let text = match &arguments.svg {
@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
             format!("{}\n", path.display())
         }
     };
-    // A reader that has gone (`| head`) is no error.
+    // A closed pipe (`| head`) is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
@@ -105,14 +105,14 @@ mod tests {
         arguments: Arguments,
     }
 
-    /// What `cargo xtask layout` would draw.
+    /// The drawing of `cargo xtask layout ARGUMENTS`.
     fn drawn(arguments: &str) -> Drawing {
         let words = ["layout"].into_iter().chain(arguments.split_whitespace());
         let task = Task::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
         draw(&task.arguments.subject).unwrap()
     }
 
-    /// Those that the docs show, each as it is drawn without options.
+    /// The drawings in the docs, all without options.
     const DRAWINGS: [&str; 7] = [
         "mma", "ldmatrix", "swizzle", "smem", "loops", "warps", "ring",
     ];

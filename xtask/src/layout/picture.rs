@@ -26,7 +26,7 @@ type Point = (f64, f64);
 
 /// The document.
 pub fn render(drawing: &Drawing) -> String {
-    // Slots share columns; one that has a row to itself may be wider than its column.
+    // Slots share columns. A slot that is alone in its row may be wider than its column.
     let mut widths: Vec<f64> = Vec::new();
     for row in drawing.rows.iter().filter(|row| row.len() > 1) {
         widths.resize(widths.len().max(row.len()), 0.0);
@@ -88,7 +88,7 @@ fn size(slot: &Slot) -> Point {
     }
 }
 
-/// About the width of a text: that of its letters on average.
+/// About the width of a text, from an average letter's width.
 fn text_width(text: &str, size: f64) -> f64 {
     0.52 * size * chars(text) as f64
 }
@@ -119,12 +119,12 @@ fn draw_notes(svg: &mut Document, (left, top): Point, notes: &[Note]) {
     }
 }
 
-/// Where a panel's cells lie.
+/// The places of a panel's cells.
 struct Grid {
     left: f64,
     top: f64,
     cell: Point,
-    /// Edges of columns and rows: the start of each, without the last gap.
+    /// Starts of columns and rows.
     x: Vec<f64>,
     y: Vec<f64>,
 }
@@ -167,7 +167,7 @@ impl Grid {
         (self.left + self.x[column], self.top + self.y[row])
     }
 
-    /// The lower right of the cell before this.
+    /// The lower right of the cell before `column` and `row`.
     fn corner(&self, column: usize, row: usize) -> Point {
         let (x, y) = self.place(column - 1, row - 1);
         (x + self.cell.0, y + self.cell.1)
@@ -190,7 +190,7 @@ fn draw_panel(svg: &mut Document, (left, top): Point, panel: &Panel) {
     for (row, cells) in panel.cells.iter().enumerate() {
         for (column, cell) in cells.iter().enumerate() {
             let (x, y) = grid.place(column, row);
-            // A white line is left between cells.
+            // Leaves a white line between cells.
             let (width, height) = (grid.cell.0 - 1.0, grid.cell.1 - 1.0);
             let rectangle = ((x, y), (width, height));
             let Some(color) = cell.color else {
@@ -252,7 +252,7 @@ fn labels<'a>(size: f64, color: &str, lines: impl IntoIterator<Item = (Point, &'
     )
 }
 
-/// Rectangles of one colour: of each the upper left and the size.
+/// Rectangles of one colour, each an upper left corner and a size.
 fn rectangles(color: Color, rectangles: impl IntoIterator<Item = (Point, Point)>) -> Path {
     let rectangles = rectangles.into_iter();
     let path: String = rectangles

@@ -1,4 +1,4 @@
-//! Where a tile's chunks may lie: as the kernels have them, or under any swizzle of CuTe's.
+//! The places of a tile's chunks: the kernels' own, or under any of CuTe's swizzles.
 
 use kernels::layout::swizzle::{CHUNK_BYTES, Swizzle};
 use std::fmt;
@@ -16,7 +16,7 @@ pub enum Arrangement {
     Pad,
     /// The kernels' own.
     Own,
-    /// CuTe's.
+    /// A swizzle of CuTe.
     Cute(Cute),
 }
 
@@ -33,8 +33,7 @@ impl FromStr for Arrangement {
     }
 }
 
-/// CuTe's `Swizzle<B, M, S>` on the index of a 16-bit element in its tile: bits `M + S..M + S + B` are
-/// XORed into bits `M..M + B`.
+/// CuTe's `Swizzle<B, M, S>`: XORs bits `M + S..M + S + B` of a 16-bit element's index into bits `M..M + B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cute {
     b: u32,
@@ -73,32 +72,32 @@ impl Cute {
         }
     }
 
-    /// Where it puts an element.
+    /// The swizzled index of an element.
     pub fn index(self, element: u32) -> u32 {
         let mask = (1 << self.b) - 1;
         element ^ (((element >> (self.m + self.s)) & mask) << self.m)
     }
 
-    /// Elements among which it moves chunks.
+    /// The number of elements within which chunks move.
     fn block(self) -> u32 {
         1 << (self.m + self.b)
     }
 }
 
-/// Where the chunks of rows of `row_chunks` chunks lie.
+/// The places of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// A function of row and chunk, as in the kernels.
+    /// A function of row and chunk: the kernels' way.
     Rows(Swizzle),
-    /// A function of the index in the tile.
+    /// A function of the index in a tile of `row_chunks` chunks a row.
     Cute { cute: Cute, row_chunks: u32 },
 }
 
 impl Placement {
-    /// Of a tile of `rows` rows of `dim` elements.
+    /// The placement of a tile of `rows` rows with `dim` elements each.
     ///
     /// # Errors
-    /// One line, if some chunks would lie outside the tile.
+    /// If some chunks would lie outside the tile: one line.
     pub fn new(arrangement: Arrangement, rows: u32, dim: u32) -> Result<Self, String> {
         let row_chunks = dim / CHUNK;
         Ok(match arrangement {
@@ -132,7 +131,7 @@ impl Placement {
     }
 }
 
-/// The swizzle of CuTe's that is the kernels' own for a head dim, if one is.
+/// CuTe's name for the kernels' swizzle of a head dim; `None` if CuTe has none.
 pub fn cute_of_own(dim: u32) -> Option<Cute> {
     let own = Swizzle::new(dim / CHUNK);
     let all = (1..=3).flat_map(|b| (b..=10).map(move |s| Cute { b, m: 3, s }));
@@ -180,19 +179,18 @@ mod tests {
         assert!(seen > 200, "{seen}");
     }
 
-    /// Worked out by hand: row 5 of 64 elements is at 320 = 0b101_000_000, whose 5 goes into the
-    /// chunk.
+    /// Computed by hand: row 5 of 64 elements starts at 320 = 0b101_000_000, and 5 goes into the chunk.
     #[test]
     fn bits_are_xored() {
         assert_eq!(cute("3,3,3").index(320), 320 + 5 * 8);
         assert_eq!(cute("3,3,3").index(320 + 3 * 8 + 7), 320 + (3 ^ 5) * 8 + 7);
-        // Of bits 7 and 8 the second is set, and goes into bit 5.
+        // Bit 8 goes into bit 5; bit 7 is 0.
         assert_eq!(cute("2,4,3").index(0b11_0000_0000), 0b11_0010_0000);
         assert_eq!(cute("0,3,3").index(12345), 12345);
     }
 
-    /// Rows of 64, 128 and 256 elements: chunk bits from 3 on, row bits from 6, 7 and 8 on. Rows of 32
-    /// take their bits from the second of the row. Others are no powers of two.
+    /// Chunk bits start at bit 3. Row bits start at bit 6, 7 and 8 for rows of 64, 128 and 256 elements; rows of 32
+    /// use the row's second bit on. Other sizes are no powers of two.
     #[test]
     fn own_swizzles_have_names() {
         let names = [32, 64, 128, 256].map(|dim| cute_of_own(dim).unwrap().to_string());

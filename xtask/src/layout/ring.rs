@@ -1,13 +1,13 @@
-//! `cargo xtask layout ring`: what each buffer of a ring holds over time.
+//! `cargo xtask layout ring`: the tile in each buffer of a ring over time.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 
-/// Blocks of keys that are drawn: the tiles of the stream are K and V of each, the last block first.
+/// Drawn blocks of keys. The stream's tiles are K and V of each block, the last block first.
 const BLOCKS: u32 = 4;
 const TILES: u32 = 2 * BLOCKS;
 
-/// The stream's tile by its number.
+/// The name of the stream's tile `tile`.
 fn name(tile: u32) -> String {
     let matrix = if tile.is_multiple_of(2) { "K" } else { "V" };
     format!("{matrix}{}", BLOCKS - 1 - tile / 2)
@@ -22,11 +22,11 @@ enum State {
     Used(u32),
 }
 
-/// The states of `buffers` buffers, one row for each time between two barriers.
+/// The states of `buffers` buffers at each time between two barriers.
 ///
-/// The rule is the kernels': `buffers - 1` tiles load ahead. Then for each tile: wait for its copies, a barrier,
-/// start to load into the buffer of the tile before, use the tile. A single buffer has no tile to load ahead:
-/// a second barrier stands between loading and use.
+/// The kernels' rule: `buffers - 1` tiles load ahead. Then for each tile: wait for its copies; a barrier; start to
+/// load into the buffer of the tile before; use the tile. A single buffer cannot load ahead: a second barrier
+/// separates loading and use.
 fn timeline(buffers: u32) -> Vec<Vec<State>> {
     let ahead = buffers - 1;
     let mut now = vec![State::Free; buffers as usize];

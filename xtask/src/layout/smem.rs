@@ -1,4 +1,4 @@
-//! `cargo xtask layout smem`: what bank conflicts cost the accesses of the kernels.
+//! `cargo xtask layout smem`: the cost of bank conflicts for the kernels' accesses.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
@@ -13,15 +13,14 @@ use kernels::layout::{
 use std::fmt;
 use std::str::FromStr;
 
-/// What to draw.
+/// Which accesses to draw.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Elements of a row, 16 bits each: a multiple of 32 up to 256 [default: all that kernels have
-    /// tiles for]
+    /// 16-bit elements of a row: a multiple of 32 up to 256 [default: every head dim with a tile]
     #[arg(long, value_name = "ELEMENTS", value_parser = super::head_dim)]
     dim: Option<u32>,
-    /// An access of your own instead of the kernels': so many neighbouring lanes along a row, the next
-    /// ones in the next row, so many bytes each; 4x4 is a fragment, 1x16 an ldmatrix, 8x16 a copy
+    /// Your own access: LANES lanes side by side in a row, the next lanes in the next row, BYTES bytes each. 4x4 is
+    /// a fragment, 1x16 an ldmatrix, 8x16 a copy
     #[arg(long, value_name = "LANESxBYTES")]
     access: Option<Pattern>,
 }
@@ -59,7 +58,7 @@ impl FromStr for Pattern {
 }
 
 impl Pattern {
-    /// Whether rows of so many elements divide into such groups of lanes.
+    /// Whether rows of `dim` elements divide into such groups of lanes.
     fn divides(self, dim: u32) -> bool {
         (2 * dim).is_multiple_of(self.lanes * self.bytes)
     }
@@ -81,8 +80,8 @@ impl Pattern {
     }
 }
 
-/// Rows of the tile. Every kind of access moves the whole tile once, `2 * ROWS` bytes for each of the
-/// `dim` columns: at least one wavefront of 128 bytes each.
+/// Rows of the tile. Every kind of access moves the whole tile once. `2 * ROWS` bytes of a column take at least
+/// one wavefront of 128 bytes.
 const ROWS: u32 = 64;
 
 /// Threads that copy a tile together.
@@ -97,7 +96,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Of the first `lanes` lanes, at the byte offsets that `address` says.
+    /// The access of the first `lanes` lanes, at byte offset `address(lane)`.
     pub fn of_lanes(bytes: u32, lanes: u32, address: impl Fn(u32) -> u32) -> Self {
         let active = u32::MAX >> (32 - lanes);
         Access {
@@ -110,23 +109,23 @@ impl Access {
         }
     }
 
-    /// Of all lanes.
+    /// The access of all lanes.
     fn new(bytes: u32, address: impl Fn(u32) -> u32) -> Self {
         Self::of_lanes(bytes, 32, address)
     }
 }
 
-/// What accesses cost.
+/// The cost of accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wavefronts {
-    /// With their bank conflicts.
+    /// With bank conflicts.
     pub taken: u64,
-    /// Without.
+    /// Without bank conflicts.
     pub minimum: u64,
 }
 
 impl Wavefronts {
-    /// As the emulator counts them.
+    /// The emulator's count.
     pub fn of(accesses: impl IntoIterator<Item = Access>) -> Self {
         let mut tally = Tally::default();
         for access in accesses {
@@ -138,7 +137,7 @@ impl Wavefronts {
         }
     }
 
-    /// `8x` above the number.
+    /// Shows `8x` above the number.
     fn cell(self) -> Cell {
         let ways = self.taken as f64 / self.minimum as f64;
         let ways = format!("{ways:.1}");
@@ -210,7 +209,7 @@ fn tiles(dim: u32) -> impl Iterator<Item = (u32, u32)> {
     (0..ROWS / 16).flat_map(move |row16| (0..dim / 16).map(move |d16| (row16, d16)))
 }
 
-/// As the kernels read operands.
+/// Reads of operands.
 fn ldmatrix(load: Load, dim: u32, placed: Swizzle) -> Vec<Access> {
     let read = |(row16, d16)| {
         Access::new(16, move |lane| {
@@ -221,7 +220,7 @@ fn ldmatrix(load: Load, dim: u32, placed: Swizzle) -> Vec<Access> {
     tiles(dim).map(read).collect()
 }
 
-/// As the kernels copy tiles: each of `threads` threads its share.
+/// Copies of tiles: each of `threads` threads takes its share.
 fn chunks(threads: u32, dim: u32, placed: Swizzle) -> Vec<Access> {
     let row_chunks = dim * 2 / CHUNK_BYTES;
     let Share {
@@ -243,7 +242,7 @@ fn chunks(threads: u32, dim: u32, placed: Swizzle) -> Vec<Access> {
     accesses
 }
 
-/// As the kernels write O, or would write P: registers of an A operand, two elements each.
+/// Writes of O: registers with two elements each, in the places of an A operand.
 fn fragments(dim: u32, placed: Swizzle) -> Vec<Access> {
     let registers = tiles(dim).flat_map(|tile| (0..4).map(move |r| (tile, r)));
     let write = |((row16, d16), r)| {
@@ -268,28 +267,28 @@ fn along_rows(dim: u32, placed: Swizzle) -> Vec<Access> {
     firsts.map(read).collect()
 }
 
-/// A way to place rows of so many chunks.
+/// The placement of rows by their number of chunks.
 type Placed = fn(u32) -> Swizzle;
 
-/// All of them, by name.
+/// Placements by name.
 const PLACEMENTS: [(&str, Placed); 3] = [
     ("none", Swizzle::none),
     ("padding", Swizzle::padded),
     ("swizzle", Swizzle::new),
 ];
 
-/// What a walk costs in a placement.
+/// The cost of a walk in a placement.
 fn cost(accesses: Accesses, dim: u32, placed: Placed) -> Wavefronts {
     Wavefronts::of(accesses.of(dim, placed(dim * 2 / CHUNK_BYTES)))
 }
 
-/// The table of all accesses, or of the one that is asked for.
+/// The table of all accesses, or of the given one.
 ///
 /// # Errors
 /// If rows of the head dim do not divide into such accesses.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
-    // Reads of operands, copies and stores, and the two plain ways.
+    // Reads of operands; copies and stores; the two plain ways.
     let mut walks = [&WALKS[..3], &WALKS[3..6], &WALKS[6..]]
         .map(<[_]>::to_vec)
         .to_vec();
@@ -317,7 +316,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
         labels: walks.iter().map(|walk| walk.name.to_owned()).collect(),
     });
     let table = Panel::new(
-        "Wavefronts, and how many times the minimum that is",
+        "Wavefronts, and the factor over the minimum",
         "access \\ head dim",
         names.collect(),
         PLACEMENTS.iter().map(group).collect(),
@@ -329,16 +328,14 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let ways = [1, 2, 4, 8].map(|ways| (Color::conflict(ways, 1), format!("{ways}\u{d7}")));
     let notes = vec![
         Note::text(format!(
-            "Each access moves a tile of {ROWS} rows once. Shared memory moves 128 bytes in a wavefront:"
+            "Each access moves a tile of {ROWS} rows once. Shared memory moves 128 bytes in a wavefront,"
         )),
         Note::text(
-            "at least as many wavefronts as the head dim. Below the factor: how many it takes.",
+            "so it takes at least as many wavefronts as the head dim. Each cell: the factor, above the count.",
         ),
-        Note::text(
-            "Lanes that want different words of one bank wait for each other, a wavefront each.",
-        ),
+        Note::text("Lanes with different words of one bank take turns, a wavefront each."),
         Note::text(format!(
-            "Tiles are filled by {THREADS} threads. Padding is 8 elements a row, the swizzle the kernels' own."
+            "{THREADS} threads fill a tile. Padding is 8 elements a row; the swizzle is the kernels' own."
         )),
         Note {
             swatches: ways.into(),
@@ -359,7 +356,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
 mod tests {
     use super::*;
 
-    /// By a walk's first word or words, at a head dim: none, padding, swizzle.
+    /// Wavefronts over the minimum for the walk whose name starts so: none, padding, swizzle.
     fn ways(name: &str, dim: u32) -> [f64; 3] {
         let mut walks = WALKS.iter();
         let walk = walks.find(|walk| walk.name.starts_with(name)).unwrap();
@@ -404,8 +401,7 @@ mod tests {
         }
     }
 
-    /// Rows of whole lines start in one bank: 8 rows at a time, or 32 down a column. Rows of half a
-    /// line, or of one and a half, start in two.
+    /// Rows of whole lines all start in bank 0; rows of half a line, or of one and a half, start in two banks.
     #[test]
     fn without_a_swizzle_rows_collide() {
         for name in ["read Q", "read K", "read V", "write O"] {
@@ -417,7 +413,7 @@ mod tests {
         assert_eq!(ways("along", 64), [1.0; 3]);
     }
 
-    /// The given access is the kernels' own where it is that: every row of a fragment or a matrix.
+    /// A given access costs as much as the kernels' access with the same rows and bytes.
     #[test]
     fn a_given_access_costs_what_it_does() {
         let given = |text: &str, dim| {

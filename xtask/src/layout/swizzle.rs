@@ -1,4 +1,4 @@
-//! `cargo xtask layout swizzle`: where each 16-byte chunk of a tile lands, and in which banks.
+//! `cargo xtask layout swizzle`: the place and the banks of each 16-byte chunk of a tile.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot, banks};
@@ -7,29 +7,29 @@ use super::smem::{Access, Wavefronts};
 use kernels::layout::swizzle::CHUNK_BYTES;
 use std::collections::HashMap;
 
-/// What to draw.
+/// The tile to draw.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Elements of a row, 16 bits each: a multiple of 32 up to 256
+    /// 16-bit elements of a row: a multiple of 32 up to 256
     #[arg(long, value_name = "ELEMENTS", default_value = "64", value_parser = super::head_dim)]
     dim: u32,
     /// Rows of the tile
     #[arg(long, value_name = "COUNT", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
     rows: u32,
-    /// own for the kernels', none, pad for a free chunk after each row, or B,M,S for CuTe's
-    /// Swizzle<B,M,S> on indices of elements
+    /// own: the kernels'; none; pad: a free chunk after each row; or B,M,S: CuTe's Swizzle<B,M,S> on indices of
+    /// elements
     #[arg(long, value_name = "NAME", default_value = "own")]
     swizzle: Arrangement,
 }
 
-/// Bytes of a line: once through all banks.
+/// Bytes of a line, which goes once through all banks.
 const LINE: u32 = 128;
 
 /// The tile, and shared memory beside it.
 ///
 /// # Errors
-/// One line, if the swizzle does not suit the tile.
+/// If the swizzle does not suit the tile: one line.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let &Arguments { dim, rows, swizzle } = arguments;
     let placement = Placement::new(swizzle, rows, dim)?;
@@ -98,31 +98,31 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
 fn notes(swizzle: Arrangement, dim: u32) -> Vec<Note> {
     let mut notes = vec![
         Note::text(
-            "A chunk is 8 elements, 16 bytes: what a lane copies, and a row of a matrix of ldmatrix.",
+            "A chunk is 8 elements, 16 bytes: one lane's copy, and one row of a matrix of ldmatrix.",
         ),
         Note::text(
-            "A line of 128 bytes goes once through all 32 banks of 4 bytes; a chunk lies in 4 of them.",
+            "A line of 128 bytes goes once through all 32 banks of 4 bytes. A chunk lies in 4 banks.",
         ),
         Note::text(
-            "Left: the byte offset of each chunk, above its banks. Right: what lies at each offset.",
+            "Left: the byte offset of each chunk, above its banks. Right: the chunk at each offset.",
         ),
     ];
     let rule = match swizzle {
         Arrangement::None => "Rows lie one after the other.".to_owned(),
-        Arrangement::Pad => "A chunk is left free after each row.".to_owned(),
+        Arrangement::Pad => "After each row a chunk is free.".to_owned(),
         Arrangement::Own => {
             let rule = match dim % 64 {
-                0 => "The low 3 bits of the chunk are XORed with those of the row",
+                0 => "The low 3 bits of the chunk are XORed with the low 3 bits of the row",
                 _ => "The low 2 bits of the chunk are XORed with bits 1 and 2 of the row",
             };
             match cute_of_own(dim) {
                 Some(cute) => format!("{rule}: CuTe's {cute} on indices of elements."),
-                None => format!("{rule}; as rows are no power of two, none of CuTe's does this."),
+                None => format!("{rule}. CuTe has no name for this: rows are no power of two."),
             }
         }
         Arrangement::Cute(cute) => {
             format!(
-                "{cute} XORs the B bits of an element's index from bit M + S on into those from bit M on."
+                "{cute} XORs B bits of an element's index, from bit M + S on, into the bits from M on."
             )
         }
     };
@@ -130,7 +130,7 @@ fn notes(swizzle: Arrangement, dim: u32) -> Vec<Note> {
     notes
 }
 
-/// What a matrix of `ldmatrix` costs.
+/// The cost of a matrix of `ldmatrix`.
 fn verdict(placement: &Placement, rows: u32, chunks: u32) -> String {
     let columns = (0..rows).step_by(8);
     let columns = columns.flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
@@ -140,11 +140,12 @@ fn verdict(placement: &Placement, rows: u32, chunks: u32) -> String {
         Wavefronts::of([access]).taken
     });
     match worst.max().unwrap_or(0) {
-        1 => "Down a column of 8 rows all colours differ: ldmatrix reads its 8 rows at once."
-            .to_owned(),
+        1 => {
+            "Down a column of 8 rows all colours differ: ldmatrix reads 8 rows at once.".to_owned()
+        }
         ways => format!(
-            "Down a column of 8 rows colours repeat: ldmatrix reads its 8 rows in up to {ways} \
-             wavefronts where 1 would do."
+            "Down a column of 8 rows colours repeat: ldmatrix takes up to {ways} wavefronts for 8 rows \
+             instead of 1."
         ),
     }
 }
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(memory.cells[1][0], Cell::unused());
         assert_eq!(memory.cells[1][1].text, "row 1");
         let unused = memory.cells.iter().flatten().filter(|c| c.color.is_none());
-        // 15 after rows, and what is left of the last line.
+        // 15 chunks after rows, and the rest of the last line.
         assert_eq!(unused.count(), memory.cells.len() * 8 - 16 * 8);
     }
 
@@ -208,7 +209,7 @@ mod tests {
         assert!(verdict(&drawn("none", 64)).contains("up to 8 "));
         assert!(verdict(&drawn("none", 32)).contains("up to 4 "));
         assert!(verdict(&drawn("3,3,3", 64)).contains("at once"));
-        // The well-known mistake: one line's swizzle on rows of two lines.
+        // A well-known mistake: one line's swizzle on rows of two lines.
         assert!(verdict(&drawn("3,3,3", 128)).contains("up to 2 "));
     }
 }

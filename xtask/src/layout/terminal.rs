@@ -4,26 +4,26 @@ use super::color::{Color, INK};
 use super::drawing::{Drawing, Group, Note, Panel, Slot, chars};
 use std::io::IsTerminal;
 
-/// How cells get their colours.
+/// The colours of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Palette {
-    /// Not at all.
+    /// No colours.
     None,
-    /// From the 256 that nearly every terminal has.
+    /// 256 colours, which nearly every terminal has.
     Cube,
-    /// Exactly.
+    /// Exact colours.
     Exact,
 }
 
 impl Palette {
-    /// What the standard output shows.
+    /// The palette of standard output.
     pub fn of_stdout() -> Self {
         let variable = |name| std::env::var(name).unwrap_or_default();
         let terminal = std::io::stdout().is_terminal();
         Self::choose(terminal, &variable("NO_COLOR"), &variable("COLORTERM"))
     }
 
-    /// No colours in a file or a pipe, nor if `NO_COLOR` says something.
+    /// Files and pipes have no colours, nor has a terminal with `NO_COLOR` set.
     fn choose(terminal: bool, no_color: &str, colorterm: &str) -> Self {
         match colorterm {
             _ if !terminal || !no_color.is_empty() => Palette::None,
@@ -52,7 +52,7 @@ impl Palette {
     }
 }
 
-/// Columns of the terminal; of a file or a pipe, enough for all.
+/// Columns of the terminal; unlimited for files and pipes.
 pub fn width() -> usize {
     comfy_table::Table::new()
         .width()
@@ -107,7 +107,7 @@ pub fn render(drawing: &Drawing, palette: Palette, width: usize) -> String {
     text
 }
 
-/// Puts lines to the right of others.
+/// Appends lines to the right of others.
 fn append(beside: &mut Vec<Line>, lines: Vec<Line>) {
     let left = beside.iter().map(|line| line.width).max();
     let left = left.map_or(0, |width| width + GAP);
@@ -119,7 +119,7 @@ fn append(beside: &mut Vec<Line>, lines: Vec<Line>) {
     }
 }
 
-/// Writes lines below a free one.
+/// Writes an empty line, then the lines.
 fn flush(text: &mut String, lines: &mut Vec<Line>) {
     for line in std::iter::once(Line::default()).chain(lines.drain(..)) {
         *text += line.text.trim_end();
@@ -180,7 +180,7 @@ fn panel(panel: &Panel, palette: Palette) -> Vec<Line> {
     lines
 }
 
-/// A line of a panel: a label, and what is drawn of each group of columns.
+/// A line of a panel: a label, then each group of columns by `draw`.
 fn columns(
     panel: &Panel,
     name: &str,
@@ -295,7 +295,7 @@ r \\ c  0   1    2      r \\ c  0   1    2
         };
         assert!(distinct(&[1, 2, 4, 8].map(|ways| Color::conflict(ways, 1))));
         assert!(distinct(&[0, 1, 2, 3, 4, 5, 6, 7].map(Color::hue)));
-        // The paler shades of a hue may look alike there; the first of each does not.
+        // Paler shades of a hue may look alike there; the first shades differ.
         assert!(distinct(&[0, 4, 8, 12, 16, 20, 24, 28].map(Color::lane)));
     }
 

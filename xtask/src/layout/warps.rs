@@ -1,4 +1,4 @@
-//! `cargo xtask layout warps`: which warp of a block computes which part of S and of O.
+//! `cargo xtask layout warps`: the warp of a block that computes each part of S and O.
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
@@ -6,22 +6,22 @@ use kernels::catalog::class::Class;
 use kernels::catalog::{Accumulation, Family, Tile};
 use kernels::ladder::table::{Q, Shape};
 
-/// How a block's warps share its work, in tiles of 16 x 16.
+/// The way that a block's warps share its work.
 #[derive(Clone, Copy)]
 struct Division {
     tile: Tile,
     dim: u32,
-    /// Whether a warp's columns of O are every `team`th 16, and not neighbours.
+    /// Whether the warps of a team take turns at O's columns, 16 at a time; else a warp's columns are neighbours.
     interleaved: bool,
 }
 
 impl Division {
-    /// Tiles of S and O in rows; of S, of O in columns.
+    /// Rows of S and O, and columns of each, in tiles of 16 x 16.
     fn sizes(self) -> (u32, [u32; 2]) {
         (self.tile.q_rows / 16, [self.tile.keys / 16, self.dim / 16])
     }
 
-    /// The warp that has a tile of S, where columns are keys, or of O.
+    /// The warp that computes a tile of S or O.
     fn warp(self, row: u32, column: u32, columns: u32, interleaved: bool) -> u32 {
         let Tile {
             warps,
@@ -68,7 +68,7 @@ impl Division {
     }
 }
 
-/// The ways that warps share a block, the ladder's first.
+/// Two rungs of the ladder, and the kernel for D = 256.
 fn divisions() -> [(&'static str, Division); 3] {
     let of_shape = |shape: Shape| Division {
         tile: shape.tile(),
