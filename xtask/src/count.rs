@@ -8,9 +8,8 @@ use kernels::catalog::{Family, KERNELS, Kernel};
 use kernels::ladder::Rung;
 use serde_json::Value;
 
-/// Runs every kernel on the emulator, but for the one that copies the inputs of others, and prints what it
-/// counted. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
-pub fn run(seqlen: u32) -> Result<()> {
+/// Runs kernels on the emulator and prints what it counted: those that `names` lists, or all if it is empty. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
+pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     let host = ["build", "--quiet", "--release", "-p", "host"];
     shell::run(shell::cargo().args(host))?;
     let mut table = Table::new();
@@ -31,7 +30,9 @@ pub fn run(seqlen: u32) -> Result<()> {
         "KB written",
     ]);
     let mut breaches = Vec::new();
-    for (label, counters) in count(&calls(seqlen))? {
+    let mut calls = calls(seqlen);
+    calls.retain(|call| names.is_empty() || names.contains(&call.name()));
+    for (label, counters) in count(&calls)? {
         let sum = |of: &str, prefixes: &[&str]| -> u64 {
             let accesses = counters["accesses"].as_array().into_iter().flatten();
             accesses
@@ -89,23 +90,35 @@ pub fn run(seqlen: u32) -> Result<()> {
 /// Head dims that kernels of the ladder, which serve many, are counted at.
 const LADDER_DIMS: [u32; 2] = [64, 128];
 
-/// Splits that the combine kernels are counted for, and keys that are enough for them.
+/// Splits that the combine kernels are counted for, and keys enough for one block in each split.
 const COMBINED: u32 = 2;
 const COMBINED_KEYS: u32 = 512;
 
-/// A run of the command, and the kernel whose launch is to be counted; all of them if it is of the ladder.
+/// A run of the program. It counts the launches of `kernel`, or all launches if there is none.
 struct Call {
     label: String,
     kernel: Option<&'static str>,
     arguments: Vec<String>,
 }
 
-/// Calls that launch each kernel, but for the pack kernel, whose inputs are not aligned; of the ladder each
-/// with the options that suit it.
+/// Kernels that are counted: all but the one that copies unaligned inputs, which these calls do not have.
+fn kernels() -> impl Iterator<Item = &'static Kernel> {
+    KERNELS
+        .iter()
+        .filter(|kernel| kernel.family != Family::Pack)
+}
+
+/// The kernel or rung of the ladder of this name, if it can be counted.
+pub fn name(name: &str) -> Result<&'static str, &'static str> {
+    let rungs = Rung::ALL.iter().map(|rung| rung.name());
+    let mut names = kernels().map(|kernel| kernel.name).chain(rungs);
+    let found = names.find(|known| *known == name);
+    found.ok_or("no kernel or rung of the ladder that the emulator counts has this name")
+}
+
+/// Calls that launch each kernel; rungs of the ladder with the options that suit each.
 fn calls(seqlen: u32) -> Vec<Call> {
-    let kernels = KERNELS.iter();
-    let counted = kernels.filter(|kernel| kernel.family != Family::Pack);
-    let mut calls: Vec<_> = counted.map(|kernel| of_kernel(kernel, seqlen)).collect();
+    let mut calls: Vec<_> = kernels().map(|kernel| of_kernel(kernel, seqlen)).collect();
     for rung in Rung::ALL {
         calls.extend(LADDER_DIMS.map(|dim| {
             let name = rung.name();
@@ -120,7 +133,7 @@ fn calls(seqlen: u32) -> Vec<Call> {
 
 const ONE_HEAD: &str = "--heads 1 --splits 1";
 
-/// The call of a kernel at its own head dim.
+/// A call that launches a kernel, at its own head dim.
 fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
     let Kernel {
         name,
@@ -155,6 +168,11 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
 }
 
 impl Call {
+    /// The kernel or rung that is counted.
+    fn name(&self) -> &str {
+        self.label.split(',').next().unwrap_or_default()
+    }
+
     fn new(label: String, kernel: Option<&'static str>, line: &str) -> Self {
         Call {
             label,
@@ -163,7 +181,7 @@ impl Call {
         }
     }
 
-    /// What the command counts, for each launch that is wanted.
+    /// Counters of each launch that is counted, as the program prints them.
     fn count(&self) -> Result<Vec<Value>> {
         let mut command = shell::cargo();
         command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
@@ -178,7 +196,7 @@ impl Call {
     }
 }
 
-/// What each call's launches do, by label.
+/// Label and counters of each launch of some calls.
 fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
     let mut counted = Vec::new();
     for call in calls {
@@ -197,7 +215,7 @@ fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMBINED, COMBINED_KEYS, calls};
+    use super::{COMBINED, COMBINED_KEYS, calls, name};
     use kernels::catalog::{KERNELS, all};
     use kernels::ladder::Rung;
 
@@ -208,6 +226,7 @@ mod tests {
         for kernel in KERNELS.iter().filter(|kernel| kernel.name != "pack") {
             assert_eq!(counted(kernel.name), 1, "{}", kernel.name);
         }
+        assert!(calls.iter().all(|call| name(call.name()).is_ok()));
         for rung in Rung::ALL.iter().map(|rung| rung.name()) {
             for dim in [64, 128] {
                 assert_eq!(counted(&format!("{rung}, D = {dim}")), 1, "{rung}");

@@ -15,13 +15,16 @@ pub struct Arguments {
     arguments: Vec<OsString>,
 }
 
-/// Count what every kernel does on the emulator, which needs no GPU
+/// Count what kernels do on the emulator, which needs no GPU
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask profile", disable_version_flag = true)]
 struct Emulator {
-    /// Not one kernel on a GPU but all on the emulator
+    /// Count on the emulator, not on a GPU
     #[arg(long, required = true)]
     emulator: bool,
+    /// Count this kernel or rung of the ladder alone; may be repeated
+    #[arg(long = "kernel", value_name = "NAME", value_parser = count::name)]
+    kernels: Vec<&'static str>,
     /// Queries and keys, and the sizes of matrices
     #[arg(long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
@@ -34,8 +37,10 @@ pub fn run(Arguments { arguments }: &Arguments) -> Result<ExitCode> {
     if has("--emulator") {
         let line = [OsString::from("profile")].into_iter();
         let line = line.chain(arguments.iter().cloned());
-        let Emulator { seqlen, .. } = Emulator::parse_from(line);
-        count::run(seqlen)?;
+        let Emulator {
+            seqlen, kernels, ..
+        } = Emulator::parse_from(line);
+        count::run(seqlen, &kernels)?;
     } else {
         bench::profile(arguments)?;
         if has("--help") || has("-h") {

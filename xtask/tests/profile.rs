@@ -11,7 +11,9 @@ fn profile(arguments: &str) -> Output {
 #[test]
 fn what_does_not_apply_is_refused() {
     for (arguments, said) in [
-        ("--emulator --kernel split-q --dim 64", "'--kernel'"),
+        ("--emulator --kernel split-q --dim 64", "'--dim'"),
+        ("--emulator --kernel forward_f16_d65", "has this name"),
+        ("--emulator --kernel pack", "has this name"),
         ("--sass --emulator", "'--sass'"),
         ("--emulator --seqlen 0", "1..=8192"),
         ("--seqlen 5000000000 --emulator", "1..=8192"),
@@ -33,6 +35,7 @@ fn help_says_what_is_counted() {
     for words in [
         "Usage: cargo xtask profile [OPTIONS] --emulator",
         "--seqlen <N>",
+        "--kernel <NAME>",
         "needs no GPU",
     ] {
         assert!(text.contains(words), "{text}");
