@@ -84,21 +84,16 @@ impl Head {
     }
 
     fn tile_labels(&self) -> Group {
-        let first = |tile: u32| (tile * self.tile.q_rows).to_string();
-        Group {
-            title: String::new(),
-            labels: (0..self.tiles()).map(first).collect(),
-        }
+        Group::new("", (0..self.tiles()).map(|tile| tile * self.tile.q_rows))
     }
 
     /// The blocks of keys in the order in which each query tile takes them.
     fn steps(&self) -> Panel {
-        let columns = Group {
-            title: format!("first key of each {}", self.tile.keys),
-            labels: (0..self.blocks())
-                .map(|block| (block * self.tile.keys).to_string())
-                .collect(),
-        };
+        let title = format!("first key of each {}", self.tile.keys);
+        let columns = Group::new(
+            &title,
+            (0..self.blocks()).map(|block| block * self.tile.keys),
+        );
         let rows = vec![self.tile_labels()];
         Panel::new(
             "One head: steps of each query tile",
@@ -139,30 +134,31 @@ impl Head {
 pub fn draw(arguments: &Arguments) -> Drawing {
     let head = Head::new(arguments);
     let Tile { q_rows, keys, .. } = head.tile;
-    let notes = [
-        format!("Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N."),
-        "Left: the step at which a query tile takes each block of keys, the last seen first.".to_owned(),
-        "Blocks that no query of the tile sees are not loaded. Partly seen ones come first, with the mask;".to_owned(),
-        "the loop over the others knows no mask.".to_owned(),
-        "Right: blocks start in the order of their numbers. The tiles with the most steps come first, so that".to_owned(),
-        "the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves".to_owned(),
-        "whose K and V fit the L2 cache.".to_owned(),
-    ];
-    let legend = Note {
+    let mut notes = vec![Note::text(format!(
+        "Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N."
+    ))];
+    notes.extend(Note::lines([
+        "Left: the step at which a query tile takes each block of keys, the last seen first.",
+        "Blocks that no query of the tile sees are not loaded. Partly seen ones come first, with the mask;",
+        "the loop over the others knows no mask.",
+        "Right: blocks start in the order of their numbers. The tiles with the most steps come first, so that",
+        "the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves",
+        "whose K and V fit the L2 cache.",
+    ]));
+    notes.push(Note {
         swatches: vec![
             (Sight::Whole.color(), "whole".to_owned()),
             (Sight::Part.color(), "in part".to_owned()),
         ],
         text: "what a query tile sees of a block of keys".to_owned(),
-    };
-    let notes = notes.into_iter().map(Note::text).chain([legend]);
+    });
     Drawing {
         title: format!(
             "Causal mask: {} queries, {} keys, head dim {DIM}",
             head.params.seqlen_q, head.params.seqlen_kv
         ),
         rows: vec![
-            vec![Slot::Notes(notes.collect())],
+            vec![Slot::Notes(notes)],
             vec![Slot::Panel(head.steps()), Slot::Panel(head.order())],
         ],
     }

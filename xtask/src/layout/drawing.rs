@@ -35,6 +35,11 @@ impl Note {
         }
     }
 
+    /// Plain lines.
+    pub fn lines(lines: impl IntoIterator<Item = impl Into<String>>) -> Vec<Self> {
+        lines.into_iter().map(Note::text).collect()
+    }
+
     /// The colours of lanes; the later of four lanes are paler.
     pub fn lanes() -> Self {
         let quad = |g: u32| (Color::lane(4 * g), format!("{}-{}", 4 * g, 4 * g + 3));
@@ -81,14 +86,18 @@ pub struct Group {
 }
 
 impl Group {
+    /// Neighbours with a title, or `""`.
+    pub fn new(title: &str, labels: impl IntoIterator<Item = impl ToString>) -> Self {
+        Group {
+            title: title.to_owned(),
+            labels: labels.into_iter().map(|label| label.to_string()).collect(),
+        }
+    }
+
     /// The numbers `0..count` in groups of `size`, without titles.
     pub fn numbers(count: u32, size: u32) -> Vec<Self> {
-        let groups = (0..count).step_by(size as usize).map(|first| Group {
-            title: String::new(),
-            labels: (first..(first + size).min(count))
-                .map(|i| i.to_string())
-                .collect(),
-        });
+        let firsts = (0..count).step_by(size as usize);
+        let groups = firsts.map(|first| Group::new("", first..(first + size).min(count)));
         groups.collect()
     }
 

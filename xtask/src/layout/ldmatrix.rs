@@ -105,11 +105,10 @@ impl Load {
             Order::Rows => "rows first",
             Order::Chunks => "chunks first",
         };
-        let column = |chunk: u32| Group {
-            title: format!("chunk {chunk}"),
-            labels: vec![format!("{}-{}", 8 * chunk, 8 * chunk + 7)],
-        };
-        let columns = (0..2).map(column).collect();
+        let columns = vec![
+            Group::new("chunk 0", ["0-7"]),
+            Group::new("chunk 1", ["8-15"]),
+        ];
         let title = format!("Addresses, {order}");
         let addresses = Panel::new(title, "row \\ column", rows(), columns, |row, chunk| {
             let mut lanes = 0..32;

@@ -105,16 +105,8 @@ impl Loops {
         let (tiles, blocks) = self.counts();
         let meetings = self.meetings();
         let range = |i: u32, size: u32| format!("{}-{}", i * size, (i + 1) * size - 1);
-        let rows = Group {
-            title: String::new(),
-            labels: (0..tiles)
-                .map(|tile| range(tile, self.tile.q_rows))
-                .collect(),
-        };
-        let columns = Group {
-            title: format!("blocks of {} keys", self.tile.keys),
-            labels: (0..blocks).map(|block| block.to_string()).collect(),
-        };
+        let rows = Group::new("", (0..tiles).map(|tile| range(tile, self.tile.q_rows)));
+        let columns = Group::new(&format!("blocks of {} keys", self.tile.keys), 0..blocks);
         Panel::new(title, "queries", vec![rows], vec![columns], |tile, keys| {
             let met = meetings.iter().find(|m| (m.tile, m.keys) == (tile, keys));
             let step = met.expect("every tile meets every block of keys").step;
@@ -128,15 +120,11 @@ impl Loops {
 pub fn draw() -> Drawing {
     let loops = [("fa1", Loops::fa1()), ("split-q", Loops::split_q())];
     let traffic = loops.map(|(_, loops)| loops.traffic());
-    let names = |names: Vec<&str>| Group {
-        title: String::new(),
-        labels: names.into_iter().map(str::to_owned).collect(),
-    };
     let table = Panel::new(
         "Global memory, read and written, in KB",
         "",
-        vec![names(PARTS.into())],
-        vec![names(loops.map(|(name, _)| name).into())],
+        vec![Group::new("", PARTS)],
+        vec![Group::new("", loops.map(|(name, _)| name))],
         |part, column| {
             let of = |traffic: &[u32; 3]| traffic[part as usize];
             let least = traffic.iter().map(of).min().expect("two of them");
@@ -158,10 +146,7 @@ pub fn draw() -> Drawing {
     Drawing {
         title: format!("Two loop orders: one head, {SEQLEN} queries and keys, head dim {DIM}"),
         rows: vec![
-            vec![
-                Slot::Notes(notes.into_iter().map(Note::text).collect()),
-                Slot::Panel(table),
-            ],
+            vec![Slot::Notes(Note::lines(notes)), Slot::Panel(table)],
             vec![
                 Slot::Panel(loops[0].1.panel("fa1: keys outside, queries inside")),
                 Slot::Panel(loops[1].1.panel("split-q: queries outside, keys inside")),

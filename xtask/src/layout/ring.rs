@@ -57,10 +57,7 @@ fn timeline(buffers: u32) -> Vec<Vec<State>> {
 
 fn panel(title: &str, buffers: u32) -> Panel {
     let times = timeline(buffers);
-    let columns = Group {
-        title: "between barriers".to_owned(),
-        labels: (0..times.len()).map(|time| time.to_string()).collect(),
-    };
+    let columns = Group::new("between barriers", 0..times.len());
     Panel::new(
         title,
         "buffer",
@@ -93,9 +90,7 @@ pub fn draw() -> Drawing {
             1,
         ),
     ];
-    let mut rows = vec![vec![Slot::Notes(
-        notes.into_iter().map(Note::text).collect(),
-    )]];
+    let mut rows = vec![vec![Slot::Notes(Note::lines(notes))]];
     rows.extend(rings.map(|(title, buffers)| vec![Slot::Panel(panel(title, buffers))]));
     Drawing {
         title: "The ring of buffers over time".to_owned(),

@@ -147,61 +147,45 @@ impl Wavefronts {
     }
 }
 
-/// A way to go through a tile of [`ROWS`] rows of `dim` elements.
+/// A way to go through a tile of [`ROWS`] rows.
 #[derive(Clone, Copy)]
-struct Walk {
-    name: &'static str,
-    accesses: Accesses,
-}
-
-#[derive(Clone, Copy)]
-enum Accesses {
-    Kernels(fn(dim: u32, placed: Swizzle) -> Vec<Access>),
+enum Walk {
+    /// Reads of operands.
+    Ldmatrix(Load),
+    /// Copies by so many threads.
+    Copy(u32),
+    /// Writes of O from registers.
+    Fragments,
+    /// Neighbouring lanes take neighbouring pairs of elements.
+    AlongRows,
+    /// A pattern.
     Given(Pattern),
 }
 
-impl Accesses {
-    fn of(self, dim: u32, placed: Swizzle) -> Vec<Access> {
+impl Walk {
+    fn accesses(self, dim: u32, placed: Swizzle) -> Vec<Access> {
         match self {
-            Accesses::Kernels(accesses) => accesses(dim, placed),
-            Accesses::Given(pattern) => pattern.accesses(dim, placed),
+            Walk::Ldmatrix(load) => ldmatrix(load, dim, placed),
+            Walk::Copy(threads) => chunks(threads, dim, placed),
+            Walk::Fragments => fragments(dim, placed),
+            Walk::AlongRows => along_rows(dim, placed),
+            Walk::Given(pattern) => pattern.accesses(dim, placed),
         }
     }
 }
 
-const WALKS: [Walk; 8] = [
-    Walk {
-        name: "read Q: ldmatrix",
-        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::Q, dim, placed)),
-    },
-    Walk {
-        name: "read K: ldmatrix",
-        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::K, dim, placed)),
-    },
-    Walk {
-        name: "read V: ldmatrix.trans",
-        accesses: Accesses::Kernels(|dim, placed| ldmatrix(Load::V, dim, placed)),
-    },
-    Walk {
-        name: "fill all: cp.async, 16 B",
-        accesses: Accesses::Kernels(|dim, placed| chunks(THREADS, dim, placed)),
-    },
-    Walk {
-        name: "write O: fragments, 4 B",
-        accesses: Accesses::Kernels(fragments),
-    },
-    Walk {
-        name: "read O: one warp, 16 B",
-        accesses: Accesses::Kernels(|dim, placed| chunks(32, dim, placed)),
-    },
-    Walk {
-        name: "along rows, 4 B",
-        accesses: Accesses::Kernels(along_rows),
-    },
-    Walk {
-        name: "down columns, 4 B",
-        accesses: Accesses::Given(Pattern { lanes: 1, bytes: 4 }),
-    },
+const WALKS: [(&str, Walk); 8] = [
+    ("read Q: ldmatrix", Walk::Ldmatrix(Load::Q)),
+    ("read K: ldmatrix", Walk::Ldmatrix(Load::K)),
+    ("read V: ldmatrix.trans", Walk::Ldmatrix(Load::V)),
+    ("fill all: cp.async, 16 B", Walk::Copy(THREADS)),
+    ("write O: fragments, 4 B", Walk::Fragments),
+    ("read O: one warp, 16 B", Walk::Copy(32)),
+    ("along rows, 4 B", Walk::AlongRows),
+    (
+        "down columns, 4 B",
+        Walk::Given(Pattern { lanes: 1, bytes: 4 }),
+    ),
 ];
 
 /// All 16x16 tiles, by their row and column.
@@ -278,8 +262,8 @@ const PLACEMENTS: [(&str, Placed); 3] = [
 ];
 
 /// The cost of a walk in a placement.
-fn cost(accesses: Accesses, dim: u32, placed: Placed) -> Wavefronts {
-    Wavefronts::of(accesses.of(dim, placed(dim * 2 / CHUNK_BYTES)))
+fn cost(walk: Walk, dim: u32, placed: Placed) -> Wavefronts {
+    Wavefronts::of(walk.accesses(dim, placed(dim * 2 / CHUNK_BYTES)))
 }
 
 /// The table of all accesses, or of the given one.
@@ -299,22 +283,16 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
                 "rows do not divide into {pattern} bytes; take fewer lanes"
             ));
         }
-        let name = "the given access";
-        let accesses = Accesses::Given(pattern);
-        walks = vec![vec![Walk { name, accesses }]];
+        walks = vec![vec![("the given access", Walk::Given(pattern))]];
     }
     let columns: Vec<_> = PLACEMENTS
         .iter()
         .flat_map(|(_, placed)| dims.iter().map(move |dim| (*placed, *dim)))
         .collect();
-    let group = |(title, _): &(&str, _)| Group {
-        title: (*title).to_owned(),
-        labels: dims.iter().map(u32::to_string).collect(),
-    };
-    let names = walks.iter().map(|walks| Group {
-        title: String::new(),
-        labels: walks.iter().map(|walk| walk.name.to_owned()).collect(),
-    });
+    let group = |(title, _): &(&str, _)| Group::new(title, &dims);
+    let names = walks
+        .iter()
+        .map(|walks| Group::new("", walks.iter().map(|walk| walk.0)));
     let table = Panel::new(
         "Wavefronts, and the factor over the minimum",
         "access \\ head dim",
@@ -322,7 +300,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
         PLACEMENTS.iter().map(group).collect(),
         |walk, column| {
             let (placed, dim) = columns[column as usize];
-            cost(walks.concat()[walk as usize].accesses, dim, placed).cell()
+            cost(walks.concat()[walk as usize].1, dim, placed).cell()
         },
     );
     let ways = [1, 2, 4, 8].map(|ways| (Color::conflict(ways, 1), format!("{ways}\u{d7}")));
@@ -359,9 +337,9 @@ mod tests {
     /// Wavefronts over the minimum for the walk whose name starts so: none, padding, swizzle.
     fn ways(name: &str, dim: u32) -> [f64; 3] {
         let mut walks = WALKS.iter();
-        let walk = walks.find(|walk| walk.name.starts_with(name)).unwrap();
+        let walk = walks.find(|walk| walk.0.starts_with(name)).unwrap();
         PLACEMENTS.map(|(_, placed)| {
-            let cost = cost(walk.accesses, dim, placed);
+            let cost = cost(walk.1, dim, placed);
             cost.taken as f64 / cost.minimum as f64
         })
     }
@@ -373,20 +351,20 @@ mod tests {
             .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
         {
             for (_, placed) in PLACEMENTS {
-                let cost = cost(walk.accesses, dim, placed);
-                assert_eq!(cost.minimum, u64::from(dim), "{}", walk.name);
+                let cost = cost(walk.1, dim, placed);
+                assert_eq!(cost.minimum, u64::from(dim), "{}", walk.0);
             }
             // No byte twice, and none past the tile.
             let placed = Swizzle::new(dim * 2 / CHUNK_BYTES);
             let mut bytes = vec![0; (2 * ROWS * dim) as usize];
-            for access in walk.accesses.of(dim, placed) {
+            for access in walk.1.accesses(dim, placed) {
                 for address in access.addresses {
                     for byte in &mut bytes[address as usize..][..access.bytes as usize] {
                         *byte += 1;
                     }
                 }
             }
-            assert!(bytes.iter().all(|times| *times == 1), "{}", walk.name);
+            assert!(bytes.iter().all(|times| *times == 1), "{}", walk.0);
         }
     }
 
@@ -396,8 +374,8 @@ mod tests {
             .iter()
             .flat_map(|w| HEAD_DIMS.iter().map(move |d| (w, d)))
         {
-            let cost = cost(walk.accesses, dim, Swizzle::new);
-            assert_eq!(cost.taken, cost.minimum, "{}, head dim {dim}", walk.name);
+            let cost = cost(walk.1, dim, Swizzle::new);
+            assert_eq!(cost.taken, cost.minimum, "{}, head dim {dim}", walk.0);
         }
     }
 
@@ -417,7 +395,7 @@ mod tests {
     #[test]
     fn a_given_access_costs_what_it_does() {
         let given = |text: &str, dim| {
-            let pattern = Accesses::Given(text.parse().unwrap());
+            let pattern = Walk::Given(text.parse().unwrap());
             PLACEMENTS.map(|(_, placed)| {
                 let cost = cost(pattern, dim, placed);
                 cost.taken as f64 / cost.minimum as f64

@@ -59,10 +59,7 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
         let line: u32 = label.parse().expect("a number");
         *label = (line * LINE).to_string();
     }
-    let columns = Group {
-        title: "banks".to_owned(),
-        labels: (0..8).map(banks).collect(),
-    };
+    let columns = Group::new("banks", (0..8).map(banks));
     let memory = Panel::new(
         "Shared memory: which row and chunk lies there",
         "offset",

@@ -41,19 +41,13 @@ impl Division {
     fn panels(self, name: &str) -> Vec<Slot> {
         let (rows, [keys, columns]) = self.sizes();
         let panel = |title: String, unit: &str, columns: u32, interleaved: bool| {
-            let ranges = |count: u32| Group {
-                title: String::new(),
-                labels: (0..count).map(|i| format!("{}", 16 * i)).collect(),
-            };
-            let across = Group {
-                title: unit.to_owned(),
-                ..ranges(columns)
-            };
+            let down = Group::new("", (0..rows).map(|row| 16 * row));
+            let across = Group::new(unit, (0..columns).map(|column| 16 * column));
             let warp = |row, column| self.warp(row, column, columns, interleaved);
             Slot::Panel(Panel::new(
                 title,
                 "query",
-                vec![ranges(rows)],
+                vec![down],
                 vec![across],
                 |row, column| {
                     let warp = warp(row, column);
@@ -98,9 +92,7 @@ pub fn draw() -> Drawing {
         "D = 256, in the kernel that is used: O of two row tiles takes too many registers for one warp, so",
         "two warps share their rows, as in split-kv.",
     ];
-    let mut rows = vec![vec![Slot::Notes(
-        notes.into_iter().map(Note::text).collect(),
-    )]];
+    let mut rows = vec![vec![Slot::Notes(Note::lines(notes))]];
     rows.extend(divisions().map(|(name, division)| division.panels(name)));
     Drawing {
         title: "How the warps of a block share S and O".to_owned(),
