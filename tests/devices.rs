@@ -17,6 +17,7 @@ mod real_data;
 mod repeats;
 mod special_values;
 mod splits;
+mod views;
 mod wide;
 
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         ("repeats", repeats::tests()),
         ("special_values", special_values::tests()),
         ("splits", splits::tests()),
+        ("views", views::tests()),
         ("wide", wide::tests()),
     ])
 }

@@ -118,6 +118,52 @@ pub enum Error {
         /// Elements given.
         found: usize,
     },
+    /// An axis that a tensor does not have.
+    #[error("there is no axis {axis}; the tensor has {axes}")]
+    Axis {
+        /// The axis.
+        axis: usize,
+        /// Axes of the tensor.
+        axes: usize,
+    },
+    /// Axes that are no order of a tensor's axes.
+    #[error("axes {axes:?} do not name each of {} axes once", axes.len())]
+    Axes {
+        /// The axes.
+        axes: Vec<usize>,
+    },
+    /// Indices outside an axis.
+    #[error("start {start} with length {len} is outside axis {axis}, which has extent {extent}")]
+    Range {
+        /// The axis.
+        axis: usize,
+        /// Its extent.
+        extent: usize,
+        /// First index.
+        start: usize,
+        /// Number of indices.
+        len: usize,
+    },
+    /// A shape that no strides give.
+    #[error(
+        "shape {shape:?} with strides {strides:?} takes shape {to:?} only by a copy; call `try_clone` first"
+    )]
+    Reshape {
+        /// Shape of the tensor.
+        shape: Vec<usize>,
+        /// Its strides.
+        strides: Vec<isize>,
+        /// Shape it cannot take.
+        to: Vec<usize>,
+    },
+    /// A shape that repeated elements do not fill.
+    #[error("shape {shape:?} cannot be broadcast to {to:?}; only extents of 1 are repeated")]
+    Broadcast {
+        /// Shape of the tensor.
+        shape: Vec<usize>,
+        /// Shape it cannot take.
+        to: Vec<usize>,
+    },
     /// A view that reaches outside its buffer.
     #[error(
         "shape {shape:?} with strides {strides:?} at offset {offset} reaches outside the buffer of {len} elements"

@@ -20,28 +20,24 @@
 //!
 //! [`Gemm`] multiplies matrices, with kernels of the same parts.
 //!
-//! Owners of other device memory call [`Attention::forward_raw`] with addresses and strides.
+//! A [`TensorView`] is a part of a tensor, or a tensor with its axes in another order: packed queries,
+//! keys and values are used [where they lie](TensorBase). Owners of other device memory call
+//! [`Attention::forward_raw`] with addresses and strides.
 //!
 //! A package that depends on this one needs `CUDA_LIBRARY_PATH` set to this package's `driver-stub`
 //! folder while it builds, as this workspace's `.cargo/config.toml` does: cust's build script looks
 //! for a CUDA installation, which is not otherwise needed.
 
-mod buffer;
 mod device;
-mod element;
 mod error;
 mod forward;
 pub mod gemm;
-mod layout;
 pub mod ptx;
 pub mod random;
-mod strided;
 mod tensor;
 
 pub use ::emulator;
-pub use buffer::Buffer;
 pub use device::{Device, Event};
-pub use element::Element;
 pub use error::{Error, Result};
 pub use forward::{
     Attention, Problem, RawForward, check, choice as kernel, cpu, ladder, reference,
@@ -52,5 +48,7 @@ pub use kernels::abi::MatrixRef;
 pub use kernels::abi::TensorRef;
 pub use kernels::catalog::Dtype;
 pub use kernels::catalog::class::Class;
-pub use strided::{Strided, StridedMut, TileMut};
-pub use tensor::Tensor;
+pub use tensor::{
+    Buffer, Element, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, TensorView,
+    TensorViewMut, TileMut,
+};

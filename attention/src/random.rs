@@ -1,8 +1,8 @@
 //! Random q, k and v, or matrices, to check and to time with.
 
-use crate::element::Element;
 use crate::forward::problem::Problem;
 use crate::gemm::GemmProblem;
+use crate::tensor::Element;
 use rand::rngs::{SmallRng, StdRng};
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;

@@ -103,9 +103,8 @@ pub struct Memory {
 impl Memory {
     /// A buffer that holds a copy of `data`.
     pub fn from_bytes(emulation: &Arc<Emulation>, data: &[u8]) -> Self {
-        let memory = Self::uninitialized(emulation, data.len());
-        let written = emulation.memory.write(memory.address, data);
-        written.expect("the buffer is as long as the data");
+        let mut memory = Self::uninitialized(emulation, data.len());
+        memory.write(0, data);
         memory
     }
 
@@ -117,18 +116,24 @@ impl Memory {
         }
     }
 
-    /// Copies the buffer to the host.
-    pub fn copy_to(&self, data: &mut [u8]) {
-        let read = self.emulation.memory.read(self.address, data);
-        read.expect("the buffer is as long as asked for");
+    /// Copies bytes from `offset` on to the host.
+    pub fn read(&self, offset: usize, to: &mut [u8]) {
+        let read = self.emulation.memory.read(self.address + offset as u64, to);
+        read.expect("bytes of the buffer");
     }
 
-    /// Copies all of `source`, which is as long.
-    pub fn copy_from(&mut self, source: &Self, bytes: usize) {
+    /// Overwrites bytes from `offset` on.
+    pub fn write(&mut self, offset: usize, from: &[u8]) {
+        let address = self.address + offset as u64;
+        let written = self.emulation.memory.write(address, from);
+        written.expect("bytes of the buffer");
+    }
+
+    /// Overwrites bytes from `offset` on with bytes of another buffer.
+    pub fn copy_from(&mut self, offset: usize, source: &Self, source_offset: usize, bytes: usize) {
         let mut data = vec![0; bytes];
-        source.copy_to(&mut data);
-        let written = self.emulation.memory.write(self.address, &data);
-        written.expect("the buffer is as long as the source");
+        source.read(source_offset, &mut data);
+        self.write(offset, &data);
     }
 
     /// Address of the first byte.

@@ -6,10 +6,10 @@ pub mod event;
 
 pub use event::Event;
 
-use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::forward::schedule::Facts;
 use crate::ptx;
+use crate::tensor::Buffer;
 use bytemuck::Pod;
 use driver::Gpu;
 use emulation::Emulation;

@@ -27,10 +27,9 @@
 //! Where the reference is not finite, neither may the result be, and the other way round; an lse
 //! of -inf must be exactly that.
 
-use crate::element::Element;
 use crate::forward::problem::Problem;
 use crate::forward::reference::{Reference, round};
-use crate::strided::Strided;
+use crate::tensor::{Element, Strided};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
 use rand::rngs::StdRng;
@@ -295,7 +294,7 @@ mod tests {
     use super::{Forward, Report, all_rows, check, sample_rows};
     use crate::forward::cpu;
     use crate::forward::problem::Problem;
-    use crate::strided::{Strided, StridedMut};
+    use crate::tensor::{Strided, StridedMut};
     use half::f16;
     use kernels::catalog::Accumulation;
     use rand::rngs::StdRng;

@@ -1,7 +1,6 @@
 //! The options of an attention call, and the call.
 
 use crate::device::{Backend, Device};
-use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::forward::choice as kernel;
 use crate::forward::chosen::Chosen;
@@ -10,9 +9,10 @@ use crate::forward::ladder::Ladder;
 use crate::forward::plan::{self, Launch};
 use crate::forward::problem::Problem;
 use crate::forward::schedule::{Facts, Schedule};
-use crate::layout::Layout;
-use crate::strided::{Strided, StridedMut};
-use crate::tensor::Tensor;
+use crate::tensor::{
+    Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
+    expect_shape,
+};
 use half::{bf16, f16};
 use kernels::abi::TensorRef;
 use kernels::catalog::Dtype;
@@ -174,11 +174,11 @@ impl Attention {
     /// when its results are read.
     pub fn forward<T: Element>(
         &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = T>>,
+        v: &TensorBase<impl Storage<Item = T>>,
     ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
-        let problem = self.problem(q, k, v)?;
+        let problem = self.problem([q.shape(), k.shape(), v.shape()])?;
         let mut o = Tensor::zeros(&q.device(), problem.q_shape())?;
         let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
         self.forward_into(q, k, v, &mut o, &mut lse)?;
@@ -192,13 +192,13 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn forward_into<T: Element>(
         &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        o: &mut Tensor<T>,
-        lse: &mut Tensor<f32, 3>,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = T>>,
+        v: &TensorBase<impl Storage<Item = T>>,
+        o: &mut TensorBase<impl StorageMut<Item = T>>,
+        lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
-        let problem = self.problem(q, k, v)?;
+        let problem = self.problem([q.shape(), k.shape(), v.shape()])?;
         let device = q.device();
         for (argument, found) in [
             ("k", k.device()),
@@ -206,24 +206,19 @@ impl Attention {
             ("o", o.device()),
             ("lse", lse.device()),
         ] {
-            if found != device {
-                return Err(Error::DeviceMismatch {
-                    argument,
-                    expected: device.name().to_owned(),
-                    found: found.name().to_owned(),
-                });
-            }
+            expect_device(argument, &device, &found)?;
         }
         expect_shape("o", &problem.q_shape(), &o.shape())?;
         expect_shape("lse", &problem.lse_shape(), &lse.shape())?;
         if !lse.is_contiguous() {
             return Err(Error::NotContiguous { argument: "lse" });
         }
+        let o_address = o.address_mut();
         let args = RawForward {
-            q: q.as_ref("q")?,
-            k: k.as_ref("k")?,
-            v: v.as_ref("v")?,
-            o: o.as_mut("o")?,
+            q: q.raw("q", q.address())?,
+            k: k.raw("k", k.address())?,
+            v: v.raw("v", v.address())?,
+            o: o.raw("o", o_address)?,
             lse: lse.address_mut(),
             batch: problem.batch,
             heads: problem.heads,
@@ -233,7 +228,7 @@ impl Attention {
             dim: problem.dim,
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
-        // Buffers are not shared, so o and lse overlap nothing. A buffer that is dropped early is
+        // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is dropped early is
         // freed by the driver after the work on the default stream.
         unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
     }
@@ -277,11 +272,11 @@ impl Attention {
             ("v", args.v, kv_shape),
             ("o", args.o, q_shape),
         ] {
-            layout(tensor, shape)
+            Layout::of_tensor(tensor, shape)
                 .span()
                 .ok_or(Error::Overflow { argument })?;
         }
-        let o = layout(args.o, q_shape);
+        let o = Layout::of_tensor(args.o, q_shape);
         if !o.is_injective() {
             return Err(Error::Overlap {
                 argument: "o",
@@ -333,8 +328,8 @@ impl Attention {
         Ok((chosen, schedule))
     }
 
-    fn problem<T: Element>(&self, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>) -> Result<Problem> {
-        Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)
+    fn problem(&self, [q, k, v]: [[usize; 4]; 3]) -> Result<Problem> {
+        Problem::new(q, k, v, self.causal, self.scale)
     }
 }
 
@@ -344,82 +339,18 @@ unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
     // SAFETY: the caller vouches for the memory of each tensor, and that nothing writes the inputs.
     let [q, k, v] = unsafe {
         [
-            strided::<T>(args.q, problem.q_shape()),
-            strided::<T>(args.k, problem.kv_shape()),
-            strided::<T>(args.v, problem.kv_shape()),
+            Strided::<T>::from_raw(args.q, problem.q_shape()),
+            Strided::<T>::from_raw(args.k, problem.kv_shape()),
+            Strided::<T>::from_raw(args.v, problem.kv_shape()),
         ]
     };
     // SAFETY: the caller vouches for the memory from o's first to last element, and that nothing
     // else touches it.
-    let o = unsafe { strided_mut(args.o, problem.q_shape()) };
+    let o = unsafe { StridedMut::from_raw(args.o, problem.q_shape()) };
     let lse = std::ptr::with_exposed_provenance_mut(args.lse as usize);
     // SAFETY: as for o; lse is contiguous.
     let lse = unsafe { std::slice::from_raw_parts_mut(lse, problem.lse_shape().iter().product()) };
     cpu::forward(problem, q, k, v, o, lse);
-}
-
-/// # Safety
-/// The tensor's memory, from its first to its last element, is readable host memory, which nothing
-/// writes while the view lives.
-pub(crate) unsafe fn strided<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> Strided<'a, T> {
-    let (data, offset, len) = span(tensor, shape);
-    Strided {
-        // SAFETY: the caller's word.
-        data: unsafe { std::slice::from_raw_parts(data, len) },
-        offset,
-        strides: strides(tensor),
-    }
-}
-
-/// # Safety
-/// The tensor's memory, from its first to its last element, is writable host memory, which nothing else
-/// touches while the view lives.
-pub(crate) unsafe fn strided_mut<'a, T>(tensor: TensorRef, shape: [usize; 4]) -> StridedMut<'a, T> {
-    let (data, offset, len) = span::<T>(tensor, shape);
-    // SAFETY: the caller's word.
-    let data = unsafe { std::slice::from_raw_parts_mut(data.cast_mut(), len) };
-    StridedMut::new(data, offset, shape, strides(tensor))
-}
-
-/// The memory that a tensor's elements span: where it starts, the index of the tensor's first
-/// element in it, and its length.
-fn span<T>(tensor: TensorRef, shape: [usize; 4]) -> (*const T, usize, usize) {
-    let (low, high) = layout(tensor, shape)
-        .span()
-        .expect("checked by forward_raw");
-    let first = std::ptr::with_exposed_provenance::<T>(tensor.address as usize);
-    (
-        first.wrapping_offset(low),
-        low.unsigned_abs(),
-        high.abs_diff(low) + 1,
-    )
-}
-
-fn strides(tensor: TensorRef) -> [isize; 3] {
-    [tensor.batch_stride, tensor.head_stride, tensor.row_stride].map(|stride| stride as isize)
-}
-
-fn layout(tensor: TensorRef, shape: [usize; 4]) -> Layout<4> {
-    let [batch, head, row] = strides(tensor);
-    Layout {
-        shape,
-        strides: [batch, head, row, 1],
-    }
-}
-
-pub(crate) fn expect_shape(
-    argument: &'static str,
-    expected: &[usize],
-    found: &[usize],
-) -> Result<()> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        argument,
-        expected: expected.to_vec(),
-        found: found.to_vec(),
-    })
 }
 
 #[cfg(test)]
@@ -465,7 +396,7 @@ mod tests {
             let overlap = refused(strided(overlapping), lse());
             assert!(overlap.contains("o has overlapping strides"), "{overlap}");
         }
-        let transposed = tensor([1, 3, 2]).transpose(1, 2);
+        let transposed = tensor([1, 3, 2]).transpose(1, 2).expect("axes");
         let gaps = refused(tensor([1, 2, 3, 8]), transposed);
         assert!(gaps.contains("lse is not contiguous"), "{gaps}");
     }

@@ -1,7 +1,7 @@
 //! The size of an attention problem, and what sizes are allowed.
 
 use crate::error::Error;
-use crate::layout::Layout;
+use crate::tensor::Layout;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 

@@ -1,9 +1,8 @@
 //! Plain attention in `f64`, the standard that every result is compared with, and the same
 //! algorithm rounded to a 16-bit type after each step, the measure of how close one can come.
 
-use crate::element::Element;
 use crate::forward::problem::Problem;
-use crate::strided::Strided;
+use crate::tensor::{Element, Strided};
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use std::f32::consts::LOG2_E;
@@ -176,7 +175,7 @@ fn max_or_nan(a: f64, b: f64) -> f64 {
 mod tests {
     use super::{Reference, Row};
     use crate::forward::problem::Problem;
-    use crate::strided::Strided;
+    use crate::tensor::Strided;
     use half::f16;
     use ndarray::{Array1, ArrayView1};
 

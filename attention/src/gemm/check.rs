@@ -11,9 +11,8 @@
 //! range nothing is said but that a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
-use crate::element::Element;
 use crate::forward::check::Comparison;
-use crate::strided::Strided;
+use crate::tensor::{Element, Strided};
 use kernels::catalog::Dtype;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -182,7 +181,7 @@ fn compare<T: Element>(
 mod tests {
     use super::{Accumulation, GemmProblem, Product, check, sample};
     use crate::forward::check::Comparison;
-    use crate::strided::{Strided, StridedMut};
+    use crate::tensor::{Strided, StridedMut};
     use half::f16;
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};

@@ -1,8 +1,7 @@
 //! The product on the CPU, in `f32`, a task for each tile of C.
 
 use super::GemmProblem;
-use crate::element::Element;
-use crate::strided::{Strided, StridedMut};
+use crate::tensor::{Element, Strided, StridedMut};
 use ndarray::{Array2, linalg::general_mat_mul};
 use rayon::prelude::*;
 use std::ops::Range;

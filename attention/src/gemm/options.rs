@@ -3,12 +3,11 @@
 use super::plan::Launch;
 use super::{Accumulation, GemmProblem, cpu};
 use crate::device::{Backend, Device};
-use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::forward::options::{expect_shape, strided, strided_mut};
-use crate::layout::Layout;
-use crate::strided::Strided;
-use crate::tensor::Tensor;
+use crate::tensor::{
+    Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
+    expect_shape,
+};
 use half::{bf16, f16};
 use kernels::abi::MatrixRef;
 use kernels::abi::TensorRef;
@@ -104,7 +103,11 @@ impl Gemm {
     /// # Errors
     /// Says which argument is wrong, or what the device lacks. A failure while a GPU computes shows
     /// when the result is read.
-    pub fn forward<T: Element>(&self, a: &Tensor<T, 2>, b: &Tensor<T, 2>) -> Result<Tensor<T, 2>> {
+    pub fn forward<T: Element>(
+        &self,
+        a: &TensorBase<impl Storage<Item = T>, 2>,
+        b: &TensorBase<impl Storage<Item = T>, 2>,
+    ) -> Result<Tensor<T, 2>> {
         let problem = GemmProblem::new(a.shape(), b.shape())?;
         let mut c = Tensor::zeros(&a.device(), problem.c_shape())?;
         self.forward_into(a, b, &mut c)?;
@@ -118,31 +121,26 @@ impl Gemm {
     /// As [`forward`](Self::forward).
     pub fn forward_into<T: Element>(
         &self,
-        a: &Tensor<T, 2>,
-        b: &Tensor<T, 2>,
-        c: &mut Tensor<T, 2>,
+        a: &TensorBase<impl Storage<Item = T>, 2>,
+        b: &TensorBase<impl Storage<Item = T>, 2>,
+        c: &mut TensorBase<impl StorageMut<Item = T>, 2>,
     ) -> Result<()> {
         let problem = GemmProblem::new(a.shape(), b.shape())?;
         let device = a.device();
         for (argument, found) in [("b", b.device()), ("c", c.device())] {
-            if found != device {
-                return Err(Error::DeviceMismatch {
-                    argument,
-                    expected: device.name().to_owned(),
-                    found: found.name().to_owned(),
-                });
-            }
+            expect_device(argument, &device, &found)?;
         }
         expect_shape("c", &problem.c_shape(), &c.shape())?;
+        let c_address = c.address_mut();
         let args = RawGemm {
-            a: matrix("a", a.address(), a.shape(), a.strides())?,
-            b: matrix("b", b.address(), b.shape(), b.strides())?,
-            c: matrix("c", c.address_mut(), c.shape(), c.strides())?,
+            a: a.raw("a", a.address())?,
+            b: b.raw("b", b.address())?,
+            c: c.raw("c", c_address)?,
             problem,
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
-        // Buffers are not shared, so c overlaps nothing. A buffer that is dropped early is freed by
-        // the driver after the work on the default stream.
+        // No other argument borrows the buffer of c, so c overlaps nothing. A buffer that is dropped
+        // early is freed by the driver after the work on the default stream.
         unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
     }
 
@@ -173,11 +171,11 @@ impl Gemm {
             ("b", args.b, problem.b_shape()),
             ("c", args.c, problem.c_shape()),
         ] {
-            layout(matrix, shape)
+            Layout::of_matrix(matrix, shape)
                 .span()
                 .ok_or(Error::Overflow { argument })?;
         }
-        let c = layout(args.c, problem.c_shape());
+        let c = Layout::of_matrix(args.c, problem.c_shape());
         if !c.is_injective() {
             return Err(Error::Overlap {
                 argument: "c",
@@ -217,29 +215,6 @@ impl Gemm {
     }
 }
 
-/// What a kernel needs to know of a matrix.
-fn matrix(
-    argument: &'static str,
-    address: u64,
-    [_, columns]: [usize; 2],
-    [row_stride, stride]: [isize; 2],
-) -> Result<MatrixRef> {
-    if stride != 1 && columns > 1 {
-        return Err(Error::RowElements { argument, stride });
-    }
-    Ok(MatrixRef {
-        address,
-        row_stride: row_stride as i64,
-    })
-}
-
-fn layout(matrix: MatrixRef, shape: [usize; 2]) -> Layout<2> {
-    Layout {
-        shape,
-        strides: [matrix.row_stride as isize, 1],
-    }
-}
-
 /// A matrix as the rows of the one head of a tensor, which the rest of the library knows.
 pub(super) fn as_tensor(matrix: MatrixRef) -> TensorRef {
     TensorRef {
@@ -258,10 +233,10 @@ unsafe fn forward_cpu<T: Element>(args: &RawGemm) {
         // There need be no memory.
         0 => Strided::contiguous(&[], [1, 1, rows, 0]),
         // SAFETY: the caller vouches for the memory, and that nothing writes it.
-        _ => unsafe { strided::<T>(as_tensor(matrix), [1, 1, rows, k]) },
+        _ => unsafe { Strided::<T>::from_raw(as_tensor(matrix), [1, 1, rows, k]) },
     };
     // SAFETY: the caller vouches for the memory, and that nothing else uses it.
-    let c = unsafe { strided_mut::<T>(as_tensor(args.c), [1, 1, m, n]) };
+    let c = unsafe { StridedMut::<T>::from_raw(as_tensor(args.c), [1, 1, m, n]) };
     cpu::gemm(&args.problem, input(args.a, m), input(args.b, n), c);
 }
 
@@ -287,7 +262,7 @@ mod tests {
         assert!(error.contains("b has shape [4, 6]"), "{error}");
         let error = refused(zeros([4, 5]), zeros([3, 5]));
         assert!(error.contains("c has shape [3, 5]"), "{error}");
-        let error = refused(zeros([5, 4]).transpose(0, 1), zeros([3, 4]));
+        let error = refused(zeros([5, 4]).transpose(0, 1).expect("axes"), zeros([3, 4]));
         assert!(error.contains("b has stride 4 along its rows"), "{error}");
         let overlapping =
             Tensor::from_buffer(zeros([100]).into_buffer(), 0, [3, 4], [3, 1]).expect("inside");

@@ -1,7 +1,7 @@
 //! The size of a matrix product, and what sizes are allowed.
 
 use crate::error::Error;
-use crate::layout::Layout;
+use crate::tensor::Layout;
 use kernels::abi::MAX_DEPTH;
 use kernels::abi::MAX_SEQLEN;
 

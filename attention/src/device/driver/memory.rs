@@ -3,7 +3,7 @@
 use super::{Gpu, failed};
 use crate::error::{Error, Result};
 use cust::error::CudaError;
-use cust::memory::{CopyDestination, DeviceBuffer};
+use cust::memory::DeviceBuffer;
 use cust::sys;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -31,11 +31,7 @@ impl Memory {
     /// Allocates a copy of `bytes`.
     pub fn from_bytes(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<Self> {
         let mut memory = Self::uninitialized(gpu, bytes.len())?;
-        let _current = gpu.enter()?;
-        memory
-            .buffer
-            .copy_from(bytes)
-            .map_err(failed("copying to the device"))?;
+        memory.write(0, bytes)?;
         Ok(memory)
     }
 
@@ -57,32 +53,66 @@ impl Memory {
         })
     }
 
-    /// Copies everything to `bytes`, after all work queued on the device's default stream.
+    /// Copies bytes from `offset` on to the host, after all work queued on the default stream.
     ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
+    /// If they do not lie in the memory.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        let Some(from) = self.part(offset, to.len()) else {
+            return Ok(());
+        };
         let _current = self.gpu.enter()?;
-        self.buffer
-            .copy_to(bytes)
-            .map_err(failed("copying from the device"))
+        // SAFETY: both are this long.
+        let status = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) };
+        super::check("copying from the device", status)
     }
 
-    /// Copies all of `source`, memory of the same GPU, in the order of the default stream.
+    /// Overwrites bytes from `offset` on, after all work queued on the default stream.
     ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
-        assert_eq!(self.buffer.len(), source.buffer.len(), "bytes to copy");
-        if self.buffer.is_empty() {
+    /// If they do not lie in the memory.
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        let Some(to) = self.part(offset, from.len()) else {
             return Ok(());
-        }
+        };
         let _current = self.gpu.enter()?;
-        let (to, from) = (self.address(), source.address());
+        // SAFETY: both are this long.
+        let status = unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) };
+        super::check("copying to the device", status)
+    }
+
+    /// Overwrites bytes from `offset` on with bytes of other memory of the same GPU, in the order
+    /// of the default stream.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory.
+    pub fn copy_from(
+        &mut self,
+        offset: usize,
+        source: &Self,
+        source_offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let parts = self
+            .part(offset, bytes)
+            .zip(source.part(source_offset, bytes));
+        let Some((to, from)) = parts else {
+            return Ok(());
+        };
+        let _current = self.gpu.enter()?;
         // SAFETY: both are this long; either is freed, by a call that waits, after the copy.
-        let status =
-            unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, self.buffer.len(), std::ptr::null_mut()) };
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, std::ptr::null_mut()) };
         super::check("copying on the device", status)
+    }
+
+    /// Address of some bytes, `None` if there are none.
+    fn part(&self, offset: usize, bytes: usize) -> Option<u64> {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.buffer.len()),
+            "bytes outside the memory"
+        );
+        (bytes > 0).then(|| self.address() + offset as u64)
     }
 
     /// Device address of the first byte.

@@ -1,10 +1,11 @@
-//! Owned device memory.
+//! Owned memory of a device.
 
 use crate::device::driver;
 use crate::device::emulation;
 use crate::device::{Backend, Device};
 use crate::error::{Error, Result};
 use bytemuck::Pod;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A fixed number of `T` in the memory of a device.
@@ -25,9 +26,7 @@ impl<T: Pod> Buffer<T> {
     pub(crate) fn from_slice(device: &Device, data: &[T]) -> Result<Self> {
         let memory = match device.backend() {
             Backend::Cpu => {
-                let mut copy = Vec::new();
-                copy.try_reserve_exact(data.len())
-                    .map_err(|_| device.out_of_memory(size_of_val(data)))?;
+                let mut copy = reserved(data.len())?;
                 copy.extend_from_slice(data);
                 Memory::Cpu(copy.into_boxed_slice())
             }
@@ -56,37 +55,28 @@ impl<T: Pod> Buffer<T> {
             ),
             Backend::Cuda(gpu) => Memory::Cuda(driver::Memory::zeroed(gpu, bytes)?),
             Backend::Emulator(emulation) => {
-                Memory::Emulator(emulation::Memory::from_bytes(emulation, &vec![0; bytes]))
+                Memory::Emulator(emulation::Memory::from_bytes(emulation, &zeros(bytes)?))
             }
         };
         Ok(Buffer { memory, len })
     }
 
-    /// Copies the elements to the host, after all work on the device that the buffer is part of.
+    /// Copies the elements to the host, after all work on the device so far.
     ///
     /// # Errors
-    /// If the driver reports a failure, of this call or of earlier work.
+    /// If the host has not enough memory, or the driver reports a failure, of this call or of
+    /// earlier work.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        match &self.memory {
-            Memory::Cpu(data) => Ok(data.to_vec()),
-            Memory::Cuda(memory) => {
-                let mut data = vec![T::zeroed(); self.len];
-                memory.copy_to(bytemuck::cast_slice_mut(&mut data))?;
-                Ok(data)
-            }
-            Memory::Emulator(memory) => {
-                let mut data = vec![T::zeroed(); self.len];
-                memory.copy_to(bytemuck::cast_slice_mut(&mut data));
-                Ok(data)
-            }
-        }
+        let mut elements = reserved(self.len)?;
+        self.read(0..self.len, |data| elements.extend_from_slice(data))?;
+        Ok(elements)
     }
 
-    /// Overwrites the elements with those of another buffer of the device, after all work on the
-    /// device so far.
+    /// Overwrites the elements with those of `source`, a buffer of the same length on the same
+    /// device, after all work on the device so far.
     ///
     /// # Errors
-    /// If the buffers differ in length or device, or the driver reports a failure.
+    /// If lengths or devices differ, or the driver reports a failure.
     pub fn copy_from(&mut self, source: &Self) -> Result<()> {
         if self.len != source.len {
             return Err(Error::Length {
@@ -95,22 +85,73 @@ impl<T: Pod> Buffer<T> {
                 found: source.len,
             });
         }
-        if self.device() != source.device() {
-            return Err(Error::DeviceMismatch {
-                argument: "source",
-                expected: self.device().name().to_owned(),
-                found: source.device().name().to_owned(),
-            });
-        }
+        super::expect_device("source", &self.device(), &source.device())?;
+        self.copy_range(0, source, 0..self.len)
+    }
+
+    /// Overwrites the elements from `first` on with some of another buffer on the same device.
+    pub(super) fn copy_range(
+        &mut self,
+        first: usize,
+        source: &Self,
+        range: Range<usize>,
+    ) -> Result<()> {
+        let size = size_of::<T>();
+        let (to, from, bytes) = (first * size, range.start * size, range.len() * size);
         match (&mut self.memory, &source.memory) {
-            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from_slice(from),
-            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from)?,
-            (Memory::Emulator(to), Memory::Emulator(from)) => {
-                to.copy_from(from, self.len * size_of::<T>());
+            (Memory::Cpu(to), Memory::Cpu(from)) => {
+                to[first..first + range.len()].copy_from_slice(&from[range]);
+                Ok(())
+            }
+            (Memory::Cuda(memory), Memory::Cuda(source)) => {
+                memory.copy_from(to, source, from, bytes)
+            }
+            (Memory::Emulator(memory), Memory::Emulator(source)) => {
+                memory.copy_from(to, source, from, bytes);
+                Ok(())
             }
             _ => unreachable!("one device has one kind of memory"),
         }
-        Ok(())
+    }
+
+    /// Shows some elements, in host memory.
+    pub(super) fn read<U>(&self, range: Range<usize>, f: impl FnOnce(&[T]) -> U) -> Result<U> {
+        Ok(match &self.memory {
+            Memory::Cpu(data) => f(&data[range]),
+            _ => f(&self.download(range)?),
+        })
+    }
+
+    /// Lets the host change some elements.
+    pub(super) fn modify(&mut self, range: Range<usize>, f: impl FnOnce(&mut [T])) -> Result<()> {
+        if let Memory::Cpu(data) = &mut self.memory {
+            f(&mut data[range]);
+            return Ok(());
+        }
+        let first = range.start * size_of::<T>();
+        let mut elements = self.download(range)?;
+        f(&mut elements);
+        let bytes = bytemuck::cast_slice(&elements);
+        match &mut self.memory {
+            Memory::Cpu(_) => unreachable!("changed in place"),
+            Memory::Cuda(memory) => memory.write(first, bytes),
+            Memory::Emulator(memory) => {
+                memory.write(first, bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn download(&self, range: Range<usize>) -> Result<Vec<T>> {
+        let first = range.start * size_of::<T>();
+        let mut elements = zeros(range.len())?;
+        let bytes = bytemuck::cast_slice_mut(&mut elements);
+        match &self.memory {
+            Memory::Cpu(data) => elements.copy_from_slice(&data[range]),
+            Memory::Cuda(memory) => memory.read(first, bytes)?,
+            Memory::Emulator(memory) => memory.read(first, bytes),
+        }
+        Ok(elements)
     }
 
     /// Number of elements.
@@ -135,7 +176,7 @@ impl<T: Pod> Buffer<T> {
         })
     }
 
-    /// Address of the first element in the device's memory, for reading.
+    /// Address of the first element in the device's memory, to read.
     pub(crate) fn address(&self) -> u64 {
         match &self.memory {
             Memory::Cpu(data) => data.as_ptr().expose_provenance() as u64,
@@ -144,7 +185,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// Address of the first element in the device's memory, for reading and writing.
+    /// Address of the first element in the device's memory, to read and to write.
     pub(crate) fn address_mut(&mut self) -> u64 {
         match &mut self.memory {
             Memory::Cpu(data) => data.as_mut_ptr().expose_provenance() as u64,
@@ -152,6 +193,21 @@ impl<T: Pod> Buffer<T> {
             Memory::Emulator(memory) => memory.address(),
         }
     }
+}
+
+/// An empty vector with room for `len` elements in host memory.
+pub(super) fn reserved<T>(len: usize) -> Result<Vec<T>> {
+    let mut vec = Vec::new();
+    let reserved = vec.try_reserve_exact(len);
+    reserved.map_err(|_| Device::cpu().out_of_memory(len.saturating_mul(size_of::<T>())))?;
+    Ok(vec)
+}
+
+/// `len` zeros in host memory.
+fn zeros<T: Pod>(len: usize) -> Result<Vec<T>> {
+    let mut vec = reserved(len)?;
+    vec.resize(len, T::zeroed());
+    Ok(vec)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! `[batch, heads, rows, dim]` views of host memory with unit stride in dim.
+//! `[batch, heads, rows, dim]` tensors in borrowed host memory, with unit stride in dim.
 
-use crate::layout::Layout;
+use super::Layout;
+use kernels::abi::TensorRef;
 use std::marker::PhantomData;
 
-/// A read-only view.
+/// A tensor in host memory, to read.
 #[derive(Debug)]
 pub struct Strided<'a, T> {
     /// The memory.
@@ -33,6 +34,21 @@ impl<'a, T> Strided<'a, T> {
         }
     }
 
+    /// The tensor at its host address.
+    ///
+    /// # Safety
+    /// The memory from its first to its last element, which is in the address space, is readable,
+    /// and nothing writes it while the tensor lives.
+    pub(crate) unsafe fn from_raw(tensor: TensorRef, shape: [usize; 4]) -> Self {
+        let (data, offset, len, strides) = span(tensor, shape);
+        Strided {
+            // SAFETY: the caller vouches for the memory.
+            data: unsafe { std::slice::from_raw_parts(data, len) },
+            offset,
+            strides,
+        }
+    }
+
     /// The `dim` elements of one row.
     ///
     /// # Panics
@@ -49,7 +65,7 @@ impl<'a, T> Strided<'a, T> {
     }
 }
 
-/// A writable view, whose rows do not overlap.
+/// A tensor in host memory, to write. Its rows do not overlap.
 #[derive(Debug)]
 pub struct StridedMut<'a, T> {
     origin: *mut T,
@@ -58,11 +74,11 @@ pub struct StridedMut<'a, T> {
 }
 
 impl<'a, T> StridedMut<'a, T> {
-    /// A view of a `[batch, heads, rows, dim]` tensor whose first element is `data[offset]`.
+    /// The `[batch, heads, rows, dim]` tensor whose first element is `data[offset]`.
     ///
     /// # Panics
-    /// If the tensor reaches outside `data`, or if two of its elements might be the same: ordered
-    /// by stride, every axis must step over all that those below it reach.
+    /// If the tensor reaches outside `data`, or two of its elements might share one place: in order
+    /// of strides, every axis must step over all that the axes before it reach.
     #[must_use]
     pub fn new(data: &'a mut [T], offset: usize, shape: [usize; 4], strides: [isize; 3]) -> Self {
         let [batch, head, row] = strides;
@@ -88,6 +104,18 @@ impl<'a, T> StridedMut<'a, T> {
             layout,
             memory: PhantomData,
         }
+    }
+
+    /// The tensor at its host address.
+    ///
+    /// # Safety
+    /// The memory from its first to its last element, which is in the address space, is writable,
+    /// and nothing else touches it while the tensor lives.
+    pub(crate) unsafe fn from_raw(tensor: TensorRef, shape: [usize; 4]) -> Self {
+        let (data, offset, len, strides) = span::<T>(tensor, shape);
+        // SAFETY: the caller vouches for the memory.
+        let data = unsafe { std::slice::from_raw_parts_mut(data.cast_mut(), len) };
+        StridedMut::new(data, offset, shape, strides)
     }
 
     /// Splits the rows of every head into tiles of `rows` rows (the last one of a head may have
@@ -165,6 +193,21 @@ impl<T> TileMut<'_, T> {
             std::slice::from_raw_parts_mut(row, self.dim)
         }
     }
+}
+
+/// The memory that a tensor's elements span: its start, the position of the first element in it,
+/// and its length; and the strides.
+fn span<T>(tensor: TensorRef, shape: [usize; 4]) -> (*const T, usize, usize, [isize; 3]) {
+    let layout = Layout::of_tensor(tensor, shape);
+    let (low, high) = layout.span().expect("the tensor is in the address space");
+    let first = std::ptr::with_exposed_provenance::<T>(tensor.address as usize);
+    let [batch, head, row, _] = layout.strides;
+    (
+        first.wrapping_offset(low),
+        low.unsigned_abs(),
+        high.abs_diff(low) + 1,
+        [batch, head, row],
+    )
 }
 
 #[cfg(test)]

@@ -1,0 +1,279 @@
+use super::{Tensor, TensorView, TensorViewMut};
+use crate::device::Device;
+use crate::error::Error;
+
+/// `[2, 3, 4]`, each element its own position.
+fn counting() -> Tensor<usize, 3> {
+    let data: Vec<usize> = (0..24).collect();
+    Tensor::new(&Device::cpu(), [2, 3, 4], &data).expect("as many as the shape has")
+}
+
+#[test]
+fn data_must_fill_the_shape() {
+    let error = Tensor::new(&Device::cpu(), [2, 3], &[0_u8; 5]).expect_err("one too few");
+    let (expected, found) = (6, 5);
+    let shape = vec![2, 3];
+    assert_eq!(
+        error,
+        Error::Length {
+            shape,
+            expected,
+            found
+        }
+    );
+}
+
+#[test]
+fn sizes_that_overflow_are_refused() {
+    let overflows = |error: Option<Error>| {
+        assert_eq!(error, Some(Error::Overflow { argument: "tensor" }));
+    };
+    let cpu = Device::cpu();
+    overflows(Tensor::<u8, 2>::zeros(&cpu, [1 << 32; 2]).err());
+    overflows(Tensor::<u8, 3>::zeros(&cpu, [0, 1 << 32, 1 << 32]).err());
+    let buffer = cpu.upload(&[0_u8]).expect("memory");
+    overflows(TensorView::from_buffer(&buffer, 0, [1 << 32; 2], [0, 0]).err());
+    let one = TensorView::from_buffer(&buffer, 0, [1], [1]).expect("inside");
+    overflows(one.broadcast([usize::MAX, 2]).err());
+    overflows(one.reshape([usize::MAX, 2]).err());
+    let error = Tensor::<u64, 1>::zeros(&cpu, [1 << 62]).expect_err("2^65 bytes");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+}
+
+#[test]
+fn views_stay_inside_their_buffer() {
+    let buffer = Device::cpu()
+        .upload(&[0_u8, 1, 2, 3, 4, 5])
+        .expect("memory");
+    let view = |offset, shape, strides| TensorView::from_buffer(&buffer, offset, shape, strides);
+    let inside = [
+        (0, [2, 3], [3, 1]),
+        (5, [2, 3], [-3, -1]),
+        (2, [2, 3], [-2, 1]),
+        (6, [0, 3], [1, 1]),
+        (0, [0, 3], [isize::MIN, isize::MAX]),
+    ];
+    for (offset, shape, strides) in inside {
+        let found = view(offset, shape, strides);
+        assert!(found.is_ok(), "{offset} {shape:?} {strides:?}");
+    }
+    let outside = [
+        (1, [2, 3], [3, 1]),
+        (4, [2, 3], [-3, -1]),
+        (6, [1, 1], [1, 1]),
+        (7, [0, 3], [1, 1]),
+        (0, [2, 2], [isize::MAX, isize::MAX]),
+        (0, [2, 1], [isize::MIN, 1]),
+        (usize::MAX, [2, 2], [1, 1]),
+    ];
+    for (offset, shape, strides) in outside {
+        let refused = matches!(view(offset, shape, strides), Err(Error::OutOfBounds { .. }));
+        assert!(refused, "{offset} {shape:?} {strides:?}");
+    }
+}
+
+#[test]
+fn elements_are_read_in_row_major_order() {
+    let buffer = Device::cpu().upload(&[0, 1, 2, 3, 4, 5]).expect("memory");
+    let view = |offset, strides| {
+        let view = TensorView::from_buffer(&buffer, offset, [2, 2], strides);
+        view.expect("inside").to_vec()
+    };
+    assert_eq!(view(1, [2, 1]), Ok(vec![1, 2, 3, 4]));
+    assert_eq!(view(5, [-3, 0]), Ok(vec![5, 5, 2, 2]));
+    assert_eq!(view(3, [1, -3]), Ok(vec![3, 0, 4, 1]));
+}
+
+/// Every chain of layout changes finds the elements that index arithmetic finds.
+#[test]
+fn layouts_compose() {
+    let tensor = counting();
+    let part = tensor
+        .view()
+        .narrow(2, 1, 2)
+        .and_then(|t| t.narrow(1, 2, 1))
+        .expect("inside");
+    assert_eq!((part.shape(), part.offset()), ([2, 1, 2], 9));
+    assert_eq!(part.to_vec(), Ok(vec![9, 10, 21, 22]));
+    let turned = tensor.view().permute([2, 0, 1]).expect("a permutation");
+    assert_eq!((turned.shape(), turned.strides()), ([4, 2, 3], [1, 12, 4]));
+    let row: TensorView<_, 2> = turned.select(0, 3).expect("inside");
+    assert_eq!(row.to_vec(), Ok(vec![3, 7, 11, 15, 19, 23]));
+    let column: TensorView<_, 1> = row
+        .transpose(0, 1)
+        .and_then(|t| t.select(1, 1))
+        .expect("inside");
+    assert_eq!(column.to_vec(), Ok(vec![15, 19, 23]));
+    let repeated = column
+        .reshape([3, 1])
+        .and_then(|t| t.broadcast([3, 2]))
+        .expect("repeated");
+    assert_eq!(repeated.to_vec(), Ok(vec![15, 15, 19, 19, 23, 23]));
+    let owned = counting()
+        .select(0, 1)
+        .and_then(|t| t.reshape([2, 6]))
+        .expect("contiguous");
+    assert_eq!(owned.to_vec(), Ok((12..24).collect()));
+}
+
+#[test]
+fn wrong_axes_and_ranges_are_named() {
+    let tensor = counting();
+    let view = tensor.view();
+    let axis = |axis| Some(Error::Axis { axis, axes: 3 });
+    assert_eq!(view.narrow(3, 0, 1).err(), axis(3));
+    assert_eq!(view.select(9, 0).err(), axis(9));
+    assert_eq!(view.transpose(0, 4).err(), axis(4));
+    let range = |start, len| {
+        let (axis, extent) = (1, 3);
+        Some(Error::Range {
+            axis,
+            extent,
+            start,
+            len,
+        })
+    };
+    assert_eq!(view.narrow(1, 2, 2).err(), range(2, 2));
+    assert_eq!(view.narrow(1, usize::MAX, 2).err(), range(usize::MAX, 2));
+    assert_eq!(view.select(1, 3).err(), range(3, 1));
+    for axes in [[0, 0, 1], [0, 1, 3]] {
+        assert_eq!(
+            view.permute(axes).err(),
+            Some(Error::Axes {
+                axes: axes.to_vec()
+            })
+        );
+    }
+    let error = view.reshape([5, 5]).expect_err("25 elements");
+    assert!(
+        matches!(
+            error,
+            Error::Length {
+                expected: 25,
+                found: 24,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = view
+        .transpose(0, 1)
+        .and_then(|t| t.reshape([24]))
+        .expect_err("a copy");
+    assert!(matches!(error, Error::Reshape { .. }), "{error}");
+    let error = view.broadcast([2, 3, 5]).expect_err("an extent of 4");
+    assert!(matches!(error, Error::Broadcast { .. }), "{error}");
+}
+
+#[test]
+fn empty_tensors_stay_inside_their_buffer() {
+    let tensor = counting();
+    for (axis, extent) in [2, 3, 4].into_iter().enumerate() {
+        let none = tensor
+            .view()
+            .narrow(axis, extent, 0)
+            .expect("the end of the axis");
+        assert!(none.is_empty() && none.offset() <= 24);
+        assert_eq!(none.to_vec(), Ok(vec![]));
+        assert_eq!(
+            none.reshape([0, 5]).and_then(|none| none.to_vec()),
+            Ok(vec![])
+        );
+        assert_eq!(none.try_clone().expect("no memory").shape(), none.shape());
+    }
+    let buffer = Device::cpu().upload::<u8>(&[]).expect("no memory");
+    let none = TensorView::from_buffer(&buffer, 0, [3, 0], [isize::MAX, -5]).expect("empty");
+    let none = none.narrow(0, 2, 1).expect("inside");
+    assert!(none.is_contiguous() && none.offset() == 0);
+}
+
+#[test]
+fn copies_write_the_view_and_nothing_else() {
+    let mut tensor = counting();
+    let source = Tensor::new(&Device::cpu(), [2, 2, 1], &[100, 101, 102, 103]).expect("four");
+    let mut part = tensor
+        .view_mut()
+        .narrow(1, 0, 2)
+        .and_then(|t| t.narrow(2, 3, 1))
+        .expect("inside");
+    part.copy_from(&source).expect("the same shape");
+    let mut expected: Vec<usize> = (0..24).collect();
+    for (position, value) in [(3, 100), (7, 101), (15, 102), (19, 103)] {
+        expected[position] = value;
+    }
+    assert_eq!(tensor.to_vec(), Ok(expected));
+
+    let mut backwards = [0; 6];
+    let buffer = &mut Device::cpu().upload(&backwards).expect("memory");
+    let mut view = TensorViewMut::from_buffer(buffer, 5, [3, 2], [-2, -1]).expect("inside");
+    let source = Tensor::new(&Device::cpu(), [3, 2], &[1, 2, 3, 4, 5, 6]).expect("six");
+    view.copy_from(&source).expect("the same shape");
+    backwards = [6, 5, 4, 3, 2, 1];
+    assert_eq!(buffer.to_vec(), Ok(backwards.to_vec()));
+}
+
+#[test]
+fn copies_are_checked() {
+    let mut tensor = counting();
+    let error = tensor.copy_from(&counting().transpose(0, 1).expect("axes"));
+    assert!(
+        matches!(
+            error,
+            Err(Error::Shape {
+                argument: "source",
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+    let mut row = Tensor::new(&Device::cpu(), [1, 4], &[0; 4]).expect("four");
+    let mut repeated = row.view_mut().broadcast([2, 4]).expect("repeated");
+    let error = repeated.copy_from(&Tensor::zeros(&Device::cpu(), [2, 4]).expect("memory"));
+    assert!(
+        matches!(
+            error,
+            Err(Error::Overlap {
+                argument: "tensor",
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn raw_tensors_start_at_the_first_element() {
+    let mut tensor = Tensor::new(&Device::cpu(), [2, 3, 4, 8], &[0_u16; 192]).expect("memory");
+    let (start, part) = (
+        tensor.address(),
+        tensor.view().narrow(2, 1, 2).expect("inside"),
+    );
+    let raw = part.as_raw().expect("unit stride");
+    assert_eq!(raw.address, start + 16);
+    assert_eq!(
+        [raw.batch_stride, raw.head_stride, raw.row_stride],
+        [96, 32, 8]
+    );
+    assert_eq!(tensor.as_raw_mut().map(|raw| raw.address), Ok(start));
+    let turned = tensor.view().transpose(2, 3).expect("axes");
+    let error = turned.as_raw().expect_err("a stride of 8");
+    assert!(
+        matches!(error, Error::DimStride { stride: 8, .. }),
+        "{error}"
+    );
+    let matrix: TensorView<_, 2> = turned
+        .select(0, 1)
+        .and_then(|t| t.select(0, 1))
+        .expect("inside");
+    let error = matrix.as_raw().expect_err("a stride of 8");
+    assert!(
+        matches!(error, Error::RowElements { stride: 8, .. }),
+        "{error}"
+    );
+    let matrix = matrix
+        .transpose(0, 1)
+        .expect("axes")
+        .as_raw()
+        .expect("unit stride");
+    assert_eq!((matrix.address, matrix.row_stride), (start + 256, 8));
+}

@@ -1,0 +1,211 @@
+//! Tensors with another layout of the same memory.
+
+use super::{Layout, Storage, TensorBase};
+use crate::error::{Error, Result};
+
+impl<S: Storage, const R: usize> TensorBase<S, R> {
+    /// Indices `start..start + len` of an axis.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Device, Tensor};
+    ///
+    /// let tensor = Tensor::new(&Device::cpu(), [2, 3], &[0, 1, 2, 3, 4, 5])?;
+    /// assert_eq!(tensor.view().narrow(1, 1, 2)?.to_vec()?, [1, 2, 4, 5]);
+    /// assert_eq!(tensor.narrow(0, 1, 1)?.to_vec()?, [3, 4, 5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no such axis, or it has no such indices.
+    pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Self> {
+        let extent = self.extent(axis)?;
+        if start.checked_add(len).is_none_or(|end| end > extent) {
+            return Err(Error::Range {
+                axis,
+                extent,
+                start,
+                len,
+            });
+        }
+        let mut layout = self.layout;
+        layout.shape[axis] = len;
+        Ok(self.starting_at(axis, start, layout))
+    }
+
+    /// Axes `a` and `b` swapped.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Device, Tensor};
+    ///
+    /// // [batch, rows, heads, dim] memory as [batch, heads, rows, dim].
+    /// let tensor = Tensor::new(&Device::cpu(), [1, 3, 2, 8], &[0.5_f32; 48])?.transpose(1, 2)?;
+    /// assert_eq!(tensor.shape(), [1, 2, 3, 8]);
+    /// assert_eq!(tensor.strides(), [48, 8, 16, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no such axis.
+    pub fn transpose(mut self, a: usize, b: usize) -> Result<Self> {
+        self.extent(a)?;
+        self.extent(b)?;
+        self.layout.shape.swap(a, b);
+        self.layout.strides.swap(a, b);
+        Ok(self)
+    }
+
+    /// The axes in another order: axis `i` of the result is axis `axes[i]`.
+    ///
+    /// # Errors
+    /// If `axes` does not name every axis once.
+    pub fn permute(self, axes: [usize; R]) -> Result<Self> {
+        if (0..R).any(|axis| !axes.contains(&axis)) {
+            return Err(Error::Axes {
+                axes: axes.to_vec(),
+            });
+        }
+        let layout = Layout {
+            shape: axes.map(|axis| self.layout.shape[axis]),
+            strides: axes.map(|axis| self.layout.strides[axis]),
+        };
+        Ok(self.with_layout(layout))
+    }
+
+    /// The same elements, in row-major order, in another shape.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Device, Tensor};
+    ///
+    /// let tensor = Tensor::new(&Device::cpu(), [2, 6], &[0; 12])?;
+    /// assert_eq!(tensor.view().reshape([2, 3, 2])?.strides(), [6, 2, 1]);
+    /// // Gaps between rows are no obstacle unless two rows would become one.
+    /// let narrow = tensor.view().narrow(1, 0, 4)?;
+    /// assert_eq!(narrow.reshape([2, 1, 2, 2])?.strides(), [6, 4, 2, 1]);
+    /// assert!(narrow.reshape([8]).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the number of elements differs, or no strides give the shape without a copy. The result of
+    /// [`try_clone`](Self::try_clone) takes every shape.
+    pub fn reshape<const N: usize>(self, shape: [usize; N]) -> Result<TensorBase<S, N>> {
+        let expected = super::contiguous(shape)?.len();
+        if expected != self.len() {
+            return Err(Error::Length {
+                shape: shape.to_vec(),
+                expected,
+                found: self.len(),
+            });
+        }
+        match self.layout.reshape(shape) {
+            Some(layout) => Ok(self.with_layout(layout)),
+            None => Err(Error::Reshape {
+                shape: self.shape().to_vec(),
+                strides: self.strides().to_vec(),
+                to: shape.to_vec(),
+            }),
+        }
+    }
+
+    /// The elements repeated, with strides of zero: along new axes, which come first, and along axes
+    /// of extent 1.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Device, Tensor};
+    ///
+    /// let row = Tensor::new(&Device::cpu(), [2, 1], &[1, 2])?;
+    /// let repeated = row.broadcast([2, 2, 3])?;
+    /// assert_eq!(repeated.to_vec()?, [1, 1, 1, 2, 2, 2, 1, 1, 1, 2, 2, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If an axis has another extent than `shape` says, and not 1; or the number of elements
+    /// overflows.
+    pub fn broadcast<const N: usize>(self, shape: [usize; N]) -> Result<TensorBase<S, N>> {
+        super::contiguous(shape)?;
+        match self.layout.broadcast(shape) {
+            Some(layout) => Ok(self.with_layout(layout)),
+            None => Err(Error::Broadcast {
+                shape: self.shape().to_vec(),
+                to: shape.to_vec(),
+            }),
+        }
+    }
+
+    fn remove_axis<const N: usize>(self, axis: usize, index: usize) -> Result<TensorBase<S, N>> {
+        let extent = self.extent(axis)?;
+        if index >= extent {
+            return Err(Error::Range {
+                axis,
+                extent,
+                start: index,
+                len: 1,
+            });
+        }
+        let kept = |i: usize| i + usize::from(i >= axis);
+        let layout = Layout {
+            shape: std::array::from_fn(|i| self.layout.shape[kept(i)]),
+            strides: std::array::from_fn(|i| self.layout.strides[kept(i)]),
+        };
+        Ok(self.starting_at(axis, index, layout))
+    }
+
+    fn extent(&self, axis: usize) -> Result<usize> {
+        let extent = self.layout.shape.get(axis).copied();
+        extent.ok_or(Error::Axis { axis, axes: R })
+    }
+
+    /// The part of the memory at index `index` of an axis.
+    fn starting_at<const N: usize>(
+        self,
+        axis: usize,
+        index: usize,
+        layout: Layout<N>,
+    ) -> TensorBase<S, N> {
+        let offset = match layout.is_empty() {
+            // Has no first element, which index `extent` could put outside the buffer.
+            true => self.offset,
+            false => self
+                .offset
+                .wrapping_add_signed(index as isize * self.layout.strides[axis]),
+        };
+        TensorBase {
+            offset,
+            ..self.with_layout(layout)
+        }
+    }
+
+    fn with_layout<const N: usize>(self, layout: Layout<N>) -> TensorBase<S, N> {
+        TensorBase {
+            storage: self.storage,
+            offset: self.offset,
+            layout,
+        }
+    }
+}
+
+/// For each number of axes, because it is part of the type of the result.
+macro_rules! select {
+    ($($from:literal to $to:literal),+) => {$(
+        impl<S: Storage> TensorBase<S, $from> {
+            /// Index `index` of an axis, which the result does not have.
+            ///
+            /// # Errors
+            /// If there is no such axis, or it has no such index.
+            pub fn select(self, axis: usize, index: usize) -> Result<TensorBase<S, $to>> {
+                self.remove_axis(axis, index)
+            }
+        }
+    )+};
+}
+
+select!(6 to 5, 5 to 4, 4 to 3, 3 to 2, 2 to 1, 1 to 0);
