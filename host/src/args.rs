@@ -81,6 +81,22 @@ pub struct Args {
     /// kernels naive and fa1 do not split
     #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = whole(0..=u32::MAX))]
     pub splits: u32,
+    /// Read q, k and v from a safetensors file: [batch, heads, seqlen, dim], F16, BF16 or F32
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Write o and lse to a safetensors file, once the check has passed
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the table of kernels and do nothing else
+    #[arg(long, exclusive = true)]
+    pub list_kernels: bool,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+/// Where and how often to run, and what to check and print.
+#[derive(Debug, clap::Args)]
+pub struct Run {
     /// auto, cuda, cuda:I, cpu, emulator or emulator:CLASS. auto takes the first CUDA device that works,
     /// or else the CPU. The emulator runs the GPU's kernels on the CPU, checked and very slowly; CLASS
     /// is sm_80 (the default), sm_86, sm_90 or sm_100
@@ -93,18 +109,12 @@ pub struct Args {
     /// Timed runs [default: 20; on the CPU no new one starts after 1.5 seconds; on the emulator 1]
     #[arg(long, value_name = "COUNT", value_parser = whole(1..=usize::MAX))]
     pub iters: Option<usize>,
-    /// Seed of the random q, k and v, and of the choice of rows to check
+    /// Seed of the random inputs, and of the choice of rows to check
     #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub seed: u64,
-    /// Rows of the result to compare with the f64 implementation
+    /// Rows of the result to compare with an f64 implementation
     #[arg(long, default_value = "sample")]
     pub check: Check,
-    /// Read q, k and v from a safetensors file: [batch, heads, seqlen, dim], F16, BF16 or F32
-    #[arg(long, value_name = "FILE")]
-    pub input: Option<PathBuf>,
-    /// Write o and lse to a safetensors file, once the check has passed
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
     /// Print one JSON object per kernel instead of a table; null stands for a number that is not
     /// finite, was not checked, or means nothing on the emulator
     #[arg(long)]
@@ -113,9 +123,6 @@ pub struct Args {
     /// traffic, bank conflicts
     #[arg(long)]
     pub counters: bool,
-    /// Print the table of kernels and do nothing else
-    #[arg(long, exclusive = true)]
-    pub list_kernels: bool,
 }
 
 impl Args {

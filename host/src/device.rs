@@ -1,23 +1,23 @@
 //! The choice of a device.
 
-use crate::args::DeviceName;
+use crate::args::{DeviceName, Run};
 use anyhow::{Result, ensure};
 use attention::Device;
 use attention::emulator::Options;
 
 /// Opens the device; for `auto`, says on standard error which one it took and why.
-pub fn choose(name: DeviceName, seed: u64, counters: bool) -> Result<Device> {
+pub fn choose(run: &Run) -> Result<Device> {
     ensure!(
-        !counters || matches!(name, DeviceName::Emulator(_)),
+        !run.counters || matches!(run.device, DeviceName::Emulator(_)),
         "--counters needs --device emulator"
     );
-    Ok(match name {
+    Ok(match run.device {
         DeviceName::Cpu => Device::cpu(),
         DeviceName::Emulator(class) => Device::emulator_of(
             class,
             Options {
-                seed,
-                counters,
+                seed: run.seed,
+                counters: run.counters,
                 ..Options::default()
             },
         )?,

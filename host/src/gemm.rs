@@ -1,6 +1,6 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use crate::args::{Check, DeviceName, ElementType, one_of, whole};
+use crate::args::{Check, ElementType, Run, one_of, whole};
 use crate::device;
 use crate::measure::{self, Repeat};
 use crate::progress::Progress;
@@ -48,29 +48,8 @@ pub struct GemmArgs {
     /// Tiles of A and B in shared memory, 3 to 5 [default: the best number]
     #[arg(long, value_name = "COUNT", value_parser = whole(3..=5_u32))]
     stages: Option<u32>,
-    /// As for attention: auto, cuda, cuda:I, cpu, emulator or emulator:CLASS
-    #[arg(long, default_value = "auto")]
-    device: DeviceName,
-    /// Runs before the timed ones [default: as for attention]
-    #[arg(long, value_name = "COUNT", value_parser = whole(0..=usize::MAX))]
-    warmup: Option<usize>,
-    /// Timed runs [default: as for attention]
-    #[arg(long, value_name = "COUNT", value_parser = whole(1..=usize::MAX))]
-    iters: Option<usize>,
-    /// Seed of the random A and B, and of the choice of elements to check
-    #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
-    seed: u64,
-    /// Rows of the result to compare with f64; sample takes a sample of their columns too
-    #[arg(long, default_value = "sample")]
-    check: Check,
-    /// Print one JSON object per kernel instead of a table; null stands for a number that is not
-    /// finite, was not checked, or means nothing on the emulator
-    #[arg(long)]
-    json: bool,
-    /// On the emulator, also print what each launch did: instructions, work for each mma, memory
-    /// traffic, bank conflicts
-    #[arg(long)]
-    counters: bool,
+    #[command(flatten)]
+    run: Run,
 }
 
 /// A matrix product in the report.
@@ -108,7 +87,7 @@ impl Call for GemmCall {
 /// Whether all checks passed.
 pub fn run(args: &GemmArgs) -> Result<bool> {
     let problem = GemmProblem::new([args.m, args.k], [args.n, args.k])?;
-    let device = device::choose(args.device, args.seed, args.counters)?;
+    let device = device::choose(&args.run)?;
     match Dtype::from(args.dtype) {
         Dtype::F16 => compute::<f16>(args, &device, &problem),
         Dtype::Bf16 => compute::<bf16>(args, &device, &problem),
@@ -153,7 +132,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
     expect_memory(device, problem)?;
     let progress = Progress::start();
     progress.stage("preparing A and B");
-    let [a, b] = random::matrices::<T>(problem, args.seed);
+    let [a, b] = random::matrices::<T>(problem, args.run.seed);
     let on_device = [
         Tensor::new(device, problem.a_shape(), &a)?,
         Tensor::new(device, problem.b_shape(), &b)?,
@@ -162,7 +141,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
     for (name, call) in &calls {
         // What a kernel leaves out must not pass for a result.
         let mut c = poisoned(device, problem.c_shape(), T::from_f32(f32::NAN))?;
-        let repeat = Repeat::new(args.warmup, args.iters, device);
+        let repeat = Repeat::new(&args.run, device);
         let times = measure::times(device, repeat, &progress, name, || {
             call.forward_into(&on_device[0], &on_device[1], &mut c)
         })?;
@@ -176,13 +155,13 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
             b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
             c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
         };
-        let count = match args.check {
+        let count = match args.run.check {
             Check::Off => 0,
             Check::Sample => SAMPLE,
             Check::Full => usize::MAX,
         };
-        let rows = sample(problem.m, count, args.seed);
-        let columns = sample(problem.n, count, args.seed + 1);
+        let rows = sample(problem.m, count, args.run.seed);
+        let columns = sample(problem.n, count, args.run.seed + 1);
         let checked = match count {
             0 => None,
             _ => check(&product, &rows, &columns),
@@ -201,9 +180,9 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
                 worst,
                 passed: worst.passed(),
             }),
-            args.counters.then(|| device.counters()),
+            args.run.counters.then(|| device.counters()),
         );
-        if args.json {
+        if args.run.json {
             progress.suspend(|| report::json_line(&outcome))?;
         }
         if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
@@ -212,7 +191,7 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         outcomes.push(outcome);
     }
     progress.finish();
-    if !args.json {
+    if !args.run.json {
         report::table(&outcomes)?;
     }
     Ok(!outcomes.iter().any(Outcome::is_wrong))

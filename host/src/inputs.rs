@@ -16,7 +16,7 @@ pub struct Inputs<T> {
     pub q: Vec<T>,
     pub k: Vec<T>,
     pub v: Vec<T>,
-    /// How many rows of each hold NaN or infinity.
+    /// Rows of q, k and v that hold NaN or infinity.
     pub not_finite: [usize; 3],
 }
 
@@ -49,7 +49,7 @@ impl Source {
         Ok(Source {
             problem: Problem::new(q, kv, kv, args.causal, args.scale)?,
             dtype: args.dtype.map_or(Dtype::F16, Dtype::from),
-            seed: args.seed,
+            seed: args.run.seed,
             file: None,
         })
     }
@@ -81,7 +81,7 @@ impl Source {
         Ok(Source {
             problem,
             dtype: args.dtype.map_or(dtype, Dtype::from),
-            seed: args.seed,
+            seed: args.run.seed,
             file: Some(InputFile {
                 path: path.to_owned(),
                 file,
@@ -98,7 +98,7 @@ impl Source {
         self.dtype
     }
 
-    /// The input file, to recognise it by.
+    /// Identifies the input file.
     pub fn file(&self) -> Option<&Metadata> {
         self.file.as_ref().map(|input| &input.file.metadata)
     }

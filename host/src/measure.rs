@@ -1,5 +1,6 @@
 //! Timed repetition of a call.
 
+use crate::args::Run;
 use crate::progress::Progress;
 use attention::{Device, Result};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ struct Count {
 impl Repeat {
     /// The given numbers of calls. By default the CPU stops early, because a call may take seconds, and
     /// the emulator makes a single call, because its time says nothing about the kernel.
-    pub fn new(warmup: Option<usize>, iters: Option<usize>, device: &Device) -> Self {
+    pub fn new(run: &Run, device: &Device) -> Self {
         let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
             calls: given.unwrap_or(if device.is_emulator() {
                 emulator
@@ -40,8 +41,8 @@ impl Repeat {
         };
         let on_gpu = !device.is_cpu() && !device.is_emulator();
         Repeat {
-            warmup: count(warmup, 5, 0, Duration::from_millis(500)),
-            iters: count(iters, 20, 1, Duration::from_millis(1500)),
+            warmup: count(run.warmup, 5, 0, Duration::from_millis(500)),
+            iters: count(run.iters, 20, 1, Duration::from_millis(1500)),
             queued: if on_gpu { QUEUED } else { 1 },
         }
     }
@@ -58,7 +59,7 @@ pub fn times(
     let mut run = |stage: String, count: Count| {
         progress.steps(&stage, count.calls);
         let start = Instant::now();
-        let mut times = Vec::with_capacity(count.calls);
+        let mut times = Vec::new();
         while times.len() < count.calls && (times.is_empty() || start.elapsed() < count.limit) {
             let events = (0..repeat.queued.min(count.calls - times.len()))
                 .map(|_| {

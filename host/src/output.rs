@@ -1,4 +1,4 @@
-//! The output file: a regular file appears whole or not at all, anything else is written straight.
+//! The output file: a regular file appears whole or not at all; devices and pipes are written straight.
 
 use anyhow::{Context, Result, ensure};
 use attention::{Dtype, Element, Problem};
@@ -114,7 +114,7 @@ fn open(typed: &Path, existing: Option<Metadata>) -> io::Result<(File, Option<Pa
     }
 }
 
-/// The path of the file that `path` names through symbolic links, the last of which may dangle.
+/// The path behind symbolic links; the file need not exist.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_owned();
     while let Ok(link) = fs::read_link(&target) {
@@ -133,7 +133,7 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// A file without a name, which vanishes if the program ends before [`publish`], however it ends.
+/// A file without a name; it vanishes if the program ends before [`publish`], even by a signal.
 #[cfg(target_os = "linux")]
 fn nameless(folder: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -147,7 +147,7 @@ fn nameless(_: &Path) -> io::Result<File> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// Gives a nameless file its path, where it replaces what was there.
+/// Gives a nameless file its path; an older file there is replaced.
 fn publish(file: &File, target: &Path) -> io::Result<()> {
     let link = |path: &Path| {
         let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -58,7 +58,7 @@ fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let source = Source::open(args)?;
-    let device = device::choose(args.device, args.seed, args.counters)?;
+    let device = device::choose(&args.run)?;
     let kernels = kernels(args, &device, source.dtype(), &source.problem())?;
     match source.dtype() {
         Dtype::F16 => compute::<f16>(args, &device, source, &kernels),
@@ -180,7 +180,7 @@ fn compute<T: Element>(
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
         let times = measure::times(
             device,
-            Repeat::new(args.warmup, args.iters, device),
+            Repeat::new(&args.run, device),
             &progress,
             name,
             || call.forward_into(&q, &k, &v, &mut o, &mut lse),
@@ -188,10 +188,10 @@ fn compute<T: Element>(
         let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
         progress.stage(&format!("checking {name}"));
-        let rows = match args.check {
+        let rows = match args.run.check {
             Check::Off => None,
             Check::Full => Some(check::all_rows(&problem)),
-            Check::Sample => Some(check::sample_rows(&problem, SAMPLE, args.seed)),
+            Check::Sample => Some(check::sample_rows(&problem, SAMPLE, args.run.seed)),
         };
         let forward = Forward {
             problem: &problem,
@@ -203,7 +203,7 @@ fn compute<T: Element>(
             acc: *acc,
         };
         let checked = rows.map(|rows| check::check(&forward, &rows));
-        let counters = args.counters.then(|| device.counters());
+        let counters = args.run.counters.then(|| device.counters());
         let outcome = Outcome::new(
             device,
             name,
@@ -216,7 +216,7 @@ fn compute<T: Element>(
             checked.map(Into::into),
             counters,
         );
-        if args.json {
+        if args.run.json {
             progress.suspend(|| report::json_line(&outcome))?;
         }
         if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
@@ -227,7 +227,7 @@ fn compute<T: Element>(
         outcomes.push(outcome);
     }
     progress.finish();
-    if !args.json {
+    if !args.run.json {
         report::table(&outcomes)?;
     }
     Ok(!outcomes.iter().any(Outcome::is_wrong))
@@ -286,7 +286,7 @@ fn expect_memory(
     let on_device = inputs.saturating_add(outputs).saturating_add(workspace);
     // The host keeps the inputs for the check, the poison, and the copies of o and lse.
     let on_host = inputs.saturating_add(outputs.saturating_mul(2));
-    let check = match args.check {
+    let check = match args.run.check {
         Check::Off => 0,
         Check::Sample | Check::Full => {
             // Each thread keeps one head's k, scaled k, rounded k and v in f64.

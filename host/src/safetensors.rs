@@ -1,7 +1,7 @@
-//! Reading a safetensors file: its header first, then only the tensors that are wanted.
+//! Reading a safetensors file: the header first, then only the tensors that are needed.
 //!
-//! The `safetensors` crate wants the whole file in memory and keeps one of two tensors of the same
-//! name; here it checks shapes and offsets.
+//! The `safetensors` crate checks shapes and offsets, but its reader needs the whole file in memory and
+//! keeps one of two tensors with the same name.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bytemuck::Pod;
@@ -19,13 +19,13 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Most names that a message lists.
 const LISTED: usize = 8;
 
-/// A file, or a pipe, whose header is known and right.
+/// A file or pipe with a correct header.
 pub struct SafeTensors {
     file: File,
-    /// Of the file itself, to recognise it by.
+    /// Of the open file; its device and inode identify it.
     pub metadata: Metadata,
     header: Header,
-    /// Bytes that were read of the tensors' data.
+    /// Where the next read begins, from the end of the header.
     position: usize,
 }
 
@@ -62,8 +62,8 @@ impl SafeTensors {
         })
     }
 
-    /// Reads the elements of a tensor, each converted; a pipe gives tensors in the order of their
-    /// offsets only.
+    /// Reads and converts the elements of a tensor. From a pipe, tensors must be read in the order of
+    /// their offsets.
     ///
     /// # Errors
     /// If the file ends too early or cannot be read.
@@ -172,7 +172,7 @@ mod tests {
     use super::SafeTensors;
     use std::io::Write;
 
-    /// Whatever a header says, reading ends, within the file and with as many elements as were told.
+    /// Whatever a header says, reading ends, and gives as many bytes as shape and dtype say.
     #[test]
     fn headers_with_a_wrong_byte_are_refused_or_right() {
         let header = r#"{"q":{"dtype":"F16","shape":[1,1,2,8],"data_offsets":[0,32]},"__metadata__":{"a":"b"},"k":{"dtype":"U8","shape":[],"data_offsets":[32,33]}}"#;

@@ -1,4 +1,4 @@
-//! Bad input: each is refused in one line, with exit status 2.
+//! Bad input: each is refused with exit status 2, in one line or by clap.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Runs on the emulator. Without a compiler at build time there is nothing to emulate, and the
-//! command must say so.
+//! Runs on the emulator. A program that was built without a kernel compiler must say that it has no
+//! kernels.
 
 use super::*;
 use kernels::catalog::{Dtype, Family, KERNELS};
@@ -55,13 +55,13 @@ fn ladder(line: &str) -> Option<Vec<Value>> {
     Some(outcomes)
 }
 
-/// The names of the kernels with options or those of all.
+/// Names of the kernels of the ladder that `filter` takes.
 fn rungs(filter: fn(Rung) -> bool) -> Vec<&'static str> {
     let rungs = Rung::ALL.iter().filter(|&&rung| filter(rung));
     rungs.map(|rung| rung.name()).collect()
 }
 
-/// All that serve, and with options those that have them.
+/// `--kernel ladder` runs all kernels that serve; with an option, those that have it.
 #[test]
 fn the_ladder_is_all_that_serve() {
     for (line, expected) in [
@@ -86,7 +86,7 @@ fn the_ladder_is_all_that_serve() {
     }
 }
 
-/// S, of which the problem's own size does not tell, is part of what the memory must hold.
+/// The scores of `naive` are part of the memory that is needed, though no input or output has their size.
 #[test]
 fn workspaces_beyond_the_memory_are_refused() {
     if !attention::ptx::COMPILED {
@@ -251,7 +251,8 @@ fn splits_are_made_and_told() {
     }
 }
 
-/// The class of the device decides the kernel; one that does not fit is refused, with one that does.
+/// The class of the device decides the kernel. A kernel that does not fit is refused, and one that fits
+/// is named.
 #[test]
 fn devices_of_every_class_are_emulated() {
     if !attention::ptx::COMPILED {
@@ -321,7 +322,7 @@ fn counters_are_printed_on_request() {
     assert!(counters["accesses"][0]["wavefronts"].is_u64());
 }
 
-/// Each under its own name, and none of the calls before.
+/// Each launch has its own name; earlier calls are not counted.
 #[test]
 fn every_launch_of_a_call_is_counted() {
     for (options, expected) in [

@@ -145,7 +145,7 @@ fn a_reader_that_leaves_changes_nothing() {
     assert_eq!(output.status.code(), Some(0));
 }
 
-/// Every dtype that a file may have, causal and not, against means told by hand.
+/// Every dtype that a file may have, causal and not, against means computed by hand.
 #[test]
 fn files_go_in_and_come_out() {
     for dtype in [Dtype::F16, Dtype::BF16, Dtype::F32] {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// The command; `ATTENTION_BIN` names it where this test was copied to another machine.
+/// The command; `ATTENTION_BIN` names it if this test was copied to another machine.
 fn command() -> Command {
     let built = || OsString::from(env!("CARGO_BIN_EXE_host"));
     Command::new(std::env::var_os("ATTENTION_BIN").unwrap_or_else(built))
@@ -149,8 +149,8 @@ fn write(folder: &TempDir, tensors: &[FileTensor]) -> PathBuf {
     path
 }
 
-/// q and k of zeros, so that all visible keys weigh the same, and v with rows of 0, 1, 2 and 3;
-/// q is `[1, 2, 3, 8]`, k and v are `[1, 1, 4, 8]`.
+/// Writes q `[1, 2, 3, 8]` and k `[1, 1, 4, 8]` of zeros, so that all visible keys weigh the same, and v
+/// `[1, 1, 4, 8]` with rows of 0, 1, 2 and 3.
 fn write_even_weights<T: bytemuck::Pod>(
     folder: &TempDir,
     dtype: Dtype,
