@@ -401,7 +401,7 @@ fn a_signal_leaves_nothing() {
     };
     for signal in ["INT", "TERM", "KILL"] {
         let output = folder.path().join("o");
-        let line = "--device cpu --seqlen 64 --iters 1000000000 --output";
+        let line = "--device cpu --seqlen 64 --iters 18446744073709551615 --output";
         let mut run = command();
         run.args(line.split(' ')).arg(&output);
         let mut run = run
