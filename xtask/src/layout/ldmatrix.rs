@@ -37,30 +37,17 @@ pub struct Load {
 
 impl Load {
     /// The way that kernels read Q.
-    pub const Q: Self = Load {
-        order: Order::Rows,
-        trans: false,
-    };
+    pub const Q: Self = Self::new(Order::Rows, false);
     /// The way that kernels read K.
-    pub const K: Self = Load {
-        order: Order::Chunks,
-        trans: false,
-    };
+    pub const K: Self = Self::new(Order::Chunks, false);
     /// The way that kernels read V.
-    pub const V: Self = Load {
-        order: Order::Rows,
-        trans: true,
-    };
+    pub const V: Self = Self::new(Order::Rows, true);
     /// Every way of reading.
-    const ALL: [Self; 4] = [
-        Self::Q,
-        Self::K,
-        Self::V,
-        Load {
-            order: Order::Chunks,
-            trans: true,
-        },
-    ];
+    const ALL: [Self; 4] = [Self::Q, Self::K, Self::V, Self::new(Order::Chunks, true)];
+
+    const fn new(order: Order, trans: bool) -> Self {
+        Load { order, trans }
+    }
 
     /// Row and chunk of a lane's address, in a tile of 16 rows and 2 chunks.
     pub fn address(self, lane: u32) -> (u32, u32) {
