@@ -1,7 +1,7 @@
 //! Matrix products: every kernel, every size, every layout.
 
 use attention::emulator::Options;
-use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, Tensor, f16};
+use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, RawGemm, Tensor, f16};
 use kernels::catalog::{Family, KERNELS, Kernel};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
@@ -123,10 +123,9 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
 
 fn fits(device: &Device, case: &GemmCase) -> bool {
     let problem = GemmProblem::new([case.m, case.k], [case.n, case.k]);
-    let name = case
-        .options(device)
-        .kernel_name(device, case.dtype, &problem.expect("valid"));
-    !matches!(name, Err(Error::SharedMemory { .. }))
+    let args = RawGemm::row_major(problem.expect("valid"));
+    let plan = case.options(device).plan(device.facts(), case.dtype, &args);
+    !matches!(plan, Err(Error::SharedMemory { .. }))
 }
 
 /// No bank conflicts in shared memory, and only whole sectors of A, B and C.

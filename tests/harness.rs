@@ -1,10 +1,12 @@
 //! Runs every test on every device.
 //!
-//! A test's name is `DEVICE::FILE::NAME`; devices are `cpu`, `emulator` and `cuda`. Without a GPU, or without
+//! A test's name is `DEVICE::FILE::NAME`; devices are `cpu`, `emulator`, `cuda` and `cust`, which is the same GPU
+//! through the command's driver. Without a GPU, or without
 //! kernels in the program, the device's tests are reported as ignored, with the reason.
 
 use attention::emulator::Options;
 use attention::{Device, Error};
+use host::Cust;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -31,17 +33,21 @@ pub struct Test {
 enum Kind {
     Cpu,
     Emulator,
+    /// A GPU through the library's driver.
     Cuda,
+    /// The same GPU through the command's driver.
+    Cust,
 }
 
 impl Kind {
-    const ALL: &[Kind] = &[Kind::Cpu, Kind::Emulator, Kind::Cuda];
+    const ALL: &[Kind] = &[Kind::Cpu, Kind::Emulator, Kind::Cuda, Kind::Cust];
 
     fn name(self) -> &'static str {
         match self {
             Kind::Cpu => "cpu",
             Kind::Emulator => "emulator",
             Kind::Cuda => "cuda",
+            Kind::Cust => "cust",
         }
     }
 
@@ -50,6 +56,7 @@ impl Kind {
             Kind::Cpu => Ok(Device::cpu()),
             Kind::Emulator => Device::emulator(Options::default()),
             Kind::Cuda => Device::cuda(0),
+            Kind::Cust => Device::with_driver(Cust::open(0)?),
         }
     }
 }
@@ -73,7 +80,7 @@ impl Test {
         run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Test {
-            on: &[Kind::Cuda],
+            on: &[Kind::Cuda, Kind::Cust],
             ..Test::new(name, run)
         }
     }
@@ -84,7 +91,7 @@ impl Test {
         run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
     ) -> Self {
         Test {
-            on: &[Kind::Emulator, Kind::Cuda],
+            on: &[Kind::Emulator, Kind::Cuda, Kind::Cust],
             ..Test::new(name, run)
         }
     }

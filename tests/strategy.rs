@@ -2,7 +2,7 @@
 
 use crate::{Case, Layout, Outcome, PASSED};
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
-use attention::{Accumulation, Device, Dtype, kernel};
+use attention::{Accumulation, Device, Dtype, RawForward, kernel};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -131,8 +131,8 @@ pub fn on_rung(
 pub fn first_fitting(device: &Device, mut cases: impl Iterator<Item = Case>) -> Case {
     let fits = |case: &Case| {
         let problem = case.problem().expect("a valid case");
-        let options = case.options(device);
-        options.split_count(device, case.dtype, &problem).is_ok()
+        let (options, args) = (case.options(device), RawForward::row_major(&problem));
+        options.plan(device.facts(), case.dtype, &args).is_ok()
     };
     cases.find(fits).expect("one fits")
 }

@@ -267,6 +267,8 @@ pub enum Error {
     Cuda {
         /// What was being done.
         operation: &'static str,
+        /// The driver's status, a `CUresult`.
+        status: u32,
         /// The driver's words.
         message: String,
     },
@@ -280,6 +282,17 @@ pub enum Error {
 
 /// Result of a fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// A kernel for GPUs on the CPU.
+    pub(crate) fn not_on_cpu(kernel: &str) -> Self {
+        Error::UnsuitableKernel {
+            kernel: kernel.to_owned(),
+            reason: "runs on CUDA devices and the emulator, not on the CPU; type --device emulator"
+                .to_owned(),
+        }
+    }
+}
 
 fn near_names(near: &[&str]) -> String {
     match near {

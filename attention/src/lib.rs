@@ -24,20 +24,22 @@
 //! keys and values are used [where they lie](TensorBase). Owners of other device memory call
 //! [`Attention::forward_raw`] with addresses and strides.
 //!
-//! A package that depends on this one needs `CUDA_LIBRARY_PATH` set to this package's `driver-stub`
-//! folder while it builds, as this workspace's `.cargo/config.toml` does: cust's build script looks
-//! for a CUDA installation, which is not otherwise needed.
+//! A GPU needs its NVIDIA driver, which is opened when it is first used, and no CUDA installation. The
+//! kernels are compiled when this crate is built, if the compiler has its library source
+//! (`rustup component add rust-src`).
 
-mod device;
+pub mod device;
 mod error;
 mod forward;
 pub mod gemm;
+mod pack;
+pub mod plan;
 pub mod ptx;
 pub mod random;
 mod tensor;
 
 pub use ::emulator;
-pub use device::{Device, Event};
+pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
 pub use forward::{
     Attention, Problem, RawForward, check, choice as kernel, cpu, ladder, reference,
@@ -48,6 +50,8 @@ pub use kernels::abi::MatrixRef;
 pub use kernels::abi::TensorRef;
 pub use kernels::catalog::Dtype;
 pub use kernels::catalog::class::Class;
+pub use pack::pack;
+pub use plan::Plan;
 pub use tensor::{
     Buffer, Element, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, TensorView,
     TensorViewMut, TileMut,

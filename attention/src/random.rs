@@ -1,6 +1,6 @@
 //! Random q, k and v, or matrices, to check and to time with.
 
-use crate::forward::problem::Problem;
+use crate::forward::Problem;
 use crate::gemm::GemmProblem;
 use crate::tensor::Element;
 use rand::rngs::{SmallRng, StdRng};

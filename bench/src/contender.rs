@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use attention::check::{self, Forward};
 use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{
-    Accumulation, Attention, Device, Element, Error, Problem, Strided, Tensor, kernel, random,
+    Accumulation, Attention, Device, Element, Error, Problem, RawForward, Strided, Tensor, kernel,
+    random,
 };
 
 /// Checked rows of each kernel's result.
@@ -201,7 +202,8 @@ impl<T: Element> Calls<T> {
         let mut calls = Vec::new();
         for name in plan.kernel.kernels(device, shape)? {
             let attention = plan.kernel.attention(&name, shape, plan.splits);
-            let splits = attention.split_count(device, T::DTYPE, &problem)?;
+            let args = RawForward::row_major(&problem);
+            let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
             let ladder = name.parse::<Ladder>();
             let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
             bench.check(&attention, acc).with_context(|| name.clone())?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
-    Accumulation, Device, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
+    Accumulation, Device, Element, Gemm, GemmProblem, RawGemm, Strided, Tensor, bf16, f16, random,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ impl Subject for GemmShape {
     fn check_name(&self, name: &str) -> Result<()> {
         let (problem, dtype) = (self.problem, self.dtype.into());
         let named = self.any_kernel().kernel(name);
-        exists(named.kernel_name(&Device::cpu(), dtype, &problem))
+        exists(named.plan(None, dtype, &RawGemm::row_major(problem)))
     }
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
@@ -136,10 +136,8 @@ impl Subject for GemmShape {
         };
         ensure!(!names.is_empty(), "no kernel serves {self}");
         let name = |name: &str| {
-            Ok(any
-                .clone()
-                .kernel(name)
-                .kernel_name(device, dtype, &problem)?)
+            let (named, args) = (any.clone().kernel(name), RawGemm::row_major(problem));
+            Ok(named.plan(device.facts(), dtype, &args)?.kernel)
         };
         names
             .into_iter()

@@ -4,6 +4,7 @@ use crate::args::{DeviceName, Run};
 use anyhow::{Result, ensure};
 use attention::Device;
 use attention::emulator::Options;
+use host::Cust;
 
 /// Opens the device; for `auto`, says on standard error which one it took and why.
 pub fn choose(run: &Run) -> Result<Device> {
@@ -21,8 +22,8 @@ pub fn choose(run: &Run) -> Result<Device> {
                 ..Options::default()
             },
         )?,
-        DeviceName::Cuda(index) => Device::cuda(index)?,
-        DeviceName::Auto => match Device::cuda(0) {
+        DeviceName::Cuda(index) => cuda(index)?,
+        DeviceName::Auto => match cuda(0) {
             Ok(device) => {
                 eprintln!("device: {} (the first CUDA device)", device.name());
                 device
@@ -33,4 +34,8 @@ pub fn choose(run: &Run) -> Result<Device> {
             }
         },
     })
+}
+
+fn cuda(index: usize) -> attention::Result<Device> {
+    Device::with_driver(Cust::open(index)?)
 }

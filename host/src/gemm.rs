@@ -11,7 +11,8 @@ use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
-    Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, Tensor, bf16, f16, random,
+    Accumulation, Device, Dtype, Element, Gemm, GemmProblem, RawGemm, Strided, Tensor, bf16, f16,
+    random,
 };
 use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
 use serde::Serialize;
@@ -115,7 +116,8 @@ fn calls(
     };
     let call = |name: &str| {
         let call = any.clone().kernel(name);
-        Ok((call.kernel_name(device, dtype, problem)?, call))
+        let plan = call.plan(device.facts(), dtype, &RawGemm::row_major(*problem))?;
+        Ok((plan.kernel, call))
     };
     let calls = names.into_iter().map(call).collect::<Result<_>>()?;
     if device.is_cpu() {

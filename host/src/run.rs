@@ -13,7 +13,8 @@ use attention::check::{self, Forward};
 use attention::kernel;
 use attention::ladder::{Rung, with_options};
 use attention::{
-    Accumulation, Attention, Device, Dtype, Element, Error, Problem, Strided, Tensor, bf16, f16,
+    Accumulation, Attention, Device, Dtype, Element, Error, Problem, RawForward, Strided, Tensor,
+    bf16, f16,
 };
 use clap::Parser;
 use indicatif::HumanBytes;
@@ -174,7 +175,8 @@ fn compute<T: Element>(
 
     let mut outcomes = Vec::new();
     for Choice { name, call, acc } in kernels {
-        let splits = call.split_count(device, T::DTYPE, &problem)?;
+        let raw = RawForward::row_major(&problem);
+        let splits = call.plan(device.facts(), T::DTYPE, &raw)?.splits;
         // Elements that a kernel leaves out must not pass the check.
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
@@ -281,7 +283,8 @@ fn expect_memory(
 
     let mut workspace = 0;
     for Choice { call, .. } in kernels {
-        workspace = workspace.max(call.workspace_bytes(device, dtype, problem)? as u64);
+        let plan = call.plan(device.facts(), dtype, &RawForward::row_major(problem))?;
+        workspace = workspace.max(plan.workspace_bytes as u64);
     }
     let on_device = inputs.saturating_add(outputs).saturating_add(workspace);
     // The host keeps the inputs for the check, the poison, and the copies of o and lse.

@@ -1,18 +1,33 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `facts` | the device as numbers, which plans depend on |
+//! | `driver` | what a device must offer to launch kernels |
+//! | `cuda`, `emulator` | drivers: CUDA through `cudarc`, and the emulator |
+//! | `gpu` | a driver and what is loaded |
+//! | `memory`, `event` | memory and events, freed when dropped |
 
+mod cuda;
 pub mod driver;
-pub mod emulation;
-pub mod event;
+mod emulator;
+mod event;
+mod facts;
+mod gpu;
+pub(crate) mod memory;
 
+pub use cuda::Cuda;
+pub use driver::{Driver, Stream};
+pub use emulator::Emulator;
 pub use event::Event;
+pub use facts::Facts;
+pub(crate) use gpu::Gpu;
+pub use kernels::catalog::class::SharedMemory;
+pub(crate) use memory::Memory;
 
 use crate::error::{Error, Result};
-use crate::forward::schedule::Facts;
 use crate::ptx;
-use crate::tensor::Buffer;
-use bytemuck::Pod;
-use driver::Gpu;
-use emulation::Emulation;
+use ::emulator::{Counters, Options};
 use kernels::catalog::Arch;
 use kernels::catalog::class::Class;
 use std::sync::Arc;
@@ -37,20 +52,13 @@ use sysinfo::System;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Device(Backend);
-
-#[derive(Clone, Debug)]
-pub(crate) enum Backend {
-    Cpu,
-    Cuda(Arc<Gpu>),
-    Emulator(Arc<Emulation>),
-}
+pub struct Device(Option<Arc<Gpu>>);
 
 impl Device {
     /// The CPU, with the threads of the current rayon pool.
     #[must_use]
     pub fn cpu() -> Self {
-        Device(Backend::Cpu)
+        Device(None)
     }
 
     /// The CUDA device of this index.
@@ -59,19 +67,26 @@ impl Device {
     /// If there is no NVIDIA driver or no such device, if no kernels were compiled into this
     /// program, or if the device is older than all of them.
     pub fn cuda(index: usize) -> Result<Self> {
-        let gpu = Gpu::open(index)?;
+        Self::with_driver(Cuda::open(index)?)
+    }
+
+    /// A device that launches through this driver.
+    ///
+    /// # Errors
+    /// If no kernels were compiled into this program, or the device is older than all of them.
+    pub fn with_driver(driver: impl Driver + 'static) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
         }
-        let found = gpu.compute_capability();
+        let found = driver.facts().compute_capability;
         match Arch::ALL.iter().map(|arch| arch.compute_capability()).min() {
             Some(needed) if found < needed => Err(Error::ComputeCapability {
-                device: gpu.name().to_owned(),
+                device: driver.name().to_owned(),
                 found,
                 needed_by: "every kernel",
                 needed,
             }),
-            _ => Ok(Device(Backend::Cuda(Arc::new(gpu)))),
+            _ => Ok(Device(Some(Arc::new(Gpu::new(driver))))),
         }
     }
 
@@ -97,52 +112,43 @@ impl Device {
     ///
     /// # Errors
     /// If no kernels were compiled into this program.
-    pub fn emulator(options: emulator::Options) -> Result<Self> {
+    pub fn emulator(options: Options) -> Result<Self> {
         Self::emulator_of(Class::Sm80, options)
     }
 
-    /// Like [`emulator`](Self::emulator), but the device of any class: an A100, an RTX 3090, an H100 or
-    /// a B200, with its number of multiprocessors, its L2 cache and, whatever the options say, its
-    /// shared memory. So kernels are chosen and work is divided as on that GPU.
+    /// A new emulated device of a class: an A100, an RTX 3090, an H100 or a B200. Its number of
+    /// multiprocessors, L2 cache and shared memory are that GPU's, so kernels are chosen and work is
+    /// divided as there.
     ///
     /// # Errors
     /// As [`emulator`](Self::emulator).
-    pub fn emulator_of(class: Class, options: emulator::Options) -> Result<Self> {
-        let emulation = Emulation::new(Facts::emulated(class), options)?;
-        Ok(Device(Backend::Emulator(Arc::new(emulation))))
+    pub fn emulator_of(class: Class, options: Options) -> Result<Self> {
+        Self::with_driver(Emulator::new(Facts::emulated(class), options))
     }
 
-    /// What each launch of the last call on an emulated GPU did, in their order, with the kernel's name:
-    /// if the keys were split, the last is that of a combine kernel. Empty on other devices, and before
-    /// a call.
+    /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
+    /// Empty on other devices, and before a call.
     #[must_use]
-    pub fn counters(&self) -> Vec<(&'static str, emulator::Counters)> {
-        match &self.0 {
-            Backend::Emulator(emulation) => emulation.counters(),
-            Backend::Cpu | Backend::Cuda(_) => Vec::new(),
-        }
+    pub fn counters(&self) -> Vec<(&'static str, Counters)> {
+        self.gpu().map(|gpu| gpu.launches()).unwrap_or_default()
     }
 
     /// `CPU`, `emulator`, or the marketing name of the GPU.
     #[must_use]
     pub fn name(&self) -> &str {
-        match &self.0 {
-            Backend::Cpu => "CPU",
-            Backend::Cuda(gpu) => gpu.name(),
-            Backend::Emulator(_) => "emulator",
-        }
+        self.gpu().map_or("CPU", |gpu| gpu.driver().name())
     }
 
     /// Whether this is the CPU.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
-        matches!(self.0, Backend::Cpu)
+        self.0.is_none()
     }
 
     /// Whether this is an emulated GPU.
     #[must_use]
     pub fn is_emulator(&self) -> bool {
-        matches!(self.0, Backend::Emulator(_))
+        self.gpu().is_some_and(|gpu| gpu.driver().index().is_none())
     }
 
     /// Waits until all work on the device is done.
@@ -150,10 +156,7 @@ impl Device {
     /// # Errors
     /// If the driver reports a failure, of this call or of that work.
     pub fn synchronize(&self) -> Result<()> {
-        match &self.0 {
-            Backend::Cpu | Backend::Emulator(_) => Ok(()),
-            Backend::Cuda(gpu) => gpu.synchronize(),
-        }
+        self.gpu().map_or(Ok(()), |gpu| gpu.driver().synchronize())
     }
 
     /// Bytes of memory that can be allocated now.
@@ -161,43 +164,22 @@ impl Device {
     /// # Errors
     /// If the driver reports a failure.
     pub fn free_memory(&self) -> Result<u64> {
-        match &self.0 {
-            Backend::Cpu | Backend::Emulator(_) => Ok(free_host_memory()),
-            Backend::Cuda(gpu) => gpu.free_memory(),
-        }
+        let own = match self.gpu() {
+            None => None,
+            Some(gpu) => gpu.driver().free_memory()?,
+        };
+        Ok(own.unwrap_or_else(free_host_memory))
     }
 
-    /// Allocates a copy of `data` on the device.
-    ///
-    /// # Errors
-    /// If there is not enough memory, or the driver reports another failure.
-    pub fn upload<T: Pod>(&self, data: &[T]) -> Result<Buffer<T>> {
-        Buffer::from_slice(self, data)
+    /// What plans depend on; `None` on the CPU.
+    #[must_use]
+    pub fn facts(&self) -> Option<&Facts> {
+        self.gpu().map(|gpu| gpu.driver().facts())
     }
 
-    /// Marks this point in the device's work, to time what comes between two such points.
-    ///
-    /// # Errors
-    /// If the driver reports a failure.
-    pub fn event(&self) -> Result<Event> {
-        Event::record(self)
-    }
-
-    /// What the schedules of its kernels depend on; `None` on the CPU.
-    pub(crate) fn facts(&self) -> Option<&Facts> {
-        match &self.0 {
-            Backend::Cpu => None,
-            Backend::Cuda(gpu) => Some(gpu.facts()),
-            Backend::Emulator(emulation) => Some(emulation.facts()),
-        }
-    }
-
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.0
-    }
-
-    pub(crate) fn from_backend(backend: Backend) -> Self {
-        Device(backend)
+    /// What launches kernels; `None` on the CPU.
+    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.0.as_ref()
     }
 
     pub(crate) fn out_of_memory(&self, needed: usize) -> Error {
@@ -209,13 +191,21 @@ impl Device {
     }
 }
 
-/// The same memory is reachable: both are the CPU, or the same GPU, emulated or not.
+impl From<Arc<Gpu>> for Device {
+    fn from(gpu: Arc<Gpu>) -> Self {
+        Device(Some(gpu))
+    }
+}
+
+/// The same memory is reachable: both are the CPU, the same emulated GPU, or the same GPU through any driver.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Backend::Cpu, Backend::Cpu) => true,
-            (Backend::Cuda(a), Backend::Cuda(b)) => a.index() == b.index(),
-            (Backend::Emulator(a), Backend::Emulator(b)) => Arc::ptr_eq(a, b),
+        match (self.gpu(), other.gpu()) {
+            (None, None) => true,
+            (Some(a), Some(b)) => {
+                let [index, other] = [a, b].map(|gpu| gpu.driver().index());
+                Arc::ptr_eq(a, b) || (index.is_some() && index == other)
+            }
             _ => false,
         }
     }
@@ -231,4 +221,40 @@ fn free_host_memory() -> u64 {
         .cgroup_limits()
         .map_or(u64::MAX, |limits| limits.free_memory);
     system.available_memory().min(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Device, Facts};
+    use crate::error::Error;
+    use crate::plan::{Plan, Step};
+    use ::emulator::Options;
+    use kernels::abi::ForwardParams;
+    use kernels::catalog::KERNELS;
+    use kernels::catalog::class::Class;
+
+    /// Even a plan for another device does not run in more shared memory than this one has.
+    #[test]
+    fn blocks_have_the_devices_shared_memory() {
+        let device = match Device::emulator_of(Class::Sm86, Options::default()) {
+            Err(Error::NotCompiled) => return,
+            device => device.expect("an emulated GPU"),
+        };
+        let most = Facts::emulated(Class::Sm86).shared.block;
+        let mut kernels = KERNELS.iter();
+        let large = kernels.find(|kernel| kernel.shared_bytes() > most);
+        let large = large.expect("an A100's");
+        let params = ForwardParams::default();
+        let step = Step::new(large.into(), 1, large.shared_bytes(), &params, &[]);
+        let plan = Plan {
+            steps: vec![step.expect("one block")],
+            ..Plan::without_steps(large.name)
+        };
+        // SAFETY: the emulator refuses the launch, and checks every access of one that it does not.
+        let refused = unsafe { plan.run(&device, std::ptr::null_mut()) };
+        match refused {
+            Err(Error::Emulator { report }) => assert!(report.contains("101376"), "{report}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }

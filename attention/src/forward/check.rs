@@ -27,8 +27,8 @@
 //! Where the reference is not finite, neither may the result be, and the other way round; an lse
 //! of -inf must be exactly that.
 
-use crate::forward::problem::Problem;
-use crate::forward::reference::{Reference, round};
+use super::Problem;
+use super::reference::{Reference, round};
 use crate::tensor::{Element, Strided};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
@@ -291,9 +291,9 @@ fn difference(found: f64, expected: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cpu;
+    use super::Problem;
     use super::{Forward, Report, all_rows, check, sample_rows};
-    use crate::forward::cpu;
-    use crate::forward::problem::Problem;
     use crate::tensor::{Strided, StridedMut};
     use half::f16;
     use kernels::catalog::Accumulation;

@@ -1,18 +1,16 @@
 //! Which kernel computes a problem.
 
-use crate::device::Device;
+use super::Problem;
+use super::chosen::Chosen;
+use super::ladder::{self, Rung};
+use super::schedule::{group, request};
+use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
-use crate::forward::chosen::Chosen;
-use crate::forward::ladder::{self, Rung};
-use crate::forward::problem::Problem;
-use crate::forward::schedule::{Facts, group, request};
 use crate::gemm;
+pub use crate::plan::CPU;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
 use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
-
-/// The name that the CPU implementation goes by among the kernels.
-pub const CPU: &str = "cpu";
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
@@ -78,7 +76,7 @@ pub(crate) fn resolve(
 
 /// Whether a device has the shared memory for a kernel's blocks.
 fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
-    facts.fits(&Chosen::new(kernel))
+    facts.fits(kernel.shared_bytes())
 }
 
 /// Checks that `name` is one that the CPU goes by; of another kernel, says first what it would lack on any
@@ -92,14 +90,8 @@ pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result
     }
     match obstacle(find(name)?, dtype, problem) {
         Some(reason) => Err(unsuitable(name, reason)),
-        None => Err(not_on_cpu(name)),
+        None => Err(Error::not_on_cpu(name)),
     }
-}
-
-/// A kernel for GPUs on the CPU.
-pub(crate) fn not_on_cpu(name: &str) -> Error {
-    let reason = "runs on CUDA devices and the emulator, not on the CPU; type --device emulator";
-    unsuitable(name, reason)
 }
 
 /// Looks a GPU kernel up by name.
@@ -190,9 +182,9 @@ pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> 
 #[cfg(test)]
 mod tests {
     use super::{CPU, resolve, resolve_cpu};
+    use crate::device::Facts;
     use crate::error::{Error, Result};
-    use crate::forward::problem::Problem;
-    use crate::forward::schedule::Facts;
+    use crate::forward::Problem;
     use kernels::catalog::Dtype;
     use kernels::catalog::class::{Class, SharedMemory};
 

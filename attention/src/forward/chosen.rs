@@ -1,5 +1,6 @@
 //! A kernel that was chosen, with its options.
 
+use crate::device::Facts;
 use kernels::abi::LadderParams;
 use kernels::catalog::{Family, Kernel};
 
@@ -31,5 +32,15 @@ impl Chosen {
             ladder,
             shared_bytes: shape.shared_bytes(&ladder, dim),
         }
+    }
+
+    /// Whether a multiprocessor holds a block.
+    pub fn fits(&self, facts: &Facts) -> bool {
+        facts.fits(self.shared_bytes)
+    }
+
+    /// Blocks that a multiprocessor holds at once.
+    pub fn resident_blocks(&self, facts: &Facts) -> u32 {
+        facts.resident_blocks(self.kernel.tile.blocks_per_sm, self.shared_bytes)
     }
 }

@@ -1,6 +1,6 @@
 //! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, one task for each tile of query rows.
 
-use crate::forward::problem::Problem;
+use super::Problem;
 use crate::tensor::{Element, Strided, StridedMut};
 use ndarray::{Array2, ArrayView2, ArrayViewMut1, Axis, Zip, linalg::general_mat_mul, s};
 use rayon::prelude::*;

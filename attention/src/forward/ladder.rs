@@ -1,11 +1,10 @@
 //! Kernels of the [ladder](kernels::ladder) by name and options.
 
-use crate::device::Device;
+use super::Problem;
+use super::choice::unknown;
+use super::chosen::Chosen;
+use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
-use crate::forward::choice::{not_on_cpu, unknown};
-use crate::forward::chosen::Chosen;
-use crate::forward::problem::Problem;
-use crate::forward::schedule::Facts;
 use kernels::abi::LadderParams;
 use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM};
 use kernels::ladder::table::variants;
@@ -86,7 +85,7 @@ impl Ladder {
     /// That the CPU is not for it, or what no device would do.
     pub(crate) fn resolve_cpu(&self, dtype: Dtype, problem: &Problem) -> Result<()> {
         self.check_options(dtype, problem.dim)?;
-        Err(not_on_cpu(self.name()))
+        Err(Error::not_on_cpu(self.name()))
     }
 
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
@@ -98,10 +97,10 @@ impl Ladder {
             // As many blocks on a multiprocessor as its registers allow come first, then stages; and first of all
             // the launch that suits the kernel best.
             None => {
-                let resident = |chosen: &Chosen| facts.resident_blocks(chosen);
+                let resident = |chosen: &Chosen| chosen.resident_blocks(facts);
                 let best = |stages| {
                     let [best, _] = self.variants(dtype, problem.dim, stages);
-                    best.filter(|best| facts.fits(best))
+                    best.filter(|best| best.fits(facts))
                 };
                 let best = (1..=MAX_STAGES).filter_map(best).max_by_key(resident);
                 best.or_else(|| (1..=MAX_STAGES).filter_map(fits).max_by_key(resident))
@@ -181,7 +180,7 @@ impl Ladder {
         variants
             .into_iter()
             .flatten()
-            .find(|chosen| facts.fits(chosen))
+            .find(|chosen| chosen.fits(facts))
     }
 
     /// Bytes of shared memory that it needs at least with so many stages.
@@ -291,10 +290,10 @@ pub(crate) fn named(name: &str) -> Option<Ladder> {
 #[cfg(test)]
 mod tests {
     use super::{Ladder, Rung, Swizzles};
+    use crate::device::Facts;
     use crate::error::Result;
+    use crate::forward::Problem;
     use crate::forward::chosen::Chosen;
-    use crate::forward::problem::Problem;
-    use crate::forward::schedule::Facts;
     use kernels::catalog::class::{Class, SharedMemory};
     use kernels::catalog::{Accumulation, Dtype};
 

@@ -2,14 +2,14 @@
 
 pub mod check;
 pub mod choice;
-pub mod chosen;
+pub(crate) mod chosen;
 pub mod cpu;
 pub mod ladder;
-pub mod options;
-pub mod plan;
-pub mod problem;
+mod options;
+mod plan;
+mod problem;
 pub mod reference;
-pub mod schedule;
+mod schedule;
 
 pub use options::{Attention, RawForward};
 pub use problem::Problem;

@@ -1,14 +1,14 @@
 //! The options of an attention call, and the call.
 
-use crate::device::{Backend, Device};
+use super::choice;
+use super::cpu;
+use super::ladder::Ladder;
+use super::plan::plan;
+use super::problem::Problem;
+use super::schedule::Schedule;
+use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
-use crate::forward::choice as kernel;
-use crate::forward::chosen::Chosen;
-use crate::forward::cpu;
-use crate::forward::ladder::Ladder;
-use crate::forward::plan::{self, Launch};
-use crate::forward::problem::Problem;
-use crate::forward::schedule::{Facts, Schedule};
+use crate::plan::{CPU, Plan};
 use crate::tensor::{
     Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
     expect_shape,
@@ -16,7 +16,6 @@ use crate::tensor::{
 use half::{bf16, f16};
 use kernels::abi::TensorRef;
 use kernels::catalog::Dtype;
-use std::ffi::c_void;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
 ///
@@ -89,6 +88,38 @@ pub struct RawForward {
     pub dim: usize,
 }
 
+impl RawForward {
+    /// Row-major tensors at address 0: enough to [plan](Attention::plan) a call whose tensors do not exist yet.
+    #[must_use]
+    pub fn row_major(problem: &Problem) -> Self {
+        let tensor = |[_, heads, rows, dim]: [usize; 4]| {
+            // Strides of valid problems fit: their tensors have fewer than 2^63 bytes.
+            let [batch_stride, head_stride, row_stride] =
+                [heads * rows * dim, rows * dim, dim].map(|stride| stride as i64);
+            TensorRef {
+                address: 0,
+                batch_stride,
+                head_stride,
+                row_stride,
+            }
+        };
+        let (q, kv) = (tensor(problem.q_shape()), tensor(problem.kv_shape()));
+        RawForward {
+            q,
+            k: kv,
+            v: kv,
+            o: q,
+            lse: 0,
+            batch: problem.batch,
+            heads: problem.heads,
+            kv_heads: problem.kv_heads,
+            seqlen_q: problem.seqlen_q,
+            seqlen_kv: problem.seqlen_kv,
+            dim: problem.dim,
+        }
+    }
+}
+
 impl Attention {
     /// No mask, scale `1 / sqrt(dim)`, the best kernel.
     #[must_use]
@@ -111,7 +142,7 @@ impl Attention {
         self
     }
 
-    /// The kernel to use, by a name from [`kernel::suitable`] or of the [ladder](crate::ladder). Default:
+    /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable) or of the [ladder](crate::ladder). Default:
     /// the best one.
     #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
@@ -135,35 +166,26 @@ impl Attention {
         self
     }
 
-    /// Into how many splits a call on a device divides the keys.
+    /// What a call launches on a device with these facts; nothing on the CPU, which is `None`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Class, Dtype, Facts, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 32, 1, 128], [1, 8, 131_072, 128]);
+    /// let problem = Problem::new(q, kv, kv, false, None)?;
+    /// let h100 = Facts::emulated(Class::Sm90);
+    /// let plan = Attention::new().plan(Some(&h100), Dtype::F16, &RawForward::row_major(&problem))?;
+    /// assert_eq!((plan.kernel, plan.splits), ("decode_f16_d128", 49));
+    /// assert_eq!(plan.steps.len(), 2, "the kernel, and what combines the splits");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn split_count(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<u32> {
-        problem.validate()?;
-        match device.facts() {
-            None => Ok(1),
-            Some(facts) => Ok(self.schedule(dtype, problem, facts)?.1.splits),
-        }
-    }
-
-    /// Bytes of the device's memory that a call takes while it runs, beside its tensors and copies of inputs
-    /// that are not aligned: for the scores of the kernel `naive`, or for partial results of splits.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn workspace_bytes(
-        &self,
-        device: &Device,
-        dtype: Dtype,
-        problem: &Problem,
-    ) -> Result<usize> {
-        problem.validate()?;
-        let Some(facts) = device.facts() else {
-            return Ok(0);
-        };
-        let (chosen, schedule) = self.schedule(dtype, problem, facts)?;
-        plan::workspace_bytes(chosen.kernel, problem, &schedule)
+    pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawForward) -> Result<Plan> {
+        self.plan_of(&self.checked(args)?, facts, dtype, args)
     }
 
     /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
@@ -260,8 +282,23 @@ impl Attention {
         device: &Device,
         dtype: Dtype,
         args: &RawForward,
-        stream: *mut c_void,
+        stream: Stream,
     ) -> Result<()> {
+        let problem = self.checked(args)?;
+        let plan = self.plan_of(&problem, device.facts(), dtype, args)?;
+        match dtype {
+            // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
+            _ if !device.is_cpu() => unsafe { plan.run(device, stream)? },
+            // SAFETY: the caller's word.
+            Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
+            // SAFETY: the caller's word.
+            Dtype::Bf16 => unsafe { forward_cpu::<bf16>(&problem, args) },
+        }
+        Ok(())
+    }
+
+    /// The problem that the tensors pose, if each lies in an address space and o has a place for every element.
+    fn checked(&self, args: &RawForward) -> Result<Problem> {
         let shape = |heads, rows| [args.batch, heads, rows, args.dim];
         let q_shape = shape(args.heads, args.seqlen_q);
         let kv_shape = shape(args.kv_heads, args.seqlen_kv);
@@ -283,49 +320,32 @@ impl Attention {
                 strides: o.strides.to_vec(),
             });
         }
-        match device.backend() {
-            Backend::Cpu => {
-                match &self.kernel {
-                    Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype, &problem)?,
-                    Wanted::Named(name) => kernel::resolve_cpu(name, dtype, &problem)?,
-                    Wanted::Best => {}
-                }
-                match dtype {
-                    // SAFETY: the caller's word.
-                    Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
-                    // SAFETY: the caller's word.
-                    Dtype::Bf16 => unsafe { forward_cpu::<bf16>(&problem, args) },
-                }
-                Ok(())
-            }
-            Backend::Cuda(gpu) => {
-                let (chosen, schedule) = self.schedule(dtype, &problem, gpu.facts())?;
-                let launch = Launch::new(chosen, &problem, &schedule, args)?;
-                // SAFETY: the caller's word.
-                unsafe { launch.on_gpu(gpu, stream) }
-            }
-            Backend::Emulator(emulation) => {
-                let (chosen, schedule) = self.schedule(dtype, &problem, emulation.facts())?;
-                Launch::new(chosen, &problem, &schedule, args)?.on_emulator(emulation)
-            }
-        }
+        Ok(problem)
     }
 
-    /// The kernel for a problem, and how it divides it.
-    fn schedule(
+    fn plan_of(
         &self,
-        dtype: Dtype,
         problem: &Problem,
-        facts: &Facts,
-    ) -> Result<(Chosen, Schedule)> {
+        facts: Option<&Facts>,
+        dtype: Dtype,
+        args: &RawForward,
+    ) -> Result<Plan> {
+        let Some(facts) = facts else {
+            match &self.kernel {
+                Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype, problem)?,
+                Wanted::Named(name) => choice::resolve_cpu(name, dtype, problem)?,
+                Wanted::Best => {}
+            }
+            return Ok(Plan::without_steps(CPU));
+        };
         let chosen = match &self.kernel {
             Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
-            Wanted::Named(name) => kernel::resolve(Some(name), dtype, problem, facts)?,
-            Wanted::Best => kernel::resolve(None, dtype, problem, facts)?,
+            Wanted::Named(name) => choice::resolve(Some(name), dtype, problem, facts)?,
+            Wanted::Best => choice::resolve(None, dtype, problem, facts)?,
         };
         let splits = (self.splits > 0).then_some(self.splits);
         let schedule = Schedule::new(&chosen, problem, facts, splits)?;
-        Ok((chosen, schedule))
+        plan(chosen, problem, &schedule, args)
     }
 
     fn problem(&self, [q, k, v]: [[usize; 4]; 3]) -> Result<Problem> {

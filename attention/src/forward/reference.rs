@@ -1,7 +1,7 @@
 //! Plain attention in `f64`, the standard that every result is compared with, and the same
 //! algorithm rounded to a 16-bit type after each step, the measure of how close one can come.
 
-use crate::forward::problem::Problem;
+use super::Problem;
 use crate::tensor::{Element, Strided};
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
@@ -173,8 +173,8 @@ fn max_or_nan(a: f64, b: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::Problem;
     use super::{Reference, Row};
-    use crate::forward::problem::Problem;
     use crate::tensor::Strided;
     use half::f16;
     use ndarray::{Array1, ArrayView1};

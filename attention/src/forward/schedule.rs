@@ -4,16 +4,14 @@
 //! several blocks share a tile, each with a split of the keys, and a further kernel combines their
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
-use crate::error::{Error, Result};
-use crate::forward::chosen::Chosen;
-use crate::forward::problem::Problem;
-use kernels::catalog::class::{Class, SharedMemory};
+use super::Problem;
+use super::chosen::Chosen;
+use crate::device::Facts;
+use crate::error::Result;
+use crate::plan::grid;
 use kernels::catalog::select::Request;
 use kernels::catalog::{Dtype, Family, Kernel};
 use kernels::ladder::table::Loop;
-
-/// Blocks that a grid can have along x.
-pub const MAX_BLOCKS: u32 = i32::MAX as u32;
 
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
@@ -24,58 +22,6 @@ const SPLIT_STEPS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
-
-/// What a device offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// Compute capability, as (major, minor).
-    pub compute_capability: (i32, i32),
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// Shared memory, which decides the tiles.
-    pub shared: SharedMemory,
-    /// Bytes of the L2 cache.
-    pub l2_bytes: u32,
-    /// Whether it has memory pools. Without, a launch that needs memory for as long as it runs has to
-    /// wait for its end, as one with splits does.
-    pub has_pools: bool,
-}
-
-impl Facts {
-    /// An A100, an RTX 3090, an H100 or a B200, which the emulator stands for.
-    pub const fn emulated(class: Class) -> Facts {
-        let (multiprocessors, l2_megabytes) = match class {
-            Class::Sm80 => (108, 40),
-            Class::Sm86 => (82, 6),
-            Class::Sm90 => (132, 50),
-            Class::Sm100 => (148, 126),
-        };
-        Facts {
-            compute_capability: class.compute_capability(),
-            multiprocessors,
-            shared: class.shared_memory(),
-            l2_bytes: l2_megabytes << 20,
-            has_pools: true,
-        }
-    }
-
-    /// Whose tiles suit the device.
-    pub fn class(&self) -> Class {
-        Class::of(self.compute_capability, self.shared)
-    }
-
-    /// Whether a multiprocessor holds a block of a kernel.
-    pub fn fits(&self, chosen: &Chosen) -> bool {
-        self.shared.resident_blocks(chosen.shared_bytes) > 0
-    }
-
-    /// Blocks of a kernel that a multiprocessor holds: as many as the kernel's registers are bounded
-    /// for, if their shared memory fits.
-    pub fn resident_blocks(&self, chosen: &Chosen) -> u32 {
-        let fitting = self.shared.resident_blocks(chosen.shared_bytes);
-        chosen.kernel.tile.blocks_per_sm.min(fitting).max(1)
-    }
-}
 
 /// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
 pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
@@ -137,16 +83,7 @@ impl Schedule {
             Some(Loop::Fa1) => 1,
             _ => (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows),
         };
-        let grid = |blocks: u128| {
-            let fits = u32::try_from(blocks)
-                .ok()
-                .filter(|&blocks| blocks <= MAX_BLOCKS);
-            fits.ok_or(Error::Grid {
-                kernel: kernel.name,
-                blocks,
-                max: MAX_BLOCKS,
-            })
-        };
+        let grid = |blocks| grid(kernel.name, blocks);
         let tiles = grid(heads * q_tiles)?;
         // Kernels count query heads in 32 bits too.
         grid((problem.batch * problem.heads) as u128)?;
@@ -157,7 +94,7 @@ impl Schedule {
             Some(splits) => splits,
             None if !facts.has_pools => 1,
             None => {
-                let slots = facts.multiprocessors * facts.resident_blocks(chosen);
+                let slots = facts.multiprocessors * chosen.resident_blocks(facts);
                 // Partial results of many rows cost more than what a last wave that is not full does.
                 if tiles >= slots && !kernel.family.is_packed() {
                     1
@@ -220,12 +157,12 @@ fn wave_heads(kernel: &Kernel, problem: &Problem, l2_bytes: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        Facts, MAX_BLOCKS, MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, wave_heads,
-    };
+    use super::{MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, wave_heads};
+    use crate::device::Facts;
     use crate::error::Error;
+    use crate::forward::Problem;
     use crate::forward::chosen::Chosen;
-    use crate::forward::problem::Problem;
+    use crate::plan::MAX_BLOCKS;
     use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
     use kernels::catalog::{Dtype, KERNELS};
@@ -264,7 +201,7 @@ mod tests {
                 Schedule::new(&kernel(name), &problem, &H200, None).expect("a grid").splits
             };
             prop_assert_eq!(of("forward_f16_d64", 128), 1);
-            let slots = H200.multiprocessors * H200.resident_blocks(&kernel("decode_f16_d64"));
+            let slots = H200.multiprocessors * kernel("decode_f16_d64").resident_blocks(&H200);
             if usage(1, heads as u32, 1, slots) >= NEAR_BEST {
                 prop_assert_eq!(of("decode_f16_d64", 1), 1);
             }
@@ -393,11 +330,11 @@ mod tests {
     fn small_multiprocessors_hold_fewer_blocks() {
         let [large, medium, small] = [Class::Sm90, Class::Sm80, Class::Sm86].map(Facts::emulated);
         let kernel = kernel("decode_f16_d128");
-        assert_eq!(large.resident_blocks(&kernel), 3);
-        assert_eq!(medium.resident_blocks(&kernel), 2);
-        assert_eq!(small.resident_blocks(&kernel), 1);
+        assert_eq!(kernel.resident_blocks(&large), 3);
+        assert_eq!(kernel.resident_blocks(&medium), 2);
+        assert_eq!(kernel.resident_blocks(&small), 1);
         let two = Chosen::new(kernel.kernel.counterpart(Class::Sm86));
-        assert_eq!(small.resident_blocks(&two), 2);
+        assert_eq!(two.resident_blocks(&small), 2);
     }
 
     /// The device decides the tile, and both the splits: 8 blocks for 82 * 2, 108 * 2, 132 * 3

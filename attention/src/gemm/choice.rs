@@ -1,15 +1,12 @@
 //! Which kernel computes a matrix product.
 
-use crate::device::Device;
+use super::{Accumulation, Gemm, GemmProblem};
+use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
-use crate::forward::choice::{CPU, not_on_cpu};
-use crate::forward::chosen::Chosen;
-use crate::forward::schedule::Facts;
-use kernels::catalog::Accumulation;
+use crate::forward::choice::nearest;
+use crate::plan::CPU;
 use kernels::catalog::GemmTile;
 use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
-
-use super::{Gemm, GemmProblem};
 
 /// The name of the kernel without shared memory.
 pub const SIMPLE: &str = "gemm-simple";
@@ -18,24 +15,6 @@ pub const SIMPLE: &str = "gemm-simple";
 pub const MULTISTAGE: &str = "gemm-multistage";
 
 impl Gemm {
-    /// The kernel that a device computes a problem by: its name in the table, or `cpu`.
-    ///
-    /// # Errors
-    /// As [`forward`](Gemm::forward).
-    pub fn kernel_name(
-        &self,
-        device: &Device,
-        dtype: Dtype,
-        problem: &GemmProblem,
-    ) -> Result<&'static str> {
-        match device.facts() {
-            None => self.resolve_cpu(dtype).map(|()| CPU),
-            Some(facts) => self
-                .resolve(dtype, problem, facts)
-                .map(|kernel| kernel.name),
-        }
-    }
-
     /// Names of all kernels that can compute with these options on a device, whatever kernel the
     /// options name.
     ///
@@ -58,7 +37,7 @@ impl Gemm {
             None | Some(CPU) => Ok(()),
             Some(name) => {
                 self.candidates(Some(name), dtype)?;
-                Err(not_on_cpu(name))
+                Err(Error::not_on_cpu(name))
             }
         }
     }
@@ -171,7 +150,12 @@ fn sums(kernel: &Kernel) -> Option<Accumulation> {
 }
 
 fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
-    facts.fits(&Chosen::new(kernel))
+    facts.fits(kernel.shared_bytes())
+}
+
+/// Blocks of a kernel that a multiprocessor holds at once.
+pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
+    facts.resident_blocks(kernel.tile.blocks_per_sm, kernel.shared_bytes())
 }
 
 /// A measure of the time that a kernel takes: that of its waves, of as many blocks as the GPU holds,
@@ -179,7 +163,7 @@ fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
 fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
     let blocks = problem.m.div_ceil(rows) as f64 * problem.n.div_ceil(columns) as f64;
-    let resident = f64::from(facts.resident_blocks(&Chosen::new(kernel)));
+    let resident = f64::from(resident_blocks(kernel, facts));
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
     let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
     waves * resident * (rows * columns) as f64 * slowness
@@ -195,7 +179,7 @@ fn unsuitable(name: &str, reason: &str) -> Error {
 /// The names most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
     let names = kernels().map(|(kernel, _)| kernel.name);
-    crate::forward::choice::nearest(
+    nearest(
         name,
         [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]),
     )

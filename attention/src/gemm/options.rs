@@ -1,18 +1,17 @@
 //! The options of a matrix product, and the call.
 
-use super::plan::Launch;
+use super::plan::plan;
 use super::{Accumulation, GemmProblem, cpu};
-use crate::device::{Backend, Device};
+use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
+use crate::plan::{CPU, Plan};
 use crate::tensor::{
     Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
     expect_shape,
 };
 use half::{bf16, f16};
-use kernels::abi::MatrixRef;
-use kernels::abi::TensorRef;
+use kernels::abi::{MatrixRef, TensorRef};
 use kernels::catalog::Dtype;
-use std::ffi::c_void;
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
 ///
@@ -56,6 +55,24 @@ pub struct RawGemm {
     pub c: MatrixRef,
     /// Sizes.
     pub problem: GemmProblem,
+}
+
+impl RawGemm {
+    /// Row-major matrices at address 0: enough to [plan](Gemm::plan) a product whose matrices do not exist yet.
+    #[must_use]
+    pub fn row_major(problem: GemmProblem) -> Self {
+        let matrix = |[_, columns]: [usize; 2]| MatrixRef {
+            address: 0,
+            // Rows without elements have places of their own too.
+            row_stride: columns.max(1) as i64,
+        };
+        RawGemm {
+            a: matrix(problem.a_shape()),
+            b: matrix(problem.b_shape()),
+            c: matrix(problem.c_shape()),
+            problem,
+        }
+    }
 }
 
 impl Default for Gemm {
@@ -162,8 +179,27 @@ impl Gemm {
         device: &Device,
         dtype: Dtype,
         args: &RawGemm,
-        stream: *mut c_void,
+        stream: Stream,
     ) -> Result<()> {
+        let plan = self.plan(device.facts(), dtype, args)?;
+        match dtype {
+            // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
+            _ if !device.is_cpu() => unsafe { plan.run(device, stream)? },
+            _ if args.problem.c_shape().contains(&0) => {}
+            // SAFETY: the caller's word.
+            Dtype::F16 => unsafe { forward_cpu::<f16>(args) },
+            // SAFETY: the caller's word.
+            Dtype::Bf16 => unsafe { forward_cpu::<bf16>(args) },
+        }
+        Ok(())
+    }
+
+    /// What a call launches on a device with these facts; nothing on the CPU, which is `None`, or if C has no
+    /// elements.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawGemm) -> Result<Plan> {
         let problem = args.problem;
         problem.validate()?;
         for (argument, matrix, shape) in [
@@ -182,35 +218,12 @@ impl Gemm {
                 strides: c.strides.to_vec(),
             });
         }
-        let empty = problem.m == 0 || problem.n == 0;
-        match device.backend() {
-            Backend::Cpu => {
+        match facts {
+            None => {
                 self.resolve_cpu(dtype)?;
-                match dtype {
-                    _ if empty => {}
-                    // SAFETY: the caller's word.
-                    Dtype::F16 => unsafe { forward_cpu::<f16>(args) },
-                    // SAFETY: the caller's word.
-                    Dtype::Bf16 => unsafe { forward_cpu::<bf16>(args) },
-                }
-                Ok(())
+                Ok(Plan::without_steps(CPU))
             }
-            Backend::Cuda(gpu) => {
-                let kernel = self.resolve(dtype, &problem, gpu.facts())?;
-                if empty {
-                    return Ok(());
-                }
-                let launch = Launch::new(kernel, args, gpu.facts())?;
-                // SAFETY: the caller's word.
-                unsafe { launch.on_gpu(gpu, stream) }
-            }
-            Backend::Emulator(emulation) => {
-                let kernel = self.resolve(dtype, &problem, emulation.facts())?;
-                if empty {
-                    return Ok(());
-                }
-                Launch::new(kernel, args, emulation.facts())?.on_emulator(emulation)
-            }
+            Some(facts) => plan(self.resolve(dtype, &problem, facts)?, args, facts),
         }
     }
 }

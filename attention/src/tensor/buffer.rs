@@ -1,8 +1,6 @@
 //! Owned memory of a device.
 
-use crate::device::driver;
-use crate::device::emulation;
-use crate::device::{Backend, Device};
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use std::ops::Range;
@@ -18,25 +16,28 @@ pub struct Buffer<T> {
 #[derive(Debug)]
 enum Memory<T> {
     Cpu(Box<[T]>),
-    Cuda(driver::Memory),
-    Emulator(emulation::Memory),
+    Gpu(device::Memory),
+}
+
+impl Device {
+    /// Allocates a copy of `data` on the device.
+    ///
+    /// # Errors
+    /// If there is not enough memory, or the driver reports another failure.
+    pub fn upload<T: Pod>(&self, data: &[T]) -> Result<Buffer<T>> {
+        Buffer::from_slice(self, data)
+    }
 }
 
 impl<T: Pod> Buffer<T> {
     pub(crate) fn from_slice(device: &Device, data: &[T]) -> Result<Self> {
-        let memory = match device.backend() {
-            Backend::Cpu => {
+        let memory = match device.gpu() {
+            None => {
                 let mut copy = reserved(data.len())?;
                 copy.extend_from_slice(data);
                 Memory::Cpu(copy.into_boxed_slice())
             }
-            Backend::Cuda(gpu) => {
-                Memory::Cuda(driver::Memory::from_bytes(gpu, bytemuck::cast_slice(data))?)
-            }
-            Backend::Emulator(emulation) => Memory::Emulator(emulation::Memory::from_bytes(
-                emulation,
-                bytemuck::cast_slice(data),
-            )),
+            Some(gpu) => Memory::Gpu(device::Memory::from_bytes(gpu, bytemuck::cast_slice(data))?),
         };
         Ok(Buffer {
             memory,
@@ -48,15 +49,12 @@ impl<T: Pod> Buffer<T> {
         let bytes = len
             .checked_mul(size_of::<T>())
             .ok_or_else(|| device.out_of_memory(usize::MAX))?;
-        let memory = match device.backend() {
-            Backend::Cpu => Memory::Cpu(
+        let memory = match device.gpu() {
+            None => Memory::Cpu(
                 bytemuck::allocation::try_zeroed_slice_box(len)
                     .map_err(|()| device.out_of_memory(bytes))?,
             ),
-            Backend::Cuda(gpu) => Memory::Cuda(driver::Memory::zeroed(gpu, bytes)?),
-            Backend::Emulator(emulation) => {
-                Memory::Emulator(emulation::Memory::from_bytes(emulation, &zeros(bytes)?))
-            }
+            Some(gpu) => Memory::Gpu(device::Memory::zeroed(gpu, bytes)?),
         };
         Ok(Buffer { memory, len })
     }
@@ -103,13 +101,7 @@ impl<T: Pod> Buffer<T> {
                 to[first..first + range.len()].copy_from_slice(&from[range]);
                 Ok(())
             }
-            (Memory::Cuda(memory), Memory::Cuda(source)) => {
-                memory.copy_from(to, source, from, bytes)
-            }
-            (Memory::Emulator(memory), Memory::Emulator(source)) => {
-                memory.copy_from(to, source, from, bytes);
-                Ok(())
-            }
+            (Memory::Gpu(memory), Memory::Gpu(source)) => memory.copy_from(to, source, from, bytes),
             _ => unreachable!("one device has one kind of memory"),
         }
     }
@@ -134,11 +126,7 @@ impl<T: Pod> Buffer<T> {
         let bytes = bytemuck::cast_slice(&elements);
         match &mut self.memory {
             Memory::Cpu(_) => unreachable!("changed in place"),
-            Memory::Cuda(memory) => memory.write(first, bytes),
-            Memory::Emulator(memory) => {
-                memory.write(first, bytes);
-                Ok(())
-            }
+            Memory::Gpu(memory) => memory.write(first, bytes),
         }
     }
 
@@ -148,8 +136,7 @@ impl<T: Pod> Buffer<T> {
         let bytes = bytemuck::cast_slice_mut(&mut elements);
         match &self.memory {
             Memory::Cpu(data) => elements.copy_from_slice(&data[range]),
-            Memory::Cuda(memory) => memory.read(first, bytes)?,
-            Memory::Emulator(memory) => memory.read(first, bytes),
+            Memory::Gpu(memory) => memory.read(first, bytes)?,
         }
         Ok(elements)
     }
@@ -169,19 +156,17 @@ impl<T: Pod> Buffer<T> {
     /// The device whose memory it is.
     #[must_use]
     pub fn device(&self) -> Device {
-        Device::from_backend(match &self.memory {
-            Memory::Cpu(_) => Backend::Cpu,
-            Memory::Cuda(memory) => Backend::Cuda(Arc::clone(memory.gpu())),
-            Memory::Emulator(memory) => Backend::Emulator(Arc::clone(memory.emulation())),
-        })
+        match &self.memory {
+            Memory::Cpu(_) => Device::cpu(),
+            Memory::Gpu(memory) => Device::from(Arc::clone(memory.gpu())),
+        }
     }
 
     /// Address of the first element in the device's memory, to read.
     pub(crate) fn address(&self) -> u64 {
         match &self.memory {
             Memory::Cpu(data) => data.as_ptr().expose_provenance() as u64,
-            Memory::Cuda(memory) => memory.address(),
-            Memory::Emulator(memory) => memory.address(),
+            Memory::Gpu(memory) => memory.address(),
         }
     }
 
@@ -189,8 +174,7 @@ impl<T: Pod> Buffer<T> {
     pub(crate) fn address_mut(&mut self) -> u64 {
         match &mut self.memory {
             Memory::Cpu(data) => data.as_mut_ptr().expose_provenance() as u64,
-            Memory::Cuda(memory) => memory.address(),
-            Memory::Emulator(memory) => memory.address(),
+            Memory::Gpu(memory) => memory.address(),
         }
     }
 }

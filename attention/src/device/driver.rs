@@ -1,0 +1,215 @@
+//! What a device must offer to launch kernels: memory, modules, launches, streams and events.
+//!
+//! A driver knows nothing of attention, and keeps no record: [`Gpu`](super::gpu::Gpu) remembers what is loaded.
+//! [`Cuda`](super::Cuda) launches through `cudarc`, [`Emulator`](super::Emulator) on the CPU; a program may
+//! bring its own for [`Device::with_driver`](crate::Device::with_driver).
+
+use super::facts::Facts;
+use crate::error::Result;
+use ::emulator::Counters;
+use std::ffi::{CStr, c_void};
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// A `CUstream` of the device's primary context; null is the legacy default stream.
+pub type Stream = *mut c_void;
+
+/// Bytes that a memory pool keeps for the next call when the device is waited for; a longer workspace goes back
+/// to the CUDA driver.
+pub const KEPT_BYTES: u64 = 256 << 20;
+
+/// A module, function or event, as its driver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(pub *mut c_void);
+
+// SAFETY: drivers accept their handles from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; the handle itself never changes.
+unsafe impl Sync for Handle {}
+
+/// One launch of a kernel with a single argument.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel, from [`Driver::function`].
+    pub function: Handle,
+    /// Blocks of the grid, in one dimension.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of a block's dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The argument, passed by value.
+    pub argument: &'a [u8],
+    /// Where the launch is queued.
+    pub stream: Stream,
+}
+
+/// One device and the calls that reach it, from any thread.
+///
+/// A driver for CUDA works in the device's primary context, which it makes current for each call and no
+/// longer: the thread's own current context stays. A failed call returns
+/// [`Error::Cuda`](crate::Error::Cuda) with the driver's status, from which the library makes the more telling
+/// errors (out of memory, driver too old).
+pub trait Driver: Debug + Send + Sync {
+    /// Marketing name of the device.
+    fn name(&self) -> &str;
+
+    /// What plans depend on.
+    fn facts(&self) -> &Facts;
+
+    /// Index among the machine's GPUs; `None` if the device is emulated. Drivers with one index share memory.
+    fn index(&self) -> Option<usize>;
+
+    /// CUDA version that the driver supports, as (major, minor).
+    ///
+    /// # Errors
+    /// If the driver reports a failure; so for all calls below.
+    fn cuda_version(&self) -> Result<(i32, i32)>;
+
+    /// Bytes of memory that can be allocated now; `None` if the host's memory is the limit.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    fn free_memory(&self) -> Result<Option<u64>>;
+
+    /// Waits for all work on the device.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    fn synchronize(&self) -> Result<()>;
+
+    /// Allocates `bytes` bytes, not 0, and returns their address: a multiple of 256.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    fn allocate(&self, bytes: usize) -> Result<u64>;
+
+    /// Frees memory, after all work that was queued before.
+    ///
+    /// # Safety
+    /// [`allocate`](Self::allocate) returned the address, and nothing uses the memory any more.
+    unsafe fn free(&self, address: u64);
+
+    /// Like [`allocate`](Self::allocate), in the order of a stream. Only of devices with
+    /// [memory pools](Facts::has_pools).
+    ///
+    /// # Safety
+    /// `stream` is valid.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64>;
+
+    /// Frees memory in the order of a stream.
+    ///
+    /// # Safety
+    /// [`allocate_in`](Self::allocate_in) returned the address for this stream, which is valid, and nothing
+    /// uses the memory after what the stream holds now.
+    unsafe fn free_in(&self, stream: Stream, address: u64);
+
+    /// Waits for all work of a stream.
+    ///
+    /// # Safety
+    /// `stream` is valid.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn wait(&self, stream: Stream) -> Result<()>;
+
+    /// Fills memory with zeros, in the order of the default stream.
+    ///
+    /// # Safety
+    /// `bytes` bytes from the address, not 0, are allocated.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()>;
+
+    /// Copies host memory to the device, in the order of the default stream.
+    ///
+    /// # Safety
+    /// As many bytes from the address are allocated.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()>;
+
+    /// Copies device memory to the host, after all work on the default stream.
+    ///
+    /// # Safety
+    /// As many bytes from the address are allocated and written.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn download(&self, from: u64, data: &mut [u8]) -> Result<()>;
+
+    /// Copies memory of the device, in the order of the default stream.
+    ///
+    /// # Safety
+    /// Both addresses have `bytes` bytes, which do not overlap.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
+
+    /// Loads the PTX text of a module; where that fails, writes what the compiler says to `log`.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    fn load(&self, module: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle>;
+
+    /// Unloads a module.
+    ///
+    /// # Safety
+    /// The module is loaded, and none of its functions is used any more.
+    unsafe fn unload(&self, module: Handle);
+
+    /// A kernel of a module, whose launches may use all shared memory that the device has for a block.
+    ///
+    /// # Safety
+    /// The module is loaded.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle>;
+
+    /// Queues a launch. An emulator runs it, and may say what it did.
+    ///
+    /// # Safety
+    /// The function's module is loaded and the function takes one argument of this size; all memory that it
+    /// uses is valid until it has run; the stream is valid.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>>;
+
+    /// An event recorded after all work queued so far on the default stream.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    fn record(&self) -> Result<Handle>;
+
+    /// Waits until the device reaches an event.
+    ///
+    /// # Safety
+    /// The event exists.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn reach(&self, event: Handle) -> Result<()>;
+
+    /// The device's time between two events that it has reached.
+    ///
+    /// # Safety
+    /// Both events exist.
+    ///
+    /// # Errors
+    /// See [`cuda_version`](Self::cuda_version).
+    unsafe fn elapsed(&self, start: Handle, end: Handle) -> Result<Duration>;
+
+    /// Destroys an event.
+    ///
+    /// # Safety
+    /// The event exists, and nothing uses it any more.
+    unsafe fn forget(&self, event: Handle);
+}

@@ -1,0 +1,213 @@
+//! An emulated GPU as a driver: the kernels' PTX, run on the CPU.
+
+use super::driver::{Driver, Handle, Launch, Stream};
+use super::facts::Facts;
+use crate::error::{Error, Result};
+use ::emulator::{Argument, Counters, Memory, Module, Options};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::without_provenance_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Zeros that memory is filled with, a piece at a time.
+const PIECE: [u8; 4096] = [0; 4096];
+
+/// An emulated GPU; calls return when their work is done.
+pub struct Emulator {
+    memory: Memory,
+    facts: Facts,
+    options: Options,
+    /// Texts to load in place of others, by module.
+    replaced: HashMap<String, String>,
+    /// A module's handle is its index.
+    modules: Mutex<Vec<Arc<Module>>>,
+    /// Functions, whose handles are their indices.
+    functions: Mutex<Vec<(Arc<Module>, String)>>,
+    /// Events are the nanoseconds since then.
+    start: Instant,
+}
+
+impl Emulator {
+    /// An emulated GPU with nothing in its memory; the facts decide the shared memory of a block, whatever the
+    /// options say.
+    #[must_use]
+    pub fn new(facts: Facts, options: Options) -> Self {
+        Emulator {
+            memory: Memory::new(),
+            facts,
+            options: Options {
+                max_shared_bytes: facts.shared.block,
+                ..options
+            },
+            replaced: HashMap::new(),
+            modules: Mutex::default(),
+            functions: Mutex::default(),
+            start: Instant::now(),
+        }
+    }
+
+    /// Loads another text in place of a module's own: how a test shows that a fault in a kernel is noticed.
+    #[must_use]
+    pub fn with_ptx(mut self, module: impl Into<String>, text: impl Into<String>) -> Self {
+        self.replaced.insert(module.into(), text.into());
+        self
+    }
+}
+
+impl fmt::Debug for Emulator {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Emulator")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Driver for Emulator {
+    fn name(&self) -> &str {
+        "emulator"
+    }
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn index(&self) -> Option<usize> {
+        None
+    }
+
+    fn cuda_version(&self) -> Result<(i32, i32)> {
+        Ok((0, 0))
+    }
+
+    fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        Ok(self.memory.allocate(bytes))
+    }
+
+    unsafe fn free(&self, address: u64) {
+        let freed = self.memory.free(address);
+        freed.expect("callers free what they allocated");
+    }
+
+    unsafe fn allocate_in(&self, _: Stream, bytes: usize) -> Result<u64> {
+        self.allocate(bytes)
+    }
+
+    unsafe fn free_in(&self, _: Stream, address: u64) {
+        // SAFETY: the caller's word.
+        unsafe { self.free(address) };
+    }
+
+    unsafe fn wait(&self, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        for first in (0..bytes).step_by(PIECE.len()) {
+            let piece = &PIECE[..PIECE.len().min(bytes - first)];
+            // SAFETY: the caller's word.
+            unsafe { self.upload(address + first as u64, piece)? };
+        }
+        Ok(())
+    }
+
+    unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {
+        let written = self.memory.write(to, data);
+        written.expect("callers write where they allocated");
+        Ok(())
+    }
+
+    unsafe fn download(&self, from: u64, data: &mut [u8]) -> Result<()> {
+        let read = self.memory.read(from, data);
+        read.expect("callers read where they allocated");
+        Ok(())
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let mut piece = PIECE;
+        for first in (0..bytes).step_by(PIECE.len()) {
+            let piece = &mut piece[..PIECE.len().min(bytes - first)];
+            // SAFETY: the caller's word.
+            unsafe {
+                self.download(from + first as u64, piece)?;
+                self.upload(to + first as u64, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, module: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
+        let text = match self.replaced.get(module) {
+            Some(text) => text,
+            None => ptx.to_str().expect("PTX is UTF-8"),
+        };
+        let parsed = Module::parse(text, &format!("{module}.ptx")).map_err(failure)?;
+        Ok(push(&self.modules, Arc::new(parsed)))
+    }
+
+    unsafe fn unload(&self, _: Handle) {}
+
+    unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let module = Arc::clone(&lock(&self.modules)[module.0.addr()]);
+        let name = name.to_string_lossy().into_owned();
+        module.entry(&name).map_err(failure)?;
+        Ok(push(&self.functions, (module, name)))
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
+        let (module, name) = lock(&self.functions)[launch.function.0.addr()].clone();
+        let counters = ::emulator::launch(
+            &self.memory,
+            module.entry(&name).map_err(failure)?,
+            [launch.blocks, 1, 1],
+            [launch.threads, 1, 1],
+            launch.shared_bytes,
+            &[Argument::Bytes(launch.argument)],
+            &self.options,
+        );
+        counters.map(Some).map_err(failure)
+    }
+
+    fn record(&self) -> Result<Handle> {
+        let nanoseconds = self.start.elapsed().as_nanos() as usize;
+        Ok(Handle(without_provenance_mut(nanoseconds)))
+    }
+
+    unsafe fn reach(&self, _: Handle) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn elapsed(&self, start: Handle, end: Handle) -> Result<Duration> {
+        let nanoseconds = end.0.addr().saturating_sub(start.0.addr());
+        Ok(Duration::from_nanos(nanoseconds as u64))
+    }
+
+    unsafe fn forget(&self, _: Handle) {}
+}
+
+/// Appends to a table and returns the index as a handle.
+fn push<T>(table: &Mutex<Vec<T>>, value: T) -> Handle {
+    let mut table = lock(table);
+    table.push(value);
+    Handle(without_provenance_mut(table.len() - 1))
+}
+
+fn failure(error: ::emulator::Error) -> Error {
+    Error::Emulator {
+        report: error.to_string(),
+    }
+}
+
+/// A panic while one of these is locked leaves nothing half-changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

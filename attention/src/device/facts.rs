@@ -1,0 +1,58 @@
+//! What plans depend on: the device, as numbers.
+
+use kernels::catalog::class::{Class, SharedMemory};
+
+/// What a device offers, for the choice of kernels and the division of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Compute capability, as (major, minor).
+    pub compute_capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory of a block and of a multiprocessor; it decides the tiles.
+    pub shared: SharedMemory,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: u32,
+    /// Whether the device has memory pools. Without them a call that needs a workspace waits for its own end.
+    pub has_pools: bool,
+}
+
+impl Facts {
+    /// The facts of an A100, an RTX 3090, an H100 or a B200, which the emulator stands for.
+    #[must_use]
+    pub const fn emulated(class: Class) -> Facts {
+        let (multiprocessors, l2_megabytes) = match class {
+            Class::Sm80 => (108, 40),
+            Class::Sm86 => (82, 6),
+            Class::Sm90 => (132, 50),
+            Class::Sm100 => (148, 126),
+        };
+        Facts {
+            compute_capability: class.compute_capability(),
+            multiprocessors,
+            shared: class.shared_memory(),
+            l2_bytes: l2_megabytes << 20,
+            has_pools: true,
+        }
+    }
+
+    /// The class whose tiles suit the device.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        Class::of(self.compute_capability, self.shared)
+    }
+
+    /// Whether a multiprocessor holds a block with this much shared memory.
+    #[must_use]
+    pub fn fits(&self, shared_bytes: u32) -> bool {
+        self.shared.resident_blocks(shared_bytes) > 0
+    }
+
+    /// Blocks that a multiprocessor holds at once: `blocks_per_sm`, for which the registers are bounded, or fewer
+    /// where their shared memory does not fit.
+    #[must_use]
+    pub fn resident_blocks(&self, blocks_per_sm: u32, shared_bytes: u32) -> u32 {
+        let fitting = self.shared.resident_blocks(shared_bytes);
+        blocks_per_sm.min(fitting).max(1)
+    }
+}

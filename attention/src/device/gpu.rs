@@ -1,0 +1,164 @@
+//! A device that launches kernels: its driver, what is loaded, and what the last call did.
+
+use super::driver::{Driver, Handle, Launch, Stream};
+use crate::error::{Error, Result};
+use ::emulator::Counters;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CString;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+/// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
+const UNSUPPORTED_PTX_VERSION: u32 = 222;
+
+/// What each launch of a call did, with the kernel's name, in launch order.
+pub type Launches = Vec<(&'static str, Counters)>;
+
+/// A driver with its modules.
+#[derive(Debug)]
+pub struct Gpu {
+    driver: Box<dyn Driver>,
+    loaded: Mutex<Loaded>,
+    launches: Mutex<Launches>,
+}
+
+/// Modules and functions by name.
+#[derive(Debug, Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Handle>,
+    functions: HashMap<&'static str, Handle>,
+}
+
+impl Gpu {
+    /// A device with nothing loaded.
+    pub fn new(driver: impl Driver + 'static) -> Self {
+        Gpu {
+            driver: Box::new(driver),
+            loaded: Mutex::default(),
+            launches: Mutex::default(),
+        }
+    }
+
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// The kernel `name`; its module is loaded on first use, from the text that `ptx` gives.
+    pub fn function(
+        &self,
+        name: &'static str,
+        module: &'static str,
+        ptx: fn(&str) -> Option<String>,
+    ) -> Result<Handle> {
+        let Loaded { modules, functions } = &mut *lock(&self.loaded);
+        let entry = match functions.entry(name) {
+            Entry::Occupied(entry) => return Ok(*entry.get()),
+            Entry::Vacant(entry) => entry,
+        };
+        let module = match modules.entry(module) {
+            Entry::Occupied(entry) => *entry.get(),
+            Entry::Vacant(entry) => {
+                let text = ptx(module).ok_or(Error::NotCompiled)?;
+                *entry.insert(self.load(module, text)?)
+            }
+        };
+        let symbol = CString::new(name).expect("kernel names have no NUL");
+        // SAFETY: the module was loaded, and `drop` alone unloads it.
+        Ok(*entry.insert(unsafe { self.driver.function(module, &symbol)? }))
+    }
+
+    fn load(&self, module: &'static str, ptx: String) -> Result<Handle> {
+        let ptx = CString::new(ptx).expect("PTX has no NUL");
+        let mut log = [0; 4096];
+        match self.driver.load(module, &ptx, &mut log) {
+            Err(Error::Cuda {
+                status: UNSUPPORTED_PTX_VERSION,
+                ..
+            }) => Err(Error::DriverTooOld {
+                module,
+                supports: self.driver.cuda_version()?,
+            }),
+            Err(Error::Cuda {
+                operation,
+                status,
+                mut message,
+            }) => {
+                let log = String::from_utf8_lossy(&log);
+                let log = log.trim_end_matches('\0').trim();
+                if !log.is_empty() {
+                    message = format!("{message}: {module}: {}", log.replace('\n', "; "));
+                }
+                Err(Error::Cuda {
+                    operation,
+                    status,
+                    message,
+                })
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Queues a launch; returns what it did if the device is emulated.
+    ///
+    /// # Safety
+    /// As [`Driver::launch`], with a function of this device.
+    pub unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
+        // SAFETY: the caller's word; modules stay loaded as long as `self`.
+        unsafe { self.driver.launch(launch) }
+    }
+
+    /// Allocates at once, or in the order of a stream.
+    ///
+    /// # Safety
+    /// The stream, if any, is valid.
+    pub unsafe fn allocate(&self, bytes: usize, stream: Option<Stream>) -> Result<u64> {
+        let allocated = match stream {
+            None => self.driver.allocate(bytes),
+            // SAFETY: the caller's word.
+            Some(stream) => unsafe { self.driver.allocate_in(stream, bytes) },
+        };
+        allocated.map_err(|error| match error {
+            Error::Cuda {
+                status: OUT_OF_MEMORY,
+                ..
+            } => self.out_of_memory(bytes),
+            error => error,
+        })
+    }
+
+    fn out_of_memory(&self, needed: usize) -> Error {
+        let free = self.driver.free_memory().ok().flatten();
+        Error::OutOfMemory {
+            device: self.driver.name().to_owned(),
+            needed: needed as u64,
+            free: free.unwrap_or(0),
+        }
+    }
+
+    /// Keeps what the launches of a call did.
+    pub fn keep(&self, launches: Launches) {
+        *lock(&self.launches) = launches;
+    }
+
+    /// What the launches of the last call did.
+    pub fn launches(&self) -> Launches {
+        lock(&self.launches).clone()
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // The primary context may outlive this driver: leave nothing in it.
+        for (_, module) in lock(&self.loaded).modules.drain() {
+            // SAFETY: nobody else has `self`, so no launch uses the module's functions.
+            unsafe { self.driver.unload(module) };
+        }
+    }
+}
+
+/// A panic while one of these is locked leaves nothing half-changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,258 @@
+//! What a call launches, as data.
+//!
+//! A plan is made from [`Facts`](crate::Facts), without a device: the kernels with their grids and parameter
+//! blocks, and the bytes of the workspace that they share. [`Plan::run`] launches it on any driver.
+
+use crate::device::driver::Launch;
+use crate::device::memory;
+use crate::device::{Device, Stream};
+use crate::error::{Error, Result};
+use crate::ptx;
+use bytemuck::NoUninit;
+use kernels::catalog::{Arch, Kernel};
+
+/// Blocks that a grid can have along x.
+pub const MAX_BLOCKS: u32 = i32::MAX as u32;
+
+/// The name that the CPU implementation goes by among the kernels.
+pub const CPU: &str = "cpu";
+
+/// The launches of one call.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Name of the kernel that does the work; [`CPU`], and no steps, on the CPU.
+    pub kernel: &'static str,
+    /// Splits of the keys; 1 where nothing is split.
+    pub splits: u32,
+    /// Launches, in order.
+    pub steps: Vec<Step>,
+    /// Bytes of memory that the steps share while they run.
+    pub workspace_bytes: usize,
+}
+
+/// One launch.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The kernel.
+    pub entry: Entry,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Bytes of a block's dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The kernel's parameter block.
+    pub params: Vec<u8>,
+    /// Offsets in `params` of the addresses that count from the start of the workspace.
+    pub places: Vec<usize>,
+}
+
+/// A kernel as its launches know it, whatever crate it was compiled from.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The entry point's symbol, unlike all others of the program.
+    pub name: &'static str,
+    /// The PTX module it lives in.
+    pub module: &'static str,
+    /// What the module was compiled for.
+    pub target: Arch,
+    /// Threads of a block.
+    pub threads: u32,
+    /// The PTX text of a module.
+    pub ptx: fn(&str) -> Option<String>,
+}
+
+impl Plan {
+    /// The plan of a call that launches nothing.
+    pub(crate) fn without_steps(kernel: &'static str) -> Self {
+        Plan {
+            kernel,
+            splits: 1,
+            steps: Vec::new(),
+            workspace_bytes: 0,
+        }
+    }
+
+    /// Queues all steps on a stream; on the emulator, runs them.
+    ///
+    /// # Errors
+    /// If the device cannot run a kernel, has too little memory, or reports a failure.
+    ///
+    /// # Safety
+    /// - Each step has its kernel's own parameter block and grid.
+    /// - All memory that the parameters name, the workspace aside, is valid until the work is done.
+    /// - `stream` is null or a live stream of the device's primary context.
+    pub unsafe fn run(&self, device: &Device, stream: Stream) -> Result<()> {
+        let Some(gpu) = device.gpu() else {
+            return match self.steps.first() {
+                None => Ok(()),
+                Some(_) => Err(Error::not_on_cpu(self.kernel)),
+            };
+        };
+        // It is freed in the order of the stream, after all steps are queued or one has failed to be.
+        let workspace = match self.workspace_bytes {
+            0 => None,
+            // SAFETY: the stream is the caller's word.
+            bytes => Some(unsafe { memory::Workspace::new(gpu, bytes, stream)? }),
+        };
+        let start = workspace.as_ref().map_or(0, memory::Workspace::address);
+        let mut launches = Vec::new();
+        for step in &self.steps {
+            let entry = step.entry;
+            let (found, needed) = (
+                gpu.driver().facts().compute_capability,
+                entry.target.compute_capability(),
+            );
+            if found < needed {
+                return Err(Error::ComputeCapability {
+                    device: device.name().to_owned(),
+                    found,
+                    needed_by: entry.name,
+                    needed,
+                });
+            }
+            let launch = Launch {
+                function: gpu.function(entry.name, entry.module, entry.ptx)?,
+                blocks: step.blocks,
+                threads: entry.threads,
+                shared_bytes: step.shared_bytes,
+                argument: &step.params_at(start),
+                stream,
+            };
+            // SAFETY: the caller's word; the addresses that `places` names lie in the workspace.
+            if let Some(counters) = unsafe { gpu.launch(&launch)? } {
+                launches.push((entry.name, counters));
+            }
+        }
+        gpu.keep(launches);
+        Ok(())
+    }
+}
+
+impl Step {
+    /// A launch of a grid with a parameter block.
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have.
+    pub fn new<P: NoUninit>(
+        entry: Entry,
+        blocks: u128,
+        shared_bytes: u32,
+        params: &P,
+        places: &[usize],
+    ) -> Result<Self> {
+        Ok(Step {
+            entry,
+            blocks: grid(entry.name, blocks)?,
+            shared_bytes,
+            params: bytemuck::bytes_of(params).to_vec(),
+            places: places.to_vec(),
+        })
+    }
+
+    /// The parameter block for a workspace at this address.
+    fn params_at(&self, workspace: u64) -> Vec<u8> {
+        let mut params = self.params.clone();
+        for &place in &self.places {
+            let bytes = &mut params[place..place + size_of::<u64>()];
+            let mut address = u64::from_ne_bytes((&*bytes).try_into().expect("eight bytes"));
+            address += workspace;
+            bytes.copy_from_slice(&address.to_ne_bytes());
+        }
+        params
+    }
+}
+
+impl From<&'static Kernel> for Entry {
+    /// A kernel that this crate's build compiled.
+    fn from(kernel: &'static Kernel) -> Self {
+        Entry {
+            name: kernel.name,
+            module: kernel.module(),
+            target: kernel.arch,
+            threads: kernel.threads(),
+            ptx: ptx::module,
+        }
+    }
+}
+
+/// The number of blocks, if a launch can have so many.
+pub(crate) fn grid(kernel: &'static str, blocks: u128) -> Result<u32> {
+    match u32::try_from(blocks) {
+        Ok(blocks) if blocks <= MAX_BLOCKS => Ok(blocks),
+        _ => Err(Error::Grid {
+            kernel,
+            blocks,
+            max: MAX_BLOCKS,
+        }),
+    }
+}
+
+/// The workspace of a plan, as it is shared out; addresses in it count from its start.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// Bytes so far.
+    pub bytes: usize,
+}
+
+impl Workspace {
+    pub(crate) const OVERFLOW: Error = Error::Overflow {
+        argument: "the workspace",
+    };
+
+    /// The place of as many bytes as the product says: a multiple of 256.
+    ///
+    /// # Errors
+    /// If the size overflows.
+    pub fn reserve(&mut self, bytes: [usize; 3]) -> Result<u64> {
+        let start = self.bytes.checked_next_multiple_of(256);
+        let bytes = bytes.into_iter().try_fold(1, usize::checked_mul);
+        let end = start
+            .zip(bytes)
+            .and_then(|(start, bytes)| start.checked_add(bytes));
+        self.bytes = end.ok_or(Self::OVERFLOW)?;
+        Ok(start.ok_or(Self::OVERFLOW)? as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Entry, MAX_BLOCKS, Step, Workspace};
+    use crate::error::Error;
+    use kernels::catalog::Arch;
+
+    const ENTRY: Entry = Entry {
+        name: "kernel",
+        module: "module",
+        target: Arch::Sm80,
+        threads: 32,
+        ptx: |_| None,
+    };
+
+    #[test]
+    fn workspaces_are_shared_out() {
+        let mut workspace = Workspace::default();
+        let places = [[3, 5, 2], [1, 0, 7], [1, 1, 256], [2, 2, 2]];
+        let places = places.map(|bytes| workspace.reserve(bytes));
+        assert_eq!(places, [Ok(0), Ok(256), Ok(256), Ok(512)]);
+        assert_eq!(workspace.bytes, 520);
+        for bytes in [[1 << 40, 1 << 40, 1], [usize::MAX, 1, 1], [1 << 62, 2, 2]] {
+            assert_eq!(workspace.reserve(bytes), Err(Workspace::OVERFLOW));
+            assert_eq!(workspace.bytes, 520);
+        }
+    }
+
+    #[test]
+    fn places_alone_move_with_the_workspace() {
+        let step = Step::new(ENTRY, 7, 0, &[1_u64, 2, 3], &[8]).expect("a small grid");
+        let params: Vec<u64> = bytemuck::pod_collect_to_vec(&step.params_at(1 << 40));
+        assert_eq!(params, [1, 2 + (1 << 40), 3]);
+    }
+
+    #[test]
+    fn grids_have_a_limit() {
+        let blocks = |blocks| Step::new(ENTRY, blocks, 0, &0_u64, &[]).map(|step| step.blocks);
+        assert_eq!(blocks(u128::from(MAX_BLOCKS)), Ok(MAX_BLOCKS));
+        for refused in [u128::from(MAX_BLOCKS) + 1, 1 << 33, u128::MAX] {
+            assert!(matches!(blocks(refused), Err(Error::Grid { .. })));
+        }
+    }
+}
