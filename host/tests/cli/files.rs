@@ -41,7 +41,8 @@ fn files_are_refused_by_their_header() {
         let tensor = format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#);
         raw(&header_with(&format!(r#","other":{tensor}"#)), 48)
     };
-    let q = header_with("").replace(r#""k""#, r#""q""#);
+    let twice = header_with("").replace(r#""k""#, r#""q""#);
+    let again = r#","q":{"dtype":"F16","shape":[1,1,1,8],"data_offsets":[0,16]}"#;
     for (bytes, reason) in [
         (Vec::new(), "it ends before its header"),
         (whole[..7].to_vec(), "it ends before its header"),
@@ -59,7 +60,8 @@ fn files_are_refused_by_their_header() {
         (vec![0; 100], "its header is wrong"),
         (raw("[]", 0), "an object of tensors"),
         (raw(&header_with(",\"o"), 48), "its header is wrong"),
-        (raw(&q, 48), "tensor \"q\" is there twice"),
+        (raw(&twice, 48), "tensor \"q\" is there twice"),
+        (raw(&header_with(again), 48), "tensor \"q\" is there twice"),
         (other("F17", "[0]", "[48, 48]"), "F17"),
         (other("F16", "[1]", "[48, 49]"), "invalid shape"),
         (other("F16", "[0]", "[40, 40]"), "invalid offset"),

@@ -150,7 +150,7 @@ fn write(folder: &TempDir, tensors: &[FileTensor]) -> PathBuf {
 }
 
 /// Writes q `[1, 2, 3, 8]` and k `[1, 1, 4, 8]` of zeros, so that all visible keys weigh the same, and v
-/// `[1, 1, 4, 8]` with rows of 0, 1, 2 and 3.
+/// `[1, 1, 4, 8]` with rows of 0, 1, 2 and 3. The file begins with another tensor.
 fn write_even_weights<T: bytemuck::Pod>(
     folder: &TempDir,
     dtype: Dtype,
@@ -165,6 +165,7 @@ fn write_even_weights<T: bytemuck::Pod>(
             ("q", dtype, &q_shape, bytemuck::cast_slice(&zeros)),
             ("k", dtype, &kv_shape, bytemuck::cast_slice(&zeros[..32])),
             ("v", dtype, &kv_shape, bytemuck::cast_slice(&v)),
+            ("other", Dtype::F64, &[3], &[7; 24]),
         ],
     )
 }
