@@ -241,7 +241,7 @@ pub enum Rule {
         phase: u32,
     },
     /// More arrivals than a phase lacks, or none.
-    #[error("{count} arrivals at an mbarrier whose phase lacks {pending} of {expected}")]
+    #[error("arrival of {count} at an mbarrier whose phase lacks {pending} of {expected}")]
     MbarrierArrivals {
         /// The arrivals.
         count: u32,
