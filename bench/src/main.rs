@@ -19,7 +19,7 @@ mod stats;
 mod subject;
 mod table;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use args::{Args, PeerName, Task};
 use attention::Device;
 use clap::Parser;
@@ -74,6 +74,15 @@ fn run(args: &Args) -> Result<(), Failure> {
 /// Prints a line. A closed pipe (`| head`) is no error.
 fn print(line: impl Display) {
     let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Runs another program and returns its output.
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {text}{said}");
+    Ok(text)
 }
 
 fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
@@ -169,11 +178,7 @@ fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
 fn driver_version() -> Option<String> {
     let mut query = Command::new("nvidia-smi");
     query.args(["--query-gpu=driver_version", "--format=csv,noheader"]);
-    let output = query
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
-    let text = String::from_utf8(output.stdout).ok()?;
+    let text = output(&mut query).ok()?;
     text.lines().next().map(|line| line.trim().to_owned())
 }
 

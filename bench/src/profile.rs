@@ -3,8 +3,8 @@
 use crate::args::Profile;
 use crate::ncu;
 use crate::results::slug;
-use crate::{Failure, print};
-use anyhow::{Context, Result, ensure};
+use crate::{Failure, output, print};
+use anyhow::{Context, Result};
 use attention::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,12 +55,4 @@ fn read(report: &Path, page: &str) -> Result<String> {
         ncu.args(["--print-source", "sass"]);
     }
     output(&mut ncu)
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let output = command.output()?;
-    let text = String::from_utf8(output.stdout)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {text}{said}");
-    Ok(text)
 }

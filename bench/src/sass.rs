@@ -2,7 +2,7 @@
 
 use crate::args::Profile;
 use crate::contender::on_ladder;
-use crate::{print, table};
+use crate::{output, print, table};
 use anyhow::{Context, Result, ensure};
 use attention::emulator::Options;
 use attention::ladder::Ladder;
@@ -77,13 +77,6 @@ fn disassemble(kernel: &Kernel, target: &str) -> Result<String> {
         .arg(&source);
     output(&mut assemble)?;
     output(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {}", said.trim());
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// How often each instruction occurs in an entry, by its name with modifiers.
