@@ -3,19 +3,41 @@
 use crate::abi::GemmParams;
 use crate::abi::{ForwardParams, PackParams};
 use crate::attention::combine::combine;
-use crate::attention::forward::{decode, forward, forward_shared_rows, wide};
-use crate::attention::mask::{Causal, Full, Mask, Packed};
+use crate::attention::forward::{decode, sm80, team, wide};
+use crate::attention::heads::{HeadGroup, OneHead};
+use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::pack::pack as pack_rows;
+use crate::attention::score::Scaled;
 use crate::catalog::GemmTile;
 use crate::catalog::class::Class;
-use crate::catalog::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels};
+use crate::catalog::{COMBINE_TILE, Family, PACK_TILE, Tile, all_kernels, family};
 use crate::gemm::{multistage, simple};
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 
+/// The mask by the table's word.
+macro_rules! mask {
+    (Packed) => {
+        Either
+    };
+    ($mask:ident) => {
+        $mask
+    };
+}
+
+/// The packing by the table's word for the mask.
+macro_rules! heads {
+    (Packed) => {
+        HeadGroup
+    };
+    ($mask:ident) => {
+        OneHead
+    };
+}
+
 macro_rules! entries {
     (
-        forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ty, $forward_class:ident;)* }
-        forward_shared_rows { $($shared:ident => $shared_element:ty, $shared_dim:literal, $shared_mask:ty, $shared_class:ident;)* }
+        forward { $($forward:ident => $forward_element:ty, $forward_dim:literal, $mask:ident, $forward_class:ident;)* }
+        forward_shared_rows { $($shared:ident => $shared_element:ty, $shared_dim:literal, $shared_mask:ident, $shared_class:ident;)* }
         decode { $($decode:ident => $decode_element:ty, $decode_dim:literal, $decode_class:ident;)* }
         wide { $($wide:ident => $wide_element:ty, $wide_dim:literal, $wide_class:ident;)* }
         combine { $($combine:ident => $combine_element:ty;)* }
@@ -26,7 +48,7 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $forward(params: ForwardParams) {
-                const FAMILY: Family = Family::of_mask::<$mask>();
+                const FAMILY: Family = family!($mask);
                 const TILE: Tile = Class::$forward_class.tile(FAMILY, $forward_dim);
                 const {
                     assert!(TILE.stages == 2, "K and V are double-buffered");
@@ -34,10 +56,11 @@ macro_rules! entries {
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
-                    forward::<
+                    sm80::<
                         $forward_element,
-                        $mask,
-                        { <$mask as Mask>::PACKED },
+                        mask!($mask),
+                        heads!($mask),
+                        Scaled,
                         { TILE.warps as usize },
                         { (TILE.q_rows / TILE.warps / 16) as usize },
                         { $forward_dim / 16 },
@@ -50,17 +73,18 @@ macro_rules! entries {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "ptx-kernel" fn $shared(params: ForwardParams) {
-                const FAMILY: Family = Family::of_mask::<$shared_mask>();
+                const FAMILY: Family = family!($shared_mask);
                 const TILE: Tile = Class::$shared_class.tile(FAMILY, $shared_dim);
                 const {
                     assert!(TILE.stages == 1, "K and V have a buffer each");
                 }
                 // SAFETY: the launch is the caller's promise.
                 unsafe {
-                    forward_shared_rows::<
+                    team::<
                         $shared_element,
-                        $shared_mask,
-                        { <$shared_mask as Mask>::PACKED },
+                        mask!($shared_mask),
+                        heads!($shared_mask),
+                        Scaled,
                         { TILE.warps as usize },
                         { TILE.team as usize },
                         { (TILE.q_rows * TILE.team / TILE.warps / 16) as usize },
@@ -85,6 +109,9 @@ macro_rules! entries {
                 unsafe {
                     decode::<
                         $decode_element,
+                        Either,
+                        HeadGroup,
+                        Scaled,
                         { TILE.warps as usize },
                         { $decode_dim / 16 },
                         { (TILE.keys / 16) as usize },
@@ -108,6 +135,9 @@ macro_rules! entries {
                 unsafe {
                     wide::<
                         $wide_element,
+                        Either,
+                        OneHead,
+                        Scaled,
                         { TILE.warps as usize },
                         { TILE.team as usize },
                         { $wide_dim / 16 },

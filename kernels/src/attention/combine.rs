@@ -1,36 +1,38 @@
-//! Flash-decoding's last step: o and lse from the partial results of all splits of the keys.
+//! Flash-decoding's last step: O and lse from the partial results of all splits of the keys.
 //!
-//! With `m` the largest of the splits' maxima, split `s` weighs `w = 2^(m_s - m)`, and
-//! `o = sum(w o_s) / sum(w l_s)`: the online softmax once more, over splits instead of blocks. A
-//! split that a row sees nothing of has `m_s = -inf` and weighs 0.
+//! With `m` the largest maximum of all splits, split `s` weighs `w = 2^(m_s - m)`, and
+//! `o = sum(w o_s) / sum(w l_s)`: the online softmax over splits instead of blocks. A split in which a row sees
+//! no key has `m_s = -inf` and weighs 0.
 //!
 //! A warp takes up to 128 columns of a row, and the splits in their order, so that equal inputs give
-//! equal bits. Lane `i` finds the weight of every 32nd split from split `i` on.
+//! equal bits. Lane `i` computes the weights of splits `i`, `i + 32`, and so on.
 
+use super::sequence::Sequence;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;
 
-/// Columns of a warp: four a lane, 16 bytes.
+/// Columns of a warp: four a lane, in 16 bytes.
 const COLUMNS: u32 = 128;
 
-/// Splits whose loads are under way together.
+/// Splits that a lane loads at the same time.
 const AHEAD: usize = 8;
 
 /// Computes o and lse of the block's rows, with `W` warps a block.
 ///
 /// # Safety
-/// Launched as [`ForwardParams`] and the kernel's row of the [table](crate::catalog) say, after the
+/// Launched as [`ForwardParams`] and the kernel's row of the [catalog](crate::catalog) say, after the
 /// kernel that wrote the partial results of all rows and splits, with writable o and lse.
 #[inline(always)]
-pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
+pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W as u32) };
     let lane = thread % 32;
-    let rows = u64::from(p.batch_heads) * u64::from(p.seqlen_q);
-    // One warp a row, or a power of two.
-    let row_warps = p.dim.div_ceil(COLUMNS).next_power_of_two();
+    let rows = Sequence::partial_rows(params);
+    let splits = Sequence::split_count(params);
+    // Warps of a row: a power of two.
+    let row_warps = params.dim.div_ceil(COLUMNS).next_power_of_two();
     let warp = u64::from(special::block()) * W as u64 + u64::from(thread / 32);
     let (row, part) = (
         warp >> row_warps.trailing_zeros(),
@@ -40,42 +42,42 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
         return;
     }
     let column = part * COLUMNS + 4 * lane;
-    let exists = column < p.dim;
+    let exists = column < params.dim;
     let index = |split: u32| u64::from(split) * rows + row;
     // SAFETY: called with splits that exist.
     let total = |split: u32| unsafe {
-        let [max, sum] = global::load_f32x2(p.partial_softmax + 8 * index(split));
+        let [max, sum] = global::load_f32x2(params.partial_softmax + 8 * index(split));
         Total { max, sum }
     };
     // SAFETY: as above, if the lane's columns exist.
     let load_o = |split: u32| unsafe {
-        let element = index(split) * u64::from(p.dim) + u64::from(column);
-        global::load_f32x4(p.partial_o + 4 * element)
+        let element = index(split) * u64::from(params.dim) + u64::from(column);
+        global::load_f32x4(params.partial_o + 4 * element)
     };
 
     let mut max = f32::NEG_INFINITY;
     let mut first = 0;
-    while first < p.splits {
-        if first + lane < p.splits {
+    while first < splits {
+        if first + lane < splits {
             max = max.max(total(first + lane).max);
         }
         first += 32;
     }
-    // SAFETY: up to here and below only a whole warp branches.
+    // SAFETY: all branches so far depend on the warp, or reach no shuffle.
     let max = unsafe { across_warp(max, f32::max) };
-    // As in the online softmax: a row that saw no key anywhere must not subtract -inf from -inf.
+    // As in the online softmax: a row that saw no key must not subtract -inf from -inf.
     let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
 
     let (mut o, mut sum) = ([0.0; 4], 0.0);
     let mut first = 0;
-    while first < p.splits {
+    while first < splits {
         let mut weight = 0.0;
-        if first + lane < p.splits {
+        if first + lane < splits {
             let total = total(first + lane);
             weight = math::exp2(total.max - reference);
             sum += weight * total.sum;
         }
-        let count = (p.splits - first).min(32);
+        let count = (splits - first).min(32);
         let mut i = 0;
         while i < count {
             let mut parts = [[0.0; 4]; AHEAD];
@@ -100,32 +102,27 @@ pub unsafe fn combine<E: Element, const W: usize>(p: &ForwardParams) {
     let sum = unsafe { across_warp(sum, |a, b| a + b) };
     let (factor, lse) = Total { max, sum }.finish();
 
-    // The row's query and head, counted over all batches.
-    let packed = p.heads / p.tile_heads.value;
-    let tile_rows = u64::from(p.seqlen_q) * u64::from(packed);
-    let (group, in_group) = (row / tile_rows, (row % tile_rows) as u32);
-    let query = in_group / packed;
-    let head = group as u32 * packed + in_group % packed;
-    let (batch, head_in_batch) = (head / p.heads, head % p.heads);
-    let offset = i64::from(batch) * p.o.batch_stride
-        + i64::from(head_in_batch) * p.o.head_stride
-        + i64::from(query) * p.o.row_stride
+    let packed = params.heads / params.tile_heads.value;
+    let (sequence, query, head) = Sequence::of_partial_row(params, row, packed);
+    let offset = sequence.offset(&params.o)
+        + i64::from(head) * params.o.head_stride
+        + i64::from(query) * params.o.row_stride
         + i64::from(column);
-    let address = p.o.address.wrapping_add_signed(2 * offset);
+    let address = params.o.address.wrapping_add_signed(2 * offset);
     let [a, b, c, d] = o.map(|o| o * factor);
     let pairs = [E::pack(a, b), E::pack(c, d)];
-    // SAFETY: these elements are this lane's, and the lse its warp's.
+    // SAFETY: only this lane stores these elements; one lane of the row's first warp stores the lse.
     unsafe {
         if exists {
-            if p.o_aligned != 0 {
+            if params.o_aligned != 0 {
                 global::store_u32x2(address, pairs);
             } else {
                 global::store_elements(address, pairs, 4);
             }
         }
         if column == 0 {
-            let row = u64::from(head) * u64::from(p.seqlen_q) + u64::from(query);
-            global::store_f32(p.lse + 4 * row, lse);
+            let row = sequence.row_index(params, head, query);
+            global::store_f32(params.lse + 4 * row, lse);
         }
     }
 }

@@ -1,35 +1,44 @@
-//! What a warp does with its rows after the main loop: it stores o and lse or, if the keys are
-//! split, what a combine kernel makes them from.
+//! After the main loop: a warp stores O and lse of its rows or, where the keys are split, the partial results
+//! that a combine kernel needs.
 
-use super::place::Place;
+use super::heads::Heads;
+use super::score::Score;
+use super::sequence::Sequence;
 use super::team::Team;
 use super::warp::Warp;
+use super::work::WorkTile;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
 use crate::ptx::{global, shared, special};
-use crate::tile::registers;
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::tile::registers::{again, opaque};
+use crate::tile::{Accumulator, Copier, Element, Fixed, SharedTile};
 
-impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT, DT, OT, QT> {
-    /// Stores the results of the warp's rows, in a block of `threads` threads.
+impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Score>
+    Warp<MT, DT, OT, QT, Fixed, C>
+{
+    /// Lines 12 to 15: stores the results of the warp's rows, in a block of `threads` threads.
     ///
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn store<E: Element, const PACKED: bool, const T: usize>(
+    pub unsafe fn store<E: Element, H: Heads, const T: usize>(
         self,
-        p: &ForwardParams,
+        params: &ForwardParams,
         threads: u32,
         team: &Team<T>,
     ) {
         let team_rows = 16 * MT as u32;
-        // Asked for again: over the loop these would hold registers.
-        let place = Place::<PACKED>::of_block(p, team_rows * (threads / 32 / T as u32));
         // SAFETY: the block has this many threads.
-        let thread = unsafe { special::thread(threads) };
+        let (work, thread) = again(|| unsafe {
+            let br = team_rows * (threads / 32 / T as u32);
+            (
+                WorkTile::<H>::of_block(params, br),
+                special::thread(threads),
+            )
+        });
         let (lane, team_row) = (thread % 32, thread / 32 / T as u32 * team_rows);
-        let (row, rows) = (place.first + team_row, Place::<PACKED>::row_count(p));
-        // A team past the ragged end of the rows has nothing to store.
+        let (row, rows) = (work.first + team_row, work.row_count());
+        // A team whose rows lie past the last one has nothing to store.
         if row >= rows {
             return;
         }
@@ -37,26 +46,26 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
         // SAFETY: the caller's promise; the branches depend on the launch and the warp alone.
         unsafe {
             let totals = team.totals(&self.softmax);
-            if p.splits > 1 {
+            if Sequence::split_count(params) > 1 {
                 let totals = (team.side == 0).then_some(totals);
-                store_partial(p, &place, (row, exist), self.o, totals, |ot| {
+                store_partial(params, &work, (row, exist), self.o, totals, |ot| {
                     team.side * OT as u32 + ot as u32
                 });
             } else {
                 let o_tile = SharedTile::<DT>::new(shared::base());
                 let o_tile = o_tile.skip(team_row);
-                self.store_final::<E, PACKED, T>(p, &place, lane, team, o_tile, row, exist, totals);
+                self.store_final::<E, H, T>(params, &work, lane, team, o_tile, row, exist, totals);
             }
         }
     }
 
-    /// Normalizes O and stores it, by way of the team's rows of the Q tile, from where it can leave
-    /// in 16-byte pieces; stores lse. Of the team's rows the first `exist` exist.
+    /// Divides O by l and stores it, and stores lse, of the team's first `exist` rows. O passes through the team's
+    /// rows of the Q tile, from where it leaves in 16-byte pieces.
     #[inline(always)]
-    unsafe fn store_final<E: Element, const PACKED: bool, const T: usize>(
+    unsafe fn store_final<E: Element, H: Heads, const T: usize>(
         mut self,
-        p: &ForwardParams,
-        place: &Place<PACKED>,
+        params: &ForwardParams,
+        work: &WorkTile<H>,
         lane: u32,
         team: &Team<T>,
         o_tile: SharedTile<DT>,
@@ -64,15 +73,15 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
         exist: u32,
         totals: [[Total; 2]; MT],
     ) {
-        // SAFETY: the caller's promise. The other lanes may still be reading Q from these rows.
+        // SAFETY: the caller's promise. After it no lane reads Q from these rows.
         unsafe { team.sync() }
         let columns = o_tile.skip_columns(team.side * 16 * OT as u32);
         for mt in 0..MT {
             let (factor, lse) = totals[mt][0].finish();
             let (factor8, lse8) = totals[mt][1].finish();
             let lse = [lse, lse8];
-            // SAFETY: the caller's promise; nobody but this warp uses its part of the tile, and one lane
-            // of the team stores the lse of a row.
+            // SAFETY: the caller's promise; only this warp uses its part of the tile, and one lane of the team
+            // stores the lse of a row.
             unsafe {
                 for dt in 0..OT {
                     self.o[mt][dt].scale_rows([factor, factor8]);
@@ -81,7 +90,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
                 for r in 0..2 {
                     let row = (16 * mt + 8 * r) as u32 + lane / 4;
                     if lane % 4 == 0 && team.side == 0 && row < exist {
-                        global::store_f32(place.lse(p, first + row), lse[r]);
+                        global::store_f32(work.lse(params, first + row), lse[r]);
                     }
                 }
             }
@@ -89,7 +98,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
         // SAFETY: the caller's promise.
         unsafe {
             team.sync();
-            let o = Copier::new(place.q_rows(&p.o), lane, 32);
+            let o = Copier::new(work.q_rows(&params.o), lane, 32);
             let rows = (16 * MT / T) as u32;
             let skip = team.side * rows;
             let exist = exist.saturating_sub(skip);
@@ -98,39 +107,38 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize> Warp<MT
                 first + skip,
                 rows,
                 exist,
-                p.o_aligned != 0,
+                params.o_aligned != 0,
             );
         }
     }
 }
 
-/// Stores O as it is and, if `totals` are given, the maximum and sum of each row: of the rows from `first`
-/// on, of which `exist` exist, the slices of 16 columns `column(0..OT)`. Four lanes fill a 32-byte
-/// sector.
+/// Stores partial results of the rows from `first` on, of which `exist` exist: O, not divided by l, in the slices
+/// `column(0..OT)` of 16 columns; and m and l, where `totals` has them. Four lanes fill a 32-byte sector.
 ///
 /// # Safety
-/// As [`Warp::new`]; the rows and columns are this warp's alone.
+/// As [`Warp::new`]; no other warp stores these rows and columns.
 #[inline(always)]
-pub unsafe fn store_partial<const PACKED: bool, const MT: usize, const OT: usize>(
-    p: &ForwardParams,
-    place: &Place<PACKED>,
+pub unsafe fn store_partial<H: Heads, const MT: usize, const OT: usize>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
     (first, exist): (u32, u32),
     o: [[Accumulator; OT]; MT],
     totals: Option<[[Total; 2]; MT]>,
     column: impl Fn(usize) -> u32,
 ) {
     let lane = special::lane();
-    let dim = registers::opaque(p.dim);
+    let dim = opaque(params.dim);
     for mt in 0..MT {
         for r in 0..2 {
             let row = (16 * mt + 8 * r) as u32 + lane / 4;
             if row >= exist {
                 continue;
             }
-            let index = place.partial(p, first + row);
-            let address = p.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
-            // SAFETY: the row exists and is this warp's; its elements are its four lanes', and
-            // the first of these stores maximum and sum.
+            let index = work.partial(params, first + row);
+            let address = params.partial_o + 4 * index * u64::from(dim) + 8 * u64::from(lane % 4);
+            // SAFETY: the row exists; each of its four lanes stores its own elements, and the first of them m
+            // and l.
             unsafe {
                 for ot in 0..OT {
                     let [a, b, c, d] = o[mt][ot].row(r);
@@ -146,7 +154,7 @@ pub unsafe fn store_partial<const PACKED: bool, const MT: usize, const OT: usize
                     && lane % 4 == 0
                 {
                     let Total { max, sum } = totals[mt][r];
-                    global::store_f32x2(p.partial_softmax + 8 * index, [max, sum]);
+                    global::store_f32x2(params.partial_softmax + 8 * index, [max, sum]);
                 }
             }
         }

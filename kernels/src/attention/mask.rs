@@ -1,46 +1,137 @@
-//! Which keys a query sees: visible keys are a prefix `0..limit(row)` of the sequence.
+//! Which keys a query sees, and which queries see a key.
 //!
-//! A mask is a type, so that a kernel without one pays nothing for it. Its trip counts split the
-//! key blocks of a query tile into those that every row sees whole, which need no masking, those
-//! that some row sees in part, and those that are never loaded.
+//! Both are intervals whose ends never move back: a later query sees neither an earlier first key nor an
+//! earlier last key. From what the first and the last row of a tile see follow the blocks that the tile
+//! sees: [some of it](seen_blocks), or [all of it](whole_blocks), where no score needs masking. This holds for
+//! query tiles and blocks of keys, and for key tiles and blocks of queries.
 //!
-//! A block that takes a split of the keys treats it as its own sequence: limits count from the
-//! split's first key.
+//! A mask is a type, and so are its intervals: what a mask knows at compile time costs nothing in a kernel.
 
-use crate::abi::Divisor;
+use super::sequence::{Sequence, Split};
 use crate::abi::ForwardParams;
+use core::ops::Range;
 
-/// Visibility of keys for each query row.
+/// Consecutive keys or queries, as numbers.
+pub trait Interval: Copy + Default {
+    /// The first.
+    fn start(self) -> i32;
+
+    /// The one after the last: not above `start` if there are none.
+    fn end(self) -> i32;
+
+    /// The same, counted from number `origin`.
+    #[must_use]
+    fn counted_from(self, origin: i32) -> Self;
+
+    /// Whether it contains a number.
+    fn contains(self, number: i32) -> bool;
+}
+
+/// All numbers below an end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prefix {
+    /// The first number outside.
+    pub end: i32,
+}
+
+impl Interval for Prefix {
+    #[inline(always)]
+    fn start(self) -> i32 {
+        0
+    }
+
+    #[inline(always)]
+    fn end(self) -> i32 {
+        self.end
+    }
+
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        Prefix {
+            end: self.end - origin,
+        }
+    }
+
+    #[inline(always)]
+    fn contains(self, number: i32) -> bool {
+        number < self.end
+    }
+}
+
+/// The numbers from a start to an end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Span {
+    /// The first number inside.
+    pub start: i32,
+    /// The first number after it that is outside.
+    pub end: i32,
+}
+
+impl Interval for Span {
+    #[inline(always)]
+    fn start(self) -> i32 {
+        self.start
+    }
+
+    #[inline(always)]
+    fn end(self) -> i32 {
+        self.end
+    }
+
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        Span {
+            start: self.start - origin,
+            end: self.end - origin,
+        }
+    }
+
+    #[inline(always)]
+    fn contains(self, number: i32) -> bool {
+        self.start <= number && number < self.end
+    }
+}
+
+/// The blocks of `size` numbers of which some row of a tile sees something, from what the tile's first and last
+/// rows see. The others need not be loaded.
+#[inline(always)]
+pub fn seen_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
+    let start = first.start() as u32 / size;
+    if first.start() > 0 && first.start() >= last.end() {
+        return start..start;
+    }
+    start..(last.end() as u32).div_ceil(size)
+}
+
+/// The blocks of `size` numbers that every row of a tile sees whole, from what the tile's first and last rows see.
+/// The other [seen](seen_blocks) blocks need masking.
+#[inline(always)]
+pub fn whole_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
+    (last.start() as u32).div_ceil(size)..first.end() as u32 / size
+}
+
+/// The visible pairs of queries and keys, with the keys of one [`Split`].
 pub trait Mask: Copy {
-    /// Whether the limit grows with the row.
-    const CAUSAL: bool;
+    /// Whether all queries see the same keys.
+    const UNIFORM: bool;
 
-    /// Whether rows are the queries of all heads that share a key/value head.
-    const PACKED: bool = false;
+    /// The keys of a query.
+    type Keys: Interval;
 
-    /// The mask of a launch on the split of `keys` keys from key `first` on.
-    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self;
+    /// The mask of a launch, on one batch entry and one split of its keys.
+    fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self;
 
-    /// Number of keys that `row` sees, at most `keys`; not less than that of `row - 1`.
-    fn limit(self, row: i32) -> i32;
+    /// The keys that `query` sees, from 0 to the split's number of keys.
+    fn keys(self, query: i32) -> Self::Keys;
 
-    /// Of a block of keys that starts at `first_key`, how many keys `row`, which exists, sees: not
-    /// bounded by 0 below nor by the block's length above.
+    /// The queries that see `key`, from 0 to the number of queries.
+    fn queries(self, key: i32) -> Span;
+
+    /// The keys that `query`, which exists, sees of the block that starts at `first_key`, counted from there:
+    /// they may reach beyond the block.
     #[inline(always)]
-    fn visible(self, row: i32, first_key: i32) -> i32 {
-        self.limit(row) - first_key
-    }
-
-    /// Key blocks of `keys` keys that at least one of the rows `first..=last` sees.
-    #[inline(always)]
-    fn trip_count(self, last: i32, keys: u32) -> u32 {
-        (self.limit(last) as u32).div_ceil(keys)
-    }
-
-    /// Key blocks, counted from the first, that all rows from `first` on see whole.
-    #[inline(always)]
-    fn unmasked_trip_count(self, first: i32, keys: u32) -> u32 {
-        self.limit(first) as u32 / keys
+    fn keys_of_block(self, query: i32, first_key: i32) -> Self::Keys {
+        self.keys(query).counted_from(first_key)
     }
 }
 
@@ -48,107 +139,110 @@ pub trait Mask: Copy {
 #[derive(Clone, Copy, Debug)]
 pub struct Full {
     keys: i32,
+    queries: i32,
 }
 
 impl Mask for Full {
-    const CAUSAL: bool = false;
+    const UNIFORM: bool = true;
+    type Keys = Prefix;
 
     #[inline(always)]
-    fn new(_p: &ForwardParams, _first: u32, keys: u32) -> Self {
-        Full { keys: keys as i32 }
-    }
-
-    #[inline(always)]
-    fn limit(self, _row: i32) -> i32 {
-        self.keys
-    }
-}
-
-/// Query `i` sees keys up to `i + seqlen_kv - seqlen_q`: the last query sees all (bottom-right).
-#[derive(Clone, Copy, Debug)]
-pub struct Causal {
-    keys: i32,
-    offset: i32,
-}
-
-impl Mask for Causal {
-    const CAUSAL: bool = true;
-
-    #[inline(always)]
-    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
-        Causal {
-            keys: keys as i32,
-            offset: causal_offset(p) - first as i32,
+    fn new(_params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
+        Full {
+            keys: split.keys as i32,
+            queries: sequence.queries as i32,
         }
     }
 
     #[inline(always)]
-    fn limit(self, row: i32) -> i32 {
-        // Rows past the last query belong to the ragged end of a tile; `row + offset` stays within
-        // i32 because both lengths are at most `MAX_SEQLEN`.
-        row.saturating_add(self.offset).clamp(0, self.keys)
+    fn keys(self, _query: i32) -> Prefix {
+        Prefix { end: self.keys }
     }
 
-    /// Without the bounds of `limit`, which an existing row of the last split never exceeds and in
-    /// other splits are ends of blocks: one register serves all rows of a lane.
     #[inline(always)]
-    fn visible(self, row: i32, first_key: i32) -> i32 {
-        row.wrapping_add(self.offset).wrapping_sub(first_key)
+    fn queries(self, _key: i32) -> Span {
+        Span {
+            start: 0,
+            end: self.queries,
+        }
     }
 }
 
-/// Full or causal, as the launch says.
+/// Query `i` sees keys up to `i + keys - queries`: the last query sees all keys (bottom-right alignment).
+#[derive(Clone, Copy, Debug)]
+pub struct Causal {
+    keys: i32,
+    queries: i32,
+    /// How many keys query 0 sees; it may be negative, or more than there are.
+    offset: i32,
+}
+
+impl Mask for Causal {
+    const UNIFORM: bool = false;
+    type Keys = Prefix;
+
+    #[inline(always)]
+    fn new(_params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
+        Causal {
+            keys: split.keys as i32,
+            queries: sequence.queries as i32,
+            offset: sequence.keys as i32 - sequence.queries as i32 + 1 - split.first as i32,
+        }
+    }
+
+    /// Rows after the last query, at a tile's ragged end, see all keys. `query + offset` stays within `i32`
+    /// because both lengths are at most [`MAX_SEQLEN`](crate::abi::MAX_SEQLEN).
+    #[inline(always)]
+    fn keys(self, query: i32) -> Prefix {
+        Prefix {
+            end: query.saturating_add(self.offset).clamp(0, self.keys),
+        }
+    }
+
+    #[inline(always)]
+    fn queries(self, key: i32) -> Span {
+        Span {
+            start: (key + 1).saturating_sub(self.offset).clamp(0, self.queries),
+            end: self.queries,
+        }
+    }
+
+    /// Leaves out the bounds of [`keys`](Mask::keys): an existing query of the last split stays below the upper
+    /// one, and in other splits both are ends of blocks. One register then serves all rows of a lane.
+    #[inline(always)]
+    fn keys_of_block(self, query: i32, first_key: i32) -> Prefix {
+        Prefix {
+            end: query.wrapping_add(self.offset).wrapping_sub(first_key),
+        }
+    }
+}
+
+/// [`Full`] or [`Causal`], as the launch says.
 #[derive(Clone, Copy, Debug)]
 pub struct Either(Causal);
 
 impl Mask for Either {
-    const CAUSAL: bool = true;
+    const UNIFORM: bool = false;
+    type Keys = Prefix;
 
     #[inline(always)]
-    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
-        let mask = Causal::new(p, first, keys);
+    fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
+        let mask = Causal::new(params, sequence, split);
         // Without a mask even query 0 sees more keys than there are.
-        let offset = match p.causal {
-            0 => i32::MAX - first as i32,
+        let offset = match params.causal {
+            0 => i32::MAX - split.first as i32,
             _ => mask.offset,
         };
         Either(Causal { offset, ..mask })
     }
 
     #[inline(always)]
-    fn limit(self, row: i32) -> i32 {
-        self.0.limit(row)
-    }
-}
-
-/// Full or causal, as the launch says, for rows that are `group` heads' first query, then their
-/// second, and so on.
-#[derive(Clone, Copy, Debug)]
-pub struct Packed {
-    mask: Either,
-    group: Divisor,
-}
-
-impl Mask for Packed {
-    const CAUSAL: bool = true;
-    const PACKED: bool = true;
-
-    #[inline(always)]
-    fn new(p: &ForwardParams, first: u32, keys: u32) -> Self {
-        Packed {
-            mask: Either::new(p, first, keys),
-            group: p.group,
-        }
+    fn keys(self, query: i32) -> Prefix {
+        self.0.keys(query)
     }
 
     #[inline(always)]
-    fn limit(self, row: i32) -> i32 {
-        self.mask.limit(self.group.divide(row as u32).0 as i32)
+    fn queries(self, key: i32) -> Span {
+        self.0.queries(key)
     }
-}
-
-/// What the causal mask adds to a query to get the number of keys it sees.
-#[inline(always)]
-fn causal_offset(p: &ForwardParams) -> i32 {
-    p.seqlen_kv as i32 - p.seqlen_q as i32 + 1
 }

@@ -13,7 +13,9 @@
 //! | `combine` | partial results of splits of the keys, added up | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
+pub mod heads;
 pub mod mask;
+pub mod sequence;
 
 #[cfg(target_arch = "nvptx64")]
 pub mod combine;
@@ -26,21 +28,23 @@ pub mod non_finite;
 #[cfg(target_arch = "nvptx64")]
 pub mod pack;
 #[cfg(target_arch = "nvptx64")]
-mod place;
+pub mod score;
 #[cfg(target_arch = "nvptx64")]
 mod softmax;
 #[cfg(target_arch = "nvptx64")]
 mod team;
 #[cfg(target_arch = "nvptx64")]
 mod warp;
+#[cfg(target_arch = "nvptx64")]
+mod work;
 
 #[cfg(target_arch = "nvptx64")]
 pub use epilogue::store_partial;
-#[cfg(target_arch = "nvptx64")]
-pub use place::Place;
 #[cfg(target_arch = "nvptx64")]
 pub use softmax::{Softmax, SoftmaxScale, Total};
 #[cfg(target_arch = "nvptx64")]
 pub use team::Team;
 #[cfg(target_arch = "nvptx64")]
-pub use warp::{Warp, map_rows, map_tile};
+pub use warp::Warp;
+#[cfg(target_arch = "nvptx64")]
+pub use work::WorkTile;

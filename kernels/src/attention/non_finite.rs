@@ -1,20 +1,22 @@
 //! Infinities and NaN in V that some rows must not see.
 //!
-//! A block of keys on the edge of the causal mask is seen whole by some rows and in part by others,
-//! and the product P V takes it whole for all: what a row does not see, it multiplies by P = 0. That
-//! is exact unless V holds an infinity or a NaN there, for 0 times it is NaN. Blocks at the edge are
-//! few, so they are searched for such elements, and one that holds any takes a slower product.
+//! Some rows see a block of keys on the edge of the mask whole, others in part. The product P V takes it
+//! whole for all rows: P is 0 where a row does not see the key. That is exact unless V holds an infinity or a
+//! NaN there, because 0 times infinity is NaN. Blocks at the edge are few: the warp searches them for such
+//! elements, and takes a slower product where it finds one.
 
+use super::mask::Interval;
+use super::score::Score;
 use super::warp::Warp;
-use crate::ptx::{barrier, shuffle, special};
-use crate::tile::registers;
+use crate::ptx::{shuffle, special};
+use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
-/// 16x16 tiles of V that a look takes at a time, where it is a loop.
+/// 16x16 tiles of V that one pass of a search loop reads.
 const LOOK: usize = 2;
 
-/// Whether a tile of V holds an infinity or a NaN in the slices of 16 columns `column(0..OT)`: the same
-/// answer in all lanes.
+/// Whether a tile of V holds an infinity or a NaN in the slices `column(0..OT)` of 16 columns; all lanes get the
+/// same answer.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, and the tile is written and visible.
@@ -41,26 +43,31 @@ pub unsafe fn has_non_finite<
     unsafe { shuffle::or(found) != 0 }
 }
 
-impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT: usize>
-    Warp<MT, DT, OT, QT, A>
+impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement, C: Score>
+    Warp<MT, DT, OT, QT, A, C>
 {
-    /// As [`accumulate_masked`](Warp::accumulate_masked), where the look and the guarded product are loops over
-    /// slices of 16 keys that are not unrolled: they hold less.
+    /// As [`accumulate_masked`](Warp::accumulate_masked), with fewer registers: the search and the guarded product
+    /// are loops over slices of 16 keys that the compiler does not unroll.
     ///
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked_by_slices<E: Element, S: Accumulate<E>, const NT: usize>(
+    pub unsafe fn accumulate_masked_by_slices<
+        E: Element,
+        S: Accumulate<E>,
+        K: Interval,
+        const NT: usize,
+    >(
         &mut self,
         mut p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        visible: impl Fn() -> [[i32; 2]; MT],
+        keys: impl Fn() -> [[K; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             let windows = OT.div_ceil(LOOK);
             let (mut guarded, mut window) = (false, 0);
-            while !guarded && window < registers::opaque((NT * windows) as u32) {
+            while !guarded && window < opaque((NT * windows) as u32) {
                 let (nt, ot) = (window as usize / windows, window as usize % windows * LOOK);
                 let column = |i: usize| (ot + i).min(OT - 1);
                 let v_tile = v_tile.skip(16 * nt as u32);
@@ -71,12 +78,12 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
                 return self.accumulate::<E, S, NT>(p, v_tile);
             }
             let mut nt = 0;
-            while nt < registers::opaque(NT as u32) {
+            while nt < opaque(NT as u32) {
                 let first = p.map(|row| [row[0]]);
-                let visible = visible().map(|rows| rows.map(|v| v - 16 * nt as i32));
-                self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), visible);
-                // Registers have no index: what is next moves up. All the way round, or else the compiler
-                // would unroll the turns until nothing changes.
+                let keys = keys().map(|rows| rows.map(|keys| keys.counted_from(16 * nt as i32)));
+                self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), keys);
+                // Registers have no index, so the next slice moves to the front. The first one goes to the end:
+                // dropped, the compiler would unroll the loop.
                 for mt in 0..MT {
                     let first = p[mt][0];
                     for nt in 1..NT {
@@ -89,8 +96,8 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
         }
     }
 
-    /// `O += P V` with the elements of V that are not finite taken as 0; then O becomes NaN where a
-    /// row sees one: where the product of visibility and non-finiteness, both 0 or 1, is not 0.
+    /// `O += P V` with 0 for the elements of V that are not finite. Then O becomes NaN where a row sees such an
+    /// element: where the product of two matrices of 0 and 1, "sees" and "is not finite", is not 0.
     ///
     /// # Safety
     /// As [`Warp::new`].
@@ -99,18 +106,18 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        visible: [[i32; 2]; MT],
+        keys: [[impl Interval; 2]; MT],
     ) {
         let lane = special::lane();
         for dt in 0..OT {
             for mt in 0..MT {
                 let mut count = Accumulator::ZERO;
-                // SAFETY: the caller's promise. The barrier keeps the assembler from reading V far
-                // ahead here, at the price of spilled registers in the whole kernel.
-                unsafe { barrier::warp() }
+                // SAFETY: the caller's promise. Without the fence the assembler reads V far ahead, and spills
+                // registers in the whole kernel.
+                unsafe { fence() }
                 for nt in 0..NT {
-                    let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                    let seen = Operand::ones_below::<E>(lane, limits);
+                    let keys = keys[mt].map(|keys| keys.counted_from(16 * nt as i32));
+                    let seen = Operand::ones::<E>(lane, keys);
                     // SAFETY: the caller's promise.
                     unsafe {
                         let v = v_tile.b_trans(lane, nt, dt);
@@ -125,9 +132,8 @@ impl<A: Arrangement, const MT: usize, const DT: usize, const OT: usize, const QT
     }
 }
 
-/// As [`accumulate_guarded`](Warp::accumulate_guarded) of `16 * KT` keys, with P from shared memory: in a loop
-/// that is not unrolled, because what it then holds is little. `column` gives the slice of 16 columns of V
-/// that one of O is.
+/// As [`accumulate_guarded`](Warp::accumulate_guarded) of `16 * KT` keys, with P from shared memory, in a loop that
+/// the compiler does not unroll. `column(ot)` is the slice of V's columns that slice `ot` of O has.
 ///
 /// # Safety
 /// As [`Warp::new`].
@@ -144,15 +150,15 @@ pub unsafe fn multiply_guarded<
     o: &mut [[Accumulator; OT]; MT],
     (p_tile, first): (SharedTile<PT>, usize),
     v_tile: SharedTile<VT, A>,
-    visible: [[i32; 2]; MT],
+    keys: [[impl Interval; 2]; MT],
     column: impl Fn(usize) -> usize,
 ) {
-    let end = registers::opaque(KT as u32);
+    let end = opaque(KT as u32);
     let mut kt = 0;
     while kt < end {
         let lane = special::lane();
-        let limits = visible.map(|rows| rows.map(|v| v - 16 * kt as i32));
-        let seen = limits.map(|limits| Operand::ones_below::<E>(lane, limits));
+        let keys = keys.map(|rows| rows.map(|keys| keys.counted_from(16 * kt as i32)));
+        let seen = keys.map(|keys| Operand::ones::<E>(lane, keys));
         // SAFETY: the caller's promise.
         unsafe {
             let p: [[Operand; 1]; MT] = p_tile.operands(first + kt as usize);

@@ -5,11 +5,10 @@
 //! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
 //! same factor.
 //!
-//! Any other number in `m`'s place gives the same result, as long as nothing overflows or vanishes. So
-//! `m` need not follow every new maximum: a block is first tried with `m` as it is, and only if its
-//! probabilities are too large does `m` rise. That takes the search for the maximum, its exchange
-//! between lanes and the rescaling of O out of nearly every step, and shortens the way from scores to
-//! probabilities to the two instructions.
+//! Any other number in the place of `m` gives the same result, as long as nothing overflows or vanishes. So
+//! `m` need not follow every new maximum: a block is first tried with the old `m`, and only if its
+//! probabilities are too large does `m` rise. Nearly every step then needs no search for the maximum, no
+//! exchange between lanes and no rescaling of O: scores become probabilities by the two instructions.
 
 use crate::ptx::{math, shuffle};
 use crate::tile::Accumulator;
@@ -24,13 +23,13 @@ pub struct SoftmaxScale {
 }
 
 impl SoftmaxScale {
-    /// That of scores which are scaled already.
+    /// The scale of scores that are scaled already.
     pub const ONE: Self = SoftmaxScale {
         log2: 1.0,
         negative: false,
     };
 
-    /// What raw scores are multiplied by, sign and all.
+    /// What multiplies raw scores, sign included.
     #[inline(always)]
     pub fn signed(self) -> f32 {
         if self.negative { -self.log2 } else { self.log2 }
@@ -48,9 +47,8 @@ impl SoftmaxScale {
     }
 }
 
-/// What a lane's sum of a row's probabilities in a block may come to. Their format holds up to 2^16
-/// (IEEE binary16), and `m` is at most the row's largest score: so none vanishes that would not do so
-/// relative to the true maximum.
+/// The largest sum of a lane's probabilities of a row in a block. Their format holds up to 2^16 (IEEE
+/// binary16). `m` is at most the row's largest score, so no more probabilities vanish than with the true maximum.
 const MOST: f32 = 16384.0;
 
 /// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
@@ -90,9 +88,8 @@ impl<const MT: usize> Softmax<MT> {
         maxima
     }
 
-    /// Takes in a block's scores of tile `mt`, whose [`maxima`](Self::maxima) are given or less: `s` turns
-    /// from raw scores into probabilities relative to the new maximum. Returns the factors that bring
-    /// the rows of earlier results to it.
+    /// Takes in a block's scores of tile `mt`, whose maxima are at most `maxima`: turns `s` from raw scores into
+    /// probabilities relative to the new maxima. Returns the factors that rescale the rows of earlier results.
     #[inline(always)]
     pub fn update<const NT: usize>(
         &mut self,
@@ -104,8 +101,8 @@ impl<const MT: usize> Softmax<MT> {
         for r in 0..2 {
             let max = self.max[mt][r].max(maxima[r]);
 
-            // A row that saw no key yet keeps m = -inf; subtracting 0 instead makes its probabilities
-            // 2^-inf = 0 where -inf - -inf would be NaN.
+            // A row that saw no key yet keeps m = -inf. To subtract 0 instead makes its probabilities
+            // 2^-inf = 0, where -inf - -inf would be NaN.
             let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
             factors[r] = math::exp2(self.max[mt][r] - reference);
             let mut sum = self.sum[mt][r] * factors[r];
@@ -122,17 +119,17 @@ impl<const MT: usize> Softmax<MT> {
         factors
     }
 
-    /// Goes on from earlier results: a lane's sum of row `g + 8 r` of tile `mt`, and the row's maximum.
+    /// Continues from earlier results: the row's maximum and a lane's sum, of row `g + 8 r` of tile `mt`.
     #[inline(always)]
     pub fn resume(&mut self, mt: usize, r: usize, Total { max, sum }: Total) {
         self.max[mt][r] = max;
         self.sum[mt][r] = sum;
     }
 
-    /// Turns a block's raw scores into probabilities relative to the maxima as they are, of use only
-    /// if their sums [fit](Sums::fit); then [`add`](Self::add) takes them in.
+    /// Turns a block's raw scores into probabilities relative to the old maxima. They are useful only if their sums
+    /// [fit](Sums::fit); then [`add`](Self::add) takes the sums in.
     ///
-    /// Rows without a maximum, -inf, get sums that do not fit, for their scores exceed it.
+    /// The sums of a row that saw no key do not fit: every score exceeds its maximum, -inf.
     #[inline(always)]
     pub fn apply<const NT: usize>(&self, s: &mut [[Accumulator; NT]; MT]) -> Sums<MT> {
         let mut sums = [[0.0; 2]; MT];
@@ -199,8 +196,8 @@ impl<const MT: usize> Sums<MT> {
     }
 }
 
-/// What the softmax of a row comes to: a scaled score that none exceeds by much, and the sum of
-/// `2^(c s - max)`. They are lse in two parts: apart, large scores cost the sums no digits.
+/// The softmax of a row: a scaled score that no other exceeds by much, and the sum of `2^(c s - max)`. They are
+/// lse in two parts, so that large scores cost the sum no digits.
 #[derive(Clone, Copy, Default)]
 pub struct Total {
     /// -inf if the row sees no key.
@@ -210,8 +207,8 @@ pub struct Total {
 }
 
 impl Total {
-    /// The factor that normalizes the row of O (0 if it saw no key), and the log-sum-exp of its
-    /// scaled scores in base e (then -inf).
+    /// The factor that normalizes the row of O, and lse, the log-sum-exp of its scaled scores in base e. For a
+    /// row that sees no key they are 0 and -inf.
     #[inline(always)]
     pub fn finish(self) -> (f32, f32) {
         if self.sum == 0.0 {

@@ -3,24 +3,24 @@
 use crate::attention::{Softmax, Total};
 use crate::ptx::{barrier, shared, special};
 
-/// The place of a warp among the `T` warps that share its rows: each has a part of the keys in
+/// A warp's place among the `T` warps of its team, which share query rows: each has a part of the keys in
 /// `Q K^T`, and a part of O's columns.
 #[derive(Clone, Copy)]
 pub struct Team<const T: usize> {
-    /// The team's among those of the block.
+    /// The team's number in the block.
     number: u32,
-    /// The warp's among those of the team.
+    /// The warp's number in the team.
     pub side: u32,
     /// The team's first row in its block.
     pub row: u32,
     /// Rows of the block.
     rows: u32,
-    /// Shared address of `f32[T][rows][4]`: a number for each lane that has a part of a row.
+    /// Shared address of `f32[T][rows][4]`: a number for each lane that holds a part of a row.
     exchange: u32,
 }
 
 impl Team<1> {
-    /// A warp that has its rows for itself.
+    /// A team of one warp.
     pub const ALONE: Self = Team {
         number: 0,
         side: 0,
@@ -31,8 +31,8 @@ impl Team<1> {
 }
 
 impl<const T: usize> Team<T> {
-    /// That of warp `warp` in a block of `rows` rows, `team_rows` for each team, with `f32[T][rows][4]`
-    /// in shared memory at `exchange`.
+    /// The place of warp `warp` in a block of `rows` rows, `team_rows` of them a team. `exchange` is the shared
+    /// address of `f32[T][rows][4]`.
     #[inline(always)]
     pub fn of_warp(warp: u32, team_rows: u32, rows: u32, exchange: u32) -> Self {
         let number = warp / T as u32;
@@ -61,7 +61,7 @@ impl<const T: usize> Team<T> {
         }
     }
 
-    /// The maximum and the sum of every row over the keys of all warps of the team.
+    /// m and l of every row, over the keys of all warps of the team.
     ///
     /// # Safety
     /// As [`combine`](Self::combine).
@@ -80,11 +80,11 @@ impl<const T: usize> Team<T> {
         }
     }
 
-    /// Combines what the warps have of each row, lane by lane: all get the same, for each applies `f` to the
-    /// warps in the same order.
+    /// Combines the numbers of each row, lane by lane, over the warps of the team. All warps get the same
+    /// results, because each applies `f` in the order of the warps.
     ///
     /// # Safety
-    /// As [`sync`](Self::sync); and a barrier of the team is between two calls.
+    /// As [`sync`](Self::sync); and the team passes a barrier between two calls.
     #[inline(always)]
     pub unsafe fn combine<const MT: usize>(
         &self,
@@ -100,7 +100,7 @@ impl<const T: usize> Team<T> {
             self.exchange + 4 * (4 * row + lane)
         };
         let mut combined = [[0.0; 2]; MT];
-        // SAFETY: the numbers are the team's, and each is one lane's.
+        // SAFETY: each lane of the team stores its own number, and reads after the barrier.
         unsafe {
             for mt in 0..MT {
                 for r in 0..2 {

@@ -1,60 +1,81 @@
-//! The work of one warp: its rows of Q, O, m and l, and a step of the main loop on them.
+//! A warp's rows of Q, O, m and l, and the steps of FlashAttention-2 (Dao 2023, Algorithm 1) on them.
+//!
+//! | line | step |
+//! |---|---|
+//! | 5: `O = 0, l = 0, m = -inf` | [`Warp::new`] |
+//! | 8: `S = Q K^T` | [`Warp::scores`] |
+//! | 9: `m`, `P` and `l`; 10: the factor of O | [`Warp::softmax`]; [`Warp::softmax_masked`] under a mask |
+//! | 10: `O += P V` | [`Warp::accumulate`]; [`Warp::accumulate_masked`] under a mask |
+//! | 12 to 15: `O / l` and lse, stored | [`Warp::store`] |
+//!
+//! Parameters: `MT` tiles of 16 query rows a warp, `DT` slices of 16 in the head dim, `OT` of them in the warp's part of O,
+//! `QT` of them kept of Q, `NT` slices of 16 in a block of keys, `T` warps in a team.
 
+use super::Softmax;
+use super::mask::{Interval, Mask};
 use super::non_finite::has_non_finite;
+use super::score::{Scaled, Score};
 use super::team::Team;
-use crate::attention::mask::Mask;
-use crate::attention::{Softmax, SoftmaxScale};
-use crate::ptx::{barrier, special, vote};
+use crate::ptx::{special, vote};
+use crate::tile::registers::{fence, opaque_in};
+use crate::tile::whole::{map_shared, mask, to_operands};
 use crate::tile::{
     Accumulate, Accumulator, Arrangement, Element, Fixed, Operand, SharedTile, multiply,
     multiply_transposed,
 };
 use core::hint::cold_path;
 
-/// What a warp carries through the loop: `MT` tiles of 16 query rows, with `OT` of the `DT` slices of 16
-/// columns of O.
+/// What a warp carries through the loop over blocks of keys.
 pub struct Warp<
     const MT: usize,
     const DT: usize,
     const OT: usize,
     const QT: usize,
     A: Arrangement = Fixed,
+    C: Score = Scaled,
 > {
     q_tile: SharedTile<DT, A>,
-    /// The first `QT` are read once, the others from the tile in each step.
+    /// Slices `0..QT`; the others are read from `q_tile` in each step.
     q: [[Operand; DT]; MT],
-    /// Not divided by the sums yet.
+    /// O, not yet divided by l.
     pub o: [[Accumulator; OT]; MT],
-    /// Maxima and sums.
+    /// m and l.
     pub softmax: Softmax<MT>,
+    score: C,
+    /// The first row, among the rows of all tiles of the heads.
+    row: u32,
 }
 
-impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement>
-    Warp<MT, DT, OT, QT, A>
+impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement, C: Score>
+    Warp<MT, DT, OT, QT, A, C>
 {
-    /// Takes the team's rows of the Q tile.
+    /// Reads the team's rows of the Q tile, the first of which is `row` among the rows of all tiles.
     ///
     /// # Safety
-    /// As all of these: every lane of the warp makes the same call, as do all warps of the team where
-    /// one is given, and shared tiles are written and visible.
+    /// As for all of these: every lane of the warp makes the same call, and so does every warp of a given
+    /// team; shared tiles are written and visible.
     #[inline(always)]
     pub unsafe fn new<const T: usize>(
         q_tile: SharedTile<DT, A>,
-        scale: SoftmaxScale,
+        row: u32,
+        score: C,
         team: &Team<T>,
     ) -> Self {
+        let scale = score.scale();
         let mut warp = Warp {
             q_tile,
             q: [[Operand::ZERO; DT]; MT],
             o: [[Accumulator::ZERO; OT]; MT],
             softmax: Softmax::new(scale),
+            score,
+            row,
         };
         let lane = special::lane();
-        // SAFETY: the caller's promise; nobody but this warp's team uses its rows of the tile.
+        // SAFETY: the caller's promise; only this warp's team uses its rows of the tile.
         unsafe {
             if scale.negative {
                 if team.side == 0 {
-                    map_tile::<MT, DT, A>(q_tile, Operand::negate);
+                    map_shared::<MT, DT, A>(q_tile, Operand::negate);
                 }
                 team.sync();
             }
@@ -67,14 +88,18 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         warp
     }
 
-    /// `S = Q K^T`, added up in `S`.
+    /// Line 8: `S = Q K^T`, accumulated in `Acc`, of the block of keys that starts at `first_key`.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn scores<E: Element, S: Accumulate<E>, const NT: usize>(
+    pub unsafe fn scores<E: Element, Acc: Accumulate<E>, const NT: usize>(
         &self,
         k_tile: SharedTile<DT, A>,
+        first_key: u32,
     ) -> [[Accumulator; NT]; MT] {
-        let mut s = [[S::ZERO; NT]; MT];
-        let lane = varying_lane(k_tile);
+        let mut s = [[Acc::ZERO; NT]; MT];
+        let lane = lane_in_step(k_tile);
         let q = |dt: usize| {
             let mut q = [Operand::ZERO; MT];
             for mt in 0..MT {
@@ -88,54 +113,58 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             q
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply_transposed::<E, S, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
-        s.map(|row| row.map(S::widen))
+        unsafe { multiply_transposed::<E, Acc, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
+        let mut s = s.map(|row| row.map(Acc::widen));
+        self.score.apply(&mut s, self.row, first_key);
+        s
     }
 
-    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled. A
-    /// row sees only the first `visible` keys of the block.
-    #[inline(always)]
-    pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
-        &mut self,
-        mut s: [[Accumulator; NT]; MT],
-        visible: [[i32; 2]; MT],
-        team: &Team<T>,
-    ) -> [[Operand; NT]; MT] {
-        let lane = special::lane();
-        for mt in 0..MT {
-            for nt in 0..NT {
-                let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                s[mt][nt].mask_columns(lane, limits);
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.softmax_exact::<E, NT, T>(s, team) }
-    }
-
-    /// `P = softmax(S)` relative to the maxima as they are, which costs neither a look for new ones
-    /// nor a rescaling of O. Where that would overflow, the scores are computed once more, from K,
-    /// and the maxima raised.
+    /// Line 9 with old maxima, which need neither a search nor a rescaling of O. Where P would overflow, the
+    /// warp computes the scores again, from K, and raises the maxima.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
     #[inline(always)]
     pub unsafe fn softmax<E: Element, const NT: usize>(
         &mut self,
         mut s: [[Accumulator; NT]; MT],
         k_tile: SharedTile<DT, A>,
+        first_key: u32,
     ) -> [[Operand; NT]; MT] {
         let sums = self.softmax.apply(&mut s);
         // SAFETY: the caller's promise.
         unsafe {
             if vote::any(!sums.fit()) {
                 cold_path();
-                let s = self.scores::<E, Accumulator, NT>(k_tile);
+                let s = self.scores::<E, Accumulator, NT>(k_tile, first_key);
                 self.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
                 self.softmax.add(sums);
-                s.map(|row| row.map(Accumulator::to_operand::<E>))
+                to_operands::<E, MT, NT>(s)
             }
         }
     }
 
-    /// `P = softmax(S)` relative to new maxima, the same in all warps of a team, to which O is rescaled.
+    /// Line 9, and the factor of line 10, where each row sees only `keys` of the block.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
+        &mut self,
+        mut s: [[Accumulator; NT]; MT],
+        keys: [[impl Interval; 2]; MT],
+        team: &Team<T>,
+    ) -> [[Operand; NT]; MT] {
+        mask(&mut s, keys);
+        // SAFETY: the caller's promise.
+        unsafe { self.softmax_exact::<E, NT, T>(s, team) }
+    }
+
+    /// Line 9, and the factor of line 10, with new maxima: the same in all warps of a team.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
     #[inline(always)]
     pub unsafe fn softmax_exact<E: Element, const NT: usize, const T: usize>(
         &mut self,
@@ -154,50 +183,55 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             }
         }
         for mt in 0..MT {
-            // SAFETY: the caller's promise. The barrier keeps the assembler from mixing the tiles, at
-            // the price of spilled registers.
+            // SAFETY: the caller's promise. Without the fence the assembler mixes the 16-row tiles and spills.
             let factors = unsafe {
-                barrier::warp();
+                fence();
                 if T == 1 {
                     maxima[mt] = self.softmax.maxima(&s[mt]);
                 }
                 self.softmax.update(mt, &mut s[mt], maxima[mt])
             };
-            for dt in 0..OT {
-                self.o[mt][dt].scale_rows(factors);
+            for ot in 0..OT {
+                self.o[mt][ot].scale_rows(factors);
             }
             p[mt] = s[mt].map(Accumulator::to_operand::<E>);
         }
         p
     }
 
-    /// `O += P V`, added up in `S`, where a row sees only the first `visible` keys of the block.
+    /// Line 10: `O += P V`, accumulated in `Acc`, where each row sees only `keys` of the block.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, S: Accumulate<E>, M: Mask, const NT: usize>(
+    pub unsafe fn accumulate_masked<E: Element, Acc: Accumulate<E>, M: Mask, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        visible: [[i32; 2]; MT],
+        keys: [[impl Interval; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if M::CAUSAL && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
-                self.accumulate_guarded::<E, NT>(p, v_tile, visible);
+            if !M::UNIFORM && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
+                self.accumulate_guarded::<E, NT>(p, v_tile, keys);
             } else {
-                self.accumulate::<E, S, NT>(p, v_tile);
+                self.accumulate::<E, Acc, NT>(p, v_tile);
             }
         }
     }
 
-    /// `O += P V`, added up in `S`.
+    /// Line 10: `O += P V`, accumulated in `Acc`.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate<E: Element, S: Accumulate<E>, const NT: usize>(
+    pub unsafe fn accumulate<E: Element, Acc: Accumulate<E>, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
     ) {
-        let lane = varying_lane(v_tile);
-        // Not by `map`, whose code the compiler leaves in an order that costs registers.
+        let lane = lane_in_step(v_tile);
+        // A loop, because the compiler orders the code of `map` so that it takes more registers.
         let p = |nt: usize| {
             let mut slices = [Operand::ZERO; MT];
             for mt in 0..MT {
@@ -206,49 +240,13 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             slices
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply::<E, S, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
+        unsafe { multiply::<E, Acc, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
     }
 }
 
-/// `f` of the two rows a lane holds in each of `MT` tiles, counted from the first.
+/// The lane, [opaque in each step](opaque_in): the addresses of a lane's fragments would take a dozen registers for the
+/// whole loop. Shared addresses stay below 2^31.
 #[inline(always)]
-pub fn map_rows<T: Copy + Default, const MT: usize>(f: impl Fn(u32) -> T) -> [[T; 2]; MT] {
-    let lane = special::lane();
-    let mut values = [[T::default(); 2]; MT];
-    for mt in 0..MT {
-        for r in 0..2 {
-            values[mt][r] = f(16 * mt as u32 + lane / 4 + 8 * r as u32);
-        }
-    }
-    values
-}
-
-/// Replaces the `MT` 16-row tiles of a shared tile by what `f` makes of them.
-///
-/// # Safety
-/// As [`Warp::new`]; nobody but this warp uses these rows.
-#[inline(always)]
-pub unsafe fn map_tile<const MT: usize, const DT: usize, A: Arrangement>(
-    tile: SharedTile<DT, A>,
-    f: impl Fn(Operand) -> Operand,
-) {
-    let lane = special::lane();
-    for mt in 0..MT {
-        for dt in 0..DT {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let operand = f(tile.a(lane, mt, dt));
-                barrier::warp();
-                tile.set(lane, mt, dt, operand);
-            }
-        }
-    }
-}
-
-/// The lane, as if it depended on a tile that changes from step to step: so that the assembler
-/// computes a lane's addresses anew, in the shadow of the products, where held for the whole loop they
-/// would take a dozen registers. Shared addresses have no sign bit to add.
-#[inline(always)]
-fn varying_lane<const DT: usize, A: Arrangement>(tile: SharedTile<DT, A>) -> u32 {
-    special::lane() + (tile.base >> 31)
+fn lane_in_step<const DT: usize, A: Arrangement>(tile: SharedTile<DT, A>) -> u32 {
+    opaque_in(special::lane(), tile.base)
 }

@@ -7,7 +7,6 @@ pub mod wide;
 
 pub use gemm::GemmTile;
 
-use crate::attention::mask::Mask;
 use crate::ladder::table::{self as ladder, Loop, Shape};
 use class::Class;
 
@@ -157,16 +156,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// That of the main loop's kernels with a mask.
-    #[must_use]
-    pub const fn of_mask<M: Mask>() -> Family {
-        if M::PACKED {
-            Family::Packed
-        } else {
-            Family::Forward { causal: M::CAUSAL }
-        }
-    }
-
     /// Whether query heads that share a key/value head share query tiles.
     #[must_use]
     pub const fn is_packed(self) -> bool {
@@ -189,6 +178,21 @@ impl Family {
         matches!(self, Family::Gemm { .. })
     }
 }
+
+/// The family of the main loop's kernels by the table's word for their mask.
+macro_rules! family {
+    (Full) => {
+        Family::Forward { causal: false }
+    };
+    (Causal) => {
+        Family::Forward { causal: true }
+    };
+    (Packed) => {
+        Family::Packed
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use family;
 
 /// One kernel: a row of [`KERNELS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -489,7 +493,7 @@ macro_rules! rows {
     ) => {
         &[
             $({
-                const FAMILY: Family = Family::of_mask::<crate::attention::mask::$mask>();
+                const FAMILY: Family = family!($mask);
                 Kernel {
                     name: stringify!($forward),
                     arch: Arch::Sm80,
@@ -500,7 +504,7 @@ macro_rules! rows {
                 }
             },)*
             $({
-                const FAMILY: Family = Family::of_mask::<crate::attention::mask::$shared_mask>();
+                const FAMILY: Family = family!($shared_mask);
                 Kernel {
                     name: stringify!($shared),
                     arch: Arch::Sm80,

@@ -5,9 +5,9 @@
 //! | `simple` | operands straight from global memory to registers: no shared memory, no barrier |
 //! | `multistage` | `cp.async` through a ring of swizzled tiles, operands read a step ahead, C stored in 16-byte pieces |
 //!
-//! A block computes a tile of C, a warp a part of it, as 16x16 tiles in registers. Both kernels take
-//! k in multiples of 8, in rows that start at multiples of 16 bytes; the host copies other matrices to
-//! where that holds, with zeros behind their rows ([`pack`](crate::abi::PackParams)).
+//! A block computes a tile of C, a warp a part of it, as 16x16 tiles in registers. Both kernels need rows of A
+//! and B that start at multiples of 16 bytes and have multiples of 8 elements. The host makes such copies of
+//! other matrices, with zeros behind their rows ([`pack`](crate::abi::PackParams)).
 
 #[cfg(target_arch = "nvptx64")]
 mod multistage;

@@ -1,13 +1,13 @@
 //! The product through shared memory: a ring of tiles that `cp.async` fills ahead.
 //!
-//! In a step along k a warp multiplies the 16-wide slices of a tile one after the other, and reads the
-//! operands of the next slice, be it of this tile or the next, before it multiplies this one's: so the
-//! tensor cores never wait for `ldmatrix`. One barrier a step makes the next tile visible and tells
-//! that the last one may be overwritten.
+//! In a step along k a warp multiplies the 16-wide slices of a tile one after the other. It reads the
+//! operands of the next slice, of this tile or the next, before it multiplies those of this slice: so the
+//! tensor cores never wait for `ldmatrix`.
 
-use super::place::Place;
+use super::place::CTile;
 use crate::abi::GemmParams;
 use crate::ptx::{barrier, shared, special};
+use crate::tile::registers::again;
 use crate::tile::{Accumulate, Copier, CpAsync, Element, Operand, Pipeline, SharedTile};
 
 /// Computes the block's tile of C.
@@ -16,12 +16,12 @@ use crate::tile::{Accumulate, Copier, CpAsync, Element, Operand, Pipeline, Share
 /// `KT` slices of 16, and there are `S` stages.
 ///
 /// # Safety
-/// Launched as [`GemmParams`] and the kernel's row of the [table](crate::catalog) say: grid, block size
+/// Launched as [`GemmParams`] and the kernel's row of the [catalog](crate::catalog) say: grid, block size
 /// and shared memory, with matrices that are readable (a, b) and writable (c) in full.
 #[inline(always)]
 pub unsafe fn multistage<
     E: Element,
-    A: Accumulate<E>,
+    Acc: Accumulate<E>,
     const WM: usize,
     const WN: usize,
     const MT: usize,
@@ -29,7 +29,7 @@ pub unsafe fn multistage<
     const KT: usize,
     const S: usize,
 >(
-    p: &GemmParams,
+    params: &GemmParams,
 ) {
     let (warp_rows, warp_columns) = (16 * MT as u32, 16 * NT as u32);
     let (bm, bn, bk) = (
@@ -41,15 +41,15 @@ pub unsafe fn multistage<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let (lane, warp) = (thread % 32, thread / 32);
-    let block = Place::of_block(p, bm, bn);
-    let (a_rows, b_rows) = (p.m - block.row, p.n - block.column);
-    let mut a = Copier::<KT, false>::new(p.a.rows(block.row, 0, p.k), thread, threads);
-    let mut b = Copier::<KT, false>::new(p.b.rows(block.column, 0, p.k), thread, threads);
+    let block = CTile::of_block(params, bm, bn);
+    let (a_rows, b_rows) = (params.m - block.row, params.n - block.column);
+    let mut a = Copier::<KT, _>::new(params.a.rows(block.row, 0, params.k), thread, threads);
+    let mut b = Copier::<KT, _>::new(params.b.rows(block.column, 0, params.k), thread, threads);
 
     let ring = Ring::<KT>::new(bm + bn, S as u32);
     let mut filled = ring.first();
     // Past the last column of A and B it loads zeros.
-    // SAFETY: called when no warp reads that tile any more; readers wait for the copies.
+    // SAFETY: called between the acquire and the commit of the buffer.
     let mut load_next = || unsafe {
         a.load(filled, 0, bm, a_rows);
         b.load(filled.skip(bm), 0, bn, b_rows);
@@ -61,7 +61,7 @@ pub unsafe fn multistage<
         warp / WN as u32 * warp_rows,
         warp % WN as u32 * warp_columns,
     );
-    // SAFETY: called for tiles that are filled and visible.
+    // SAFETY: called for visible tiles.
     let read = |tile: SharedTile<KT>, kt: usize| unsafe {
         let (a_tile, b_tile) = (tile.skip(a_row), tile.skip(bm + b_row));
         let (mut a, mut b) = ([Operand::ZERO; MT], [Operand::ZERO; NT]);
@@ -75,10 +75,10 @@ pub unsafe fn multistage<
     };
 
     let mut pipeline = CpAsync::<S>;
-    let mut sums = [[A::ZERO; NT]; MT];
+    let mut sums = [[Acc::ZERO; NT]; MT];
     // SAFETY: every branch here depends on the launch alone, so that all threads reach every barrier
-    // and all lanes every tensor-core instruction. The barrier of a step comes after the last read of
-    // its tile, which the next step overwrites, and after the wait for the tile that comes next.
+    // and all lanes every tensor-core instruction. A step releases its tile after its last read, and fills
+    // the buffer of the tile before.
     unsafe {
         for _ in 1..S {
             pipeline.fill(&mut load_next);
@@ -86,8 +86,8 @@ pub unsafe fn multistage<
         pipeline.wait();
         let mut tile = ring.first();
         let mut operands = read(tile, 0);
-        // With k = 0 one step of zeros.
-        let mut steps = p.k.div_ceil(bk).max(1);
+        // One step of zeros if k = 0.
+        let mut steps = params.k.div_ceil(bk).max(1);
         while steps > 0 {
             steps -= 1;
             for kt in 0..KT {
@@ -108,13 +108,11 @@ pub unsafe fn multistage<
                 }
             }
         }
-        // The tiles of A and B are done with: C takes their place.
+        // C takes the place of the tiles of A and B.
         pipeline.drain();
-        // Asked for again: over the loop these would hold registers.
-        let thread = special::thread(threads);
+        let (thread, block) = again(|| (special::thread(threads), CTile::of_block(params, bm, bn)));
         let (lane, warp) = (thread % 32, thread / 32);
-        let place = Place::of_block(p, bm, bn);
-        let place = place.of_warp(warp, WN as u32, warp_rows, warp_columns);
+        let own = block.of_warp(warp, WN as u32, warp_rows, warp_columns);
         let c_tile = SharedTile::<NT>::new(shared::base());
         let c_tile = c_tile.skip(warp * warp_rows);
         for mt in 0..MT {
@@ -123,13 +121,13 @@ pub unsafe fn multistage<
             }
         }
         barrier::warp();
-        let exist = p.m.saturating_sub(place.row);
-        let c = Copier::<NT, false>::new(p.c.rows(place.row, place.column, p.n), lane, 32);
-        c.store(c_tile, 0, warp_rows, exist, p.c_aligned != 0);
+        let exist = params.m.saturating_sub(own.row);
+        let c = Copier::<NT, _>::new(params.c.rows(own.row, own.column, params.n), lane, 32);
+        c.store(c_tile, 0, warp_rows, exist, params.c_aligned != 0);
     }
 }
 
-/// Tiles of A, with B below, one after the other in shared memory, and round again.
+/// The buffers in shared memory: each holds a tile of A, and B below it. After the last comes the first.
 #[derive(Clone, Copy)]
 struct Ring<const KT: usize> {
     rows: u32,

@@ -1,32 +1,31 @@
-//! Which tile of C a block computes, and which part of it a warp.
+//! Which tile of C a block computes, and which part of it each warp.
 
-use crate::abi::Divisor;
 use crate::abi::{GemmParams, MatrixRef};
+use crate::layout::rows::Strided;
 use crate::ptx::special;
-use crate::tile::GlobalRows;
 
-/// The first row and the first column of a tile of C.
+/// A tile of C, by its first row and its first column.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct CTile {
     pub row: u32,
     pub column: u32,
 }
 
-impl Place {
-    /// That of this block, when tiles have so many rows and columns.
+impl CTile {
+    /// The tile of this block, of `rows` rows and `columns` columns.
     #[inline(always)]
-    pub fn of_block(p: &GemmParams, rows: u32, columns: u32) -> Self {
-        let (_, column, row) = p.order.place(special::block());
-        Place {
+    pub fn of_block(params: &GemmParams, rows: u32, columns: u32) -> Self {
+        let (_, column, row) = params.order.place(special::block());
+        CTile {
             row: row * rows,
             column: column * columns,
         }
     }
 
-    /// That of a warp with so many rows and columns, where `across` warps lie side by side.
+    /// The part of warp `warp`, of `rows` rows and `columns` columns, where `across` warps lie side by side.
     #[inline(always)]
     pub fn of_warp(self, warp: u32, across: u32, rows: u32, columns: u32) -> Self {
-        Place {
+        CTile {
             row: self.row + warp / across * rows,
             column: self.column + warp % across * columns,
         }
@@ -34,17 +33,14 @@ impl Place {
 }
 
 impl MatrixRef {
-    /// The rows from `row` on, from `column` on, of a matrix of `columns` columns.
+    /// The part of a matrix of `columns` columns that starts at row `row` and column `column`.
     #[inline(always)]
-    pub(super) fn rows(&self, row: u32, column: u32, columns: u32) -> GlobalRows<false> {
+    pub(super) fn rows(&self, row: u32, column: u32, columns: u32) -> Strided {
         let offset = i64::from(row) * self.row_stride + i64::from(column);
-        GlobalRows {
+        Strided {
             address: self.address.wrapping_add_signed(2 * offset),
             row_bytes: 2 * self.row_stride,
-            head_bytes: 0,
-            group: const { Divisor::new(1) },
-            first: 0,
-            dim: columns.saturating_sub(column),
+            elements: columns.saturating_sub(column),
         }
     }
 }

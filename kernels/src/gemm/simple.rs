@@ -1,13 +1,14 @@
 //! The product with no shared memory: each lane loads its own elements of the operands.
 //!
-//! What a block saves here it pays in loads: every warp reads all rows of A and B that it needs for
-//! itself, four bytes a lane at a time, and only the L1 cache knows that others want them too.
+//! The price is loads: every warp reads all rows of A and B that it needs, four bytes a lane at a time, and only
+//! the L1 cache shares them between warps.
 
-use super::place::Place;
+use super::place::CTile;
 use crate::abi::GemmParams;
 use crate::layout::fragment;
+use crate::layout::rows::{Rows as _, Strided};
 use crate::ptx::{global, special};
-use crate::tile::{Accumulate, Element, GlobalRows, Operand};
+use crate::tile::{Accumulate, Element, Operand};
 
 /// Computes the block's tile of C.
 ///
@@ -18,28 +19,36 @@ use crate::tile::{Accumulate, Element, GlobalRows, Operand};
 #[inline(always)]
 pub unsafe fn simple<
     E: Element,
-    A: Accumulate<E>,
+    Acc: Accumulate<E>,
     const WM: usize,
     const WN: usize,
     const MT: usize,
     const NT: usize,
 >(
-    p: &GemmParams,
+    params: &GemmParams,
 ) {
     let (warp_rows, warp_columns) = (16 * MT as u32, 16 * NT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * (WM * WN) as u32) };
     let (lane, warp) = (thread % 32, thread / 32);
-    let place = Place::of_block(p, WM as u32 * warp_rows, WN as u32 * warp_columns);
-    let place = place.of_warp(warp, WN as u32, warp_rows, warp_columns);
-    if place.row >= p.m || place.column >= p.n {
+    let own = CTile::of_block(params, WM as u32 * warp_rows, WN as u32 * warp_columns);
+    let own = own.of_warp(warp, WN as u32, warp_rows, warp_columns);
+    if own.row >= params.m || own.column >= params.n {
         return;
     }
-    let mut a = Rows::<MT>::new(p.a.rows(place.row, 0, p.k), lane, p.m - place.row);
-    let mut b = Rows::<NT>::new(p.b.rows(place.column, 0, p.k), lane, p.n - place.column);
+    let mut a = Rows::<MT>::new(
+        params.a.rows(own.row, 0, params.k),
+        lane,
+        params.m - own.row,
+    );
+    let mut b = Rows::<NT>::new(
+        params.b.rows(own.column, 0, params.k),
+        lane,
+        params.n - own.column,
+    );
 
-    let mut sums = [[A::ZERO; NT]; MT];
-    let mut left = p.k;
+    let mut sums = [[Acc::ZERO; NT]; MT];
+    let mut left = params.k;
     while left > 0 {
         // Half of the last step may be missing.
         let whole = left >= 16;
@@ -64,17 +73,17 @@ pub unsafe fn simple<
             let pairs = sums[mt][nt].to_operand().0;
             for r in 0..4 {
                 let (row, column) = fragment::operand_a(lane, r as u32);
-                let row = place.row + 16 * mt as u32 + row;
-                let column = place.column + 16 * nt as u32 + column;
-                if row < p.m && column < p.n {
-                    let address = p.c.rows(row, column, p.n).address;
-                    // SAFETY: the element exists and is this lane's, and so is the next if it exists.
+                let row = own.row + 16 * mt as u32 + row;
+                let column = own.column + 16 * nt as u32 + column;
+                if row < params.m && column < params.n {
+                    let address = params.c.rows(row, column, params.n).address;
+                    // SAFETY: only this lane stores the element and, if it exists, the next one.
                     unsafe {
-                        if p.c_aligned != 0 {
+                        if params.c_aligned != 0 {
                             global::store_u32(address, pairs[r]);
                         } else {
                             global::store_u16(address, pairs[r] as u16);
-                            if column + 1 < p.n {
+                            if column + 1 < params.n {
                                 global::store_u16(address + 2, (pairs[r] >> 16) as u16);
                             }
                         }
@@ -85,14 +94,13 @@ pub unsafe fn simple<
     }
 }
 
-/// Where a lane's elements of `T` tiles of 16 rows start: in each tile rows `g` and `g + 8`, from
-/// column `2t` on.
+/// Addresses of a lane's elements of `T` tiles of 16 rows: in each tile rows `g` and `g + 8`, from column `2t` on.
 struct Rows<const T: usize>([[u64; 2]; T]);
 
 impl<const T: usize> Rows<T> {
-    /// Of rows past the last of `exist` it takes that one again: what it gives is never stored.
+    /// The rows past the last of `exist` rows are that row again: their products are never stored.
     #[inline(always)]
-    fn new(rows: GlobalRows<false>, lane: u32, exist: u32) -> Self {
+    fn new(rows: Strided, lane: u32, exist: u32) -> Self {
         let mut addresses = [[0; 2]; T];
         for t in 0..T {
             for r in 0..2 {
@@ -104,7 +112,7 @@ impl<const T: usize> Rows<T> {
         Rows(addresses)
     }
 
-    /// The next 16 columns or, unless `whole`, 8 and zeros; register `r` as in
+    /// The next 16 columns or, unless `whole`, 8 columns and zeros; register `r` as in
     /// [`fragment::operand_a`].
     ///
     /// # Safety

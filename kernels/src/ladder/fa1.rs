@@ -8,10 +8,13 @@
 //! end, as if of one split of the keys.
 
 use crate::abi::ForwardParams;
+use crate::attention::Total;
+use crate::attention::heads::OneHead;
 use crate::attention::mask::{Either, Mask};
-use crate::attention::{Place, Team, Warp, map_rows, store_partial};
-use crate::attention::{SoftmaxScale, Total};
+use crate::attention::score::{Scaled, Score};
+use crate::attention::{Team, Warp, WorkTile, store_partial};
 use crate::ptx::{barrier, cp_async, global, shared, special};
+use crate::tile::whole::map_rows;
 use crate::tile::{Accumulator, Copier, Element, SharedTile};
 
 /// Computes O, m and l of the block's head.
@@ -29,14 +32,14 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let place = Place::<false>::of_block(p, br);
-    let q = Copier::<DT, false>::new(place.q_rows(&p.q), thread, threads);
-    let k = Copier::<DT, false>::new(place.kv_rows(&p.k, 0), thread, threads);
-    let v = Copier::<DT, false>::new(place.kv_rows(&p.v, 0), thread, threads);
+    let place = WorkTile::<OneHead>::of_block(p, br);
+    let q = Copier::<DT, _>::new(place.q_rows(&p.q), thread, threads);
+    let k = Copier::<DT, _>::new(place.kv_rows(&p.k, 0), thread, threads);
+    let v = Copier::<DT, _>::new(place.kv_rows(&p.v, 0), thread, threads);
     let q_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = q_tile.skip(br);
     let v_tile = k_tile.skip(bc);
-    let mask = Either::new(p, 0, p.seqlen_kv);
+    let mask = Either::new(p, place.sequence, place.sequence.whole());
 
     let mut first_key = 0;
     while first_key < p.seqlen_kv {
@@ -51,7 +54,7 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
         while first < p.seqlen_q {
             let row = first + warp_row;
             let exist = p.seqlen_q.saturating_sub(row);
-            let sees = mask.limit((first + br).min(p.seqlen_q) as i32 - 1) as u32 > first_key;
+            let sees = mask.keys((first + br).min(p.seqlen_q) as i32 - 1).end as u32 > first_key;
             // SAFETY: as above. The first block of keys sets O, m and l of all rows.
             unsafe {
                 if sees || first_key == 0 {
@@ -61,14 +64,15 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                     barrier::block();
                     let warp_q = q_tile.skip(warp_row);
                     let mut warp =
-                        Warp::<1, DT, DT, 0>::new(warp_q, SoftmaxScale::new(p.scale), &Team::ALONE);
+                        Warp::<1, DT, DT, 0>::new(warp_q, row, Scaled::new(p), &Team::ALONE);
                     if first_key > 0 {
                         load_partial(p, &place, (row, exist), &mut warp);
                     }
-                    let visible = || map_rows(|i| mask.visible((row + i) as i32, first_key as i32));
-                    let s = warp.scores::<E, Accumulator, NT>(k_tile);
+                    let visible =
+                        || map_rows(|i| mask.keys_of_block((row + i) as i32, first_key as i32));
+                    let s = warp.scores::<E, Accumulator, NT>(k_tile, first_key);
                     let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
-                    warp.accumulate_masked_by_slices::<E, Accumulator, NT>(
+                    warp.accumulate_masked_by_slices::<E, Accumulator, _, NT>(
                         p_tiles, v_tile, visible,
                     );
                     let totals = Some(warp.softmax.totals());
@@ -86,7 +90,7 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
 #[inline(always)]
 unsafe fn load_partial<const DT: usize>(
     p: &ForwardParams,
-    place: &Place<false>,
+    place: &WorkTile<OneHead>,
     (first, exist): (u32, u32),
     warp: &mut Warp<1, DT, DT, 0>,
 ) {

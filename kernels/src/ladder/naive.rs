@@ -7,11 +7,13 @@
 use super::options::NaivePass;
 use super::table::NAIVE_ROWS;
 use crate::abi::ForwardParams;
-use crate::attention::Place;
+use crate::attention::WorkTile;
+use crate::attention::heads::OneHead;
 use crate::attention::mask::{Either, Mask};
 use crate::attention::{SoftmaxScale, Total};
+use crate::layout::rows::{Rows, Strided};
 use crate::ptx::{global, math, special};
-use crate::tile::{Element, GlobalRows};
+use crate::tile::Element;
 
 /// Computes a pass over the block's rows.
 ///
@@ -20,14 +22,14 @@ use crate::tile::{Element, GlobalRows};
 /// [table](super::table) say, with room for all scores.
 #[inline(always)]
 pub unsafe fn naive<E: Element>(p: &ForwardParams) {
-    let place = Place::<false>::of_block(p, NAIVE_ROWS);
+    let place = WorkTile::<OneHead>::of_block(p, NAIVE_ROWS);
     // SAFETY: the launch has a thread for each row.
     let thread = unsafe { special::thread(NAIVE_ROWS) };
     let last = (place.first + NAIVE_ROWS).min(p.seqlen_q);
-    let mask = Either::new(p, 0, p.seqlen_kv);
+    let mask = Either::new(p, place.sequence, place.sequence.whole());
     let (q, o) = (place.q_rows(&p.q), place.q_rows(&p.o));
     let (k, v) = (place.kv_rows(&p.k, 0), place.kv_rows(&p.v, 0));
-    let element = |rows: &GlobalRows<false>, row: u32, d: u32| rows.at(row) + 2 * u64::from(d);
+    let element = |rows: &Strided, row: u32, d: u32| rows.at(row) + 2 * u64::from(d);
     let score = |row: u32, key: u32| {
         let scores = place.partial(p, row) * u64::from(p.seqlen_kv) + u64::from(key);
         p.partial_o + 4 * scores
@@ -39,7 +41,7 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
         if pass == NaivePass::Softmax as u32 {
             if place.first + thread < last {
                 let row = place.first + thread;
-                softmax_row(p, &place, row, mask.limit(row as i32) as u32, |key| {
+                softmax_row(p, &place, row, mask.keys(row as i32).end as u32, |key| {
                     score(row, key)
                 });
             }
@@ -47,7 +49,7 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
         }
         let scale = SoftmaxScale::new(p.scale).signed();
         for row in place.first..last {
-            let keys = mask.limit(row as i32) as u32;
+            let keys = mask.keys(row as i32).end as u32;
             let columns = if pass == NaivePass::Scores as u32 {
                 keys
             } else {
@@ -79,7 +81,7 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
 #[inline(always)]
 unsafe fn softmax_row(
     p: &ForwardParams,
-    place: &Place<false>,
+    place: &WorkTile<OneHead>,
     row: u32,
     keys: u32,
     score: impl Fn(u32) -> u64,

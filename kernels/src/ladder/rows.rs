@@ -15,11 +15,14 @@ use super::ring::Ring;
 use super::store::{Part, store};
 use crate::abi::ForwardParams;
 use crate::attention::SoftmaxScale;
-use crate::attention::mask::{Either, Mask};
-use crate::attention::{Place, Team, Warp, map_rows, map_tile};
+use crate::attention::heads::OneHead;
+use crate::attention::mask::{Either, Mask, seen_blocks, whole_blocks};
+use crate::attention::score::Scaled;
+use crate::attention::{Team, Warp, WorkTile};
 use crate::layout::swizzle::Swizzle;
 use crate::ptx::{barrier, cp_async, shared, special};
 use crate::tile::registers;
+use crate::tile::whole::{map_rows, map_shared};
 use crate::tile::{Accumulate, Copier, Element, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
@@ -47,21 +50,22 @@ pub unsafe fn rows<
     // SAFETY: the launch has this many threads a block.
     let thread = || unsafe { special::thread(threads) };
     let warp_row = || thread() / 32 * 16 * MT as u32;
-    let place = Place::<false>::of_block(p, br);
-    let (first, (first_key, keys)) = (place.first, place.keys(p));
+    let place = WorkTile::<OneHead>::of_block(p, br);
+    let (first, split) = (place.first, place.keys(p));
     let [q_swizzle, k_swizzle, v_swizzle] = swizzles(&p.ladder, SharedTile::<DT>::CHUNKS);
     let (k, v) = (
-        place.kv_rows(&p.k, first_key),
-        place.kv_rows(&p.v, first_key),
+        place.kv_rows(&p.k, split.first),
+        place.kv_rows(&p.v, split.first),
     );
     let copier =
-        |rows, swizzle| Copier::<DT, false, Swizzle>::arranged(rows, thread(), threads, swizzle);
+        |rows, swizzle| Copier::<DT, _, Swizzle>::arranged(rows, thread(), threads, swizzle);
 
-    let mask = Either::new(p, first_key, keys);
-    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
+    let mask = Either::new(p, place.sequence, split);
+    let last = (first + br).min(p.seqlen_q) as i32 - 1;
+    let ends = [first as i32, last].map(|row| mask.keys(row));
+    let trips = seen_blocks(ends, bc).end;
     // The first block always sets the maxima, the others may.
-    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
-    let unmasked_trips = unmasked_trips.min(trips.saturating_sub(1));
+    let unmasked_trips = whole_blocks(ends, bc).end.min(trips.saturating_sub(1));
 
     let tile = |base: u32, arrangement| SharedTile::<DT, Swizzle> { base, arrangement };
     let q_tile = tile(shared::base(), q_swizzle);
@@ -91,7 +95,7 @@ pub unsafe fn rows<
             let j = left / 2;
             // SAFETY: the ring says when the buffer is free, and waits for what is loaded. The last
             // block may end beyond the last key.
-            unsafe { copier.load(tile(to, swizzle), j * bc, bc, keys - j * bc) }
+            unsafe { copier.load(tile(to, swizzle), j * bc, bc, split.keys - j * bc) }
         }
     };
 
@@ -104,11 +108,12 @@ pub unsafe fn rows<
         let warp_q = q_tile.skip(warp_row());
         let mut scale = SoftmaxScale::new(p.scale);
         if S::HALF {
-            map_tile::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
+            map_shared::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
             barrier::warp();
             scale = SoftmaxScale::ONE;
         }
-        let mut warp = Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, scale, &Team::ALONE);
+        let mut warp =
+            Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, first, Scaled(scale), &Team::ALONE);
         barrier::block();
         ring.start(&mut load);
 
@@ -117,28 +122,28 @@ pub unsafe fn rows<
             j -= 1;
             let visible = || {
                 // Asked for again, too.
-                let place = Place::<false>::of_block(p, br);
-                let (first_key, keys) = place.keys(p);
-                let (mask, row) = (Either::new(p, first_key, keys), place.first + warp_row());
-                map_rows(|i| mask.visible((row + i) as i32, (j * bc) as i32))
+                let place = WorkTile::<OneHead>::of_block(p, br);
+                let mask = Either::new(p, place.sequence, place.keys(p));
+                let row = place.first + warp_row();
+                map_rows(|i| mask.keys_of_block((row + i) as i32, (j * bc) as i32))
             };
             ring.advance(&mut load);
-            let s = warp.scores::<E, S, NT>(tile(ring.to_read(), k_swizzle));
+            let s = warp.scores::<E, S, NT>(tile(ring.to_read(), k_swizzle), j * bc);
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);
-            warp.accumulate_masked_by_slices::<E, S, NT>(probabilities, v_tile, visible);
+            warp.accumulate_masked_by_slices::<E, S, _, NT>(probabilities, v_tile, visible);
         }
         while j > 0 {
             j -= 1;
             ring.advance(&mut load);
             let k_tile = tile(ring.to_read(), k_swizzle);
-            let s = warp.scores::<E, S, NT>(k_tile);
+            let s = warp.scores::<E, S, NT>(k_tile, j * bc);
             let probabilities = if S::HALF {
                 // Lest sums of products overflow.
                 warp.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
-                warp.softmax::<E, NT>(s, k_tile)
+                warp.softmax::<E, NT>(s, k_tile, j * bc)
             };
             ring.advance(&mut load);
             warp.accumulate::<E, S, NT>(probabilities, tile(ring.to_read(), v_swizzle));

@@ -7,7 +7,9 @@
 use super::OStore;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
-use crate::attention::{Place, store_partial};
+use crate::attention::heads::OneHead;
+use crate::attention::{WorkTile, store_partial};
+use crate::layout::rows::Rows;
 use crate::layout::{fragment, swizzle::Swizzle};
 use crate::ptx::{barrier, global, shared, shuffle, special};
 use crate::tile::{Accumulator, Copier, Element, SharedTile};
@@ -41,7 +43,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
     totals: [[Total; 2]; MT],
 ) {
     // Asked for again: over the loop these would hold registers.
-    let place = Place::<false>::of_block(p, part.rows);
+    let place = WorkTile::<OneHead>::of_block(p, part.rows);
     let first = place.first + part.warp_row;
     let exist = p.seqlen_q.saturating_sub(first);
     let lane = special::lane();
@@ -107,7 +109,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
 #[inline(always)]
 unsafe fn by_shared_memory<E: Element, const MT: usize, const OT: usize>(
     p: &ForwardParams,
-    place: &Place<false>,
+    place: &WorkTile<OneHead>,
     threads: u32,
     part: Part<impl Fn(usize) -> u32>,
     o: [[Accumulator; OT]; MT],
@@ -131,7 +133,7 @@ unsafe fn by_shared_memory<E: Element, const MT: usize, const OT: usize>(
         }
         barrier::block();
         let rows = place.q_rows(&p.o);
-        let copier = Copier::<4, false, Swizzle>::arranged(rows, thread, threads, arrangement);
+        let copier = Copier::<4, _, Swizzle>::arranged(rows, thread, threads, arrangement);
         let exist = p.seqlen_q - place.first;
         let mut column = 0;
         while column < p.dim {

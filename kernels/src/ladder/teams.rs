@@ -18,13 +18,15 @@ use super::options::{TeamsMemory, swizzles};
 use super::ring::Ring;
 use super::store::{Part, store};
 use crate::abi::ForwardParams;
-use crate::attention::mask::{Either, Mask};
+use crate::attention::heads::OneHead;
+use crate::attention::mask::{Either, Interval, Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::non_finite::{has_non_finite, multiply_guarded};
-use crate::attention::{Place, Team, map_rows};
 use crate::attention::{Softmax, SoftmaxScale};
+use crate::attention::{Team, WorkTile};
 use crate::layout::swizzle::Swizzle;
 use crate::ptx::{shared, special};
 use crate::tile::registers;
+use crate::tile::whole::map_rows;
 use crate::tile::{
     Accumulate, Accumulator, Copier, Element, Operand, SharedTile, multiply, multiply_transposed,
 };
@@ -60,11 +62,12 @@ pub unsafe fn teams<
     let lane = thread % 32;
     let width = (16 * OT * T) as u32;
 
-    let place = Place::<false>::of_block(p, br);
-    let (first, (first_key, keys)) = (place.first, place.keys(p));
-    let mask = Either::new(p, first_key, keys);
-    let trips = mask.trip_count((first + br).min(p.seqlen_q) as i32 - 1, bc);
-    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+    let place = WorkTile::<OneHead>::of_block(p, br);
+    let (first, split) = (place.first, place.keys(p));
+    let mask = Either::new(p, place.sequence, split);
+    let last = (first + br).min(p.seqlen_q) as i32 - 1;
+    let ends = [first as i32, last].map(|row| mask.keys(row));
+    let (trips, unmasked_trips) = (seen_blocks(ends, bc).end, whole_blocks(ends, bc).end);
 
     // Where things lie.
     let (windows, v_keys) = (p.ladder.windows, p.ladder.v_keys);
@@ -88,10 +91,10 @@ pub unsafe fn teams<
 
     // Slice `slice` of block `block` is loaded next.
     let copier =
-        |rows, swizzle| Copier::<WINDOW, false, Swizzle>::arranged(rows, thread, threads, swizzle);
+        |rows, swizzle| Copier::<WINDOW, _, Swizzle>::arranged(rows, thread, threads, swizzle);
     let q = copier(place.q_rows(&p.q), q_swizzle);
-    let k = copier(place.kv_rows(&p.k, first_key), k_swizzle);
-    let v = copier(place.kv_rows(&p.v, first_key), v_swizzle);
+    let k = copier(place.kv_rows(&p.k, split.first), k_swizzle);
+    let v = copier(place.kv_rows(&p.v, split.first), v_swizzle);
     let load_q = |to: SharedTile<WINDOW, Swizzle>, column: u32| {
         // SAFETY: as of all copies here: the ring says when the buffer is free, and waits for it.
         unsafe {
@@ -116,7 +119,7 @@ pub unsafe fn teams<
                 // SAFETY: as above. The last block may end beyond the last key.
                 unsafe {
                     k.skip_columns(column)
-                        .load(to, first_key, bc, keys - first_key)
+                        .load(to, first_key, bc, split.keys - first_key)
                 }
             }
         } else {
@@ -126,7 +129,7 @@ pub unsafe fn teams<
             let mut column = 0;
             while column < registers::opaque(width) {
                 let to = tile(to, v_swizzle).skip_columns(column);
-                let exist = keys.saturating_sub(first_key);
+                let exist = split.keys.saturating_sub(first_key);
                 // SAFETY: as above.
                 unsafe { v.skip_columns(column).load(to, first_key, v_keys, exist) }
                 column += 64;
@@ -185,16 +188,16 @@ pub unsafe fn teams<
                 s = s.map(|row| row.map(Accumulator::negate));
             }
             let masked = j >= unmasked_trips;
-            let visible = |key: u32| -> [[i32; 2]; MT] {
+            let visible = |key: u32| -> [[Prefix; 2]; MT] {
                 let first_key = (j * bc + key) as i32;
-                map_rows(|i| mask.visible((first + team.row + i) as i32, first_key))
+                map_rows(|i| mask.keys_of_block((first + team.row + i) as i32, first_key))
             };
             if masked {
                 let visible = visible(warp_key);
                 for mt in 0..MT {
                     for nt in 0..NT {
-                        let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                        s[mt][nt].mask_columns(lane, limits);
+                        let keys = visible[mt].map(|keys| keys.counted_from(16 * nt as i32));
+                        s[mt][nt].mask_columns(lane, keys);
                     }
                 }
             }

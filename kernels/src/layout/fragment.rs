@@ -42,25 +42,25 @@ pub const fn operand_b(lane: u32, r: u32) -> (u32, u32) {
     (2 * t + 8 * (r % 2), g + 8 * (r / 2))
 }
 
-/// Row and chunk whose address a lane gives to `ldmatrix.x4`, in a 16-row, 2-chunk tile, so that
-/// register `r` is that of [`operand_a`] (plain: Q) or of [`operand_b`] (`.trans`: V, stored `[k][n]`).
+/// Row and chunk, in a tile of 16 rows and 2 chunks, whose address a lane gives to `ldmatrix.x4`. The registers are
+/// then those of [`operand_a`] (plain: Q) or of [`operand_b`] (`.trans`: V, stored `[k][n]`).
 #[must_use]
 #[inline(always)]
 pub const fn ldmatrix_rows_first(lane: u32) -> (u32, u32) {
     (lane % 16, lane / 16)
 }
 
-/// Row and chunk whose address a lane gives to `ldmatrix.x4` so that register `r` is that of
-/// [`operand_b`] when the tile is stored `[n][k]` (plain: K).
+/// Row and chunk whose address a lane gives to `ldmatrix.x4`. The registers are then those of [`operand_b`], for a
+/// tile stored `[n][k]` (plain: K).
 #[must_use]
 #[inline(always)]
 pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
     (lane % 8 + lane / 16 * 8, lane / 8 % 2)
 }
 
-/// Row and column, in its 8x8 matrix, of the first of the two elements that a lane's register of an
-/// `ldmatrix` holds: the second is the next of the row or, with `.trans`, of the column. Register `r`
-/// is of the matrix whose row addresses lanes `8 r..8 r + 8` gave.
+/// Row and column, in its 8x8 matrix, of the first element in a lane's register of an `ldmatrix`. The second
+/// element is the next of the row or, with `.trans`, of the column. Register `r` belongs to the matrix whose row
+/// addresses lanes `8 r..8 r + 8` gave.
 #[must_use]
 #[inline(always)]
 pub const fn ldmatrix_element(lane: u32, trans: bool) -> (u32, u32) {

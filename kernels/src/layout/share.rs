@@ -1,6 +1,6 @@
 //! Which chunks of a tile a thread copies.
 
-/// A thread's part of copying rows of 16-byte chunks: its first chunk, and how the rest follows.
+/// A thread's part of copying rows of 16-byte chunks: its first chunk, and the steps to the others.
 ///
 /// Its chunks are those at `row + i * rows_per_step`, `chunk + j * lanes`. The lanes of a row touch
 /// whole 32-byte sectors of global memory. A step is a multiple of 8 rows, which keeps the thread's
@@ -23,8 +23,8 @@ impl Share {
     #[inline(always)]
     pub const fn new(thread: u32, threads: u32, row_chunks: u32) -> Self {
         let whole_lines = row_chunks.is_multiple_of(8);
-        // A line for each row, if there are threads for 8 rows of lines; two where they would span
-        // more than the 16 rows of the smallest tiles.
+        // Threads for one 128-byte line of a row, if that gives 8 rows; for two lines where one would span more
+        // than the 16 rows of the smallest tiles.
         let lanes = if threads > 128 && row_chunks.is_multiple_of(16) {
             16
         } else if whole_lines && threads >= 64 {
@@ -34,8 +34,8 @@ impl Share {
         };
         let mut row = thread / lanes;
         if whole_lines && lanes == 4 {
-            // Shared memory serves 8 threads at a time: here half a line each of two rows. Rows r
-            // and r + 4 have these halves in different banks, rows r and r + 1 in the same.
+            // Shared memory serves 8 threads at a time, here half a line of each of two rows. These halves lie in
+            // different banks in rows r and r + 4, but in the same banks in rows r and r + 1.
             row = row / 8 * 8 + row % 2 * 4 + row % 8 / 2;
         }
         Share {

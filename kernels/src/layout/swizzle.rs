@@ -9,8 +9,8 @@
 //! two consecutive rows in one line (12 = 8 + 4 shifts odd rows by half a line), so there 2 bits
 //! suffice: `(row >> 1) & 3`.
 //!
-//! Beside it, what it is to be compared with: rows one after the other ([`Swizzle::none`]), and rows
-//! with a chunk left free after each ([`Swizzle::padded`]).
+//! To compare with: rows one after the other ([`Swizzle::none`]), and rows with a free chunk after each
+//! ([`Swizzle::padded`]).
 
 /// Bytes of a chunk: what one `cp.async` moves and one `ldmatrix` row holds.
 pub const CHUNK_BYTES: u32 = 16;
@@ -45,7 +45,7 @@ impl Swizzle {
         }
     }
 
-    /// No swizzle: chunks in their order, `row_chunks` from a row to the next.
+    /// No swizzle: chunks in their order, `row_chunks` of them a row.
     #[must_use]
     #[inline(always)]
     pub const fn none(row_chunks: u32) -> Self {
@@ -63,8 +63,8 @@ impl Swizzle {
         self.row_chunks * CHUNK_BYTES
     }
 
-    /// Rows of `row_chunks` chunks and a free one: after an odd number of chunks, 8 rows start in 8
-    /// distinct groups of banks.
+    /// No swizzle, with a free chunk after each row: rows an odd number of chunks apart start in distinct groups of
+    /// banks, 8 rows in 8 groups.
     #[must_use]
     #[inline(always)]
     pub const fn padded(row_chunks: u32) -> Self {
@@ -89,9 +89,9 @@ impl Swizzle {
     /// `offset(row + down, chunk + right)` from the address of `offset(row, chunk)` in a tile that
     /// starts at a multiple of 128.
     ///
-    /// Needs `down` a multiple of 8, so that the row's key stays, and `right` a multiple of a power of
-    /// two above `chunk`, so that their sum is their XOR: then the swizzled bits change by an XOR
-    /// with a constant, and all else by adding one.
+    /// `down` is a multiple of 8, so that the row's key stays. `right` is a multiple of a power of two above
+    /// `chunk`, so that their sum is their XOR. Then the swizzled bits change by an XOR with a constant, and
+    /// all other bits by the addition of a constant.
     #[must_use]
     #[inline(always)]
     pub const fn step(self, address: u32, down: u32, right: u32) -> u32 {
@@ -100,15 +100,15 @@ impl Swizzle {
             + (down * self.row_chunks + (right - swizzled)) * CHUNK_BYTES
     }
 
-    /// As `offset(row + down, chunk + right)`, under the conditions of [`step`](Self::step) but at any
-    /// base: what depends on the lane stays in two registers, and a step is an XOR and an addition,
-    /// even of a swizzle that only the launch knows.
+    /// `offset(row + down, chunk + right)`, under the conditions of [`step`](Self::step), at any base: what depends
+    /// on the lane stays in two registers. A step is an XOR and an addition, even if only the launch knows
+    /// the swizzle.
     #[must_use]
     #[inline(always)]
     pub const fn stepped(self, row: u32, chunk: u32, down: u32, right: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;
         let (lane_row, lane_chunk) = (row * self.pitch(), (chunk ^ key) * CHUNK_BYTES);
-        // Only the lower bits of `right` meet those of the lane's chunk; the others are an offset.
+        // Only the lower bits of `right` meet bits of the lane's chunk; the others are an offset.
         let (lower, upper) = (right & 7, right & !7);
         lane_row + down * self.pitch() + (lane_chunk ^ (lower * CHUNK_BYTES)) + upper * CHUNK_BYTES
     }

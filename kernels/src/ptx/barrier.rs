@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-/// Waits for all threads of the block; their shared-memory accesses before it are visible after it.
+/// Waits for all threads of the block; their earlier accesses to shared memory are visible after it.
 ///
 /// # Safety
 /// Every thread of the block must reach the same call.
@@ -12,7 +12,7 @@ pub unsafe fn block() {
     unsafe { asm!("bar.sync 0;", options(nostack)) }
 }
 
-/// As [`block`], and tells whether any thread of the block says so.
+/// As [`block`]; returns whether `value` is true for any thread of the block.
 ///
 /// # Safety
 /// As [`block`].
@@ -28,11 +28,11 @@ pub unsafe fn block_any(value: bool) -> bool {
     any != 0
 }
 
-/// Waits for the `threads` threads, of whole warps, that share barrier `number`, 1 to 15; their
-/// shared-memory accesses before it are visible after it.
+/// Waits for the `threads` threads, in whole warps, that share barrier `number`, 1 to 15; their earlier accesses to
+/// shared memory are visible after it.
 ///
 /// # Safety
-/// Every one of these threads must reach the same call, and no other.
+/// Exactly these threads must reach the same call.
 #[inline(always)]
 pub unsafe fn some(number: u32, threads: u32) {
     // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
@@ -41,7 +41,7 @@ pub unsafe fn some(number: u32, threads: u32) {
     }
 }
 
-/// Waits for all lanes of the warp; their shared-memory accesses before it are visible after it.
+/// Waits for all lanes of the warp; their earlier accesses to shared memory are visible after it.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.

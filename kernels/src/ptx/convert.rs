@@ -26,7 +26,7 @@ pub fn bf16x2(lo: f32, hi: f32) -> u32 {
     packed
 }
 
-/// The f16 of these bits.
+/// The f16 that `bits` stand for.
 #[inline(always)]
 pub fn f16(bits: u16) -> f32 {
     let wide: f32;

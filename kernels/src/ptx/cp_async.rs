@@ -2,12 +2,12 @@
 
 use core::arch::asm;
 
-/// Starts copying 16 bytes; of these, `bytes` (0 to 16) are read and the rest written as zeros.
-/// `.cg` keeps the data out of L1, where it would not be used again.
+/// Starts to copy 16 bytes: reads `bytes` (0 to 16) of them, and writes zeros for the others.
+/// `.cg` keeps the data out of L1, where no thread would use it again.
 ///
 /// # Safety
-/// `shared` is a 16-byte aligned shared-memory address of the block, with nobody reading or writing
-/// its 16 bytes until a [`wait`] of this thread for its group (and a barrier, for other threads). `global` is
+/// `shared` is a 16-byte aligned shared-memory address of the block. No thread reads or writes its 16 bytes until
+/// this thread [waits](wait) for the group (and, for other threads, until a barrier after that). `global` is
 /// 16-byte aligned, and `bytes` bytes from it are readable.
 #[inline(always)]
 pub unsafe fn copy16(shared: u32, global: u64, bytes: u32) {
@@ -18,7 +18,7 @@ pub unsafe fn copy16(shared: u32, global: u64, bytes: u32) {
     }
 }
 
-/// Closes the group of the copies this thread started since the last call.
+/// Closes the group of copies that this thread started since the last call.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.
@@ -28,8 +28,8 @@ pub unsafe fn commit() {
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }
 
-/// Waits until the copies of all committed groups of this thread have landed, but for the `PENDING`
-/// last ones. Other threads see them after a barrier that follows.
+/// Waits until at most the last `PENDING` groups of this thread's copies are under way. Other threads see the
+/// others after a barrier.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.
@@ -39,8 +39,7 @@ pub unsafe fn wait<const PENDING: u32>() {
     unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) }
 }
 
-/// Waits until at most `S - N` groups of this thread's copies are pending: as [`wait`], with a number that a
-/// caller's parameter gives.
+/// As [`wait`] for `S - N` groups.
 ///
 /// # Safety
 /// As [`wait`].
@@ -50,8 +49,8 @@ pub unsafe fn wait_less<const S: usize, const N: usize>() {
     unsafe { asm!("cp.async.wait_group {};", const S - N, options(nostack)) }
 }
 
-/// As [`wait`] for a number of `pending` groups, 0 to 4, that only the launch knows: the instruction has it
-/// in its code. By assembly, for the compiler would make a table of branches of a `match`.
+/// As [`wait`] for `pending` groups, 0 to 4, a number that only the launch knows: the instruction takes a constant.
+/// This is assembly because the compiler would turn a `match` into a table of branches.
 ///
 /// # Safety
 /// As [`wait`].

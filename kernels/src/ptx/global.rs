@@ -1,7 +1,7 @@
 //! `ld.global` and `st.global`.
 //!
-//! By assembly because a 16-byte aligned Rust array moves as two 8-byte accesses, and because
-//! addresses of device memory come as integers.
+//! This is assembly because the compiler moves a 16-byte aligned Rust array by two 8-byte accesses, and because
+//! addresses of device memory are integers.
 
 use core::arch::asm;
 
@@ -85,10 +85,10 @@ pub unsafe fn store_u16(address: u64, value: u16) {
     }
 }
 
-/// Writes the first `count` of the 16-bit elements of `pairs`, the lower half of each first, one at a time.
+/// Writes the first `count` 16-bit elements of `pairs`, one at a time, the lower half of each pair first.
 ///
 /// # Safety
-/// `address` is 2-byte aligned, and from there on so many elements are writable, by this thread alone.
+/// `address` is 2-byte aligned, and `count` elements from there on are writable, by this thread alone.
 #[inline(always)]
 pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N], count: u32) {
     for i in 0..2 * N as u32 {

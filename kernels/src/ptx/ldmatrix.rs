@@ -9,9 +9,8 @@ use core::arch::asm;
 /// Reads four matrices as they are stored.
 ///
 /// # Safety
-/// Every lane of the warp must reach the same call. Each lane's `address` is 16-byte aligned, and
-/// the 16 bytes there lie in the block's shared memory, are written, and are being written by
-/// nobody.
+/// Every lane of the warp must reach the same call. Each lane's `address` is 16-byte aligned. The 16 bytes
+/// there lie in the block's shared memory, are written, and no thread writes them now.
 #[inline(always)]
 pub unsafe fn x4(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);

@@ -14,8 +14,8 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     d
 }
 
-/// 2^x, to about 2 ulp; 0 for -inf. `.ftz` saves the two multiplies that scale subnormal results
-/// into range, which as probabilities round to 0 anyway.
+/// 2^x, to about 2 ulp; 0 for -inf. `.ftz` saves two multiplications that scale subnormal results, which round to 0
+/// as probabilities.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -50,7 +50,7 @@ pub fn reciprocal(x: f32) -> f32 {
     y
 }
 
-/// Two f16 times two others.
+/// Products of two pairs of f16.
 #[inline(always)]
 pub fn mul_f16x2(a: u32, b: u32) -> u32 {
     let d: u32;

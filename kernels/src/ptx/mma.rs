@@ -1,7 +1,7 @@
 //! `mma.sync.m16n8k16`: `D = A * B + D` on the tensor cores, 16-bit operands, f32 or f16 accumulators.
 //!
 //! A is 16x16 row-major (4 registers a lane), B 16x8 column-major (2), D 16x8 (4, in pairs of f16 2):
-//! see [`fragment`](crate::layout::fragment) for who holds what.
+//! [`fragment`](crate::layout::fragment) says which lane holds which element.
 
 use core::arch::asm;
 

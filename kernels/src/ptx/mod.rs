@@ -2,9 +2,9 @@
 //!
 //! rustc does not know which assembly is convergent: it may duplicate or sink an `asm!` block under
 //! a lane-dependent branch, where an instruction that a whole warp or block must reach together
-//! hangs or returns garbage. So no collective instruction here is `pure`, and none is `nomem`; only
-//! per-lane arithmetic (`math`, `convert`) is, and the compiler may move that freely. The build
-//! turns off the passes that would duplicate blocks and counts the collectives it got.
+//! hangs or returns garbage. So no collective instruction here is `pure` or `nomem`. Only arithmetic of one lane
+//! (`math`, `convert`) is, which the compiler may move freely. The build turns off the passes that
+//! duplicate blocks, and counts the collective instructions of the result.
 
 pub mod barrier;
 pub mod convert;

@@ -2,10 +2,10 @@
 
 use core::arch::{asm, global_asm};
 
-// Dynamic, so that tiles over the 48 KB that a static allocation may have are possible.
+// Dynamic, because a static allocation ends at 48 KB.
 global_asm!(".extern .shared .align 1024 .b8 smem[];");
 
-/// Shared-window address of the block's dynamic shared memory, a multiple of 1024.
+/// Shared address of the block's dynamic shared memory, a multiple of 1024.
 #[inline(always)]
 pub fn base() -> u32 {
     let address: u32;
@@ -17,7 +17,7 @@ pub fn base() -> u32 {
 /// Writes 2 bytes.
 ///
 /// # Safety
-/// `address` is 2-byte aligned, inside the block's shared memory, and in no other thread's use.
+/// `address` is 2-byte aligned and inside the block's shared memory; no other thread uses these bytes now.
 #[inline(always)]
 pub unsafe fn store_u16(address: u32, value: u16) {
     // SAFETY: the address is the caller's promise.
@@ -29,7 +29,7 @@ pub unsafe fn store_u16(address: u32, value: u16) {
 /// Writes 4 bytes.
 ///
 /// # Safety
-/// `address` is 4-byte aligned, inside the block's shared memory, and in no other thread's use.
+/// `address` is 4-byte aligned and inside the block's shared memory; no other thread uses these bytes now.
 #[inline(always)]
 pub unsafe fn store_u32(address: u32, value: u32) {
     // SAFETY: the address is the caller's promise.
@@ -38,11 +38,11 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     }
 }
 
-/// Reads a number.
+/// Reads an f32.
 ///
 /// # Safety
-/// `address` is 4-byte aligned, inside the block's shared memory, written, and being written by no
-/// other thread.
+/// `address` is 4-byte aligned and inside the block's shared memory; the bytes are written, and no other thread
+/// writes them now.
 #[inline(always)]
 pub unsafe fn load_f32(address: u32) -> f32 {
     let value: f32;
@@ -56,8 +56,8 @@ pub unsafe fn load_f32(address: u32) -> f32 {
 /// Reads 16 bytes.
 ///
 /// # Safety
-/// `address` is 16-byte aligned, inside the block's shared memory, written, and being written by
-/// no other thread.
+/// `address` is 16-byte aligned and inside the block's shared memory; the bytes are written, and no other thread
+/// writes them now.
 #[inline(always)]
 pub unsafe fn load_u32x4(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);

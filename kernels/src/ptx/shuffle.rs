@@ -1,4 +1,4 @@
-//! `shfl.sync` and `redux.sync`: values between the lanes of a warp.
+//! `shfl.sync` and `redux.sync`: the lanes of a warp exchange values.
 
 use core::arch::asm;
 
@@ -32,8 +32,8 @@ pub unsafe fn of_lane(value: f32, lane: u32) -> f32 {
     other
 }
 
-/// Transposes the 4x4 matrices of four neighbouring lanes: of the values `[lane % 4]` of the four, in
-/// order. First blocks of 2x2 change places, then the numbers in them.
+/// Transposes the 4x4 matrix of four neighbouring lanes: a lane gets value `[lane % 4]` of each of the four. First
+/// blocks of 2x2 change places, then the numbers in them.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.

@@ -1,7 +1,7 @@
 //! Special registers: who this thread is.
 //!
-//! Volatile, so that a value asked for again is read again: a kernel can let go of it over its main
-//! loop, where a register is worth more than an instruction.
+//! Reads are volatile: a second call is a second instruction, so that a kernel need not hold the value over its
+//! main loop ([`again`](crate::tile::registers::again)).
 
 use core::arch::asm;
 

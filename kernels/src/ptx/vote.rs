@@ -1,8 +1,8 @@
-//! `vote.sync`: what the lanes of a warp say together.
+//! `vote.sync`: a predicate over the lanes of a warp.
 
 use core::arch::asm;
 
-/// Whether any lane says so.
+/// Whether `value` is true for any lane.
 ///
 /// # Safety
 /// Every lane of the warp must reach the same call.

@@ -1,4 +1,4 @@
-//! What products of 16x16 tiles are added up in: f32, or f16 at half the registers.
+//! Accumulators of products of 16x16 tiles: in f32, or in f16 at half the registers.
 
 use super::{Accumulator, Element, F16, Operand};
 use crate::ptx::{convert, mma};
@@ -7,7 +7,7 @@ use crate::ptx::{convert, mma};
 pub trait Accumulate<E: Element>: Copy {
     /// All zeros.
     const ZERO: Self;
-    /// Whether it is f16, which overflows beyond 65504.
+    /// Whether sums are f16, which overflows beyond 65504.
     const HALF: bool;
 
     /// `self += a * b`, where `b` is stored as a pair of B operands.

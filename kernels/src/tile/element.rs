@@ -1,4 +1,4 @@
-//! The 16-bit element types, as the instructions that differ between them.
+//! The 16-bit element types: the instructions that differ between them.
 
 use crate::ptx::{convert, mma};
 
@@ -11,7 +11,7 @@ pub trait Element {
     /// 1.0.
     const ONE: u32;
 
-    /// The number of these bits.
+    /// The number that `bits` stand for.
     fn widen(bits: u16) -> f32;
 
     /// Rounds two f32 to nearest even; `lo` goes to the low half.

@@ -1,5 +1,15 @@
-//! What the main loops are written in: 16x16 tiles in registers, tiles in shared memory, products and
-//! copies of them.
+//! The parts that main loops are made of.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `element`, `accumulate` | element types and accumulators of the tensor cores |
+//! | `register` | a 16x16 tile in the registers of a warp |
+//! | [`whole`] | operations on all tiles of a warp at once |
+//! | `shared` | a tile in shared memory |
+//! | `copy` | copies between global and shared memory |
+//! | `pipeline` | a stream of tiles through a few buffers |
+//! | `product` | the two products of attention |
+//! | [`registers`] | three tricks that keep registers low |
 
 mod accumulate;
 mod copy;
@@ -9,9 +19,10 @@ mod product;
 mod register;
 pub mod registers;
 mod shared;
+pub mod whole;
 
 pub use accumulate::{Accumulate, HalfAccumulator};
-pub use copy::{Copier, GlobalRows};
+pub use copy::Copier;
 pub use element::{Bf16, Element, F16};
 pub use pipeline::{CpAsync, Pipeline};
 pub use product::{multiply, multiply_transposed};

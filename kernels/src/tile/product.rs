@@ -1,24 +1,24 @@
-//! The two products of attention, of 16x16 tiles: the left factor from wherever the caller has it, the
-//! right one from shared memory.
+//! The two products of attention, on 16x16 tiles: the caller provides the left factor, and the right one lies in
+//! shared memory.
 
 use super::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
-/// `S += Q K^T` of the head dims `0..16 * DT` of a tile of K. `q` gives the slice of 16 of them of a
-/// number.
+/// `S += Q K^T` of the head dims `0..16 * DT` of a tile of K. `q(dt)`: Q's fragments for columns
+/// `16 * dt..16 * dt + 16`.
 ///
 /// # Safety
-/// As all of these: every lane of the warp makes the same call, and the shared tile is written and
+/// As for all of these: every lane of the warp makes the same call, and the shared tile is written and
 /// visible.
 #[inline(always)]
 pub unsafe fn multiply_transposed<
     E: Element,
-    S: Accumulate<E>,
+    Acc: Accumulate<E>,
     A: Arrangement,
     const MT: usize,
     const NT: usize,
     const DT: usize,
 >(
-    s: &mut [[S; NT]; MT],
+    s: &mut [[Acc; NT]; MT],
     q: impl Fn(usize) -> [Operand; MT],
     k_tile: SharedTile<DT, A>,
     lane: u32,
@@ -37,16 +37,18 @@ pub unsafe fn multiply_transposed<
     }
 }
 
-/// `O += P V` of the keys `0..16 * NT` of a tile of V. `p` gives the slice of 16 of them of a number,
-/// `column` the slice of 16 columns of V that one of O is. O is f32; in f16 only the products of one call
-/// are added up, lest they overflow, and only if O has less than 16 tiles.
+/// `O += P V` of the keys `0..16 * NT` of a tile of V. `p(nt)`: P's fragments for keys
+/// `16 * nt..16 * nt + 16`. `column(ot)`: the slice of V's columns that slice `ot` of O has.
+///
+/// O is f32. Sums in f16 could overflow over many calls: `Acc` holds only the products of one, and only where O
+/// has fewer than 16 tiles.
 ///
 /// # Safety
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply<
     E: Element,
-    S: Accumulate<E>,
+    Acc: Accumulate<E>,
     A: Arrangement,
     const MT: usize,
     const NT: usize,
@@ -61,8 +63,8 @@ pub unsafe fn multiply<
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        // 128 registers of O leave none for sums of their own.
-        if !S::HALF || MT * OT >= 16 {
+        // O in 128 registers leaves none for other sums.
+        if !Acc::HALF || MT * OT >= 16 {
             for nt in 0..NT {
                 let p = p(nt);
                 for ot in 0..OT {
@@ -79,7 +81,7 @@ pub unsafe fn multiply<
             ps[nt] = p(nt);
         }
         for ot in 0..OT {
-            let mut sums = [S::ZERO; MT];
+            let mut sums = [Acc::ZERO; MT];
             for nt in 0..NT {
                 let v = v_tile.b_trans(lane, nt, column(ot));
                 for mt in 0..MT {

@@ -1,13 +1,14 @@
-//! 16x16 tiles spread over the registers of a warp.
+//! 16x16 tiles in the registers of a warp.
 
 use super::Element;
+use crate::attention::mask::Interval;
 use crate::layout::fragment;
 use crate::ptx::{convert, math};
 
 /// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
 ///
-/// Index it with constants only, in loops that unroll: an index known only at run time would put
-/// the whole array into local memory.
+/// Index it with constants only, in loops that unroll. An index that is known only at run time would put
+/// the array into local memory.
 #[derive(Clone, Copy)]
 pub struct Accumulator(pub [f32; 8]);
 
@@ -93,14 +94,14 @@ impl Accumulator {
         }
     }
 
-    /// Puts -inf into the columns from `limits[0]` on in row `g`, from `limits[1]` on in row `g + 8`.
+    /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
     #[inline(always)]
-    pub fn mask_columns(&mut self, lane: u32, limits: [i32; 2]) {
-        // A lane's columns are those of lane 0 plus the first: comparing constants with a shifted
-        // limit saves the registers that the columns would take.
-        let limits = limits.map(|limit| limit - fragment::accumulator(lane, 0).1 as i32);
+    pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {
+        // A lane's columns are the columns of lane 0 plus the lane's first: to compare constants with shifted
+        // intervals saves the registers that the columns would take.
+        let keys = keys.map(|keys| keys.counted_from(fragment::accumulator(lane, 0).1 as i32));
         for i in 0..8 {
-            if fragment::accumulator(0, i as u32).1 as i32 >= limits[i / 2 % 2] {
+            if !keys[i / 2 % 2].contains(fragment::accumulator(0, i as u32).1 as i32) {
                 self.0[i] = f32::NEG_INFINITY;
             }
         }
@@ -122,37 +123,39 @@ impl Operand {
         Operand(self.0.map(|pair| pair ^ 0x8000_8000))
     }
 
-    /// Every element, an f16, times a factor.
+    /// Every element, an f16, multiplied by a factor.
     #[inline(always)]
     pub fn scale(self, factor: f32) -> Self {
         let factors = convert::f16x2(factor, factor);
         Operand(self.0.map(|pair| math::mul_f16x2(pair, factors)))
     }
 
-    /// As an A operand: 1 in the columns below `limits[0]` of row `g` and below `limits[1]` of row
-    /// `g + 8`, else 0.
+    /// An A operand: 1 in the columns of `keys[0]` in row `g` and of `keys[1]` in row `g + 8`, else 0.
     #[inline(always)]
-    pub fn ones_below<E: Element>(lane: u32, limits: [i32; 2]) -> Self {
+    pub fn ones<E: Element>(lane: u32, keys: [impl Interval; 2]) -> Self {
         let mut ones = [0; 4];
         for r in 0..4 {
             let column = fragment::operand_a(lane, r as u32).1 as i32;
-            let limit = limits[r % 2];
-            let lo = if column < limit { E::ONE } else { 0 };
-            let hi = if column + 1 < limit { E::ONE << 16 } else { 0 };
+            let keys = keys[r % 2];
+            let lo = if keys.contains(column) { E::ONE } else { 0 };
+            let hi = if keys.contains(column + 1) {
+                E::ONE << 16
+            } else {
+                0
+            };
             ones[r] = lo | hi;
         }
         Operand(ones)
     }
 
-    /// Non-zero if an element is infinite or NaN, wherever in a tile it lies.
+    /// Non-zero if an element is infinite or NaN.
     #[inline(always)]
     pub fn non_finite<E: Element>(self) -> u32 {
         let [a, b, c, d] = self.non_finite_signs::<E>();
         a | b | c | d
     }
 
-    /// Splits off the elements that are infinite or NaN: the tile with zeros in their place, and a
-    /// tile with ones in their place and zeros elsewhere.
+    /// The tile with zeros in the place of infinities and NaN, and a tile with ones there and zeros elsewhere.
     #[inline(always)]
     pub fn split_non_finite<E: Element>(self) -> (Self, Self) {
         let found = self.non_finite_signs::<E>().map(|signs| signs >> 15);
@@ -163,8 +166,8 @@ impl Operand {
         (Operand(finite), Operand(found.map(|f| f * E::ONE)))
     }
 
-    /// The sign bit of every element that is infinite or NaN: adding one to an exponent of all ones,
-    /// and to no other, carries into it.
+    /// The sign bit of every element that is infinite or NaN: adding one carries into it only from an exponent
+    /// of all ones.
     #[inline(always)]
     fn non_finite_signs<E: Element>(self) -> [u32; 4] {
         self.0

@@ -4,9 +4,9 @@ use super::Operand;
 use crate::layout::{fragment, swizzle::Swizzle};
 use crate::ptx::{ldmatrix, shared, special};
 
-/// How the chunks of a tile are arranged.
+/// How the chunks of a tile lie in shared memory.
 pub trait Arrangement: Copy {
-    /// Where they lie in rows of `2 * DT` chunks.
+    /// Their places in rows of `2 * DT` chunks.
     fn swizzle<const DT: usize>(self) -> Swizzle;
 
     /// Address of `(row + down, chunk + right)` in a tile at `base`, under the conditions of
@@ -24,8 +24,8 @@ impl Arrangement for Fixed {
         const { Swizzle::new(2 * DT as u32) }
     }
 
-    /// The lane's own part does not depend on the tile and stays in a register; the step to a tile is
-    /// an XOR and an immediate offset.
+    /// The lane's own part does not depend on the tile and stays in a register. The step to a 16x16 tile is an XOR
+    /// and an immediate offset.
     #[inline(always)]
     fn stepped<const DT: usize>(self, base: u32, from: [u32; 2], down: u32, right: u32) -> u32 {
         let swizzle = self.swizzle::<DT>();
@@ -33,7 +33,7 @@ impl Arrangement for Fixed {
     }
 }
 
-/// Any, chosen at run time.
+/// Any swizzle, chosen at run time.
 impl Arrangement for Swizzle {
     #[inline(always)]
     fn swizzle<const DT: usize>(self) -> Swizzle {
@@ -49,9 +49,9 @@ impl Arrangement for Swizzle {
 /// Rows of `16 * DT` 16-bit elements.
 #[derive(Clone, Copy)]
 pub struct SharedTile<const DT: usize, A: Arrangement = Fixed> {
-    /// Shared-window address: a multiple of 128 or, without a swizzle, of 16.
+    /// Shared address: a multiple of 128 or, without a swizzle, of 16.
     pub base: u32,
-    /// Where chunks lie.
+    /// How chunks lie.
     pub arrangement: A,
 }
 
@@ -85,8 +85,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         }
     }
 
-    /// The tile that starts `columns` columns further, a multiple of 64: of 128 bytes, within which chunks
-    /// are swizzled.
+    /// The tile that starts `columns` columns further, a multiple of 64: chunks are swizzled within 128 bytes.
     #[inline(always)]
     pub fn skip_columns(self, columns: u32) -> Self {
         SharedTile {
@@ -134,22 +133,22 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         Operand(unsafe { ldmatrix::x4_trans(self.operand_address(row, chunk, row16, d16)) })
     }
 
-    /// Writes the 16x16 tile `(row16, d16)` from an A operand. Without bank conflicts: the 8 rows of
+    /// Writes the 16x16 tile `(row16, d16)` from an A operand, without bank conflicts: the 8 rows of
     /// a register lie in distinct groups of 4 banks.
     ///
     /// # Safety
-    /// Nobody else uses the tile.
+    /// No other lane uses these elements.
     #[inline(always)]
     pub unsafe fn set(self, lane: u32, row16: usize, d16: usize, operand: Operand) {
         for r in 0..4 {
             let (row, column) = fragment::operand_a(lane, r as u32);
             let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / 8);
-            // SAFETY: the address lies in the tile, which is the caller's.
+            // SAFETY: the address lies in the tile; the rest is the caller's promise.
             unsafe { shared::store_u32(chunk + 2 * (column % 8), operand.0[r]) }
         }
     }
 
-    /// The 16x16 tiles of the first `MT` times 16 rows from slice `first` on, as A operands.
+    /// The 16x16 tiles of the first `16 * MT` rows, from slice `first` of the columns on, as A operands.
     ///
     /// # Safety
     /// As [`a`](Self::a).
@@ -172,7 +171,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// Writes what [`operands`](Self::operands) reads.
     ///
     /// # Safety
-    /// Nobody else uses this part of the tile.
+    /// No other warp uses this part of the tile.
     #[inline(always)]
     pub unsafe fn set_operands<const MT: usize, const NT: usize>(
         self,

@@ -3,7 +3,8 @@
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use kernels::abi::{ForwardParams, Order};
-use kernels::attention::mask::{Causal, Mask};
+use kernels::attention::mask::{Causal, Mask, seen_blocks, whole_blocks};
+use kernels::attention::sequence::Sequence;
 use kernels::catalog::class::Class;
 use kernels::catalog::{Family, Tile};
 
@@ -68,11 +69,16 @@ impl Head {
 
     /// How many blocks of keys some query of a tile sees, and how many every query sees whole.
     fn seen(&self, tile: u32) -> (u32, u32) {
-        let mask = Causal::new(&self.params, 0, self.params.seqlen_kv);
+        let sequence = Sequence::new(&self.params, 0);
+        let mask = Causal::new(&self.params, sequence, sequence.whole());
         let first = tile * self.tile.q_rows;
         let last = (first + self.tile.q_rows).min(self.params.seqlen_q) - 1;
-        let seen = mask.trip_count(last as i32, self.tile.keys);
-        (seen, mask.unmasked_trip_count(first as i32, self.tile.keys))
+        let ends = [first, last].map(|query| mask.keys(query as i32));
+        let (seen, whole) = (
+            seen_blocks(ends, self.tile.keys),
+            whole_blocks(ends, self.tile.keys),
+        );
+        (seen.end, whole.end)
     }
 
     fn sight(&self, tile: u32, block: u32) -> Sight {

@@ -6,6 +6,9 @@
 //! | `team` | shared with other warps | head dims whose O is too wide for a warp |
 //! | `wide` | shared with other warps | head dims above 256 |
 //! | `decode` | its own | few queries on many keys |
+//!
+//! Comments give lines of Algorithm 1 of FlashAttention-2 (Dao 2023). Parameters are those of [`Warp`](super::Warp),
+//! and `W` warps a block.
 
 mod decode;
 mod sm80;
@@ -13,6 +16,6 @@ mod team;
 mod wide;
 
 pub use decode::decode;
-pub use sm80::forward;
-pub use team::forward_shared_rows;
+pub use sm80::sm80;
+pub use team::team;
 pub use wide::wide;

@@ -11,13 +11,17 @@
 //! Shared memory: [`WideMemory`].
 
 use crate::abi::ForwardParams;
-use crate::attention::mask::{Either, Mask};
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, seen_blocks, whole_blocks};
 use crate::attention::non_finite::{has_non_finite, multiply_guarded};
+use crate::attention::score::Score;
+use crate::attention::sequence::Sequence;
 use crate::attention::softmax::Total;
-use crate::attention::{Place, Softmax, SoftmaxScale, Team, map_rows, store_partial};
+use crate::attention::{Softmax, Team, WorkTile, store_partial};
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};
+use crate::tile::whole::{map_rows, mask};
 use crate::tile::{
     Accumulator, Copier, CpAsync, Element, Operand, Pipeline, SharedTile, multiply,
     multiply_transposed,
@@ -41,6 +45,9 @@ const WT: usize = WINDOW as usize / 16;
 #[inline(always)]
 pub unsafe fn wide<
     E: Element,
+    M: Mask,
+    H: Heads,
+    C: Score,
     const W: usize,
     const T: usize,
     const DT: usize,
@@ -58,11 +65,15 @@ pub unsafe fn wide<
     let thread = unsafe { special::thread(threads) };
     let lane = thread % 32;
 
-    let place = Place::<false>::of_block(params, br);
-    let (first, (first_key, keys)) = (place.first, place.keys(params));
-    let mask = Either::new(params, first_key, keys);
-    let trips = mask.trip_count((first + br).min(params.seqlen_q) as i32 - 1, bc);
-    let unmasked_trips = mask.unmasked_trip_count(first as i32, bc);
+    let work = WorkTile::<H>::of_block(params, br);
+    let (first, rows, split) = (work.first, work.row_count(), work.keys(params));
+    let visible = M::new(params, work.sequence, split);
+    let last = (first + br).min(rows) - 1;
+    let ends = [
+        visible.keys(work.query(first)),
+        visible.keys(work.query(last)),
+    ];
+    let (blocks, whole) = (seen_blocks(ends, bc).end, whole_blocks(ends, bc).end);
 
     let base = shared::base();
     let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, 16 * DT as u32);
@@ -87,7 +98,7 @@ pub unsafe fn wide<
     let column = |ot: usize| ot * T | team.side as usize;
 
     // Starts to load slice `slice` of key block `block - 1`, the next of the stream, if there is one.
-    let (mut block, mut slice, mut filling) = (trips, 0, ring);
+    let (mut block, mut slice, mut filling) = (blocks, 0, ring);
     let mut load_next = || {
         if block > 0 {
             // Opaque: the addresses of all tensors would hold registers over the loop.
@@ -98,28 +109,19 @@ pub unsafe fn wide<
             unsafe {
                 if slice < windows {
                     let column = slice * WINDOW;
-                    let q = Copier::<WT, false>::new(place.q_rows(&params.q), thread, threads);
-                    let k = Copier::<WT, false>::new(
-                        place.kv_rows(&params.k, first_key),
-                        thread,
-                        threads,
-                    );
-                    q.skip_columns(column).load(
-                        q_window(filling),
-                        first,
-                        br,
-                        params.seqlen_q - first,
-                    );
+                    let q = Copier::<WT, _>::new(work.q_rows(&params.q), thread, threads);
+                    let k = work.kv_rows(&params.k, split.first);
+                    let k = Copier::<WT, _>::new(k, thread, threads);
+                    q.skip_columns(column)
+                        .load(q_window(filling), first, br, rows - first);
                     k.skip_columns(column)
-                        .load(k_window(filling), key, bc, keys - key);
+                        .load(k_window(filling), key, bc, split.keys - key);
                 } else {
                     let key = key + (slice - windows) * v_keys;
-                    let v = Copier::<DT, false>::new(
-                        place.kv_rows(&params.v, first_key),
-                        thread,
-                        threads,
-                    );
-                    v.load(v_slice(filling), key, v_keys, keys.saturating_sub(key));
+                    let v = work.kv_rows(&params.v, split.first);
+                    let v = Copier::<DT, _>::new(v, thread, threads);
+                    let exist = split.keys.saturating_sub(key);
+                    v.load(v_slice(filling), key, v_keys, exist);
                 }
             }
             if slice < windows || !v_is_whole {
@@ -144,11 +146,12 @@ pub unsafe fn wide<
             pipeline.wait();
             pipeline.fill(&mut load_next);
         };
-        let scale = SoftmaxScale::new(params.scale);
+        let score = C::new(params);
+        let scale = score.scale();
         let mut softmax = Softmax::<MT>::new(scale);
         let mut o = [[Accumulator::ZERO; OT]; MT];
         let mut reading = ring;
-        let mut j = trips;
+        let mut j = blocks;
         while j > 0 {
             j -= 1;
             let mut s = [[Accumulator::ZERO; NT]; MT];
@@ -169,19 +172,15 @@ pub unsafe fn wide<
             if scale.negative {
                 s = s.map(|row| row.map(Accumulator::negate));
             }
-            let is_masked = j >= unmasked_trips;
-            // Of the keys from `key` of this block on, how many each row sees.
-            let visible = |key: u32| -> [[i32; 2]; MT] {
-                map_rows(|i| mask.visible((first + team.row + i) as i32, (j * bc + key) as i32))
+            score.apply(&mut s, first + team.row, j * bc + warp_key);
+            let is_masked = j >= whole;
+            // The keys that each row sees, counted from key `key` of this block.
+            let keys = |key: u32| -> [[M::Keys; 2]; MT] {
+                let first_key = (j * bc + key) as i32;
+                map_rows(|i| visible.keys_of_block(work.query(first + team.row + i), first_key))
             };
             if is_masked {
-                let visible = visible(warp_key);
-                for mt in 0..MT {
-                    for nt in 0..NT {
-                        let limits = visible[mt].map(|v| v - 16 * nt as i32);
-                        s[mt][nt].mask_columns(lane, limits);
-                    }
-                }
+                mask(&mut s, keys(warp_key));
             }
 
             let mut maxima = [[0.0; 2]; MT];
@@ -220,9 +219,9 @@ pub unsafe fn wide<
                         p
                     };
                     if is_masked && has_non_finite::<E, _, RUN, OT, DT>(v_tile, column) {
-                        let (p, visible) = ((team_p, first_kt), visible(16 * first_kt as u32));
+                        let (p, keys) = ((team_p, first_kt), keys(16 * first_kt as u32));
                         multiply_guarded::<E, _, MT, RUN, KT, OT, DT>(
-                            &mut o, p, v_tile, visible, column,
+                            &mut o, p, v_tile, keys, column,
                         );
                     } else {
                         multiply::<E, Accumulator, _, MT, RUN, OT, DT>(
@@ -235,7 +234,7 @@ pub unsafe fn wide<
                 }
             }
         }
-        store::<E, W, T, DT, OT>(params, &team, o, team.totals(&softmax));
+        store::<E, H, W, T, DT, OT>(params, &team, o, team.totals(&softmax));
     }
 }
 
@@ -245,25 +244,31 @@ pub unsafe fn wide<
 /// # Safety
 /// As [`wide`]; all threads of the block make the call.
 #[inline(always)]
-unsafe fn store<E: Element, const W: usize, const T: usize, const DT: usize, const OT: usize>(
+unsafe fn store<
+    E: Element,
+    H: Heads,
+    const W: usize,
+    const T: usize,
+    const DT: usize,
+    const OT: usize,
+>(
     params: &ForwardParams,
     team: &Team<T>,
     mut o: [[Accumulator; OT]; MT],
     totals: [[Total; 2]; MT],
 ) {
     let (br, threads, lane) = ((16 * MT * W / T) as u32, 32 * W as u32, special::lane());
-    // Made again: over the loop it would hold registers.
-    let place = Place::<false>::of_block(params, br);
-    let first = place.first + team.row;
-    let exist = params.seqlen_q.saturating_sub(first);
+    let work = again(|| WorkTile::<H>::of_block(params, br));
+    let first = work.first + team.row;
+    let exist = work.row_count().saturating_sub(first);
     let column = |ot: usize| ot * T | team.side as usize;
     // SAFETY: the caller's promise. Rows and columns are the warp's own until the second barrier; one lane of
     // the team stores the lse of a row.
     unsafe {
-        if params.splits > 1 {
+        if Sequence::split_count(params) > 1 {
             let totals = (team.side == 0).then_some(totals);
             let column = |ot| column(ot) as u32;
-            return store_partial(params, &place, (first, exist), o, totals, column);
+            return store_partial(params, &work, (first, exist), o, totals, column);
         }
         let o_tile = SharedTile::<DT>::new(shared::base());
         barrier::block();
@@ -277,14 +282,14 @@ unsafe fn store<E: Element, const W: usize, const T: usize, const DT: usize, con
             for r in 0..2 {
                 let row = (16 * mt + 8 * r) as u32 + lane / 4;
                 if team.side == 0 && lane % 4 == 0 && row < exist {
-                    global::store_f32(place.lse(params, first + row), finished[r].1);
+                    global::store_f32(work.lse(params, first + row), finished[r].1);
                 }
             }
         }
         barrier::block();
-        let rows = place.q_rows(&params.o);
-        let copier = Copier::<DT, false>::new(rows, special::thread(threads), threads);
-        let exist = params.seqlen_q - place.first;
-        copier.store(o_tile, place.first, br, exist, params.o_aligned != 0);
+        let rows = work.q_rows(&params.o);
+        let copier = Copier::<DT, _>::new(rows, special::thread(threads), threads);
+        let exist = work.row_count() - work.first;
+        copier.store(o_tile, work.first, br, exist, params.o_aligned != 0);
     }
 }

@@ -1,0 +1,178 @@
+//! Packing: which query head and which query a row of a tile is.
+
+use crate::abi::{Divisor, ForwardParams, TensorRef};
+use crate::layout::rows::{Grouped, Rows, Strided};
+
+/// The query heads whose queries are the rows of a tile.
+///
+/// Later rows are never earlier queries, so that under the causal mask later rows see no fewer keys.
+pub trait Heads: Copy {
+    /// Where the rows of q and o lie.
+    type Rows: Rows;
+
+    /// The heads of tiles number `tile_head` in a batch entry.
+    fn new(params: &ForwardParams, tile_head: u32) -> Self;
+
+    /// The first head.
+    fn first(self) -> u32;
+
+    /// The key/value head that all of them read.
+    fn kv_head(self) -> u32;
+
+    /// Rows of all tiles together.
+    fn row_count(self, queries: u32) -> u32;
+
+    /// The query of a row, and its head.
+    fn query_and_head(self, row: u32) -> (u32, u32);
+
+    /// The rows of q or o, from the address of the first head's first row.
+    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Self::Rows;
+}
+
+/// One query head: row `r` is its query `r`.
+#[derive(Clone, Copy, Debug)]
+pub struct OneHead {
+    head: u32,
+    group: Divisor,
+}
+
+impl Heads for OneHead {
+    type Rows = Strided;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, tile_head: u32) -> Self {
+        OneHead {
+            head: tile_head,
+            group: params.group,
+        }
+    }
+
+    #[inline(always)]
+    fn first(self) -> u32 {
+        self.head
+    }
+
+    #[inline(always)]
+    fn kv_head(self) -> u32 {
+        self.group.divide(self.head).0
+    }
+
+    #[inline(always)]
+    fn row_count(self, queries: u32) -> u32 {
+        queries
+    }
+
+    #[inline(always)]
+    fn query_and_head(self, row: u32) -> (u32, u32) {
+        (row, self.head)
+    }
+
+    #[inline(always)]
+    fn rows(self, _tensor: &TensorRef, first_head: Strided) -> Strided {
+        first_head
+    }
+}
+
+/// All query heads that share a key/value head, in turns: row `r` is query `r / group` of the group's head
+/// `r % group`.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadGroup {
+    kv_head: u32,
+    group: Divisor,
+}
+
+impl Heads for HeadGroup {
+    type Rows = Grouped;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, tile_head: u32) -> Self {
+        HeadGroup {
+            kv_head: tile_head,
+            group: params.group,
+        }
+    }
+
+    #[inline(always)]
+    fn first(self) -> u32 {
+        self.kv_head * self.group.value
+    }
+
+    #[inline(always)]
+    fn kv_head(self) -> u32 {
+        self.kv_head
+    }
+
+    #[inline(always)]
+    fn row_count(self, queries: u32) -> u32 {
+        queries * self.group.value
+    }
+
+    #[inline(always)]
+    fn query_and_head(self, row: u32) -> (u32, u32) {
+        let (query, head) = self.group.divide(row);
+        (query, self.first() + head)
+    }
+
+    #[inline(always)]
+    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Grouped {
+        Grouped {
+            head: first_head,
+            head_bytes: 2 * tensor.head_stride,
+            heads: self.group,
+            first: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    extern crate std;
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    /// Query, head and key/value head of every row of all tiles.
+    fn rows<H: Heads>(params: &ForwardParams, tile_heads: u32) -> Vec<(u32, u32, u32)> {
+        let mut rows = Vec::new();
+        for tile_head in 0..tile_heads {
+            let heads = H::new(params, tile_head);
+            let of_tile: Vec<_> = (0..heads.row_count(params.seqlen_q))
+                .map(|row| heads.query_and_head(row))
+                .collect();
+            assert!(of_tile.is_sorted_by_key(|(query, _)| *query));
+            assert_eq!(of_tile[0].1, heads.first());
+            rows.extend(
+                of_tile
+                    .iter()
+                    .map(|&(query, head)| (query, head, heads.kv_head())),
+            );
+        }
+        rows
+    }
+
+    proptest! {
+        #[test]
+        fn every_query_of_every_head_is_one_row(
+            seqlen_q in 1_u32..40, kv_heads in 1_u32..6, group in 1_u32..9,
+        ) {
+            let params = ForwardParams {
+                seqlen_q,
+                group: Divisor::new(group),
+                ..ForwardParams::default()
+            };
+            let expected: HashSet<_> = (0..seqlen_q)
+                .flat_map(|query| {
+                    (0..kv_heads * group).map(move |head| (query, head, head / group))
+                })
+                .collect();
+            for rows in [
+                rows::<OneHead>(&params, kv_heads * group),
+                rows::<HeadGroup>(&params, kv_heads),
+            ] {
+                prop_assert_eq!(rows.len(), expected.len());
+                prop_assert_eq!(rows.into_iter().collect::<HashSet<_>>(), expected.clone());
+            }
+        }
+    }
+}

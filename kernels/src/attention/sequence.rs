@@ -1,0 +1,103 @@
+//! The lengths of a batch entry, and where its rows start: nothing else reads lengths from the parameters.
+
+use crate::abi::{ForwardParams, TensorRef};
+
+/// The queries and keys of one batch entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence {
+    batch: u32,
+    /// Queries of a head.
+    pub queries: u32,
+    /// Keys of a head.
+    pub keys: u32,
+}
+
+/// The keys `first..first + keys` of a sequence, which a block takes as a sequence of its own: masks count
+/// from key `first`.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// The first key.
+    pub first: u32,
+    /// How many keys.
+    pub keys: u32,
+}
+
+impl Sequence {
+    /// The sequence of a batch entry.
+    #[inline(always)]
+    pub fn new(params: &ForwardParams, batch: u32) -> Self {
+        Sequence {
+            batch,
+            queries: params.seqlen_q,
+            keys: params.seqlen_kv,
+        }
+    }
+
+    /// Elements from a tensor's start to the first query of head 0 (q, o), or to its first key (k, v).
+    #[inline(always)]
+    pub fn offset(self, tensor: &TensorRef) -> i64 {
+        i64::from(self.batch) * tensor.batch_stride
+    }
+
+    /// Rows of the partial results of one split: the queries of all heads of all batch entries.
+    #[inline(always)]
+    pub fn partial_rows(params: &ForwardParams) -> u64 {
+        u64::from(params.batch_heads) * u64::from(params.seqlen_q)
+    }
+
+    /// The batch entry, query and head of a row of the partial results. Tiles hold `packed` heads each.
+    #[inline(always)]
+    pub fn of_partial_row(params: &ForwardParams, row: u64, packed: u32) -> (Self, u32, u32) {
+        let tile_rows = u64::from(params.seqlen_q) * u64::from(packed);
+        let (group, in_group) = (row / tile_rows, (row % tile_rows) as u32);
+        let query = in_group / packed;
+        let head = group as u32 * packed + in_group % packed;
+        let (batch, head) = (head / params.heads, head % params.heads);
+        (Self::new(params, batch), query, head)
+    }
+
+    /// Splits of the keys, the same for every batch entry.
+    #[inline(always)]
+    pub fn split_count(params: &ForwardParams) -> u32 {
+        params.splits
+    }
+
+    /// All keys as one split.
+    #[inline(always)]
+    pub fn whole(self) -> Split {
+        Split {
+            first: 0,
+            keys: self.keys,
+        }
+    }
+
+    /// Split number `split` of the keys.
+    #[inline(always)]
+    pub fn split(self, params: &ForwardParams, split: u32) -> Split {
+        let first = split * params.split_keys;
+        Split {
+            first,
+            keys: (self.keys - first).min(params.split_keys),
+        }
+    }
+
+    /// Index of a query of a head among the rows of all batch entries.
+    #[inline(always)]
+    pub fn row_index(self, params: &ForwardParams, head: u32, query: u32) -> u64 {
+        self.head_index(params, head) * u64::from(self.queries) + u64::from(query)
+    }
+
+    /// Index of a tile's row, in the order of the tiles, among the partial results of all splits. `head` is
+    /// the tile's first.
+    #[inline(always)]
+    pub fn partial_index(self, params: &ForwardParams, split: u32, head: u32, row: u32) -> u64 {
+        let heads =
+            u64::from(split) * u64::from(params.batch_heads) + self.head_index(params, head);
+        heads * u64::from(self.queries) + u64::from(row)
+    }
+
+    #[inline(always)]
+    fn head_index(self, params: &ForwardParams, head: u32) -> u64 {
+        u64::from(self.batch) * u64::from(params.heads) + u64::from(head)
+    }
+}

@@ -1,0 +1,91 @@
+//! What a block computes: the rows of a query tile, on a split of the keys.
+
+use super::heads::Heads;
+use super::sequence::{Sequence, Split};
+use crate::abi::{ForwardParams, TensorRef};
+use crate::layout::rows::{Rows, Strided};
+use crate::ptx::special;
+use crate::tile::registers::opaque;
+
+/// A query tile of a batch entry and its heads, and a split of the keys.
+pub struct WorkTile<H> {
+    /// The batch entry.
+    pub sequence: Sequence,
+    /// The heads whose queries are the tile's rows.
+    pub heads: H,
+    /// The first row of the tile.
+    pub first: u32,
+    split: u32,
+    dim: u32,
+}
+
+impl<H: Heads> WorkTile<H> {
+    /// The work of this block, in tiles of `br` rows.
+    #[inline(always)]
+    pub fn of_block(params: &ForwardParams, br: u32) -> Self {
+        let (split, tile, head) = params.order.place(special::block());
+        let (batch, head) = params.tile_heads.divide(head);
+        WorkTile {
+            sequence: Sequence::new(params, batch),
+            heads: H::new(params, head),
+            first: tile * br,
+            split,
+            dim: opaque(params.dim),
+        }
+    }
+
+    /// Rows of all tiles of these heads.
+    #[inline(always)]
+    pub fn row_count(&self) -> u32 {
+        self.heads.row_count(self.sequence.queries)
+    }
+
+    /// The query of a row.
+    #[inline(always)]
+    pub fn query(&self, row: u32) -> i32 {
+        self.heads.query_and_head(row).0 as i32
+    }
+
+    /// The keys of the split.
+    #[inline(always)]
+    pub fn keys(&self, params: &ForwardParams) -> Split {
+        self.sequence.split(params, self.split)
+    }
+
+    /// The rows of q or o.
+    #[inline(always)]
+    pub fn q_rows(&self, tensor: &TensorRef) -> H::Rows {
+        let first_head = self.head_rows(tensor, self.heads.first());
+        self.heads.rows(tensor, first_head)
+    }
+
+    /// The rows of k or v, from key `first` on.
+    #[inline(always)]
+    pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> Strided {
+        self.head_rows(tensor, self.heads.kv_head()).skip(first)
+    }
+
+    #[inline(always)]
+    fn head_rows(&self, tensor: &TensorRef, head: u32) -> Strided {
+        let offset = self.sequence.offset(tensor) + i64::from(head) * tensor.head_stride;
+        Strided {
+            address: tensor.address.wrapping_add_signed(2 * offset),
+            row_bytes: 2 * tensor.row_stride,
+            elements: self.dim,
+        }
+    }
+
+    /// Address of the lse of a row.
+    #[inline(always)]
+    pub fn lse(&self, params: &ForwardParams, row: u32) -> u64 {
+        let (query, head) = self.heads.query_and_head(row);
+        params.lse + 4 * self.sequence.row_index(params, head, query)
+    }
+
+    /// Index of a row among the partial results of all splits.
+    #[inline(always)]
+    pub fn partial(&self, params: &ForwardParams, row: u32) -> u64 {
+        let head = self.heads.first();
+        self.sequence.partial_index(params, self.split, head, row)
+    }
+}
