@@ -15,14 +15,14 @@ use crate::warp::{State, Warp};
 
 /// Named barriers of a block.
 const BARRIERS: usize = 16;
-/// The longest a warp runs before another may.
+/// The most instructions of a turn, after which another warp may run.
 const MAX_TURN: u64 = 64;
 
 /// What an instruction works on: the active lanes of a warp and all they can reach.
 pub(crate) struct Context<'a> {
     /// The lanes that execute it.
     pub active: u32,
-    /// Its line.
+    /// The instruction's line.
     pub line: u32,
     pub warp: &'a mut Warp,
     pub shared: &'a mut Shared,
@@ -79,14 +79,14 @@ impl Context<'_> {
     }
 }
 
-/// Who has arrived at a barrier.
+/// A barrier and the warps that have arrived at it.
 #[derive(Default)]
 struct Barrier {
-    /// Threads it waits for; 0 when idle.
+    /// Threads that complete it; 0 when idle.
     expected: u32,
     /// Warps that arrived, whether they wait, and how they voted.
     arrived: Vec<(usize, bool, Option<Ballot>)>,
-    /// What they knew.
+    /// What these warps know.
     knowledge: Knowledge,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Lets warps go on that wait for a phase that is complete by now.
+    /// Lets warps go on whose phase is complete by now.
     fn wake(&mut self) {
         for warp in &mut self.warps {
             if let State::Polling { mbarrier, phase } = warp.state
@@ -158,8 +158,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// No warp can go on by itself. A copy lands that a warp waits for; if there is none, waits at
-    /// mbarriers end, as they do on a GPU after some time.
+    /// Resolves a state in which no warp can go on by itself. A copy lands that a warp waits for; if
+    /// there is none, waits at mbarriers end, as they do on a GPU after some time.
     fn resolve_stall(
         &mut self,
         stall: &mut Stall,
@@ -268,7 +268,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Takes note of a warp at a barrier; the last one to arrive lets all go on.
+    /// Records a warp's arrival at a barrier; the last warp lets all go on.
     fn arrive(&mut self, index: usize, arrival: &Arrival) -> Result<(), Box<Violation>> {
         let number = arrival.barrier as usize;
         let misused = |what| Err(Violation::of_warp(Rule::BarrierMisused { what }));
@@ -319,7 +319,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// No warp can go on: that is the end, unless one waits for a barrier.
+    /// The block ends if no warp waits at a barrier; otherwise the barrier is never complete.
     fn check_barriers(&mut self) -> Result<(), Box<Fault>> {
         let waiting = self.warps.iter().find_map(|warp| match warp.state {
             State::AtBarrier(barrier) => Some((warp.index, barrier)),
@@ -338,7 +338,7 @@ impl<'a> Block<'a> {
         Err(self.fault(index, pc - 1, *Violation::of_warp(rule)))
     }
 
-    /// Warps wait at mbarriers, and nothing that is under way completes a phase.
+    /// The fault of warps that wait for phases which nothing completes.
     fn deadlock(&mut self) -> Box<Fault> {
         let waiting = self.describe(0..self.warps.len());
         let mut warps = self.warps.iter_mut();
@@ -349,7 +349,7 @@ impl<'a> Block<'a> {
         self.fault(index, pc - 1, *violation)
     }
 
-    /// What some warps wait for, in words.
+    /// Where some warps are, in words.
     fn describe(&self, warps: impl Iterator<Item = usize>) -> String {
         let places = warps.map(|index| match self.warps[index].state {
             State::AtBarrier(barrier) => format!("warp {index} waits at barrier {barrier}"),
@@ -364,7 +364,7 @@ impl<'a> Block<'a> {
         places.collect::<Vec<_>>().join(", ")
     }
 
-    /// Every warp has exited.
+    /// Ends the block, once every warp has exited.
     fn finish(&self) -> Result<(), Box<Fault>> {
         let finished = self.bulk.finish(&self.launch.global);
         finished.map_err(|late| self.late_fault(late))
@@ -395,13 +395,13 @@ impl<'a> Block<'a> {
     }
 }
 
-/// How the run goes on after no warp could.
+/// What follows a stall.
 enum Resolved {
     GoOn,
     End,
 }
 
-/// Stalls in a row that ended waits at mbarriers in vain.
+/// Stalls in a row that nothing but the end of waits resolved.
 #[derive(Default)]
 struct Stall {
     /// Changes of mbarriers, and warps that wait at them, at the last stall.
@@ -410,10 +410,10 @@ struct Stall {
 }
 
 impl Stall {
-    /// A loop that polls may do other work after some polls that fail; more are a deadlock.
+    /// More such stalls are a deadlock. Fewer may be loops that do other work after some failed polls.
     const MOST_IN_VAIN: u32 = 100;
 
-    /// Takes note of a stall; whether something may have changed since others.
+    /// Records a stall; whether to go on.
     fn has_hope(&mut self, changes: u64, waiting: usize) -> bool {
         if self.last == (changes, waiting) {
             self.in_vain += 1;

@@ -9,12 +9,12 @@ pub(crate) enum Successors {
     Branch { target: usize, guarded: bool },
     /// Nowhere; lanes whose guard is false go to the next instruction.
     Exit { guarded: bool },
-    /// As `Exit`, but a way that no kernel may take: it keeps no other ways from meeting.
+    /// Nowhere, with a fault: other ways meet as if this one were not there.
     Trap { guarded: bool },
 }
 
-/// For each instruction that is a guarded branch, the first instruction that every path from both
-/// of its arms runs through. None where the arms meet only at the kernel's end.
+/// For each guarded branch, the first instruction that every path from both of its arms runs through.
+/// None where the arms meet only at the kernel's end.
 pub(crate) fn reconvergence_points(code: &[Successors]) -> Vec<Option<usize>> {
     let graph = Graph::new(code);
     let dominators = graph.immediate_post_dominators();

@@ -1,10 +1,11 @@
 //! What a launch did: instructions, tensor-core work and memory transactions.
 //!
-//! Shared memory is 32 banks of 4 bytes. The hardware splits an access into phases in which each
-//! lane moves its share of 128 bytes: all 32 lanes for up to 4 bytes a lane, half-warps for 8,
-//! quarter-warps for 16 (as one matrix of `ldmatrix`). A phase takes as many wavefronts as the
-//! busiest bank has distinct words; one is ideal, and the others are bank conflicts. Global memory
-//! moves in sectors of 32 bytes; ideal is as many as the bytes asked for fill.
+//! Shared memory is 32 banks of 4 bytes. The hardware splits an access into phases of 128 bytes: all
+//! 32 lanes where each moves up to 4 bytes, half-warps where each moves 8, quarter-warps where each
+//! moves 16 (one matrix of `ldmatrix`). A phase takes as many wavefronts as the busiest bank has
+//! distinct words; one is ideal, and the others are bank conflicts.
+//!
+//! Global memory moves in sectors of 32 bytes; the ideal is the number that the moved bytes fill.
 
 use crate::findings::{Finding, findings};
 use crate::registers::{Row, lanes};
@@ -14,19 +15,19 @@ use std::collections::BTreeMap;
 /// What one instruction of a kernel did, over all warps of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Times a warp executed it, if only with some of its lanes.
+    /// Times that a warp executed it, with all or some of its lanes.
     pub executed: u64,
-    /// Lanes that executed it.
+    /// Lanes that executed it, over all times.
     pub lanes: u64,
     /// Floating-point operations on tensor cores.
     pub flops: u64,
     /// Shared-memory wavefronts.
     pub wavefronts: u64,
-    /// Shared-memory wavefronts there would be without bank conflicts.
+    /// Shared-memory wavefronts without bank conflicts.
     pub ideal_wavefronts: u64,
     /// Sectors of global memory.
     pub sectors: u64,
-    /// Sectors that the bytes asked for fill.
+    /// Sectors that the moved bytes fill.
     pub ideal_sectors: u64,
     /// Bytes read from global memory.
     pub bytes_read: u64,
@@ -59,9 +60,8 @@ impl Tally {
         self.bytes_written += other.bytes_written;
     }
 
-    /// Counts an access of `bytes` bytes (up to 16, a power of two) at each of the `active` lanes'
-    /// `addresses` in shared memory, as the launch of a kernel does: every bank conflict that this
-    /// project speaks of is counted here.
+    /// Counts the wavefronts of an access to shared memory: `bytes` bytes (a power of two, up to 16)
+    /// at the address of each `active` lane. All bank conflicts in this project are counted here.
     ///
     /// ```
     /// let mut column = emulator::Tally::default();
@@ -92,7 +92,7 @@ impl Tally {
         self.sectors += (address % 32 + bytes).div_ceil(32);
     }
 
-    /// The bytes that are counted in a direction.
+    /// The count of bytes in one direction.
     fn moved(&mut self, writes: bool) -> &mut u64 {
         match writes {
             true => &mut self.bytes_written,
@@ -149,11 +149,11 @@ pub struct Line {
     pub tally: Tally,
 }
 
-/// What a launch did. Instructions are always counted; wavefronts, sectors and bytes if
-/// [`Options::counters`](crate::Options) asks for them.
+/// What a launch did. Wavefronts, sectors and bytes are zero unless
+/// [`Options::counters`](crate::Options) is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Every instruction that was executed, in program order.
+    /// The instructions that were executed, in program order.
     pub lines: Vec<Line>,
 }
 
@@ -175,7 +175,7 @@ impl Counters {
         self.total_of("")
     }
 
-    /// The sum over the instructions whose opcode starts with `prefix`: `"ldmatrix"`, `"st.shared"`.
+    /// The sum over the instructions whose opcode starts with `prefix`, such as `"st.shared"`.
     #[must_use]
     pub fn total_of(&self, prefix: &str) -> Tally {
         let mut total = Tally::default();
@@ -185,7 +185,7 @@ impl Counters {
         total
     }
 
-    /// Warp-instructions by kind, the opcode up to its first dot.
+    /// Warp-instructions by the opcode up to its first dot.
     #[must_use]
     pub fn by_kind(&self) -> BTreeMap<&str, u64> {
         let mut kinds = BTreeMap::new();
@@ -196,13 +196,13 @@ impl Counters {
         kinds
     }
 
-    /// `mma` instructions executed.
+    /// Number of `mma` that warps executed.
     #[must_use]
     pub fn mma(&self) -> u64 {
         self.total_of("mma").executed
     }
 
-    /// Ratios to the number of `mma`; none if there was no `mma`.
+    /// Ratios to the number of `mma`; none where there was no `mma`.
     ///
     /// ```
     /// # use emulator::{Counters, Line, Tally};
@@ -234,7 +234,7 @@ impl Counters {
         findings(self)
     }
 
-    /// Block barriers that warps arrived at.
+    /// Arrivals of warps at barriers of the block.
     #[must_use]
     pub fn barriers(&self) -> u64 {
         let warp_barriers = self.total_of("bar.warp").executed;

@@ -1,5 +1,5 @@
-//! From a statement to what executes it: names become registers, and an instruction family turns
-//! the opcode into a closure over them.
+//! Decoding of statements: names become registers, and an instruction family turns the opcode into a
+//! closure over them.
 
 use crate::block::Context;
 use crate::error::Violation;
@@ -26,7 +26,7 @@ pub(crate) enum Action {
     Barrier(BarrierUse),
 }
 
-/// An action, none if the opcode is of another family, or what is wrong with the operands.
+/// An action; none for an opcode of another family; an error for operands that do not fit.
 pub(crate) type Decoded = Result<Option<Action>, String>;
 
 /// An action that works on lanes.
@@ -149,7 +149,7 @@ impl<'a, 's> Decoder<'a, 's> {
         }
     }
 
-    /// All operands, of which there must be `N`.
+    /// The operands, which must be `N`.
     pub fn operands<const N: usize>(&self) -> Result<&'s [Operand<'a>; N], String> {
         let operands = &self.statement.operands;
         operands

@@ -29,14 +29,14 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
-    /// The module has no such entry.
+    /// The module has no entry of this name.
     #[error("{file} has no entry {entry:?}; it has {}", known.join(", "))]
     NoEntry {
         /// Name of the module.
         file: String,
-        /// The entry asked for.
+        /// The name.
         entry: String,
-        /// The entries there are.
+        /// The module's entries.
         known: Vec<String>,
     },
     /// The launch has more or fewer arguments than the kernel has parameters.
@@ -56,9 +56,9 @@ pub enum Error {
         kernel: String,
         /// The parameter's name.
         parameter: String,
-        /// What it takes.
+        /// The type that it takes.
         expected: String,
-        /// What was given.
+        /// The type that was given.
         found: String,
     },
     /// The grid, block or shared-memory size is not possible.
@@ -119,9 +119,9 @@ pub struct Fault {
     pub block: [u32; 3],
     /// Warp in the block.
     pub warp: u32,
-    /// The first lane concerned; none where the rule is about the whole warp.
+    /// The first lane that broke the rule; none where the whole warp did.
     pub lane: Option<u32>,
-    /// The address concerned, for accesses to memory.
+    /// The address, for accesses to memory.
     pub address: Option<u64>,
 }
 
@@ -150,7 +150,7 @@ impl fmt::Display for Fault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {
-    /// An access to global memory that lies in no buffer, or not wholly in one.
+    /// An access to global memory that does not lie in one buffer.
     #[error("global access of {bytes} bytes outside every buffer")]
     GlobalOutOfBounds {
         /// Size of the access.
@@ -184,7 +184,9 @@ pub enum Rule {
     #[error("read of shared memory that was never written")]
     SharedUninitialised,
     /// An access to the destination of a `cp.async` before its thread waited for it.
-    #[error("access to the destination of a cp.async (line {line}) that was not waited for")]
+    #[error(
+        "access to the destination of a cp.async (line {line}) that its thread did not wait for"
+    )]
     PendingCopy {
         /// Line of the `cp.async`.
         line: u32,
@@ -198,7 +200,7 @@ pub enum Rule {
         line: u32,
     },
     /// A write to the source of a bulk copy before its thread waited for the copy.
-    #[error("write to the source of a bulk copy (line {line}) that was not waited for")]
+    #[error("write to the source of a bulk copy (line {line}) that its thread did not wait for")]
     BulkCopySource {
         /// Line of the `cp.async.bulk`.
         line: u32,
@@ -218,7 +220,7 @@ pub enum Rule {
         bytes: u32,
     },
     /// The block ends while a bulk copy still reads or writes its shared memory.
-    #[error("the block ends before this bulk copy was waited for")]
+    #[error("the block ends while this bulk copy is under way")]
     UnfinishedBulkCopy,
     /// An mbarrier instruction on memory that holds no mbarrier.
     #[error("no mbarrier.init made this address an mbarrier")]
@@ -256,7 +258,7 @@ pub enum Rule {
         /// The transaction count.
         bytes: i64,
     },
-    /// An mbarrier used in a way that has no meaning.
+    /// A use of an mbarrier that has no meaning.
     #[error("{what}")]
     MbarrierMisused {
         /// What is wrong.
@@ -289,7 +291,7 @@ pub enum Rule {
         /// The register.
         name: String,
     },
-    /// A collective instruction that a lane it needs does not reach.
+    /// A collective instruction that lacks a lane.
     #[error("collective instruction for lanes {needed:#010x}, reached by {reached:#010x}")]
     MissingLanes {
         /// Mask of the lanes the instruction needs.
@@ -303,27 +305,27 @@ pub enum Rule {
         /// The member mask.
         members: u32,
     },
-    /// Operands that must be the same in all lanes differ.
+    /// An operand that must be the same in all lanes, and is not.
     #[error("{what} differs between the lanes")]
     NotUniform {
         /// Which operand.
         what: &'static str,
     },
-    /// A barrier that not all threads it waits for reach.
+    /// A barrier that some of its threads do not reach.
     #[error("barrier {barrier} is never complete: {missing}")]
     BarrierNotReached {
         /// Barrier number.
         barrier: u32,
-        /// Who is missing, and where they are.
+        /// The warps that are missing, and where they are.
         missing: String,
     },
-    /// A barrier used in a way that has no meaning.
+    /// A use of a barrier that has no meaning.
     #[error("{what}")]
     BarrierMisused {
         /// What is wrong.
         what: &'static str,
     },
-    /// `bra.uni` taken by some lanes only.
+    /// A `bra.uni` that only some lanes take.
     #[error("bra.uni diverges")]
     DivergentUniformBranch,
     /// The kernel reached `trap`.

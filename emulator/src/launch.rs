@@ -11,15 +11,15 @@ use rayon::prelude::*;
 /// How to run a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The order in which the warps of a block take turns is drawn from it.
+    /// Seed of the order in which the warps of a block take turns.
     pub seed: u64,
-    /// Instructions that a warp may execute before the kernel counts as one that does not end; at
-    /// most 2^26 - 2, the default.
+    /// Instructions that a warp may execute; at most 2^26 - 2, the default. A kernel that needs more
+    /// breaks [`Rule::Budget`](crate::Rule::Budget).
     pub instruction_budget: u64,
-    /// Whether to count wavefronts, sectors and bytes, for a quarter more time.
+    /// Whether to count wavefronts, sectors and bytes, which takes a quarter more time.
     pub counters: bool,
-    /// Shared memory that a block can have, static and dynamic together, in bytes: 227 KB by default,
-    /// as on the device with the most.
+    /// Shared memory that a block can have, static and dynamic together, in bytes. The default is
+    /// 227 KB, the most that any device has.
     pub max_shared_bytes: u32,
 }
 
@@ -121,8 +121,8 @@ impl Launch<'_> {
 /// ```
 ///
 /// # Errors
-/// If the arguments do not fit the kernel's parameters, if a size is not possible, or if the kernel
-/// breaks a [rule](crate::Rule): the report is that of one such block.
+/// If the arguments do not fit the kernel's parameters, if a size is not possible, or if a block
+/// breaks a [rule](crate::Rule). Where several blocks do, one of them is reported.
 pub fn launch(
     memory: &Memory,
     kernel: &Kernel,
@@ -180,7 +180,7 @@ pub fn launch(
     })
 }
 
-/// The arguments as the kernel's `ld.param` finds them.
+/// The argument block that the kernel's `ld.param` reads.
 fn argument_block(kernel: &Kernel, arguments: &[Argument]) -> Result<Vec<u8>, Error> {
     let parameters = kernel.parameters();
     if arguments.len() != parameters.len() {

@@ -1,33 +1,40 @@
 //! Runs PTX on the CPU, strictly enough to find what a GPU hides.
 //!
 //! [`Module::parse`] reads the text that a compiler produced, [`Memory`] holds the buffers, and
-//! [`launch`] runs a kernel over them. A kernel that breaks a [`Rule`] is stopped with a [`Fault`]
-//! that says where and why; one that runs through returns its [`Counters`].
+//! [`launch`] runs a kernel over them. A kernel that breaks a [`Rule`] ends with a [`Fault`] that says
+//! where and why. A kernel that breaks none returns its [`Counters`].
 //!
 //! # What is modelled
-//! - The instructions of `sm_80` that rustc's back end and this project's assembly use, one file a
-//!   family in `instructions`. A module with any other does not load.
+//! - Instructions that rustc's back end and this project's assembly use, one file for each family in
+//!   `instructions`. A module with any other instruction does not load.
+//! - Mbarriers, bulk copies and proxy fences, in modules whose target is `sm_90` or later.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks are independent and run in parallel. The warps of a block take turns of 1 to 64
 //!   instructions, in an order drawn from [`Options::seed`].
 //! - Every register, byte of shared memory and byte of global memory knows whether it was written.
-//! - Shared memory knows who touched it last, and whether a barrier (`bar`, `bar.warp`) lies
-//!   between: a race is found whatever the order the warps ran in. A `cp.async` lands when its
-//!   thread waits for it and not before; until then nobody may touch its destination.
-//! - A collective instruction needs all the lanes it names, together: lanes that would reach it
-//!   from another branch, which hardware may or may not let pass, are missing.
+//! - Shared memory knows who touched it last, and which barriers (`bar`, `bar.warp`, `mbarrier`) lie
+//!   between. So the emulator finds a race whatever the order in which the warps ran.
+//! - Copies arrive as late as the rules allow. A `cp.async` lands when its thread waits for it, and
+//!   until then nobody may touch its destination. A bulk copy to shared memory lands when no warp can
+//!   go on without it, and only threads that waited for the phase of its mbarrier may touch its
+//!   destination.
+//! - Bulk copies see what threads wrote to shared memory only after a `fence.proxy.async`.
+//! - A wait at an mbarrier gives false at least once where its phase is not complete. Warps that wait
+//!   for a phase that nothing completes are a deadlock, reported with what each warp waits for.
+//! - A collective instruction needs all the lanes that it names, together. Lanes that would reach it
+//!   from another branch count as missing, although some hardware lets them pass.
 //!
 //! # Where the PTX manual leaves results open
-//! - `mma` with f32 accumulation: products are exact (but for overflow), and are added to the
+//! - `mma` with f32 accumulation: products are exact unless they overflow. They are added to the
 //!   accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
 //!   accumulation the f32 sum is rounded to f16 once.
 //! - `ex2`, `lg2` and `rsqrt` with `.approx`, and `div.full`, are computed in f64 and rounded to
 //!   nearest; `rcp` and `sqrt` with `.approx` are rounded to nearest.
 //! - A NaN that arithmetic produces is `0x7fffffff`. Division of an integer by zero gives all ones.
 //!
-//! Compared with an H200, on a million random operands each (bit patterns of all kinds,
-//! and the ranges that a softmax meets):
+//! Results beside an H200's, on a million random operands each (bit patterns of all kinds, and the
+//! ranges that a softmax meets):
 //!
 //! | instructions | results that differ |
 //! |---|---|
@@ -41,22 +48,23 @@
 //! | o of the bf16 forward kernels | 0.03 % to 0.2 %, by at most 4.9e-4 |
 //! | lse of all forward kernels | 25 % to 37 %, by at most 3 ulp |
 //!
-//! # What is not
-//! Time, caches, and the number of registers or blocks that fit a multiprocessor. Memory orders
-//! weaker than the rules above. Races between blocks in global memory. Lanes that hardware lets run
-//! ahead of each other within a warp, other than as a race in shared memory. `bar.warp.sync` of only
-//! some lanes orders no memory here.
+//! # What is not modelled
+//! - Time, caches, and the number of registers or blocks that fit a multiprocessor.
+//! - Memory orders weaker than the rules above.
+//! - Races in global memory, between threads or with bulk copies.
+//! - Lanes that hardware lets run ahead of each other within a warp, other than as a race in shared
+//!   memory.
 //!
 //! # Extending it
-//! Each file in `instructions` has a `decode` that looks at the opcode and returns a closure that
-//! executes it for the active lanes; add a match arm to the family's file, or a file to the list in
-//! `instructions/mod.rs`. The closure reads and writes registers through its `Context`, which
-//! checks that they were written and keeps to the active lanes.
+//! Each file in `instructions` has a `decode` that looks at the opcode and returns a closure. The
+//! closure executes the instruction for the active lanes, through a `Context` that checks that
+//! registers were written. A new instruction is a match arm in its family's file, or a file in the
+//! list of `instructions/mod.rs`.
 //!
-//! What `sm_90a` adds has its place too. `mbarrier` and `wgmma.wait_group` block a warp as `bar.sync`
-//! does: an `Action` of its own, and a state of the warp that the block's scheduler resolves. Bulk
-//! copies and `wgmma` operands in shared memory are accesses that stay pending in `shared`'s shadow,
-//! as those of `cp.async` do. A cluster is a group of blocks that run together, in place of one.
+//! `wgmma` and tensor copies have their places. A tensor copy is a bulk copy (`bulk`) of several rows.
+//! An operand of `wgmma` in shared memory is a read by the asynchronous proxy, under way until
+//! `wgmma.wait_group`, as the source of a bulk copy is. A cluster is a group of blocks that run
+//! together, in place of one block.
 
 mod block;
 mod bulk;

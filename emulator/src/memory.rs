@@ -1,7 +1,7 @@
 //! Global memory: separate buffers, far apart.
 //!
-//! Each buffer starts at its own multiple of 2^40, so that an address belongs to one buffer for
-//! good: an overrun, however long, ends in no other buffer, and a freed address is never reused.
+//! Each buffer starts at its own multiple of 2^40. So an overrun, however long, ends in no other
+//! buffer, and a freed address is never used again.
 
 use crate::error::{Rule, Violation};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub enum Permission {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes at {address:#x} do not lie in a buffer")]
 pub struct MemoryError {
-    /// Address of the access, or of the buffer asked for.
+    /// Address of the access, or where a buffer should start.
     pub address: u64,
     /// Its size.
     pub bytes: usize,
@@ -41,8 +41,8 @@ struct Buffers {
     last_id: u64,
 }
 
-/// One allocation: a byte and, above it, a bit that tells whether it was ever written. Atomic,
-/// because blocks run in parallel and a wrong kernel may write one byte from two of them.
+/// One allocation. Each element holds a byte and a bit that says whether the byte was ever written;
+/// atomic, because two blocks of a wrong kernel may write one byte at the same time.
 #[derive(Debug)]
 struct Buffer {
     bytes: Box<[AtomicU16]>,
@@ -88,7 +88,7 @@ impl Memory {
     /// Frees the buffer that starts at `address`.
     ///
     /// # Errors
-    /// If none does.
+    /// If no buffer starts there.
     pub fn free(&self, address: u64) -> Result<(), MemoryError> {
         self.start_of_buffer(address)?;
         let mut buffers = self.buffers.write().expect(POISONED);
@@ -96,8 +96,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Says what kernels launched from now on may do with the buffer that starts at `address`. The
-    /// host may write it in any case.
+    /// Sets what kernels may do with the buffer that starts at `address`, from the next launch on. The
+    /// host may always write it.
     ///
     /// # Errors
     /// If no buffer starts there.
@@ -121,7 +121,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes out of a buffer; bytes never written read as `0xff`, part of a NaN.
+    /// Copies bytes out of a buffer. Bytes that were never written read as `0xff`, part of a NaN.
     ///
     /// # Errors
     /// If `address..address + to.len()` does not lie in one buffer.
@@ -157,7 +157,7 @@ impl Memory {
         found.ok_or(MemoryError { address, bytes })
     }
 
-    /// The memory as a launch sees it: no lock to take, and buffers stay while it runs.
+    /// The memory for a launch: without locks, and with buffers that stay while the launch runs.
     pub(crate) fn snapshot(&self) -> Global {
         let buffers = self.buffers.read().expect(POISONED);
         Global {

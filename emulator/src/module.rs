@@ -30,7 +30,7 @@ pub struct Module {
     kernels: BTreeMap<String, Kernel>,
 }
 
-/// An entry of a module, decoded.
+/// An entry of a module, ready to run.
 pub struct Kernel {
     pub(crate) name: String,
     pub(crate) file: String,
@@ -38,10 +38,10 @@ pub struct Kernel {
     pub(crate) files: Arc<Files>,
     source: Arc<str>,
     parameters: Vec<Parameter>,
-    /// `.maxntid` or `.reqntid`: the most threads of a block.
+    /// The most threads of a block, from `.maxntid` or `.reqntid`.
     pub(crate) max_threads: Option<u32>,
     pub(crate) instructions: Vec<Instruction>,
-    /// What every warp starts with.
+    /// The registers of a warp at its start.
     pub(crate) registers: Registers,
     /// Bytes of the variables before the dynamic shared memory.
     pub(crate) static_shared: u32,
@@ -54,7 +54,7 @@ pub struct Parameter {
     pub name: String,
     /// Its type.
     pub kind: ParameterType,
-    /// Where it starts in the argument block.
+    /// Its offset in the argument block.
     pub(crate) offset: u32,
 }
 
@@ -68,7 +68,7 @@ pub enum ParameterType {
 }
 
 impl ParameterType {
-    /// Bytes it takes.
+    /// Its size in bytes.
     #[must_use]
     pub fn size(self) -> u32 {
         match self {
@@ -83,16 +83,16 @@ pub(crate) struct Instruction {
     pub opcode: String,
     /// The last `.loc` before it.
     pub location: Option<Location>,
-    /// The predicate that says which lanes execute it, and whether negated.
+    /// The predicate of the lanes that execute it, and whether it is negated.
     pub guard: Option<(Pred, bool)>,
     pub action: Action,
-    /// For a branch: where lanes that part here meet again.
+    /// The instruction where lanes that part at this branch meet again.
     pub meeting: Option<usize>,
 }
 
-/// More registers, counted over the kernel, than any kernel has: a limit on memory.
+/// A limit on the emulator's memory: more registers than any kernel has.
 const MAX_REGISTERS: u32 = 1 << 16;
-/// More shared memory than any device has, for the same reason.
+/// A limit on the emulator's memory: more shared memory than any device has.
 const MAX_SHARED: u32 = 1 << 20;
 
 impl Module {
@@ -100,7 +100,7 @@ impl Module {
     ///
     /// # Errors
     /// If the text is not PTX, or holds a directive, an instruction or an operand that the emulator
-    /// does not know. Nothing is skipped.
+    /// does not know. It skips nothing but sections of debug information.
     pub fn parse(text: &str, name: &str) -> Result<Self, Error> {
         let mut parser = Parser {
             cursor: Cursor::new(text).map_err(|e| e.of_file(name))?,
@@ -122,10 +122,10 @@ impl Module {
         Ok(Module { file, kernels })
     }
 
-    /// The kernel of this name.
+    /// The kernel of a name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no kernel has it.
     pub fn entry(&self, name: &str) -> Result<&Kernel, Error> {
         self.kernels.get(name).ok_or_else(|| Error::NoEntry {
             file: self.file.clone(),
@@ -147,7 +147,7 @@ impl Kernel {
         &self.name
     }
 
-    /// What a launch must pass.
+    /// The parameters, in order.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
@@ -344,7 +344,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// All before the body: name, parameters, and the most threads of a block.
+    /// Reads what stands before the body: name, parameters, and the most threads of a block.
     fn entry_head(
         &mut self,
         scope: &mut Scope<'a>,
@@ -545,8 +545,8 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Turns the labels that branches name into the places where they stand, and finds where branches
-/// that diverge meet again.
+/// Replaces references to labels by the instructions after the labels, and finds where lanes that
+/// part at a branch meet again.
 fn resolve(instructions: &mut [Instruction], scope: &Scope) {
     let mut code = Vec::with_capacity(instructions.len());
     for instruction in &mut *instructions {

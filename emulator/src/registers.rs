@@ -1,4 +1,4 @@
-//! The registers of a warp: a row of 32 lanes for each, and which lanes of it were written.
+//! The registers of a warp: a row of 32 lanes for each register, and which lanes were written.
 
 use crate::error::{Rule, Violation};
 use std::marker::PhantomData;
@@ -95,13 +95,13 @@ impl AnyReg {
     }
 }
 
-/// The registers of one kind; `R` is what one holds for all lanes.
+/// The registers of one kind; `R` holds the values of all lanes.
 #[derive(Clone, Default)]
 pub(crate) struct Bank<R> {
     rows: Vec<R>,
     /// Lanes of each row that were written.
     defined: Vec<u32>,
-    /// Shared by the warps, for reports.
+    /// Names for reports, shared by the warps.
     names: Arc<Vec<String>>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::SyntaxError;
 
-/// A word, number or punctuation mark, and the line it stands in.
+/// A word, number or punctuation mark, and its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub text: &'a str,
@@ -72,7 +72,7 @@ fn word_length(text: &str) -> usize {
     }
 }
 
-/// An instruction's operand as written.
+/// An operand of an instruction, as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operand<'a> {
     /// A register, variable, label or `_`.

@@ -1,7 +1,7 @@
 //! `bar.sync`, `bar.red`, `bar.arrive` and `bar.warp.sync`: barriers of the block and of the warp.
 //!
-//! A barrier orders the shared-memory accesses before it, by those who arrive, before the accesses
-//! after it, by those who wait.
+//! A barrier orders what arriving threads did to shared memory before what waiting threads do after
+//! it.
 
 use super::lanes;
 use super::shuffle::members;
@@ -13,13 +13,13 @@ use crate::registers::{Pred, Reg};
 /// An instruction that uses a barrier of the block.
 pub(crate) struct BarrierUse {
     barrier: Reg<u32>,
-    /// Threads it waits for; all of the block if none.
+    /// Threads that complete the barrier; none for all of the block.
     threads: Option<Reg<u32>>,
     waits: bool,
     vote: Option<(Pred, Pred, Vote)>,
 }
 
-/// What a barrier finds out while threads wait for each other.
+/// The operation of `bar.red`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Vote {
     And,
@@ -38,14 +38,14 @@ pub(crate) struct Arrival {
 #[derive(Clone, Copy)]
 pub(crate) struct Ballot {
     pub vote: Vote,
-    /// What its lanes come to.
+    /// The result of its lanes.
     pub says: bool,
-    /// Where it wants the result.
+    /// Where the result of all warps goes.
     pub to: Pred,
 }
 
 impl Vote {
-    /// What two parts of the threads come to together.
+    /// The result of two parts of the threads together.
     pub fn of(self, a: bool, b: bool) -> bool {
         match self {
             Vote::And => a && b,
@@ -55,7 +55,7 @@ impl Vote {
 }
 
 impl BarrierUse {
-    /// Reads the operands. All lanes of the warp must have come.
+    /// Reads the operands. All lanes of the warp must be there.
     pub fn arrive(&self, c: &Context) -> Result<Arrival, Box<Violation>> {
         c.require(c.warp.threads)?;
         let threads = self.threads.map(|t| c.read_uniform(t, "the thread count"));

@@ -1,7 +1,7 @@
 //! `cp.async`: copies from global to shared memory that run beside the computation.
 //!
-//! A copy lands when its thread waits for its group, and not before; other threads may look only
-//! after a barrier that follows. It reads its source when it lands.
+//! A copy lands when its thread waits for its group, and reads its source then. Other threads may
+//! touch its destination after a barrier that follows the wait.
 
 use super::memory::address;
 use super::{for_each_lane, lanes, shared_address};
@@ -84,7 +84,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
     let bytes = bytes as u32;
     lanes(move |c| {
         let (to, from) = (to.read(c)?, from.read(c)?);
-        // A source size beyond the copy's reads no more than the copy.
+        // A source size beyond the size of the copy counts as the size of the copy.
         let source_bytes = c.read(source_bytes)?.map(|source| source.min(bytes));
         if c.launch.options.counters {
             let read = (0..32).fold(0, |mask, i| mask | u32::from(source_bytes[i] > 0) << i);
@@ -111,7 +111,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
     })
 }
 
-/// The bytes a copy moves.
+/// The bytes that a copy moves.
 fn fetch(c: &Context, copy: &Copy) -> Result<[u8; 16], Box<Violation>> {
     let mut bytes = [0; 16];
     if copy.source_bytes > 0 {

@@ -6,8 +6,8 @@ use crate::decode::{Decoded, Decoder};
 use half::f16;
 use std::cmp::Ordering;
 
-/// The bits of a result: any NaN becomes the one that arithmetic produces. By bits, for what a
-/// compiler does with the payload of a NaN is its own business.
+/// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
+/// payload of a NaN, so this works on bits.
 #[inline(always)]
 pub(super) fn canonical_bits(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -18,7 +18,7 @@ pub(super) fn canonical_bits(x: f32) -> u32 {
     }
 }
 
-/// Likewise, in f64.
+/// The bits of a result in f64: any NaN becomes the one that arithmetic produces.
 fn canonical_bits_64(x: f64) -> u64 {
     if x.is_nan() {
         0x7fff_ffff_ffff_ffff
@@ -123,7 +123,7 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("max", []) => f32_binary(d, modes, maximum),
         ("min", ["NaN"]) => f32_binary(d, modes, |a, b| nan_or(a, b, minimum)),
         ("max", ["NaN"]) => f32_binary(d, modes, |a, b| nan_or(a, b, maximum)),
-        // A change of sign is one of bits: it keeps the payload of a NaN.
+        // On bits, a change of sign keeps the payload of a NaN.
         ("neg", []) => unary(d, move |a| modes.operand(a).to_bits() ^ SIGN),
         ("abs", []) => unary(d, move |a| modes.operand(a).to_bits() & !SIGN),
         ("copysign", []) => binary(d, |sign: u32, a: u32| sign & SIGN | a & !SIGN),
@@ -163,8 +163,8 @@ fn f32_approximation(
     f32_unary(d, modes, move |a| f(f64::from(a)) as f32)
 }
 
-/// `a * b + c`, rounded once, with no call where the target lacks the instruction: the product is
-/// exact in f64, and the sum is rounded to odd there, which makes the rounding to f32 correct.
+/// `a * b + c`, rounded once, without the call of `mul_add` on a host that lacks the instruction. The
+/// product is exact in f64, and the sum is rounded to odd there, so the rounding to f32 is correct.
 fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
@@ -227,7 +227,7 @@ fn comparison(d: &mut Decoder, relation: &str) -> Decoded {
 #[derive(Clone, Copy)]
 struct Relation {
     between_numbers: fn(Ordering) -> bool,
-    /// Whether it holds if an operand is NaN: that of the names with a `u` at the end.
+    /// Whether it holds for a NaN: the names with a `u` at the end do.
     with_nan: bool,
 }
 

@@ -32,7 +32,7 @@ macro_rules! width {
 
             pub fn arithmetic(d: &mut Decoder, name: &str, signed: bool) -> Decoded {
                 const BITS: u32 = <$U>::BITS;
-                // The high half of a product, by arithmetic twice as wide.
+                // The high half of a product, from arithmetic of twice the width.
                 let high = |a: $U, b: $U| (u128::from(a) * u128::from(b) >> BITS) as $U;
                 let high_signed =
                     |a: $U, b: $U| (i128::from(a as $S) * i128::from(b as $S) >> BITS) as $U;

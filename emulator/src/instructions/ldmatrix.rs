@@ -1,8 +1,8 @@
 //! `ldmatrix`: 8x8 matrices of 16-bit elements from shared memory into a warp's registers.
 //!
-//! Lane `l` gives the address of row `l % 8` of matrix `l / 8`. Register `r` then holds, of matrix
-//! `r`, elements `2t` and `2t + 1` of row `g`, where `g = lane / 4` and `t = lane % 4`; with
-//! `.trans`, element `g` of rows `2t` and `2t + 1`.
+//! Lane `l` gives the address of row `l % 8` of matrix `l / 8`. Register `r` receives two elements of
+//! matrix `r`: with `g = lane / 4` and `t = lane % 4`, elements `2t` and `2t + 1` of row `g`, or with
+//! `.trans` element `g` of rows `2t` and `2t + 1`.
 
 use super::memory::address;
 use super::{lanes, shared_address};

@@ -31,7 +31,7 @@ impl Shape {
         self.bits as usize / 8
     }
 
-    /// Counts an access's transactions.
+    /// Counts the transactions of an access.
     fn count(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
         let bytes = self.bytes() as u32;
         match self.space {
@@ -41,7 +41,7 @@ impl Shape {
         }
     }
 
-    /// Reads the part of an opcode after `ld.` or `st.`. Hints about caches say nothing here.
+    /// Reads the part of an opcode after `ld.` or `st.`; hints about caches have no effect.
     fn parse(modifiers: &str) -> Option<Self> {
         let (modifiers, kind) = modifiers.rsplit_once('.')?;
         let signed = kind.starts_with('s');
@@ -85,7 +85,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// The address of an access to a memory of 64-bit or, if `shared`, 32-bit addresses.
+/// An address operand. Addresses have 64 bits, or for `shared` memory 32 bits.
 pub(super) fn address(d: &Decoder, operand: &Operand, shared: bool) -> Result<Address, String> {
     let Operand::Address(base, offset) = operand else {
         return Err("expected an address".to_owned());

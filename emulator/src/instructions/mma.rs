@@ -34,8 +34,8 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// An f16 as f32, by shifting its bits into place. Scaling by 2^112 corrects the exponent, also of
-/// subnormals; infinities and NaN get theirs set.
+/// An f16 as f32: its bits are shifted into place. A factor of 2^112 corrects the exponent, of
+/// subnormals too; infinities and NaN get the largest exponent.
 #[inline(always)]
 fn from_f16(bits: u32) -> f32 {
     let magnitude = (bits & 0x7fff) << 13;

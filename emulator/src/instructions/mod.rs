@@ -1,7 +1,7 @@
-//! The instructions, one family a file, as in the PTX manual's chapters.
+//! The instructions, one file for each family, as in the PTX manual's chapters.
 //!
-//! Each family's `decode` looks at an opcode. If it is one of its own, it takes the operands and
-//! returns the closure that executes it.
+//! Each family's `decode` looks at an opcode. For an opcode of the family it takes the operands and
+//! returns the closure that executes the instruction.
 
 mod barrier;
 mod bulk;
@@ -141,7 +141,7 @@ impl Address {
     }
 }
 
-/// A shared address in 32 bits; one that does not fit lies outside any block's memory.
+/// A shared address in 32 bits. An address that does not fit lies outside any block's memory.
 fn shared_address(address: u64) -> u32 {
     u32::try_from(address).unwrap_or(u32::MAX)
 }

@@ -44,7 +44,7 @@ fn mov<T: Value>(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// A special register, the same for all lanes but for those that count them.
+/// A special register. Only `%tid` and `%laneid` differ between the lanes.
 fn special<T: Value>(d: &Decoder, to: &Operand, name: &str) -> Decoded {
     let to: Reg<T> = d.register(to)?;
     let (base, axis) = match name.rsplit_once('.') {
@@ -164,7 +164,7 @@ fn move_predicate(d: &mut Decoder) -> Decoded {
     })
 }
 
-/// `selp d, a, b, p`. An operand that a lane does not choose may be undefined in it.
+/// `selp d, a, b, p`. An operand may be undefined in the lanes that do not choose it.
 fn select<T: Value>(d: &mut Decoder) -> Decoded {
     let [to, a, b, p] = d.operands()?;
     let to: Reg<T> = d.register(to)?;
@@ -202,7 +202,7 @@ fn load_parameter(d: &mut Decoder, kind: &str) -> Decoded {
             "{offset} is outside the parameter, of {size} bytes, or misaligned"
         ));
     }
-    // A wider register takes an integer extended, as its kind says.
+    // An integer is extended to a wider register, by its sign or by zeros.
     let to = d.any(to)?;
     if to.bits() < bits || kind.starts_with('f') && to.bits() != bits {
         return Err(format!(

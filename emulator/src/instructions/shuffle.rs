@@ -29,8 +29,8 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// Checks the member mask of a collective: all members execute it together, and no one else. The
-/// lanes may not differ about it.
+/// The member mask of a collective: the same in all lanes, and all members execute the instruction
+/// together with no other lane.
 pub(super) fn members(c: &Context, mask: Reg<u32>) -> Result<u32, Box<Violation>> {
     let members = c.read_uniform(mask, "the member mask")?;
     if c.active & !members != 0 {
@@ -43,7 +43,7 @@ pub(super) fn members(c: &Context, mask: Reg<u32>) -> Result<u32, Box<Violation>
     Ok(members)
 }
 
-/// What the last source lane of a segment is.
+/// How the clamp bounds the source lane.
 #[derive(Clone, Copy)]
 enum Bound {
     /// Sources must not be below it.
@@ -55,8 +55,8 @@ enum Bound {
 }
 
 /// `shfl.sync d[|p], a, b, c, members`: `a` of the lane that `source(lane, b)` names. `c` holds the
-/// clamp in its low bits and the segment mask above; a lane whose source lies outside its segment
-/// keeps its own value and gets `p` = false.
+/// clamp in its low bits and the segment mask above. A lane whose source lies outside its segment
+/// keeps its own value, and `p` is false there.
 fn shuffle(
     d: &mut Decoder,
     source: impl Fn(u32, u32) -> Option<u32> + Send + Sync + 'static,
@@ -105,7 +105,7 @@ fn shuffle(
     })
 }
 
-/// `redux.sync d, a, members`: the same combination of all members' values for each.
+/// `redux.sync d, a, members`: all members receive the combination of their values.
 fn reduce(d: &mut Decoder, f: fn(u32, u32) -> u32) -> Decoded {
     let [to, a, mask] = d.operands()?;
     let (to, a, mask): (Reg<u32>, Reg<u32>, Reg<u32>) =

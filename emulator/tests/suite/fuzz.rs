@@ -1,4 +1,4 @@
-//! A short fuzz run: mutated real PTX loads or is an error, and what loads runs or breaks a rule;
+//! A short fuzz run. Mutated real PTX loads or is an error; modules that load run or break a rule;
 //! nothing panics.
 
 use crate::attention::{Modules, Problem, Run, named, ptx};
@@ -11,9 +11,9 @@ use proptest::prelude::*;
 enum Edit {
     /// Removes some characters.
     Cut(usize),
-    /// Puts something there.
+    /// Inserts a text.
     Insert(String),
-    /// Puts a later part of the text there.
+    /// Inserts a later part of the text.
     Copy(prop::sample::Index, usize),
     /// Ends the text.
     Truncate,
@@ -87,8 +87,8 @@ fn kernel() -> &'static Kernel {
     named("forward_f16_d32_causal")
 }
 
-/// The lines of the real module in which all but a few hundred instructions are left out: edits hit
-/// the interesting ones, and a case takes a millisecond.
+/// A real module with a few hundred of its instructions: edits hit the interesting ones, and a case
+/// takes a millisecond.
 fn text() -> String {
     let text = ptx(kernel());
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains("//")).collect();

@@ -244,7 +244,7 @@ fn conversions_round_to_nearest_even() {
     assert_eq!(eval("cvt.rni.s32.f32 %r0, %r1", &[2.5_f32.to_bits()]), 2);
 }
 
-/// By zeros or by its sign; the low half of an address has either.
+/// A value is extended by zeros or by its sign.
 #[test]
 fn parameters_are_extended_to_wider_registers() {
     let [low, unsigned, zeros, signed, signs, ..] = warp(
@@ -404,8 +404,7 @@ fn reductions_and_votes() {
     );
 }
 
-/// Fills shared memory with 512 bytes of 16-bit elements that count from 0, a matrix of 8x8 each
-/// 128 bytes, and loads them.
+/// Fills shared memory with 16-bit elements that count from 0, four matrices of 8x8, and loads them.
 fn matrices(instruction: &str) -> Vec<[u32; crate::tiny::WORDS]> {
     let input: Vec<u32> = (0..128).map(|i| ((2 * i + 1) << 16) | (2 * i)).collect();
     warp(

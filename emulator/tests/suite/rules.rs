@@ -1,4 +1,4 @@
-//! Every rule, broken by a small kernel, and what a report says.
+//! Every rule that `sm_80` code can break, broken by a small kernel, and what a report says.
 
 use crate::tiny::{broken, fault, module, run, run_module, run_with};
 use emulator::{Access, Argument, Error, Memory, Module, Options, Rule, launch};
@@ -104,7 +104,7 @@ fn copies_are_not_touched_before_they_are_waited_for() {
     pending(&format!("{copy} ld.shared.b32 %r0, [smem+12];"));
     pending(&format!("{copy} st.shared.b32 [smem+12], %tid;"));
     pending(&format!("{copy} {copy}"));
-    // Waits for no group, for the commit is missing.
+    // Without the commit the wait is for no group.
     pending(&format!(
         "{copy} cp.async.wait_group 0; ld.shared.b32 %r0, [smem];"
     ));
@@ -141,8 +141,8 @@ fn a_wait_is_that_of_one_thread() {
     assert!(caught, "{rule}");
 }
 
-/// A race, and that `barrier` between the accesses prevents it. Under the last schedule, a reader
-/// may also come before there is anything to read.
+/// Checks that two accesses race, and that `barrier` between them prevents it. Under some schedules a
+/// reader comes before there is anything to read.
 #[track_caller]
 fn race(first: &str, second: &str, barrier: &str, threads: u32) {
     let body = |between: &str| format!("{OWN} {first} {between} {second}");

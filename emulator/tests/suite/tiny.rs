@@ -5,8 +5,9 @@ use emulator::{Argument, Error, Fault, Memory, Module, Options, Rule, launch};
 /// Words that a thread may write.
 pub const WORDS: usize = 8;
 
-/// Wraps the body of a kernel. `%out` is where the thread's [`WORDS`] words of output lie, `%in` a
-/// read-only buffer, `%tid`, `%lane` and `%warp` say who the thread is, and `smem` is shared memory.
+/// A module with one kernel around a body. `%out` is the address of the thread's [`WORDS`] words of
+/// output, `%in` of a read-only buffer; `%tid`, `%lane` and `%warp` are the thread's; `smem` is
+/// shared memory.
 pub fn module(body: &str) -> String {
     format!(
         "
@@ -78,13 +79,13 @@ pub fn run_module(
     Ok(words)
 }
 
-/// Runs one warp, which must end well.
+/// Runs one warp, which must break no rule.
 #[track_caller]
 pub fn warp(body: &str, input: &[u32]) -> Vec<[u32; WORDS]> {
     run(body, 32, input).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs a kernel that must break a rule, under each of several schedules; the first one's report.
+/// Runs a kernel that must break a rule under each of several schedules; the report of the first.
 #[track_caller]
 pub fn fault(body: &str, threads: u32, input: &[u32]) -> Fault {
     let mut faults = (0..10).map(|seed| {

@@ -1,11 +1,11 @@
-//! What is done to a line.
+//! Changes to a line of PTX.
 
 /// Drops a line.
 pub fn remove(_: &str) -> String {
     String::new()
 }
 
-/// Lets only half of a warp execute a line.
+/// Leaves a line to half of the warp.
 pub fn diverge(line: &str) -> String {
     format!(
         "{{ .reg .pred %half; .reg .b32 %id;
