@@ -1,21 +1,33 @@
-//! An attention call in the report.
+//! `attention`: attention, measured and checked.
 
-use crate::report::{Call, Checked};
-use attention::Problem;
-use attention::check::Report;
+use crate::args::{Args, Check};
+use crate::choice::{self, Choice};
+use crate::device;
+use crate::inputs::{Inputs, Source};
+use crate::measure::{self, Repeat};
+use crate::memory::poisoned;
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::report::{self, Call, Checked, Outcome};
+use anyhow::Result;
+use attention::check::{self, Forward, Report};
+use attention::{Device, Dtype, Element, Problem, Strided, Tensor, bf16, f16};
 use serde::Serialize;
 use std::fmt;
 
+/// Rows that `--check sample` compares.
+const SAMPLE: usize = 256;
+
 /// An attention call: what was computed, and how it was divided.
 #[derive(Serialize)]
-pub struct ForwardCall {
+struct ForwardCall {
     /// Splits of the keys.
-    pub splits: u32,
+    splits: u32,
     /// Element type of q, k, v and o.
-    pub dtype: &'static str,
+    dtype: &'static str,
     /// Sizes and options.
     #[serde(flatten)]
-    pub problem: Problem,
+    problem: Problem,
 }
 
 impl fmt::Display for ForwardCall {
@@ -60,4 +72,100 @@ impl From<Report> for Checked {
             passed: report.passed(),
         }
     }
+}
+
+/// Whether all checks passed.
+pub fn run(args: &Args) -> Result<bool> {
+    let source = Source::open(args)?;
+    let device = device::choose(&args.run)?;
+    let choices = choice::choices(args, &device, source.dtype(), &source.problem())?;
+    match source.dtype() {
+        Dtype::F16 => compute::<f16>(args, &device, source, &choices),
+        Dtype::Bf16 => compute::<bf16>(args, &device, source, &choices),
+    }
+}
+
+fn compute<T: Element>(
+    args: &Args,
+    device: &Device,
+    source: Source,
+    choices: &[Choice],
+) -> Result<bool> {
+    let problem = source.problem();
+    choice::expect_memory(args, device, &problem, choices)?;
+    let output = args.output.as_ref();
+    let output = output.map(|path| Output::open(path, source.file()));
+    let output = output.transpose()?;
+    let progress = Progress::start();
+    progress.stage("preparing q, k and v");
+    let inputs: Inputs<T> = source.load()?;
+    if inputs.not_finite != [0; 3] {
+        let [q, k, v] = inputs.not_finite;
+        let dtype = T::DTYPE.name();
+        progress.suspend(|| {
+            eprintln!("note: rows with NaN or infinity, as {dtype}: {q} of q, {k} of k, {v} of v");
+        });
+    }
+    let q = Tensor::new(device, problem.q_shape(), &inputs.q)?;
+    let k = Tensor::new(device, problem.kv_shape(), &inputs.k)?;
+    let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
+
+    let mut outcomes = Vec::new();
+    for choice in choices {
+        let Choice { name, call, .. } = choice;
+        let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
+        let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
+        let times = measure::times(
+            device,
+            Repeat::new(&args.run, device),
+            &progress,
+            name,
+            || call.forward_into(&q, &k, &v, &mut o, &mut lse),
+        )?;
+        let (o, lse) = (o.to_vec()?, lse.to_vec()?);
+
+        progress.stage(&format!("checking {name}"));
+        let rows = match args.run.check {
+            Check::Off => None,
+            Check::Full => Some(check::all_rows(&problem)),
+            Check::Sample => Some(check::sample_rows(&problem, SAMPLE, args.run.seed)),
+        };
+        let forward = Forward {
+            problem: &problem,
+            q: Strided::contiguous(&inputs.q, problem.q_shape()),
+            k: Strided::contiguous(&inputs.k, problem.kv_shape()),
+            v: Strided::contiguous(&inputs.v, problem.kv_shape()),
+            o: Strided::contiguous(&o, problem.q_shape()),
+            lse: &lse,
+            acc: choice.acc,
+        };
+        let checked = rows.map(|rows| check::check(&forward, &rows));
+        let counters = args.run.counters.then(|| device.counters());
+        let outcome = Outcome::new(
+            device,
+            name,
+            ForwardCall {
+                splits: choice.splits,
+                dtype: T::DTYPE.name(),
+                problem,
+            },
+            &times,
+            checked.map(Into::into),
+            counters,
+        );
+        if args.run.json {
+            progress.suspend(|| report::json_line(&outcome))?;
+        }
+        if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
+            progress.suspend(|| eprintln!("{name} is wrong: {wrong}"));
+        } else if let Some(output) = &output {
+            output.write(&problem, &o, &lse)?;
+        }
+        outcomes.push(outcome);
+    }
+    progress.finish();
+    if !args.run.json {
+        report::table(&outcomes)?;
+    }
+    Ok(!outcomes.iter().any(Outcome::is_wrong))
 }

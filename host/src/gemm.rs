@@ -3,9 +3,9 @@
 use crate::args::{Check, ElementType, Run, one_of, whole};
 use crate::device;
 use crate::measure::{self, Repeat};
+use crate::memory::{expect_free, poisoned};
 use crate::progress::Progress;
 use crate::report::{self, Call, Checked, Outcome};
-use crate::run::{expect_free, poisoned};
 use anyhow::{Result, ensure};
 use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
@@ -141,7 +141,6 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
     ];
     let mut outcomes = Vec::new();
     for (name, call) in &calls {
-        // What a kernel leaves out must not pass for a result.
         let mut c = poisoned(device, problem.c_shape(), T::from_f32(f32::NAN))?;
         let repeat = Repeat::new(&args.run, device);
         let times = measure::times(device, repeat, &progress, name, || {
@@ -220,7 +219,7 @@ fn expect_memory(device: &Device, problem: &GemmProblem) -> Result<()> {
     let inputs = bytes(problem.a_shape()).saturating_add(bytes(problem.b_shape()));
     let c = bytes(problem.c_shape());
     let on_device = inputs.saturating_add(c);
-    // The host keeps the inputs for the check, the poison, and what it reads back.
+    // The host keeps the inputs for the check, the poison, and the copy of C.
     let on_host = on_device.saturating_add(c);
     expect_free(device, on_device, on_host, "m, n and k are")
 }

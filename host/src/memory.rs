@@ -1,0 +1,59 @@
+//! Memory of the device and of the host.
+
+use anyhow::{Context, Result, ensure};
+use attention::{Device, Tensor};
+use indicatif::HumanBytes;
+use std::hint::black_box;
+
+/// An output whose elements fail the check if a kernel leaves them out.
+pub fn poisoned<T: bytemuck::Pod, const R: usize>(
+    device: &Device,
+    shape: [usize; R],
+    poison: T,
+) -> attention::Result<Tensor<T, R>> {
+    Tensor::new(device, shape, &vec![poison; shape.iter().product()])
+}
+
+/// Compares the bytes that a device and the host, which may be one, need for these `sizes` with what is
+/// free.
+pub fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -> Result<()> {
+    let (host, on_host) = if device.is_cpu() {
+        (device.clone(), on_host.saturating_add(on_device))
+    } else if device.is_emulator() {
+        // Its memory is the host's, which takes two bytes for each.
+        let emulated = on_device.saturating_mul(2);
+        (device.clone(), on_host.saturating_add(emulated))
+    } else {
+        (Device::cpu(), on_host)
+    };
+    let mut needs = vec![(&host, on_host)];
+    if *device != host {
+        needs.push((device, on_device));
+    }
+    for (place, needed) in needs {
+        let free = place
+            .free_memory()
+            .context("cannot tell how much memory is free")?;
+        ensure!(
+            needed <= free,
+            "{sizes} too large: they need {} of memory on {}, which has {} free",
+            HumanBytes(needed),
+            place.name(),
+            HumanBytes(free),
+        );
+    }
+    // Free memory may still be more than this process is allowed (`ulimit -v`), of which each thread
+    // and the rest of the program take a part.
+    let threads = rayon::current_num_threads() as u64;
+    let with_threads = on_host.saturating_add((threads + 2) * (64 << 20));
+    let mut all = Vec::<u8>::new();
+    let allowed =
+        usize::try_from(with_threads).is_ok_and(|size| all.try_reserve_exact(size).is_ok());
+    black_box(all);
+    ensure!(
+        allowed,
+        "{sizes} too large: they need {} of memory, more than this process may have",
+        HumanBytes(on_host)
+    );
+    Ok(())
+}
