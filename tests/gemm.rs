@@ -100,9 +100,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
         let case = by(
             kernel,
             GemmCase {
-                m,
-                n,
-                k,
+                problem: GemmProblem { m, n, k },
                 a,
                 b,
                 c,
@@ -122,8 +120,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
 }
 
 fn fits(device: &Device, case: &GemmCase) -> bool {
-    let problem = GemmProblem::new([case.m, case.k], [case.n, case.k]);
-    let args = RawGemm::row_major(problem.expect("valid"));
+    let args = RawGemm::row_major(case.problem);
     let plan = case.options(device).plan(device.facts(), case.dtype, &args);
     !matches!(plan, Err(Error::SharedMemory { .. }))
 }
@@ -137,9 +134,11 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
     };
     let device = Device::emulator_of(attention::Class::Sm90, options)?;
     let case = GemmCase {
-        m: 300,
-        n: 272,
-        k: 256,
+        problem: GemmProblem {
+            m: 300,
+            n: 272,
+            k: 256,
+        },
         ..GemmCase::default()
     };
     by(kernel, case).check(&device)?;
@@ -191,9 +190,7 @@ fn cases() -> impl Strategy<Value = GemmCase> {
         |((dtype, accumulation), (m, n, k), kernel, (a, b, c), seed)| GemmCase {
             dtype,
             accumulation,
-            m,
-            n,
-            k,
+            problem: GemmProblem { m, n, k },
             kernel,
             a,
             b,
@@ -229,9 +226,7 @@ fn lengths_of_one(device: &Device) -> Outcome {
         for rows in [Rows::Packed, Rows::Odd, Rows::Shifted] {
             let (a, b, c) = (rows, rows, rows);
             let case = GemmCase {
-                m,
-                n,
-                k,
+                problem: GemmProblem { m, n, k },
                 a,
                 b,
                 c,
@@ -245,12 +240,16 @@ fn lengths_of_one(device: &Device) -> Outcome {
     PASSED
 }
 
+/// The default sizes, but `k` columns of A and B.
+fn of_depth(k: usize) -> GemmCase {
+    let mut case = GemmCase::default();
+    case.problem.k = k;
+    case
+}
+
 /// k = 0: an empty sum is zero.
 fn no_columns(device: &Device) -> Outcome {
-    for case in variants(&GemmCase {
-        k: 0,
-        ..GemmCase::default()
-    }) {
+    for case in variants(&of_depth(0)) {
         case.check(device)?;
     }
     let a = Tensor::<f16, 2>::zeros(device, [5, 0])?;
@@ -271,9 +270,11 @@ fn nothing_to_do(device: &Device) -> Outcome {
 /// Many more steps than there are stages.
 fn long_sums(device: &Device) -> Outcome {
     for case in variants(&GemmCase {
-        m: 20,
-        n: 30,
-        k: 5000,
+        problem: GemmProblem {
+            m: 20,
+            n: 30,
+            k: 5000,
+        },
         ..GemmCase::default()
     }) {
         case.check(device)?;
@@ -283,10 +284,7 @@ fn long_sums(device: &Device) -> Outcome {
 
 /// One element of A or B spoils one row or column of C, and nothing else.
 fn infinities_and_nan(device: &Device) -> Outcome {
-    for case in variants(&GemmCase {
-        k: 101,
-        ..GemmCase::default()
-    }) {
+    for case in variants(&of_depth(101)) {
         for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let [mut a, mut b] = case.inputs();
             a[[149, 100]] = special;
@@ -318,10 +316,7 @@ fn huge_values(device: &Device) -> Outcome {
 
 /// All products have one sign: the errors of the sums do not cancel.
 fn positive_values(device: &Device) -> Outcome {
-    for case in variants(&GemmCase {
-        k: 1000,
-        ..GemmCase::default()
-    }) {
+    for case in variants(&of_depth(1000)) {
         let [a, b] = case.inputs().map(|values| values.mapv(f32::abs));
         case.run(device, &a, &b)?;
     }

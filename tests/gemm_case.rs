@@ -71,12 +71,8 @@ pub struct GemmCase {
     pub dtype: Dtype,
     /// Type of the sums.
     pub accumulation: Accumulation,
-    /// Rows of A and C.
-    pub m: usize,
-    /// Rows of B, columns of C.
-    pub n: usize,
-    /// Columns of A and B.
-    pub k: usize,
+    /// Sizes.
+    pub problem: GemmProblem,
     /// The kernel; `None` is the default.
     pub kernel: Option<&'static str>,
     /// Memory layout of A.
@@ -95,9 +91,11 @@ impl Default for GemmCase {
         GemmCase {
             dtype: Dtype::F16,
             accumulation: Accumulation::Single,
-            m: 150,
-            n: 140,
-            k: 72,
+            problem: GemmProblem {
+                m: 150,
+                n: 140,
+                k: 72,
+            },
             kernel: None,
             a: Rows::Packed,
             b: Rows::Packed,
@@ -125,8 +123,8 @@ impl GemmCase {
     #[must_use]
     pub fn inputs(&self) -> [Array2<f32>; 2] {
         let mut rng = StdRng::seed_from_u64(self.seed);
-        [self.m, self.n]
-            .map(|rows| Array2::from_shape_simple_fn((rows, self.k), || rng.sample(StandardNormal)))
+        let GemmProblem { m, n, k } = self.problem;
+        [m, n].map(|rows| Array2::from_shape_simple_fn((rows, k), || rng.sample(StandardNormal)))
     }
 
     /// Runs the case on a device with a poisoned C and guard margins around all memory. Checks that C agrees
@@ -152,8 +150,7 @@ impl GemmCase {
         a: &Array2<f32>,
         b: &Array2<f32>,
     ) -> Result<Comparison, Failed> {
-        let (m, n, k) = (self.m, self.n, self.k);
-        let problem = GemmProblem::new([m, k], [n, k])?;
+        let problem @ GemmProblem { m, n, k } = self.problem;
         let place_input = |rows: Rows, values: &Array2<f32>| {
             // With k = 0 there are rows but no memory.
             let (rows_count, columns) = values.dim();
