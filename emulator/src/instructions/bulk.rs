@@ -52,9 +52,9 @@ fn load(d: &mut Decoder) -> Decoded {
                 thread: (c.warp.index, lane as u32),
                 line: c.line,
             };
+            c.shared.start_bulk_load(who, load.to, load.bytes)?;
             // Read once now, so that a fault names this instruction.
             fetch(&c.launch.global, &load)?;
-            c.shared.start_bulk_load(who, load.to, load.bytes)?;
             c.bulk.loads.push(load);
             Ok(())
         })?;
@@ -82,10 +82,10 @@ fn store(d: &mut Decoder) -> Decoded {
                 line: c.line,
                 read: None,
             };
-            let global = &c.launch.global;
-            global.writable(id, store.to, BULK_ALIGNMENT, store.bytes as usize)?;
             let who = c.warp.accessor(id, c.line);
             c.shared.start_bulk_store(who, store.from, store.bytes)?;
+            let global = &c.launch.global;
+            global.writable(id, store.to, BULK_ALIGNMENT, store.bytes as usize)?;
             c.bulk.stores.push(store);
             Ok(())
         })?;

@@ -2,6 +2,8 @@
 //! nothing panics.
 
 use crate::attention::{Modules, Problem, Run, named, ptx};
+use crate::mutants::ring::text as ring;
+use crate::tiny::run_module;
 use ::kernels::catalog::Kernel;
 use emulator::{Module, Options};
 use proptest::prelude::*;
@@ -122,6 +124,20 @@ proptest! {
             let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
             let _ = run.launch(&modules, &options);
         }
+    }
+
+    #[test]
+    fn mutated_rings_do_no_harm(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), edit()), 1..4),
+    ) {
+        let mut text = ring();
+        let start = text.find("mbarrier").unwrap_or_default();
+        for (at, edit) in &edits {
+            let at = start + at.index(text.len() + 1 - start);
+            apply(&mut text, at, edit);
+        }
+        let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
+        let _ = run_module(&text, 64, &[0; 512], &options);
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod decode;
 mod forward;
 mod pack;
 mod packed;
-mod ring;
+pub mod ring;
 mod shared_rows;
 
 use crate::attention::{Failure, Modules, Problem, check, combine, named, pack, ptx};
