@@ -369,7 +369,7 @@ fn far_rows(device: &Device, case: &GemmCase) -> Outcome {
     const BYTES: u64 = 5 << 30;
     // The host keeps the memory as it was before the run, and as it is after.
     for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
-        let free = device.free_memory()?;
+        let free = host::free_memory(device)?;
         if free < needed {
             let place = device.name();
             let reason = format!("needs {needed} bytes of free memory; {place} has {free}");

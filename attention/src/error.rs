@@ -179,7 +179,7 @@ pub enum Error {
         len: usize,
     },
     /// A kernel name that is not in the table.
-    #[error("there is no kernel {name:?}; {}", near_names(.near))]
+    #[error("there is no kernel {name:?}{}", near_names(.near))]
     UnknownKernel {
         /// The name.
         name: String,
@@ -209,10 +209,22 @@ pub enum Error {
         /// What it lacks.
         reason: String,
     },
-    /// A program that was built where no kernel compiler was found.
+    /// A kernel for GPUs on the CPU.
+    #[error("kernel {kernel} runs on CUDA devices and the emulator, not on the CPU")]
+    NotOnCpu {
+        /// Name of the kernel.
+        kernel: String,
+    },
+    /// A kernel of matrix products in an attention call.
+    #[error("kernel {kernel} multiplies matrices")]
+    Multiplies {
+        /// Name of the kernel.
+        kernel: String,
+    },
+    /// A program whose build found no compiler for the kernels.
     #[error(
-        "this program was built without GPU kernels, for want of a kernel compiler; \
-         run `cargo xtask setup` and build again"
+        "this program was built without GPU kernels: they need rustc 1.95 or later with its library source \
+         (`rustup component add rust-src`)"
     )]
     NotCompiled,
     /// No NVIDIA driver on this machine.
@@ -253,14 +265,17 @@ pub enum Error {
         supports: (i32, i32),
     },
     /// More memory than the device has free.
-    #[error("out of memory on {device}: {needed} bytes needed, {free} free")]
+    #[error(
+        "out of memory on {device}: {needed} bytes needed{}",
+        free.map(|free| format!(", {free} free")).unwrap_or_default()
+    )]
     OutOfMemory {
         /// Name of the device.
         device: String,
         /// Bytes needed.
         needed: u64,
-        /// Bytes free.
-        free: u64,
+        /// Bytes free, where the device tells.
+        free: Option<u64>,
     },
     /// Any other failure that the driver reports, at once or from earlier asynchronous work.
     #[error("CUDA: {operation}: {message}")]
@@ -283,20 +298,9 @@ pub enum Error {
 /// Result of a fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-impl Error {
-    /// A kernel for GPUs on the CPU.
-    pub(crate) fn not_on_cpu(kernel: &str) -> Self {
-        Error::UnsuitableKernel {
-            kernel: kernel.to_owned(),
-            reason: "runs on CUDA devices and the emulator, not on the CPU; type --device emulator"
-                .to_owned(),
-        }
-    }
-}
-
 fn near_names(near: &[&str]) -> String {
     match near {
-        [] => "--list-kernels prints them all".to_owned(),
-        near => format!("did you mean {}?", near.join(", ")),
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(", ")),
     }
 }

@@ -84,7 +84,9 @@ impl Plan {
         let Some(gpu) = device.gpu() else {
             return match self.steps.first() {
                 None => Ok(()),
-                Some(_) => Err(Error::not_on_cpu(self.kernel)),
+                Some(_) => Err(Error::NotOnCpu {
+                    kernel: self.kernel.to_owned(),
+                }),
             };
         };
         // It is freed in the order of the stream, after all steps are queued or one has failed to be.

@@ -29,14 +29,29 @@ fn main() -> ExitCode {
         Ok(false) => return ExitCode::from(1),
         Err(error) => error,
     };
-    if let Some(Error::Cuda { .. } | Error::Emulator { .. }) = error.downcast_ref() {
+    let library_error = error.downcast_ref();
+    if let Some(Error::Cuda { .. } | Error::Emulator { .. }) = library_error {
         eprintln!("error: {error:#}");
         return ExitCode::from(1);
     }
     // Names of files and tensors may hold line breaks.
     let line = format!("{error:#}").replace(char::is_control, " ");
-    eprintln!("error: {line}");
+    let tip = library_error.and_then(tip).unwrap_or_default();
+    eprintln!("error: {line}{tip}");
     ExitCode::from(2)
+}
+
+/// What to type instead, which the library cannot know.
+fn tip(error: &Error) -> Option<String> {
+    Some(match error {
+        Error::NotOnCpu { .. } => "; type --device emulator".to_owned(),
+        Error::Multiplies { kernel } => format!("; type gemm --kernel {kernel}"),
+        Error::UnknownKernel { near, .. } if near.is_empty() => {
+            "; --list-kernels prints them all".to_owned()
+        }
+        Error::NotCompiled => "; type cargo xtask setup and build again".to_owned(),
+        _ => return None,
+    })
 }
 
 /// Whether all checks passed.

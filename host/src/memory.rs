@@ -31,9 +31,7 @@ pub fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -
         needs.push((device, on_device));
     }
     for (place, needed) in needs {
-        let free = place
-            .free_memory()
-            .context("cannot tell how much memory is free")?;
+        let free = host::free_memory(place).context("cannot tell how much memory is free")?;
         ensure!(
             needed <= free,
             "{sizes} too large: they need {} of memory on {}, which has {} free",

@@ -129,11 +129,10 @@ impl Gpu {
     }
 
     fn out_of_memory(&self, needed: usize) -> Error {
-        let free = self.driver.free_memory().ok().flatten();
         Error::OutOfMemory {
             device: self.driver.name().to_owned(),
             needed: needed as u64,
-            free: free.unwrap_or(0),
+            free: self.driver.free_memory().ok().flatten(),
         }
     }
 

@@ -31,7 +31,6 @@ use ::emulator::{Counters, Options};
 use kernels::catalog::Arch;
 use kernels::catalog::class::Class;
 use std::sync::Arc;
-use sysinfo::System;
 
 /// A CUDA device, the CPU, or an emulated GPU. Clones are the same device.
 ///
@@ -159,16 +158,13 @@ impl Device {
         self.gpu().map_or(Ok(()), |gpu| gpu.driver().synchronize())
     }
 
-    /// Bytes of memory that can be allocated now.
+    /// Bytes of memory that can be allocated now; `None` on the CPU and the emulator, whose memory is the host's.
     ///
     /// # Errors
     /// If the driver reports a failure.
-    pub fn free_memory(&self) -> Result<u64> {
-        let own = match self.gpu() {
-            None => None,
-            Some(gpu) => gpu.driver().free_memory()?,
-        };
-        Ok(own.unwrap_or_else(free_host_memory))
+    pub fn free_memory(&self) -> Result<Option<u64>> {
+        self.gpu()
+            .map_or(Ok(None), |gpu| gpu.driver().free_memory())
     }
 
     /// What plans depend on; `None` on the CPU.
@@ -186,7 +182,7 @@ impl Device {
         Error::OutOfMemory {
             device: self.name().to_owned(),
             needed: needed as u64,
-            free: self.free_memory().unwrap_or(0),
+            free: self.free_memory().ok().flatten(),
         }
     }
 }
@@ -212,16 +208,6 @@ impl PartialEq for Device {
 }
 
 impl Eq for Device {}
-
-/// What the machine has left, or what its control group leaves this process if that is less.
-fn free_host_memory() -> u64 {
-    let mut system = System::new();
-    system.refresh_memory();
-    let group = system
-        .cgroup_limits()
-        .map_or(u64::MAX, |limits| limits.free_memory);
-    system.available_memory().min(group)
-}
 
 #[cfg(test)]
 mod tests {

@@ -90,19 +90,23 @@ pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result
     }
     match obstacle(find(name)?, dtype, problem) {
         Some(reason) => Err(unsuitable(name, reason)),
-        None => Err(Error::not_on_cpu(name)),
+        None => Err(Error::NotOnCpu {
+            kernel: name.to_owned(),
+        }),
     }
 }
 
 /// Looks a GPU kernel up by name.
 fn find(name: &str) -> Result<&'static Kernel> {
     if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
-        return Err(unsuitable(name, multiplies(name)));
+        return Err(multiplies(name));
     }
-    KERNELS
-        .iter()
-        .find(|kernel| kernel.name == name)
-        .ok_or_else(|| unknown(name))
+    let mut kernels = KERNELS.iter();
+    let kernel = kernels.find(|kernel| kernel.name == name);
+    match kernel.ok_or_else(|| unknown(name))? {
+        kernel if kernel.family.is_gemm() => Err(multiplies(name)),
+        kernel => Ok(kernel),
+    }
 }
 
 /// No kernel has that name.
@@ -122,7 +126,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         }
         Family::Pack => return Some("copies what other kernels compute with".to_owned()),
         Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
-        Family::Gemm { .. } => return Some(multiplies(kernel.name)),
+        Family::Gemm { .. } => return Some("multiplies matrices".to_owned()),
     }
     let dim = problem.dim;
     if kernel.dtype != dtype {
@@ -149,9 +153,11 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
     }
 }
 
-/// What a kernel of matrix products does instead.
-fn multiplies(name: &str) -> String {
-    format!("multiplies matrices: the subcommand gemm --kernel {name} runs it")
+/// A kernel of matrix products.
+fn multiplies(name: &str) -> Error {
+    Error::Multiplies {
+        kernel: name.to_owned(),
+    }
 }
 
 fn unsuitable(name: &str, reason: impl Into<String>) -> Error {

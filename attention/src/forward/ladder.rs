@@ -85,7 +85,9 @@ impl Ladder {
     /// That the CPU is not for it, or what no device would do.
     pub(crate) fn resolve_cpu(&self, dtype: Dtype, problem: &Problem) -> Result<()> {
         self.check_options(dtype, problem.dim)?;
-        Err(Error::not_on_cpu(self.name()))
+        Err(Error::NotOnCpu {
+            kernel: self.name().to_owned(),
+        })
     }
 
     /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.

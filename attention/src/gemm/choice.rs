@@ -37,7 +37,9 @@ impl Gemm {
             None | Some(CPU) => Ok(()),
             Some(name) => {
                 self.candidates(Some(name), dtype)?;
-                Err(Error::not_on_cpu(name))
+                Err(Error::NotOnCpu {
+                    kernel: name.to_owned(),
+                })
             }
         }
     }
@@ -93,15 +95,16 @@ impl Gemm {
             .collect();
         if typed.is_empty() {
             let (kernel, _) = named[0];
-            let mut takes = String::new();
+            let mut takes = Vec::new();
             if kernel.dtype != dtype {
-                takes += &format!(" --dtype {}", kernel.dtype.name());
+                takes.push(format!("dtype {}", kernel.dtype.name()));
             }
             if let Some(sums) = sums(kernel).filter(|&sums| sums != self.accumulation) {
-                takes += &format!(" --acc {}", sums.name());
+                takes.push(format!("accumulation in {}", sums.name()));
             }
-            let (dtype, sums) = (dtype.name(), self.accumulation.name());
-            let reason = format!("is not for {dtype} with accumulation in {sums}; it takes{takes}");
+            let (dtype, sums, takes) = (dtype.name(), self.accumulation.name(), takes.join(", "));
+            let reason =
+                format!("is not for {dtype} with accumulation in {sums}; it takes {takes}");
             return Err(unsuitable(name, &reason));
         }
         let staged: Vec<_> = typed

@@ -293,7 +293,7 @@ mod tests {
         assert!(unknown.to_string().contains("gemm-simple"), "{unknown}");
         let elsewhere = refused(Gemm::new().kernel("gemm-simple"));
         assert!(
-            elsewhere.to_string().contains("type --device emulator"),
+            elsewhere.to_string().contains("not on the CPU"),
             "{elsewhere}"
         );
         let b = Tensor::new(&Device::cpu(), [1, 1], &[bf16::ONE]).expect("memory");

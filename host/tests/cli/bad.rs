@@ -128,7 +128,7 @@ fn kernels() {
         &["\"forward_f16_d46\"", "forward_f16_d64"],
     );
     for name in ["gemm-simple", "gemm-multistage", "gemm_simple_f16_f32"] {
-        let reason = format!("multiplies matrices: the subcommand gemm --kernel {name} runs it");
+        let reason = format!("multiplies matrices; type gemm --kernel {name}");
         refuse(&format!("--kernel {name}"), &[&reason]);
     }
     refuse("--kernel gemm-simpel", &["did you mean gemm-simple"]);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 pub enum Error {
     /// No rustc with library source was found.
     #[error(
-        "no compiler for the kernels (a rustc 1.95 or later with its library source); type: cargo xtask setup"
+        "no compiler for the kernels: they need rustc 1.95 or later with its library source (rustup component add rust-src)"
     )]
     NoCompiler,
     /// `KERNEL_RUSTC` names something unusable.
