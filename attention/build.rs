@@ -1,12 +1,28 @@
-//! Compiles the kernels to PTX and leaves them, compressed, where `src/ptx.rs` embeds them.
+//! Compiles the kernels to PTX and leaves them, compressed, where `src/ptx.rs` embeds them. A packaged crate has them
+//! in its folder `ptx`.
 
-use flate2::{Compression, write::ZlibEncoder};
-use kernel_builder::Error;
+use kernel_builder::{Error, embed};
 use kernels::catalog::Arch;
-use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn main() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let packaged = Path::new("ptx");
+    let left = if packaged.exists() {
+        println!("cargo::rerun-if-changed=ptx");
+        copy(packaged, &out)
+    } else {
+        compile(&out)
+    };
+    if let Err(error) = left {
+        for line in error.to_string().lines() {
+            println!("cargo::error={line}");
+        }
+        std::process::exit(1);
+    }
+}
+
+fn compile(out: &Path) -> Result<(), Error> {
     for path in [
         "kernels/src",
         "kernels/Cargo.toml",
@@ -18,58 +34,30 @@ fn main() {
     for variable in ["KERNEL_RUSTC", "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-
     let mut modules = Vec::new();
-    let mut compiled = true;
     for arch in Arch::ALL {
         match kernel_builder::build(*arch) {
             Ok(built) => modules.extend(built),
-            Err(Error::NoCompiler) => {
-                println!(
-                    "cargo::warning={}; until then attention runs on the CPU only",
-                    Error::NoCompiler
-                );
-                compiled = false;
-                break;
+            Err(error @ Error::NoCompiler) => {
+                println!("cargo::warning={error}; until then attention runs on the CPU only");
+                return embed(None, out);
             }
-            Err(error) => {
-                for line in error.to_string().lines() {
-                    println!("cargo::error={line}");
-                }
-                std::process::exit(1);
-            }
+            Err(error) => return Err(error),
         }
     }
-
-    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    let write = |name: &str, content: &[u8]| {
-        let path = Path::new(&out).join(name);
-        std::fs::write(&path, content)
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    };
-    let mut rows = String::new();
-    for module in &modules {
-        let file = format!("{}.ptx.z", module.name);
-        write(&file, &compressed(&module.text));
-        rows += &format!("    ({:?}, include_bytes!({file:?})),\n", module.name);
-    }
-    write(
-        "modules.rs",
-        format!(
-            "const COMPILED_MODULES: Option<&[(&str, &[u8])]> = {};\n",
-            if compiled {
-                format!("Some(&[\n{rows}])")
-            } else {
-                "None".into()
-            }
-        )
-        .as_bytes(),
-    );
+    embed(Some(&modules), out)
 }
 
-fn compressed(text: &str) -> Vec<u8> {
-    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-    let written = encoder.write_all(text.as_bytes());
-    let finished = written.and_then(|()| encoder.finish());
-    finished.expect("memory takes what is written")
+fn copy(packaged: &Path, out: &Path) -> Result<(), Error> {
+    let copied = || {
+        for file in std::fs::read_dir(packaged)? {
+            let file = file?;
+            std::fs::copy(file.path(), out.join(file.file_name()))?;
+        }
+        Ok(())
+    };
+    copied().map_err(|source| Error::File {
+        path: packaged.into(),
+        source,
+    })
 }

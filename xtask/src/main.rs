@@ -5,6 +5,7 @@ mod build_ptx;
 mod count;
 mod layout;
 mod package;
+mod package_crate;
 mod profile;
 mod setup;
 mod shell;
@@ -32,8 +33,9 @@ enum Task {
     Profile(profile::Arguments),
     /// Draw layouts in the terminal or as SVG: operands of mma, shared memory, bank conflicts, main loops
     Layout(layout::Arguments),
-    /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust
-    Package,
+    /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust; and dist/crate, the
+    /// library with its kernels inside, for any stable Rust
+    Package(package::Arguments),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -52,7 +54,7 @@ fn main() -> anyhow::Result<ExitCode> {
                 return Ok(bad_input(&message));
             }
         }
-        Task::Package => package::run()?,
+        Task::Package(arguments) => package::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

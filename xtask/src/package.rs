@@ -1,6 +1,7 @@
-//! `cargo xtask package`: `dist/`, for a machine with a GPU and no Rust.
+//! `cargo xtask package`: `dist/`, programs for a machine with a GPU and no Rust, and the crate for people with Rust and
+//! no source of its library.
 
-use crate::shell;
+use crate::{package_crate, shell};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,8 @@ Needs an NVIDIA driver (580 or later is known to work) and nothing else.
     ./bench profile --dim 128              look into a kernel with ncu, if it is there
     ./bench --help                         all options
     ./run-tests                            run all tests, those on the GPU among them
+
+The folder crate has the library for Rust 1.95 or later, kernels inside: cargo add --path crate/attention
 ";
 
 /// Runs every test binary; stays in the folder so that they find the command.
@@ -33,13 +36,24 @@ done
 exit $status
 ";
 
+/// What to package.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Write only the crate, to this folder
+    #[arg(long = "crate", value_name = "FOLDER")]
+    only_crate: Option<PathBuf>,
+}
+
 /// Builds the command, bench and all test binaries and copies them to `dist`, which appears whole.
-pub fn run() -> Result<()> {
+pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(
         kernel_builder::Compiler::find().is_ok(),
         "{}",
         kernel_builder::Error::NoCompiler
     );
+    if let Some(folder) = &arguments.only_crate {
+        return package_crate::write(folder);
+    }
     let staging = Path::new("target/dist");
     if staging.exists() {
         std::fs::remove_dir_all(staging)?;
@@ -71,6 +85,7 @@ pub fn run() -> Result<()> {
         let name = test.file_name().context("a test binary has a name")?;
         install(test, &staging.join("tests").join(name))?;
     }
+    package_crate::write(&staging.join("crate"))?;
     std::fs::write(staging.join("README.md"), README)?;
     let script = staging.join("run-tests");
     std::fs::write(&script, RUN_TESTS)?;
@@ -81,7 +96,10 @@ pub fn run() -> Result<()> {
         std::fs::remove_dir_all(dist)?;
     }
     std::fs::rename(staging, dist)?;
-    println!("dist: the command, bench and {} test binaries", tests.len());
+    println!(
+        "dist: the command, bench, {} test binaries and the crate",
+        tests.len()
+    );
     Ok(())
 }
 

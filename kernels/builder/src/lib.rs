@@ -23,12 +23,14 @@ mod cache;
 mod compile;
 mod compiler;
 pub mod contract;
+mod embed;
 mod error;
 pub mod ptxas;
 mod split;
 
 pub use compile::compile;
 pub use compiler::Compiler;
+pub use embed::{TABLE, embed};
 pub use error::Error;
 pub use split::{Entry, Module, split};
 
