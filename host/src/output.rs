@@ -78,16 +78,23 @@ impl Output {
     }
 
     fn put(&self, parts: &[&[u8]]) -> io::Result<()> {
-        if self.file.metadata()?.is_file() {
-            self.file.set_len(0)?;
+        fill(&self.file, parts)?;
+        match &self.target {
+            // Some file systems cannot name a nameless file.
+            Some(target) => {
+                publish(&self.file, target).or_else(|_| fill(&File::create(target)?, parts))
+            }
+            None => Ok(()),
         }
-        for part in parts {
-            (&self.file).write_all(part)?;
-        }
-        self.target
-            .as_ref()
-            .map_or(Ok(()), |target| publish(&self.file, target))
     }
+}
+
+/// Writes `parts`, in place of what a regular file holds.
+fn fill(mut file: &File, parts: &[&[u8]]) -> io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    parts.iter().try_for_each(|part| file.write_all(part))
 }
 
 /// Opens what `typed` names, and says which path a nameless file is for.
