@@ -181,6 +181,19 @@ fn accesses_of_two_threads_need_a_barrier_between() {
 }
 
 #[test]
+fn a_warp_barrier_of_some_lanes_orders_these() {
+    let lower = "setp.ge.u32 %p0, %lane, 16; @%p0 bra $end; st.shared.b32 [%r0], %tid;";
+    let read = "xor.b32 %r1, %r0, 4; ld.shared.b32 %r2, [%r1]; $end:";
+    race(lower, read, "bar.warp.sync 0x0000ffff;", 32);
+    let all = "st.shared.b32 [%r0], %tid; setp.ge.u32 %p0, %lane, 16; @%p0 bra $end;";
+    let body = format!("{OWN} {all} bar.warp.sync 0x0000ffff; {read}");
+    assert!(run(&body, 32, &[]).is_ok());
+    let other_half = body.replace("%r0, 4;", "%r0, 64;");
+    let rule = broken(&other_half, 32, &[]);
+    assert!(matches!(rule, Rule::SharedRace { .. }), "{rule}");
+}
+
+#[test]
 fn a_warp_barrier_orders_no_other_warp() {
     let body = format!(
         "{OWN} st.shared.b32 [%r0], %tid; bar.warp.sync 0xffffffff;
