@@ -22,8 +22,8 @@ const AHEAD: usize = 8;
 /// Computes o and lse of the block's rows, with `W` warps a block.
 ///
 /// # Safety
-/// Launched as [`ForwardParams`] and the kernel's row of the [catalog](crate::catalog) say, after the
-/// kernel that wrote the partial results of all rows and splits, with writable o and lse.
+/// Launched as [`ForwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with
+/// writable o and lse. The kernel before it wrote the partial results of all rows and splits.
 #[inline(always)]
 pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     // SAFETY: the launch has this many threads a block.

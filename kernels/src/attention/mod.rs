@@ -1,16 +1,19 @@
-//! Attention: masks, heads, the online softmax, the main loops and what surrounds them.
+//! Attention: what a block computes, the online softmax, the main loops and the steps around them.
 //!
 //! | module | what it holds | compiled for |
 //! |---|---|---|
-//! | [`mask`] | which keys a row sees, block trip counts | both |
+//! | [`sequence`] | lengths of a batch entry, where its rows start, its splits | both |
+//! | [`mask`] | which keys a query sees, which queries see a key, and the blocks that follow | both |
+//! | [`heads`] | which head and which query a row of a tile is | both |
+//! | `work` | the query tile and the split of the keys that a block takes | PTX |
 //! | `forward` | the main loops, one a file | PTX |
-//! | `place` | which rows and keys a block takes | PTX |
-//! | `warp` | a warp's rows of Q, O, m and l, and a step of the main loop | PTX |
+//! | `warp` | a warp's rows of Q, O, m and l, and the lines of the algorithm on them | PTX |
 //! | `team` | warps that share query rows | PTX |
+//! | `score` | what happens to a score between `Q K^T` and the softmax | PTX |
 //! | `softmax` | the online softmax | PTX |
-//! | `non_finite` | infinities and NaN in V behind the causal mask | PTX |
-//! | `epilogue` | O and lse, stored | PTX |
-//! | `combine` | partial results of splits of the keys, added up | PTX |
+//! | `non_finite` | infinities and NaN in V that a row must not see | PTX |
+//! | `epilogue` | O and lse, or partial results of a split, stored | PTX |
+//! | `combine` | partial results of all splits, combined | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
 pub mod heads;

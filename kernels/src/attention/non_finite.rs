@@ -54,7 +54,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     #[inline(always)]
     pub unsafe fn accumulate_masked_by_slices<
         E: Element,
-        S: Accumulate<E>,
+        Acc: Accumulate<E>,
         K: Interval,
         const NT: usize,
     >(
@@ -75,7 +75,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
                 window += 1;
             }
             if !guarded {
-                return self.accumulate::<E, S, NT>(p, v_tile);
+                return self.accumulate::<E, Acc, NT>(p, v_tile);
             }
             let mut nt = 0;
             while nt < opaque(NT as u32) {

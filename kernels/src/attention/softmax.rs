@@ -1,8 +1,8 @@
 //! Online softmax in base 2 (FlashAttention-2, Algorithm 1, lines 9, 10, 12 and 13).
 //!
-//! With `c = |scale| * log2(e)`, `m` the largest scaled score `c s` of a row so far and `l` the sum of
-//! `2^(c s - m)` so far, a block of raw scores turns into probabilities with one fused multiply-add
-//! and one `ex2` each. Row sums stay per lane until the end: all lanes of a row rescale them by the
+//! With `c = |scale| * log2(e)`, a raw score `s` has the scaled score `c s`. A row's `m` is the largest scaled score
+//! so far, its `l` the sum of `2^(c s - m)` so far. A raw score becomes a probability with one fused
+//! multiply-add and one `ex2`. Row sums stay per lane until the end: all lanes of a row rescale them by the
 //! same factor.
 //!
 //! Any other number in the place of `m` gives the same result, as long as nothing overflows or vanishes. So

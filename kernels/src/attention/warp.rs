@@ -8,8 +8,12 @@
 //! | 10: `O += P V` | [`Warp::accumulate`]; [`Warp::accumulate_masked`] under a mask |
 //! | 12 to 15: `O / l` and lse, stored | [`Warp::store`] |
 //!
-//! Parameters: `MT` tiles of 16 query rows a warp, `DT` slices of 16 in the head dim, `OT` of them in the warp's part of O,
-//! `QT` of them kept of Q, `NT` slices of 16 in a block of keys, `T` warps in a team.
+//! | parameter | counts |
+//! |---|---|
+//! | `MT` | tiles of 16 query rows of a warp |
+//! | `DT`, `OT`, `QT` | slices of 16 in the head dim: all, in the warp's part of O, kept in registers of Q |
+//! | `NT` | slices of 16 keys in a warp's scores of a step |
+//! | `T` | warps of a team |
 
 use super::Softmax;
 use super::mask::{Interval, Mask};

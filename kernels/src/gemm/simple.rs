@@ -1,7 +1,7 @@
 //! The product with no shared memory: each lane loads its own elements of the operands.
 //!
-//! The price is loads: every warp reads all rows of A and B that it needs, four bytes a lane at a time, and only
-//! the L1 cache shares them between warps.
+//! The price is loads: every warp reads all rows of A and B that it needs, four bytes a lane at a time. Only the
+//! L1 cache shares them between warps.
 
 use super::place::CTile;
 use crate::abi::GemmParams;

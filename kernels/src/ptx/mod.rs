@@ -1,8 +1,8 @@
 //! Wrappers of PTX instructions, one family a file, named as in the PTX manual.
 //!
 //! rustc does not know which assembly is convergent: it may duplicate or sink an `asm!` block under
-//! a lane-dependent branch, where an instruction that a whole warp or block must reach together
-//! hangs or returns garbage. So no collective instruction here is `pure` or `nomem`. Only arithmetic of one lane
+//! a lane-dependent branch. There an instruction that a whole warp or block must reach together hangs
+//! or returns garbage. So no collective instruction here is `pure` or `nomem`. Only arithmetic of one lane
 //! (`math`, `convert`) is, which the compiler may move freely. The build turns off the passes that
 //! duplicate blocks, and counts the collective instructions of the result.
 

@@ -72,7 +72,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
     /// zeros. The tile is there after a [`cp_async::wait`] and a barrier.
     ///
     /// # Safety
-    /// All sharing threads make the same call, no thread uses `to` until then, and the rows that exist are
+    /// All sharing threads make the same call, and no thread uses `to` until then. The rows that exist are
     /// readable and start at multiples of 16 bytes.
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedTile<DT, A>, first: u32, rows: u32, exist: u32) {

@@ -16,7 +16,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, seen_blocks, whole_blocks};
+use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::score::Score;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
@@ -35,7 +35,7 @@ use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, Shared
 #[inline(always)]
 pub unsafe fn sm80<
     E: Element,
-    M: Mask,
+    M: Mask<Keys = Prefix>,
     H: Heads,
     C: Score,
     const W: usize,

@@ -15,7 +15,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, seen_blocks, whole_blocks};
+use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::non_finite::multiply_guarded;
 use crate::attention::score::Score;
 use crate::attention::{Team, Warp, WorkTile};
@@ -33,7 +33,7 @@ use core::hint::cold_path;
 #[inline(always)]
 pub unsafe fn team<
     E: Element,
-    M: Mask,
+    M: Mask<Keys = Prefix>,
     H: Heads,
     C: Score,
     const W: usize,

@@ -12,7 +12,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, seen_blocks, whole_blocks};
+use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::non_finite::{has_non_finite, multiply_guarded};
 use crate::attention::score::Score;
 use crate::attention::sequence::Sequence;
@@ -45,7 +45,7 @@ const WT: usize = WINDOW as usize / 16;
 #[inline(always)]
 pub unsafe fn wide<
     E: Element,
-    M: Mask,
+    M: Mask<Keys = Prefix>,
     H: Heads,
     C: Score,
     const W: usize,
