@@ -84,6 +84,16 @@ impl<const S: usize> CpAsync<S> {
         }
     }
 
+    /// As [`wait`](Pipeline::wait), for the tile that the next `wait` waits for, too.
+    ///
+    /// # Safety
+    /// As [`Pipeline`].
+    #[inline(always)]
+    pub unsafe fn peek(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.wait() }
+    }
+
     /// The first half of [`wait`](Pipeline::wait): waits for this thread's own copies, which it then may read.
     ///
     /// # Safety

@@ -77,14 +77,15 @@ pub unsafe fn decode<
     unsafe {
         q.load(qo_tile, first, br, rows - first);
         for ahead in 1..S as u32 {
-            if ahead <= blocks {
-                // The last block may end beyond the last key.
-                let j = blocks - ahead;
-                load(j, if ahead == 1 { split.keys - j * bc } else { bc });
-            }
-            pipeline.commit();
+            pipeline.fill(|| {
+                if ahead <= blocks {
+                    // The last block may end beyond the last key.
+                    let j = blocks - ahead;
+                    load(j, if ahead == 1 { split.keys - j * bc } else { bc });
+                }
+            });
         }
-        pipeline.wait();
+        pipeline.peek();
 
         // A warp past the last row only copies.
         let row = first + warp_row;

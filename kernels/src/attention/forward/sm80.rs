@@ -90,6 +90,7 @@ pub unsafe fn sm80<
     // asks it of the block and reports such warps). Every other branch depends on the warp alone, so
     // all lanes reach every tensor-core instruction.
     unsafe {
+        pipeline.acquire();
         q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
         let last = blocks.wrapping_sub(1);
@@ -98,6 +99,7 @@ pub unsafe fn sm80<
             k.load(k_tile(last), last * bc, bc, exist);
         }
         pipeline.commit();
+        pipeline.acquire();
         if blocks > 0 {
             v.load(v_tile(last), last * bc, bc, exist);
         }
@@ -114,8 +116,8 @@ pub unsafe fn sm80<
         let mut j = blocks;
         while j > warp_blocks {
             j -= 1;
-            pipeline.wait();
             pipeline.release();
+            pipeline.wait();
             pipeline.fill(|| load_next(j));
         }
         if j > 0 {
@@ -127,6 +129,7 @@ pub unsafe fn sm80<
             let whole = whole.min(j - 1).max(1);
             // Line 8, a block ahead of the other lines.
             let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+            pipeline.release();
             while j > whole {
                 j -= 1;
                 let keys = keys(j);

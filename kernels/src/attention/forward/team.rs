@@ -91,6 +91,7 @@ pub unsafe fn team<
     // all lanes every tensor-core instruction. The pipeline's barriers also make P visible, and tell that all
     // warps are done with it.
     unsafe {
+        pipeline.acquire();
         q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
         let last = blocks.wrapping_sub(1);
@@ -99,6 +100,7 @@ pub unsafe fn team<
             k.load(k_tile(last), last * bc, bc, exist);
         }
         pipeline.commit();
+        pipeline.acquire();
         if blocks > 0 {
             v.load(v_tile(last), last * bc, bc, exist);
         }

@@ -142,7 +142,7 @@ pub unsafe fn wide<
         for _ in 0..S - 1 {
             pipeline.fill(&mut load_next);
         }
-        let mut next_slice = || {
+        let mut next_slice = |pipeline: &mut CpAsync<S>| {
             pipeline.wait();
             pipeline.fill(&mut load_next);
         };
@@ -156,7 +156,7 @@ pub unsafe fn wide<
             j -= 1;
             let mut s = [[Accumulator::ZERO; NT]; MT];
             for _ in 0..windows {
-                next_slice();
+                next_slice(&mut pipeline);
                 let q_tile = q_window(reading).skip(team.row);
                 let k_tile = k_window(reading).skip(warp_key);
                 let q = |dt: usize| {
@@ -167,6 +167,7 @@ pub unsafe fn wide<
                     q
                 };
                 multiply_transposed::<E, Accumulator, _, MT, NT, WT>(&mut s, q, k_tile, lane);
+                pipeline.release();
                 reading = after(reading);
             }
             if scale.negative {
@@ -204,7 +205,7 @@ pub unsafe fn wide<
 
             // Opaque: unrolled, the loops over slices and runs would take registers.
             for slice in 0..opaque(v_slices) {
-                next_slice();
+                next_slice(&mut pipeline);
                 let v_tile = v_slice(reading);
                 let runs = (VT / RUN) as u32;
                 let runs = if runs > 1 { opaque(runs) } else { runs };
@@ -229,6 +230,7 @@ pub unsafe fn wide<
                         );
                     }
                 }
+                pipeline.release();
                 if !v_is_whole {
                     reading = after(reading);
                 }
