@@ -101,3 +101,60 @@ impl Sequence {
         u64::from(self.batch) * u64::from(params.heads) + u64::from(head)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Divisor;
+    use crate::attention::heads::{HeadGroup, Heads, OneHead};
+    use proptest::prelude::*;
+    extern crate std;
+    use std::collections::HashSet;
+
+    /// Every row of every tile has its own partial result on each split, which a combine kernel maps back to the
+    /// row's batch entry, query and head.
+    fn partial_results_are_found<H: Heads>(
+        params: &ForwardParams,
+        packed: u32,
+    ) -> Result<(), TestCaseError> {
+        let rows = Sequence::partial_rows(params);
+        let batch = params.batch_heads / params.heads;
+        let mut found = HashSet::new();
+        for (batch, split) in (0..batch).flat_map(|b| (0..params.splits).map(move |s| (b, s))) {
+            let sequence = Sequence::new(params, batch);
+            for tile_head in 0..params.heads / packed {
+                let heads = H::new(params, tile_head);
+                for row in 0..heads.row_count(sequence.queries) {
+                    let index = sequence.partial_index(params, split, heads.first(), row);
+                    prop_assert!(found.insert(index) && index < u64::from(params.splits) * rows);
+                    let (entry, query, head) =
+                        Sequence::of_partial_row(params, index % rows, packed);
+                    prop_assert_eq!(index / rows, u64::from(split));
+                    prop_assert_eq!((query, head), heads.query_and_head(row));
+                    prop_assert_eq!(entry.batch, batch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn combine_finds_the_rows_of_all_tiles(
+            batch in 1_u32..4, kv_heads in 1_u32..4, group in 1_u32..5, seqlen_q in 1_u32..20,
+            splits in 1_u32..4,
+        ) {
+            let heads = kv_heads * group;
+            let params = ForwardParams {
+                heads,
+                batch_heads: batch * heads,
+                group: Divisor::new(group),
+                seqlen_q,
+                splits,
+                ..ForwardParams::default()
+            };
+            partial_results_are_found::<OneHead>(&params, 1)?;
+            partial_results_are_found::<HeadGroup>(&params, group)?;
+        }
+    }
+}

@@ -1,16 +1,22 @@
 //! Three tricks that keep the registers of a kernel low.
 //!
-//! A thread has at most 255 registers. O, S, P and what is kept of Q take most of them, and one register too many
-//! spills to memory in every step. The compiler (LLVM) and the assembler (`ptxas`) save instructions
-//! rather than registers: what they computed before a loop, they hold until after it, and what they could
-//! load early, they load early. The tricks take these choices away; `docs/registers.md` shows how to
-//! see whether one still helps.
+//! A thread has at most 255 registers. O, S, P and the kept part of Q take most of them, and one too many spills to
+//! memory in every step. The compiler (LLVM) and the assembler (`ptxas`) save instructions rather than
+//! registers: they hold until after a loop what they computed before it, and load early what they can.
+//! The tricks take these choices away.
 //!
 //! | trick | against | used for |
 //! |---|---|---|
 //! | [`again`] | values held over a loop for the code after it | tile, row and mask in epilogues |
-//! | [`opaque`], [`opaque_in`] | values held that are cheaper to compute; loops unrolled | addresses of copies and fragments |
+//! | [`opaque`], [`opaque_in`] | values held that are cheap to compute; loops unrolled | addresses of copies and fragments |
 //! | [`fence`] | loads and products of several tiles mixed | softmax of two 16-row tiles, guarded products |
+//!
+//! Registers also depend on source that looks equal. Compare registers, spills and instructions of all kernels
+//! (`cargo xtask build-ptx`) after a change such as these:
+//!
+//! - `map` over an array, in a closure that is called more than once, can leave the array in local memory.
+//! - A closure around a loop's copies, or passed on as a parameter, can change which counter a loop compares and
+//!   what the compiler computes once.
 
 use crate::ptx::barrier;
 use core::arch::asm;
