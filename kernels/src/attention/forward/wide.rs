@@ -93,7 +93,6 @@ pub unsafe fn wide<
     let team =
         |thread: u32| Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
     let (team, team_again) = (team(thread), || team(opaque(thread)));
-    let team_p = SharedTile::<KT>::new(base).skip(team.row);
     let warp_key = 16 * NT as u32 * team.side;
     let column = |ot: usize| ot * T | team.side as usize;
 
