@@ -1,8 +1,7 @@
 //! Compiles the kernels to PTX and leaves them, compressed, where `src/ptx.rs` embeds them. A packaged crate has them
 //! in its folder `ptx`.
 
-use kernel_builder::{Error, embed};
-use kernels::catalog::Arch;
+use kernel_builder::{Error, Package, embed};
 use std::path::{Path, PathBuf};
 
 fn main() {
@@ -23,29 +22,20 @@ fn main() {
 }
 
 fn compile(out: &Path) -> Result<(), Error> {
-    for path in [
-        "kernels/src",
-        "kernels/Cargo.toml",
-        "Cargo.toml",
-        "rust-toolchain.toml",
-    ] {
+    for path in ["kernels/src", "rust-toolchain.toml"] {
         println!("cargo::rerun-if-changed=../{path}");
     }
     for variable in ["KERNEL_RUSTC", "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    let mut modules = Vec::new();
-    for arch in Arch::ALL {
-        match kernel_builder::build(*arch) {
-            Ok(built) => modules.extend(built),
-            Err(error @ Error::NoCompiler) => {
-                println!("cargo::warning={error}; until then attention runs on the CPU only");
-                return embed(None, out);
-            }
-            Err(error) => return Err(error),
+    match kernel_builder::build(&Package::kernels()) {
+        Ok(modules) => embed(Some(&modules), out),
+        Err(error @ Error::NoCompiler) => {
+            println!("cargo::warning={error}; until then attention runs on the CPU only");
+            embed(None, out)
         }
+        Err(error) => Err(error),
     }
-    embed(Some(&modules), out)
 }
 
 fn copy(packaged: &Path, out: &Path) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use attention::emulator::{Counters, Options};
 use attention::{Class, Device, Tensor, f16};
-use kernels::catalog::{Family, KERNELS, Kernel};
+use kernels::catalog::{Family, KERNELS, Kernel, Kind};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -10,7 +10,7 @@ pub fn tests() -> Vec<Test> {
     // All inputs are aligned: none is copied.
     let of_kernels = KERNELS
         .iter()
-        .filter(|kernel| kernel.family != Family::Pack && !kernel.family.is_gemm())
+        .filter(|kernel| matches!(kernel.family, Family::Forward(_) | Family::Combine(_)))
         .map(|kernel| Test::emulator(kernel.name, move |_| moves_no_more_than_needed(kernel)));
     let swizzle = Test::emulator("work_is_counted", |_| work_is_counted());
     of_kernels.chain([swizzle]).collect()
@@ -40,19 +40,17 @@ fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Fai
 /// No bank conflicts in shared memory, and only whole sectors of q, k, v and o, at the kernel's own head dim,
 /// in both layouts.
 fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
-    let combines = kernel.family == Family::Combine;
+    let forward = kernel.forward();
+    let combines = forward.is_none();
+    let causal = Kind::Plain { causal: true };
     for layout in [Layout::Bhnd, Layout::Bnhd] {
         let case = Case {
-            dtype: kernel.dtype,
+            dtype: kernel.dtype().expect("it has one"),
             heads: 2,
             kv_heads: 1,
             // A combine kernel serves every head dim.
-            dim: if combines {
-                256
-            } else {
-                kernel.head_dim as usize
-            },
-            causal: kernel.family == Family::Forward { causal: true },
+            dim: forward.map_or(256, |forward| forward.dim as usize),
+            causal: forward.is_some_and(|forward| forward.kind == causal),
             kernel: (!combines).then(|| kernel.name.to_owned()),
             splits: if combines { 2 } else { 1 },
             q: layout,

@@ -2,7 +2,7 @@
 
 use attention::emulator::Options;
 use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, RawGemm, Tensor, f16};
-use kernels::catalog::{Family, KERNELS, Kernel};
+use kernels::catalog::{KERNELS, Kernel};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -11,7 +11,7 @@ use tests::{GemmCase, Outcome, PASSED, Rows, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
-    let kernels = || KERNELS.iter().filter(|kernel| kernel.family.is_gemm());
+    let kernels = || KERNELS.iter().filter(|kernel| kernel.gemm().is_some());
     let all_sizes =
         kernels().map(|kernel| Test::new(kernel.name, move |device| sizes(device, kernel)));
     let counters = kernels().map(|kernel| {
@@ -55,12 +55,10 @@ pub fn tests() -> Vec<Test> {
 
 /// The case with a kernel of the catalog.
 fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
-    let Family::Gemm { accumulation, .. } = kernel.family else {
-        panic!("{} multiplies no matrices", kernel.name);
-    };
+    let gemm = kernel.gemm().expect("it multiplies matrices");
     GemmCase {
-        dtype: kernel.dtype,
-        accumulation,
+        dtype: gemm.dtype,
+        accumulation: gemm.accumulation,
         kernel: Some(kernel.name),
         ..case
     }
@@ -69,7 +67,8 @@ fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
 /// Whole, ragged and single tiles; whole and partial steps of k, and fewer steps than stages; rows that move
 /// in 16-byte pieces and others.
 fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
-    let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
+    let (rows, columns) = (tile.rows as usize, tile.columns as usize);
     for (m, n, k, [a, b, c]) in [
         (rows, columns, 256, [Rows::Packed; 3]),
         (
@@ -151,12 +150,13 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
         return Err(format!("{}: sectors in part: {line:?}", kernel.name).into());
     }
     // Two tiles down at most of 256 rows, three across of 128 columns: nothing is multiplied twice.
-    let (rows, columns) = (kernel.tile.q_rows as u64, kernel.tile.keys as u64);
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
+    let (rows, columns) = (u64::from(tile.rows), u64::from(tile.columns));
     let tiles = 300_u64.div_ceil(rows) * 272_u64.div_ceil(columns);
     let flops = 2 * tiles * rows * columns * 256;
     let found = counters.total().flops;
     // Warps of a simple kernel that lie past the last row or column do not multiply.
-    assert!(found == flops || (kernel.tile.stages == 0 && found < flops));
+    assert!(found == flops || (tile.stages == 0 && found < flops));
     PASSED
 }
 

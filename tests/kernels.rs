@@ -2,8 +2,9 @@
 
 use attention::emulator::Options;
 use attention::{Class, Device, Error, kernel};
-use kernels::catalog::wide::WIDE_DIMS;
-use kernels::catalog::{Family, HEAD_DIMS, KERNELS, Kernel};
+use kernels::catalog::{
+    Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, Kind, MAX_HEAD_DIM, WIDE_DIMS,
+};
 use libtest_mimic::Completion;
 use tests::{Case, Layout, PASSED, Test};
 
@@ -11,7 +12,7 @@ use tests::{Case, Layout, PASSED, Test};
 pub fn tests() -> Vec<Test> {
     KERNELS
         .iter()
-        .filter(|kernel| !kernel.family.is_gemm())
+        .filter(|kernel| !matches!(kernel.family, Family::Gemm(_)))
         .map(|kernel| {
             Test::new(kernel.name, move |device| {
                 let emulated;
@@ -22,7 +23,7 @@ pub fn tests() -> Vec<Test> {
                     device
                 };
                 for case in cases(kernel) {
-                    let fits = kernel::check(device, kernel.name, kernel.dtype, &case.problem()?);
+                    let fits = kernel::check(device, kernel.name, case.dtype, &case.problem()?);
                     // This GPU may lack what the kernel needs.
                     if let Err(error @ Error::SharedMemory { .. }) = fits {
                         return Ok(Completion::ignored_with(error));
@@ -41,45 +42,46 @@ fn emulated_for(kernel: &Kernel) -> Result<Device, Error> {
     Device::emulator_of(*class.expect("of some class"), Options::default())
 }
 
+/// Cases of a kernel: of a combine kernel the cases of a kernel that splits, of the pack kernel unaligned ones.
 fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
-    let mut dims = HEAD_DIMS.iter().chain(WIDE_DIMS).rev();
-    let below = dims.find(|&&dim| dim < kernel.head_dim);
-    let below = match kernel.family {
-        // These kernels serve every head dim.
-        Family::Combine | Family::Pack => 0,
-        _ => *below.unwrap_or(&0),
+    let dtype = kernel.dtype().unwrap_or(Dtype::F16);
+    let forward = kernel.forward();
+    let (dims, [rows, keys]) = match forward {
+        Some(Forward {
+            kind, dim, tile, ..
+        }) => {
+            let below = HEAD_DIMS.iter().chain(WIDE_DIMS).rev();
+            let below = below.copied().find(|below| below < dim).unwrap_or(0);
+            // Products of wide heads take the emulator long.
+            let key_blocks = if *kind == Kind::Wide { 2 } else { 5 };
+            let sizes = [2 * tile.q_rows, key_blocks * tile.keys.max(64)];
+            ([below + 8, *dim], sizes)
+        }
+        // They serve every head dim.
+        None => ([8, MAX_HEAD_DIM], [128, 320]),
     };
-    let dims = [below + 8, kernel.head_dim];
     let masks = [false, true].into_iter();
-    let masks = masks.filter(|&causal| match kernel.family {
-        Family::Combine | Family::Pack => true,
-        family => family.serves(causal),
-    });
+    let masks =
+        masks.filter(move |&causal| forward.is_none_or(|forward| forward.kind.serves(causal)));
     let variants = masks.flat_map(move |causal| dims.map(|dim| (causal, dim)));
     variants.flat_map(move |(causal, dim)| {
-        [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| {
-            let computes = !matches!(kernel.family, Family::Combine | Family::Pack);
-            // Products of wide heads take the emulator long.
-            let key_blocks = if kernel.family == Family::Wide { 2 } else { 5 };
-            Case {
-                dtype: kernel.dtype,
-                batch: 2,
-                heads: 4,
-                kv_heads: 2,
-                // Two whole query tiles and a ragged one; five whole key blocks and a ragged one.
-                seqlen_q: 2 * kernel.tile.q_rows as usize + 37,
-                seqlen_kv: key_blocks * kernel.tile.keys.max(64) as usize + 21,
-                dim: dim as usize,
-                causal,
-                // The combine kernel runs after one that splits, the pack kernel before any.
-                kernel: computes.then(|| kernel.name.to_owned()),
-                splits: if computes { splits } else { 4 },
-                q: layout,
-                k: layout,
-                v: layout,
-                o: layout,
-                ..Case::default()
-            }
+        [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| Case {
+            dtype,
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            // Whole tiles and a ragged one, of queries and of keys.
+            seqlen_q: rows as usize + 37,
+            seqlen_kv: keys as usize + 21,
+            dim: dim as usize,
+            causal,
+            kernel: forward.map(|_| kernel.name.to_owned()),
+            splits: if forward.is_some() { splits } else { 4 },
+            q: layout,
+            k: layout,
+            v: layout,
+            o: layout,
+            ..Case::default()
         })
     })
 }

@@ -2,7 +2,7 @@
 
 use kernels::abi::MAX_DEPTH;
 use kernels::abi::MAX_SEQLEN;
-use kernels::catalog::MAX_HEAD_DIM;
+use kernels::catalog::{MAX_HEAD_DIM, Target};
 
 /// An attention call, allocation or device that could not be had.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -240,8 +240,8 @@ pub enum Error {
     },
     /// A device older than a kernel's target.
     #[error(
-        "{device} has compute capability {}.{}; {needed_by} needs {}.{} or later",
-        found.0, found.1, needed.0, needed.1
+        "{device} has compute capability {}.{}; {needed_by} needs {}",
+        found.0, found.1, needed.devices()
     )]
     ComputeCapability {
         /// Name of the device.
@@ -250,8 +250,8 @@ pub enum Error {
         found: (i32, i32),
         /// Name of the kernel, or "every kernel".
         needed_by: &'static str,
-        /// Compute capability it needs.
-        needed: (i32, i32),
+        /// The kernel's target.
+        needed: Target,
     },
     /// A driver that does not know the PTX version of the kernels.
     #[error(

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::plan::{Step, Workspace, grid};
 use kernels::abi::{PackParams, TensorRef};
-use kernels::catalog::{Family, KERNELS};
+use kernels::catalog::{self, Family, Pack};
 use std::mem::offset_of;
 
 /// The step that copies an input `[batch, heads, rows, dim]` into the workspace, and where the copy lies; its
@@ -22,9 +22,8 @@ pub fn pack(
     let batch = distinct(batch, from.batch_stride);
     let heads = distinct(heads, from.head_stride);
     let rows = distinct(rows, from.row_stride);
-    let kernel = KERNELS.iter().find(|kernel| kernel.family == Family::Pack);
-    let kernel = kernel.expect("in the catalog");
-    let tiles = rows.div_ceil(kernel.tile.q_rows as usize);
+    let kernel = catalog::kernel(Family::Pack(Pack));
+    let tiles = rows.div_ceil(Pack::ROWS as usize);
     // No overflow: problems have `batch * heads` below 2^63.
     let blocks = (batch * heads) as u128 * tiles as u128;
     grid(kernel.name, blocks)?;

@@ -9,7 +9,7 @@ use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use crate::ptx;
 use bytemuck::NoUninit;
-use kernels::catalog::{Arch, Kernel};
+use kernels::catalog::{Kernel, Target};
 
 /// Blocks that a grid can have along x.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -53,7 +53,7 @@ pub struct Entry {
     /// The PTX module it lives in.
     pub module: &'static str,
     /// What the module was compiled for.
-    pub target: Arch,
+    pub target: Target,
     /// Threads of a block.
     pub threads: u32,
     /// The PTX text of a module.
@@ -99,11 +99,8 @@ impl Plan {
         let mut launches = Vec::new();
         for step in &self.steps {
             let entry = step.entry;
-            let (found, needed) = (
-                gpu.driver().facts().compute_capability,
-                entry.target.compute_capability(),
-            );
-            if found < needed {
+            let (found, needed) = (gpu.driver().facts().compute_capability, entry.target);
+            if !needed.runs_on(found) {
                 return Err(Error::ComputeCapability {
                     device: device.name().to_owned(),
                     found,
@@ -168,8 +165,8 @@ impl From<&'static Kernel> for Entry {
     fn from(kernel: &'static Kernel) -> Self {
         Entry {
             name: kernel.name,
-            module: kernel.module(),
-            target: kernel.arch,
+            module: kernel.module,
+            target: kernel.target(),
             threads: kernel.threads(),
             ptx: ptx::module,
         }
@@ -219,12 +216,12 @@ impl Workspace {
 mod tests {
     use super::{Entry, MAX_BLOCKS, Step, Workspace};
     use crate::error::Error;
-    use kernels::catalog::Arch;
+    use kernels::catalog::Target;
 
     const ENTRY: Entry = Entry {
         name: "kernel",
         module: "module",
-        target: Arch::Sm80,
+        target: Target::Sm80,
         threads: 32,
         ptx: |_| None,
     };

@@ -8,7 +8,7 @@ include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 /// Whether there was a compiler for the kernels when this crate was built.
 pub const COMPILED: bool = COMPILED_MODULES.is_some();
 
-/// The PTX text of a [module](kernels::catalog::Kernel::module) of the kernel table; `None` if there
+/// The PTX text of a [module](kernels::catalog::Spec::module) of the kernel table; `None` if there
 /// is no such module or the kernels were not compiled.
 #[must_use]
 pub fn module(name: &str) -> Option<String> {

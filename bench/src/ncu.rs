@@ -1,8 +1,9 @@
 //! The main figures of a report of ncu, NVIDIA's profiler, from its pages as CSV.
 
-use crate::{sass, table};
+use crate::table;
 use anyhow::{Context, Result, ensure};
 use csv::StringRecord;
+use kernel_builder::sass;
 use std::collections::BTreeMap;
 
 /// The figures of a kernel: our name, and ncu's.

@@ -2,17 +2,15 @@
 
 use crate::args::Profile;
 use crate::contender::on_ladder;
-use crate::{output, print, table};
+use crate::{print, table};
 use anyhow::{Context, Result, ensure};
 use attention::emulator::Options;
 use attention::ladder::Ladder;
 use attention::{Device, ptx};
-use kernel_builder::ptxas;
+use kernel_builder::sass;
 use kernels::catalog::class::Class;
-use kernels::catalog::{Kernel, all};
-use kernels::ladder::table::variants;
-use std::collections::BTreeMap;
-use std::process::Command;
+use kernels::catalog::{self, Kernel};
+use kernels::ladder::table::{self as ladder, variants};
 
 /// Prints how often each instruction occurs in the kernel.
 ///
@@ -20,8 +18,9 @@ use std::process::Command;
 /// If there is no such kernel, or a tool is missing or fails.
 pub fn run(args: &Profile) -> Result<()> {
     let kernel = kernel(args)?;
-    let sass = disassemble(kernel, &args.target)?;
-    let counts = opcodes(&sass, kernel.name);
+    let text = ptx::module(kernel.module).ok_or(attention::Error::NotCompiled)?;
+    let code = sass::disassemble(&text, &args.target)?;
+    let counts = sass::opcodes(&code, kernel.name);
     ensure!(!counts.is_empty(), "nvdisasm shows no {}", kernel.name);
     let total: usize = counts.values().sum();
     let mut counts: Vec<_> = counts.into_iter().collect();
@@ -41,14 +40,15 @@ pub fn run(args: &Profile) -> Result<()> {
 fn kernel(args: &Profile) -> Result<&'static Kernel> {
     let (call, target) = (&args.call, args.target.as_str());
     let problem = call.shape.problem()?;
-    let entry = |name: &str| all().find(|kernel| kernel.name == name);
+    let entry = |name: &str| {
+        let mut ladder = ladder::KERNELS.iter();
+        catalog::named(name).or_else(|| ladder.find(|kernel| kernel.name == name))
+    };
     if let Some(kernel) = entry(&call.kernel) {
         return Ok(kernel);
     }
-    let mut classes = Class::ALL.iter();
-    let class = classes.find(|class| class.targets().contains(&target));
-    let class = class.with_context(|| format!("no kernels are for {target}"))?;
-    let device = Device::emulator_of(*class, Options::default())?;
+    let class = Class::named(target).with_context(|| format!("no kernels are for {target}"))?;
+    let device = Device::emulator_of(class, Options::default())?;
     let names = call.choice().kernels(&device, &call.shape)?;
     let found = names.first().and_then(|name| match on_ladder(name) {
         Ok(Some(Ladder { rung, acc, .. })) => {
@@ -61,52 +61,9 @@ fn kernel(args: &Profile) -> Result<&'static Kernel> {
     found.with_context(|| format!("no kernel serves {} on {target}", call.shape))
 }
 
-/// The machine code of the kernel's module, as text.
-fn disassemble(kernel: &Kernel, target: &str) -> Result<String> {
-    let missing = |tool| format!("no {tool}; type cargo xtask setup, or put it in the PATH");
-    let ptxas = ptxas::find().with_context(|| missing("ptxas"))?;
-    let nvdisasm = ptxas::find_tool("nvdisasm").with_context(|| missing("nvdisasm"))?;
-    let text = ptx::module(kernel.module()).ok_or(attention::Error::NotCompiled)?;
-    let folder = tempfile::tempdir()?;
-    let (source, cubin) = (folder.path().join("ptx"), folder.path().join("cubin"));
-    std::fs::write(&source, text)?;
-    let mut assemble = Command::new(ptxas);
-    assemble
-        .args(["-arch", target, "-o"])
-        .arg(&cubin)
-        .arg(&source);
-    output(&mut assemble)?;
-    output(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
-}
-
-/// How often each instruction occurs in an entry, by its name with modifiers.
-fn opcodes<'a>(sass: &'a str, entry: &str) -> BTreeMap<&'a str, usize> {
-    let label = format!(".text.{entry}:");
-    let body = sass.lines().skip_while(|line| line.trim() != label).skip(1);
-    let body = body.take_while(|line| !line.starts_with(".text."));
-    let mut counts = BTreeMap::new();
-    for opcode in body.filter_map(opcode) {
-        *counts.entry(opcode).or_default() += 1;
-    }
-    counts
-}
-
-/// The instruction's name in a line `/*ADDRESS*/ CODE`.
-fn opcode(line: &str) -> Option<&str> {
-    let (_, code) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
-    name(code)
-}
-
-/// The instruction's name in `@PREDICATE NAME OPERANDS ;`.
-pub fn name(code: &str) -> Option<&str> {
-    let mut words = code.split_whitespace();
-    let name = words.find(|word| !word.starts_with('@'))?;
-    Some(name.trim_end_matches(';'))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{kernel, opcodes};
+    use super::kernel;
     use crate::args::{Args, Task};
     use attention::ptx;
     use clap::Parser;
@@ -162,30 +119,5 @@ mod tests {
             assert!(error.contains(reason), "{error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
-    }
-
-    #[test]
-    fn instructions_of_one_entry_are_counted() {
-        let sass = "\
-.section .text.other,\"ax\",@progbits
-.text.other:
-        /*0000*/                   NOP ;
-\t.section\t.text.one,\"ax\",@progbits
-.text.one:
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-.L_x_0:
-        /*0010*/              @!P0 HMMA.16816.F32 R4, R8, R2, R4 ;
-        /*0020*/                   HMMA.16816.F32 R4, R8, R2, R4 ;
-        /*0030*/               @P1 BRA `(.L_x_0) ;
-        /*0040*/                   EXIT ;
-.text.two:
-        /*0000*/                   EXIT ;
-";
-        let counts = opcodes(sass, "one");
-        let counts: Vec<_> = counts.into_iter().collect();
-        assert_eq!(
-            counts,
-            [("BRA", 1), ("EXIT", 1), ("HMMA.16816.F32", 2), ("LDC", 1)]
-        );
     }
 }

@@ -9,7 +9,7 @@ use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::kernel;
 use attention::ladder::Rung;
 use comfy_table::{CellAlignment, Table, presets};
-use kernels::catalog::{Family, KERNELS};
+use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -172,30 +172,38 @@ pub fn list_kernels() -> io::Result<()> {
         ],
         &[3, 5, 6, 7, 8, 9],
     );
-    for kernel in KERNELS {
+    for kernel in KERNELS.iter() {
+        let none = || ["-"; 5].map(str::to_owned);
+        let [dim, causal, rows, columns, stages] = match kernel.family {
+            Family::Forward(Forward {
+                kind, dim, tile, ..
+            }) => {
+                let causal = match [false, true].map(|causal| kind.serves(causal)) {
+                    [true, true] => "both",
+                    [_, causal] if causal => "yes",
+                    _ => "no",
+                };
+                let [rows, keys, stages] = [tile.q_rows, tile.keys, tile.stages];
+                let [dim, rows, keys, stages] = [dim, rows, keys, stages].map(|n| n.to_string());
+                [dim, causal.to_owned(), rows, keys, stages]
+            }
+            Family::Gemm(Gemm { tile, .. }) => {
+                let sizes = [tile.rows, tile.columns, tile.stages].map(|n| n.to_string());
+                let ([dim, causal, ..], [rows, columns, stages]) = (none(), sizes);
+                [dim, causal, rows, columns, stages]
+            }
+            _ => none(),
+        };
         table.add_row([
             kernel.name.to_owned(),
-            kernel.arch.name().to_owned(),
-            match kernel.family {
-                Family::Pack => "any",
-                _ => kernel.dtype.name(),
-            }
-            .to_owned(),
-            match kernel.family {
-                Family::Gemm { .. } => "-".to_owned(),
-                _ => kernel.head_dim.to_string(),
-            },
-            match kernel.family {
-                Family::Forward { causal: true } => "yes",
-                Family::Forward { causal: false } => "no",
-                Family::Packed | Family::Decode | Family::Wide | Family::Ladder(_) => "both",
-                Family::Combine | Family::Pack | Family::Gemm { .. } => "-",
-            }
-            .to_owned(),
-            kernel.tile.q_rows.to_string(),
-            kernel.tile.keys.to_string(),
-            kernel.tile.warps.to_string(),
-            kernel.tile.stages.to_string(),
+            kernel.target().name().to_owned(),
+            kernel.dtype().map_or("any", Dtype::name).to_owned(),
+            dim,
+            causal,
+            rows,
+            columns,
+            (kernel.threads() / 32).to_string(),
+            stages,
             kernel.shared_bytes().to_string(),
         ]);
     }

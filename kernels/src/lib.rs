@@ -14,7 +14,7 @@
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
 //! | `tile` | register tiles, shared-memory tiles, copies | PTX |
 //! | [`ladder`] | the classic kernels, each a step up from the one before | PTX, options and table both |
-#![no_std]
+#![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
     feature(abi_ptx, asm_experimental_arch, cold_path)
@@ -22,6 +22,7 @@
 
 pub mod abi;
 pub mod attention;
+#[cfg(not(target_arch = "nvptx64"))]
 pub mod catalog;
 
 #[cfg(target_arch = "nvptx64")]

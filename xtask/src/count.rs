@@ -4,7 +4,7 @@ use crate::shell;
 use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Family, KERNELS, Kernel};
+use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
 use kernels::ladder::Rung;
 use serde_json::Value;
 
@@ -105,7 +105,7 @@ struct Call {
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
-        .filter(|kernel| kernel.family != Family::Pack)
+        .filter(|kernel| !matches!(kernel.family, Family::Pack(_)))
 }
 
 /// The kernel or rung of the ladder of this name, if it can be counted.
@@ -135,35 +135,31 @@ const ONE_HEAD: &str = "--heads 1 --splits 1";
 
 /// A call that launches a kernel, at its own head dim.
 fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
-    let Kernel {
-        name,
-        dtype,
-        head_dim,
-        ..
-    } = kernel;
+    let name = kernel.name;
+    let dtype = kernel.dtype().map_or("f16", Dtype::name);
     let line = match kernel.family {
         // An H100 has the shared memory for all of them.
-        Family::Gemm { accumulation, .. } => format!(
+        Family::Gemm(Gemm { accumulation, .. }) => format!(
             "gemm --device emulator:sm_90 --kernel {name} --m {seqlen} --n {seqlen} --k {seqlen} --acc {}",
             accumulation.name()
         ),
-        Family::Combine => format!(
-            "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {head_dim}",
-        ),
-        family => {
-            let causal = family == (Family::Forward { causal: true });
+        Family::Forward(Forward { kind, dim, .. }) => {
+            let causal = kind == Kind::Plain { causal: true };
             let mask = if causal { "--causal" } else { "" };
             let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
             let class = class.expect("of some class").name();
             format!(
-                "--kernel {name} --dim {head_dim} --seqlen {seqlen} {mask} --device emulator:{class} {ONE_HEAD}"
+                "--kernel {name} --dim {dim} --seqlen {seqlen} {mask} --device emulator:{class} {ONE_HEAD}"
             )
         }
+        _ => format!(
+            "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {MAX_HEAD_DIM}",
+        ),
     };
     Call::new(
-        (*name).to_owned(),
+        name.to_owned(),
         Some(name),
-        &format!("{line} --dtype {}", dtype.name()),
+        &format!("{line} --dtype {dtype}"),
     )
 }
 
@@ -216,7 +212,7 @@ fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
 #[cfg(test)]
 mod tests {
     use super::{COMBINED, COMBINED_KEYS, calls, name};
-    use kernels::catalog::{KERNELS, all};
+    use kernels::catalog::KERNELS;
     use kernels::ladder::Rung;
 
     #[test]
@@ -234,6 +230,9 @@ mod tests {
         }
         assert_eq!(calls.len(), KERNELS.len() - 1 + 2 * Rung::ALL.len());
         // Every split has a block of keys, whatever kernel runs first.
-        assert!(all().all(|kernel| COMBINED * kernel.tile.keys <= COMBINED_KEYS));
+        let mut tiles = KERNELS
+            .iter()
+            .filter_map(|kernel| Some(kernel.forward()?.tile));
+        assert!(tiles.all(|tile| COMBINED * tile.keys <= COMBINED_KEYS));
     }
 }

@@ -21,7 +21,7 @@ enum Task {
     /// Install missing tools: a compiler for the kernels, ptxas and nvdisasm
     Setup,
     /// Compile the kernels to PTX in target/ptx, check them, and print what they use
-    BuildPtx,
+    BuildPtx(build_ptx::Arguments),
     /// Set up, build the kernels with all checks, and run all tests
     Test(test::Arguments),
     /// Time the kernels, and other implementations beside them, on a GPU
@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<ExitCode> {
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
     match task {
         Task::Setup => setup::run()?,
-        Task::BuildPtx => build_ptx::run()?,
+        Task::BuildPtx(arguments) => build_ptx::run(&arguments)?,
         Task::Test(arguments) => test::run(&arguments)?,
         Task::Bench(arguments) => bench::run(&arguments)?,
         Task::Plot(arguments) => bench::plot(&arguments)?,

@@ -2,7 +2,7 @@
 
 use crate::shell;
 use anyhow::{Context, Result};
-use kernels::catalog::Arch;
+use kernel_builder::Package;
 use std::path::Path;
 use std::process::Command;
 
@@ -29,10 +29,7 @@ pub fn write(folder: &Path) -> Result<()> {
         _ => format!("{line}\n"),
     });
     std::fs::write(folder.join("Cargo.toml"), lines.collect::<String>())?;
-    let mut modules = Vec::new();
-    for arch in Arch::ALL {
-        modules.extend(kernel_builder::build(*arch)?);
-    }
+    let modules = kernel_builder::build(&Package::kernels())?;
     let ptx = folder.join("attention/ptx");
     std::fs::create_dir_all(&ptx)?;
     kernel_builder::embed(Some(&modules), &ptx)?;

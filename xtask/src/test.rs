@@ -14,7 +14,7 @@ pub struct Arguments {
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace.
 pub fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
-    build_ptx::run()?;
+    build_ptx::run(&build_ptx::Arguments::default())?;
     shell::run(
         shell::cargo()
             .args(["test", "--workspace"])

@@ -28,7 +28,7 @@ pub(crate) use memory::Memory;
 use crate::error::{Error, Result};
 use crate::ptx;
 use ::emulator::{Counters, Options};
-use kernels::catalog::Arch;
+use kernels::catalog::Target;
 use kernels::catalog::class::Class;
 use std::sync::Arc;
 
@@ -78,15 +78,17 @@ impl Device {
             return Err(Error::NotCompiled);
         }
         let found = driver.facts().compute_capability;
-        match Arch::ALL.iter().map(|arch| arch.compute_capability()).min() {
-            Some(needed) if found < needed => Err(Error::ComputeCapability {
+        // All devices that run another target run this one.
+        let needed = Target::Sm80;
+        if !needed.runs_on(found) {
+            return Err(Error::ComputeCapability {
                 device: driver.name().to_owned(),
                 found,
                 needed_by: "every kernel",
                 needed,
-            }),
-            _ => Ok(Device(Some(Arc::new(Gpu::new(driver))))),
+            });
         }
+        Ok(Device(Some(Arc::new(Gpu::new(driver)))))
     }
 
     /// A new emulated A100, which runs the PTX of the kernels on the CPU: slowly, with every access

@@ -10,7 +10,7 @@ use crate::gemm;
 pub use crate::plan::CPU;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
+use kernels::catalog::{self, Dtype, Family, Forward, KERNELS, Kernel, Kind};
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
@@ -22,7 +22,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
     let mut kernels: Vec<_> = KERNELS
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
-        .filter(|kernel| kernel.arch.compute_capability() <= facts.compute_capability)
+        .filter(|kernel| kernel.target().runs_on(facts.compute_capability))
         .filter(|kernel| fits(kernel, facts))
         .collect();
     let default = select(&request(dtype, problem, facts));
@@ -65,12 +65,18 @@ pub(crate) fn resolve(
     if fits(kernel, facts) {
         return Ok(Chosen::new(kernel));
     }
-    let instead = kernel.counterpart(facts.class());
+    let counterpart = |forward: &Forward| {
+        let counterpart = forward.counterpart(facts.class());
+        catalog::kernel(Family::Forward(counterpart))
+    };
+    let instead = kernel.forward().map(counterpart);
     Err(Error::SharedMemory {
         kernel: kernel.name,
         needed: kernel.shared_bytes(),
         available: facts.shared.block,
-        instead: fits(instead, facts).then_some(instead.name),
+        instead: instead
+            .filter(|instead| fits(instead, facts))
+            .map(|instead| instead.name),
     })
 }
 
@@ -101,10 +107,8 @@ fn find(name: &str) -> Result<&'static Kernel> {
     if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
         return Err(multiplies(name));
     }
-    let mut kernels = KERNELS.iter();
-    let kernel = kernels.find(|kernel| kernel.name == name);
-    match kernel.ok_or_else(|| unknown(name))? {
-        kernel if kernel.family.is_gemm() => Err(multiplies(name)),
+    match catalog::named(name).ok_or_else(|| unknown(name))? {
+        kernel if kernel.gemm().is_some() => Err(multiplies(name)),
         kernel => Ok(kernel),
     }
 }
@@ -119,31 +123,30 @@ pub(crate) fn unknown(name: &str) -> Error {
 
 /// Why a kernel cannot compute a problem.
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
-    match kernel.family {
-        Family::Forward { .. } | Family::Packed | Family::Decode | Family::Wide => {}
-        Family::Combine => {
+    let forward = match kernel.family {
+        Family::Forward(forward) => forward,
+        Family::Combine(_) => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
-        Family::Pack => return Some("copies what other kernels compute with".to_owned()),
-        Family::Ladder(_) => return Some("goes by the name of its rung".to_owned()),
-        Family::Gemm { .. } => return Some("multiplies matrices".to_owned()),
-    }
+        Family::Pack(_) => return Some("copies what other kernels compute with".to_owned()),
+        Family::Gemm(_) => return Some("multiplies matrices".to_owned()),
+    };
     let dim = problem.dim;
-    if kernel.dtype != dtype {
-        let (needed, found) = (kernel.dtype.name(), dtype.name());
+    if forward.dtype != dtype {
+        let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
-    } else if !kernel.family.serves(problem.causal) {
+    } else if !forward.kind.serves(problem.causal) {
         let mask = if problem.causal {
             "attention without a mask"
         } else {
             "causal attention only"
         };
         Some(format!("is for {mask}"))
-    } else if (kernel.head_dim as usize) < dim {
-        Some(format!("serves dim up to {}, not {dim}", kernel.head_dim))
-    } else if kernel.family == Family::Wide && !is_wide(dim as u32) {
+    } else if (forward.dim as usize) < dim {
+        Some(format!("serves dim up to {}, not {dim}", forward.dim))
+    } else if forward.kind == Kind::Wide && !is_wide(dim as u32) {
         Some(format!("serves dim above 256, not {dim}"))
-    } else if kernel.family.is_packed()
+    } else if forward.kind.is_packed()
         && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
     {
         let rows = "seqlen_q * heads / kv_heads";

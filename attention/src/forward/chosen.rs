@@ -2,7 +2,7 @@
 
 use crate::device::Facts;
 use kernels::abi::LadderParams;
-use kernels::catalog::{Family, Kernel};
+use kernels::catalog::{Kernel, Kind};
 
 /// A kernel, and what a launch of it needs beside the problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Chosen {
     }
 
     pub fn of_ladder(kernel: &'static Kernel, ladder: LadderParams, dim: u32) -> Self {
-        let Family::Ladder(shape) = kernel.family else {
+        let Some(Kind::Ladder(shape)) = kernel.forward().map(|forward| forward.kind) else {
             return Chosen::new(kernel);
         };
         Chosen {
@@ -41,6 +41,6 @@ impl Chosen {
 
     /// Blocks that a multiprocessor holds at once.
     pub fn resident_blocks(&self, facts: &Facts) -> u32 {
-        facts.resident_blocks(self.kernel.tile.blocks_per_sm, self.shared_bytes)
+        facts.resident_blocks(self.kernel.blocks_per_sm(), self.shared_bytes)
     }
 }

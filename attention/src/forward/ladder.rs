@@ -337,8 +337,9 @@ mod tests {
                     match chosen(ladder, dtype, dim, class) {
                         Ok(chosen) => {
                             assert!(chosen.shared_bytes <= available, "{ladder:?}, {dim}");
-                            assert!(chosen.kernel.head_dim as usize >= dim);
-                            assert_eq!(chosen.kernel.dtype, dtype);
+                            let forward = chosen.kernel.forward().expect("it computes attention");
+                            assert!(forward.dim as usize >= dim);
+                            assert_eq!(forward.dtype, dtype);
                         }
                         // Only for want of memory, and never where the tiles are meant to be small.
                         Err(error) => {

@@ -2,13 +2,13 @@
 //! keys, the kernel that combines the splits.
 
 use super::chosen::Chosen;
-use super::schedule::{Schedule, group};
+use super::schedule::{Schedule, group, main_loop};
 use super::{Problem, RawForward};
 use crate::error::Result;
 use crate::pack::pack;
 use crate::plan::{Plan, Step, Workspace};
 use kernels::abi::{Divisor, ForwardParams, LadderParams, Order, TensorRef};
-use kernels::catalog::{Family, KERNELS, Kernel};
+use kernels::catalog::{self, Combine, Family, Kernel};
 use kernels::ladder::NaivePass;
 use kernels::ladder::table::Loop;
 use std::mem::offset_of;
@@ -41,8 +41,8 @@ pub fn plan(
         }
     }
     let [q, k, v] = inputs;
-    let naive = kernel.main_loop() == Some(Loop::Naive);
-    let combines = schedule.splits > 1 || kernel.main_loop() == Some(Loop::Fa1);
+    let naive = main_loop(kernel) == Some(Loop::Naive);
+    let combines = schedule.splits > 1 || main_loop(kernel) == Some(Loop::Fa1);
     let (partial_o, partial_softmax) = if naive || combines {
         // A row's partial results of each split; of the naive kernel a row of scores.
         let rows = problem.lse_shape().iter().product::<usize>();
@@ -128,16 +128,12 @@ fn combine(
     params: &ForwardParams,
     places: &[usize],
 ) -> Result<Step> {
-    let combine = KERNELS.iter().find(|combine| {
-        combine.family == Family::Combine
-            && combine.dtype == kernel.dtype
-            && combine.arch == kernel.arch
-    });
-    let combine = combine.expect("every dtype has one");
+    let dtype = kernel.dtype().expect("it computes attention");
+    let combine = catalog::kernel(Family::Combine(Combine { dtype }));
     let rows = problem.lse_shape().iter().product::<usize>();
     let row_warps = problem.dim.div_ceil(128).next_power_of_two();
     let warps = rows as u128 * row_warps as u128;
-    let blocks = warps.div_ceil(u128::from(combine.tile.warps));
+    let blocks = warps.div_ceil(u128::from(Combine::WARPS));
     let shared_bytes = combine.shared_bytes();
     Step::new(combine.into(), blocks, shared_bytes, params, places)
 }

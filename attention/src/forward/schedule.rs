@@ -10,7 +10,7 @@ use crate::device::Facts;
 use crate::error::Result;
 use crate::plan::grid;
 use kernels::catalog::select::Request;
-use kernels::catalog::{Dtype, Family, Kernel};
+use kernels::catalog::{Dtype, Forward, Kernel, Kind};
 use kernels::ladder::table::Loop;
 
 /// Splits that the heuristic goes up to.
@@ -22,6 +22,14 @@ const SPLIT_STEPS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
+
+/// The main loop of a kernel of the ladder.
+pub fn main_loop(kernel: &Kernel) -> Option<Loop> {
+    match kernel.forward()?.kind {
+        Kind::Ladder(shape) => Some(shape.main_loop),
+        _ => None,
+    }
+}
 
 /// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
 pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
@@ -69,15 +77,12 @@ impl Schedule {
         splits: Option<u32>,
     ) -> Result<Self> {
         let kernel = chosen.kernel;
-        let packed = if kernel.family.is_packed() {
-            group(problem)
-        } else {
-            1
-        };
+        let Forward { kind, tile, .. } = *kernel.forward().expect("it computes attention");
+        let packed = if kind.is_packed() { group(problem) } else { 1 };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
-        let q_rows = u128::from(kernel.tile.q_rows);
-        let main_loop = kernel.main_loop();
+        let q_rows = u128::from(tile.q_rows);
+        let main_loop = main_loop(kernel);
         let q_tiles = match main_loop {
             // A block takes the tiles of a head in turns.
             Some(Loop::Fa1) => 1,
@@ -87,7 +92,7 @@ impl Schedule {
         let tiles = grid(heads * q_tiles)?;
         // Kernels count query heads in 32 bits too.
         grid((problem.batch * problem.heads) as u128)?;
-        let keys = kernel.tile.keys;
+        let keys = tile.keys;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
         let splits = match splits {
             _ if matches!(main_loop, Some(Loop::Naive | Loop::Fa1)) => 1,
@@ -96,7 +101,7 @@ impl Schedule {
             None => {
                 let slots = facts.multiprocessors * chosen.resident_blocks(facts);
                 // Partial results of many rows cost more than what a last wave that is not full does.
-                if tiles >= slots && !kernel.family.is_packed() {
+                if tiles >= slots && !kind.is_packed() {
                     1
                 } else {
                     self::splits(tiles, key_blocks, slots)
@@ -144,7 +149,11 @@ fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
 /// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
 /// keeps its keys and values closest.
 fn wave_heads(kernel: &Kernel, problem: &Problem, l2_bytes: u32) -> u32 {
-    if kernel.family != (Family::Forward { causal: true }) {
+    let causal = Kind::Plain { causal: true };
+    if kernel
+        .forward()
+        .is_none_or(|forward| forward.kind != causal)
+    {
         return 1;
     }
     // The rest is for q, o and what comes next: `docs/tuning.md`.
@@ -165,7 +174,7 @@ mod tests {
     use crate::plan::MAX_BLOCKS;
     use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
-    use kernels::catalog::{Dtype, KERNELS};
+    use kernels::catalog::{self, Dtype, Family, KERNELS};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {
@@ -237,15 +246,16 @@ mod tests {
             seqlen_q in 1usize..1000, group in 1usize..9, asked in prop::option::of(1u32..1000),
         ) {
             let kernel = &KERNELS[kernel];
-            prop_assume!(kernel.family.serves(false) || kernel.family.serves(true));
+            prop_assume!(kernel.forward().is_some());
+            let tile = kernel.forward().expect("it computes attention").tile;
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
             let s = Schedule::new(&Chosen::new(kernel), &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
             prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
-            prop_assert_eq!(s.split_keys % kernel.tile.keys, 0);
+            prop_assert_eq!(s.split_keys % tile.keys, 0);
             prop_assert!(s.splits <= asked.unwrap_or(MAX_SPLITS));
             let rows = seqlen_q * s.packed as usize;
-            prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(kernel.tile.q_rows as usize));
+            prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(tile.q_rows as usize));
             let heads = 6 * group / s.packed as usize;
             prop_assert_eq!(s.blocks, (heads as u32) * s.q_tiles * s.splits);
         }
@@ -333,7 +343,9 @@ mod tests {
         assert_eq!(kernel.resident_blocks(&large), 3);
         assert_eq!(kernel.resident_blocks(&medium), 2);
         assert_eq!(kernel.resident_blocks(&small), 1);
-        let two = Chosen::new(kernel.kernel.counterpart(Class::Sm86));
+        let decode = kernel.kernel.forward().expect("it computes attention");
+        let two = catalog::kernel(Family::Forward(decode.counterpart(Class::Sm86)));
+        let two = Chosen::new(two);
         assert_eq!(two.resident_blocks(&small), 2);
     }
 

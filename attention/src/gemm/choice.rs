@@ -5,8 +5,7 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::forward::choice::nearest;
 use crate::plan::CPU;
-use kernels::catalog::GemmTile;
-use kernels::catalog::{Dtype, Family, KERNELS, Kernel};
+use kernels::catalog::{self, Dtype, KERNELS, Kernel};
 
 /// The name of the kernel without shared memory.
 pub const SIMPLE: &str = "gemm-simple";
@@ -72,10 +71,10 @@ impl Gemm {
     fn candidates(&self, name: Option<&str>, dtype: Dtype) -> Result<Vec<&'static Kernel>> {
         self.expect_accumulation(dtype)?;
         let named: Vec<_> = kernels()
-            .filter(|(kernel, tile)| match name {
+            .filter(|(kernel, gemm)| match name {
                 None => true,
-                Some(SIMPLE) => tile.stages == 0,
-                Some(MULTISTAGE) => tile.stages > 0,
+                Some(SIMPLE) => gemm.tile.stages == 0,
+                Some(MULTISTAGE) => gemm.tile.stages > 0,
                 Some(name) => kernel.name == name,
             })
             .collect();
@@ -91,16 +90,16 @@ impl Gemm {
         }
         let typed: Vec<_> = named
             .iter()
-            .filter(|(kernel, _)| (kernel.dtype, sums(kernel)) == (dtype, Some(self.accumulation)))
+            .filter(|(_, gemm)| (gemm.dtype, gemm.accumulation) == (dtype, self.accumulation))
             .collect();
         if typed.is_empty() {
-            let (kernel, _) = named[0];
+            let (_, gemm) = named[0];
             let mut takes = Vec::new();
-            if kernel.dtype != dtype {
-                takes.push(format!("dtype {}", kernel.dtype.name()));
+            if gemm.dtype != dtype {
+                takes.push(format!("dtype {}", gemm.dtype.name()));
             }
-            if let Some(sums) = sums(kernel).filter(|&sums| sums != self.accumulation) {
-                takes.push(format!("accumulation in {}", sums.name()));
+            if gemm.accumulation != self.accumulation {
+                takes.push(format!("accumulation in {}", gemm.accumulation.name()));
             }
             let (dtype, sums, takes) = (dtype.name(), self.accumulation.name(), takes.join(", "));
             let reason =
@@ -109,11 +108,11 @@ impl Gemm {
         }
         let staged: Vec<_> = typed
             .iter()
-            .filter(|(_, tile)| self.stages.is_none_or(|stages| stages == tile.stages))
+            .filter(|(_, gemm)| self.stages.is_none_or(|stages| stages == gemm.tile.stages))
             .map(|(kernel, _)| *kernel)
             .collect();
         if staged.is_empty() {
-            let mut stages: Vec<_> = typed.iter().map(|(_, tile)| tile.stages).collect();
+            let mut stages: Vec<_> = typed.iter().map(|(_, gemm)| gemm.tile.stages).collect();
             stages.sort_unstable();
             stages.dedup();
             let reason = match stages[..] {
@@ -136,20 +135,10 @@ impl Gemm {
     }
 }
 
-/// Every matrix product of the table: of equally fast ones the better first.
-fn kernels() -> impl Iterator<Item = (&'static Kernel, GemmTile)> {
-    KERNELS.iter().filter_map(|kernel| match kernel.family {
-        Family::Gemm { tile, .. } => Some((kernel, tile)),
-        _ => None,
-    })
-}
-
-/// What a kernel adds up in.
-fn sums(kernel: &Kernel) -> Option<Accumulation> {
-    match kernel.family {
-        Family::Gemm { accumulation, .. } => Some(accumulation),
-        _ => None,
-    }
+/// Every matrix product of the catalog: of equally fast ones the better first.
+fn kernels() -> impl Iterator<Item = (&'static Kernel, &'static catalog::Gemm)> {
+    let kernels = KERNELS.iter();
+    kernels.filter_map(|kernel| Some((kernel, kernel.gemm()?)))
 }
 
 fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
@@ -158,13 +147,14 @@ fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
 
 /// Blocks of a kernel that a multiprocessor holds at once.
 pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
-    facts.resident_blocks(kernel.tile.blocks_per_sm, kernel.shared_bytes())
+    facts.resident_blocks(kernel.blocks_per_sm(), kernel.shared_bytes())
 }
 
 /// A measure of the time that a kernel takes: that of its waves, of as many blocks as the GPU holds,
 /// each as long as its tiles are large. Small tiles wait more for shared memory.
 fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
-    let (rows, columns) = (kernel.tile.q_rows as usize, kernel.tile.keys as usize);
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
+    let (rows, columns) = (tile.rows as usize, tile.columns as usize);
     let blocks = problem.m.div_ceil(rows) as f64 * problem.n.div_ceil(columns) as f64;
     let resident = f64::from(resident_blocks(kernel, facts));
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();

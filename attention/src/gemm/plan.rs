@@ -38,9 +38,10 @@ pub fn plan(kernel: &'static Kernel, args: &RawGemm, facts: &Facts) -> Result<Pl
         }
     }
     let [a, b] = inputs;
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (row_tiles, column_tiles) = (
-        m.div_ceil(kernel.tile.q_rows as usize),
-        n.div_ceil(kernel.tile.keys as usize),
+        m.div_ceil(tile.rows as usize),
+        n.div_ceil(tile.columns as usize),
     );
     let blocks = row_tiles as u128 * column_tiles as u128;
     grid(kernel.name, blocks)?;
@@ -70,7 +71,8 @@ pub fn plan(kernel: &'static Kernel, args: &RawGemm, facts: &Facts) -> Result<Pl
 /// about a square of C, which takes the fewest rows of A and B for its area.
 fn group_rows(kernel: &Kernel, facts: &Facts) -> u32 {
     let running = facts.multiprocessors * resident_blocks(kernel, facts);
-    let shape = f64::from(kernel.tile.keys) / f64::from(kernel.tile.q_rows);
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
+    let shape = f64::from(tile.columns) / f64::from(tile.rows);
     (f64::from(running) * shape).sqrt().round().max(1.0) as u32
 }
 

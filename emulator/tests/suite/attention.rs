@@ -1,9 +1,10 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
 use ::kernels::abi::{ForwardParams, LadderParams, PackParams, TensorRef};
-use ::kernels::catalog::{Arch, Dtype, Family, KERNELS, Kernel};
+use ::kernels::catalog::{self, Combine, Dtype, Family, Forward, Kernel, Kind, Pack};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
+use kernel_builder::Package;
 use kernels::abi::Divisor;
 use kernels::abi::Order;
 use rand::rngs::StdRng;
@@ -12,12 +13,13 @@ use std::sync::LazyLock;
 
 /// The text of the module that holds a kernel, as the builder makes it from today's source.
 fn module_text(kernel: &Kernel) -> &'static str {
-    static MODULES: LazyLock<Vec<kernel_builder::Module>> =
-        LazyLock::new(|| kernel_builder::build(Arch::Sm80).unwrap_or_else(|e| panic!("{e}")));
+    static MODULES: LazyLock<Vec<kernel_builder::Module>> = LazyLock::new(|| {
+        kernel_builder::build(&Package::kernels()).unwrap_or_else(|e| panic!("{e}"))
+    });
     let mut modules = MODULES.iter();
-    let module = modules.find(|module| module.name == kernel.module());
+    let module = modules.find(|module| module.name == kernel.module);
     &module
-        .expect("the builder makes every module of the table")
+        .expect("the builder makes every module of the catalog")
         .text
 }
 
@@ -35,7 +37,7 @@ pub fn ptx(kernel: &Kernel) -> String {
 
 /// A kernel's module, which must load.
 pub fn module(kernel: &Kernel) -> Module {
-    Module::parse(module_text(kernel), kernel.module()).unwrap_or_else(|e| panic!("{e}"))
+    Module::parse(module_text(kernel), kernel.module).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// What a run launches.
@@ -61,8 +63,7 @@ impl Modules {
 
 /// The kernel of that name.
 pub fn named(name: &str) -> &'static Kernel {
-    let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
-    kernel.expect("in the table")
+    catalog::named(name).expect("in the catalog")
 }
 
 /// What to compute, and how the tensors lie in memory.
@@ -109,8 +110,8 @@ impl Problem {
 
     /// Keys that a query sees.
     fn limit(&self, kernel: &Kernel, row: u32) -> u32 {
-        let causal = match kernel.family {
-            Family::Forward { causal } => causal,
+        let causal = match forward(kernel).kind {
+            Kind::Plain { causal } => causal,
             _ => self.causal,
         };
         let limit = (row + 1 + self.seqlen_kv).saturating_sub(self.seqlen_q);
@@ -120,9 +121,13 @@ impl Problem {
 
 /// The kernel that combines a kernel's splits.
 pub fn combine(kernel: &Kernel) -> &'static Kernel {
-    let mut kernels = KERNELS.iter();
-    let combine = kernels.find(|k| k.family == Family::Combine && k.dtype == kernel.dtype);
-    combine.expect("every dtype has one")
+    let dtype = forward(kernel).dtype;
+    catalog::kernel(Family::Combine(Combine { dtype }))
+}
+
+/// The specification of a kernel that computes attention.
+pub fn forward(kernel: &Kernel) -> Forward {
+    *kernel.forward().expect("it computes attention")
 }
 
 /// The kernel that copies inputs whose rows are not aligned.
@@ -266,7 +271,7 @@ pub fn launch_pack(
     to: u64,
     options: &Options,
 ) -> Result<Counters, Error> {
-    let tiles = rows.div_ceil(pack().tile.q_rows);
+    let tiles = rows.div_ceil(Pack::ROWS);
     let params = PackParams {
         from,
         to,
@@ -313,24 +318,28 @@ impl<'a> Run<'a> {
     pub fn new(kernel: &'a Kernel, p: &Problem) -> Self {
         let mut random = StdRng::seed_from_u64(p.seed);
         let memory = Memory::new();
-        let mut tensor = |heads, rows| Tensor::random(p, kernel.dtype, heads, rows, &mut random);
+        let mut tensor =
+            |heads, rows| Tensor::random(p, forward(kernel).dtype, heads, rows, &mut random);
         let mut q = tensor(p.heads, p.seqlen_q);
         let mut k = tensor(p.kv_heads, p.seqlen_kv);
         let v = tensor(p.kv_heads, p.seqlen_kv);
         if p.rise != 0.0 {
             let rises = |i: u32| if i.is_multiple_of(32) { 1.0 } else { 0.0 };
-            q.set_first(kernel.dtype, rises);
+            q.set_first(forward(kernel).dtype, rises);
             let last = p.seqlen_kv - 1;
-            k.set_first(kernel.dtype, |j| p.rise / p.scale * (last - j) as f32);
+            k.set_first(forward(kernel).dtype, |j| {
+                p.rise / p.scale * (last - j) as f32
+            });
         }
         let poison = vec![POISON; q.layout.len()];
         let o = memory.allocate(2 * poison.len());
         memory.write(o, bytemuck::cast_slice(&poison)).unwrap();
         let group = p.heads / p.kv_heads;
-        let packed = if kernel.family.is_packed() { group } else { 1 };
+        let Forward { kind, tile, .. } = forward(kernel);
+        let packed = if kind.is_packed() { group } else { 1 };
         let tile_heads = p.batch * p.heads / packed;
-        let q_tiles = (p.seqlen_q * packed).div_ceil(kernel.tile.q_rows);
-        let key_blocks = p.seqlen_kv.div_ceil(kernel.tile.keys).max(1);
+        let q_tiles = (p.seqlen_q * packed).div_ceil(tile.q_rows);
+        let key_blocks = p.seqlen_kv.div_ceil(tile.keys).max(1);
         let split_blocks = key_blocks.div_ceil(p.splits);
         let splits = key_blocks.div_ceil(split_blocks);
         let rows = (p.batch * p.heads * p.seqlen_q) as usize;
@@ -354,7 +363,7 @@ impl<'a> Run<'a> {
             o_aligned: u32::from(p.gap.is_multiple_of(8)),
             batch_heads: p.batch * p.heads,
             splits,
-            split_keys: split_blocks * kernel.tile.keys,
+            split_keys: split_blocks * tile.keys,
             causal: u32::from(p.causal),
             ladder: LadderParams::default(),
         };
@@ -411,7 +420,7 @@ impl<'a> Run<'a> {
         }
         let combine = combine(kernel);
         let warps = params.batch_heads * params.seqlen_q * params.dim.div_ceil(128);
-        let blocks = warps.div_ceil(combine.tile.warps);
+        let blocks = warps.div_ceil(Combine::WARPS);
         let combined = &modules.combine;
         let combined = launch_one(&self.memory, combine, combined, blocks, bytes, options)?;
         Ok((counters, Some(combined)))
@@ -436,11 +445,11 @@ impl<'a> Run<'a> {
         let dim = p.dim as usize;
         // Values lie in -1..1. P and O are rounded to the dtype, each by half a unit in the last
         // place.
-        let tolerance = match kernel.dtype {
+        let tolerance = match forward(kernel).dtype {
             Dtype::F16 => 2_f64.powi(-10),
             Dtype::Bf16 => 2_f64.powi(-7),
         };
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(|t| t.widen(kernel.dtype));
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|t| t.widen(forward(kernel).dtype));
         for (row, lse) in self.q.layout.rows().zip(lse) {
             let [batch, head, i] = row;
             let kv_row = |j| {
@@ -472,7 +481,7 @@ impl<'a> Run<'a> {
                 return Err(format!("lse of row {row:?}: {lse}, not {expected_lse}"));
             }
             for (d, (bits, expected)) in o[start..].iter().zip(expected).enumerate() {
-                let found = f64::from(to_f32(kernel.dtype, *bits));
+                let found = f64::from(to_f32(forward(kernel).dtype, *bits));
                 let error = (found - expected).abs();
                 if error > tolerance || error.is_nan() {
                     return Err(format!(

@@ -1,15 +1,13 @@
 //! Every kernel of the table on the emulator: no rule broken, and the result of plain attention.
 
-use crate::attention::{Failure, Modules, Problem, check, launch_pack, module, pack};
+use crate::attention::{Failure, Modules, Problem, check, forward, launch_pack, module, pack};
 use ::kernels::abi::TensorRef;
 use ::kernels::catalog::{KERNELS, Kernel};
 use emulator::{Counters, Memory, Options};
 
 /// The kernels that compute attention; the others run before and after these.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    KERNELS
-        .iter()
-        .filter(|kernel| kernel.family.serves(false) || kernel.family.serves(true))
+    KERNELS.iter().filter(|kernel| kernel.forward().is_some())
 }
 
 fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Counters>) {
@@ -22,7 +20,7 @@ fn run(kernel: &Kernel, p: &Problem, options: &Options) -> (Counters, Option<Cou
 /// Runs every kernel on a few problems of its own head dim.
 fn run_all(problems: impl Fn(u32) -> Vec<Problem>) {
     for kernel in kernels() {
-        for p in problems(kernel.head_dim) {
+        for p in problems(forward(kernel).dim) {
             run(kernel, &p, &Options::default());
         }
     }
@@ -109,7 +107,7 @@ fn every_schedule_is_clean() {
         for seed in 0..20 {
             let p = Problem {
                 seed,
-                ..lengths(kernel.head_dim, 130, 100)
+                ..lengths(forward(kernel).dim, 130, 100)
             };
             let options = Options {
                 seed,
@@ -149,9 +147,9 @@ fn splits_of_the_keys() {
 fn counters_are_those_of_the_algorithm() {
     // A multiple of every tile, and of two splits.
     const LENGTH: u64 = 384;
-    let full = |kernel: &&Kernel| kernel.family.serves(false);
+    let full = |kernel: &&Kernel| forward(kernel).kind.serves(false);
     for (kernel, splits) in kernels().filter(full).flat_map(|k| [(k, 1), (k, 2)]) {
-        let (dim, tile_rows) = (kernel.head_dim, kernel.tile.q_rows);
+        let (dim, tile_rows) = (forward(kernel).dim, forward(kernel).tile.q_rows);
         let options = Options {
             counters: true,
             ..Options::default()
@@ -190,7 +188,7 @@ fn counters_are_those_of_the_algorithm() {
 /// Heads that share query tiles: rows of several in a tile, a ragged one, with and without the mask.
 #[test]
 fn heads_share_tiles() {
-    for kernel in kernels().filter(|kernel| kernel.family.is_packed()) {
+    for kernel in kernels().filter(|kernel| forward(kernel).kind.is_packed()) {
         for (causal, splits) in [(false, 1), (true, 1), (true, 3)] {
             let p = Problem {
                 batch: 2,
@@ -199,7 +197,7 @@ fn heads_share_tiles() {
                 causal,
                 splits,
                 gap: splits,
-                ..lengths(kernel.head_dim, 25, 200)
+                ..lengths(forward(kernel).dim, 25, 200)
             };
             run(kernel, &p, &Options::default());
         }
@@ -211,12 +209,12 @@ fn heads_share_tiles() {
 fn packed_kernels_read_keys_once() {
     // Whole blocks of every kernel in each split.
     const KEYS: u64 = 3 * 192;
-    for kernel in kernels().filter(|kernel| kernel.family.is_packed()) {
+    for kernel in kernels().filter(|kernel| forward(kernel).kind.is_packed()) {
         let options = Options {
             counters: true,
             ..Options::default()
         };
-        let dim = kernel.head_dim;
+        let dim = forward(kernel).dim;
         let p = Problem {
             heads: 8,
             splits: 3,
@@ -232,9 +230,9 @@ fn packed_kernels_read_keys_once() {
             kernel.name
         );
         // Only the warps with rows compute, 32 of them; or all, where warps share them.
-        let rows = match kernel.tile.team {
+        let rows = match forward(kernel).tile.team {
             1 => 32,
-            _ => u64::from(kernel.tile.q_rows),
+            _ => u64::from(forward(kernel).tile.q_rows),
         };
         assert_eq!(counters.total().flops, 4 * rows * KEYS * u64::from(dim));
     }

@@ -2,7 +2,7 @@
 //! kernels.
 
 use super::*;
-use kernels::catalog::{Dtype, Family, KERNELS};
+use kernels::catalog::{Dtype, KERNELS, Kind};
 use kernels::ladder::Rung;
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
@@ -32,8 +32,10 @@ fn every_kernel_that_serves_a_problem_passes() {
     assert_eq!(kernels[0], "forward_bf16_d64_causal");
     // All from head dim 64 on, those for other devices too: an A100 has the shared memory.
     let serve = KERNELS.iter().filter(|kernel| {
-        let attention = kernel.family.serves(true) && kernel.family != Family::Wide;
-        kernel.dtype == Dtype::Bf16 && kernel.head_dim >= 64 && attention
+        kernel.forward().is_some_and(|forward| {
+            let serves = forward.kind.serves(true) && forward.kind != Kind::Wide;
+            forward.dtype == Dtype::Bf16 && forward.dim >= 64 && serves
+        })
     });
     assert_eq!(kernels.len(), serve.count());
     for outcome in &outcomes {

@@ -1,7 +1,7 @@
 //! Runs that succeed.
 
 use super::*;
-use kernels::catalog::{Family, KERNELS};
+use kernels::catalog::KERNELS;
 use kernels::ladder::Rung;
 
 #[test]
@@ -95,14 +95,11 @@ fn kernels_are_listed() {
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
-    for kernel in KERNELS {
+    for kernel in KERNELS.iter() {
         let row = rows.iter().find(|row| row.contains(&kernel.name));
         let row = row.unwrap_or_else(|| panic!("no {}", kernel.name));
-        let dtype = match kernel.family {
-            Family::Pack => "any",
-            _ => kernel.dtype.name(),
-        };
-        assert!(row.contains(&dtype) && row.contains(&kernel.arch.name()));
+        let dtype = kernel.dtype().map_or("any", |dtype| dtype.name());
+        assert!(row.contains(&dtype) && row.contains(&kernel.target().name()));
     }
     for name in ["cpu", "gemm-simple", "gemm-multistage"] {
         assert!(rows.iter().any(|row| row.contains(&name)), "{name}");

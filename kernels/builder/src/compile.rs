@@ -1,7 +1,8 @@
 //! Running the compiler, without cargo: `core` and the kernels are one call each.
 
 use crate::{Compiler, Error, cache, workspace};
-use kernels::catalog::Arch;
+use kernels::catalog::{self, Spec};
+use kernels::ladder::table as ladder;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +29,7 @@ const FLAGS: &[&str] = &[
     "-Cllvm-args=-simplifycfg-max-small-block-size=0",
 ];
 
-/// Flags for a library that others inline: its functions are kept for them, without machine code.
+/// Flags for a library that the kernels inline: its functions are kept for them, without machine code.
 const LIBRARY: &[&str] = &[
     "--crate-type=rlib",
     "--emit=link",
@@ -39,30 +40,133 @@ const LIBRARY: &[&str] = &[
 
 /// Flags for the kernels: the PTX is the result, there is nothing to link.
 const KERNELS: &[&str] = &[
-    "--crate-name=kernels",
     "--crate-type=cdylib",
     "--emit=asm",
     "-Ccodegen-units=1",
     "-Clto=fat",
 ];
 
-/// Compiles the kernels for a target; returns the PTX of all of them, as the compiler wrote it.
-///
-/// # Errors
-/// What the compiler said.
-pub fn compile(compiler: &Compiler, arch: Arch) -> Result<String, Error> {
-    let source = workspace().join("kernels/src");
-    let cpu = format!("-Ctarget-cpu={}", arch.name());
-    let inputs = ((&compiler.version, FLAGS, KERNELS, &cpu), sources(&source)?);
-    let made = cache::folder(inputs, |folder| {
-        let library = core_library(compiler)?;
-        rustc(compiler, KERNELS, |rustc| {
-            rustc.arg(&cpu).arg("-L").arg(library);
-            rustc.arg("-o").arg(folder.join("ptx"));
-            rustc.arg(source.join("lib.rs"))
+/// A crate of kernels.
+pub struct Package {
+    /// The crate's name, and that of its folder in the workspace.
+    pub name: &'static str,
+    /// The crates of kernels whose parts it uses.
+    pub uses: &'static [&'static str],
+    /// Its kernels.
+    pub kernels: Vec<&'static dyn Spec>,
+}
+
+impl Package {
+    /// The crate [`kernels`].
+    #[must_use]
+    pub fn kernels() -> Self {
+        let catalog = catalog::KERNELS.iter().chain(ladder::KERNELS.iter());
+        Package {
+            name: "kernels",
+            uses: &[],
+            kernels: catalog.map(|kernel| kernel.family.spec()).collect(),
+        }
+    }
+}
+
+/// The compiler with what it compiles the kernels of a package against.
+pub struct Session<'a> {
+    compiler: &'a Compiler,
+    package: &'a Package,
+    /// Folders of compiled libraries.
+    libraries: Vec<PathBuf>,
+    /// The package's sources, and those of the crates that it uses.
+    sources: Vec<Sources>,
+}
+
+impl<'a> Session<'a> {
+    /// Compiles the libraries.
+    ///
+    /// # Errors
+    /// What the compiler said.
+    pub fn new(compiler: &'a Compiler, package: &'a Package) -> Result<Self, Error> {
+        let mut session = Session {
+            compiler,
+            package,
+            libraries: vec![core_library(compiler)?],
+            sources: Vec::new(),
+        };
+        for name in package.uses {
+            session.sources.push(sources(&folder_of(name))?);
+            let library = session.library(name)?;
+            session.libraries.push(library);
+        }
+        session.sources.push(sources(&folder_of(package.name))?);
+        Ok(session)
+    }
+
+    /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it.
+    ///
+    /// # Errors
+    /// What the compiler said.
+    pub fn compile(&self, kernels: &[&dyn Spec]) -> Result<String, Error> {
+        let target = kernels[0].target();
+        let cpu = format!("-Ctarget-cpu={}", target.name());
+        let feature = format!("-Ctarget-feature=+{}", target.ptx_version());
+        let entry =
+            |kernel: &&dyn Spec| format!("entry!({}{});\n", kernel.name(), kernel.instance());
+        let entries: String = kernels.iter().map(entry).collect();
+        let name = self.package.name;
+        let flags = [&["--crate-name", name, &cpu, &feature], KERNELS].concat();
+        let inputs = (
+            &self.compiler.version,
+            FLAGS,
+            &flags,
+            &self.sources,
+            &entries,
+        );
+        let made = cache::folder(inputs, |folder| {
+            let file = folder.join("entries.rs");
+            cache::write(&file, &entries)?;
+            self.rustc(name, &flags, &file, |rustc| {
+                rustc.arg("-o").arg(folder.join("ptx"))
+            })
+        })?;
+        cache::read(&made.join("ptx"))
+    }
+
+    /// The folder of a crate of kernels compiled as a library, without entry points.
+    fn library(&self, name: &str) -> Result<PathBuf, Error> {
+        let flags = [&["--crate-name", name], LIBRARY].concat();
+        let inputs = (&self.compiler.version, FLAGS, &flags, &self.sources);
+        cache::folder(inputs, |folder| {
+            let entries = folder.join("entries.rs");
+            cache::write(&entries, "")?;
+            self.rustc(name, &flags, &entries, |rustc| {
+                rustc.arg("--out-dir").arg(folder)
+            })
         })
-    })?;
-    cache::read(&made.join("ptx"))
+    }
+
+    /// Compiles a crate of kernels with the entry points of a file.
+    fn rustc(
+        &self,
+        name: &str,
+        flags: &[&str],
+        entries: &Path,
+        output: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Result<(), Error> {
+        rustc(self.compiler, flags, |rustc| {
+            for library in &self.libraries {
+                rustc.arg("-L").arg(library);
+            }
+            for name in self.package.uses.iter().take(self.libraries.len() - 1) {
+                rustc.args(["--extern", name]);
+            }
+            rustc.env("KERNEL_ENTRIES", entries);
+            output(rustc).arg(folder_of(name).join("lib.rs"))
+        })
+    }
+}
+
+/// The sources of a crate of kernels.
+fn folder_of(name: &str) -> PathBuf {
+    workspace().join(name).join("src")
 }
 
 /// The folder of the compiled `core`, which rustc ships as source only for this target, and of
@@ -107,9 +211,12 @@ fn rustc(
     }
 }
 
-/// The Rust files of a folder and the folders in it, by their path there: what decides the PTX, so
-/// without the lines that are comments.
-fn sources(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, Error> {
+/// Rust files by their path in a crate, as lines.
+type Sources = BTreeMap<PathBuf, Vec<String>>;
+
+/// What decides the PTX of a crate of kernels, in a folder of its sources: all but the lines that are
+/// comments, and the catalog, which is the host's and speaks through entry points.
+fn sources(folder: &Path) -> Result<Sources, Error> {
     let mut sources = BTreeMap::new();
     let failed = |source| Error::File {
         path: folder.into(),
@@ -118,7 +225,9 @@ fn sources(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, Error> {
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = PathBuf::from(path.file_name().unwrap_or_default());
-        if path.is_dir() {
+        if path.ends_with("src/catalog") {
+            continue;
+        } else if path.is_dir() {
             let inner = self::sources(&path)?.into_iter();
             sources.extend(inner.map(|(path, lines)| (name.join(path), lines)));
         } else {

@@ -19,6 +19,9 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// A tool of the CUDA toolkit is missing.
+    #[error("no {0}; type cargo xtask setup, or put it in the PATH")]
+    NoTool(&'static str),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     File {
@@ -30,7 +33,7 @@ pub enum Error {
     /// The compiler failed.
     #[error("the kernels do not compile:\n{0}")]
     Compile(String),
-    /// The PTX is not what the table promises.
+    /// The PTX is not what the catalog promises.
     #[error("contract: {entry}: {rule}")]
     Contract {
         /// The kernel.

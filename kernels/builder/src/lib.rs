@@ -1,9 +1,9 @@
-//! Compiles the [`kernels`] crate to PTX and checks what came out.
+//! Compiles crates of kernels to PTX and checks what came out.
 //!
-//! The same code runs in the host's build script and in `cargo xtask build-ptx`:
+//! The same code runs in the library's build script and in `cargo xtask build-ptx`:
 //!
 //! 1. [`Compiler::find`]: a rustc whose library source is installed.
-//! 2. [`compile`]: the crate as one PTX text for a target.
+//! 2. [`Session::compile`]: kernels of a [`Package`] as one PTX text, several texts in parallel.
 //! 3. [`split`]: a module for each kernel family, dtype, head dim and tile, with launch bounds.
 //! 4. [`contract::check`]: what each entry may and must contain.
 //! 5. [`ptxas::assemble`], with the assembler at hand: registers, spills and shared
@@ -11,8 +11,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), kernel_builder::Error> {
-//! let modules = kernel_builder::build(kernels::catalog::Arch::Sm80)?;
-//! for module in modules {
+//! for module in kernel_builder::build(&kernel_builder::Package::kernels())? {
 //!     std::fs::write(format!("{}.ptx", module.name), &module.text).unwrap();
 //! }
 //! # Ok(())
@@ -26,28 +25,52 @@ pub mod contract;
 mod embed;
 mod error;
 pub mod ptxas;
+pub mod sass;
 mod split;
 
-pub use compile::compile;
+pub use compile::{Package, Session};
 pub use compiler::Compiler;
 pub use embed::{TABLE, embed};
 pub use error::Error;
 pub use split::{Entry, Module, split};
 
-use kernels::catalog::Arch;
+use kernels::catalog::Spec;
+use rayon::prelude::*;
 use std::path::PathBuf;
 
-/// Compiles all kernels of a target, splits them into modules, and checks each entry's contract.
+/// Kernels that one call of the compiler compiles: few, so that all cores are busy to the end, and many, so
+/// that the crate is not read too often.
+const PART: usize = 8;
+
+/// Compiles the kernels of a package, splits them into modules, and checks each entry's contract.
 ///
 /// # Errors
 /// [`Error::NoCompiler`] if there is nothing to compile with; else what failed.
-pub fn build(arch: Arch) -> Result<Vec<Module>, Error> {
-    let text = compile(&Compiler::find()?, arch)?;
-    let modules = split(&text, arch)?;
-    for entry in modules.iter().flat_map(|module| &module.entries) {
-        contract::check(entry)?;
+pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
+    let compiler = Compiler::find()?;
+    let session = Session::new(&compiler, package)?;
+    let mut parts: Vec<Vec<&'static dyn Spec>> = Vec::new();
+    for &kernel in &package.kernels {
+        match parts.last_mut() {
+            Some(part) if belongs(kernel, part) => part.push(kernel),
+            _ => parts.push(vec![kernel]),
+        }
     }
-    Ok(modules)
+    let modules = parts.par_iter().with_max_len(1).map(|kernels| {
+        let modules = split(&session.compile(kernels)?, kernels)?;
+        for entry in modules.iter().flat_map(|module| &module.entries) {
+            contract::check(entry)?;
+        }
+        Ok(modules)
+    });
+    Ok(modules.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// Whether the next kernel of a package is compiled with those before it: one module is one part.
+fn belongs(kernel: &dyn Spec, part: &[&dyn Spec]) -> bool {
+    let last = part[part.len() - 1];
+    let fits = part.len() < PART || kernel.module() == last.module();
+    kernel.target() == last.target() && fits
 }
 
 /// The workspace's root.

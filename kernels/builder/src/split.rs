@@ -1,13 +1,15 @@
-//! From the compiler's one text to a module for each kernel family, dtype, head dim and tile.
+//! From the compiler's text to entries, and from these to modules.
 
 use crate::Error;
-use kernels::catalog::{self, Arch, Kernel};
+use kernels::catalog::{Spec, Target};
 
 /// A PTX module, ready for the driver.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Module {
-    /// [`Kernel::module`] of its entries.
-    pub name: &'static str,
+    /// [`Spec::module`] of its entries.
+    pub name: String,
+    /// Target of its entries.
+    pub target: Target,
     /// The whole text.
     pub text: String,
     /// Its kernels.
@@ -15,58 +17,63 @@ pub struct Module {
 }
 
 /// One entry point of a module.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Entry {
-    /// The table's row.
-    pub kernel: &'static Kernel,
+    /// [`Spec::name`].
+    pub name: String,
+    /// The specification.
+    pub kernel: &'static dyn Spec,
     /// The body, from brace to brace.
     pub body: String,
 }
 
-/// Splits the PTX of all kernels of a target by [`Kernel::module`], and gives each entry the launch
-/// bounds of the table: rustc has no attribute for them.
+/// Dynamic shared memory, so that tiles over the 48 KB that a static allocation may have are possible.
+const SHARED: &str = ".extern .shared .align 1024 .b8 smem[];\n";
+
+/// Splits the PTX of kernels of a target by [`Spec::module`]. Gives each module its shared memory, and
+/// each entry the launch bounds of its specification: rustc has no attribute for them.
 ///
 /// # Errors
-/// [`Error::Contract`] if the text and the table differ in their entries.
-pub fn split(text: &str, arch: Arch) -> Result<Vec<Module>, Error> {
+/// [`Error::Contract`] if the entries of the text are not these kernels.
+pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, Error> {
     let header: String = text
         .lines()
         .filter(|line| is_module_scope(line))
         .flat_map(|line| [line, "\n"])
+        .chain([SHARED])
         .collect();
     let mut modules: Vec<Module> = Vec::new();
-    for kernel in catalog::all().filter(|kernel| kernel.arch == arch) {
-        let (parameters, body) = find_entry(text, kernel.name)
-            .ok_or_else(|| Error::contract(kernel.name, "is not in the compiler's output"))?;
+    for &kernel in kernels {
+        let (name, module) = (kernel.name(), kernel.module());
+        let (parameters, body) = find_entry(text, &name)
+            .ok_or_else(|| Error::contract(&name, "is not in the compiler's output"))?;
         let definition = format!(
-            "\n.visible .entry {}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
-            kernel.name,
+            "\n.visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
             kernel.threads(),
-            kernel.tile.blocks_per_sm,
+            kernel.blocks_per_sm(),
         );
         let entry = Entry {
+            name,
             kernel,
             body: body.into(),
         };
-        match modules.iter_mut().find(|m| m.name == kernel.module()) {
+        match modules.iter_mut().find(|m| m.name == module) {
             Some(module) => {
                 module.text += &definition;
                 module.entries.push(entry);
             }
             None => modules.push(Module {
-                name: kernel.module(),
+                name: module,
+                target: kernel.target(),
                 text: header.clone() + &definition,
                 entries: vec![entry],
             }),
         }
     }
-    let extra =
-        text.matches(".entry ").count() - modules.iter().map(|m| m.entries.len()).sum::<usize>();
+    let extra = text.matches(".entry ").count() - kernels.len();
     if extra != 0 {
-        return Err(Error::contract(
-            "the kernels crate",
-            format!("{extra} entries are not in the table"),
-        ));
+        let rule = format!("{extra} entries are not in the catalog");
+        return Err(Error::contract("the crate of kernels", rule));
     }
     Ok(modules)
 }
@@ -77,7 +84,6 @@ fn is_module_scope(line: &str) -> bool {
         ".version",
         ".target",
         ".address_size",
-        ".extern .shared",
         ".global",
         ".visible .global",
         ".const",
@@ -98,27 +104,25 @@ fn find_entry<'a>(text: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Package;
 
-    fn compiled(names: &[&str]) -> String {
-        let entry = |name: &&str| {
+    fn compiled(kernels: &[&dyn Spec]) -> String {
+        let entry = |kernel: &&dyn Spec| {
+            let name = kernel.name();
             format!(
                 "\t// .globl\t{name}\n.visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[176]\n)\n{{\n\tret;\n\n}}\n"
             )
         };
-        let head = ".version 7.0\n.target sm_80\n.address_size 64\n\n.extern .shared .align 1024 .b8 smem[];\n";
-        head.to_string() + &names.iter().map(entry).collect::<String>()
-    }
-
-    fn names() -> Vec<&'static str> {
-        catalog::all().map(|kernel| kernel.name).collect()
+        let head = ".version 7.0\n.target sm_80\n.address_size 64\n\n";
+        head.to_string() + &kernels.iter().map(entry).collect::<String>()
     }
 
     #[test]
-    fn modules_hold_the_table() {
-        let modules = split(&compiled(&names()), Arch::Sm80).unwrap();
-        // A forward module for two kernels, of other families for one.
-        let forward = names().iter().filter(|n| n.starts_with("forward")).count();
-        assert_eq!(modules.len(), names().len() - forward / 2);
+    fn modules_hold_the_catalog() {
+        let kernels = Package::kernels().kernels;
+        let modules = split(&compiled(&kernels), &kernels).unwrap();
+        let entries = modules.iter().map(|module| module.entries.len());
+        assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
             // Full and causal.
             let masks = if module.name.starts_with("forward") {
@@ -139,9 +143,9 @@ mod tests {
 
     #[test]
     fn missing_and_extra_entries_are_named() {
-        let missing = split(&compiled(&names()[1..]), Arch::Sm80).unwrap_err();
-        assert!(missing.to_string().contains(names()[0]));
-        let extra = [names(), vec!["stray"]].concat();
-        assert!(split(&compiled(&extra), Arch::Sm80).is_err());
+        let kernels = Package::kernels().kernels;
+        let missing = split(&compiled(&kernels[1..]), &kernels).err().unwrap();
+        assert!(missing.to_string().contains(&kernels[0].name()));
+        assert!(split(&compiled(&kernels), &kernels[1..]).is_err());
     }
 }

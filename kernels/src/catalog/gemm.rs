@@ -1,6 +1,132 @@
-//! How the blocks of a matrix product divide the work.
+//! Matrix products, and how their blocks divide the work.
 
-use crate::catalog::Tile;
+use super::collectives::Collectives;
+use super::{Accumulation, Dtype, Spec};
+
+/// A matrix product; a simple one where its tile has no stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gemm {
+    /// Element type of A, B and C.
+    pub dtype: Dtype,
+    /// Type that products are summed in.
+    pub accumulation: Accumulation,
+    /// How a block divides the work.
+    pub tile: GemmTile,
+}
+
+/// Rows, columns, depth and stages of the multistage kernels' tiles.
+const MULTISTAGE: [[u32; 4]; 9] = [
+    [256, 128, 64, 3],
+    [256, 128, 32, 4],
+    [256, 128, 32, 3],
+    [128, 256, 32, 4],
+    [128, 256, 32, 3],
+    [128, 128, 32, 3],
+    [128, 128, 32, 4],
+    [128, 128, 32, 5],
+    [64, 64, 64, 4],
+];
+
+/// All matrix products.
+pub(super) fn all() -> impl Iterator<Item = Gemm> {
+    let types = [
+        (Dtype::F16, Accumulation::Single),
+        (Dtype::Bf16, Accumulation::Single),
+        (Dtype::F16, Accumulation::Half),
+    ];
+    let simple = types.map(|types| (types, GemmTile::SIMPLE)).into_iter();
+    let multistage = types.into_iter().flat_map(|types| {
+        MULTISTAGE.map(|[rows, columns, depth, stages]| {
+            (types, GemmTile::multistage(rows, columns, depth, stages))
+        })
+    });
+    simple
+        .chain(multistage)
+        .map(|((dtype, accumulation), tile)| Gemm {
+            dtype,
+            accumulation,
+            tile,
+        })
+}
+
+impl Spec for Gemm {
+    fn name(&self) -> String {
+        let GemmTile {
+            rows,
+            columns,
+            depth,
+            stages,
+            ..
+        } = self.tile;
+        let types = format!("{}_{}", self.dtype.name(), self.accumulation.name());
+        match stages {
+            0 => format!("gemm_simple_{types}"),
+            _ => format!("gemm_{types}_{rows}x{columns}x{depth}x{stages}"),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        32 * self.tile.warps_down * self.tile.warps_across
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        self.tile.blocks_per_sm
+    }
+
+    /// The tiles of A and B of each stage, later C.
+    fn shared_bytes(&self) -> u32 {
+        let GemmTile { rows, columns, .. } = self.tile;
+        match self.tile.stages {
+            0 => 0,
+            stages => {
+                let ring = stages * (rows + columns) * self.tile.depth * 2;
+                ring.max(rows * columns * 2)
+            }
+        }
+    }
+
+    fn instance(&self) -> String {
+        let (element, sums) = (self.dtype, self.accumulation);
+        let GemmTile {
+            depth,
+            warps_down,
+            warps_across,
+            stages,
+            ..
+        } = self.tile;
+        let [mt, nt] = self.tile.warp_tiles();
+        let common = format!("{element:?}, {sums:?}, {warps_down}, {warps_across}, {mt}, {nt}");
+        match stages {
+            0 => format!("(GemmParams) = gemm::simple::<{common}>"),
+            _ => format!(
+                "(GemmParams) = gemm::multistage::<{common}, {}, {stages}>",
+                depth / 16
+            ),
+        }
+    }
+
+    /// A step: the products of each slice and, with stages, the operands of the next slice and the
+    /// copies of a later tile. Before the loop the copies into all tiles but one and the first
+    /// operands; barriers before, in and after it.
+    fn collectives(&self) -> Collectives {
+        let [mt, nt] = self.tile.warp_tiles();
+        let slices = self.tile.depth / 16;
+        let products = Collectives {
+            mma: slices * 2 * mt * nt,
+            ..Collectives::NONE
+        };
+        if self.tile.stages == 0 {
+            return products;
+        }
+        let chunks = (self.tile.rows + self.tile.columns) * self.tile.depth / 8;
+        Collectives {
+            ldmatrix: (slices + 1) * (mt + nt),
+            cp_async: self.tile.stages * chunks / self.threads(),
+            bar: 3,
+            ..products
+        }
+    }
+}
 
 /// A block's tile of C, and its steps along k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +149,7 @@ pub struct GemmTile {
 }
 
 impl GemmTile {
-    /// That of the simple kernels: many warps of few registers, since nothing but other warps hides
+    /// The simple kernels' tile: many warps of few registers, since nothing but other warps hides
     /// the latency of a load.
     pub const SIMPLE: Self = GemmTile {
         rows: 128,
@@ -35,8 +161,8 @@ impl GemmTile {
         blocks_per_sm: 2,
     };
 
-    /// That of a multistage kernel: eight warps on a multiprocessor, each with 64x64 elements of C,
-    /// for which it reads least from shared memory; or with 32x32, for matrices that leave few tiles.
+    /// A multistage kernel's tile: eight warps on a multiprocessor, each with 64x64 elements of C,
+    /// which reads least from shared memory; 32x32 for matrices that leave few tiles.
     ///
     /// A step of 16 along k takes a warp 32 products of 6 cycles of its scheduler's tensor core, with
     /// two warps 384 cycles. Shared memory is read for 256 of these (8 warps, 64 + 64 rows of 32
@@ -63,30 +189,10 @@ impl GemmTile {
         }
     }
 
-    /// Shared memory of a block, in bytes: the tiles of A and B of each stage, later C.
-    #[must_use]
-    pub const fn shared_bytes(&self) -> u32 {
-        let stages = self.stages * (self.rows + self.columns) * self.depth * 2;
-        let c = self.rows * self.columns * 2;
-        match self.stages {
-            0 => 0,
-            _ if c > stages => c,
-            _ => stages,
-        }
-    }
-
-    /// In the terms of the table.
-    #[must_use]
-    pub const fn block(&self) -> Tile {
-        Tile {
-            q_rows: self.rows,
-            keys: self.columns,
-            warps: self.warps_down * self.warps_across,
-            team: 1,
-            stages: self.stages,
-            v_slices: 1,
-            q_slices: 0,
-            blocks_per_sm: self.blocks_per_sm,
-        }
+    /// 16x16 tiles of C that a warp has, down and across.
+    fn warp_tiles(&self) -> [u32; 2] {
+        let down = self.rows / self.warps_down / 16;
+        let across = self.columns / self.warps_across / 16;
+        [down, across]
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
-use crate::catalog::{Dtype, Family, HEAD_DIMS, KERNELS, Kernel};
+use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, kernel};
 
 /// What a kernel is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,58 +23,57 @@ pub struct Request {
     pub class: Class,
 }
 
-/// Whether a head dim is above those of the forward kernels.
+/// Whether a head dim is above [`HEAD_DIMS`].
 #[must_use]
 pub fn is_wide(dim: u32) -> bool {
     HEAD_DIMS.last().is_some_and(|&most| dim > most)
 }
 
-/// The best kernel for a request, of the device's class and the smallest head dim that will do: above the
-/// forward kernels' head dims the wide kernel; else the decode kernel if one of its tiles holds the rows of all heads that share a key/value head; else the packed
-/// kernel if every head for itself would leave half of a tile empty.
+/// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
+/// [`HEAD_DIMS`] it is the wide kernel. Else the decode kernel if one of its tiles holds the rows of all
+/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty.
 #[must_use]
 pub fn select(request: &Request) -> Option<&'static Kernel> {
-    let smallest = |family: Family| {
-        KERNELS
-            .iter()
-            .filter(|kernel| kernel.family == family)
-            .filter(|kernel| kernel.dtype == request.dtype && kernel.head_dim >= request.dim)
-            .filter(|kernel| kernel.arch.compute_capability() <= request.compute_capability)
-            .filter(|kernel| kernel.is_for(request.class))
-            .min_by_key(|kernel| kernel.head_dim)
+    let causal = request.causal;
+    let of = |kind: Kind| {
+        let dim = kind.dims().iter().find(|&&dim| dim >= request.dim)?;
+        Some(Forward::of(kind, request.dtype, *dim, request.class))
     };
     if is_wide(request.dim) {
-        return smallest(Family::Wide);
+        return found(of(Kind::Wide)?, request);
     }
-    let decode = smallest(Family::Decode)?;
-    let forward = smallest(Family::Forward {
-        causal: request.causal,
-    })?;
+    let (decode, plain) = (of(Kind::Decode)?, of(Kind::Plain { causal })?);
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
-    // Above a head dim of 192 it is products that take the time, from half a tile of rows on: with 64
-    // rows packed kernels were 1.28 times as fast on an H200.
-    let decode_rows = match decode.head_dim {
+    // Above a head dim of 192 products take the time, from half a tile of rows on: with 64 rows packed
+    // kernels were 1.28 times as fast on an H200.
+    let decode_rows = match decode.dim {
         ..=192 => decode.tile.q_rows,
         _ => decode.tile.q_rows / 2,
     };
-    if rows <= u64::from(decode_rows) {
-        Some(decode)
+    let chosen = if rows <= u64::from(decode_rows) {
+        decode
     } else if request.group > 1
-        && request.seqlen_q <= forward.tile.q_rows / 2
+        && request.seqlen_q <= plain.tile.q_rows / 2
         && rows <= u64::from(MAX_SEQLEN)
     {
-        smallest(Family::Packed)
+        of(Kind::Packed)?
     } else {
-        Some(forward)
-    }
+        plain
+    };
+    found(chosen, request)
+}
+
+/// The kernel of a specification, if the device runs it.
+fn found(forward: Forward, request: &Request) -> Option<&'static Kernel> {
+    let kernel = kernel(Family::Forward(forward));
+    let runs = kernel.target().runs_on(request.compute_capability);
+    runs.then_some(kernel)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::wide::WIDE_DIMS;
-    extern crate std;
-    use std::format;
+    use crate::catalog::WIDE_DIMS;
 
     fn request(seqlen_q: u32, group: u32) -> Request {
         Request {
@@ -178,10 +177,10 @@ mod tests {
             {
                 for dim in (8..=256).step_by(8) {
                     let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    for (seqlen_q, group, family) in [
-                        (1, 1, Family::Decode),
-                        (16, 8, Family::Packed),
-                        (4096, 1, Family::Forward { causal }),
+                    for (seqlen_q, group, kind) in [
+                        (1, 1, Kind::Decode),
+                        (16, 8, Kind::Packed),
+                        (4096, 1, Kind::Plain { causal }),
                     ] {
                         let kernel = select(&Request {
                             dtype,
@@ -193,17 +192,16 @@ mod tests {
                             class: Class::of(compute_capability, device),
                         });
                         let kernel = kernel.expect("a kernel");
-                        let kind = (kernel.family, kernel.dtype, kernel.head_dim);
-                        assert_eq!(kind, (family, dtype, padded));
-                        assert_eq!(kernel.tile, class.tile(family, padded));
+                        let forward = Forward::of(kind, dtype, padded, class);
+                        assert_eq!(kernel.family, Family::Forward(forward));
                         let blocks = device.resident_blocks(kernel.shared_bytes());
                         assert!(blocks >= 1, "{} on {compute_capability:?}", kernel.name);
                         // Decode kernels are compiled for as many blocks as fit an H100; two are
                         // meant to do elsewhere.
-                        let wanted = match (family, class, padded) {
-                            (Family::Decode, Class::Sm86, 256) => 1,
-                            (Family::Decode, Class::Sm80 | Class::Sm86, _) => 2,
-                            _ => kernel.tile.blocks_per_sm,
+                        let wanted = match (kind, class, padded) {
+                            (Kind::Decode, Class::Sm86, 256) => 1,
+                            (Kind::Decode, Class::Sm80 | Class::Sm86, _) => 2,
+                            _ => kernel.blocks_per_sm(),
                         };
                         assert!(blocks >= wanted, "{}: {blocks} blocks", kernel.name);
                     }
@@ -220,7 +218,8 @@ mod tests {
                     });
                     let kernel = kernel.expect("a kernel");
                     let padded = *WIDE_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    assert_eq!((kernel.family, kernel.head_dim), (Family::Wide, padded));
+                    let wide = Forward::of(Kind::Wide, dtype, padded, class);
+                    assert_eq!(kernel.family, Family::Forward(wide));
                     assert!(device.resident_blocks(kernel.shared_bytes()) == 1);
                 }
             }

@@ -1,11 +1,9 @@
-//! Kernels for head dims above 256: their tiles.
+//! Head dims above 256: the tiles of each class, and what the main loop contains.
 
 use super::Tile;
 use super::class::Class;
-use crate::layout::wide::WideMemory;
-
-/// Head dims of these kernels, ascending.
-pub const WIDE_DIMS: &[u32] = &[384, 512, 768, 1024];
+use super::collectives::{BARRIER, Collectives, Parts};
+use crate::layout::wide::{WINDOW, WideMemory};
 
 /// A warp has 32 rows, 32 keys of a step, and 96 or 128 of O's columns: as many warps form a team as hold O.
 ///
@@ -13,9 +11,9 @@ pub const WIDE_DIMS: &[u32] = &[384, 512, 768, 1024];
 /// or two ahead (84 to 148 KB). `sm_86`: above 512 slices of 16 keys, so that two buffers fit (92 KB).
 ///
 /// Losers, on an H200: V in slices at 512, -20 %; slices of 64 keys with none ahead at 1024, -15 %.
-pub const fn tile(class: Class, head_dim: u32) -> Tile {
-    let team = if head_dim <= 512 { 4 } else { 8 };
-    let (stages, v_slices) = match (class, head_dim) {
+pub(super) fn tile(class: Class, dim: u32) -> Tile {
+    let team = if dim <= 512 { 4 } else { 8 };
+    let (stages, v_slices) = match (class, dim) {
         (Class::Sm90 | Class::Sm100, 384 | 512) => (3, 1),
         (Class::Sm90 | Class::Sm100, 768 | 1024) => (3, 8),
         (Class::Sm80 | Class::Sm86, 384) => (3, 4),
@@ -37,16 +35,48 @@ pub const fn tile(class: Class, head_dim: u32) -> Tile {
 }
 
 /// Shared memory of a tile's block.
-#[must_use]
-pub const fn memory(tile: &Tile, head_dim: u32) -> WideMemory {
+pub(super) fn memory(tile: &Tile, dim: u32) -> WideMemory {
     let keys = [tile.keys, tile.keys / tile.v_slices];
-    WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, head_dim)
+    WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, dim)
+}
+
+/// A wait for each window of Q and K, and one for each slice of V; either starts the next copy of both. Before
+/// the loop all buffers but one are filled. Teams exchange maxima in the loop and sums after it; O leaves between two barriers.
+pub(super) fn collectives(parts: &Parts) -> Collectives {
+    const WINDOW_SLICES: u32 = WINDOW / 16;
+    let (tile, mt, nt, ot) = (parts.tile, parts.mt, parts.nt, parts.ot);
+    let v_keys = tile.keys / tile.v_slices;
+    let run = (v_keys / 16).min(2);
+    let chunks = (tile.q_rows + tile.keys) * WINDOW / 8 + v_keys * parts.dim / 8;
+    let loads = Collectives {
+        cp_async: (tile.stages + 1) * chunks / (32 * tile.warps),
+        ..Collectives::NONE
+    };
+    let scores = Collectives {
+        mma: 2 * mt * nt * WINDOW_SLICES,
+        ldmatrix: (mt + nt) * WINDOW_SLICES,
+        ..Collectives::NONE
+    };
+    let product = Collectives {
+        mma: 2 * mt * run * ot,
+        ldmatrix: run * (mt + ot),
+        ..Collectives::NONE
+    };
+    let look = Collectives {
+        ldmatrix: run * ot,
+        redux: 1,
+        ..Collectives::NONE
+    };
+    let exchange = parts.maxima() + BARRIER;
+    let products = scores + product + look + parts.guarded();
+    let waits = BARRIER + BARRIER;
+    loads + waits + products + exchange + exchange + BARRIER + BARRIER
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::wide::WINDOW;
+    use crate::catalog::WIDE_DIMS;
 
     /// Every class has a tile that fits, with a slice on its way while another is in use.
     #[test]

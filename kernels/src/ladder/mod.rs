@@ -14,21 +14,20 @@
 //! one compiled kernel serves several rungs; [`table`] has them all.
 
 pub mod options;
+#[cfg(not(target_arch = "nvptx64"))]
 pub mod table;
 
 #[cfg(target_arch = "nvptx64")]
-mod entry;
+pub mod fa1;
 #[cfg(target_arch = "nvptx64")]
-mod fa1;
-#[cfg(target_arch = "nvptx64")]
-mod naive;
+pub mod naive;
 #[cfg(target_arch = "nvptx64")]
 mod ring;
 #[cfg(target_arch = "nvptx64")]
-mod rows;
+pub mod rows;
 #[cfg(target_arch = "nvptx64")]
 mod store;
 #[cfg(target_arch = "nvptx64")]
-mod teams;
+pub mod teams;
 
 pub use options::{NaivePass, OStore, Rung, Swizzles};

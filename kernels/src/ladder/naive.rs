@@ -4,8 +4,8 @@
 //! O, as the definition says. It writes `seqlen_q * seqlen_kv` scores three times and reads
 //! them four times.
 
+use super::options::NAIVE_ROWS;
 use super::options::NaivePass;
-use super::table::NAIVE_ROWS;
 use crate::abi::ForwardParams;
 use crate::attention::WorkTile;
 use crate::attention::heads::OneHead;

@@ -4,6 +4,9 @@
 use crate::abi::LadderParams;
 use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
 
+/// Query rows of a block of the naive kernels, a thread each.
+pub const NAIVE_ROWS: u32 = 128;
+
 /// A kernel of the ladder, by the name that users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rung {

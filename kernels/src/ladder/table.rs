@@ -1,8 +1,10 @@
 //! The compiled kernels of the ladder, and which one computes what.
 
-use super::options::{Rung, TeamsMemory, pitch};
+use super::options::{NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::abi::LadderParams;
-use crate::catalog::{Accumulation, Arch, Dtype, Family, Kernel, MAX_HEAD_DIM, Tile};
+use crate::catalog::collectives::{BARRIER, Collectives, Parts};
+use crate::catalog::{Accumulation, Dtype, Family, Forward, Kernel, Kind, MAX_HEAD_DIM, Tile};
+use std::sync::LazyLock;
 
 /// What a kernel of the ladder is an instance of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,13 +47,10 @@ pub enum Q {
     Registers,
 }
 
-/// Query rows of a block of the naive kernels, a thread each.
-pub const NAIVE_ROWS: u32 = 128;
-
 impl Shape {
     /// Of `naive`.
     #[must_use]
-    pub const fn naive() -> Self {
+    pub fn naive() -> Self {
         Shape {
             main_loop: Loop::Naive,
             acc: Accumulation::Single,
@@ -64,7 +63,7 @@ impl Shape {
 
     /// Of `fa1`.
     #[must_use]
-    pub const fn fa1(dim: u32) -> Self {
+    pub fn fa1(dim: u32) -> Self {
         Shape {
             main_loop: Loop::Fa1,
             m_tiles: 1,
@@ -77,7 +76,7 @@ impl Shape {
     /// Of the main loop of rows. Two 16-row tiles a warp, so that every fragment of K and V feeds two
     /// products, as long as O, S and Q leave registers for it.
     #[must_use]
-    pub const fn rows(acc: Accumulation, dim: u32, q: Q) -> Self {
+    pub fn rows(acc: Accumulation, dim: u32, q: Q) -> Self {
         let (m_tiles, n_tiles) = match (dim, q) {
             (32 | 64, _) => (2, 4),
             (96 | 128, Q::Shared) => (2, 2),
@@ -101,7 +100,7 @@ impl Shape {
     /// Of the main loop of teams: 32 rows for each team, or 64 where O takes few registers, which leaves
     /// one team to a block; 32 keys for each warp, or 64 for one alone with few columns of O.
     #[must_use]
-    pub const fn teams(acc: Accumulation, team: u32, o_tiles: u32) -> Self {
+    pub fn teams(acc: Accumulation, team: u32, o_tiles: u32) -> Self {
         Shape {
             main_loop: Loop::Teams,
             acc,
@@ -112,7 +111,7 @@ impl Shape {
         }
     }
 
-    const fn warps(self) -> u32 {
+    fn warps(self) -> u32 {
         if self.team == 1 || self.m_tiles == 4 {
             4
         } else {
@@ -122,7 +121,7 @@ impl Shape {
 
     /// How it divides the work.
     #[must_use]
-    pub const fn tile(self) -> Tile {
+    pub fn tile(self) -> Tile {
         let warps = self.warps();
         let (q_rows, keys, q_slices) = match self.main_loop {
             Loop::Naive => (NAIVE_ROWS, 32, 0),
@@ -149,7 +148,7 @@ impl Shape {
 
     /// Shared memory of a block, in bytes.
     #[must_use]
-    pub const fn shared_bytes(self, p: &LadderParams, dim: u32) -> u32 {
+    pub fn shared_bytes(self, p: &LadderParams, dim: u32) -> u32 {
         let (tile, columns) = (self.tile(), 16 * self.o_tiles * self.team);
         let tiles = match self.main_loop {
             Loop::Naive => return 0,
@@ -176,134 +175,126 @@ impl Shape {
 
     /// The largest head dim.
     #[must_use]
-    pub const fn head_dim(self) -> u32 {
+    pub fn head_dim(self) -> u32 {
         match self.main_loop {
             Loop::Naive => MAX_HEAD_DIM,
             _ => 16 * self.o_tiles * self.team,
         }
     }
-}
 
-/// Calls `$with!` with every kernel: name and element type; head dim; where Q is; or the warps of a team and
-/// the slices of O of each.
-macro_rules! all_ladder_kernels {
-    ($with:ident) => {
-        $with! {
-            naive {
-                naive_f16 => F16;
-                naive_bf16 => Bf16;
-            }
-            fa1 {
-                fa1_f16_d64 => F16, 64;
-                fa1_f16_d128 => F16, 128;
-                fa1_f16_d256 => F16, 256;
-                fa1_bf16_d64 => Bf16, 64;
-                fa1_bf16_d128 => Bf16, 128;
-                fa1_bf16_d256 => Bf16, 256;
-            }
-            rows {
-                split_q_f16_d32 => F16, Single, 32, Shared;
-                split_q_f16_d64 => F16, Single, 64, Shared;
-                split_q_f16_d96 => F16, Single, 96, Shared;
-                split_q_f16_d128 => F16, Single, 128, Shared;
-                split_q_f16_d256 => F16, Single, 256, Shared;
-                shared_qkv_f16_d32 => F16, Single, 32, Registers;
-                shared_qkv_f16_d64 => F16, Single, 64, Registers;
-                shared_qkv_f16_d96 => F16, Single, 96, Registers;
-                shared_qkv_f16_d128 => F16, Single, 128, Registers;
-                shared_qkv_f16_d256 => F16, Single, 256, Registers;
-                split_q_f16acc_d32 => F16, Half, 32, Shared;
-                split_q_f16acc_d64 => F16, Half, 64, Shared;
-                split_q_f16acc_d96 => F16, Half, 96, Shared;
-                split_q_f16acc_d128 => F16, Half, 128, Shared;
-                split_q_f16acc_d256 => F16, Half, 256, Shared;
-                shared_qkv_f16acc_d32 => F16, Half, 32, Registers;
-                shared_qkv_f16acc_d64 => F16, Half, 64, Registers;
-                shared_qkv_f16acc_d96 => F16, Half, 96, Registers;
-                shared_qkv_f16acc_d128 => F16, Half, 128, Registers;
-                shared_qkv_f16acc_d256 => F16, Half, 256, Registers;
-                split_q_bf16_d32 => Bf16, Single, 32, Shared;
-                split_q_bf16_d64 => Bf16, Single, 64, Shared;
-                split_q_bf16_d96 => Bf16, Single, 96, Shared;
-                split_q_bf16_d128 => Bf16, Single, 128, Shared;
-                split_q_bf16_d256 => Bf16, Single, 256, Shared;
-                shared_qkv_bf16_d32 => Bf16, Single, 32, Registers;
-                shared_qkv_bf16_d64 => Bf16, Single, 64, Registers;
-                shared_qkv_bf16_d96 => Bf16, Single, 96, Registers;
-                shared_qkv_bf16_d128 => Bf16, Single, 128, Registers;
-                shared_qkv_bf16_d256 => Bf16, Single, 256, Registers;
-            }
-            teams {
-                teams_f16_t1_o4 => F16, Single, 1, 4;
-                teams_f16_t1_o8 => F16, Single, 1, 8;
-                teams_f16_t2_o8 => F16, Single, 2, 8;
-                teams_f16_t4_o1 => F16, Single, 4, 1;
-                teams_f16_t4_o2 => F16, Single, 4, 2;
-                teams_f16_t4_o4 => F16, Single, 4, 4;
-                teams_f16_t4_o6 => F16, Single, 4, 6;
-                teams_f16_t4_o8 => F16, Single, 4, 8;
-                teams_f16_t8_o6 => F16, Single, 8, 6;
-                teams_f16_t8_o8 => F16, Single, 8, 8;
-                teams_f16acc_t1_o4 => F16, Half, 1, 4;
-                teams_f16acc_t1_o8 => F16, Half, 1, 8;
-                teams_f16acc_t2_o8 => F16, Half, 2, 8;
-                teams_f16acc_t4_o1 => F16, Half, 4, 1;
-                teams_f16acc_t4_o2 => F16, Half, 4, 2;
-                teams_f16acc_t4_o4 => F16, Half, 4, 4;
-                teams_f16acc_t4_o6 => F16, Half, 4, 6;
-                teams_f16acc_t4_o8 => F16, Half, 4, 8;
-                teams_f16acc_t8_o6 => F16, Half, 8, 6;
-                teams_f16acc_t8_o8 => F16, Half, 8, 8;
-                teams_bf16_t1_o4 => Bf16, Single, 1, 4;
-                teams_bf16_t1_o8 => Bf16, Single, 1, 8;
-                teams_bf16_t2_o8 => Bf16, Single, 2, 8;
-                teams_bf16_t4_o1 => Bf16, Single, 4, 1;
-                teams_bf16_t4_o2 => Bf16, Single, 4, 2;
-                teams_bf16_t4_o4 => Bf16, Single, 4, 4;
-                teams_bf16_t4_o6 => Bf16, Single, 4, 6;
-                teams_bf16_t4_o8 => Bf16, Single, 4, 8;
-                teams_bf16_t8_o6 => Bf16, Single, 8, 6;
-                teams_bf16_t8_o8 => Bf16, Single, 8, 8;
-            }
+    /// The kernel's name.
+    #[must_use]
+    pub fn name(self, dtype: Dtype) -> String {
+        let types = match self.acc {
+            Accumulation::Single => dtype.name().to_owned(),
+            Accumulation::Half => format!("{}acc", dtype.name()),
+        };
+        let dim = self.head_dim();
+        match self.main_loop {
+            Loop::Naive => format!("naive_{types}"),
+            Loop::Fa1 => format!("fa1_{types}_d{dim}"),
+            Loop::Rows => format!("split_q_{types}_d{dim}"),
+            Loop::RowsInRegisters => format!("shared_qkv_{types}_d{dim}"),
+            Loop::Teams => format!("teams_{types}_t{}_o{}", self.team, self.o_tiles),
         }
-    };
-}
-#[cfg(target_arch = "nvptx64")]
-pub(crate) use all_ladder_kernels;
+    }
 
-const fn kernel(name: &'static str, dtype: Dtype, shape: Shape) -> Kernel {
-    Kernel {
-        name,
-        arch: Arch::Sm80,
-        family: Family::Ladder(shape),
-        dtype,
-        head_dim: shape.head_dim(),
-        tile: shape.tile(),
+    /// What the kernel's entry point calls.
+    pub(crate) fn instance(self, element: Dtype) -> String {
+        let Shape {
+            acc,
+            m_tiles,
+            n_tiles,
+            o_tiles,
+            team,
+            ..
+        } = self;
+        let (warps, q_slices) = (self.warps(), self.tile().q_slices);
+        let kernel = match self.main_loop {
+            Loop::Naive => format!("naive::naive::<{element:?}>"),
+            Loop::Fa1 => format!("fa1::fa1::<{element:?}, {warps}, {o_tiles}, {n_tiles}>"),
+            Loop::Rows | Loop::RowsInRegisters => format!(
+                "rows::rows::<{element:?}, {acc:?}, {warps}, {m_tiles}, {o_tiles}, {n_tiles}, {q_slices}>"
+            ),
+            Loop::Teams => format!(
+                "teams::teams::<{element:?}, {acc:?}, {warps}, {team}, {m_tiles}, {n_tiles}, {}, {o_tiles}>",
+                n_tiles * team
+            ),
+        };
+        format!("(ForwardParams) = ladder::{kernel}")
+    }
+
+    /// How often each instruction of a whole warp stands in the kernel.
+    pub(crate) fn collectives(self, parts: &Parts) -> Collectives {
+        match self.main_loop {
+            Loop::Naive => Collectives::NONE,
+            Loop::Fa1 => fa1(parts),
+            Loop::Rows | Loop::RowsInRegisters => rows(parts, self),
+            Loop::Teams => teams(parts),
+        }
     }
 }
 
-macro_rules! rows {
-    (
-        naive { $($naive:ident => $naive_element:ident;)* }
-        fa1 { $($fa1:ident => $fa1_element:ident, $fa1_dim:literal;)* }
-        rows { $($rows:ident => $rows_element:ident, $rows_sums:ident, $rows_dim:literal, $q:ident;)* }
-        teams { $($teams:ident => $teams_element:ident, $teams_sums:ident, $team:literal, $o_tiles:literal;)* }
-    ) => {
-        &[
-            $(kernel(stringify!($naive), Dtype::$naive_element, Shape::naive()),)*
-            $(kernel(stringify!($fa1), Dtype::$fa1_element, Shape::fa1($fa1_dim)),)*
-            $(kernel(
-                stringify!($rows),
-                Dtype::$rows_element,
-                Shape::rows(Accumulation::$rows_sums, $rows_dim, Q::$q),
-            ),)*
-            $(kernel(
-                stringify!($teams),
-                Dtype::$teams_element,
-                Shape::teams(Accumulation::$teams_sums, $team, $o_tiles),
-            ),)*
-        ]
+/// Copies of K, V and Q, and a masked step of the causal code whether causal or not.
+fn fa1(parts: &Parts) -> Collectives {
+    let copies = parts.copies(2 * parts.tile.keys);
+    let step = parts.scores() + parts.maxima() + parts.product_masked_by_slices();
+    copies + parts.around() + step + BARRIER
+}
+
+/// Before the first step a copy, and another for each wait in the loops, two a step: masked steps, of the
+/// causal code whether causal or not, and others, where kernels that sum in f16 follow every maximum.
+fn rows(parts: &Parts, shape: Shape) -> Collectives {
+    let copy = parts.copies(parts.tile.keys);
+    let wait = BARRIER + BARRIER + copy;
+    let step = wait + wait + parts.scores();
+    let masked = step + parts.maxima() + parts.product_masked_by_slices();
+    let softmax = match shape.acc {
+        Accumulation::Single => parts.softmax(),
+        Accumulation::Half => parts.maxima(),
     };
+    let unmasked = step + softmax + parts.product();
+    copy + parts.around() + BARRIER + masked + unmasked + o_store(parts.mt * parts.dt)
+}
+
+/// A wait for a slice of K, then for one of V; between, and at the end, what a team exchanges; P is read
+/// from shared memory. Copies are loops over counts that the launch says.
+fn teams(parts: &Parts) -> Collectives {
+    const WINDOW: u32 = 4;
+    const KEYS: u32 = 2;
+    let (mt, nt, ot) = (parts.mt, parts.nt, parts.ot);
+    let waits = BARRIER + BARRIER + BARRIER + BARRIER;
+    let exchanges = match parts.tile.team {
+        1 => Collectives::NONE,
+        _ => BARRIER + BARRIER,
+    };
+    let scores = Collectives {
+        mma: 2 * mt * nt * WINDOW,
+        ldmatrix: (mt + nt) * WINDOW,
+        ..Collectives::NONE
+    };
+    let product = Collectives {
+        mma: 2 * mt * KEYS * ot,
+        ldmatrix: KEYS * (mt + ot),
+        ..Collectives::NONE
+    };
+    let look = Collectives {
+        ldmatrix: KEYS * ot,
+        redux: 1,
+        ..Collectives::NONE
+    };
+    let softmax = parts.maxima() + parts.maxima();
+    let products = scores + product + look + parts.guarded();
+    waits + exchanges + softmax + products + o_store(mt * ot)
+}
+
+/// O by shuffles, four for each 16x16 tile, or by way of shared memory.
+fn o_store(tiles: u32) -> Collectives {
+    let shuffles = Collectives {
+        shfl: 4 * tiles,
+        ..Collectives::NONE
+    };
+    shuffles + BARRIER + BARRIER
 }
 
 /// What a launch of a kernel of the ladder needs at least.
@@ -336,7 +327,13 @@ pub fn variants(
         Rung::SplitKv | Rung::TiledQk | Rung::TiledQkv => Loop::Teams,
     };
     let serves = |kernel: &&Kernel| {
-        let Family::Ladder(shape) = kernel.family else {
+        let Family::Forward(Forward {
+            kind: Kind::Ladder(shape),
+            dtype: element,
+            dim: most,
+            ..
+        }) = kernel.family
+        else {
             return false;
         };
         // Warps that split the keys are four; tiles have as few warps a team as hold O.
@@ -344,12 +341,15 @@ pub fn variants(
             Rung::SplitKv => shape.team == 4 && shape.o_tiles <= 4,
             _ => shape.team != 4 || shape.o_tiles > 4,
         };
-        (shape.main_loop, kernel.dtype, shape.acc) == (main_loop, dtype, acc)
-            && dim <= kernel.head_dim.min(rung.max_dim())
+        (shape.main_loop, element, shape.acc) == (main_loop, dtype, acc)
+            && dim <= most.min(rung.max_dim())
             && team
     };
-    let kernel = KERNELS.iter().filter(serves).min_by_key(|k| k.head_dim)?;
-    let keys = kernel.tile.keys;
+    let kernel = KERNELS
+        .iter()
+        .filter(serves)
+        .min_by_key(|k| k.forward().map(|forward| forward.dim))?;
+    let keys = kernel.forward()?.tile.keys;
     let one = |params| [Some(params), None];
     let ring = |buffers| LadderParams { buffers, ..LEAST };
     let params = match rung {
@@ -388,4 +388,54 @@ pub fn variants(
 }
 
 /// Every kernel of the ladder.
-pub const KERNELS: &[Kernel] = all_ladder_kernels!(rows);
+pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+    let types = [
+        (Dtype::F16, Accumulation::Single),
+        (Dtype::F16, Accumulation::Half),
+        (Dtype::Bf16, Accumulation::Single),
+    ];
+    let shapes = |acc| {
+        let rows = [32, 64, 96, 128, 256];
+        let rows = [Q::Shared, Q::Registers].map(|q| rows.map(|dim| Shape::rows(acc, dim, q)));
+        let teams = TEAMS.map(|(team, o_tiles)| Shape::teams(acc, team, o_tiles));
+        rows.concat().into_iter().chain(teams)
+    };
+    let whole = [64, 128, 256].map(Shape::fa1);
+    let whole = [Shape::naive()].into_iter().chain(whole);
+    let whole = Dtype::ALL
+        .into_iter()
+        .flat_map(|dtype| whole.clone().map(move |shape| (dtype, shape)));
+    let tiled = types
+        .into_iter()
+        .flat_map(|(dtype, acc)| shapes(acc).map(move |shape| (dtype, shape)));
+    whole
+        .chain(tiled)
+        .map(|(dtype, shape)| {
+            Kernel::new(Family::Forward(Forward {
+                kind: Kind::Ladder(shape),
+                dtype,
+                dim: shape.head_dim(),
+                tile: shape.tile(),
+            }))
+        })
+        .collect()
+});
+
+/// Warps of a team, and slices of O of each.
+const TEAMS: [(u32, u32); 10] = [
+    (1, 4),
+    (1, 8),
+    (2, 8),
+    (4, 1),
+    (4, 2),
+    (4, 4),
+    (4, 6),
+    (4, 8),
+    (8, 6),
+    (8, 8),
+];
+
+/// Bytes that these kernels may spill: what they are told at run time, and the look for infinities in V
+/// under any mask, take registers. Teams that compute the addresses of their copies again for each spill
+/// next to nothing, and are a tenth slower.
+pub const MOST_SPILLS: u32 = 160;

@@ -50,8 +50,7 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::Share;
-    use crate::catalog::HEAD_DIMS;
-    use crate::catalog::wide::WIDE_DIMS;
+    use crate::catalog::{HEAD_DIMS, WIDE_DIMS};
     use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
     extern crate std;
     use std::collections::HashSet;

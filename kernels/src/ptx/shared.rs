@@ -1,9 +1,6 @@
 //! The block's dynamic shared memory, `ld.shared` and `st.shared`.
 
-use core::arch::{asm, global_asm};
-
-// Dynamic, because a static allocation ends at 48 KB.
-global_asm!(".extern .shared .align 1024 .b8 smem[];");
+use core::arch::asm;
 
 /// Shared address of the block's dynamic shared memory, a multiple of 1024.
 #[inline(always)]

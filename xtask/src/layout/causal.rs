@@ -6,7 +6,7 @@ use kernels::abi::{ForwardParams, Order};
 use kernels::attention::mask::{Causal, Mask, seen_blocks, whole_blocks};
 use kernels::attention::sequence::Sequence;
 use kernels::catalog::class::Class;
-use kernels::catalog::{Family, Tile};
+use kernels::catalog::{Kind, Tile};
 
 /// Lengths of the drawn head.
 #[derive(clap::Args)]
@@ -50,7 +50,7 @@ struct Head {
 impl Head {
     fn new(arguments: &Arguments) -> Self {
         Head {
-            tile: Class::Sm90.tile(Family::Forward { causal: true }, DIM),
+            tile: Kind::Plain { causal: true }.tile(Class::Sm90, DIM),
             params: ForwardParams {
                 seqlen_q: arguments.seqlen,
                 seqlen_kv: arguments.seqlen_kv.unwrap_or(arguments.seqlen),

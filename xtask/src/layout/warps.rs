@@ -3,7 +3,7 @@
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Accumulation, Family, Tile};
+use kernels::catalog::{Accumulation, Kind, Tile};
 use kernels::ladder::table::{Q, Shape};
 
 /// The way that a block's warps share its work.
@@ -71,7 +71,7 @@ fn divisions() -> [(&'static str, Division); 3] {
     };
     let single = Accumulation::Single;
     let wide = Division {
-        tile: Class::Sm90.tile(Family::Forward { causal: false }, 256),
+        tile: Kind::Plain { causal: false }.tile(Class::Sm90, 256),
         dim: 256,
         interleaved: false,
     };

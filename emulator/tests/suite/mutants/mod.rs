@@ -12,7 +12,7 @@ mod packed;
 pub mod ring;
 mod shared_rows;
 
-use crate::attention::{Failure, Modules, Problem, check, combine, named, pack, ptx};
+use crate::attention::{Failure, Modules, Problem, check, combine, forward, named, pack, ptx};
 use ::kernels::catalog::{Family, Kernel};
 use emulator::{Error, Module, Options};
 
@@ -44,7 +44,7 @@ fn problems(kernel: &Kernel) -> [Problem; 4] {
         seqlen_q: 150,
         seqlen_kv: 210,
         causal: true,
-        ..Problem::square(0, kernel.head_dim)
+        ..Problem::square(0, forward(kernel).dim)
     };
     [
         p,
@@ -97,7 +97,7 @@ impl Mutant {
         let mutated = named(self.kernel);
         // A combine kernel shows its faults after one that splits, the pack kernel before any.
         let kernel = match mutated.family {
-            Family::Combine | Family::Pack => named(FULL),
+            Family::Combine(_) | Family::Pack(_) => named(FULL),
             _ => mutated,
         };
         let text = self.apply(&ptx(mutated));

@@ -1,0 +1,218 @@
+//! Instructions that all lanes of a warp execute together, counted in a kernel.
+
+use super::Tile;
+use std::ops::Add;
+
+/// Declares [`Collectives`]: for each field the instruction's name and the texts that are one.
+macro_rules! collectives {
+    ($($field:ident: $name:literal = $($text:literal)|+;)*) => {
+        /// How often each instruction of a whole warp, or of the whole block's pipeline, stands in a
+        /// kernel.
+        ///
+        /// The compiler may not copy or drop one (see the `ptx` module of the kernels), and the source
+        /// implies the number: a difference is a miscompilation, or a change that belongs in
+        /// [`Spec::collectives`](super::Spec::collectives).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "fields are named as their instructions")]
+        pub struct Collectives {
+            $(pub $field: u32,)*
+        }
+
+        impl Collectives {
+            /// None of any instruction.
+            pub const NONE: Self = Collectives { $($field: 0,)* };
+
+            /// Counts the instructions in the text of an entry.
+            #[must_use]
+            pub fn count(body: &str) -> Self {
+                Collectives { $($field: 0 $(+ body.matches($text).count() as u32)+,)* }
+            }
+
+            /// The counts with the names of their instructions.
+            #[must_use]
+            pub fn named(self) -> Vec<(&'static str, u32)> {
+                vec![$(($name, self.$field),)*]
+            }
+        }
+
+        impl Add for Collectives {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                Collectives { $($field: self.$field + other.$field,)* }
+            }
+        }
+    };
+}
+
+collectives! {
+    mma: "mma.sync" = "mma.sync.";
+    ldmatrix: "ldmatrix" = "ldmatrix.sync.";
+    cp_async: "cp.async" = "cp.async.cg.";
+    bar: "bar" = "bar.sync " | "bar.red.";
+    shfl: "shfl.sync" = "shfl.sync.";
+    redux: "redux.sync" = "redux.sync.";
+    vote: "vote.sync" = "vote.sync.";
+    mbarrier_init: "mbarrier.init" = "mbarrier.init.";
+    mbarrier_arrive: "mbarrier.arrive" = "mbarrier.arrive.";
+    mbarrier_wait: "mbarrier.try_wait" = "mbarrier.try_wait.";
+    bulk_load: "bulk load" = "cp.async.bulk.shared::cluster.global.";
+    bulk_store: "bulk store" = "cp.async.bulk.global.shared::cta.";
+}
+
+/// A barrier.
+pub const BARRIER: Collectives = Collectives {
+    bar: 1,
+    ..Collectives::NONE
+};
+
+/// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// 16-row tiles of a warp.
+    pub mt: u32,
+    /// 16-wide slices of the head dim.
+    pub dt: u32,
+    /// Slices of the head dim that a warp has of O.
+    pub ot: u32,
+    /// 16-wide slices of a key block.
+    pub kt: u32,
+    /// Slices of a key block that a warp computes scores of.
+    pub nt: u32,
+    /// Work division.
+    pub tile: Tile,
+    /// Head dim.
+    pub dim: u32,
+}
+
+impl Parts {
+    /// The parts of a kernel with this tile and head dim.
+    #[must_use]
+    pub fn new(tile: Tile, dim: u32) -> Self {
+        Parts {
+            mt: tile.q_rows * tile.team / tile.warps / 16,
+            dt: dim / 16,
+            ot: dim / 16 / tile.team,
+            kt: tile.keys / 16,
+            nt: tile.keys / 16 / tile.team,
+            tile,
+            dim,
+        }
+    }
+
+    /// `Q K^T`, for which what is not kept of Q is read again.
+    #[must_use]
+    pub fn scores(&self) -> Collectives {
+        Collectives {
+            mma: 2 * self.mt * self.dt * self.nt,
+            ldmatrix: self.nt * self.dt + self.mt * (self.dt - self.tile.q_slices),
+            ..Collectives::NONE
+        }
+    }
+
+    /// New maxima: two rounds for each of a lane's two rows a tile.
+    #[must_use]
+    pub fn maxima(&self) -> Collectives {
+        Collectives {
+            shfl: 2 * 2 * self.mt,
+            ..Collectives::NONE
+        }
+    }
+
+    /// Probabilities relative to old maxima and, if they do not fit, scores and maxima once more.
+    #[must_use]
+    pub fn softmax(&self) -> Collectives {
+        let vote = Collectives {
+            vote: 1,
+            ..Collectives::NONE
+        };
+        vote + self.scores() + self.maxima()
+    }
+
+    /// `P V`.
+    #[must_use]
+    pub fn product(&self) -> Collectives {
+        Collectives {
+            mma: 2 * self.mt * self.ot * self.kt,
+            ldmatrix: self.kt * self.ot,
+            ..Collectives::NONE
+        }
+    }
+
+    /// P of so many slices of the keys, from shared memory.
+    #[must_use]
+    pub fn probabilities(&self, slices: u32) -> Collectives {
+        Collectives {
+            ldmatrix: self.mt * slices,
+            ..Collectives::NONE
+        }
+    }
+
+    /// `P V` under a mask: under the causal mask after a look for infinities, or else guarded, with
+    /// a count beside every product.
+    #[must_use]
+    pub fn product_masked(&self, causal: bool) -> Collectives {
+        if !causal {
+            return self.product();
+        }
+        let look = Collectives {
+            ldmatrix: self.nt * self.dt,
+            redux: 1,
+            ..Collectives::NONE
+        };
+        let guarded = Collectives {
+            mma: 2 * 2 * self.mt * self.dt * self.nt,
+            ldmatrix: self.mt * self.nt * self.dt,
+            ..Collectives::NONE
+        };
+        look + guarded + self.product()
+    }
+
+    /// As [`product_masked`](Self::product_masked), where the look is a loop over windows of two 16x16 tiles of
+    /// V, and the guarded product one over slices of the keys.
+    #[must_use]
+    pub fn product_masked_by_slices(&self) -> Collectives {
+        let look = Collectives {
+            ldmatrix: 2,
+            redux: 1,
+            ..Collectives::NONE
+        };
+        let guarded = Collectives {
+            mma: 2 * 2 * self.mt * self.dt,
+            ldmatrix: self.mt * self.dt,
+            ..Collectives::NONE
+        };
+        look + guarded + self.product()
+    }
+
+    /// Of a loop over slices of the keys: P from shared memory, and its product, with a count beside.
+    #[must_use]
+    pub fn guarded(&self) -> Collectives {
+        Collectives {
+            mma: 2 * 2 * self.mt * self.ot,
+            ldmatrix: self.mt + self.ot,
+            ..Collectives::NONE
+        }
+    }
+
+    /// Copies of so many rows.
+    #[must_use]
+    pub fn copies(&self, rows: u32) -> Collectives {
+        Collectives {
+            cp_async: rows * self.dim / 8 / (32 * self.tile.warps),
+            ..Collectives::NONE
+        }
+    }
+
+    /// Q is read to negate it, and what is kept of it once more; the row sums are exchanged at the
+    /// end.
+    #[must_use]
+    pub fn around(&self) -> Collectives {
+        let q = Collectives {
+            ldmatrix: self.mt * (self.dt + self.tile.q_slices),
+            bar: 1,
+            ..Collectives::NONE
+        };
+        q + self.copies(self.tile.q_rows) + self.maxima()
+    }
+}

@@ -1,0 +1,369 @@
+//! Attention: the specification of its kernels, and their list.
+
+use super::class::Class;
+use super::collectives::{Collectives, Parts};
+use super::{Dtype, Spec, decode, packed, plain, wide};
+use crate::ladder::table::{self as ladder, Shape};
+
+/// Head dims of all kernels but the wide ones, ascending.
+pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
+
+/// Head dims of the wide kernels, ascending.
+pub const WIDE_DIMS: &[u32] = &[384, 512, 768, 1024];
+
+/// The largest head dim.
+pub const MAX_HEAD_DIM: u32 = 1024;
+
+/// A kernel that computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Forward {
+    /// What the rows of a query tile are, and under which mask.
+    pub kind: Kind,
+    /// Element type of q, k, v and o.
+    pub dtype: Dtype,
+    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
+    pub dim: u32,
+    /// Work division.
+    pub tile: Tile,
+}
+
+/// What the rows of a query tile are, and under which mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Rows of one query head.
+    Plain {
+        /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+        causal: bool,
+    },
+    /// Rows of all query heads that share a key/value head, causal or not.
+    Packed,
+    /// The same rows, few of them, on many keys.
+    Decode,
+    /// Rows of one query head, causal or not, with head dims above 256.
+    Wide,
+    /// A kernel of the [ladder](crate::ladder), causal or not.
+    Ladder(Shape),
+}
+
+impl Kind {
+    /// All kinds; a [module](Spec::module) has the kinds that stand together.
+    pub const ALL: [&[Self]; 4] = [
+        &[Kind::Plain { causal: false }, Kind::Plain { causal: true }],
+        &[Kind::Packed],
+        &[Kind::Decode],
+        &[Kind::Wide],
+    ];
+
+    /// The head dims that have a kernel, ascending.
+    #[must_use]
+    pub fn dims(self) -> &'static [u32] {
+        match self {
+            Kind::Wide => WIDE_DIMS,
+            _ => HEAD_DIMS,
+        }
+    }
+
+    /// Whether query heads that share a key/value head share query tiles.
+    #[must_use]
+    pub fn is_packed(self) -> bool {
+        matches!(self, Kind::Packed | Kind::Decode)
+    }
+
+    /// Whether the kernels compute attention with or without the causal mask.
+    #[must_use]
+    pub fn serves(self, causal: bool) -> bool {
+        match self {
+            Kind::Plain { causal: mask } => mask == causal,
+            Kind::Packed | Kind::Decode | Kind::Wide | Kind::Ladder(_) => true,
+        }
+    }
+
+    /// The tile that suits a class's devices.
+    ///
+    /// # Panics
+    /// If `dim` is none of [`dims`](Self::dims).
+    #[must_use]
+    pub fn tile(self, class: Class, dim: u32) -> Tile {
+        match self {
+            Kind::Plain { causal } => plain::tile(class, dim, causal),
+            Kind::Packed => packed::tile(class, dim),
+            Kind::Decode => decode::tile(class, dim),
+            Kind::Wide => wide::tile(class, dim),
+            Kind::Ladder(shape) => shape.tile(),
+        }
+    }
+}
+
+/// How a block divides the work, in the terms of the FlashAttention papers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Query rows of a block (Br), a multiple of `16 * warps / team`.
+    pub q_rows: u32,
+    /// Keys of one step of the main loop (Bc), a multiple of 16.
+    pub keys: u32,
+    /// Warps of a block; each has `q_rows * team / warps` rows.
+    pub warps: u32,
+    /// Warps that share rows, each with a part of the keys and of O's columns; 1 where each has its own.
+    pub team: u32,
+    /// K/V buffers in shared memory: 2, in decode kernels 2 or more, and 1 where warps share rows. The
+    /// next blocks load while one is worked on.
+    pub stages: u32,
+    /// Slices of the keys in which V of a step passes: 1 where it passes whole.
+    pub v_slices: u32,
+    /// Slices of 16 elements of the head dim whose Q fragments stay in registers; the others are read
+    /// from shared memory for every block.
+    pub q_slices: u32,
+    /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
+    pub blocks_per_sm: u32,
+}
+
+impl Tile {
+    /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
+    /// also P, and four numbers for each row and warp of a team.
+    #[must_use]
+    pub const fn shared_bytes(&self, dim: u32) -> u32 {
+        let tiles = (self.q_rows + self.stages * 2 * self.keys) * dim * 2;
+        match self.team {
+            1 => tiles,
+            team => tiles + self.q_rows * (2 * self.keys + 16 * team),
+        }
+    }
+}
+
+impl Forward {
+    /// The kernel for a class's devices.
+    #[must_use]
+    pub fn of(kind: Kind, dtype: Dtype, dim: u32, class: Class) -> Self {
+        Forward {
+            kind,
+            dtype,
+            dim,
+            tile: kind.tile(class, dim),
+        }
+    }
+
+    /// The kernel of the same kind, dtype and head dim for another class's devices, perhaps this one.
+    #[must_use]
+    pub fn counterpart(self, class: Class) -> Self {
+        Self::of(self.kind, self.dtype, self.dim, class)
+    }
+}
+
+/// All kernels: of equal tiles of several classes one.
+pub(super) fn all() -> impl Iterator<Item = Forward> {
+    let mut kernels = Vec::new();
+    for kinds in Kind::ALL {
+        let dims = kinds[0].dims().iter();
+        for (dtype, &dim) in Dtype::ALL
+            .into_iter()
+            .flat_map(|dtype| dims.clone().map(move |dim| (dtype, dim)))
+        {
+            for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
+                for &kind in kinds {
+                    let kernel = Forward::of(kind, dtype, dim, class);
+                    if !kernels.contains(&kernel) {
+                        kernels.push(kernel);
+                    }
+                }
+            }
+        }
+    }
+    kernels.into_iter()
+}
+
+impl Spec for Forward {
+    /// A tile that `sm_90` does not have is in the name: `BrxBc`, for decoding with stages, in wide kernels
+    /// with stages and slices of V.
+    fn name(&self) -> String {
+        let mask = match self.kind {
+            Kind::Plain { causal: true } => "_causal",
+            _ => "",
+        };
+        self.module() + mask
+    }
+
+    /// The name without the mask: loading a module compiles few kernels.
+    fn module(&self) -> String {
+        let family = match self.kind {
+            Kind::Plain { .. } => "forward",
+            Kind::Packed => "packed",
+            Kind::Decode => "decode",
+            Kind::Wide => "wide",
+            Kind::Ladder(shape) => return shape.name(self.dtype),
+        };
+        let Tile {
+            q_rows,
+            keys,
+            stages,
+            v_slices,
+            ..
+        } = self.tile;
+        let tile = match self.kind {
+            _ if self.is_for(Class::Sm90) => String::new(),
+            Kind::Decode => format!("_{q_rows}x{keys}x{stages}"),
+            Kind::Wide => format!("_{q_rows}x{keys}x{stages}x{v_slices}"),
+            _ => format!("_{q_rows}x{keys}"),
+        };
+        format!("{family}_{}_d{}{tile}", self.dtype.name(), self.dim)
+    }
+
+    fn threads(&self) -> u32 {
+        32 * self.tile.warps
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        self.tile.blocks_per_sm
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        match self.kind {
+            Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
+            Kind::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.dim),
+            _ => self.tile.shared_bytes(self.dim),
+        }
+    }
+
+    fn is_for(&self, class: Class) -> bool {
+        *self == self.counterpart(class)
+    }
+
+    fn instance(&self) -> String {
+        let Parts {
+            mt,
+            dt,
+            ot,
+            kt,
+            nt,
+            tile,
+            ..
+        } = Parts::new(self.tile, self.dim);
+        let Tile {
+            warps,
+            team,
+            stages,
+            v_slices,
+            q_slices,
+            ..
+        } = tile;
+        let element = self.dtype;
+        let rows = match self.kind {
+            Kind::Plain { causal: false } => "Full, OneHead",
+            Kind::Plain { causal: true } => "Causal, OneHead",
+            Kind::Packed | Kind::Decode => "Either, HeadGroup",
+            Kind::Wide => "Either, OneHead",
+            Kind::Ladder(shape) => return shape.instance(element),
+        };
+        let (kernel, sizes) = match self.kind {
+            Kind::Decode => {
+                assert!(stages >= 2 && mt == 1, "two stages or more; 16 rows a warp");
+                ("decode", format!("{dt}, {kt}, {q_slices}, {stages}"))
+            }
+            Kind::Wide => {
+                assert!(stages >= 2, "two stages or more");
+                assert!(mt == 2 && nt == 2, "32 rows and 32 keys a warp");
+                let v = kt / v_slices;
+                let run = v.min(2);
+                (
+                    "wide",
+                    format!("{team}, {dt}, {ot}, {kt}, {v}, {run}, {stages}"),
+                )
+            }
+            _ if team == 1 => {
+                assert_eq!(stages, 2, "K and V are double-buffered");
+                ("sm80", format!("{mt}, {dt}, {kt}, {q_slices}"))
+            }
+            _ => {
+                assert_eq!(stages, 1, "K and V have a buffer each");
+                (
+                    "team",
+                    format!("{team}, {mt}, {dt}, {ot}, {kt}, {nt}, {q_slices}"),
+                )
+            }
+        };
+        format!(
+            "(ForwardParams) = attention::forward::{kernel}::<{element:?}, {rows}, Scaled, {warps}, {sizes}>"
+        )
+    }
+
+    fn collectives(&self) -> Collectives {
+        let parts = Parts::new(self.tile, self.dim);
+        // The code for the causal mask serves both, where heads share tiles.
+        let causal = self.kind != Kind::Plain { causal: false };
+        match self.kind {
+            Kind::Decode => decode::collectives(&parts),
+            Kind::Wide => wide::collectives(&parts),
+            Kind::Ladder(shape) => shape.collectives(&parts),
+            _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
+            _ => plain::shared_rows(&parts, causal),
+        }
+    }
+
+    fn implies_copies(&self) -> bool {
+        !matches!(self.kind, Kind::Ladder(shape) if shape.main_loop == ladder::Loop::Teams)
+    }
+
+    fn most_spills(&self) -> u32 {
+        match self.kind {
+            Kind::Ladder(_) => ladder::MOST_SPILLS,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::share::Share;
+
+    fn every() -> impl Iterator<Item = (Class, Forward)> {
+        Class::ALL.iter().flat_map(|&class| {
+            let kinds = Kind::ALL.into_iter().flatten();
+            kinds.flat_map(move |kind| {
+                let of = move |&dim| (class, Forward::of(*kind, Dtype::F16, dim, class));
+                kind.dims().iter().map(of)
+            })
+        })
+    }
+
+    /// Eight warps on a multiprocessor; four where eight spill.
+    #[test]
+    fn eight_warps_share_a_multiprocessor() {
+        for (class, kernel) in
+            every().filter(|(_, k)| ![Kind::Decode, Kind::Wide].contains(&k.kind))
+        {
+            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
+            let tile = kernel.tile;
+            let warps = match (class, kernel.kind, kernel.dim) {
+                (Class::Sm86, Kind::Packed, 256) => 4,
+                _ => 8,
+            };
+            assert!(
+                tile.blocks_per_sm <= blocks && tile.blocks_per_sm * tile.warps == warps,
+                "{class:?}: {blocks} blocks of {kernel:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn two_decode_blocks_share_a_multiprocessor() {
+        for (class, kernel) in every().filter(|(_, kernel)| kernel.kind == Kind::Decode) {
+            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
+            let wanted = match (class, kernel.dim) {
+                (Class::Sm86, 256) => 1,
+                (Class::Sm80 | Class::Sm86, _) => 2,
+                _ => kernel.tile.blocks_per_sm,
+            };
+            assert!(blocks >= wanted, "{class:?}: {blocks} blocks of {kernel:?}");
+        }
+    }
+
+    /// A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's.
+    #[test]
+    fn all_threads_copy_every_tile() {
+        for (_, kernel) in every().filter(|(_, kernel)| kernel.kind != Kind::Wide) {
+            let share = Share::new(0, kernel.threads(), kernel.dim / 8);
+            assert_eq!(kernel.tile.keys % share.rows_per_step, 0, "{kernel:?}");
+            assert_eq!(kernel.tile.q_rows % share.rows_per_step, 0, "{kernel:?}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Query heads that share a key/value head share query tiles: the tiles of each class.
+
+use super::class::Class;
+use super::{Tile, plain};
+
+/// The causal kernels' tiles where these do not spill: which keys a row sees depends on its head too, so
+/// no register serves all rows of a lane. Fewer slices of Q in registers; half the keys at D = 128 and 256
+/// on `sm_80`, as on `sm_100`; half the rows at 256 on `sm_86`, since 8 warps would spill on `sm_120`.
+pub(super) fn tile(class: Class, dim: u32) -> Tile {
+    let causal = |class| plain::tile(class, dim, true);
+    match (class, dim) {
+        (Class::Sm80 | Class::Sm90 | Class::Sm100, 64) => Tile {
+            q_slices: 3,
+            ..causal(class)
+        },
+        (Class::Sm80 | Class::Sm100, 128) => Tile {
+            q_slices: 2,
+            ..causal(Class::Sm100)
+        },
+        (Class::Sm80, 256) => causal(Class::Sm100),
+        (Class::Sm86, 256) => Tile {
+            q_rows: 64,
+            warps: 4,
+            ..causal(class)
+        },
+        (Class::Sm80 | Class::Sm90 | Class::Sm100, 192) => Tile {
+            q_slices: 8,
+            ..causal(class)
+        },
+        (Class::Sm90, 256) => Tile {
+            q_slices: 1,
+            ..causal(class)
+        },
+        _ => causal(class),
+    }
+}

@@ -1,0 +1,159 @@
+//! A query tile for each query head: the tiles of each class, and what their main loops contain.
+
+use super::Tile;
+use super::class::Class;
+use super::collectives::{BARRIER, Collectives, Parts};
+
+/// The tile of a class for a head dim.
+pub(super) fn tile(class: Class, dim: u32, causal: bool) -> Tile {
+    match class {
+        Class::Sm80 => sm80(dim, causal),
+        Class::Sm86 => sm86(dim, causal),
+        Class::Sm90 => sm90(dim, causal),
+        Class::Sm100 => sm100(dim, causal),
+    }
+}
+
+/// Two m16 tiles a warp (`q_rows * team / warps = 32`) let every K and V fragment feed two products. O
+/// then takes `dim / team` registers a lane, at most 128.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 64: keys 32 in three blocks, -1 %; two slices of Q in registers,
+/// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
+/// without a mask, level, but spills. 256: teams of one, -9 to -15 %.
+fn sm90(dim: u32, causal: bool) -> Tile {
+    let (q_rows, keys, q_slices) = match dim {
+        32 => (128, 64, 2),
+        64 => (128, 64, 4),
+        96 => (128, 32, 0),
+        128 if causal => (128, 32, 0),
+        128 => (128, 32, 2),
+        192 => (64, 32, 12),
+        256 => {
+            return Tile {
+                q_rows: 64,
+                keys: 64,
+                warps: 4,
+                team: 2,
+                stages: 1,
+                v_slices: 1,
+                q_slices: 3,
+                blocks_per_sm: 2,
+            };
+        }
+        _ => panic!("no tile for this head dim"),
+    };
+    Tile {
+        q_rows,
+        keys,
+        warps: 4,
+        team: 1,
+        stages: 2,
+        v_slices: 1,
+        q_slices,
+        blocks_per_sm: 2,
+    }
+}
+
+/// Two blocks of the tiles of `sm_90` fit up to D = 192 (2 * 73 of 164 KB). At 256 one block of 96 KB
+/// fits: eight warps, each with the work of a warp on `sm_90`.
+///
+/// Losers, by reasoning: 256: 64 x 16 in 64 KB, two blocks, reads Q from shared memory twice as often
+/// for each key, and an A100's shared memory is what bounds these tiles.
+fn sm80(dim: u32, causal: bool) -> Tile {
+    match dim {
+        256 => Tile {
+            q_rows: 128,
+            keys: 32,
+            warps: 8,
+            team: 1,
+            stages: 2,
+            v_slices: 1,
+            q_slices: 7,
+            blocks_per_sm: 1,
+        },
+        _ => sm90(dim, causal),
+    }
+}
+
+/// Two blocks share 100 KB if each has 49 or less: the tiles of `sm_90` up to D = 96, of 48 KB. Of these
+/// 64 and 96 spill on `sm_120`: three quarters of the keys at 64, half the rows at 96, with registers
+/// to keep Q in. At 128 and 192 half the tile has 48 KB again. At 256 one block of eight warps, of 96
+/// KB.
+///
+/// The tensor cores are a quarter to a half as fast as an A100's, beside a shared memory of nearly the
+/// same speed: barriers and `ldmatrix` cost less here than a warp that waits alone.
+///
+/// Losers, by reasoning: 64: the tile of `sm_90` with two slices of Q does not spill, but costs 10 % on
+/// an H200. 128: one block of `sm_90`'s tile, four warps; 128 x 16, two blocks, reads K
+/// and V half as often, but rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s
+/// causal tile, one block of four warps.
+fn sm86(dim: u32, causal: bool) -> Tile {
+    let (q_rows, keys, warps, q_slices, blocks_per_sm) = match dim {
+        64 => (128, 48, 4, 4, 2),
+        96 => (64, 32, 4, 6, 2),
+        128 => (64, 32, 4, 8, 2),
+        192 => (64, 16, 4, 12, 2),
+        256 => (128, 16, 8, 0, 1),
+        _ => return sm90(dim, causal),
+    };
+    Tile {
+        q_rows,
+        keys,
+        warps,
+        team: 1,
+        stages: 2,
+        v_slices: 1,
+        q_slices,
+        blocks_per_sm,
+    }
+}
+
+/// The tiles of `sm_90` where these do not spill. At D = 128 half the keys, with registers to keep half
+/// of Q in. At 256 the tile of `sm_86`.
+///
+/// Losers, by reasoning: 128: 64 x 32 with Q in registers reads a third more for each key, and
+/// shared memory bounds these tiles.
+fn sm100(dim: u32, causal: bool) -> Tile {
+    match dim {
+        128 => Tile {
+            keys: 16,
+            q_slices: 4,
+            ..sm90(dim, causal)
+        },
+        256 => sm86(dim, causal),
+        _ => sm90(dim, causal),
+    }
+}
+
+/// Copies of the first V and the first two K, the first scores; steps that only copy, masked steps
+/// and others, each with the copies of two later tiles; and the last block, without.
+pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
+    let keys = parts.tile.keys;
+    let ahead = parts.copies(2 * keys) + BARRIER;
+    let first = parts.copies(3 * keys) + parts.scores();
+    let masked = parts.maxima() + parts.product_masked(causal);
+    let unmasked = parts.softmax() + parts.product();
+    let idle = ahead;
+    let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
+    parts.around() + first + idle + steps + masked + BARRIER
+}
+
+/// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a
+/// loop; and others, with scores and maxima once more if need be. Each step has two barriers and
+/// the copies of the next K and V, and an exchange of maxima takes one more of the team. Teams also
+/// meet once Q is negated, for the row sums, and before and after O is in shared memory.
+pub(super) fn shared_rows(parts: &Parts, causal: bool) -> Collectives {
+    let keys = parts.tile.keys;
+    let step = parts.scores() + parts.copies(2 * keys) + BARRIER + BARRIER + parts.product();
+    let exchange = parts.maxima() + BARRIER;
+    let guarded = if causal {
+        parts.guarded()
+    } else {
+        Collectives::NONE
+    };
+    let masked = step + exchange + parts.probabilities(parts.kt) + guarded;
+    let again = parts.scores() + exchange + BARRIER;
+    let unmasked = step + parts.probabilities(parts.kt - parts.nt) + again;
+    let teams = BARRIER + BARRIER + BARRIER + BARRIER;
+    parts.around() + teams + parts.copies(2 * keys) + masked + unmasked
+}
