@@ -48,6 +48,8 @@ pub struct Warp<
     score: C,
     /// The first row, among the rows of all tiles of the heads.
     row: u32,
+    /// The warp's number in its team, which is the number of its part of a block's keys.
+    side: u32,
 }
 
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement, C: Score>
@@ -73,6 +75,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             softmax: Softmax::new(scale),
             score,
             row,
+            side: team.side,
         };
         let lane = special::lane();
         // SAFETY: the caller's promise; only this warp's team uses its rows of the tile.
@@ -92,7 +95,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         warp
     }
 
-    /// Line 8: `S = Q K^T`, accumulated in `Acc`, of the block of keys that starts at `first_key`.
+    /// Line 8: `S = Q K^T`, accumulated in `Acc`, of the warp's part of the block of keys that starts at `first_key`.
     ///
     /// # Safety
     /// As [`Warp::new`].
@@ -119,7 +122,8 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         // SAFETY: the caller's promise.
         unsafe { multiply_transposed::<E, Acc, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
         let mut s = s.map(|row| row.map(Acc::widen));
-        self.score.apply(&mut s, self.row, first_key);
+        let key = first_key + self.side * 16 * NT as u32;
+        self.score.apply(&mut s, self.row, key);
         s
     }
 

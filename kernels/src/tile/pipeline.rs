@@ -13,7 +13,9 @@ use crate::ptx::{barrier, cp_async};
 /// Buffers that a stream of tiles passes through, in order. The caller computes their addresses.
 ///
 /// # Safety
-/// As for all of these: every thread of the block makes the same calls, in the same order.
+/// As for all of these: all copying threads of the block make the same calls, and so do all working threads. A
+/// thread writes only into acquired buffers, reads only tiles that it waited for, and neither after their
+/// commit and release.
 pub trait Pipeline {
     /// Waits until the next buffer to fill is free.
     unsafe fn acquire(&mut self);
@@ -21,10 +23,10 @@ pub trait Pipeline {
     /// Ends the copies into the acquired buffer.
     unsafe fn commit(&mut self);
 
-    /// Waits until the oldest committed tile that nobody waited for is in its buffer, visible to all.
+    /// Waits until the next tile is in its buffer, visible to all threads.
     unsafe fn wait(&mut self);
 
-    /// Gives the oldest buffer back: this thread is done with its tile.
+    /// Gives the oldest buffer back that this thread waited for.
     unsafe fn release(&mut self);
 
     /// Fills the next free buffer by `copies`.
