@@ -7,7 +7,7 @@ use crate::instructions;
 use crate::registers::{AnyReg, Pred, Registers};
 use crate::shared::SHARED_BASE;
 use crate::source::{Files, Location};
-use crate::syntax::{Cursor, Statement};
+use crate::syntax::{Cursor, PLACE, Statement};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -442,6 +442,9 @@ impl<'a> Parser<'a> {
             } else if self.cursor.accept(".loc") {
                 let location = self.location().map_err(|e| e.of_file(self.file))?;
                 self.location = Some(location);
+            } else if let Some(place) = self.cursor.peek(0).strip_prefix(PLACE) {
+                self.location = self.files.location(place);
+                self.cursor.take().map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.accept(".reg") {
                 self.registers(scope).map_err(|e| e.of_file(self.file))?;
             } else if self.cursor.peek(1) == ":" {

@@ -1,4 +1,4 @@
-//! Places in the source that a kernel was compiled from, as `.file` and `.loc` name them.
+//! Places in the source that a kernel was compiled from, as `.file` and `.loc` or comments name them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// A line of the source that a kernel was compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Path of the file, as the PTX gives it.
+    /// Path of the file, as the module gives it.
     pub file: Arc<str>,
     /// Line in the file, from 1.
     pub line: u32,
@@ -19,7 +19,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The place that a `.loc` names.
+/// The place that a `.loc` or a comment names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     /// Number that a `.file` gives to the file.
@@ -35,6 +35,22 @@ pub(crate) struct Files(BTreeMap<u32, Arc<str>>);
 impl Files {
     pub fn insert(&mut self, number: u32, path: &str) {
         self.0.insert(number, path.into());
+    }
+
+    /// The location that a comment names, as `path:line`.
+    pub fn location(&mut self, place: &str) -> Option<Location> {
+        let (path, line) = place.rsplit_once(':')?;
+        let line = line.trim_end().parse().ok()?;
+        let known = self.0.iter().find(|(_, known)| &***known == path);
+        let file = match known {
+            Some((number, _)) => *number,
+            None => {
+                let next = self.0.last_key_value().map_or(1, |(last, _)| last + 1);
+                self.insert(next, path);
+                next
+            }
+        };
+        Some(Location { file, line })
     }
 
     /// The source line of a location, if its file has a name.

@@ -9,13 +9,22 @@ pub(crate) struct Token<'a> {
     pub line: u32,
 }
 
-/// Splits a module into tokens, without comments.
+/// What a comment begins with that gives the source line of the instructions after it, as a path and
+/// a number: `//@ kernels/src/tile/copy.rs:31`.
+pub(crate) const PLACE: &str = "//@ ";
+
+/// Splits a module into tokens, without comments other than places.
 pub(crate) fn tokens(text: &str) -> Result<Vec<Token<'_>>, SyntaxError> {
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, 1);
     while let Some(first) = rest.chars().next() {
         let length = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
+            let length = rest.find('\n').unwrap_or(rest.len());
+            if rest.starts_with(PLACE) {
+                let text = &rest[..length];
+                tokens.push(Token { text, line });
+            }
+            length
         } else if rest.starts_with("/*") {
             let end = rest.find("*/");
             end.ok_or_else(|| SyntaxError::new(line, "a comment does not end"))? + 2

@@ -359,13 +359,19 @@ fn a_report_names_the_source_line() {
         .file 1 \"tile/copy.rs\"
         .file 2 \"entry.rs\", 1700000000, 512";
     let text = module(body) + files;
-    match run_module(&text, 32, &[0; 4], &Options::default()) {
-        Err(Error::Fault(fault)) => {
-            let source = fault.source.clone().expect("a .loc stands before it");
-            assert_eq!((&*source.file, source.line), ("tile/copy.rs", 7));
-            assert!(fault.to_string().contains("\n  from tile/copy.rs:7\n"));
+    let comment = "//@ entry.rs:3
+        mov.b32 %r0, 0;
+        //@ tile/copy.rs:7
+        ld.global.b32 %r0, [%in+64];";
+    for text in [text, module(comment)] {
+        match run_module(&text, 32, &[0; 4], &Options::default()) {
+            Err(Error::Fault(fault)) => {
+                let source = fault.source.clone().expect("a place stands before it");
+                assert_eq!((&*source.file, source.line), ("tile/copy.rs", 7));
+                assert!(fault.to_string().contains("\n  from tile/copy.rs:7\n"));
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 
