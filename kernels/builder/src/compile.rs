@@ -1,5 +1,6 @@
 //! Running the compiler, without cargo: `core` and the kernels are one call each.
 
+use crate::locations::{self, Lines};
 use crate::{Compiler, Error, cache, workspace};
 use kernels::catalog::{self, Spec};
 use kernels::ladder::table as ladder;
@@ -77,6 +78,8 @@ pub struct Session<'a> {
     libraries: Vec<PathBuf>,
     /// The package's sources, and those of the crates that it uses.
     sources: Vec<Sources>,
+    /// The lines of these sources.
+    lines: Lines,
 }
 
 impl<'a> Session<'a> {
@@ -90,17 +93,26 @@ impl<'a> Session<'a> {
             package,
             libraries: vec![core_library(compiler)?],
             sources: Vec::new(),
+            lines: Lines::default(),
         };
         for name in package.uses {
-            session.sources.push(sources(&folder_of(name))?);
+            session.read(name)?;
             let library = session.library(name)?;
             session.libraries.push(library);
         }
-        session.sources.push(sources(&folder_of(package.name))?);
+        session.read(package.name)?;
         Ok(session)
     }
 
-    /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it.
+    /// Reads the sources of a crate of kernels.
+    fn read(&mut self, name: &str) -> Result<(), Error> {
+        let sources = sources(&folder_of(name), &mut self.lines)?;
+        self.sources.push(sources);
+        Ok(())
+    }
+
+    /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it,
+    /// with [source lines](locations).
     ///
     /// # Errors
     /// What the compiler said.
@@ -112,7 +124,8 @@ impl<'a> Session<'a> {
             |kernel: &&dyn Spec| format!("entry!({}{});\n", kernel.name(), kernel.instance());
         let entries: String = kernels.iter().map(entry).collect();
         let name = self.package.name;
-        let flags = [&["--crate-name", name, &cpu, &feature], KERNELS].concat();
+        let own = ["--crate-name", name, &cpu, &feature];
+        let flags = [&own, KERNELS, locations::FLAGS].concat();
         let inputs = (
             &self.compiler.version,
             FLAGS,
@@ -123,11 +136,11 @@ impl<'a> Session<'a> {
         let made = cache::folder(inputs, |folder| {
             let file = folder.join("entries.rs");
             cache::write(&file, &entries)?;
-            self.rustc(name, &flags, &file, |rustc| {
-                rustc.arg("-o").arg(folder.join("ptx"))
-            })
+            let ptx = folder.join("ptx");
+            self.rustc(name, &flags, &file, |rustc| rustc.arg("-o").arg(&ptx))?;
+            cache::write(&ptx, self.lines.keep(&cache::read(&ptx)?))
         })?;
-        cache::read(&made.join("ptx"))
+        Ok(self.lines.place(&cache::read(&made.join("ptx"))?))
     }
 
     /// The folder of a crate of kernels compiled as a library, without entry points.
@@ -198,6 +211,8 @@ fn rustc(
     let mut command = Command::new(&compiler.rustc);
     // The compiler is a released one; the target needs unstable features.
     command.env("RUSTC_BOOTSTRAP", "1").args(FLAGS).args(flags);
+    // Locations have paths from here.
+    command.current_dir(workspace());
     let output = arguments(&mut command).output();
     let output = output.map_err(|source| Error::Run {
         program: compiler.rustc.clone(),
@@ -216,7 +231,7 @@ type Sources = BTreeMap<PathBuf, Vec<String>>;
 
 /// What decides the PTX of a crate of kernels, in a folder of its sources: all but the lines that are
 /// comments, and the catalog, which is the host's and speaks through entry points.
-fn sources(folder: &Path) -> Result<Sources, Error> {
+fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
     let mut sources = BTreeMap::new();
     let failed = |source| Error::File {
         path: folder.into(),
@@ -228,13 +243,14 @@ fn sources(folder: &Path) -> Result<Sources, Error> {
         if path.ends_with("src/catalog") {
             continue;
         } else if path.is_dir() {
-            let inner = self::sources(&path)?.into_iter();
+            let inner = self::sources(&path, code)?.into_iter();
             sources.extend(inner.map(|(path, lines)| (name.join(path), lines)));
         } else {
             let text = cache::read(&path)?;
-            let lines = text.lines().map(str::trim);
-            let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
-            sources.insert(name, code.map(str::to_owned).collect());
+            let place = path.strip_prefix(workspace()).unwrap_or(&path);
+            code.add(place.display().to_string(), &text);
+            let lines = text.lines().filter(|line| locations::is_code(line));
+            sources.insert(name, lines.map(|line| line.trim().to_owned()).collect());
         }
     }
     Ok(sources)

@@ -24,6 +24,7 @@ mod compiler;
 pub mod contract;
 mod embed;
 mod error;
+mod locations;
 pub mod ptxas;
 pub mod sass;
 mod split;
