@@ -40,8 +40,7 @@ pub fn expect_free(device: &Device, on_device: u64, on_host: u64, sizes: &str) -
             HumanBytes(free),
         );
     }
-    // Free memory may still be more than this process is allowed (`ulimit -v`), of which each thread
-    // and the rest of the program take a part.
+    // A limit on the process (`ulimit -v`) may be tighter; each thread and the program take a part of it.
     let threads = rayon::current_num_threads() as u64;
     let with_threads = on_host.saturating_add((threads + 2) * (64 << 20));
     let mut all = Vec::<u8>::new();

@@ -162,7 +162,7 @@ fn publish(file: &File, target: &Path) -> io::Result<()> {
     };
     match link(target) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            // A link cannot replace a file, but renaming one can.
+            // A link cannot replace a file, but renaming one can: it has another name for a moment.
             let beside = tempfile::Builder::new().make_in(folder(target), link)?;
             beside.persist(target).map_err(|error| error.error)
         }

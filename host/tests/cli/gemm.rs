@@ -86,6 +86,22 @@ fn the_emulator_runs_both_kinds() {
 }
 
 #[test]
+fn every_number_of_stages_exists() {
+    if !attention::ptx::COMPILED {
+        return;
+    }
+    for stages in ["3", "4", "5"] {
+        let line = "gemm --device emulator --json --m 16 --n 16 --k 200 --kernel gemm-multistage";
+        let line = format!("{line} --stages {stages}");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let kernel = outcome["kernel"].as_str().expect("a name");
+        assert!(kernel.ends_with(&format!("x{stages}")), "{kernel}");
+    }
+}
+
+#[test]
 fn what_would_work_is_said() {
     if !attention::ptx::COMPILED {
         return;
