@@ -20,7 +20,6 @@ use std::fmt;
 #[serde(default)]
 pub struct Case {
     /// Element type of q, k, v and o.
-    #[serde(with = "DtypeName")]
     pub dtype: Dtype,
     /// Independent sequences.
     pub batch: usize,
@@ -55,14 +54,6 @@ pub struct Case {
     pub o: Layout,
     /// Seed of the random inputs.
     pub seed: u64,
-}
-
-/// [`Dtype`] in JSON.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Dtype")]
-enum DtypeName {
-    F16,
-    Bf16,
 }
 
 /// A [`Ladder`] in JSON, as text.
@@ -197,6 +188,7 @@ impl Case {
         match self.dtype {
             Dtype::F16 => self.run_in::<f16>(device, inputs),
             Dtype::Bf16 => self.run_in::<bf16>(device, inputs),
+            Dtype::F32 => self.run_in::<f32>(device, inputs),
         }
     }
 

@@ -45,7 +45,7 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
     let causal = Kind::Plain { causal: true };
     for layout in [Layout::Bhnd, Layout::Bnhd] {
         let case = Case {
-            dtype: kernel.dtype().expect("it has one"),
+            dtype: kernel.dtype().expect("it has one").into(),
             heads: 2,
             kv_heads: 1,
             // A combine kernel serves every head dim.

@@ -1,6 +1,6 @@
 //! Every refused argument, on every device: a typed error names the argument.
 
-use attention::{Attention, Device, Error, Result, Tensor, f16};
+use attention::{Attention, Device, Dtype, Error, Gemm, Problem, Result, Tensor, f16, kernel};
 use tests::{Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -12,6 +12,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("shapes_that_disagree", shapes_that_disagree),
         Test::new("scales", scales),
         Test::new("kernels", kernels),
+        Test::kernels("f32", f32_on_a_device_with_kernels),
         Test::new("strides", strides),
         Test::new("views_outside_the_buffer", views_outside_the_buffer),
         Test::cuda("other_devices", other_devices),
@@ -133,6 +134,29 @@ fn kernels(device: &Device) -> Outcome {
     let options = Attention::new().kernel("forward_f16_d46");
     let error = refused_with(&options, device, [SHAPE; 3], "forward_f16_d46")?;
     assert!(matches!(error, Error::UnknownKernel { .. }), "{error:?}");
+    PASSED
+}
+
+fn f32_on_a_device_with_kernels(device: &Device) -> Outcome {
+    let refused = Error::NoKernels(Dtype::F32);
+    let message = refused.to_string();
+    assert_eq!(
+        message,
+        "no kernel computes f32, only f16 and bf16; use the CPU"
+    );
+    let ones = Tensor::new(device, SHAPE, &[1.0_f32; 160])?;
+    for attention in [Attention::new(), Attention::new().kernel("forward_f16_d64")] {
+        let error = attention.forward(&ones, &ones, &ones).expect_err("f32");
+        assert_eq!(error, refused);
+    }
+    let problem = Problem::new(SHAPE, SHAPE, SHAPE, false, None)?;
+    assert_eq!(
+        kernel::suitable(device, Dtype::F32, &problem),
+        Err(refused.clone())
+    );
+    let matrix = ones.reshape([10, 16])?;
+    let error = Gemm::new().forward(&matrix, &matrix).expect_err("f32");
+    assert_eq!(error, refused);
     PASSED
 }
 

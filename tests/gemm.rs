@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
     });
     let others = [
         Test::new("random", random),
+        Test::cpu("random_in_f32", random_in_f32),
         Test::new("lengths_of_one", lengths_of_one),
         Test::new("no_columns", no_columns),
         Test::new("nothing_to_do", nothing_to_do),
@@ -57,7 +58,7 @@ pub fn tests() -> Vec<Test> {
 fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
     let gemm = kernel.gemm().expect("it multiplies matrices");
     GemmCase {
-        dtype: gemm.dtype,
+        dtype: gemm.dtype.into(),
         accumulation: gemm.accumulation,
         kernel: Some(kernel.name),
         ..case
@@ -163,6 +164,15 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
 /// Any sizes and layouts.
 fn random(device: &Device) -> Outcome {
     check_each(96, cases(), |case| case.check(device))
+}
+
+fn random_in_f32(device: &Device) -> Outcome {
+    let in_f32 = |case| GemmCase {
+        dtype: Dtype::F32,
+        accumulation: Accumulation::Single,
+        ..case
+    };
+    check_each(96, cases().prop_map(in_f32), |case| case.check(device))
 }
 
 fn cases() -> impl Strategy<Value = GemmCase> {
@@ -304,7 +314,7 @@ fn huge_values(device: &Device) -> Outcome {
     for case in variants(&GemmCase::default()) {
         let scale = match case.dtype {
             Dtype::F16 => 1000.0,
-            Dtype::Bf16 => 1e19,
+            Dtype::Bf16 | Dtype::F32 => 1e19,
         };
         let [a, b] = case.inputs().map(|values| values * scale);
         case.run(device, &a, &b)?;

@@ -74,6 +74,17 @@ impl Test {
         }
     }
 
+    /// A test for the CPU only.
+    pub fn cpu(
+        name: impl Into<String>,
+        run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Test {
+            on: &[Kind::Cpu],
+            ..Test::new(name, run)
+        }
+    }
+
     /// A test for GPUs only.
     pub fn cuda(
         name: impl Into<String>,

@@ -66,7 +66,7 @@ fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
     let variants = masks.flat_map(move |causal| dims.map(|dim| (causal, dim)));
     variants.flat_map(move |(causal, dim)| {
         [(Layout::Bnhd, 1), (Layout::OddRows, 3)].map(|(layout, splits)| Case {
-            dtype,
+            dtype: dtype.into(),
             batch: 2,
             heads: 4,
             kv_heads: 2,

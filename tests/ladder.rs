@@ -346,6 +346,7 @@ fn repeats(device: &Device, rung: Rung) -> Outcome {
         match case.dtype {
             Dtype::F16 => repeat::<f16>(device, &case)?,
             Dtype::Bf16 => repeat::<bf16>(device, &case)?,
+            Dtype::F32 => repeat::<f32>(device, &case)?,
         };
     }
     PASSED

@@ -1,5 +1,6 @@
 //! Random cases against the reference.
 
+use attention::Dtype;
 use proptest::prelude::*;
 use tests::strategy::{cases, check_random, seqlens};
 use tests::{Case, Layout, Test};
@@ -8,6 +9,13 @@ use tests::{Case, Layout, Test};
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("any", |device| check_random(device, cases())),
+        Test::cpu("f32", |device| {
+            let in_f32 = |case| Case {
+                dtype: Dtype::F32,
+                ..case
+            };
+            check_random(device, cases().prop_map(in_f32))
+        }),
         Test::new("causal_unequal_lengths", |device| {
             let lengths = (cases(), seqlens(), seqlens());
             check_random(

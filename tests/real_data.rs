@@ -16,6 +16,8 @@ pub fn tests() -> Vec<Test> {
         Test::new("f16_causal", |device| agrees(device, Dtype::F16, true)),
         Test::new("bf16_full", |device| agrees(device, Dtype::Bf16, false)),
         Test::new("bf16_causal", |device| agrees(device, Dtype::Bf16, true)),
+        Test::cpu("f32_full", |device| agrees(device, Dtype::F32, false)),
+        Test::cpu("f32_causal", |device| agrees(device, Dtype::F32, true)),
     ]
 }
 
@@ -66,6 +68,7 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
     let (o_tolerance, lse_tolerance) = match dtype {
         Dtype::F16 => (result.report.o.tolerance, result.report.lse.tolerance),
         Dtype::Bf16 => (0.1, 0.1),
+        Dtype::F32 => (1e-5, 1e-5),
     };
     assert!(
         o_error <= o_tolerance,

@@ -73,7 +73,7 @@ pub fn scheduled(
     let splits = prop_oneof![4 => 1..=8_u32, 1 => 9..=40_u32, 1 => Just(u32::MAX)];
     (cases, any::<prop::sample::Index>(), splits).prop_map(move |(case, kernel, splits)| {
         let problem = case.problem().expect("a valid case");
-        let names = kernel::suitable(&device, case.dtype, &problem);
+        let names = kernel::suitable(&device, case.dtype, &problem).expect("a dtype of kernels");
         Case {
             kernel: Some(kernel.get(&names).to_string()),
             splits,

@@ -83,7 +83,7 @@ fn each_dim(device: &Device) -> Outcome {
             causal: i % 3 == 0,
             ..Case::default()
         };
-        let names = kernel::suitable(device, case.dtype, &case.problem()?);
+        let names = kernel::suitable(device, case.dtype, &case.problem()?)?;
         assert!(!names.is_empty() && names.iter().all(|name| name.starts_with("wide_")));
         case.check(device)?;
     }
@@ -127,6 +127,7 @@ fn repeats(device: &Device) -> Outcome {
         match case.dtype {
             Dtype::F16 => repeat::<f16>(device, &case)?,
             Dtype::Bf16 => repeat::<bf16>(device, &case)?,
+            Dtype::F32 => repeat::<f32>(device, &case)?,
         };
     }
     PASSED

@@ -1,5 +1,6 @@
 //! What can go wrong, and with which argument.
 
+use crate::tensor::Dtype;
 use kernels::abi::MAX_DEPTH;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::{MAX_HEAD_DIM, Target};
@@ -37,8 +38,11 @@ pub enum Error {
     #[error("k is {0}; it must be at most {MAX_DEPTH}")]
     Depth(usize),
     /// Products that cannot be added up in f16.
-    #[error("accumulation in f16 is for f16 inputs; for bf16 it must be in f32")]
+    #[error("accumulation in f16 is for f16 inputs; for others it must be in f32")]
     Accumulation,
+    /// An element type that no kernel has.
+    #[error("no kernel computes {}, only f16 and bf16; use the CPU", .0.name())]
+    NoKernels(Dtype),
     /// A tensor with more bytes than the address space holds.
     #[error("the size of {argument} overflows; use smaller sizes")]
     Overflow {

@@ -48,11 +48,10 @@ pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::abi::MatrixRef;
 pub use kernels::abi::TensorRef;
-pub use kernels::catalog::Dtype;
 pub use kernels::catalog::class::Class;
 pub use pack::pack;
 pub use plan::Plan;
 pub use tensor::{
-    Buffer, Element, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, TensorView,
-    TensorViewMut, TileMut,
+    Buffer, Dtype, Element, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
+    TensorView, TensorViewMut, TileMut,
 };

@@ -58,7 +58,7 @@ impl Choice {
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
         let mut names = match self {
             Choice::Auto | Choice::All => {
-                let names = kernel::suitable(device, dtype, &problem);
+                let names = kernel::suitable(device, dtype, &problem)?;
                 names.into_iter().map(str::to_owned).collect()
             }
             Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),

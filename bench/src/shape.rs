@@ -54,12 +54,18 @@ pub enum Dtype {
     Bf16,
 }
 
-impl From<Dtype> for attention::Dtype {
+impl From<Dtype> for kernels::catalog::Dtype {
     fn from(dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F16 => attention::Dtype::F16,
-            Dtype::Bf16 => attention::Dtype::Bf16,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
         }
+    }
+}
+
+impl From<Dtype> for attention::Dtype {
+    fn from(dtype: Dtype) -> Self {
+        kernels::catalog::Dtype::from(dtype).into()
     }
 }
 

@@ -223,6 +223,8 @@ pub enum ElementType {
     F16,
     /// bfloat16
     Bf16,
+    /// IEEE binary32, on the CPU only
+    F32,
 }
 
 impl From<ElementType> for Dtype {
@@ -230,6 +232,7 @@ impl From<ElementType> for Dtype {
         match element {
             ElementType::F16 => Dtype::F16,
             ElementType::Bf16 => Dtype::Bf16,
+            ElementType::F32 => Dtype::F32,
         }
     }
 }

@@ -65,16 +65,26 @@ pub fn choices(
         let call = call.clone().kernel(name);
         Ok(choice(name.to_owned(), call, Accumulation::default())?)
     };
-    let suitable = || kernel::suitable(device, dtype, problem).into_iter();
+    let suitable = || kernel::suitable(device, dtype, problem);
     let choices: Vec<_> = match args.kernel.as_str() {
-        "auto" => suitable().take(1).map(named).collect::<Result<_>>()?,
-        "all" => suitable().map(named).collect::<Result<_>>()?,
+        "auto" => suitable()?
+            .into_iter()
+            .take(1)
+            .map(named)
+            .collect::<Result<_>>()?,
+        "all" => suitable()?.into_iter().map(named).collect::<Result<_>>()?,
         "ladder" => {
             let rungs = Rung::ALL.iter().map(on_ladder);
             let (serve, others): (Vec<_>, Vec<_>) = rungs.partition(Result::is_ok);
             match others.into_iter().next_back() {
                 Some(Err(reason)) if serve.is_empty() => return Err(reason.into()),
-                _ => fitting(serve.into_iter().flatten().collect(), args, device, problem),
+                _ => fitting(
+                    serve.into_iter().flatten().collect(),
+                    args,
+                    device,
+                    dtype,
+                    problem,
+                ),
             }
         }
         name => vec![named(name)?],
@@ -100,11 +110,12 @@ fn fitting(
     mut choices: Vec<Choice>,
     args: &Args,
     device: &Device,
+    dtype: Dtype,
     problem: &Problem,
 ) -> Vec<Choice> {
     let fits = |choice: &Choice| {
         let alone = std::slice::from_ref(choice);
-        expect_memory(args, device, problem, alone).is_ok()
+        expect_memory(args, device, dtype, problem, alone).is_ok()
     };
     if choices.iter().any(fits) {
         choices.retain(fits);
@@ -116,6 +127,7 @@ fn fitting(
 pub fn expect_memory(
     args: &Args,
     device: &Device,
+    dtype: Dtype,
     problem: &Problem,
     choices: &[Choice],
 ) -> Result<()> {
@@ -124,8 +136,8 @@ pub fn expect_memory(
             bytes.saturating_mul(extent as u64)
         })
     };
-    let qo = size(&problem.q_shape(), size_of::<u16>());
-    let kv = size(&problem.kv_shape(), size_of::<u16>());
+    let qo = size(&problem.q_shape(), dtype.bytes());
+    let kv = size(&problem.kv_shape(), dtype.bytes());
     let lse = size(&problem.lse_shape(), size_of::<f32>());
     let inputs = qo.saturating_add(kv.saturating_mul(2));
     let outputs = qo.saturating_add(lse);

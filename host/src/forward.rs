@@ -82,6 +82,7 @@ pub fn run(args: &Args) -> Result<bool> {
     match source.dtype() {
         Dtype::F16 => compute::<f16>(args, &device, source, &choices),
         Dtype::Bf16 => compute::<bf16>(args, &device, source, &choices),
+        Dtype::F32 => compute::<f32>(args, &device, source, &choices),
     }
 }
 
@@ -92,7 +93,7 @@ fn compute<T: Element>(
     choices: &[Choice],
 ) -> Result<bool> {
     let problem = source.problem();
-    choice::expect_memory(args, device, &problem, choices)?;
+    choice::expect_memory(args, device, T::DTYPE, &problem, choices)?;
     let output = args.output.as_ref();
     let output = output.map(|path| Output::open(path, source.file()));
     let output = output.transpose()?;

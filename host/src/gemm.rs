@@ -92,6 +92,7 @@ pub fn run(args: &GemmArgs) -> Result<bool> {
     match Dtype::from(args.dtype) {
         Dtype::F16 => compute::<f16>(args, &device, &problem),
         Dtype::Bf16 => compute::<bf16>(args, &device, &problem),
+        Dtype::F32 => compute::<f32>(args, &device, &problem),
     }
 }
 
@@ -131,7 +132,7 @@ fn calls(
 
 fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) -> Result<bool> {
     let calls = calls(args, device, T::DTYPE, problem)?;
-    expect_memory(device, problem)?;
+    expect_memory(device, T::DTYPE, problem)?;
     let progress = Progress::start();
     progress.stage("preparing A and B");
     let [a, b] = random::matrices::<T>(problem, args.run.seed);
@@ -213,9 +214,11 @@ fn element(wrong: &Comparison) -> String {
 }
 
 /// Compares the memory that the problem needs with what is free, before anything is allocated.
-fn expect_memory(device: &Device, problem: &GemmProblem) -> Result<()> {
-    let bytes = |[rows, columns]: [usize; 2]| (size_of::<u16>() * rows * columns) as u64;
-    // `GemmProblem::validate` has each of these below 2^63.
+fn expect_memory(device: &Device, dtype: Dtype, problem: &GemmProblem) -> Result<()> {
+    // `GemmProblem::validate` has each of these below 2^63 elements.
+    let bytes = |[rows, columns]: [usize; 2]| {
+        (dtype.bytes() as u64).saturating_mul((rows * columns) as u64)
+    };
     let inputs = bytes(problem.a_shape()).saturating_add(bytes(problem.b_shape()));
     let c = bytes(problem.c_shape());
     let on_device = inputs.saturating_add(c);

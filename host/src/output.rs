@@ -57,6 +57,7 @@ impl Output {
         let dtype = match T::DTYPE {
             Dtype::F16 => FileDtype::F16,
             Dtype::Bf16 => FileDtype::BF16,
+            Dtype::F32 => FileDtype::F32,
         };
         // The format wants the largest elements first.
         let lse_info = TensorInfo {

@@ -10,26 +10,32 @@
 //! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
 //! own, and 64 for the approximate exponential and logarithm.
 //!
-//! **Sums in f16** ([`Accumulation::Half`]) are larger errors by far, with `u = 2^-11`. The query is
-//! scaled, in base 2, and rounded first, and a score is rounded after every 16 of its products. That is
-//! computed as it is told here, and what it does to o and lse is allowed: such roundings are the same in
-//! like keys, so that no statistics bound them. But a processor may round elsewhere, too, say after 8
-//! products, or an exact tie, as it thinks, the other way; so each rounding of a sum `S` may come out
-//! differently by `u |S|`. These are independent, and a score's come to `d = 3 u sqrt(sum of S^2)`: of up
-//! to 9 roundings the most that is possible, of more than that five of their standard deviations or more.
-//! A score that is off by `d` changes its key's weight `p` by `c = p (e^d - 1)`, but by no more than 1, which
-//! moves o by `c (v - o)`, by nothing if there is no other key, and lse by `c`. Of keys with the same sums
-//! these add up; those of others are independent, and come to the root of the sum of their squares. Last,
-//! products with V are rounded every 16 keys in sums of up to 64: a slice of 16 is part of up to 4 sums,
-//! and o may be off by `u |sum of p v|` for each, in whatever direction. By as much the tolerances grow,
-//! o's by that of the worst row.
+//! **Elements in f32** have the precision of the sums, so the rounding of sums is allowed, too, with
+//! `u = 2^-24`. Each sum `S` on the way of a dot product may be off by `u |S|`. These errors are
+//! independent: a score's is `d = |scale| 3 u sqrt(sum of S^2)`, at least five of its standard
+//! deviations, and `8 u` for the exponential. A score that is off by `d` changes its key's weight `p`
+//! by `c = p (e^d - 1)`, at most by 1, which moves o by `c |v - o|`; the moves of all keys add up.
+//! The partial sums of `p v` are off like those of a score, and o by `8 u |o|` for its division.
 //!
-//! Where the reference is not finite, neither may the result be, and the other way round; an lse
-//! of -inf must be exactly that.
+//! **Sums in f16** ([`Accumulation::Half`]) have `u = 2^-11`. First the query is scaled, in base 2,
+//! and rounded, and each score is rounded after every 16 of its products. The check computes these
+//! roundings and allows what they do to o and lse: they are the same in equal keys, so statistics do
+//! not bound them. A processor may also round elsewhere, say after 8 products, or break a tie the
+//! other way, so each rounding of a sum `S` may differ by `u |S|`. These errors are independent, and
+//! a score's is `d = 3 u sqrt(sum of S^2)`: the most that 9 roundings can do, and at least five
+//! standard deviations of more. As above, it changes the key's weight by `c`, moves o by `c (v - o)`
+//! and lse by `c`. The moves of keys with equal sums add up; those of others are independent, so the
+//! root of the sum of their squares counts. Last, products with V are rounded every 16 keys in sums
+//! of up to 64: a slice of 16 is part of up to 4 sums, each of which may be off by `u |sum of p v|`.
+//!
+//! The worst row's allowance is added to the tolerance of o, each row's own to that of its lse.
+//!
+//! Where the reference is not finite, the result must not be finite either, and the other way round.
+//! An lse of -inf must be exactly that.
 
 use super::Problem;
 use super::reference::{Reference, round};
-use crate::tensor::{Element, Strided};
+use crate::tensor::{Dtype, Element, Strided};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
 use rand::rngs::StdRng;
@@ -187,7 +193,7 @@ struct Deviation {
     low: f64,
     /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
     rounding: f64,
-    /// What sums in f16 may add.
+    /// What the rounding of sums may add.
     sums: f64,
     lse: Comparison,
 }
@@ -226,9 +232,10 @@ impl Deviation {
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
 
         let score = q.dot(&q).sqrt() * reference.key_norm;
-        let (o_sums, lse_sums) = match forward.acc {
-            Accumulation::Single => (0.0, 0.0),
-            Accumulation::Half => reference.half_sums(i, q.view(), &expected),
+        let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
+            (Dtype::F32, _) => (reference.single_sums(i, q.view(), &expected), 0.0),
+            (_, Accumulation::Single) => (0.0, 0.0),
+            (_, Accumulation::Half) => reference.half_sums(i, q.view(), &expected),
         };
         let roundings = if expected.lse.is_finite() {
             p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
@@ -293,7 +300,7 @@ fn difference(found: f64, expected: f64) -> f64 {
 mod tests {
     use super::super::cpu;
     use super::Problem;
-    use super::{Forward, Report, all_rows, check, sample_rows};
+    use super::{Element, Forward, Report, all_rows, check, sample_rows};
     use crate::tensor::{Strided, StridedMut};
     use half::f16;
     use kernels::catalog::Accumulation;
@@ -316,11 +323,11 @@ mod tests {
     const ROW: usize = 3 * 70 + 60;
 
     /// Checks all rows of a right result after `spoil` changed its o and lse.
-    fn spoilt(spoil: impl Fn(&mut [f16], &mut [f32])) -> Report {
+    fn spoilt<T: Element>(spoil: impl Fn(&mut [T], &mut [f32])) -> Report {
         let mut rng = StdRng::seed_from_u64(1);
-        let mut random = |len| -> Vec<f16> {
+        let mut random = |len| -> Vec<T> {
             (0..len)
-                .map(|_| f16::from_f32(rng.sample(StandardNormal)))
+                .map(|_| T::from_f32(rng.sample(StandardNormal)))
                 .collect()
         };
         let (q, k, v) = (random(4 * 70 * 8), random(2 * 65 * 8), random(2 * 65 * 8));
@@ -329,7 +336,10 @@ mod tests {
             Strided::contiguous(&k, PROBLEM.kv_shape()),
             Strided::contiguous(&v, PROBLEM.kv_shape()),
         ];
-        let (mut o, mut lse) = (vec![f16::NAN; q.data.len()], vec![f32::NAN; 4 * 70]);
+        let (mut o, mut lse) = (
+            vec![T::from_f32(f32::NAN); q.data.len()],
+            vec![f32::NAN; 4 * 70],
+        );
         let o_view = StridedMut::new(&mut o, 0, PROBLEM.q_shape(), STRIDES);
         cpu::forward(&PROBLEM, q, k, v, o_view, &mut lse);
         spoil(&mut o, &mut lse);
@@ -350,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_right_result_passes() {
-        let report = spoilt(|_, _| ());
+        let report = spoilt::<f16>(|_, _| ());
         assert!(report.passed(), "{report}");
         assert_eq!(report.rows, 280);
         assert!(
@@ -362,35 +372,47 @@ mod tests {
 
     #[test]
     fn one_wrong_element_fails_and_is_named() {
-        let report = spoilt(|o, _| o[ROW * 8 + 3] += f16::from_f32(0.01));
+        let report = spoilt::<f16>(|o, _| o[ROW * 8 + 3] += f16::from_f32(0.01));
         assert!(!report.o.passed() && report.lse.passed(), "{report}");
         assert_eq!(report.o.worst, [1, 1, 60, 3]);
     }
 
     #[test]
     fn one_wrong_lse_fails_and_is_named() {
-        let report = spoilt(|_, lse| lse[ROW] += 1e-4);
+        let report = spoilt::<f16>(|_, lse| lse[ROW] += 1e-4);
         assert!(report.o.passed() && !report.lse.passed(), "{report}");
         assert_eq!(report.lse.worst, [1, 1, 60, 0]);
     }
 
     #[test]
     fn finite_and_not_finite_are_told_apart() {
-        let report = spoilt(|o, _| o[ROW * 8] = f16::NAN);
+        let report = spoilt::<f16>(|o, _| o[ROW * 8] = f16::NAN);
         assert_eq!(
             (report.passed(), report.o.max_abs_err),
             (false, f64::INFINITY)
         );
         // Rows 0 to 4 see no key: an lse of -inf and nothing else.
         for wrong in [f32::NAN, f32::INFINITY, -1e30] {
-            let report = spoilt(|_, lse| lse[3] = wrong);
+            let report = spoilt::<f16>(|_, lse| lse[3] = wrong);
             assert!(
                 !report.passed() && report.lse.worst == [0, 0, 3, 0],
                 "{report}"
             );
         }
-        let report = spoilt(|_, lse| lse[ROW] = f32::NEG_INFINITY);
+        let report = spoilt::<f16>(|_, lse| lse[ROW] = f32::NEG_INFINITY);
         assert!(!report.passed(), "{report}");
+    }
+
+    #[test]
+    fn tolerances_of_f32_are_tight() {
+        let report = spoilt::<f32>(|_, _| ());
+        assert!(report.passed(), "{report}");
+        assert!(report.o.tolerance < 20.0 * report.o.max_abs_err, "{report}");
+        let rounded = |o: &mut [f32], _: &mut [f32]| {
+            o.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+        };
+        assert!(!spoilt(rounded).o.passed());
+        assert!(!spoilt::<f32>(|o, _| o[ROW * 8 + 3] += 1e-4).o.passed());
     }
 
     /// Sums in f16 as a device has them, which rounds after every `width` products, but with the products of

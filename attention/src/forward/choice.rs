@@ -8,17 +8,21 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::gemm;
 pub use crate::plan::CPU;
+use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Dtype, Family, Forward, KERNELS, Kernel, Kind};
+use kernels::catalog::{self, Family, Forward, KERNELS, Kernel, Kind};
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
-#[must_use]
-pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'static str> {
+///
+/// # Errors
+/// If the device computes with kernels, and there are none for the element type.
+pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<&'static str>> {
     let Some(facts) = device.facts() else {
-        return vec![CPU];
+        return Ok(vec![CPU]);
     };
+    let dtype = dtype.of_kernels()?;
     let mut kernels: Vec<_> = KERNELS
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
@@ -27,7 +31,7 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
         .collect();
     let default = select(&request(dtype, problem, facts));
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
-    kernels.iter().map(|kernel| kernel.name).collect()
+    Ok(kernels.iter().map(|kernel| kernel.name).collect())
 }
 
 /// Checks that the kernel of that name can compute a problem on a device.
@@ -37,14 +41,14 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Vec<&'stati
 pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
     match device.facts() {
         None => resolve_cpu(name, dtype, problem),
-        Some(facts) => resolve(Some(name), dtype, problem, facts).map(|_| ()),
+        Some(facts) => resolve(Some(name), dtype.of_kernels()?, problem, facts).map(|_| ()),
     }
 }
 
 /// The kernel of that name, or the best one, for a CUDA device or the emulator.
 pub(crate) fn resolve(
     name: Option<&str>,
-    dtype: Dtype,
+    dtype: catalog::Dtype,
     problem: &Problem,
     facts: &Facts,
 ) -> Result<Chosen> {
@@ -91,6 +95,7 @@ pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result
     if name == CPU {
         return Ok(());
     }
+    let dtype = dtype.of_kernels()?;
     if let Some(ladder) = ladder::named(name) {
         return ladder.resolve_cpu(dtype, problem);
     }
@@ -122,7 +127,7 @@ pub(crate) fn unknown(name: &str) -> Error {
 }
 
 /// Why a kernel cannot compute a problem.
-fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
+fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option<String> {
     let forward = match kernel.family {
         Family::Forward(forward) => forward,
         Family::Combine(_) => {
@@ -299,7 +304,7 @@ mod tests {
     fn an_unknown_kernel_has_near_names() {
         let shape = [1, 2, 500, 64];
         let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-        let near = |name| match resolve_cpu(name, Dtype::F16, &problem) {
+        let near = |name| match resolve_cpu(name, Dtype::F16.into(), &problem) {
             Err(Error::UnknownKernel { near, .. }) => near,
             other => panic!("{name}: {other:?}"),
         };

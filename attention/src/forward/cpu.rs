@@ -1,4 +1,4 @@
-//! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, one task for each tile of query rows.
+//! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, a task for each tile of query rows.
 
 use super::Problem;
 use crate::tensor::{Element, Strided, StridedMut};
@@ -6,8 +6,8 @@ use ndarray::{Array2, ArrayView2, ArrayViewMut1, Axis, Zip, linalg::general_mat_
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Query rows of a tile (Br): enough that converting K and V to `f32` anew for each tile costs
-/// little beside the products.
+/// Query rows of a tile (Br). Each tile converts all of K and V to `f32`; beside products of so many
+/// rows that costs little.
 const BR: usize = 128;
 /// Keys of one step of the main loop (Bc): K, V and the scores of a step stay in the cache.
 const BC: usize = 128;
@@ -19,7 +19,7 @@ const BC: usize = 128;
 /// even if its key or value is NaN; a row that sees no key gets `o = 0` and `lse = -inf`.
 ///
 /// # Panics
-/// If a view or `lse` is smaller than the problem says.
+/// If a tensor or `lse` is smaller than the problem says.
 pub fn forward<T: Element>(
     p: &Problem,
     q: Strided<T>,
@@ -92,8 +92,8 @@ impl Tile {
         }
     }
 
-    /// Attends to every visible key; `load` gives the `[k, v]` of a range of keys, and `first` is
-    /// the row of the sequence that the tile starts at.
+    /// Attends to every visible key: `load` gives K and V of a range of keys, `first` is the tile's
+    /// first row in the sequence.
     fn attend(
         &mut self,
         p: &Problem,
@@ -150,7 +150,7 @@ impl Tile {
     }
 }
 
-/// Turns a row of scores into `exp(s - m)` for the new maximum, and brings `o` and `l` to it.
+/// Turns a row of scores into `exp(s - m)` for the new maximum, and rescales `o` and `l` to it.
 fn rescale(mut s: ArrayViewMut1<f32>, mut o: ArrayViewMut1<f32>, m: &mut f32, l: &mut f32) {
     let s = s.as_slice_mut().expect("row-major");
     // `f32::max` drops NaN; the exponential of a NaN score then carries it into `l` and `o`.

@@ -75,7 +75,8 @@ impl Ladder {
     ///
     /// # Errors
     /// Says why it cannot, and what would.
-    pub fn check(&self, device: &Device, dtype: Dtype, problem: &Problem) -> Result<()> {
+    pub fn check(&self, device: &Device, dtype: crate::Dtype, problem: &Problem) -> Result<()> {
+        let dtype = dtype.of_kernels()?;
         match device.facts() {
             None => self.resolve_cpu(dtype, problem),
             Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),

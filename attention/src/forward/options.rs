@@ -10,12 +10,11 @@ use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::plan::{CPU, Plan};
 use crate::tensor::{
-    Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
-    expect_shape,
+    Dtype, Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
+    expect_device, expect_shape,
 };
 use half::{bf16, f16};
 use kernels::abi::TensorRef;
-use kernels::catalog::Dtype;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
 ///
@@ -250,8 +249,8 @@ impl Attention {
             dim: problem.dim,
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
-        // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is dropped early is
-        // freed by the driver after the work on the default stream.
+        // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is
+        // dropped early is freed by the driver after the work on the default stream.
         unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
     }
 
@@ -293,6 +292,8 @@ impl Attention {
             Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
             // SAFETY: the caller's word.
             Dtype::Bf16 => unsafe { forward_cpu::<bf16>(&problem, args) },
+            // SAFETY: the caller's word.
+            Dtype::F32 => unsafe { forward_cpu::<f32>(&problem, args) },
         }
         Ok(())
     }
@@ -332,12 +333,13 @@ impl Attention {
     ) -> Result<Plan> {
         let Some(facts) = facts else {
             match &self.kernel {
-                Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype, problem)?,
+                Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype.of_kernels()?, problem)?,
                 Wanted::Named(name) => choice::resolve_cpu(name, dtype, problem)?,
                 Wanted::Best => {}
             }
             return Ok(Plan::without_steps(CPU));
         };
+        let dtype = dtype.of_kernels()?;
         let chosen = match &self.kernel {
             Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
             Wanted::Named(name) => choice::resolve(Some(name), dtype, problem, facts)?,
@@ -378,10 +380,9 @@ mod tests {
     use super::{Attention, RawForward};
     use crate::device::Device;
     use crate::error::Error;
-    use crate::tensor::Tensor;
+    use crate::tensor::{Dtype, Tensor};
     use half::f16;
     use kernels::abi::TensorRef;
-    use kernels::catalog::Dtype;
 
     fn tensor<T: bytemuck::Pod, const R: usize>(shape: [usize; R]) -> Tensor<T, R> {
         Tensor::zeros(&Device::cpu(), shape).expect("enough memory")

@@ -200,7 +200,7 @@ mod tests {
         };
         let facts = Facts::emulated(Class::Sm80);
         let attention = Attention::new().kernel("forward_f16_d64").splits(splits);
-        attention.plan(Some(&facts), Dtype::F16, &args)
+        attention.plan(Some(&facts), Dtype::F16.into(), &args)
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Plain attention in `f64`, the standard that every result is compared with, and the same
-//! algorithm rounded to a 16-bit type after each step, the measure of how close one can come.
+//! Plain attention in `f64`, the standard of every check, and the same algorithm rounded to the
+//! element type after each step, the measure of how close a result can come.
 
 use super::Problem;
 use crate::tensor::{Element, Strided};
@@ -24,6 +24,8 @@ pub(crate) struct Reference<'a, T> {
 const SLICE: usize = 16;
 /// Half a unit in the last place of f16, relative to numbers of any size.
 const UNIT: f64 = 1.0 / 2048.0;
+/// The same of f32.
+const F32_UNIT: f64 = 1.0 / (1 << 24) as f64;
 
 /// What a query row should give.
 pub(crate) struct Row {
@@ -70,6 +72,42 @@ impl<'a, T: Element> Reference<'a, T> {
     pub fn low(&self, row: usize, q: ArrayView1<f64>) -> Row {
         let scores = self.visible(row, &self.low_keys).dot(&q);
         self.attend(row, scores.mapv_into(round::<T>), round::<T>)
+    }
+
+    /// How far from the exact result sums in f32 [may](crate::check) take a row's o, at most of its
+    /// elements.
+    pub fn single_sums(&self, row: usize, q: ArrayView1<f64>, exact: &Row) -> f64 {
+        if !exact.lse.is_finite() {
+            return 0.0;
+        }
+        let scale = f64::from(self.p.scale);
+        let mut moved = Array1::<f64>::zeros(self.p.dim);
+        let (mut sums, mut squares) = (moved.clone(), moved.clone());
+        let values = self.visible(row, &self.values);
+        for (key, value) in self
+            .visible(row, &self.keys)
+            .rows()
+            .into_iter()
+            .zip(values.rows())
+        {
+            let (score, of_sums) = q
+                .iter()
+                .zip(key)
+                .fold((0.0, 0.0), |(sum, squares), (q, k)| {
+                    let sum: f64 = sum + q * k;
+                    (sum, squares + sum * sum)
+                });
+            let error = F32_UNIT * (3.0 * scale.abs() * f64::sqrt(of_sums) + 8.0);
+            let weight = (scale * score - exact.lse).exp();
+            let change = (weight * error.exp_m1()).min(1.0);
+            moved.scaled_add(change, &(&value - &exact.o).mapv_into(f64::abs));
+            sums.scaled_add(weight, &value);
+            squares += &(&sums * &sums);
+        }
+        let roundings = squares.mapv_into(f64::sqrt) * 3.0 + exact.o.mapv(f64::abs) * 8.0;
+        let errors = moved + roundings * F32_UNIT;
+        let finite = errors.into_iter().filter(|error| error.is_finite());
+        finite.fold(0.0, f64::max)
     }
 
     /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its

@@ -1,30 +1,29 @@
 //! Compares C with the product in `f64`, element by element.
 //!
-//! An element may differ from the exact sum by the rounding of the result to its type, and by what adding
-//! up `k` products in the accumulator's precision loses. Tensor cores add 16 products at a time to the
-//! accumulator, all cut off at some bits below the largest; with `P` the largest partial sum or product
-//! on the way, an f32 accumulator may lose `2^-21 P` a step, which allows for every product being cut
-//! off. An f16 accumulator loses up to `2^-11 P` a step by rounding, to either side: over many steps the
-//! losses grow with the square root of their number, of which four times is allowed.
+//! An element may differ from the exact sum by the rounding of the result to its type, and by the loss
+//! of adding up `k` products in the accumulator's precision. Tensor cores add 16 products at a time to
+//! the accumulator and cut all of them off some bits below the largest. With `P` the largest partial
+//! sum or product on the way, an f32 accumulator may lose `2^-21 P` a step, which allows each product
+//! to be cut off. An f16 accumulator loses up to `2^-11 P` a step by rounding, to either side: over
+//! many steps the losses grow with the square root of their number, and four times this is allowed.
 //!
-//! NaN must be NaN and infinities infinities of the same sign. Where `P` is beyond the accumulator's
-//! range nothing is said but that a sum of infinities is not finite.
+//! NaN must be NaN, and an infinity the same infinity. Where `P` is beyond the accumulator's range, only
+//! one thing is checked: a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
 use crate::forward::check::Comparison;
-use crate::tensor::{Element, Strided};
-use kernels::catalog::Dtype;
+use crate::tensor::{Dtype, Element, Strided};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 
-/// What a product read and wrote, in host memory: `[1, 1, rows, columns]` tensors.
+/// What a product reads and writes, in host memory: `[1, 1, rows, columns]` tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a, T> {
     /// Sizes.
     pub problem: GemmProblem,
-    /// In what it was added up.
+    /// Type of the accumulator.
     pub accumulation: Accumulation,
     /// `[m, k]`.
     pub a: Strided<'a, T>,
@@ -34,8 +33,8 @@ pub struct Product<'a, T> {
     pub c: Strided<'a, T>,
 }
 
-/// `count` indices below `extent` (or all, if there are no more), ascending: the first and the last, and
-/// of the others about one half anywhere and one half at the edges of tiles.
+/// `count` indices below `extent`, or all if there are no more, ascending: the first and the last, and
+/// of the others about half anywhere and half at the edges of tiles.
 #[must_use]
 pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
     if count >= extent {
@@ -108,13 +107,15 @@ const F16: Limits = Limits {
 const F32_MAX: f64 = f32::MAX as f64;
 
 fn limits(dtype: Dtype) -> Limits {
+    let of_f32_range = |epsilon| Limits {
+        max: F32_MAX,
+        epsilon,
+        least: f64::from(f32::MIN_POSITIVE) * epsilon,
+    };
     match dtype {
         Dtype::F16 => F16,
-        Dtype::Bf16 => Limits {
-            max: F32_MAX,
-            epsilon: 1.0 / 128.0,
-            least: f64::from(f32::MIN_POSITIVE) / 128.0,
-        },
+        Dtype::Bf16 => of_f32_range(1.0 / 128.0),
+        Dtype::F32 => of_f32_range(f64::from(f32::EPSILON)),
     }
 }
 

@@ -5,7 +5,8 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::forward::choice::nearest;
 use crate::plan::CPU;
-use kernels::catalog::{self, Dtype, KERNELS, Kernel};
+use crate::tensor::Dtype;
+use kernels::catalog::{self, KERNELS, Kernel};
 
 /// The name of the kernel without shared memory.
 pub const SIMPLE: &str = "gemm-simple";
@@ -70,6 +71,7 @@ impl Gemm {
     /// The kernels that go by a name, or all, as far as the other options allow them: at least one.
     fn candidates(&self, name: Option<&str>, dtype: Dtype) -> Result<Vec<&'static Kernel>> {
         self.expect_accumulation(dtype)?;
+        let dtype = dtype.of_kernels()?;
         let named: Vec<_> = kernels()
             .filter(|(kernel, gemm)| match name {
                 None => true,
@@ -129,8 +131,8 @@ impl Gemm {
 
     fn expect_accumulation(&self, dtype: Dtype) -> Result<()> {
         match (dtype, self.accumulation) {
-            (Dtype::Bf16, Accumulation::Half) => Err(Error::Accumulation),
-            _ => Ok(()),
+            (Dtype::F16, _) | (_, Accumulation::Single) => Ok(()),
+            _ => Err(Error::Accumulation),
         }
     }
 }

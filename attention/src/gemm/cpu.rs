@@ -1,4 +1,4 @@
-//! The product on the CPU, in `f32`, a task for each tile of C.
+//! Matrix products on the CPU, in `f32`, a task for each tile of C.
 
 use super::GemmProblem;
 use crate::tensor::{Element, Strided, StridedMut};
@@ -6,15 +6,15 @@ use ndarray::{Array2, linalg::general_mat_mul};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows of C of a tile.
+/// Rows of a tile of C.
 const BM: usize = 128;
-/// Columns of C of a tile.
+/// Columns of a tile of C.
 const BN: usize = 256;
-/// Columns of A and B of a step: their parts, in `f32`, stay in the cache.
+/// Columns of A and B of a step, whose parts in `f32` stay in the cache.
 const BK: usize = 512;
 
 /// Computes C on all threads of the current rayon pool. The matrices are `[1, 1, rows, columns]`
-/// tensors; m and n are not 0.
+/// tensors, with rows and columns in C.
 pub fn gemm<T: Element>(p: &GemmProblem, a: Strided<T>, b: Strided<T>, c: StridedMut<T>) {
     c.into_tiles(BM).into_par_iter().for_each(|mut rows| {
         let first = rows.first..rows.first + rows.rows();

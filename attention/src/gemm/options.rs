@@ -6,12 +6,11 @@ use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::plan::{CPU, Plan};
 use crate::tensor::{
-    Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase, expect_device,
-    expect_shape,
+    Dtype, Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
+    expect_device, expect_shape,
 };
 use half::{bf16, f16};
 use kernels::abi::{MatrixRef, TensorRef};
-use kernels::catalog::Dtype;
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
 ///
@@ -190,6 +189,8 @@ impl Gemm {
             Dtype::F16 => unsafe { forward_cpu::<f16>(args) },
             // SAFETY: the caller's word.
             Dtype::Bf16 => unsafe { forward_cpu::<bf16>(args) },
+            // SAFETY: the caller's word.
+            Dtype::F32 => unsafe { forward_cpu::<f32>(args) },
         }
         Ok(())
     }

@@ -91,8 +91,8 @@ mod tests {
     use crate::error::Error;
     use crate::gemm::{Gemm, GemmProblem, RawGemm};
     use crate::plan::Plan;
+    use crate::tensor::Dtype;
     use kernels::abi::{GemmParams, MatrixRef};
-    use kernels::catalog::Dtype;
     use kernels::catalog::class::Class;
     use std::mem::offset_of;
 

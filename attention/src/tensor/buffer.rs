@@ -108,37 +108,26 @@ impl<T: Pod> Buffer<T> {
 
     /// Shows some elements, in host memory.
     pub(super) fn read<U>(&self, range: Range<usize>, f: impl FnOnce(&[T]) -> U) -> Result<U> {
-        Ok(match &self.memory {
-            Memory::Cpu(data) => f(&data[range]),
-            _ => f(&self.download(range)?),
-        })
+        match &self.memory {
+            Memory::Cpu(data) => Ok(f(&data[range])),
+            Memory::Gpu(memory) => Ok(f(&download(memory, range)?)),
+        }
     }
 
     /// Lets the host change some elements.
     pub(super) fn modify(&mut self, range: Range<usize>, f: impl FnOnce(&mut [T])) -> Result<()> {
-        if let Memory::Cpu(data) = &mut self.memory {
-            f(&mut data[range]);
-            return Ok(());
-        }
-        let first = range.start * size_of::<T>();
-        let mut elements = self.download(range)?;
-        f(&mut elements);
-        let bytes = bytemuck::cast_slice(&elements);
         match &mut self.memory {
-            Memory::Cpu(_) => unreachable!("changed in place"),
-            Memory::Gpu(memory) => memory.write(first, bytes),
+            Memory::Cpu(data) => {
+                f(&mut data[range]);
+                Ok(())
+            }
+            Memory::Gpu(memory) => {
+                let first = range.start * size_of::<T>();
+                let mut elements = download(memory, range)?;
+                f(&mut elements);
+                memory.write(first, bytemuck::cast_slice(&elements))
+            }
         }
-    }
-
-    fn download(&self, range: Range<usize>) -> Result<Vec<T>> {
-        let first = range.start * size_of::<T>();
-        let mut elements = zeros(range.len())?;
-        let bytes = bytemuck::cast_slice_mut(&mut elements);
-        match &self.memory {
-            Memory::Cpu(data) => elements.copy_from_slice(&data[range]),
-            Memory::Gpu(memory) => memory.read(first, bytes)?,
-        }
-        Ok(elements)
     }
 
     /// Number of elements.
@@ -187,11 +176,13 @@ pub(super) fn reserved<T>(len: usize) -> Result<Vec<T>> {
     Ok(vec)
 }
 
-/// `len` zeros in host memory.
-fn zeros<T: Pod>(len: usize) -> Result<Vec<T>> {
-    let mut vec = reserved(len)?;
-    vec.resize(len, T::zeroed());
-    Ok(vec)
+/// A copy of some elements in host memory.
+fn download<T: Pod>(memory: &device::Memory, range: Range<usize>) -> Result<Vec<T>> {
+    let mut elements = reserved(range.len())?;
+    elements.resize(range.len(), T::zeroed());
+    let bytes = bytemuck::cast_slice_mut(&mut elements);
+    memory.read(range.start * size_of::<T>(), bytes)?;
+    Ok(elements)
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! The element types of q, k, v and o.
+//! The element types of q, k, v and o, and of matrices.
 
+use super::Dtype;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use kernels::catalog::Dtype;
 
-/// A 16-bit floating-point type that attention is computed on: [`f16`](struct@f16) or [`bf16`].
+/// A floating-point type of tensors: [`f16`](struct@f16) and [`bf16`] everywhere, [`f32`] on the CPU.
 ///
-/// Sealed: the kernels exist for these types only.
+/// The CPU computes in `f32`, whatever the type. Sealed: kernels exist for these types alone.
 pub trait Element:
     sealed::Sealed + bytemuck::Pod + PartialEq + std::fmt::Debug + Send + Sync
 {
-    /// The type as the kernel table names it.
+    /// The type's name.
     const DTYPE: Dtype;
 
     /// The same value in `f32`.
@@ -19,14 +19,13 @@ pub trait Element:
     /// The nearest value, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// [`to_f32`](Element::to_f32) of a whole slice, by vector instructions where there are some.
+    /// [`to_f32`](Element::to_f32) of a slice, by vector instructions where there are some.
     ///
     /// # Panics
     /// If the lengths differ.
     fn to_f32_slice(source: &[Self], target: &mut [f32]);
 
-    /// [`from_f32`](Element::from_f32) of a whole slice, by vector instructions where there are
-    /// some.
+    /// [`from_f32`](Element::from_f32) of a slice, by vector instructions where there are some.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -37,7 +36,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-macro_rules! element {
+macro_rules! half_element {
     ($type:ident, $dtype:expr) => {
         impl sealed::Sealed for $type {}
 
@@ -63,5 +62,27 @@ macro_rules! element {
     };
 }
 
-element!(f16, Dtype::F16);
-element!(bf16, Dtype::Bf16);
+half_element!(f16, Dtype::F16);
+half_element!(bf16, Dtype::Bf16);
+
+impl sealed::Sealed for f32 {}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    fn to_f32_slice(source: &[Self], target: &mut [f32]) {
+        target.copy_from_slice(source);
+    }
+
+    fn from_f32_slice(source: &[f32], target: &mut [Self]) {
+        target.copy_from_slice(source);
+    }
+}

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod copy;
+mod dtype;
 mod element;
 mod layout;
 mod raw;
@@ -10,6 +11,7 @@ mod strided;
 mod view;
 
 pub use buffer::Buffer;
+pub use dtype::Dtype;
 pub use element::Element;
 pub(crate) use layout::Layout;
 pub use storage::{Storage, StorageMut};
