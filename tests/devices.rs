@@ -2,6 +2,7 @@
 //! printed it, that case alone.
 
 mod alignment;
+mod bulk_copy;
 mod classes;
 mod counters;
 mod definition;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     }
     harness::main([
         ("alignment", alignment::tests()),
+        ("bulk_copy", bulk_copy::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
         ("definition", definition::tests()),

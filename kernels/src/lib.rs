@@ -10,6 +10,7 @@
 //! | [`catalog`] | which kernels exist, their tiles, and which one serves a request | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
 //! | [`attention`] | masks; for PTX the main loops | both |
+//! | `bulk_copy` | a copy by the copy engine of `sm_90a` | PTX |
 //! | `gemm` | the main loops of matrix products | PTX |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
 //! | `tile` | register tiles, shared-memory tiles, copies | PTX |
@@ -30,6 +31,8 @@ mod gemm;
 pub mod ladder;
 pub mod layout;
 
+#[cfg(target_arch = "nvptx64")]
+mod bulk_copy;
 #[cfg(target_arch = "nvptx64")]
 mod entry;
 #[cfg(target_arch = "nvptx64")]

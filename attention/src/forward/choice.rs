@@ -135,6 +135,7 @@ fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option
         }
         Family::Pack(_) => return Some("copies what other kernels compute with".to_owned()),
         Family::Gemm(_) => return Some("multiplies matrices".to_owned()),
+        Family::BulkCopy(_) => return Some("copies numbers".to_owned()),
     };
     let dim = problem.dim;
     if forward.dtype != dtype {

@@ -6,9 +6,11 @@
 //! | `forward` | arguments of an attention kernel |
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
+//! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
 
+mod bulk_copy;
 mod divide;
 mod forward;
 mod gemm;
@@ -16,6 +18,7 @@ mod order;
 mod pack;
 mod tensor;
 
+pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use forward::{ForwardParams, LadderParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, MAX_DEPTH, MatrixRef};

@@ -10,10 +10,11 @@
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `forward` | attention: the specification and the list |
 //! | `plain`, `packed`, `decode`, `wide` | attention: the tiles of each class, losers included |
-//! | `combine`, `pack`, `gemm` | the other families |
+//! | `combine`, `pack`, `gemm`, `bulk_copy` | the other families |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
+mod bulk_copy;
 pub mod class;
 pub mod collectives;
 mod combine;
@@ -27,6 +28,7 @@ pub mod select;
 mod target;
 mod wide;
 
+pub use bulk_copy::BulkCopy;
 pub use combine::Combine;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmTile};
@@ -148,6 +150,8 @@ pub enum Family {
     Pack(Pack),
     /// Matrix products.
     Gemm(Gemm),
+    /// A copy by the copy engine of `sm_90a`.
+    BulkCopy(BulkCopy),
 }
 
 impl Family {
@@ -159,6 +163,7 @@ impl Family {
             Family::Combine(spec) => spec,
             Family::Pack(spec) => spec,
             Family::Gemm(spec) => spec,
+            Family::BulkCopy(spec) => spec,
         }
     }
 }
@@ -215,14 +220,14 @@ impl Kernel {
         self.family.spec().is_for(class)
     }
 
-    /// Element type; the pack kernel moves any of 16 bits.
+    /// Element type; copies move any of 16 bits.
     #[must_use]
     pub fn dtype(&self) -> Option<Dtype> {
         match self.family {
             Family::Forward(Forward { dtype, .. })
             | Family::Combine(Combine { dtype })
             | Family::Gemm(Gemm { dtype, .. }) => Some(dtype),
-            Family::Pack(_) => None,
+            Family::Pack(_) | Family::BulkCopy(_) => None,
         }
     }
 
@@ -251,6 +256,7 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = families.chain(Dtype::ALL.map(|dtype| Family::Combine(Combine { dtype })));
     let families = families.chain([Family::Pack(Pack)]);
     let families = families.chain(gemm::all().map(Family::Gemm));
+    let families = families.chain([Family::BulkCopy(BulkCopy)]);
     families.map(Kernel::new).collect()
 });
 

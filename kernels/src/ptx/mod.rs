@@ -7,11 +7,13 @@
 //! duplicate blocks, and counts the collective instructions of the result.
 
 pub mod barrier;
+pub mod bulk;
 pub mod convert;
 pub mod cp_async;
 pub mod global;
 pub mod ldmatrix;
 pub mod math;
+pub mod mbarrier;
 pub mod mma;
 pub mod shared;
 pub mod shuffle;

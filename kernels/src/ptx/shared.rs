@@ -35,6 +35,19 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     }
 }
 
+/// Writes 16 bytes.
+///
+/// # Safety
+/// `address` is 16-byte aligned and inside the block's shared memory; no other thread uses the bytes.
+#[inline(always)]
+pub unsafe fn store_u32x4(address: u32, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the address is the caller's promise.
+    unsafe {
+        asm!("st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg32) address, in(reg32) a, in(reg32) b,
+            in(reg32) c, in(reg32) d, options(nostack));
+    }
+}
+
 /// Reads an f32.
 ///
 /// # Safety
