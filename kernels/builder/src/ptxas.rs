@@ -99,7 +99,9 @@ fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
         return broken(format!("spills {} bytes on {target}", usage.spills));
     }
     let shared = usage.shared + kernel.shared_bytes();
-    let most = Class::named(target).map_or(0, |class| class.shared_memory().block);
+    // `sm_90a` is code for devices of class `sm_90`.
+    let class = Class::named(target.trim_end_matches('a'));
+    let most = class.map_or(0, |class| class.shared_memory().block);
     if shared > most {
         return broken(format!(
             "a block needs {shared} bytes of shared memory; {target} has {most}"
