@@ -2,8 +2,8 @@
 
 use crate::{Guarded, Layout, Outcome, PASSED, harness};
 use attention::check::{Forward, Report, all_rows, check};
-use attention::ladder::Ladder;
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
+use ladder::Ladder;
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};
 use rand::rngs::StdRng;
@@ -40,7 +40,7 @@ pub struct Case {
     /// The kernel, where there are several, if not the default.
     pub kernel: Option<String>,
     /// The kernel of the ladder and its options, if it is one.
-    #[serde(with = "ladder")]
+    #[serde(with = "as_text")]
     pub ladder: Option<Ladder>,
     /// Splits of the keys, where they can be split; 0 for the default.
     pub splits: u32,
@@ -57,7 +57,7 @@ pub struct Case {
 }
 
 /// A [`Ladder`] in JSON, as text.
-mod ladder {
+mod as_text {
     use super::{Deserialize, Ladder, Serialize};
     use serde::de::Error;
     use serde::{Deserializer, Serializer};
@@ -271,7 +271,7 @@ impl Case {
             options = options.kernel(kernel);
         }
         match self.ladder_on(device) {
-            Some(ladder) => options.ladder(ladder),
+            Some(ladder) => options.planner(ladder),
             None => options,
         }
     }

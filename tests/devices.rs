@@ -9,6 +9,7 @@ mod definition;
 mod errors;
 mod gemm;
 mod kernels;
+#[cfg(feature = "ladder")]
 mod ladder;
 mod large_offsets;
 mod lengths;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         ("errors", errors::tests()),
         ("gemm", gemm::tests()),
         ("kernels", kernels::tests()),
+        #[cfg(feature = "ladder")]
         ("ladder", ladder::tests()),
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),

@@ -1,8 +1,8 @@
 //! Random [cases](Case).
 
 use crate::{Case, Layout, Outcome, PASSED};
-use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{Accumulation, Device, Dtype, RawForward, kernel};
+use ladder::{Ladder, OStore, Rung, Swizzles};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -42,7 +42,7 @@ pub use ::emulator;
 pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
 pub use forward::{
-    Attention, Problem, RawForward, check, choice as kernel, cpu, ladder, reference,
+    Attention, Planner, Problem, RawForward, check, choice as kernel, cpu, reference,
 };
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};

@@ -7,6 +7,7 @@ use crate::device::driver::Launch;
 use crate::device::memory;
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
+pub use crate::forward::plan::{Draft, MainKernel};
 use crate::ptx;
 use bytemuck::NoUninit;
 use kernels::catalog::{Kernel, Target};

@@ -8,12 +8,20 @@ include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 /// Whether there was a compiler for the kernels when this crate was built.
 pub const COMPILED: bool = COMPILED_MODULES.is_some();
 
-/// The PTX text of a [module](kernels::catalog::Spec::module) of the kernel table; `None` if there
-/// is no such module or the kernels were not compiled.
+/// The PTX text of a [module](kernels::catalog::Spec::module) of the catalog; `None` if there is no such module or
+/// the kernels were not compiled.
 #[must_use]
 pub fn module(name: &str) -> Option<String> {
-    let mut modules = COMPILED_MODULES?.iter();
-    let (_, compressed) = modules.find(|(module, _)| *module == name)?;
+    text(COMPILED_MODULES?, name)
+}
+
+/// The text of one of these modules, names and compressed texts as a build script leaves them.
+///
+/// # Panics
+/// If a text is not what the script wrote.
+#[must_use]
+pub fn text(modules: &[(&str, &[u8])], name: &str) -> Option<String> {
+    let (_, compressed) = modules.iter().find(|(module, _)| *module == name)?;
     let mut text = String::new();
     let read = ZlibDecoder::new(*compressed).read_to_string(&mut text);
     read.expect("the build compressed a text");

@@ -5,11 +5,11 @@ use crate::shape::Shape;
 use crate::subject::{Contenders, Subject};
 use anyhow::{Context, Result};
 use attention::check::{self, Forward};
-use attention::ladder::{Ladder, OStore, Rung, Swizzles};
 use attention::{
     Accumulation, Attention, Device, Element, Error, Problem, RawForward, Strided, Tensor, kernel,
     random,
 };
+use ladder::{Ladder, OStore, Rung, Swizzles};
 
 /// Checked rows of each kernel's result.
 const CHECKED_ROWS: usize = 32;
@@ -91,7 +91,7 @@ impl Choice {
         let attention = Attention::new().causal(shape.causal).splits(splits);
         match (self, name.parse::<Ladder>()) {
             (Choice::Auto, _) => attention,
-            (_, Ok(ladder)) => attention.ladder(ladder),
+            (_, Ok(ladder)) => attention.planner(ladder),
             (_, Err(_)) => attention.kernel(name),
         }
     }

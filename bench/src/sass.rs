@@ -4,13 +4,14 @@ use crate::args::Profile;
 use crate::contender::on_ladder;
 use crate::{print, table};
 use anyhow::{Context, Result, ensure};
+use attention::Device;
 use attention::emulator::Options;
-use attention::ladder::Ladder;
-use attention::{Device, ptx};
+use attention::plan::Entry;
 use kernel_builder::sass;
+use kernels::catalog;
 use kernels::catalog::class::Class;
-use kernels::catalog::{self, Kernel};
-use kernels::ladder::table::{self as ladder, variants};
+use ladder::Ladder;
+use ladder::catalog::variants;
 
 /// Prints how often each instruction occurs in the kernel.
 ///
@@ -18,7 +19,7 @@ use kernels::ladder::table::{self as ladder, variants};
 /// If there is no such kernel, or a tool is missing or fails.
 pub fn run(args: &Profile) -> Result<()> {
     let kernel = kernel(args)?;
-    let text = ptx::module(kernel.module).ok_or(attention::Error::NotCompiled)?;
+    let text = (kernel.ptx)(kernel.module).ok_or(attention::Error::NotCompiled)?;
     let code = sass::disassemble(&text, &args.target)?;
     let counts = sass::opcodes(&code, kernel.name);
     ensure!(!counts.is_empty(), "nvdisasm shows no {}", kernel.name);
@@ -37,12 +38,12 @@ pub fn run(args: &Profile) -> Result<()> {
 }
 
 /// The kernel with this name, or the one that the library takes on the target's devices.
-fn kernel(args: &Profile) -> Result<&'static Kernel> {
+fn kernel(args: &Profile) -> Result<Entry> {
     let (call, target) = (&args.call, args.target.as_str());
     let problem = call.shape.problem()?;
     let entry = |name: &str| {
-        let mut ladder = ladder::KERNELS.iter();
-        catalog::named(name).or_else(|| ladder.find(|kernel| kernel.name == name))
+        let rung = || ladder::catalog::named(name).map(Entry::from);
+        catalog::named(name).map(Entry::from).or_else(rung)
     };
     if let Some(kernel) = entry(&call.kernel) {
         return Ok(kernel);
@@ -54,7 +55,7 @@ fn kernel(args: &Profile) -> Result<&'static Kernel> {
         Ok(Some(Ladder { rung, acc, .. })) => {
             let (dtype, acc) = (call.shape.dtype.into(), acc.unwrap_or_default());
             // The number of stages is a parameter of the launch: all lead to the same kernel.
-            variants(rung, dtype, acc, problem.dim as u32, 1).map(|(kernel, _)| kernel)
+            variants(rung, dtype, acc, problem.dim as u32, 1).map(|(kernel, _)| kernel.into())
         }
         _ => entry(name),
     });

@@ -1,12 +1,12 @@
 //! The command line.
 
 use crate::gemm::GemmArgs;
-use attention::ladder::{Ladder, MAX_STAGES, OStore, Rung, Swizzles};
 use attention::{Accumulation, Class, Dtype};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
+use ladder::{Ladder, MAX_STAGES, OStore, Rung, Swizzles};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -4,8 +4,8 @@ use crate::args::{Args, Check};
 use crate::memory::expect_free;
 use anyhow::{Result, bail, ensure};
 use attention::kernel;
-use attention::ladder::{Rung, with_options};
 use attention::{Accumulation, Attention, Device, Dtype, Error, Problem, RawForward};
+use ladder::{Ladder, Rung, with_options};
 
 /// A kernel to run.
 pub struct Choice {
@@ -48,14 +48,20 @@ pub fn choices(
     let on_ladder = |rung: &Rung| -> attention::Result<Choice> {
         let ladder = args.on_rung(*rung);
         ladder.check(device, dtype, problem)?;
-        let call = call.clone().ladder(ladder);
+        let call = call.clone().planner(ladder);
         choice(ladder.to_string(), call, ladder.sums_in())
     };
     let named = |name: &str| -> Result<Choice> {
         if let Some(rung) = Rung::ALL.iter().find(|rung| rung.name() == name) {
             return Ok(on_ladder(rung)?);
         }
-        let checked = kernel::check(device, name, dtype, problem);
+        let checked = match kernel::check(device, name, dtype, problem) {
+            // Names of the ladder may be similar.
+            Err(Error::UnknownKernel { near, .. }) if near.is_empty() => {
+                Ladder::named(name).map(|_| ())
+            }
+            checked => checked,
+        };
         let exists = !matches!(checked, Err(Error::UnknownKernel { .. }));
         if let Some(option) = args.ladder_option().filter(|_| exists) {
             let (typed, ladder) = (&args.kernel, with_options());
@@ -167,9 +173,9 @@ pub fn expect_memory(
 mod tests {
     use super::{Args, choices};
     use attention::emulator::Options;
-    use attention::ladder::Rung;
     use attention::{Device, Dtype, Problem};
     use clap::Parser;
+    use ladder::Rung;
 
     #[test]
     fn the_ladder_is_what_there_is_memory_for() {

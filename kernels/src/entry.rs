@@ -6,7 +6,7 @@ use crate::attention::heads::{HeadGroup, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::score::Scaled;
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
-use crate::{attention, bulk_copy, gemm, ladder};
+use crate::{attention, bulk_copy, gemm};
 
 /// Defines an entry point: `NAME(PARAMS) = KERNEL`.
 #[macro_export]

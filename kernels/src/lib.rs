@@ -14,7 +14,8 @@
 //! | `gemm` | the main loops of matrix products | PTX |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
 //! | `tile` | register tiles, shared-memory tiles, copies | PTX |
-//! | [`ladder`] | the classic kernels, each a step up from the one before | PTX, options and table both |
+//!
+//! The classic kernels of the ladder are a crate of their own, made of the same parts.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -28,7 +29,6 @@ pub mod catalog;
 
 #[cfg(target_arch = "nvptx64")]
 mod gemm;
-pub mod ladder;
 pub mod layout;
 
 #[cfg(target_arch = "nvptx64")]
@@ -36,9 +36,9 @@ mod bulk_copy;
 #[cfg(target_arch = "nvptx64")]
 mod entry;
 #[cfg(target_arch = "nvptx64")]
-mod ptx;
+pub mod ptx;
 #[cfg(target_arch = "nvptx64")]
-mod tile;
+pub mod tile;
 
 /// Never reached: the PTX build aborts in place (`-Cpanic=immediate-abort`), and `no_std` asks for
 /// a handler all the same.

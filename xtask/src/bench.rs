@@ -2,6 +2,7 @@
 
 use crate::shell;
 use anyhow::Result;
+use ladder::Rung;
 use std::ffi::OsString;
 
 /// Arguments for the binary.
@@ -29,10 +30,21 @@ pub fn profile(arguments: &[OsString]) -> Result<()> {
     forward(&["profile", "--reports", "target/profiles"], arguments)
 }
 
-/// Runs the binary and ends with its exit status.
+/// Whether an argument names the ladder or one of its kernels, perhaps in a list or with options.
+fn is_of_the_ladder(argument: &OsString) -> bool {
+    let argument = argument.to_string_lossy();
+    let mut words = argument.split([',', ':', '=']);
+    words.any(|word| word == "ladder" || Rung::ALL.iter().any(|rung| rung.name() == word))
+}
+
+/// Runs the binary, with the kernels of the ladder if an argument names them, and ends with its exit status.
 fn forward(first: &[&str], rest: &[OsString]) -> Result<()> {
     let mut cargo = shell::cargo();
-    cargo.args(["run", "--quiet", "--release", "-p", "bench", "--"]);
+    cargo.args(["run", "--quiet", "--release", "-p", "bench"]);
+    if rest.iter().any(is_of_the_ladder) {
+        cargo.args(["--features", "ladder"]);
+    }
+    cargo.arg("--");
     let status = cargo.args(first).args(rest).status()?;
     match status.code() {
         Some(0) => Ok(()),

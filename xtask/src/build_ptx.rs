@@ -9,11 +9,14 @@ use kernels::catalog::collectives::Collectives;
 use std::path::{Path, PathBuf};
 
 /// Options of the task.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args)]
 pub struct Arguments {
     /// Only kernels of this name, in which `*` stands for any text; may be repeated
     #[arg(long, value_name = "NAME")]
     kernel: Vec<String>,
+    /// The kernels of the ladder too
+    #[arg(long)]
+    ladder: bool,
     /// Only kernels of this PTX target
     #[arg(long, value_parser = target)]
     target: Option<Target>,
@@ -21,6 +24,28 @@ pub struct Arguments {
     /// `target/ptx` of another checkout
     #[arg(long, value_name = "FOLDER")]
     compare: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Every kernel, those of the ladder too.
+    pub fn all() -> Self {
+        Arguments {
+            kernel: Vec::new(),
+            ladder: true,
+            target: None,
+            compare: None,
+        }
+    }
+}
+
+/// The kernels of the ladder.
+fn ladder() -> Package {
+    let kernels = ladder::catalog::KERNELS.iter();
+    Package {
+        name: "ladder",
+        uses: &["kernels"],
+        kernels: kernels.map(|kernel| &kernel.shape as _).collect(),
+    }
 }
 
 fn target(name: &str) -> Result<Target, String> {
@@ -34,20 +59,20 @@ fn target(name: &str) -> Result<Target, String> {
 /// Writes each module to `target/ptx/TARGET/MODULE.ptx` and prints a table of the entries, or what
 /// differs from another folder.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut package = Package::kernels();
-    package.kernels.retain(|kernel| {
-        let name = kernel.name();
-        let mut patterns = arguments.kernel.iter();
-        (arguments.kernel.is_empty() || patterns.any(|pattern| fits(pattern, &name)))
-            && arguments
-                .target
-                .is_none_or(|target| kernel.target() == target)
-    });
-    ensure!(
-        !package.kernels.is_empty(),
-        "no kernel has such a name and target"
-    );
-    let modules = kernel_builder::build(&package)?;
+    let mut modules = Vec::new();
+    let packages = [Some(Package::kernels()), arguments.ladder.then(ladder)];
+    for mut package in packages.into_iter().flatten() {
+        package.kernels.retain(|kernel| {
+            let name = kernel.name();
+            let mut patterns = arguments.kernel.iter();
+            (arguments.kernel.is_empty() || patterns.any(|pattern| fits(pattern, &name)))
+                && arguments
+                    .target
+                    .is_none_or(|target| kernel.target() == target)
+        });
+        modules.extend(kernel_builder::build(&package)?);
+    }
+    ensure!(!modules.is_empty(), "no kernel has such a name and target");
     let folder = kernel_builder::target_dir().join("ptx");
     for module in &modules {
         let path = path(&folder, module);
@@ -66,7 +91,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     println!("{}", table(&modules, &usages));
     println!("{} modules in {}", modules.len(), folder.display());
     match ptxas {
-        Some(_) => println!("registers for each target that the kernel is for; none is spilled"),
+        Some(_) => println!(
+            "registers for each target that the kernel is for; none is spilled, but for a few of the ladder"
+        ),
         None => println!("no ptxas: registers and spills not checked; type: cargo xtask setup"),
     }
     Ok(())

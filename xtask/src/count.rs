@@ -5,13 +5,16 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
-use kernels::ladder::Rung;
+use ladder::Rung;
 use serde_json::Value;
 
 /// Runs kernels on the emulator and prints what it counted: those that `names` lists, or all if it is empty. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
 pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
-    let host = ["build", "--quiet", "--release", "-p", "host"];
-    shell::run(shell::cargo().args(host))?;
+    let mut calls = calls(seqlen);
+    calls.retain(|call| names.is_empty() || names.contains(&call.name()));
+    let on_ladder = |call: &Call| call.kernel.is_none();
+    let host = program(calls.iter().any(on_ladder));
+    shell::run(shell::cargo().args(["build"]).args(host))?;
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header([
@@ -30,9 +33,7 @@ pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
         "KB written",
     ]);
     let mut breaches = Vec::new();
-    let mut calls = calls(seqlen);
-    calls.retain(|call| names.is_empty() || names.contains(&call.name()));
-    for (label, counters) in count(&calls)? {
+    for (label, counters) in count(&calls, host)? {
         let sum = |of: &str, prefixes: &[&str]| -> u64 {
             let accesses = counters["accesses"].as_array().into_iter().flatten();
             accesses
@@ -85,6 +86,12 @@ pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     );
     ensure!(breaches.is_empty(), "{}", breaches.join("\n"));
     Ok(())
+}
+
+/// Arguments of cargo for the program, with or without the kernels of the ladder.
+fn program(ladder: bool) -> &'static [&'static str] {
+    let arguments = &["--quiet", "--release", "-p", "host", "--features", "ladder"];
+    if ladder { arguments } else { &arguments[..4] }
 }
 
 /// Head dims that kernels of the ladder, which serve many, are counted at.
@@ -178,9 +185,9 @@ impl Call {
     }
 
     /// Counters of each launch that is counted, as the program prints them.
-    fn count(&self) -> Result<Vec<Value>> {
+    fn count(&self, host: &[&str]) -> Result<Vec<Value>> {
         let mut command = shell::cargo();
-        command.args(["run", "--quiet", "--release", "-p", "host", "--"]);
+        command.args(["run"]).args(host).args(["--"]);
         command.args(&self.arguments);
         command.args(["--counters", "--json", "--check", "off"]);
         let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
@@ -193,10 +200,10 @@ impl Call {
 }
 
 /// Label and counters of each launch of some calls.
-fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
+fn count(calls: &[Call], host: &[&str]) -> Result<Vec<(String, Value)>> {
     let mut counted = Vec::new();
     for call in calls {
-        let launches = call.count()?;
+        let launches = call.count(host)?;
         let of = launches.len();
         counted.extend(launches.into_iter().enumerate().map(|(i, launch)| {
             let label = match of {
@@ -213,7 +220,7 @@ fn count(calls: &[Call]) -> Result<Vec<(String, Value)>> {
 mod tests {
     use super::{COMBINED, COMBINED_KEYS, calls, name};
     use kernels::catalog::KERNELS;
-    use kernels::ladder::Rung;
+    use ladder::Rung;
 
     #[test]
     fn every_kernel_is_counted_once() {

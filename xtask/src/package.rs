@@ -1,6 +1,7 @@
 //! `cargo xtask package`: `dist/`, programs for a machine with a GPU and no Rust, and the crate for people with Rust and
 //! no source of its library.
 
+use crate::test::LADDER;
 use crate::{package_crate, shell};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -61,9 +62,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     std::fs::create_dir_all(staging.join("tests"))?;
 
     for (package, name) in [("host", "attention"), ("bench", "bench")] {
-        let binary = built(&["build", "--release", "-p", package], |artifact| {
-            !artifact["executable"].is_null()
-        })?;
+        let binary = built(
+            &["build", "--release", "-p", package, "--features", "ladder"],
+            |artifact| !artifact["executable"].is_null(),
+        )?;
         ensure!(binary.len() == 1, "the package {package} has one binary");
         install(&binary[0], &staging.join(name))?;
     }
@@ -73,6 +75,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             "test",
             "--no-run",
             "--workspace",
+            "--features",
+            LADDER,
             "--exclude",
             "xtask",
             "--exclude",

@@ -11,13 +11,16 @@ pub struct Arguments {
     cargo_test: Vec<String>,
 }
 
+/// The features that compile the kernels of the ladder.
+pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
+
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace.
 pub fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
-    build_ptx::run(&build_ptx::Arguments::default())?;
+    build_ptx::run(&build_ptx::Arguments::all())?;
     shell::run(
         shell::cargo()
-            .args(["test", "--workspace"])
+            .args(["test", "--workspace", "--features", LADDER])
             .args(&arguments.cargo_test),
     )
 }

@@ -1,8 +1,6 @@
 //! Which kernel computes a problem.
 
 use super::Problem;
-use super::chosen::Chosen;
-use super::ladder::{self, Rung};
 use super::schedule::{group, request};
 use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
@@ -51,10 +49,7 @@ pub(crate) fn resolve(
     dtype: catalog::Dtype,
     problem: &Problem,
     facts: &Facts,
-) -> Result<Chosen> {
-    if let Some(ladder) = name.and_then(ladder::named) {
-        return ladder.choose(dtype, problem, facts);
-    }
+) -> Result<&'static Kernel> {
     let kernel = match name {
         None => select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim))?,
         Some(CPU) => return Err(unsuitable(CPU, "runs on the CPU only")),
@@ -67,7 +62,7 @@ pub(crate) fn resolve(
         }
     };
     if fits(kernel, facts) {
-        return Ok(Chosen::new(kernel));
+        return Ok(kernel);
     }
     let counterpart = |forward: &Forward| {
         let counterpart = forward.counterpart(facts.class());
@@ -96,9 +91,6 @@ pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result
         return Ok(());
     }
     let dtype = dtype.of_kernels()?;
-    if let Some(ladder) = ladder::named(name) {
-        return ladder.resolve_cpu(dtype, problem);
-    }
     match obstacle(find(name)?, dtype, problem) {
         Some(reason) => Err(unsuitable(name, reason)),
         None => Err(Error::NotOnCpu {
@@ -178,14 +170,14 @@ fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
 
 /// The names of kernels most similar to `name`, best first; none if none is similar.
 fn near(name: &str) -> Vec<&'static str> {
-    let rungs = Rung::ALL.iter().map(|rung| rung.name());
     let names = KERNELS.iter().map(|kernel| kernel.name);
     let others = [CPU, gemm::SIMPLE, gemm::MULTISTAGE];
-    nearest(name, names.chain(rungs).chain(others))
+    nearest(name, names.chain(others))
 }
 
 /// Of some names the three most similar to `name`, best first; none if none is similar.
-pub(crate) fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
+#[must_use]
+pub fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
     let mut near: Vec<_> = names
         .map(|known| (strsim::jaro_winkler(known, name), known))
         .filter(|&(similarity, _)| similarity > 0.7)
@@ -216,7 +208,7 @@ mod tests {
         kv: [usize; 4],
     ) -> Result<&'static str> {
         let problem = Problem::new(q, kv, kv, false, None).expect("valid");
-        resolve(name, Dtype::F16, &problem, facts).map(|chosen| chosen.kernel.name)
+        resolve(name, Dtype::F16, &problem, facts).map(|kernel| kernel.name)
     }
 
     fn named(name: &str) -> Result<&'static str> {

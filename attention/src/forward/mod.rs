@@ -2,14 +2,13 @@
 
 pub mod check;
 pub mod choice;
-pub(crate) mod chosen;
 pub mod cpu;
-pub mod ladder;
 mod options;
-mod plan;
+pub(crate) mod plan;
 mod problem;
 pub mod reference;
 mod schedule;
 
 pub use options::{Attention, RawForward};
+pub use plan::Planner;
 pub use problem::Problem;

@@ -2,10 +2,8 @@
 
 use super::choice;
 use super::cpu;
-use super::ladder::Ladder;
-use super::plan::plan;
+use super::plan::{Planner, plan};
 use super::problem::Problem;
-use super::schedule::Schedule;
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::plan::{CPU, Plan};
@@ -15,6 +13,7 @@ use crate::tensor::{
 };
 use half::{bf16, f16};
 use kernels::abi::TensorRef;
+use std::sync::Arc;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
 ///
@@ -55,7 +54,7 @@ enum Wanted {
     #[default]
     Best,
     Named(String),
-    Ladder(Ladder),
+    Planned(Arc<dyn Planner>),
 }
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
@@ -141,24 +140,23 @@ impl Attention {
         self
     }
 
-    /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable) or of the [ladder](crate::ladder). Default:
-    /// the best one.
+    /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable). Default: the best one.
     #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Wanted::Named(name.into());
         self
     }
 
-    /// The kernel to use, one of the ladder with its options; on GPUs and the emulator only.
+    /// Kernels of another crate to use.
     #[must_use]
-    pub fn ladder(mut self, ladder: Ladder) -> Self {
-        self.kernel = Wanted::Ladder(ladder);
+    pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
+        self.kernel = Wanted::Planned(Arc::new(planner));
         self
     }
 
     /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
     /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
-    /// CPU does not split, nor do the kernels `naive` and `fa1`.
+    /// CPU does not split.
     #[must_use]
     pub fn splits(mut self, splits: u32) -> Self {
         self.splits = splits;
@@ -331,23 +329,24 @@ impl Attention {
         dtype: Dtype,
         args: &RawForward,
     ) -> Result<Plan> {
-        let Some(facts) = facts else {
-            match &self.kernel {
-                Wanted::Ladder(ladder) => ladder.resolve_cpu(dtype.of_kernels()?, problem)?,
-                Wanted::Named(name) => choice::resolve_cpu(name, dtype, problem)?,
-                Wanted::Best => {}
-            }
-            return Ok(Plan::without_steps(CPU));
-        };
-        let dtype = dtype.of_kernels()?;
-        let chosen = match &self.kernel {
-            Wanted::Ladder(ladder) => ladder.choose(dtype, problem, facts)?,
-            Wanted::Named(name) => choice::resolve(Some(name), dtype, problem, facts)?,
-            Wanted::Best => choice::resolve(None, dtype, problem, facts)?,
-        };
         let splits = (self.splits > 0).then_some(self.splits);
-        let schedule = Schedule::new(&chosen, problem, facts, splits)?;
-        plan(chosen, problem, &schedule, args)
+        let name = match &self.kernel {
+            Wanted::Best => None,
+            Wanted::Named(name) => Some(name.as_str()),
+            Wanted::Planned(planner) => {
+                return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
+            }
+        };
+        match facts {
+            None => {
+                name.map_or(Ok(()), |name| choice::resolve_cpu(name, dtype, problem))?;
+                Ok(Plan::without_steps(CPU))
+            }
+            Some(facts) => {
+                let kernel = choice::resolve(name, dtype.of_kernels()?, problem, facts)?;
+                plan(kernel, problem, facts, args, splits)
+            }
+        }
     }
 
     fn problem(&self, [q, k, v]: [[usize; 4]; 3]) -> Result<Problem> {

@@ -1,141 +1,261 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
-use super::chosen::Chosen;
-use super::schedule::{Schedule, group, main_loop};
+use super::schedule::{Schedule, group};
 use super::{Problem, RawForward};
+use crate::device::Facts;
 use crate::error::Result;
 use crate::pack::pack;
-use crate::plan::{Plan, Step, Workspace};
-use kernels::abi::{Divisor, ForwardParams, LadderParams, Order, TensorRef};
-use kernels::catalog::{self, Combine, Family, Kernel};
-use kernels::ladder::NaivePass;
-use kernels::ladder::table::Loop;
+use crate::plan::{Entry, Plan, Step, Workspace};
+use bytemuck::NoUninit;
+use kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
+use kernels::catalog::{self, Combine, Dtype, Family, Kernel, Kind};
+use std::fmt::Debug;
 use std::mem::offset_of;
 
-/// The plan for a [valid](Problem::validate) problem, by a schedule of a kernel that serves it.
-pub fn plan(
-    chosen: Chosen,
+/// The plan for a [valid](Problem::validate) problem by a kernel that serves it, on this many splits of the keys
+/// if any number is given.
+pub(super) fn plan(
+    kernel: &'static Kernel,
     problem: &Problem,
-    schedule: &Schedule,
+    facts: &Facts,
     args: &RawForward,
+    splits: Option<u32>,
 ) -> Result<Plan> {
-    let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
-    let kernel = chosen.kernel;
-    let [q, o] = [args.q, args.o].map(|tensor| normalized(tensor, q_shape));
-    let [k, v] = [args.k, args.v].map(|tensor| normalized(tensor, kv_shape));
-    let mut inputs = [q, k, v];
-    let mut workspace = Workspace::default();
-    let mut steps = Vec::new();
-    let mut places = Vec::new();
-    for ((input, shape), place) in inputs.iter_mut().zip([q_shape, kv_shape, kv_shape]).zip([
-        offset_of!(ForwardParams, q.address),
-        offset_of!(ForwardParams, k.address),
-        offset_of!(ForwardParams, v.address),
-    ]) {
-        if !input.is_aligned() {
-            let (step, copy) = pack(*input, shape, &mut workspace)?;
-            *input = copy;
-            steps.push(step);
-            places.push(place);
-        }
+    let mut draft = Draft::new(kernel.into(), problem, facts, args, splits)?;
+    let splits = draft.splits() > 1;
+    if splits {
+        draft.reserve_partials(problem.dim)?;
     }
-    let [q, k, v] = inputs;
-    let naive = main_loop(kernel) == Some(Loop::Naive);
-    let combines = schedule.splits > 1 || main_loop(kernel) == Some(Loop::Fa1);
-    let (partial_o, partial_softmax) = if naive || combines {
-        // A row's partial results of each split; of the naive kernel a row of scores.
-        let rows = problem.lse_shape().iter().product::<usize>();
-        let rows = rows.checked_mul(schedule.splits as usize);
-        let rows = rows.ok_or(Workspace::OVERFLOW)?;
-        let columns = if naive {
-            problem.seqlen_kv
-        } else {
-            problem.dim
-        };
-        places.push(offset_of!(ForwardParams, partial_o));
-        places.push(offset_of!(ForwardParams, partial_softmax));
-        (
-            workspace.reserve([rows, columns, size_of::<f32>()])?,
-            workspace.reserve([rows, if naive { 0 } else { 2 }, size_of::<f32>()])?,
-        )
-    } else {
-        (0, 0)
-    };
-    let params = ForwardParams {
-        q,
-        k,
-        v,
-        o,
-        lse: args.lse,
-        partial_o,
-        partial_softmax,
-        // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
-        heads: problem.heads as u32,
-        tile_heads: Divisor::new((problem.heads / schedule.packed as usize) as u32),
-        group: Divisor::new(group(problem) as u32),
-        order: Order::new(
-            (problem.batch * problem.heads / schedule.packed as usize) as u32,
-            schedule.q_tiles,
-            schedule.wave_heads,
-        ),
-        seqlen_q: problem.seqlen_q as u32,
-        seqlen_kv: problem.seqlen_kv as u32,
-        dim: problem.dim as u32,
-        scale: problem.scale,
-        o_aligned: u32::from(o.is_aligned()),
-        batch_heads: (problem.batch * problem.heads) as u32,
-        splits: schedule.splits,
-        split_keys: schedule.split_keys,
-        causal: u32::from(problem.causal),
-        ladder: chosen.ladder,
-    };
-    let passes: &[NaivePass] = match naive {
-        true => &[NaivePass::Scores, NaivePass::Softmax, NaivePass::Output],
-        false => &[NaivePass::Scores],
-    };
-    for &pass in passes {
-        let ladder = LadderParams {
-            pass: pass as u32,
-            ..params.ladder
-        };
-        let params = ForwardParams { ladder, ..params };
-        let blocks = u128::from(schedule.blocks);
-        let shared_bytes = chosen.shared_bytes;
-        steps.push(Step::new(
-            kernel.into(),
-            blocks,
-            shared_bytes,
-            &params,
-            &places,
-        )?);
+    draft.launch(|params| params)?;
+    if splits {
+        draft.combine()?;
     }
-    if combines {
-        steps.push(combine(kernel, problem, &params, &places)?);
-    }
-    Ok(Plan {
-        kernel: kernel.name,
-        splits: schedule.splits,
-        steps,
-        workspace_bytes: workspace.bytes,
-    })
+    Ok(draft.finish())
 }
 
-/// The step that combines the splits of a kernel: a warp takes up to 128 columns of a row.
-fn combine(
-    kernel: &Kernel,
-    problem: &Problem,
-    params: &ForwardParams,
-    places: &[usize],
-) -> Result<Step> {
-    let dtype = kernel.dtype().expect("it computes attention");
-    let combine = catalog::kernel(Family::Combine(Combine { dtype }));
-    let rows = problem.lse_shape().iter().product::<usize>();
-    let row_warps = problem.dim.div_ceil(128).next_power_of_two();
-    let warps = rows as u128 * row_warps as u128;
-    let blocks = warps.div_ceil(u128::from(Combine::WARPS));
-    let shared_bytes = combine.shared_bytes();
-    Step::new(combine.into(), blocks, shared_bytes, params, places)
+/// Plans attention calls by kernels of another crate, for [`Attention::planner`](super::Attention::planner).
+pub trait Planner: Debug + Send + Sync {
+    /// The plan for a [valid](Problem::validate) problem on a device with these facts, or on the CPU, which has
+    /// none; on this many splits of the keys if any number is given.
+    ///
+    /// # Errors
+    /// Says why the kernel cannot compute the problem.
+    fn plan(
+        &self,
+        facts: Option<&Facts>,
+        dtype: Dtype,
+        problem: &Problem,
+        args: &RawForward,
+        splits: Option<u32>,
+    ) -> Result<Plan>;
+}
+
+/// The kernel that does the work of an attention call, as a plan sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct MainKernel {
+    /// How to launch it.
+    pub entry: Entry,
+    /// Element type of q, k, v and o.
+    pub dtype: Dtype,
+    /// Query rows of a block (Br).
+    pub q_rows: u32,
+    /// Keys of a step (Bc).
+    pub keys: u32,
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// Blocks of a multiprocessor that the registers are bounded for.
+    pub blocks_per_sm: u32,
+    /// Whether query heads that share a key/value head share query tiles.
+    pub is_packed: bool,
+    /// Whether heads take turns in waves, because their tiles differ in work.
+    pub takes_waves: bool,
+}
+
+impl MainKernel {
+    /// Blocks that a multiprocessor holds at once.
+    #[must_use]
+    pub fn resident_blocks(&self, facts: &Facts) -> u32 {
+        facts.resident_blocks(self.blocks_per_sm, self.shared_bytes)
+    }
+}
+
+impl From<&'static Kernel> for MainKernel {
+    /// A kernel of this crate's catalog.
+    ///
+    /// # Panics
+    /// If it does not compute attention.
+    fn from(kernel: &'static Kernel) -> Self {
+        let forward = kernel.forward().expect("it computes attention");
+        MainKernel {
+            entry: kernel.into(),
+            dtype: forward.dtype,
+            q_rows: forward.tile.q_rows,
+            keys: forward.tile.keys,
+            shared_bytes: kernel.shared_bytes(),
+            blocks_per_sm: kernel.blocks_per_sm(),
+            is_packed: forward.kind.is_packed(),
+            takes_waves: forward.kind == Kind::Plain { causal: true },
+        }
+    }
+}
+
+/// The plan of an attention call in the making. It starts with the copies of inputs whose rows are not aligned.
+#[derive(Debug)]
+pub struct Draft {
+    kernel: MainKernel,
+    schedule: Schedule,
+    params: ForwardParams,
+    places: Vec<usize>,
+    workspace: Workspace,
+    steps: Vec<Step>,
+}
+
+impl Draft {
+    /// Divides the work of a [valid](Problem::validate) problem that the kernel serves: on this many splits of the
+    /// keys, or on as many as suit the device.
+    ///
+    /// # Errors
+    /// If there are too many blocks, or copies of inputs overflow an address space.
+    pub fn new(
+        kernel: MainKernel,
+        problem: &Problem,
+        facts: &Facts,
+        args: &RawForward,
+        splits: Option<u32>,
+    ) -> Result<Self> {
+        let schedule = Schedule::new(&kernel, problem, facts, splits)?;
+        let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
+        let [q, o] = [args.q, args.o].map(|tensor| normalized(tensor, q_shape));
+        let [k, v] = [args.k, args.v].map(|tensor| normalized(tensor, kv_shape));
+        let tile_heads = problem.heads / schedule.packed as usize;
+        let mut draft = Draft {
+            kernel,
+            schedule,
+            // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
+            params: ForwardParams {
+                q,
+                k,
+                v,
+                o,
+                lse: args.lse,
+                partial_o: 0,
+                partial_softmax: 0,
+                heads: problem.heads as u32,
+                tile_heads: Divisor::new(tile_heads as u32),
+                group: Divisor::new(group(problem) as u32),
+                order: Order::new(
+                    (problem.batch * tile_heads) as u32,
+                    schedule.q_tiles,
+                    schedule.wave_heads,
+                ),
+                seqlen_q: problem.seqlen_q as u32,
+                seqlen_kv: problem.seqlen_kv as u32,
+                dim: problem.dim as u32,
+                scale: problem.scale,
+                o_aligned: u32::from(o.is_aligned()),
+                batch_heads: (problem.batch * problem.heads) as u32,
+                splits: schedule.splits,
+                split_keys: schedule.split_keys,
+                causal: u32::from(problem.causal),
+            },
+            places: Vec::new(),
+            workspace: Workspace::default(),
+            steps: Vec::new(),
+        };
+        let params = &mut draft.params;
+        for (input, shape, place) in [
+            (&mut params.q, q_shape, offset_of!(ForwardParams, q.address)),
+            (
+                &mut params.k,
+                kv_shape,
+                offset_of!(ForwardParams, k.address),
+            ),
+            (
+                &mut params.v,
+                kv_shape,
+                offset_of!(ForwardParams, v.address),
+            ),
+        ] {
+            if !input.is_aligned() {
+                let (step, copy) = pack(*input, shape, &mut draft.workspace)?;
+                *input = copy;
+                draft.steps.push(step);
+                draft.places.push(place);
+            }
+        }
+        Ok(draft)
+    }
+
+    /// Splits of the keys.
+    #[must_use]
+    pub fn splits(&self) -> u32 {
+        self.schedule.splits
+    }
+
+    /// Reserves the workspace of partial results: for each row and split, `columns` numbers at
+    /// [`partial_o`](ForwardParams::partial_o), and two at [`partial_softmax`](ForwardParams::partial_softmax).
+    ///
+    /// # Errors
+    /// If its size overflows.
+    pub fn reserve_partials(&mut self, columns: usize) -> Result<()> {
+        let params = &mut self.params;
+        let rows = (params.batch_heads as usize).checked_mul(params.seqlen_q as usize);
+        let rows = rows.and_then(|rows| rows.checked_mul(params.splits as usize));
+        let rows = rows.ok_or(Workspace::OVERFLOW)?;
+        params.partial_o = self.workspace.reserve([rows, columns, size_of::<f32>()])?;
+        params.partial_softmax = self.workspace.reserve([rows, 2, size_of::<f32>()])?;
+        self.places.push(offset_of!(ForwardParams, partial_o));
+        self.places.push(offset_of!(ForwardParams, partial_softmax));
+        Ok(())
+    }
+
+    /// Adds a launch of the kernel with the parameter block that `block` makes. It starts with the parameters
+    /// given, in which addresses count from the workspace's start.
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have.
+    pub fn launch<P: NoUninit>(&mut self, block: impl FnOnce(ForwardParams) -> P) -> Result<()> {
+        let (kernel, blocks) = (self.kernel, u128::from(self.schedule.blocks));
+        let block = block(self.params);
+        let step = Step::new(
+            kernel.entry,
+            blocks,
+            kernel.shared_bytes,
+            &block,
+            &self.places,
+        )?;
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// Adds the launch that makes o and lse of partial results: a warp takes up to 128 columns of a row.
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have.
+    pub fn combine(&mut self) -> Result<()> {
+        let dtype = self.kernel.dtype;
+        let kernel = catalog::kernel(Family::Combine(Combine { dtype }));
+        let params = &self.params;
+        let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
+        let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
+        let blocks = warps.div_ceil(u128::from(Combine::WARPS));
+        let shared_bytes = kernel.shared_bytes();
+        let step = Step::new(kernel.into(), blocks, shared_bytes, params, &self.places)?;
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn finish(self) -> Plan {
+        Plan {
+            kernel: self.kernel.entry.name,
+            splits: self.schedule.splits,
+            steps: self.steps,
+            workspace_bytes: self.workspace.bytes,
+        }
+    }
 }
 
 /// The same tensor with stride 0 on axes of one element: these strides are never used, and must not make the
@@ -152,27 +272,29 @@ fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorR
 
 #[cfg(test)]
 mod tests {
-    use super::{combine, normalized};
+    use super::{Draft, normalized};
     use crate::device::Facts;
-    use crate::error::{Error, Result};
+    use crate::error::Result;
     use crate::forward::{Attention, Problem, RawForward};
     use crate::plan::Plan;
     use kernels::abi::{ForwardParams, TensorRef};
     use kernels::catalog::class::Class;
-    use kernels::catalog::{Dtype, KERNELS};
+    use kernels::catalog::{self, Dtype};
     use std::mem::offset_of;
 
     #[test]
-    fn combine_grids_have_a_limit() {
-        let combine = |rows: usize| {
-            let shape = [rows, 1, 1, 136];
-            let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-            let step = combine(&KERNELS[0], &problem, &ForwardParams::default(), &[]);
-            step.map(|step| (step.entry.name, step.blocks))
-        };
-        assert_eq!(combine(1001), Ok(("combine_f16", 501)));
-        let error = combine(1 << 33);
-        assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
+    fn a_warp_combines_128_columns_of_a_row() {
+        let shape = [1001, 1, 1, 136];
+        let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+        let kernel = catalog::named("forward_f16_d192").expect("in the catalog");
+        let (facts, args) = (
+            Facts::emulated(Class::Sm80),
+            RawForward::row_major(&problem),
+        );
+        let mut draft = Draft::new(kernel.into(), &problem, &facts, &args, None).expect("a grid");
+        draft.combine().expect("a grid");
+        let step = &draft.finish().steps[0];
+        assert_eq!((step.entry.name, step.blocks), ("combine_f16", 501));
     }
 
     /// The plan for `[2, 3, 70, 64]` tensors with these row strides and first elements.

@@ -5,13 +5,11 @@
 //! results (flash-decoding). More splits fill the GPU better and leave more to combine.
 
 use super::Problem;
-use super::chosen::Chosen;
 use crate::device::Facts;
 use crate::error::Result;
-use crate::plan::grid;
+use crate::plan::{MainKernel, grid};
+use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
-use kernels::catalog::{Dtype, Forward, Kernel, Kind};
-use kernels::ladder::table::Loop;
 
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
@@ -22,14 +20,6 @@ const SPLIT_STEPS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
-
-/// The main loop of a kernel of the ladder.
-pub fn main_loop(kernel: &Kernel) -> Option<Loop> {
-    match kernel.forward()?.kind {
-        Kind::Ladder(shape) => Some(shape.main_loop),
-        _ => None,
-    }
-}
 
 /// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
 pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
@@ -71,37 +61,28 @@ impl Schedule {
     /// number of splits; there are no more than key blocks, and no more than it takes to share these
     /// out evenly.
     pub fn new(
-        chosen: &Chosen,
+        kernel: &MainKernel,
         problem: &Problem,
         facts: &Facts,
         splits: Option<u32>,
     ) -> Result<Self> {
-        let kernel = chosen.kernel;
-        let Forward { kind, tile, .. } = *kernel.forward().expect("it computes attention");
-        let packed = if kind.is_packed() { group(problem) } else { 1 };
+        let packed = if kernel.is_packed { group(problem) } else { 1 };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
-        let q_rows = u128::from(tile.q_rows);
-        let main_loop = main_loop(kernel);
-        let q_tiles = match main_loop {
-            // A block takes the tiles of a head in turns.
-            Some(Loop::Fa1) => 1,
-            _ => (problem.seqlen_q as u128 * packed as u128).div_ceil(q_rows),
-        };
-        let grid = |blocks| grid(kernel.name, blocks);
+        let rows = problem.seqlen_q as u128 * packed as u128;
+        let q_tiles = rows.div_ceil(u128::from(kernel.q_rows));
+        let grid = |blocks| grid(kernel.entry.name, blocks);
         let tiles = grid(heads * q_tiles)?;
         // Kernels count query heads in 32 bits too.
         grid((problem.batch * problem.heads) as u128)?;
-        let keys = tile.keys;
-        let key_blocks = (problem.seqlen_kv as u32).div_ceil(keys);
+        let key_blocks = (problem.seqlen_kv as u32).div_ceil(kernel.keys);
         let splits = match splits {
-            _ if matches!(main_loop, Some(Loop::Naive | Loop::Fa1)) => 1,
             Some(splits) => splits,
             None if !facts.has_pools => 1,
             None => {
-                let slots = facts.multiprocessors * chosen.resident_blocks(facts);
+                let slots = facts.multiprocessors * kernel.resident_blocks(facts);
                 // Partial results of many rows cost more than what a last wave that is not full does.
-                if tiles >= slots && !kind.is_packed() {
+                if tiles >= slots && !kernel.is_packed {
                     1
                 } else {
                     self::splits(tiles, key_blocks, slots)
@@ -114,7 +95,7 @@ impl Schedule {
             packed: packed as u32,
             q_tiles: q_tiles as u32,
             splits,
-            split_keys: split_blocks * keys,
+            split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
             wave_heads: wave_heads(kernel, problem, facts.l2_bytes),
         })
@@ -148,12 +129,8 @@ fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
 /// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
 /// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
 /// keeps its keys and values closest.
-fn wave_heads(kernel: &Kernel, problem: &Problem, l2_bytes: u32) -> u32 {
-    let causal = Kind::Plain { causal: true };
-    if kernel
-        .forward()
-        .is_none_or(|forward| forward.kind != causal)
-    {
+fn wave_heads(kernel: &MainKernel, problem: &Problem, l2_bytes: u32) -> u32 {
+    if !kernel.takes_waves {
         return 1;
     }
     // The rest is for q, o and what comes next: `docs/tuning.md`.
@@ -170,11 +147,10 @@ mod tests {
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
-    use crate::forward::chosen::Chosen;
-    use crate::plan::MAX_BLOCKS;
+    use crate::plan::{MAX_BLOCKS, MainKernel};
     use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
-    use kernels::catalog::{self, Dtype, Family, KERNELS};
+    use kernels::catalog::{self, Dtype, KERNELS};
     use proptest::prelude::*;
 
     const H200: Facts = Facts {
@@ -182,9 +158,8 @@ mod tests {
         ..Facts::emulated(Class::Sm90)
     };
 
-    fn kernel(name: &str) -> Chosen {
-        let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
-        Chosen::new(kernel.expect("in the table"))
+    fn kernel(name: &str) -> MainKernel {
+        MainKernel::from(catalog::named(name).expect("in the catalog"))
     }
 
     fn problem(q: [usize; 3], kv: [usize; 2], dim: usize) -> Problem {
@@ -249,7 +224,7 @@ mod tests {
             prop_assume!(kernel.forward().is_some());
             let tile = kernel.forward().expect("it computes attention").tile;
             let problem = problem([3, 2 * group, seqlen_q], [2, seqlen_kv], 32);
-            let s = Schedule::new(&Chosen::new(kernel), &problem, &H200, asked).expect("a grid");
+            let s = Schedule::new(&MainKernel::from(kernel), &problem, &H200, asked).expect("a grid");
             let (keys, last) = (s.split_keys as usize, s.splits as usize - 1);
             prop_assert!(last * keys < seqlen_kv && seqlen_kv <= (last + 1) * keys);
             prop_assert_eq!(s.split_keys % tile.keys, 0);
@@ -339,13 +314,11 @@ mod tests {
     #[test]
     fn small_multiprocessors_hold_fewer_blocks() {
         let [large, medium, small] = [Class::Sm90, Class::Sm80, Class::Sm86].map(Facts::emulated);
-        let kernel = kernel("decode_f16_d128");
-        assert_eq!(kernel.resident_blocks(&large), 3);
-        assert_eq!(kernel.resident_blocks(&medium), 2);
-        assert_eq!(kernel.resident_blocks(&small), 1);
-        let decode = kernel.kernel.forward().expect("it computes attention");
-        let two = catalog::kernel(Family::Forward(decode.counterpart(Class::Sm86)));
-        let two = Chosen::new(two);
+        let three = kernel("decode_f16_d128");
+        assert_eq!(three.resident_blocks(&large), 3);
+        assert_eq!(three.resident_blocks(&medium), 2);
+        assert_eq!(three.resident_blocks(&small), 1);
+        let two = kernel("decode_f16_d128_64x16x4");
         assert_eq!(two.resident_blocks(&small), 2);
     }
 
@@ -365,7 +338,7 @@ mod tests {
             let kernel = select(&super::request(Dtype::F16, &problem, &facts)).expect("a kernel");
             assert_eq!(kernel.name, name);
             let schedule =
-                Schedule::new(&Chosen::new(kernel), &problem, &facts, None).expect("a grid");
+                Schedule::new(&MainKernel::from(kernel), &problem, &facts, None).expect("a grid");
             assert_eq!(schedule.splits, splits, "{name}");
         }
     }
@@ -376,7 +349,7 @@ mod tests {
             let q = [2, heads, 1000, 64];
             let kv = [2, 4, seqlen_kv, 64];
             let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
-            wave_heads(kernel(name).kernel, &problem, l2_bytes)
+            wave_heads(&kernel(name), &problem, l2_bytes)
         };
         let causal = "forward_f16_d64_causal";
         let cache = 30 << 20;

@@ -38,7 +38,10 @@ impl Dtype {
     }
 
     /// The same type as the kernels know it.
-    pub(crate) fn of_kernels(self) -> Result<catalog::Dtype> {
+    ///
+    /// # Errors
+    /// If no kernel computes in it.
+    pub fn of_kernels(self) -> Result<catalog::Dtype> {
         match self {
             Dtype::F16 => Ok(catalog::Dtype::F16),
             Dtype::Bf16 => Ok(catalog::Dtype::Bf16),

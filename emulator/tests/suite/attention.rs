@@ -1,6 +1,6 @@
 //! Attention problems for the emulator: random inputs, a launch, and a plain reference.
 
-use ::kernels::abi::{ForwardParams, LadderParams, PackParams, TensorRef};
+use ::kernels::abi::{ForwardParams, PackParams, TensorRef};
 use ::kernels::catalog::{self, Combine, Dtype, Family, Forward, Kernel, Kind, Pack};
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
@@ -365,7 +365,6 @@ impl<'a> Run<'a> {
             splits,
             split_keys: split_blocks * tile.keys,
             causal: u32::from(p.causal),
-            ladder: LadderParams::default(),
         };
         let problem = *p;
         Run {

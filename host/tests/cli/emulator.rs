@@ -3,7 +3,7 @@
 
 use super::*;
 use kernels::catalog::{Dtype, KERNELS, Kind};
-use kernels::ladder::Rung;
+use ladder::Rung;
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
     let line = format!("--device emulator {line}");

@@ -2,7 +2,7 @@
 
 use super::*;
 use kernels::catalog::KERNELS;
-use kernels::ladder::Rung;
+use ladder::Rung;
 
 #[test]
 fn the_table_has_a_row_that_passes() {

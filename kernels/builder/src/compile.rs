@@ -3,7 +3,6 @@
 use crate::locations::{self, Lines};
 use crate::{Compiler, Error, cache, workspace};
 use kernels::catalog::{self, Spec};
-use kernels::ladder::table as ladder;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,8 +35,10 @@ const LIBRARY: &[&str] = &[
     "--emit=link",
     "-Zno-codegen",
     "-Zalways-encode-mir",
-    "-Zforce-unstable-if-unmarked",
 ];
+
+/// Flags for the compiler's own libraries.
+const CORE: &[&str] = &["-Zforce-unstable-if-unmarked"];
 
 /// Flags for the kernels: the PTX is the result, there is nothing to link.
 const KERNELS: &[&str] = &[
@@ -61,7 +62,7 @@ impl Package {
     /// The crate [`kernels`].
     #[must_use]
     pub fn kernels() -> Self {
-        let catalog = catalog::KERNELS.iter().chain(ladder::KERNELS.iter());
+        let catalog = catalog::KERNELS.iter();
         Package {
             name: "kernels",
             uses: &[],
@@ -185,7 +186,8 @@ fn folder_of(name: &str) -> PathBuf {
 /// The folder of the compiled `core`, which rustc ships as source only for this target, and of
 /// `compiler_builtins`, which it wants to see beside it: empty, since kernels call nothing.
 fn core_library(compiler: &Compiler) -> Result<PathBuf, Error> {
-    cache::folder((&compiler.version, FLAGS, LIBRARY), |folder| {
+    let flags = [LIBRARY, CORE].concat();
+    cache::folder((&compiler.version, FLAGS, &flags), |folder| {
         let builtins = folder.join("compiler_builtins.rs");
         let text = "#![feature(compiler_builtins)]\n#![compiler_builtins]\n#![no_std]\n";
         cache::write(&builtins, text)?;
@@ -193,7 +195,7 @@ fn core_library(compiler: &Compiler) -> Result<PathBuf, Error> {
             ("core", compiler.library.join("core/src/lib.rs")),
             ("compiler_builtins", builtins),
         ] {
-            rustc(compiler, LIBRARY, |rustc| {
+            rustc(compiler, &flags, |rustc| {
                 rustc.args(["--crate-name", name]).arg("-L").arg(folder);
                 rustc.arg("--out-dir").arg(folder).arg(source)
             })?;

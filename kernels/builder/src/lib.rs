@@ -48,6 +48,9 @@ const PART: usize = 8;
 /// # Errors
 /// [`Error::NoCompiler`] if there is nothing to compile with; else what failed.
 pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
+    if package.kernels.is_empty() {
+        return Ok(Vec::new());
+    }
     let compiler = Compiler::find()?;
     let session = Session::new(&compiler, package)?;
     let mut parts: Vec<Vec<&'static dyn Spec>> = Vec::new();

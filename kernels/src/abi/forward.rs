@@ -28,8 +28,7 @@ pub struct ForwardParams {
     /// Device address of the row log-sum-exp (natural log), `f32[batch, heads, seqlen_q]`, contiguous.
     pub lse: u64,
     /// Device address of the partial O, `f32[splits, rows, dim]`, not divided by the sums; unused
-    /// with one split. For naive kernels the scores, `f32[batch, heads, seqlen_q, seqlen_kv]`; for `fa1` O
-    /// so far.
+    /// with one split.
     pub partial_o: u64,
     /// Device address of the row maxima and row sums that the partial O is relative to,
     /// `f32[splits, rows, 2]`. They are lse in two parts, `lse = ln(2) * maximum + ln(sum)`: apart,
@@ -64,31 +63,6 @@ pub struct ForwardParams {
     /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for packed and
     /// decode kernels, the others have it in their type.
     pub causal: u32,
-    /// Options of a kernel of the [ladder](crate::ladder); unused by others.
-    pub ladder: LadderParams,
-}
-
-/// What a kernel of the [ladder](crate::ladder) is told at run time.
-#[repr(C)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LadderParams {
-    /// Buffers of the ring that tiles pass through: at least 1.
-    pub buffers: u32,
-    /// Which tiles are swizzled: bit 0 Q, bit 1 K, bit 2 V.
-    pub swizzled: u32,
-    /// 16-byte chunks between the rows of a tile.
-    pub padding: u32,
-    /// How O is stored: an [`OStore`](crate::ladder::OStore).
-    pub o_store: u32,
-    /// In the kernels whose warps form teams, columns of K that pass at a time: `64 * windows`.
-    pub windows: u32,
-    /// There, keys of V that pass at a time: a multiple of 32.
-    pub v_keys: u32,
-    /// There, which tiles have a place beside the ring: bit 0 Q, for good, bit 2 V, for a block's keys.
-    pub apart: u32,
-    /// Which launch of a naive kernel: a [`NaivePass`](crate::ladder::NaivePass).
-    pub pass: u32,
 }
 
 /// The longest sequence: row indices, rounded up to a tile, stay within `i32`.

@@ -20,7 +20,7 @@ mod tensor;
 
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
-pub use forward::{ForwardParams, LadderParams, MAX_SEQLEN};
+pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;
 pub use pack::PackParams;

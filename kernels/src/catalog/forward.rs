@@ -3,7 +3,6 @@
 use super::class::Class;
 use super::collectives::{Collectives, Parts};
 use super::{Dtype, Spec, decode, packed, plain, wide};
-use crate::ladder::table::{self as ladder, Shape};
 
 /// Head dims of all kernels but the wide ones, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
@@ -41,8 +40,6 @@ pub enum Kind {
     Decode,
     /// Rows of one query head, causal or not, with head dims above 256.
     Wide,
-    /// A kernel of the [ladder](crate::ladder), causal or not.
-    Ladder(Shape),
 }
 
 impl Kind {
@@ -74,7 +71,7 @@ impl Kind {
     pub fn serves(self, causal: bool) -> bool {
         match self {
             Kind::Plain { causal: mask } => mask == causal,
-            Kind::Packed | Kind::Decode | Kind::Wide | Kind::Ladder(_) => true,
+            Kind::Packed | Kind::Decode | Kind::Wide => true,
         }
     }
 
@@ -89,7 +86,6 @@ impl Kind {
             Kind::Packed => packed::tile(class, dim),
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
-            Kind::Ladder(shape) => shape.tile(),
         }
     }
 }
@@ -189,7 +185,6 @@ impl Spec for Forward {
             Kind::Packed => "packed",
             Kind::Decode => "decode",
             Kind::Wide => "wide",
-            Kind::Ladder(shape) => return shape.name(self.dtype),
         };
         let Tile {
             q_rows,
@@ -218,7 +213,6 @@ impl Spec for Forward {
     fn shared_bytes(&self) -> u32 {
         match self.kind {
             Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
-            Kind::Ladder(shape) => shape.shared_bytes(&ladder::LEAST, self.dim),
             _ => self.tile.shared_bytes(self.dim),
         }
     }
@@ -251,7 +245,6 @@ impl Spec for Forward {
             Kind::Plain { causal: true } => "Causal, OneHead",
             Kind::Packed | Kind::Decode => "Either, HeadGroup",
             Kind::Wide => "Either, OneHead",
-            Kind::Ladder(shape) => return shape.instance(element),
         };
         let (kernel, sizes) = match self.kind {
             Kind::Decode => {
@@ -292,20 +285,8 @@ impl Spec for Forward {
         match self.kind {
             Kind::Decode => decode::collectives(&parts),
             Kind::Wide => wide::collectives(&parts),
-            Kind::Ladder(shape) => shape.collectives(&parts),
             _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
             _ => plain::shared_rows(&parts, causal),
-        }
-    }
-
-    fn implies_copies(&self) -> bool {
-        !matches!(self.kind, Kind::Ladder(shape) if shape.main_loop == ladder::Loop::Teams)
-    }
-
-    fn most_spills(&self) -> u32 {
-        match self.kind {
-            Kind::Ladder(_) => ladder::MOST_SPILLS,
-            _ => 0,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
-use kernels::catalog::{Accumulation, Tile};
-use kernels::ladder::table::{Q, Shape};
+use kernels::catalog::Tile;
+use ladder::catalog::named;
 
 /// Head dim of the drawn head, and its queries and keys.
 const DIM: u32 = 128;
@@ -33,17 +33,22 @@ struct Loops {
     keys_outside: bool,
 }
 
+/// The tile of a kernel of the ladder.
+fn tile_of(kernel: &str) -> Tile {
+    named(kernel).expect("in the catalog").shape.tile()
+}
+
 impl Loops {
     fn fa1() -> Self {
         Loops {
-            tile: Shape::fa1(DIM).tile(),
+            tile: tile_of("fa1_f16_d128"),
             keys_outside: true,
         }
     }
 
     fn split_q() -> Self {
         Loops {
-            tile: Shape::rows(Accumulation::Single, DIM, Q::Shared).tile(),
+            tile: tile_of("split_q_f16_d128"),
             keys_outside: false,
         }
     }

@@ -3,8 +3,8 @@
 use super::color::Color;
 use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Accumulation, Kind, Tile};
-use kernels::ladder::table::{Q, Shape};
+use kernels::catalog::{Kind, Tile};
+use ladder::catalog::named;
 
 /// The way that a block's warps share its work.
 #[derive(Clone, Copy)]
@@ -64,20 +64,22 @@ impl Division {
 
 /// Two rungs of the ladder, and the kernel for D = 256.
 fn divisions() -> [(&'static str, Division); 3] {
-    let of_shape = |shape: Shape| Division {
-        tile: shape.tile(),
-        dim: 128,
-        interleaved: shape.team > 1,
+    let rung = |kernel| {
+        let shape = named(kernel).expect("in the catalog").shape;
+        Division {
+            tile: shape.tile(),
+            dim: 128,
+            interleaved: shape.team > 1,
+        }
     };
-    let single = Accumulation::Single;
     let wide = Division {
         tile: Kind::Plain { causal: false }.tile(Class::Sm90, 256),
         dim: 256,
         interleaved: false,
     };
     [
-        ("split-kv", of_shape(Shape::teams(single, 4, 2))),
-        ("split-q", of_shape(Shape::rows(single, 128, Q::Shared))),
+        ("split-kv", rung("teams_f16_t4_o2")),
+        ("split-q", rung("split_q_f16_d128")),
         ("D = 256", wide),
     ]
 }

@@ -1,12 +1,12 @@
 //! `split-kv`, `tiled-qk` and `tiled-qkv`: teams of warps that share query rows.
 //!
-//! Each warp of a team computes the scores of its part of the keys, and of O its part of the columns. So a
-//! row's maxima and its P go through shared memory, behind two barriers that kernels with rows for each
-//! warp do without; and O, spread over a team, may have more columns than a warp has registers.
+//! Each warp of a team computes the scores of its part of the keys, and its part of O's columns. So a row's maxima
+//! and its P go through shared memory, behind two barriers that warps with their own rows do not need. In exchange
+//! O may have more columns than one warp has registers for.
 //!
-//! Both products take their factors in slices of what they sum over: `Q K^T` in windows of 64 of the head
-//! dim, `P V` in runs of keys. The slices of a block of keys, first of Q and K, then of V, are one stream
-//! through a ring of buffers, and what a slice is tells the three apart:
+//! Both products take slices of what they sum over: `Q K^T` windows of 64 columns of the head dim, `P V` runs of
+//! keys. The slices of a block of keys, first of Q and K, then of V, are one stream through a ring of buffers. The
+//! slices differ:
 //!
 //! - `split-kv`: Q stays, K and V pass whole;
 //! - `tiled-qk`: Q and K pass in windows; V has a buffer of its own;
@@ -14,20 +14,20 @@
 //!
 //! Shared memory holds P, the maxima, Q if it stays, V's own buffer if it has one, and the ring.
 
-use super::options::{TeamsMemory, swizzles};
-use super::ring::Ring;
-use super::store::{Part, store};
-use crate::abi::ForwardParams;
-use crate::attention::heads::OneHead;
-use crate::attention::mask::{Either, Interval, Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::non_finite::{has_non_finite, multiply_guarded};
-use crate::attention::{Softmax, SoftmaxScale};
-use crate::attention::{Team, WorkTile};
-use crate::layout::swizzle::Swizzle;
-use crate::ptx::{shared, special};
-use crate::tile::registers;
-use crate::tile::whole::map_rows;
-use crate::tile::{
+use crate::options::{TeamsMemory, swizzles};
+use crate::params::LadderParams;
+use crate::ring::Ring;
+use crate::store::{Part, store};
+use kernels::attention::heads::OneHead;
+use kernels::attention::mask::{Either, Interval, Mask, Prefix, seen_blocks, whole_blocks};
+use kernels::attention::non_finite::{has_non_finite, multiply_guarded};
+use kernels::attention::{Softmax, SoftmaxScale};
+use kernels::attention::{Team, WorkTile};
+use kernels::layout::swizzle::Swizzle;
+use kernels::ptx::{shared, special};
+use kernels::tile::registers;
+use kernels::tile::whole::map_rows;
+use kernels::tile::{
     Accumulate, Accumulator, Copier, Element, Operand, SharedTile, multiply, multiply_transposed,
 };
 
@@ -42,7 +42,7 @@ const KEYS: usize = 2;
 /// `16 * KT` keys, `NT * T = KT`, and the head dim is at most `16 * OT * T`.
 ///
 /// # Safety
-/// As [`forward`](crate::attention::forward::forward).
+/// As [`forward`](kernels::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn teams<
     E: Element,
@@ -54,8 +54,9 @@ pub unsafe fn teams<
     const KT: usize,
     const OT: usize,
 >(
-    p: &ForwardParams,
+    params: &LadderParams,
 ) {
+    let (p, options) = (&params.forward, &params.options);
     let (br, bc, threads) = ((16 * MT * W / T) as u32, (16 * KT) as u32, 32 * W as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
@@ -69,15 +70,15 @@ pub unsafe fn teams<
     let ends = [first as i32, last].map(|row| mask.keys(row));
     let (trips, unmasked_trips) = (seen_blocks(ends, bc).end, whole_blocks(ends, bc).end);
 
-    // Where things lie.
-    let (windows, v_keys) = (p.ladder.windows, p.ladder.v_keys);
+    // Places in shared memory.
+    let (windows, v_keys) = (options.windows, options.v_keys);
     let base = shared::base();
-    let memory = TeamsMemory::new(&p.ladder, p.dim, [br, bc, width, T as u32]);
+    let memory = TeamsMemory::new(options, p.dim, [br, bc, width, T as u32]);
     let (k_slices, v_slices, q_windows) = (memory.k_slices, bc / v_keys, memory.q_windows);
-    let (q_stays, v_apart) = (p.ladder.apart & 0b001 != 0, p.ladder.apart & 0b100 != 0);
-    let [q_swizzle, ..] = swizzles(&p.ladder, 8 * q_windows);
-    let [_, k_swizzle, _] = swizzles(&p.ladder, 8 * windows);
-    let [_, _, v_swizzle] = swizzles(&p.ladder, width / 8);
+    let (q_stays, v_apart) = (options.apart & 0b001 != 0, options.apart & 0b100 != 0);
+    let [q_swizzle, ..] = swizzles(options, 8 * q_windows);
+    let [_, k_swizzle, _] = swizzles(options, 8 * windows);
+    let [_, _, v_swizzle] = swizzles(options, width / 8);
     let tile = |base: u32, arrangement| SharedTile::<WINDOW, Swizzle> { base, arrangement };
     let p_tile = SharedTile::<KT>::new(base);
     let team = Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
@@ -85,18 +86,18 @@ pub unsafe fn teams<
     let column = |ot: usize| ot * T | team.side as usize;
     let q_whole = tile(base + memory.q, q_swizzle);
     let (v_whole, k_offset) = (base + memory.v, memory.k_in_buffer);
-    // Beside the ring, V has one buffer: the next V must not be loaded before the last is done with.
+    // V beside the ring has one buffer: it must not be filled before all warps are done with the V before.
     let ahead = if v_apart { k_slices } else { u32::MAX };
-    let mut ring = Ring::new(base + memory.ring, memory.buffer, p.ladder.buffers, ahead);
+    let mut ring = Ring::new(base + memory.ring, memory.buffer, options.buffers, ahead);
 
-    // Slice `slice` of block `block` is loaded next.
+    // Slice `slice` of block `block - 1` is loaded next.
     let copier =
         |rows, swizzle| Copier::<WINDOW, _, Swizzle>::arranged(rows, thread, threads, swizzle);
     let q = copier(place.q_rows(&p.q), q_swizzle);
     let k = copier(place.kv_rows(&p.k, split.first), k_swizzle);
     let v = copier(place.kv_rows(&p.v, split.first), v_swizzle);
     let load_q = |to: SharedTile<WINDOW, Swizzle>, column: u32| {
-        // SAFETY: as of all copies here: the ring says when the buffer is free, and waits for it.
+        // SAFETY: the ring says when the buffer is free, and waits for the copy; so for all copies here.
         unsafe {
             q.skip_columns(column)
                 .load(to, first, br, p.seqlen_q - first)
@@ -145,9 +146,9 @@ pub unsafe fn teams<
     let mut softmax = Softmax::<MT>::new(if S::HALF { SoftmaxScale::ONE } else { scale });
     let mut o = [[Accumulator::ZERO; OT]; MT];
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
-    // barriers also make P visible, and tell that all warps are done with it.
+    // barriers also make P visible, and say that all warps are done with it.
     unsafe {
-        // Without keys nobody would wait for Q before O takes its place.
+        // Without keys nobody waits for Q, and O takes its place.
         if q_stays && trips > 0 {
             for window in 0..q_windows {
                 load_q(q_whole.skip_columns(64 * window), 64 * window);
@@ -255,6 +256,6 @@ pub unsafe fn teams<
             stores_lse: team.side == 0,
             column: |ot| column(ot) as u32,
         };
-        store::<E, MT, OT>(p, threads, part, o, totals);
+        store::<E, MT, OT>(params, threads, part, o, totals);
     }
 }

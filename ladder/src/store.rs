@@ -1,48 +1,50 @@
-//! Three ways to store O: straight from registers, by way of shared memory, or collected by shuffles.
+//! Three ways to store O: from registers, through shared memory, or collected by shuffles.
 //!
-//! A lane holds pairs of neighbours: 4 bytes, of which four lanes fill half a 32-byte sector. Shared
-//! memory gives every lane 16 bytes of a row; so do four shuffles, for a lane's four pairs of a 16x16 tile
-//! are of four pieces of 16 bytes, each spread over the same four lanes.
+//! A lane holds pairs of neighbours, 4 bytes; four lanes fill half a 32-byte sector. Through shared memory every
+//! lane gets 16 bytes of a row. So it does by four shuffles: a lane's four pairs of a 16x16 tile belong to four
+//! pieces of 16 bytes, and the same four lanes hold these pieces.
 
-use super::OStore;
-use crate::abi::ForwardParams;
-use crate::attention::Total;
-use crate::attention::heads::OneHead;
-use crate::attention::{WorkTile, store_partial};
-use crate::layout::rows::Rows;
-use crate::layout::{fragment, swizzle::Swizzle};
-use crate::ptx::{barrier, global, shared, shuffle, special};
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::options::OStore;
+use crate::params::LadderParams;
+use kernels::abi::ForwardParams;
+use kernels::attention::Total;
+use kernels::attention::heads::OneHead;
+use kernels::attention::{WorkTile, store_partial};
+use kernels::layout::rows::Rows;
+use kernels::layout::{fragment, swizzle::Swizzle};
+use kernels::ptx::{barrier, global, shared, shuffle, special};
+use kernels::tile::{Accumulator, Copier, Element, SharedTile};
 
-/// Whose results they are: of the rows from `warp_row` on of a block's tile of `rows` rows, those columns
-/// whose slices of 16 `column(0..OT)` gives, of the `width` that the block has, a multiple of 64.
+/// The rows and columns that this warp stores: the rows from `warp_row` on, and the slices `column(0..OT)` of 16
+/// columns.
 pub struct Part<F: Fn(usize) -> u32> {
     /// Rows of the block.
     pub rows: u32,
-    /// Columns of the block.
+    /// Columns of the block, a multiple of 64.
     pub width: u32,
     /// First row of the warp.
     pub warp_row: u32,
-    /// Whether the warp stores what there is once for a row.
+    /// Whether the warp stores the lse, or maximum and sum, of its rows.
     pub stores_lse: bool,
-    /// Slices of the warp.
+    /// The slice of 16 columns of the block that a slice of the warp is.
     pub column: F,
 }
 
-/// Stores O and lse or, if the keys are split, what a combine kernel makes them from.
+/// Stores O and lse or, if the keys are split, partial results for a combine kernel.
 ///
 /// # Safety
-/// All threads of the block make the same call, done with shared memory but for what barriers are for;
-/// the launch is as [`ForwardParams`] says.
+/// All threads of the block make the same call, with the launch that [`LadderParams`] describes; after the next
+/// barrier nobody uses shared memory for other things.
 #[inline(always)]
 pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
-    p: &ForwardParams,
+    params: &LadderParams,
     threads: u32,
     part: Part<impl Fn(usize) -> u32>,
     mut o: [[Accumulator; OT]; MT],
     totals: [[Total; 2]; MT],
 ) {
-    // Asked for again: over the loop these would hold registers.
+    let p = &params.forward;
+    // Made again: over the loop these would hold registers.
     let place = WorkTile::<OneHead>::of_block(p, part.rows);
     let first = place.first + part.warp_row;
     let exist = p.seqlen_q.saturating_sub(first);
@@ -66,8 +68,8 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
             }
         }
     }
-    // Rows that start anywhere are stored by the element, for which there is one way.
-    if p.ladder.o_store == OStore::Shared as u32 || p.o_aligned == 0 {
+    // Unaligned rows are stored by elements, and only this way can.
+    if params.options.o_store == OStore::Shared as u32 || p.o_aligned == 0 {
         // SAFETY: the caller's promise; the branch depends on the launch alone.
         unsafe { by_shared_memory::<E, MT, OT>(p, &place, threads, part, o) }
         return;
@@ -76,12 +78,12 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
     for mt in 0..MT {
         let row = |row: u32| 16 * mt as u32 + row;
         let address = |right: u32, row: u32| rows.at(first + row) + 2 * u64::from(right);
-        if p.ladder.o_store == OStore::Shuffle as u32 {
+        if params.options.o_store == OStore::Shuffle as u32 {
             let (row, right) = (row(lane / 4 + 8 * (lane % 2)), 8 * (lane % 4 / 2));
             let to = address(right, row);
             for ot in 0..OT {
                 let column = 16 * (part.column)(ot);
-                // SAFETY: what exists is this lane's; every lane gets to the shuffles.
+                // SAFETY: the rows and columns are this lane's; every lane reaches the shuffles.
                 unsafe {
                     let piece = shuffle::transpose(o[mt][ot].to_operand::<E>().0, lane);
                     if row < exist && column + right < p.dim {
@@ -97,7 +99,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
                     let column = 16 * (part.column)(ot);
                     if row(in_tile) < exist && column + right < p.dim {
                         let pair = o[mt][ot].to_operand::<E>().0[r];
-                        // SAFETY: it exists, and is this lane's.
+                        // SAFETY: the row and column exist and are this lane's.
                         unsafe { global::store_u32(to + 2 * u64::from(column), pair) }
                     }
                 }

@@ -1,21 +1,22 @@
 //! `fa1`: FlashAttention-1 (Dao et al. 2022, Algorithm 1).
 //!
-//! The outer loop is over keys: a block of K and V stays in shared memory while all queries pass by. So O, m
-//! and l of a query cannot stay in registers; for every block of keys they come from global memory, are
-//! rescaled, and go back. What FlashAttention-2 changed is the order of these two loops.
+//! The outer loop is over keys: a block of K and V stays in shared memory while all queries pass. So O, m and l
+//! of a query cannot stay in registers: for every block of keys they come from global memory, are rescaled, and
+//! go back. FlashAttention-2 swaps the two loops.
 //!
-//! One block computes a head. In global memory O is not divided by l; a combine kernel does that at the
-//! end, as if of one split of the keys.
+//! One block computes a head. O in global memory is not divided by l; a combine kernel does that at the end, as
+//! for a single split of the keys.
 
-use crate::abi::ForwardParams;
-use crate::attention::Total;
-use crate::attention::heads::OneHead;
-use crate::attention::mask::{Either, Mask};
-use crate::attention::score::{Scaled, Score};
-use crate::attention::{Team, Warp, WorkTile, store_partial};
-use crate::ptx::{barrier, cp_async, global, shared, special};
-use crate::tile::whole::map_rows;
-use crate::tile::{Accumulator, Copier, Element, SharedTile};
+use crate::params::LadderParams;
+use kernels::abi::ForwardParams;
+use kernels::attention::Total;
+use kernels::attention::heads::OneHead;
+use kernels::attention::mask::{Either, Mask};
+use kernels::attention::score::{Scaled, Score};
+use kernels::attention::{Team, Warp, WorkTile, store_partial};
+use kernels::ptx::{barrier, cp_async, global, shared, special};
+use kernels::tile::whole::map_rows;
+use kernels::tile::{Accumulator, Copier, Element, SharedTile};
 
 /// Computes O, m and l of the block's head.
 ///
@@ -23,10 +24,13 @@ use crate::tile::{Accumulator, Copier, Element, SharedTile};
 /// outer loop takes `16 * NT` keys.
 ///
 /// # Safety
-/// Launched as [`ForwardParams`] and the kernel's row of the [table](super::table) say, with one query
+/// Launched as [`LadderParams`] and the kernel's [specification](crate::catalog) say, with one query
 /// tile for each head.
 #[inline(always)]
-pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(p: &ForwardParams) {
+pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
+    params: &LadderParams,
+) {
+    let p = &params.forward;
     let (br, bc) = (16 * W as u32, (16 * NT) as u32);
     let threads = 32 * W as u32;
     // SAFETY: the launch has this many threads a block.
@@ -44,8 +48,8 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
     let mut first_key = 0;
     while first_key < p.seqlen_kv {
         let keys = p.seqlen_kv - first_key;
-        // SAFETY: all warps are done with the tiles; the barrier below makes them visible. Every branch
-        // depends on the launch alone, but for one with nothing collective in it.
+        // SAFETY: all warps are done with the tiles; the barrier below makes them visible. Branches with
+        // collective instructions depend on the launch alone.
         unsafe {
             k.load(k_tile, first_key, bc, keys);
             v.load(v_tile, first_key, bc, keys);
@@ -86,7 +90,7 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
     }
 }
 
-/// Takes up what [`store_partial`] left, by the same lanes.
+/// Loads O, m and l that [`store_partial`] stored, in the same lanes.
 #[inline(always)]
 unsafe fn load_partial<const DT: usize>(
     p: &ForwardParams,
@@ -102,7 +106,7 @@ unsafe fn load_partial<const DT: usize>(
         }
         let index = place.partial(p, first + row);
         let address = p.partial_o + 4 * index * u64::from(p.dim) + 8 * u64::from(lane % 4);
-        // SAFETY: the row and these columns exist, and were stored.
+        // SAFETY: the row and these columns exist, and an earlier step stored them.
         unsafe {
             for dt in 0..DT {
                 let mut elements = [[0.0; 2]; 2];
@@ -115,7 +119,7 @@ unsafe fn load_partial<const DT: usize>(
                 let [[a, b], [c, d]] = elements;
                 warp.o[0][dt].set_row(r, [a, b, c, d]);
             }
-            // The sum of a row is that of its four lanes.
+            // The sum of a row is the sum over its four lanes.
             let [max, sum] = global::load_f32x2(p.partial_softmax + 8 * index);
             let sum = if lane % 4 == 0 { sum } else { 0.0 };
             warp.softmax.resume(0, r, Total { max, sum });

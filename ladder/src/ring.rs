@@ -1,8 +1,8 @@
 //! A ring of buffers in shared memory that a stream of tiles passes through.
 
-use crate::ptx::{barrier, cp_async};
+use kernels::ptx::{barrier, cp_async};
 
-/// Buffers of one size. While one is worked on, the others are being filled.
+/// Buffers of one size. While one is in use, the others fill.
 pub struct Ring {
     first: u32,
     end: u32,
@@ -14,8 +14,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// `buffers` buffers, at most 6, of `bytes` bytes each from address `first` on. There are tiles beside
-    /// them if `ahead` is less than their number less one.
+    /// `buffers` buffers, at most 6, of `bytes` bytes each from address `first` on. At most `ahead` tiles load ahead,
+    /// fewer than `buffers`: some tiles of the stream may lie beside the ring.
     #[inline(always)]
     pub fn new(first: u32, bytes: u32, buffers: u32, ahead: u32) -> Self {
         Ring {
@@ -63,13 +63,12 @@ impl Ring {
         }
     }
 
-    /// Waits for the next tile, and has `load` start filling the buffer of the one before, with which
-    /// all warps are done. A ring of one buffer has nothing to wait for beside the barrier, and fills it
-    /// while everybody waits.
+    /// Waits for the next tile, then calls `load` to fill the buffer of the tile before, with which all warps are
+    /// done. A ring of one buffer fills it here, while all warps wait.
     ///
     /// # Safety
-    /// All threads of the block make the same call. Each `load` starts the copies of one tile, or none,
-    /// of those in the order of their [reading](Self::to_read).
+    /// All threads of the block make the same call. Each `load` starts the copies of the next tile in the order of
+    /// [reading](Self::to_read), or of none.
     #[inline(always)]
     pub unsafe fn advance(&mut self, load: impl FnOnce(&mut Self)) {
         // SAFETY: the caller's promise; the branches depend on the launch alone.

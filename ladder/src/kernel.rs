@@ -1,49 +1,62 @@
-//! Kernels of the [ladder](kernels::ladder) by name and options.
+//! Kernels of the ladder by name and options.
 
-use super::Problem;
-use super::choice::unknown;
-use super::chosen::Chosen;
-use crate::device::{Device, Facts};
-use crate::error::{Error, Result};
-use kernels::abi::LadderParams;
-use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM};
-use kernels::ladder::table::variants;
-pub use kernels::ladder::{OStore, Rung, Swizzles};
+use crate::catalog::{Kernel, variants};
+use crate::options::{OStore, Rung, Swizzles};
+use crate::params::Options;
+use attention::kernel::nearest;
+use attention::{Accumulation, Device, Error, Facts, Problem, Result};
+use kernels::catalog::{Dtype, MAX_HEAD_DIM};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kernel of the ladder and its options, for [`Attention::ladder`](crate::Attention::ladder). What is not
-/// asked for is what suits the kernel and the device best.
+/// A kernel of the ladder and its options, for [`Attention::planner`](attention::Attention::planner). An option
+/// that is `None` is what suits the kernel and the device best.
 ///
 /// ```
-/// use attention::Accumulation;
-/// use attention::ladder::{Ladder, OStore, Rung, Swizzles};
+/// use attention::{Accumulation, Attention};
+/// use ladder::{Ladder, OStore, Rung, Swizzles};
 ///
-/// let kernel = Ladder {
+/// let attention = Attention::new().planner(Ladder {
 ///     stages: Some(2),
 ///     swizzles: Some(Swizzles::Pad),
 ///     acc: Some(Accumulation::Single),
 ///     o_store: Some(OStore::Shuffle),
 ///     ..Ladder::new(Rung::SharedKv)
-/// };
+/// });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ladder {
     /// The kernel.
     pub rung: Rung,
-    /// Buffers that tiles pass through: 1, 2 or 3. With one, nothing loads while something is computed.
+    /// Buffers that tiles pass through: 1, 2 or 3. With one, nothing loads during a computation.
     pub stages: Option<u32>,
     /// Which tiles are swizzled in shared memory.
     pub swizzles: Option<Swizzles>,
-    /// What products are added up in: f16 for f16 inputs only, for scores of up to 45 000 and sums of 64 values
-    /// of up to 65 504. Where O takes 128 registers, `P V` is added up in f32 all the same.
+    /// What products are summed in. f16 is for f16 inputs, with scores up to 45 000 and sums of 64 values up to
+    /// 65 504; where O takes 128 registers, `P V` is summed in f32 all the same.
     pub acc: Option<Accumulation>,
     /// How O is stored.
     pub o_store: Option<OStore>,
 }
 
-/// Most stages of a kernel of the ladder.
+/// The most stages of a kernel of the ladder.
 pub const MAX_STAGES: u32 = 3;
+
+/// A compiled kernel with the options of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub kernel: &'static Kernel,
+    pub options: Options,
+    /// Shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+impl Chosen {
+    /// Blocks that a multiprocessor holds at once.
+    pub fn resident_blocks(&self, facts: &Facts) -> u32 {
+        facts.resident_blocks(self.kernel.shape.tile().blocks_per_sm, self.shared_bytes)
+    }
+}
 
 impl Ladder {
     /// A kernel with the options that suit it.
@@ -58,7 +71,21 @@ impl Ladder {
         }
     }
 
-    /// What products are summed in, asked for or not.
+    /// The kernel of this name, with the options that suit it.
+    ///
+    /// # Errors
+    /// If there is none; lists similar names.
+    pub fn named(name: &str) -> Result<Self> {
+        let rungs = || Rung::ALL.iter().map(|rung| rung.name());
+        let rung = Rung::ALL.iter().find(|rung| rung.name() == name);
+        let rung = rung.ok_or_else(|| Error::UnknownKernel {
+            name: name.to_owned(),
+            near: nearest(name, rungs()),
+        });
+        Ok(Ladder::new(*rung?))
+    }
+
+    /// What products are summed in, by choice or by default.
     #[must_use]
     pub fn sums_in(&self) -> Accumulation {
         self.acc.unwrap_or_default()
@@ -75,41 +102,49 @@ impl Ladder {
     ///
     /// # Errors
     /// Says why it cannot, and what would.
-    pub fn check(&self, device: &Device, dtype: crate::Dtype, problem: &Problem) -> Result<()> {
-        let dtype = dtype.of_kernels()?;
-        match device.facts() {
-            None => self.resolve_cpu(dtype, problem),
-            Some(facts) => self.choose(dtype, problem, facts).map(|_| ()),
+    pub fn check(&self, device: &Device, dtype: attention::Dtype, problem: &Problem) -> Result<()> {
+        self.choose(dtype.of_kernels()?, problem, device.facts())?;
+        self.check_compiled()
+    }
+
+    /// That this program has the kernels of the ladder.
+    pub(crate) fn check_compiled(&self) -> Result<()> {
+        match cfg!(feature = "ptx") {
+            true => Ok(()),
+            false => Err(self.unsuitable(format!(
+                "is of the ladder, which this program is built without; type: cargo run -p host \
+                 --release --features ladder -- --kernel {}",
+                self.name()
+            ))),
         }
     }
 
-    /// That the CPU is not for it, or what no device would do.
-    pub(crate) fn resolve_cpu(&self, dtype: Dtype, problem: &Problem) -> Result<()> {
+    /// The compiled kernel for a [valid](Problem::validate) problem, and its options.
+    pub(crate) fn choose<'a>(
+        &self,
+        dtype: Dtype,
+        problem: &Problem,
+        facts: Option<&'a Facts>,
+    ) -> Result<(Chosen, &'a Facts)> {
         self.check_options(dtype, problem.dim)?;
-        Err(Error::NotOnCpu {
+        let facts = facts.ok_or_else(|| Error::NotOnCpu {
             kernel: self.name().to_owned(),
-        })
-    }
-
-    /// The compiled kernel for a [valid](Problem::validate) problem, and what it is told.
-    pub(crate) fn choose(&self, dtype: Dtype, problem: &Problem, facts: &Facts) -> Result<Chosen> {
-        self.check_options(dtype, problem.dim)?;
+        })?;
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
-            // As many blocks on a multiprocessor as its registers allow come first, then stages; and first of all
-            // the launch that suits the kernel best.
+            // The options that suit the kernel best come first, then blocks on a multiprocessor, then stages.
             None => {
                 let resident = |chosen: &Chosen| chosen.resident_blocks(facts);
                 let best = |stages| {
                     let [best, _] = self.variants(dtype, problem.dim, stages);
-                    best.filter(|best| best.fits(facts))
+                    best.filter(|best| facts.fits(best.shared_bytes))
                 };
                 let best = (1..=MAX_STAGES).filter_map(best).max_by_key(resident);
                 best.or_else(|| (1..=MAX_STAGES).filter_map(fits).max_by_key(resident))
             }
         };
-        found.ok_or_else(|| {
+        let found = found.ok_or_else(|| {
             let stages = self.stages.unwrap_or(1);
             let (needed, available) = (self.needed(dtype, problem.dim, stages), facts.shared.block);
             let counted = |stages| match stages {
@@ -141,7 +176,8 @@ impl Ladder {
                 counted(stages),
                 problem.dim,
             ))
-        })
+        })?;
+        Ok((found, facts))
     }
 
     /// Whether there is such a kernel with such options.
@@ -183,7 +219,7 @@ impl Ladder {
         variants
             .into_iter()
             .flatten()
-            .find(|chosen| chosen.fits(facts))
+            .find(|chosen| facts.fits(chosen.shared_bytes))
     }
 
     /// Bytes of shared memory that it needs at least with so many stages.
@@ -202,14 +238,19 @@ impl Ladder {
             return [None; 2];
         };
         let (swizzled, padding) = self.swizzles.unwrap_or_default().bits_and_padding();
-        variants.map(|params| {
-            let params = LadderParams {
+        variants.map(|options| {
+            let options = Options {
                 swizzled,
                 padding,
                 o_store: self.o_store.unwrap_or_default() as u32,
-                ..params?
+                ..options?
             };
-            Some(Chosen::of_ladder(kernel, params, dim as u32))
+            let shared_bytes = kernel.shape.shared_bytes_with(&options, dim as u32);
+            Some(Chosen {
+                kernel,
+                options,
+                shared_bytes,
+            })
         })
     }
 
@@ -248,7 +289,7 @@ impl FromStr for Ladder {
     fn from_str(text: &str) -> Result<Self> {
         let mut parts = text.split(':');
         let name = parts.next().unwrap_or_default();
-        let mut ladder = named(name).ok_or_else(|| unknown(name))?;
+        let mut ladder = Ladder::named(name)?;
         for part in parts {
             let option = part.split_once('=').unwrap_or((part, ""));
             let read = match option {
@@ -283,20 +324,10 @@ fn names(is_named: fn(Rung) -> bool) -> String {
     rungs.map(|rung| rung.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel of that name.
-pub(crate) fn named(name: &str) -> Option<Ladder> {
-    let mut rungs = Rung::ALL.iter();
-    let rung = rungs.find(|rung| rung.name() == name)?;
-    Some(Ladder::new(*rung))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Ladder, Rung, Swizzles};
-    use crate::device::Facts;
-    use crate::error::Result;
-    use crate::forward::Problem;
-    use crate::forward::chosen::Chosen;
+    use super::{Chosen, Ladder, Rung, Swizzles};
+    use attention::{Facts, Problem, Result};
     use kernels::catalog::class::{Class, SharedMemory};
     use kernels::catalog::{Accumulation, Dtype};
 
@@ -306,7 +337,9 @@ mod tests {
     }
 
     fn chosen(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> Result<Chosen> {
-        ladder.choose(dtype, &problem(dim), &Facts::emulated(class))
+        ladder
+            .choose(dtype, &problem(dim), Some(&Facts::emulated(class)))
+            .map(|(chosen, _)| chosen)
     }
 
     fn refused(ladder: Ladder, dtype: Dtype, dim: usize, class: Class) -> String {
@@ -338,9 +371,8 @@ mod tests {
                     match chosen(ladder, dtype, dim, class) {
                         Ok(chosen) => {
                             assert!(chosen.shared_bytes <= available, "{ladder:?}, {dim}");
-                            let forward = chosen.kernel.forward().expect("it computes attention");
-                            assert!(forward.dim as usize >= dim);
-                            assert_eq!(forward.dtype, dtype);
+                            assert!(chosen.kernel.shape.dim() as usize >= dim);
+                            assert_eq!(chosen.kernel.shape.dtype, dtype);
                         }
                         // Only for want of memory, and never where the tiles are meant to be small.
                         Err(error) => {
@@ -358,7 +390,7 @@ mod tests {
     fn as_many_stages_as_leave_room_for_other_blocks() {
         let buffers = |rung, dim, class| {
             let ladder = Ladder::new(rung);
-            chosen(ladder, Dtype::F16, dim, class).map(|chosen| chosen.ladder.buffers)
+            chosen(ladder, Dtype::F16, dim, class).map(|chosen| chosen.options.buffers)
         };
         assert_eq!(buffers(Rung::SharedKv, 64, Class::Sm86), Ok(3));
         assert_eq!(buffers(Rung::SplitQ, 64, Class::Sm90), Ok(6));
@@ -373,7 +405,7 @@ mod tests {
                 ..Ladder::new(Rung::SplitQ)
             };
             match chosen(ladder, Dtype::F16, 256, Class::Sm86) {
-                Ok(chosen) => assert_eq!(chosen.ladder.buffers, 2 * stages),
+                Ok(chosen) => assert_eq!(chosen.options.buffers, 2 * stages),
                 Err(error) => assert!(error.to_string().contains("would fit"), "{error}"),
             }
         }
@@ -419,7 +451,7 @@ mod tests {
             },
             ..Facts::emulated(Class::Sm80)
         };
-        let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), &tiny);
+        let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), Some(&tiny));
         let message = error.expect_err("refused").to_string();
         assert!(message.ends_with("naive would fit"), "{message}");
     }

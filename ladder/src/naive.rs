@@ -1,27 +1,27 @@
 //! `naive`: S = scale Q K^T, P = softmax(S) and O = P V in three launches, with S in global memory.
 //!
-//! No tensor cores, no shared memory: a thread computes elements of S, then a row of P, then elements of
-//! O, as the definition says. It writes `seqlen_q * seqlen_kv` scores three times and reads
-//! them four times.
+//! No tensor cores, no shared memory: a thread computes elements of S, then a row of P, then elements of O, by the
+//! definition. It writes `seqlen_q * seqlen_kv` scores three times and reads them four times.
 
-use super::options::NAIVE_ROWS;
-use super::options::NaivePass;
-use crate::abi::ForwardParams;
-use crate::attention::WorkTile;
-use crate::attention::heads::OneHead;
-use crate::attention::mask::{Either, Mask};
-use crate::attention::{SoftmaxScale, Total};
-use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{global, math, special};
-use crate::tile::Element;
+use crate::options::{NAIVE_ROWS, NaivePass};
+use crate::params::LadderParams;
+use kernels::abi::ForwardParams;
+use kernels::attention::WorkTile;
+use kernels::attention::heads::OneHead;
+use kernels::attention::mask::{Either, Mask};
+use kernels::attention::{SoftmaxScale, Total};
+use kernels::layout::rows::{Rows, Strided};
+use kernels::ptx::{global, math, special};
+use kernels::tile::Element;
 
 /// Computes a pass over the block's rows.
 ///
 /// # Safety
-/// Launched for each pass in turn as [`ForwardParams`] and the kernel's row of the
-/// [table](super::table) say, with room for all scores.
+/// Launched for each pass in turn as [`LadderParams`] and the kernel's
+/// [specification](crate::catalog) say, with room for all scores.
 #[inline(always)]
-pub unsafe fn naive<E: Element>(p: &ForwardParams) {
+pub unsafe fn naive<E: Element>(params: &LadderParams) {
+    let p = &params.forward;
     let place = WorkTile::<OneHead>::of_block(p, NAIVE_ROWS);
     // SAFETY: the launch has a thread for each row.
     let thread = unsafe { special::thread(NAIVE_ROWS) };
@@ -34,7 +34,7 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
         let scores = place.partial(p, row) * u64::from(p.seqlen_kv) + u64::from(key);
         p.partial_o + 4 * scores
     };
-    let pass = p.ladder.pass;
+    let pass = params.options.pass;
     // SAFETY: the caller's promise: rows, keys and columns exist, and each result is one thread's.
     unsafe {
         let read = |rows, row, d| E::widen(global::load_u16(element(rows, row, d)));
@@ -55,7 +55,7 @@ pub unsafe fn naive<E: Element>(p: &ForwardParams) {
             } else {
                 p.dim
             };
-            // Neighbours take neighbouring columns.
+            // Neighbouring threads take neighbouring columns.
             let mut column = thread;
             while column < columns {
                 let mut sum = 0.0;
@@ -86,7 +86,7 @@ unsafe fn softmax_row(
     keys: u32,
     score: impl Fn(u32) -> u64,
 ) {
-    // SAFETY: the caller's promise, as of all that is here.
+    // SAFETY: the caller's promise, as for [`naive`].
     unsafe {
         let mut max = f32::NEG_INFINITY;
         for key in 0..keys {

@@ -1,11 +1,8 @@
-//! The rungs and what can be asked of them: names, options, head dims; what an option needs of shared
-//! memory. Plain data and arithmetic, the same on the host and on the GPU.
+//! The rungs with their names, options and head dims, and where things lie in shared memory: plain data and
+//! arithmetic, the same on the host and on the GPU.
 
-use crate::abi::LadderParams;
-use crate::layout::swizzle::{CHUNK_BYTES, Swizzle};
-
-/// Query rows of a block of the naive kernels, a thread each.
-pub const NAIVE_ROWS: u32 = 128;
+use crate::params::Options;
+use kernels::layout::swizzle::{CHUNK_BYTES, Swizzle};
 
 /// A kernel of the ladder, by the name that users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +26,7 @@ pub enum Rung {
 }
 
 impl Rung {
-    /// All, from the first step up.
+    /// All rungs, from the first step up.
     pub const ALL: &[Rung] = &[
         Rung::Naive,
         Rung::Fa1,
@@ -56,7 +53,7 @@ impl Rung {
         }
     }
 
-    /// What it shows, in a line.
+    /// What the rung shows, in a line.
     #[must_use]
     pub const fn lesson(self) -> &'static str {
         match self {
@@ -84,7 +81,7 @@ impl Rung {
         }
     }
 
-    /// Whether it has stages, swizzles, accumulators and ways to store O to choose from.
+    /// Whether stages, swizzles, accumulators and the way to store O can be chosen.
     #[must_use]
     pub const fn has_options(self) -> bool {
         !matches!(self, Rung::Naive | Rung::Fa1)
@@ -94,9 +91,9 @@ impl Rung {
 /// Which tiles are swizzled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Swizzles {
-    /// None: rows in their order.
+    /// No tile: chunks in their order.
     None,
-    /// None, but rows 16 bytes apart.
+    /// No tile, but 16 bytes are free after each row.
     Pad,
     /// Q.
     Q,
@@ -108,7 +105,7 @@ pub enum Swizzles {
 }
 
 impl Swizzles {
-    /// All.
+    /// Every choice.
     pub const ALL: &[Swizzles] = &[
         Swizzles::None,
         Swizzles::Pad,
@@ -129,7 +126,7 @@ impl Swizzles {
         }
     }
 
-    /// As a launch tells it: a bit for each of Q, K and V, and chunks between rows.
+    /// [`Options::swizzled`] and [`Options::padding`].
     #[must_use]
     pub const fn bits_and_padding(self) -> (u32, u32) {
         match self {
@@ -146,9 +143,9 @@ impl Swizzles {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum OStore {
-    /// Straight, 4 bytes a lane.
+    /// From registers, 4 bytes a lane.
     Direct,
-    /// By way of shared memory.
+    /// Through shared memory, 16 bytes a lane.
     #[default]
     Shared,
     /// Collected by shuffles, 16 bytes a lane.
@@ -156,7 +153,7 @@ pub enum OStore {
 }
 
 impl OStore {
-    /// All.
+    /// Every way.
     pub const ALL: &[OStore] = &[OStore::Direct, OStore::Shared, OStore::Shuffle];
 
     /// The name on the command line.
@@ -170,6 +167,9 @@ impl OStore {
     }
 }
 
+/// Query rows of a block of the naive kernels, a thread each.
+pub const NAIVE_ROWS: u32 = 128;
+
 /// A launch of the naive kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -182,37 +182,37 @@ pub enum NaivePass {
     Output,
 }
 
-/// Where the chunks of tiles of Q, K and V lie that have rows of `row_chunks` chunks.
+/// Where the chunks of tiles of Q, K and V lie, in rows of `row_chunks` chunks.
 #[must_use]
 #[inline(always)]
-pub const fn swizzles(p: &LadderParams, row_chunks: u32) -> [Swizzle; 3] {
+pub const fn swizzles(options: &Options, row_chunks: u32) -> [Swizzle; 3] {
     [
-        swizzle(p, row_chunks, 0),
-        swizzle(p, row_chunks, 1),
-        swizzle(p, row_chunks, 2),
+        swizzle(options, row_chunks, 0),
+        swizzle(options, row_chunks, 1),
+        swizzle(options, row_chunks, 2),
     ]
 }
 
-/// Bytes from a row of so many columns to the next.
+/// Bytes from one row of `columns` columns to the next.
 #[must_use]
 #[inline(always)]
-pub const fn pitch(p: &LadderParams, columns: u32) -> u32 {
-    (columns / 8 + p.padding) * CHUNK_BYTES
+pub const fn pitch(options: &Options, columns: u32) -> u32 {
+    (columns / 8 + options.padding) * CHUNK_BYTES
 }
 
 #[inline(always)]
-const fn swizzle(p: &LadderParams, row_chunks: u32, tensor: u32) -> Swizzle {
-    match p.swizzled >> tensor & 1 {
+const fn swizzle(options: &Options, row_chunks: u32, tensor: u32) -> Swizzle {
+    match options.swizzled >> tensor & 1 {
         1 => Swizzle::new(row_chunks),
-        _ => Swizzle::none(row_chunks + p.padding),
+        _ => Swizzle::none(row_chunks + options.padding),
     }
 }
 
-/// Where things lie in the shared memory of a block whose warps form [teams](super): P, maxima, Q if it
-/// stays, V's own buffer if it has one, and the ring. Offsets in bytes.
+/// Shared memory of a block whose warps form teams: P, maxima, Q if it stays, V if it has a place of its own, and
+/// the ring. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamsMemory {
-    /// What the warps of a team exchange: four numbers of every row from each.
+    /// Four numbers of every row from each warp of a team.
     pub exchange: u32,
     /// Q.
     pub q: u32,
@@ -222,29 +222,29 @@ pub struct TeamsMemory {
     pub ring: u32,
     /// Bytes of a buffer of the ring.
     pub buffer: u32,
-    /// In such a buffer, K behind Q.
+    /// K in such a buffer, behind Q.
     pub k_in_buffer: u32,
-    /// Windows of the head dim.
+    /// Slices of the head dim that K passes in.
     pub k_slices: u32,
-    /// Windows that the Q tile has.
+    /// Windows of the Q tile.
     pub q_windows: u32,
 }
 
 impl TeamsMemory {
-    /// For `q_rows` query rows, `keys` keys and `width` columns of V a block, and `team` warps a team.
+    /// For `q_rows` query rows, `keys` keys and `width` columns of V in a block, and `team` warps in a team.
     #[must_use]
     #[inline(always)]
-    pub const fn new(p: &LadderParams, dim: u32, [q_rows, keys, width, team]: [u32; 4]) -> Self {
-        let k_slices = dim.div_ceil(64 * p.windows);
-        let (stays, apart) = (p.apart & 0b001 != 0, p.apart & 0b100 != 0);
+    pub const fn new(options: &Options, dim: u32, [q_rows, keys, width, team]: [u32; 4]) -> Self {
+        let k_slices = dim.div_ceil(64 * options.windows);
+        let (stays, apart) = (options.apart & 0b001 != 0, options.apart & 0b100 != 0);
         let q_windows = if stays {
-            k_slices * p.windows
+            k_slices * options.windows
         } else {
-            p.windows
+            options.windows
         };
-        let q_bytes = q_rows * pitch(p, 64 * q_windows);
-        let k_bytes = keys * pitch(p, 64 * p.windows);
-        let v_bytes = p.v_keys * pitch(p, width);
+        let q_bytes = q_rows * pitch(options, 64 * q_windows);
+        let k_bytes = keys * pitch(options, 64 * options.windows);
+        let v_bytes = options.v_keys * pitch(options, width);
         let exchange = 2 * q_rows * keys;
         let q = exchange + 16 * q_rows * team;
         let v = if stays { q + q_bytes } else { q };

@@ -1,37 +1,37 @@
 //! `split-q`, `shared-kv` and `shared-qkv`: FlashAttention-2, a warp with query rows of its own.
 //!
-//! K of a block of keys, its V, K of the next, and so on are one stream of tiles through a ring of buffers,
-//! and that is all that tells the three apart:
+//! K of a block of keys, its V, K of the next block and so on are one stream of tiles through a ring of buffers.
+//! The three differ in the ring alone:
 //!
 //! - `split-q`: an even number of buffers, so that every other one is K's and the rest are V's;
-//! - `shared-kv`: any number, each now K's, now V's: half the shared memory for as much ahead, or none
-//!   ahead at all with one;
-//! - `shared-qkv`: Q is read to registers before the loop, and the ring lies where it was.
+//! - `shared-kv`: any number of buffers, each now for K, now for V: half the shared memory for as much ahead;
+//!   with one buffer nothing loads ahead;
+//! - `shared-qkv`: registers hold Q, and the ring takes its place.
 //!
 //! Shared memory holds the Q tile, later O, and the ring behind it or in its place.
 
-use super::options::swizzles;
-use super::ring::Ring;
-use super::store::{Part, store};
-use crate::abi::ForwardParams;
-use crate::attention::SoftmaxScale;
-use crate::attention::heads::OneHead;
-use crate::attention::mask::{Either, Mask, seen_blocks, whole_blocks};
-use crate::attention::score::Scaled;
-use crate::attention::{Team, Warp, WorkTile};
-use crate::layout::swizzle::Swizzle;
-use crate::ptx::{barrier, cp_async, shared, special};
-use crate::tile::registers;
-use crate::tile::whole::{map_rows, map_shared};
-use crate::tile::{Accumulate, Copier, Element, SharedTile};
+use crate::options::swizzles;
+use crate::params::LadderParams;
+use crate::ring::Ring;
+use crate::store::{Part, store};
+use kernels::attention::SoftmaxScale;
+use kernels::attention::heads::OneHead;
+use kernels::attention::mask::{Either, Mask, seen_blocks, whole_blocks};
+use kernels::attention::score::Scaled;
+use kernels::attention::{Team, Warp, WorkTile};
+use kernels::layout::swizzle::Swizzle;
+use kernels::ptx::{barrier, cp_async, shared, special};
+use kernels::tile::registers;
+use kernels::tile::whole::{map_rows, map_shared};
+use kernels::tile::{Accumulate, Copier, Element, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
 /// The block has `W` warps, each with `MT` tiles of 16 query rows; the head dim is at most `16 * DT`, and
-/// a step takes `16 * NT` keys. Products are added up in `S`. `QT` is `DT` if Q stays in registers, else 0.
+/// a step takes `16 * NT` keys. Products are summed in `S`. `QT` is `DT` if Q stays in registers, else 0.
 ///
 /// # Safety
-/// As [`forward`](crate::attention::forward::forward).
+/// As [`forward`](kernels::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn rows<
     E: Element,
@@ -42,17 +42,18 @@ pub unsafe fn rows<
     const NT: usize,
     const QT: usize,
 >(
-    p: &ForwardParams,
+    params: &LadderParams,
 ) {
+    let (p, options) = (&params.forward, &params.options);
     let (br, bc) = ((16 * MT * W) as u32, (16 * NT) as u32);
     let threads = 32 * W as u32;
-    // Asked for again where it is used: over the loop it would hold registers.
+    // Read again where it is used: over the loop it would hold registers.
     // SAFETY: the launch has this many threads a block.
     let thread = || unsafe { special::thread(threads) };
     let warp_row = || thread() / 32 * 16 * MT as u32;
     let place = WorkTile::<OneHead>::of_block(p, br);
     let (first, split) = (place.first, place.keys(p));
-    let [q_swizzle, k_swizzle, v_swizzle] = swizzles(&p.ladder, SharedTile::<DT>::CHUNKS);
+    let [q_swizzle, k_swizzle, v_swizzle] = swizzles(options, SharedTile::<DT>::CHUNKS);
     let (k, v) = (
         place.kv_rows(&p.k, split.first),
         place.kv_rows(&p.v, split.first),
@@ -64,7 +65,7 @@ pub unsafe fn rows<
     let last = (first + br).min(p.seqlen_q) as i32 - 1;
     let ends = [first as i32, last].map(|row| mask.keys(row));
     let trips = seen_blocks(ends, bc).end;
-    // The first block always sets the maxima, the others may.
+    // The first block always sets the maxima; later blocks may.
     let unmasked_trips = whole_blocks(ends, bc).end.min(trips.saturating_sub(1));
 
     let tile = |base: u32, arrangement| SharedTile::<DT, Swizzle> { base, arrangement };
@@ -73,20 +74,15 @@ pub unsafe fn rows<
         0 => q_tile.skip(br).base,
         _ => q_tile.base,
     };
-    let mut ring = Ring::new(
-        ring_base,
-        bc * k_swizzle.pitch(),
-        p.ladder.buffers,
-        u32::MAX,
-    );
-    // Loads the next tile of the stream, if there is one: V of block `left / 2` if `left` that follow are
-    // even, else K.
+    let mut ring = Ring::new(ring_base, bc * k_swizzle.pitch(), options.buffers, u32::MAX);
+    // Loads the next tile of the stream, if there is one. `left` tiles follow it: it is V of block `left / 2` if `left`
+    // is even, else K.
     let mut left = 2 * trips;
     let mut load = |ring: &mut Ring| {
         let to = ring.to_load();
         if left > 0 {
             left -= 1;
-            // Opaque: what differs between K and V would be told apart before the loop, and held over it.
+            // Opaque: else registers would hold what differs between K and V over the loop.
             let (rows, swizzle) = match registers::opaque(left) % 2 {
                 1 => (k, k_swizzle),
                 _ => (v, v_swizzle),
@@ -121,7 +117,7 @@ pub unsafe fn rows<
         while j > unmasked_trips {
             j -= 1;
             let visible = || {
-                // Asked for again, too.
+                // Made again: over the loop these would hold registers.
                 let place = WorkTile::<OneHead>::of_block(p, br);
                 let mask = Either::new(p, place.sequence, place.keys(p));
                 let row = place.first + warp_row();
@@ -140,7 +136,7 @@ pub unsafe fn rows<
             let k_tile = tile(ring.to_read(), k_swizzle);
             let s = warp.scores::<E, S, NT>(k_tile, j * bc);
             let probabilities = if S::HALF {
-                // Lest sums of products overflow.
+                // Probabilities above 1 could make the sums overflow.
                 warp.softmax_exact::<E, NT, 1>(s, &Team::ALONE)
             } else {
                 warp.softmax::<E, NT>(s, k_tile, j * bc)
@@ -156,6 +152,6 @@ pub unsafe fn rows<
             column: |dt| dt as u32,
         };
         let totals = warp.softmax.totals();
-        store::<E, MT, DT>(p, threads, part, warp.o, totals);
+        store::<E, MT, DT>(params, threads, part, warp.o, totals);
     }
 }

@@ -1,0 +1,441 @@
+//! The compiled kernels of the ladder, and which one computes what.
+
+use crate::options::{NAIVE_ROWS, Rung, TeamsMemory, pitch};
+use crate::params::Options;
+use kernels::catalog::collectives::{BARRIER, Collectives, Parts};
+use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Tile};
+use std::sync::LazyLock;
+
+/// The specification of a kernel of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// The main loop.
+    pub main_loop: Loop,
+    /// Element type of q, k, v and o.
+    pub dtype: Dtype,
+    /// What products are summed in.
+    pub acc: Accumulation,
+    /// 16-row tiles of a warp.
+    pub m_tiles: u32,
+    /// 16-wide slices of a key block that a warp computes scores of.
+    pub n_tiles: u32,
+    /// 16-wide slices of O's columns that a warp has.
+    pub o_tiles: u32,
+    /// Warps that share query rows.
+    pub team: u32,
+}
+
+/// The main loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loop {
+    /// `naive`.
+    Naive,
+    /// `fa1`.
+    Fa1,
+    /// `split-q` and `shared-kv`.
+    Rows,
+    /// `shared-qkv`.
+    RowsInRegisters,
+    /// `split-kv`, `tiled-qk` and `tiled-qkv`.
+    Teams,
+}
+
+/// Where Q is in the main loop of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Q {
+    Shared,
+    Registers,
+}
+
+impl Shape {
+    fn naive(dtype: Dtype) -> Self {
+        Shape {
+            main_loop: Loop::Naive,
+            dtype,
+            acc: Accumulation::Single,
+            m_tiles: 0,
+            n_tiles: 0,
+            o_tiles: 0,
+            team: 1,
+        }
+    }
+
+    fn fa1(dtype: Dtype, dim: u32) -> Self {
+        Shape {
+            main_loop: Loop::Fa1,
+            m_tiles: 1,
+            n_tiles: if dim <= 128 { 2 } else { 1 },
+            o_tiles: dim / 16,
+            ..Self::naive(dtype)
+        }
+    }
+
+    /// Two 16-row tiles a warp, so that every fragment of K and V feeds two products, as long as O, S and Q
+    /// leave registers for it.
+    fn rows((dtype, acc): (Dtype, Accumulation), dim: u32, q: Q) -> Self {
+        let (m_tiles, n_tiles) = match (dim, q) {
+            (32 | 64, _) => (2, 4),
+            (96 | 128, Q::Shared) => (2, 2),
+            (96 | 128, Q::Registers) => (1, 4),
+            (_, Q::Shared) => (1, 2),
+            (_, Q::Registers) => (1, 1),
+        };
+        Shape {
+            main_loop: match q {
+                Q::Shared => Loop::Rows,
+                Q::Registers => Loop::RowsInRegisters,
+            },
+            acc,
+            m_tiles,
+            n_tiles,
+            o_tiles: dim / 16,
+            ..Self::naive(dtype)
+        }
+    }
+
+    /// 32 rows for each team, or 64 where O takes few registers and a block has one team; 32 keys for each
+    /// warp, or 64 for a warp alone with few columns of O.
+    fn teams((dtype, acc): (Dtype, Accumulation), (team, o_tiles): (u32, u32)) -> Self {
+        Shape {
+            main_loop: Loop::Teams,
+            acc,
+            m_tiles: if team == 4 && o_tiles <= 2 { 4 } else { 2 },
+            n_tiles: if team == 1 && o_tiles <= 4 { 4 } else { 2 },
+            o_tiles,
+            team,
+            ..Self::naive(dtype)
+        }
+    }
+
+    /// How a block divides the work.
+    #[must_use]
+    pub fn tile(&self) -> Tile {
+        let warps = if self.team == 1 || self.m_tiles == 4 {
+            4
+        } else {
+            8
+        };
+        let (q_rows, keys) = match self.main_loop {
+            Loop::Naive => (NAIVE_ROWS, 32),
+            _ => (
+                16 * self.m_tiles * (warps / self.team),
+                16 * self.n_tiles * self.team,
+            ),
+        };
+        Tile {
+            q_rows,
+            keys,
+            warps,
+            team: self.team,
+            stages: 1,
+            v_slices: 1,
+            q_slices: match self.main_loop {
+                Loop::RowsInRegisters => self.o_tiles,
+                _ => 0,
+            },
+            blocks_per_sm: if warps == 4 { 2 } else { 1 },
+        }
+    }
+
+    /// Shared memory of a block with these options, in bytes.
+    #[must_use]
+    pub fn shared_bytes_with(&self, options: &Options, dim: u32) -> u32 {
+        let (tile, columns) = (self.tile(), 16 * self.o_tiles * self.team);
+        let tiles = match self.main_loop {
+            Loop::Naive => return 0,
+            Loop::Fa1 => return tile.shared_bytes(columns),
+            Loop::Rows | Loop::RowsInRegisters => {
+                let q = tile.q_rows * pitch(options, columns);
+                let ring = options.buffers * tile.keys * pitch(options, columns);
+                match self.main_loop {
+                    Loop::Rows => q + ring,
+                    _ => q.max(ring),
+                }
+            }
+            Loop::Teams => {
+                let sizes = [tile.q_rows, tile.keys, columns, self.team];
+                let memory = TeamsMemory::new(options, dim, sizes);
+                memory.ring + options.buffers * memory.buffer
+            }
+        };
+        // On its way out, O takes their place.
+        tiles.max(tile.q_rows * columns.next_multiple_of(64) * 2)
+    }
+
+    /// The largest head dim.
+    #[must_use]
+    pub fn dim(&self) -> u32 {
+        match self.main_loop {
+            Loop::Naive => MAX_HEAD_DIM,
+            _ => 16 * self.o_tiles * self.team,
+        }
+    }
+}
+
+/// Bytes that a thread may spill, stored and loaded: what the launch decides, and the look for infinities in V
+/// under any mask, take registers. Teams that compute the addresses of their copies again each time spill
+/// almost nothing, but are a tenth slower.
+const MOST_SPILLS: u32 = 160;
+
+impl Spec for Shape {
+    fn name(&self) -> String {
+        let types = match self.acc {
+            Accumulation::Single => self.dtype.name().to_owned(),
+            Accumulation::Half => format!("{}acc", self.dtype.name()),
+        };
+        let dim = self.dim();
+        match self.main_loop {
+            Loop::Naive => format!("naive_{types}"),
+            Loop::Fa1 => format!("fa1_{types}_d{dim}"),
+            Loop::Rows => format!("split_q_{types}_d{dim}"),
+            Loop::RowsInRegisters => format!("shared_qkv_{types}_d{dim}"),
+            Loop::Teams => format!("teams_{types}_t{}_o{}", self.team, self.o_tiles),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        32 * self.tile().warps
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        self.tile().blocks_per_sm
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        self.shared_bytes_with(&Options::LEAST, self.dim())
+    }
+
+    fn instance(&self) -> String {
+        let Shape {
+            dtype,
+            acc,
+            m_tiles: mt,
+            n_tiles: nt,
+            o_tiles: ot,
+            team,
+            ..
+        } = self;
+        let Tile {
+            warps, q_slices, ..
+        } = self.tile();
+        let kernel = match self.main_loop {
+            Loop::Naive => format!("naive::naive::<{dtype:?}>"),
+            Loop::Fa1 => format!("fa1::fa1::<{dtype:?}, {warps}, {ot}, {nt}>"),
+            Loop::Rows | Loop::RowsInRegisters => {
+                format!("rows::rows::<{dtype:?}, {acc:?}, {warps}, {mt}, {ot}, {nt}, {q_slices}>")
+            }
+            Loop::Teams => {
+                let kt = nt * team;
+                format!(
+                    "teams::teams::<{dtype:?}, {acc:?}, {warps}, {team}, {mt}, {nt}, {kt}, {ot}>"
+                )
+            }
+        };
+        format!("(LadderParams) = {kernel}")
+    }
+
+    fn collectives(&self) -> Collectives {
+        let parts = Parts::new(self.tile(), self.dim());
+        match self.main_loop {
+            Loop::Naive => Collectives::NONE,
+            Loop::Fa1 => fa1(&parts),
+            Loop::Rows | Loop::RowsInRegisters => rows(&parts, self.acc),
+            Loop::Teams => teams(&parts),
+        }
+    }
+
+    fn implies_copies(&self) -> bool {
+        self.main_loop != Loop::Teams
+    }
+
+    fn most_spills(&self) -> u32 {
+        MOST_SPILLS
+    }
+}
+
+/// Copies of K, V and Q, and a masked step of the causal code whether causal or not.
+fn fa1(parts: &Parts) -> Collectives {
+    let copies = parts.copies(2 * parts.tile.keys);
+    let step = parts.scores() + parts.maxima() + parts.product_masked_by_slices();
+    copies + parts.around() + step + BARRIER
+}
+
+/// A copy before the first step, and one for each wait in the loops, two a step. Masked steps, of the causal
+/// code whether causal or not; and others, where kernels that sum in f16 follow every maximum.
+fn rows(parts: &Parts, acc: Accumulation) -> Collectives {
+    let copy = parts.copies(parts.tile.keys);
+    let wait = BARRIER + BARRIER + copy;
+    let step = wait + wait + parts.scores();
+    let masked = step + parts.maxima() + parts.product_masked_by_slices();
+    let softmax = match acc {
+        Accumulation::Single => parts.softmax(),
+        Accumulation::Half => parts.maxima(),
+    };
+    let unmasked = step + softmax + parts.product();
+    copy + parts.around() + BARRIER + masked + unmasked + o_store(parts.mt * parts.dt)
+}
+
+/// A wait for a slice of K, then for a slice of V; a team's exchange between them and at the end; P read from
+/// shared memory. Copies are loops whose counts the launch decides.
+fn teams(parts: &Parts) -> Collectives {
+    const WINDOW: u32 = 4;
+    const KEYS: u32 = 2;
+    let (mt, nt, ot) = (parts.mt, parts.nt, parts.ot);
+    let waits = BARRIER + BARRIER + BARRIER + BARRIER;
+    let exchanges = match parts.tile.team {
+        1 => Collectives::NONE,
+        _ => BARRIER + BARRIER,
+    };
+    let scores = Collectives {
+        mma: 2 * mt * nt * WINDOW,
+        ldmatrix: (mt + nt) * WINDOW,
+        ..Collectives::NONE
+    };
+    let product = Collectives {
+        mma: 2 * mt * KEYS * ot,
+        ldmatrix: KEYS * (mt + ot),
+        ..Collectives::NONE
+    };
+    let look = Collectives {
+        ldmatrix: KEYS * ot,
+        redux: 1,
+        ..Collectives::NONE
+    };
+    let softmax = parts.maxima() + parts.maxima();
+    let products = scores + product + look + parts.guarded();
+    waits + exchanges + softmax + products + o_store(mt * ot)
+}
+
+/// O by shuffles, four for each 16x16 tile, or through shared memory.
+fn o_store(tiles: u32) -> Collectives {
+    let shuffles = Collectives {
+        shfl: 4 * tiles,
+        ..Collectives::NONE
+    };
+    shuffles + BARRIER + BARRIER
+}
+
+/// A compiled kernel of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// [`Spec::name`], and [`Spec::module`].
+    pub name: &'static str,
+    /// The specification.
+    pub shape: Shape,
+}
+
+/// Every kernel of the ladder.
+pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+    let mut shapes = Vec::new();
+    for dtype in Dtype::ALL {
+        shapes.push(Shape::naive(dtype));
+        shapes.extend([64, 128, 256].map(|dim| Shape::fa1(dtype, dim)));
+    }
+    for types in [
+        (Dtype::F16, Accumulation::Single),
+        (Dtype::F16, Accumulation::Half),
+        (Dtype::Bf16, Accumulation::Single),
+    ] {
+        for q in [Q::Shared, Q::Registers] {
+            shapes.extend([32, 64, 96, 128, 256].map(|dim| Shape::rows(types, dim, q)));
+        }
+        shapes.extend(TEAMS.map(|team| Shape::teams(types, team)));
+    }
+    let kernel = |shape: Shape| Kernel {
+        name: shape.name().leak(),
+        shape,
+    };
+    shapes.into_iter().map(kernel).collect()
+});
+
+/// The kernel of a name.
+#[must_use]
+pub fn named(name: &str) -> Option<&'static Kernel> {
+    KERNELS.iter().find(|kernel| kernel.name == name)
+}
+
+/// Warps of a team, and slices of O of each.
+const TEAMS: [(u32, u32); 10] = [
+    (1, 4),
+    (1, 8),
+    (2, 8),
+    (4, 1),
+    (4, 2),
+    (4, 4),
+    (4, 6),
+    (4, 8),
+    (8, 6),
+    (8, 8),
+];
+
+/// The kernel of a rung for a dtype, accumulator and head dim, and the options that give it `stages` stages, the
+/// better ones first. `None` if there is no such kernel.
+#[must_use]
+pub fn variants(
+    rung: Rung,
+    dtype: Dtype,
+    acc: Accumulation,
+    dim: u32,
+    stages: u32,
+) -> Option<(&'static Kernel, [Option<Options>; 2])> {
+    let main_loop = match rung {
+        Rung::Naive => Loop::Naive,
+        Rung::Fa1 => Loop::Fa1,
+        Rung::SplitQ | Rung::SharedKv => Loop::Rows,
+        Rung::SharedQkv => Loop::RowsInRegisters,
+        Rung::SplitKv | Rung::TiledQk | Rung::TiledQkv => Loop::Teams,
+    };
+    let serves = |kernel: &&Kernel| {
+        let shape = kernel.shape;
+        // Four warps split the keys; tiles have as few warps a team as hold O.
+        let team = match rung {
+            Rung::SplitKv => shape.team == 4 && shape.o_tiles <= 4,
+            _ => shape.team != 4 || shape.o_tiles > 4,
+        };
+        (shape.main_loop, shape.dtype, shape.acc) == (main_loop, dtype, acc)
+            && dim <= shape.dim().min(rung.max_dim())
+            && team
+    };
+    let kernel = KERNELS
+        .iter()
+        .filter(serves)
+        .min_by_key(|k| k.shape.dim())?;
+    let keys = kernel.shape.tile().keys;
+    let ring = |buffers| Options {
+        buffers,
+        ..Options::LEAST
+    };
+    let options = match rung {
+        Rung::Naive | Rung::Fa1 => [Some(Options::LEAST), None],
+        Rung::SplitQ => [Some(ring(2 * stages)), None],
+        Rung::SharedKv | Rung::SharedQkv | Rung::TiledQkv => [Some(ring(stages)), None],
+        // K and V whole where they fit, else in slices.
+        Rung::SplitKv => {
+            let whole = Options {
+                windows: dim.div_ceil(64),
+                v_keys: keys,
+                apart: 0b001,
+                ..ring(2 * stages)
+            };
+            let sliced = Options {
+                windows: 1,
+                v_keys: 32,
+                ..whole
+            };
+            [Some(whole), Some(sliced)]
+        }
+        // V whole where it fits, else 64 keys of it.
+        Rung::TiledQk => [
+            Some(Options {
+                v_keys: keys,
+                apart: 0b100,
+                ..ring(stages)
+            }),
+            (keys > 64).then_some(Options {
+                v_keys: 64,
+                ..ring(stages)
+            }),
+        ],
+    };
+    Some((kernel, options))
+}

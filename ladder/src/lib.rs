@@ -1,0 +1,50 @@
+//! The ladder: the classic attention kernels, from three passes over a stored score matrix to tiles of
+//! everything, built from the parts of the main kernels. `README.md` beside them is the lesson.
+//!
+//! | file | kernels |
+//! |---|---|
+//! | `naive` | `naive` |
+//! | `fa1` | `fa1` |
+//! | `rows` | `split-q`, `shared-kv`, `shared-qkv`: a warp has query rows of its own |
+//! | `teams` | `split-kv`, `tiled-qk`, `tiled-qkv`: warps share query rows |
+//! | `ring` | the buffers that tiles pass through |
+//! | `store` | three ways to store O |
+//!
+//! The launch decides what costs little at run time: stages, swizzles, the mask, how O is stored. So one
+//! compiled kernel serves several rungs.
+//!
+//! For the host, [`options`] has the rungs and their options, [`catalog`] the compiled kernels, and
+//! `Ladder` (feature `launch`) runs them.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, asm_experimental_arch, cold_path)
+)]
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod catalog;
+#[cfg(feature = "launch")]
+mod kernel;
+pub mod options;
+pub mod params;
+#[cfg(feature = "launch")]
+mod plan;
+
+#[cfg(target_arch = "nvptx64")]
+mod entry;
+#[cfg(target_arch = "nvptx64")]
+mod fa1;
+#[cfg(target_arch = "nvptx64")]
+mod naive;
+#[cfg(target_arch = "nvptx64")]
+mod ring;
+#[cfg(target_arch = "nvptx64")]
+mod rows;
+#[cfg(target_arch = "nvptx64")]
+mod store;
+#[cfg(target_arch = "nvptx64")]
+mod teams;
+
+#[cfg(feature = "launch")]
+pub use kernel::{Ladder, MAX_STAGES, with_options};
+pub use options::{OStore, Rung, Swizzles};

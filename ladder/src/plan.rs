@@ -1,0 +1,77 @@
+//! Plans of attention calls by kernels of the ladder.
+
+use crate::catalog::{Kernel, Loop};
+use crate::kernel::Ladder;
+use crate::options::NaivePass;
+use crate::params::{LadderParams, Options};
+use attention::plan::{Draft, Entry, MainKernel, Plan};
+use attention::{Facts, Planner, Problem, RawForward, Result, ptx};
+use kernels::catalog::{Dtype, Spec};
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+impl From<&'static Kernel> for Entry {
+    fn from(kernel: &'static Kernel) -> Self {
+        Entry {
+            name: kernel.name,
+            module: kernel.name,
+            target: kernel.shape.target(),
+            threads: kernel.shape.threads(),
+            ptx: |module| ptx::text(COMPILED_MODULES?, module),
+        }
+    }
+}
+
+impl Planner for Ladder {
+    /// `naive` and `fa1` do not split the keys.
+    fn plan(
+        &self,
+        facts: Option<&Facts>,
+        dtype: Dtype,
+        problem: &Problem,
+        args: &RawForward,
+        splits: Option<u32>,
+    ) -> Result<Plan> {
+        let (chosen, facts) = self.choose(dtype, problem, facts)?;
+        self.check_compiled()?;
+        let (shape, options) = (chosen.kernel.shape, chosen.options);
+        let tile = shape.tile();
+        let kernel = MainKernel {
+            entry: chosen.kernel.into(),
+            dtype,
+            q_rows: match shape.main_loop {
+                // A block takes all rows of its head.
+                Loop::Fa1 => u32::MAX,
+                _ => tile.q_rows,
+            },
+            keys: tile.keys,
+            shared_bytes: chosen.shared_bytes,
+            blocks_per_sm: tile.blocks_per_sm,
+            is_packed: false,
+            takes_waves: false,
+        };
+        let splits = match shape.main_loop {
+            Loop::Naive | Loop::Fa1 => Some(1),
+            _ => splits,
+        };
+        let mut draft = Draft::new(kernel, problem, facts, args, splits)?;
+        let block = |options| move |forward| LadderParams { forward, options };
+        if shape.main_loop == Loop::Naive {
+            draft.reserve_partials(problem.seqlen_kv)?;
+            for pass in [NaivePass::Scores, NaivePass::Softmax, NaivePass::Output] {
+                let pass = pass as u32;
+                draft.launch(block(Options { pass, ..options }))?;
+            }
+            return Ok(draft.finish());
+        }
+        let combines = draft.splits() > 1 || shape.main_loop == Loop::Fa1;
+        if combines {
+            draft.reserve_partials(problem.dim)?;
+        }
+        draft.launch(block(options))?;
+        if combines {
+            draft.combine()?;
+        }
+        Ok(draft.finish())
+    }
+}
