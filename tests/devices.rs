@@ -6,6 +6,7 @@ mod bulk_copy;
 mod classes;
 mod counters;
 mod definition;
+mod emulated;
 mod errors;
 mod gemm;
 mod kernels;
@@ -14,6 +15,7 @@ mod ladder;
 mod large_offsets;
 mod lengths;
 mod maxima;
+mod mutants;
 mod random;
 mod real_data;
 mod repeats;
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         ("classes", classes::tests()),
         ("counters", counters::tests()),
         ("definition", definition::tests()),
+        ("emulated", emulated::tests()),
         ("errors", errors::tests()),
         ("gemm", gemm::tests()),
         ("kernels", kernels::tests()),
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),
+        ("mutants", mutants::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

@@ -1,5 +1,6 @@
-//! The CPU path: `cargo bench -p host`.
+//! The CPU path, and the emulator: `cargo bench -p attention`.
 
+use attention::emulator::Options;
 use attention::{Attention, Device, Element, Tensor, bf16, f16};
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -33,4 +34,27 @@ fn forward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, b
     bencher
         .counter(ItemsCount::new(problem.flops() as u64))
         .bench_local(|| call.forward(&q, &k, &v).expect("a valid call"));
+}
+
+/// One head of 1024 queries and keys on the emulator; items are warp-instructions.
+#[divan::bench(args = [false, true])]
+fn emulated(bencher: Bencher, counters: bool) {
+    let device = |counters| {
+        Device::emulator(Options {
+            counters,
+            ..Options::default()
+        })
+    };
+    let call = |device: &Device| {
+        let tensor = || Tensor::new(device, [1, 1, 1024, 64], &[f16::ONE; 1024 * 64]);
+        let (q, k, v) = (tensor()?, tensor()?, tensor()?);
+        Attention::new().forward(&q, &k, &v)
+    };
+    let counted = device(true).expect("kernels");
+    call(&counted).expect("a valid call");
+    let executed = counted.counters()[0].1.total().executed as usize;
+    let device = device(counters).expect("kernels");
+    bencher
+        .counter(ItemsCount::new(executed))
+        .bench_local(|| call(&device).expect("a valid call"));
 }

@@ -1,10 +1,5 @@
 //! Emulated instructions per second.
 
-#[path = "../tests/suite/attention.rs"]
-#[expect(dead_code, reason = "the benchmark does not compare results")]
-mod attention_problem;
-
-use attention_problem::{Modules, Problem, Run, named};
 use divan::{Bencher, counter::ItemsCount};
 use emulator::{Memory, Module, Options, launch};
 
@@ -70,21 +65,4 @@ fn mma(bencher: Bencher) {
 #[divan::bench]
 fn fma(bencher: Bencher) {
     looped(bencher, "fma.rn.f32 %r0, %r1, %r2, %r0;");
-}
-
-/// Batch 1, one head, 1024 queries and keys, head dim 64; items are warp-instructions.
-#[divan::bench(args = [false, true])]
-fn attention(bencher: Bencher, counters: bool) {
-    let kernel = named("forward_f16_d64");
-    let (modules, run) = (
-        Modules::of(kernel),
-        Run::new(kernel, &Problem::square(1024, 64)),
-    );
-    let options = Options {
-        counters,
-        ..Options::default()
-    };
-    let launch = || run.launch(&modules, &options).unwrap().0;
-    let executed = launch().total().executed as usize;
-    bencher.counter(ItemsCount::new(executed)).bench(launch);
 }

@@ -1,12 +1,14 @@
 //! A short fuzz run. Mutated real PTX loads or is an error; modules that load run or break a rule;
 //! nothing panics.
 
-use crate::attention::{Modules, Problem, Run, named, ptx};
-use crate::mutants::ring::text as ring;
+use crate::ring::text as ring;
 use crate::tiny::run_module;
-use ::kernels::catalog::Kernel;
-use emulator::{Module, Options};
+use ::kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
+use ::kernels::catalog::{self, Kernel};
+use emulator::{Argument, Memory, Module, Options, launch};
+use kernel_builder::Package;
 use proptest::prelude::*;
+use std::sync::LazyLock;
 
 /// A change to a text.
 #[derive(Clone, Debug)]
@@ -86,13 +88,27 @@ fn apply(text: &mut String, at: usize, edit: &Edit) {
 }
 
 fn kernel() -> &'static Kernel {
-    named("forward_f16_d32_causal")
+    catalog::named("forward_f16_d32_causal").expect("in the catalog")
 }
 
 /// A real module with a few hundred of its instructions: edits hit the interesting ones, and a case
 /// takes a millisecond.
 fn text() -> String {
-    let text = ptx(kernel());
+    static TEXT: LazyLock<String> = LazyLock::new(shortened);
+    TEXT.clone()
+}
+
+fn shortened() -> String {
+    const ENTRY: &str = ".visible .entry ";
+    let modules = kernel_builder::build(&Package::kernels());
+    let modules = modules.unwrap_or_else(|error| panic!("{error}"));
+    let mut modules = modules.iter();
+    let module = modules.find(|module| module.name == kernel().module);
+    let mut parts = module.expect("built").text.split(ENTRY);
+    let head = parts.next().unwrap_or_default();
+    let start = format!("{}(", kernel().name);
+    let entry = parts.find(|part| part.starts_with(&start));
+    let text = format!("{head}{ENTRY}{}", entry.expect("in its module"));
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains("//")).collect();
     let body = lines
         .iter()
@@ -104,6 +120,54 @@ fn text() -> String {
         .map(|i| lines[i])
         .collect();
     kept.join("\n")
+}
+
+/// Launches a module's kernel on 20 queries and keys.
+fn run(module: &Module) {
+    let memory = Memory::new();
+    let tensor = || TensorRef {
+        address: memory.upload(&[60; 20 * 32 * 2]),
+        row_stride: 32,
+        ..TensorRef::default()
+    };
+    let params = ForwardParams {
+        q: tensor(),
+        k: tensor(),
+        v: tensor(),
+        o: tensor(),
+        lse: memory.allocate(20 * 4),
+        heads: 1,
+        tile_heads: Divisor::new(1),
+        group: Divisor::new(1),
+        order: Order::new(1, 1, 1),
+        seqlen_q: 20,
+        seqlen_kv: 20,
+        dim: 32,
+        scale: 1.0,
+        o_aligned: 1,
+        batch_heads: 1,
+        splits: 1,
+        split_keys: 64,
+        ..ForwardParams::default()
+    };
+    let options = Options {
+        instruction_budget: 2000,
+        counters: true,
+        ..Options::default()
+    };
+    if let Ok(entry) = module.entry(kernel().name) {
+        let arguments = [Argument::Bytes(bytemuck::bytes_of(&params))];
+        let (threads, shared_bytes) = ([kernel().threads(), 1, 1], kernel().shared_bytes());
+        let _ = launch(
+            &memory,
+            entry,
+            [1; 3],
+            threads,
+            shared_bytes,
+            &arguments,
+            &options,
+        );
+    }
 }
 
 proptest! {
@@ -119,10 +183,7 @@ proptest! {
             apply(&mut text, at, edit);
         }
         if let Ok(mutated) = Module::parse(&text, "mutated.ptx") {
-            let modules = Modules { kernel: mutated, ..Modules::of(kernel()) };
-            let run = Run::new(kernel(), &Problem::square(20, 32));
-            let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
-            let _ = run.launch(&modules, &options);
+            run(&mutated);
         }
     }
 

@@ -1,11 +1,9 @@
-//! The emulator's tests: instructions and rules by hand-written kernels, and the real kernels, whole
-//! and mutated.
+//! The emulator's tests: instructions and rules by hand-written kernels, and a short fuzz run. The real
+//! kernels, whole and mutated, run in the tests of all devices.
 
 mod asynchronous;
-mod attention;
 mod fuzz;
 mod instructions;
-mod kernels;
-mod mutants;
+mod ring;
 mod rules;
 mod tiny;

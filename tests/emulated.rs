@@ -1,0 +1,285 @@
+//! What only the emulator shows: every schedule of the warps is clean, and launches move what the algorithm moves.
+
+use attention::emulator::{Counters, Options};
+use attention::plan::Plan;
+use attention::{Class, Device, Tensor, TensorRef, pack};
+use kernels::abi::PackParams;
+use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
+use std::mem::offset_of;
+use tests::{Case, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::emulator("copies_are_of_every_element", |_| {
+            copies_are_of_every_element(&Device::emulator(Options::default())?)
+        }),
+        Test::emulator("copies_reach_far", |_| copies_reach_far()),
+        Test::emulator("copies_move_no_more_than_needed", |_| {
+            copies_move_no_more_than_needed()
+        }),
+    ];
+    for kernel in KERNELS.iter() {
+        let name = |test: &str| format!("{test}::{}", kernel.name);
+        let Some(forward) = kernel.forward() else {
+            continue;
+        };
+        // The same tests of wide kernels would take minutes.
+        if forward.kind != Kind::Wide {
+            tests.push(Test::emulator(name("every_schedule"), move |_| {
+                every_schedule_is_clean(kernel, forward)
+            }));
+            if forward.kind.serves(false) {
+                tests.push(Test::emulator(name("counters"), move |_| {
+                    counters_are_those_of_the_algorithm(kernel, forward)
+                }));
+            }
+        }
+        if forward.kind.is_packed() {
+            tests.push(Test::emulator(name("keys_are_read_once"), move |_| {
+                packed_kernels_read_keys_once(kernel, forward)
+            }));
+        }
+    }
+    tests
+}
+
+/// A GPU with shared memory for a kernel.
+fn emulated(kernel: &Kernel, options: Options) -> attention::Result<Device> {
+    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+    Device::emulator_of(*class.expect("of some class"), options)
+}
+
+fn counting() -> Options {
+    Options {
+        counters: true,
+        ..Options::default()
+    }
+}
+
+/// A case of one head for a kernel, at its own head dim.
+fn case(kernel: &Kernel, forward: &Forward, seqlen_q: u64, seqlen_kv: u64) -> Case {
+    Case {
+        dtype: forward.dtype.into(),
+        seqlen_q: seqlen_q as usize,
+        seqlen_kv: seqlen_kv as usize,
+        dim: forward.dim as usize,
+        causal: !forward.kind.serves(false),
+        kernel: Some(kernel.name.to_owned()),
+        splits: 1,
+        ..Case::default()
+    }
+}
+
+fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
+    for seed in 0..20 {
+        let options = Options {
+            seed,
+            ..Options::default()
+        };
+        let case = Case {
+            seed,
+            ..case(kernel, forward, 130, 100)
+        };
+        case.check(&emulated(kernel, options)?)?;
+    }
+    PASSED
+}
+
+/// What the launches of a case do.
+fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
+    let device = emulated(kernel, counting())?;
+    case.check(&device)?;
+    let launches = device.counters().into_iter();
+    Ok(launches.map(|(_, counters)| counters).collect())
+}
+
+/// Every query tile reads the keys that it sees once, and no sector moves in part.
+fn counters_are_those_of_the_algorithm(kernel: &Kernel, forward: &Forward) -> Outcome {
+    // A multiple of every tile, and of two splits.
+    const LENGTH: u64 = 384;
+    let dim = u64::from(forward.dim);
+    for splits in [1, 2] {
+        let case = Case {
+            splits: splits as u32,
+            ..case(kernel, forward, LENGTH, LENGTH)
+        };
+        let launches = counters(kernel, &case)?;
+        let total = launches[0].total();
+        assert_eq!(total.flops, 4 * LENGTH * LENGTH * dim);
+        assert_eq!(launches[0].mma(), total.flops / 4096);
+        let lines = launches[0].lines.iter();
+        let of_kernels = lines
+            .filter(|line| line.opcode.starts_with("ldmatrix"))
+            .all(|line| {
+                let source = line.source.as_ref();
+                source.is_some_and(|source| source.file.starts_with("kernels/src/"))
+            });
+        assert!(of_kernels, "source lines of the kernels");
+        assert_eq!(launches[0].bank_conflicts().count(), 0);
+        assert_eq!(total.extra_sectors(), 0);
+        // In 16 bits; the partial results have 32.
+        let tensor = 2 * LENGTH * dim;
+        let q_tiles = LENGTH / u64::from(forward.tile.q_rows);
+        assert_eq!(total.bytes_read, splits * tensor + 2 * q_tiles * tensor);
+        let Some(combined) = launches.get(1) else {
+            assert_eq!(total.bytes_written, tensor + 4 * LENGTH);
+            continue;
+        };
+        assert_eq!(total.bytes_written, splits * (2 * tensor + 8 * LENGTH));
+        let total = combined.total();
+        assert_eq!(total.bytes_written, tensor + 4 * LENGTH);
+        // The maxima are read once more, and by both warps of a row.
+        let softmax = 2 * dim.div_ceil(128) * splits * 8 * LENGTH;
+        assert_eq!(total.bytes_read, splits * 2 * tensor + softmax);
+    }
+    PASSED
+}
+
+/// All heads of a group read their keys and values once.
+fn packed_kernels_read_keys_once(kernel: &Kernel, forward: &Forward) -> Outcome {
+    // Whole blocks of every kernel in each split.
+    const KEYS: u64 = 3 * 192;
+    let case = Case {
+        heads: 8,
+        splits: 3,
+        ..case(kernel, forward, 4, KEYS)
+    };
+    let launches = counters(kernel, &case)?;
+    let (total, dim) = (launches[0].total(), u64::from(forward.dim));
+    let q = total.bytes_read - 2 * KEYS * 2 * dim;
+    assert_eq!(q % (32 * 2 * dim), 0);
+    assert!(q / (32 * 2 * dim) <= 3, "Q for each split");
+    // Only the warps with rows compute, 32 of them; or all, where warps share them.
+    let rows = match forward.tile.team {
+        1 => 32,
+        _ => u64::from(forward.tile.q_rows),
+    };
+    assert_eq!(total.flops, 4 * rows * KEYS * dim);
+    PASSED
+}
+
+/// A tensor of this shape, read through the pack kernel.
+fn packed(
+    device: &Device,
+    shape: [usize; 4],
+    from: TensorRef,
+) -> Result<Vec<u16>, libtest_mimic::Failed> {
+    let mut copy = Tensor::<u16>::zeros(device, shape)?;
+    let (mut step, _) = pack(from, shape, &mut Default::default())?;
+    // To memory that can be read, in place of a workspace.
+    let to = offset_of!(PackParams, to);
+    step.params[to..to + 8].copy_from_slice(&copy.address_mut().to_ne_bytes());
+    step.places.clear();
+    let plan = Plan {
+        kernel: step.entry.name,
+        splits: 1,
+        steps: vec![step],
+        workspace_bytes: 0,
+    };
+    // SAFETY: the step has its kernel's own parameters; the tensor behind `from` and the copy live.
+    unsafe { plan.run(device, std::ptr::null_mut())? };
+    Ok(copy.to_vec()?)
+}
+
+/// Every element, wherever rows start, in either direction and repeated, at edges of tiles and chunks; and
+/// nothing read beside the tensor.
+pub fn copies_are_of_every_element(device: &Device) -> Outcome {
+    for (shape, strides) in [
+        ([1, 1, 1, 8], [0, 0, 0]),
+        ([2, 3, 5, 8], [141, 47, 9]),
+        ([2, 3, 64, 40], [1, 7, 51]),
+        ([3, 2, 65, 64], [-9999, 4444, -67]),
+        ([2, 2, 63, 256], [257, -300, 1]),
+        ([1, 2, 70, 256], [1, 17921, 256]),
+    ] {
+        let [batch, heads, rows, dim] = shape;
+        let index = |b: usize, h: usize, i: usize| {
+            b as i64 * strides[0] + h as i64 * strides[1] + i as i64 * strides[2]
+        };
+        let corners: Vec<i64> = (0..8)
+            .map(|c| {
+                let last = |bit: usize, extent: usize| (c >> bit & 1) * (extent - 1);
+                index(last(0, batch), last(1, heads), last(2, rows))
+            })
+            .collect();
+        let (low, high) = (corners.iter().min(), corners.iter().max());
+        let (low, high) = low.zip(high).expect("corners");
+        // The buffer begins one element before the tensor and ends with it.
+        let elements = (high - low) as usize + dim + 1;
+        let data: Vec<u16> = (0..elements).map(|n| ((n * 40503) >> 3) as u16).collect();
+        let buffer = Tensor::new(device, [elements], &data)?;
+        let from = TensorRef {
+            address: buffer.address() + 2 + 2 * low.unsigned_abs(),
+            batch_stride: strides[0],
+            head_stride: strides[1],
+            row_stride: strides[2],
+        };
+        let copy = packed(device, shape, from)?;
+        for (n, copied) in copy.chunks(dim).enumerate() {
+            let (b, h, i) = (n / rows / heads, n / rows % heads, n % rows);
+            let start = (index(b, h, i) - low) as usize + 1;
+            if copied != &data[start..start + dim] {
+                return Err(format!("{shape:?}, row {:?} of the copy is wrong", (b, h, i)).into());
+            }
+        }
+    }
+    PASSED
+}
+
+/// Rows, heads and batches farther apart than 32 bits can say: each lies in a buffer of its own.
+fn copies_reach_far() -> Outcome {
+    let device = Device::emulator(Options::default())?;
+    let rows: [Vec<u16>; 2] = [(0..16).collect(), (16..32).collect()];
+    let [first, second] = [&rows[0], &rows[1]].map(|row| Tensor::new(&device, [16], row));
+    let (first, second) = (first?, second?);
+    let apart = (second.address() as i64 - first.address() as i64) / 2;
+    assert!(apart > 1 << 32);
+    for axis in 0..3 {
+        let mut shape = [1, 1, 1, 16];
+        shape[axis] = 2;
+        for (from, apart, order) in [(&first, apart, [0, 1]), (&second, -apart, [1, 0])] {
+            let mut strides = [8; 3];
+            strides[axis] = apart;
+            let [batch_stride, head_stride, row_stride] = strides;
+            let from = TensorRef {
+                address: from.address(),
+                batch_stride,
+                head_stride,
+                row_stride,
+            };
+            let expected = order.map(|n| rows[n].clone()).concat();
+            assert_eq!(packed(&device, shape, from)?, expected, "axis {axis}");
+        }
+    }
+    PASSED
+}
+
+/// Neighbouring lanes read neighbouring elements and write neighbouring chunks, with no conflict between.
+fn copies_move_no_more_than_needed() -> Outcome {
+    for dim in [8, 40, 128] {
+        let device = Device::emulator(counting())?;
+        let buffer = Tensor::new(&device, [256 * dim + 1], &vec![1_u16; 256 * dim + 1])?;
+        let from = TensorRef {
+            address: buffer.address() + 2,
+            batch_stride: 1,
+            head_stride: 128 * dim as i64,
+            row_stride: dim as i64,
+        };
+        packed(&device, [1, 2, 128, dim], from)?;
+        let launches = device.counters();
+        let (_, counters) = &launches[0];
+        let bytes = 2 * 256 * dim as u64;
+        assert_eq!(counters.total().bytes_read, bytes);
+        assert_eq!(counters.total().bytes_written, bytes);
+        assert_eq!(counters.bank_conflicts().count(), 0);
+        // 64 bytes an element off a multiple of 32 touch a third sector; stores are whole.
+        assert_eq!(
+            counters.total_of("ld.global").sectors,
+            bytes / 64 * 3,
+            "{dim}"
+        );
+        assert_eq!(counters.total_of("st.global").extra_sectors(), 0);
+    }
+    PASSED
+}

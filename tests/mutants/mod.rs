@@ -1,0 +1,198 @@
+//! Mutants of the real kernels: each has one fault, as a slip in a kernel or a compiler's wrong
+//! turn would make it, and each must be reported, by a rule of the emulator or by a wrong result.
+//!
+//! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each.
+
+mod change;
+mod combine;
+mod decode;
+mod forward;
+mod pack;
+mod packed;
+mod shared_rows;
+
+use crate::emulated::copies_are_of_every_element;
+use attention::emulator::{Module, Options};
+use attention::{Class, Device, Facts, device::Emulator, ptx};
+use kernels::catalog::{self, Family, Kernel};
+use ndarray::{Axis, s};
+use tests::{Case, Inputs, Layout, PASSED, Test};
+
+/// Which of the lines that fit a mutation it changes.
+#[derive(Clone, Copy)]
+enum Which {
+    Nth(usize),
+    Last,
+    All,
+}
+use Which::{All, Last, Nth};
+
+struct Mutant {
+    what: &'static str,
+    kernel: &'static str,
+    /// What the changed lines contain.
+    pattern: &'static str,
+    which: Which,
+    change: fn(&str) -> String,
+}
+
+const FULL: &str = "forward_f16_d64";
+
+/// The tests of this folder.
+pub fn tests() -> Vec<Test> {
+    let families = [
+        forward::MUTANTS,
+        shared_rows::MUTANTS,
+        decode::MUTANTS,
+        combine::MUTANTS,
+        pack::MUTANTS,
+        packed::MUTANTS,
+    ];
+    let mutants = families.into_iter().flatten();
+    let mutants = mutants.map(|mutant| {
+        let name = mutant.what.replace(' ', "_");
+        Test::emulator(format!("{}::{name}", mutant.kernel), |_| {
+            let by = mutant.caught().ok_or("not caught")?;
+            println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
+            PASSED
+        })
+    });
+    mutants.collect()
+}
+
+/// The kernel of that name.
+fn named(name: &str) -> &'static Kernel {
+    catalog::named(name).expect("in the catalog")
+}
+
+/// The module of a kernel with this entry alone.
+fn entry(kernel: &Kernel) -> String {
+    const ENTRY: &str = ".visible .entry ";
+    let text = ptx::module(kernel.module).expect("compiled, as the emulator is there");
+    let mut parts = text.split(ENTRY);
+    let head = parts.next().unwrap_or_default();
+    let start = format!("{}(", kernel.name);
+    let entry = parts.find(|part| part.starts_with(&start));
+    format!("{head}{ENTRY}{}", entry.expect("in its module"))
+}
+
+/// A GPU with shared memory for a kernel, which loads another text for its module.
+fn device(kernel: &Kernel, text: &str, options: Options) -> attention::Result<Device> {
+    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+    let facts = Facts::emulated(*class.expect("of some class"));
+    Device::with_driver(Emulator::new(facts, options).with_ptx(kernel.module, text))
+}
+
+/// Ragged cases: with grouped heads, aligned and not, split and not, and with scores that raise the maxima of
+/// some rows in the main loop.
+fn cases(kernel: &Kernel) -> [(Case, Inputs); 5] {
+    let forward = kernel.forward().expect("it computes attention");
+    let case = Case {
+        dtype: forward.dtype.into(),
+        heads: 2,
+        seqlen_q: 150,
+        seqlen_kv: 210,
+        dim: forward.dim as usize,
+        causal: forward.kind.serves(true),
+        kernel: Some(kernel.name.to_owned()),
+        splits: 1,
+        ..Case::default()
+    };
+    let lying = |layout, splits, kv_heads| Case {
+        q: layout,
+        k: layout,
+        v: layout,
+        o: layout,
+        splits,
+        kv_heads,
+        ..case.clone()
+    };
+    let cases = [
+        case.clone(),
+        lying(Layout::Padded, 1, 2),
+        lying(Layout::OddRows, 2, 1),
+        // The copy of v ends with the workspace.
+        lying(Layout::OddRows, 1, 1),
+        case.clone(),
+    ];
+    let mut cases = cases.map(|case| {
+        let inputs = case.inputs();
+        (case, inputs)
+    });
+    let (rising, inputs) = &mut cases[4];
+    let scale = (rising.dim as f32).sqrt().recip();
+    for (i, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
+        let rises = i.is_multiple_of(32);
+        queries.slice_mut(s![.., .., 0]).fill(f32::from(rises));
+    }
+    for (j, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
+        let rise = 0.25 / scale * (rising.seqlen_kv - 1 - j) as f32;
+        keys.slice_mut(s![.., .., 0]).fill(rise);
+    }
+    cases
+}
+
+impl Mutant {
+    /// The module's text with the fault in it.
+    fn apply(&self, text: &str) -> String {
+        let fitting: Vec<usize> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.contains(self.pattern) && !line.contains("//"))
+            .map(|(index, _)| index)
+            .collect();
+        let changed = match self.which {
+            Nth(n) => fitting.get(n).map_or(&[][..], std::slice::from_ref),
+            Last => fitting.last().map_or(&[][..], std::slice::from_ref),
+            All => &fitting[..],
+        };
+        assert!(
+            !changed.is_empty(),
+            "{}: no line with {:?}",
+            self.what,
+            self.pattern
+        );
+        let lines = text.lines().enumerate().map(|(index, line)| {
+            if changed.contains(&index) {
+                (self.change)(line)
+            } else {
+                line.to_owned()
+            }
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// What catches it.
+    fn caught(&self) -> Option<String> {
+        let mutated = named(self.kernel);
+        // A combine kernel shows its faults after one that splits, the pack kernel before any.
+        let kernel = match mutated.family {
+            Family::Combine(_) | Family::Pack(_) => named(FULL),
+            _ => mutated,
+        };
+        let text = self.apply(&entry(mutated));
+        Module::parse(&text, self.what).unwrap_or_else(|error| panic!("{error}"));
+        let cases = cases(kernel);
+        for seed in 0..3 {
+            let options = Options {
+                seed,
+                instruction_budget: 1 << 20,
+                ..Options::default()
+            };
+            for (case, inputs) in &cases {
+                let device = device(mutated, &text, options).expect("an emulated GPU");
+                let ran = case.run(&device, inputs).map(|_| ());
+                // Cases have margins around their tensors; these copies are of whole buffers.
+                let copied = || match mutated.family {
+                    Family::Pack(_) => copies_are_of_every_element(&device).map(|_| ()),
+                    _ => Ok(()),
+                };
+                if let Err(failed) = ran.and_then(|()| copied()) {
+                    let reason = failed.message().unwrap_or_default();
+                    return Some(reason.lines().next().unwrap_or_default().to_owned());
+                }
+            }
+        }
+        None
+    }
+}
