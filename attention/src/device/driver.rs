@@ -1,6 +1,6 @@
 //! What a device must offer to launch kernels: memory, modules, launches, streams and events.
 //!
-//! A driver knows nothing of attention, and keeps no record: [`Gpu`](super::gpu::Gpu) remembers what is loaded.
+//! A driver knows nothing of attention, and keeps no record: the file `gpu` remembers what is loaded.
 //! [`Cuda`](super::Cuda) launches through `cudarc`, [`Emulator`](super::Emulator) on the CPU; a program may
 //! bring its own for [`Device::with_driver`](crate::Device::with_driver).
 

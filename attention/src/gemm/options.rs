@@ -91,7 +91,7 @@ impl Gemm {
         Self::default()
     }
 
-    /// The kernel to use: [`SIMPLE`], [`MULTISTAGE`], or a name from [`suitable`](Self::suitable).
+    /// The kernel to use: [`SIMPLE`](super::SIMPLE), [`MULTISTAGE`](super::MULTISTAGE), or a name from [`suitable`](Self::suitable).
     /// Default: the pipelined kernel whose tile suits the problem.
     #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {

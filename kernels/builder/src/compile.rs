@@ -113,7 +113,7 @@ impl<'a> Session<'a> {
     }
 
     /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it,
-    /// with [source lines](locations).
+    /// with source lines.
     ///
     /// # Errors
     /// What the compiler said.

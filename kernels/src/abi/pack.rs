@@ -17,7 +17,7 @@ pub struct PackParams {
     pub to: u64,
     /// Heads.
     pub heads: u32,
-    /// Rows of a head; at most [`MAX_SEQLEN`].
+    /// Rows of a head; at most [`MAX_SEQLEN`](super::MAX_SEQLEN).
     pub rows: u32,
     /// Elements of a row: at least 1, at most [`MAX_DEPTH`](super::MAX_DEPTH).
     pub dim: u32,
