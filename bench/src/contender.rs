@@ -2,7 +2,7 @@
 
 use crate::run::Plan;
 use crate::shape::Shape;
-use crate::subject::{Contenders, Subject};
+use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result};
 use attention::check::{self, Forward};
 use attention::{
@@ -75,7 +75,7 @@ impl Choice {
             };
             match served {
                 Ok(()) => serving.push(name),
-                Err(error @ Error::UnknownKernel { .. }) => return Err(error.into()),
+                Err(error @ Error::UnknownKernel { .. }) => return Err(with_rungs(error).into()),
                 Err(error) => refusal = Some(error),
             }
         }

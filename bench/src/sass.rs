@@ -90,7 +90,7 @@ mod tests {
                 "--dim 64 --causal --target sm_120",
                 "forward_f16_d64_128x48_causal",
             ),
-            ("--dim 512", "teams_f16_t4_o8"),
+            ("--dim 512", "wide_f16_d512"),
             ("--kernel split-q --dtype bf16", "split_q_bf16_d64"),
             (
                 "--kernel shared-kv:stages=2:acc=f16 --dim 72",

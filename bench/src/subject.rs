@@ -4,6 +4,7 @@ use crate::contender::Choice;
 use crate::run::Plan;
 use anyhow::Result;
 use attention::{Device, Error};
+use ladder::Ladder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -78,8 +79,18 @@ pub trait Contenders {
 /// If the kernel does not exist.
 pub fn exists<T>(served: attention::Result<T>) -> Result<()> {
     match served {
-        Err(error @ Error::UnknownKernel { .. }) => Err(error.into()),
+        Err(error @ Error::UnknownKernel { .. }) => Err(with_rungs(error).into()),
         _ => Ok(()),
+    }
+}
+
+/// The error about an unknown kernel, with similar names of the ladder where the library has none.
+pub fn with_rungs(error: Error) -> Error {
+    match error {
+        Error::UnknownKernel { name, near } if near.is_empty() => {
+            Ladder::named(&name).map_or_else(|error| error, |_| Error::UnknownKernel { name, near })
+        }
+        error => error,
     }
 }
 

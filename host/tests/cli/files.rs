@@ -418,7 +418,8 @@ fn a_signal_leaves_nothing() {
         let mut paths = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
         paths.any(|path| path.starts_with(folder.path()))
     };
-    for signal in ["INT", "TERM", "KILL"] {
+    // Not INT, which a shell lets its background commands ignore: the run would not end.
+    for signal in ["TERM", "KILL"] {
         let output = folder.path().join("o");
         let line = "--device cpu --seqlen 64 --iters 18446744073709551615 --output";
         let mut run = command();

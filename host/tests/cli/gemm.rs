@@ -141,7 +141,7 @@ fn what_is_wrong_is_said_in_a_line() {
         "--m 2000000000 --n 2000000000",
         &["m, n and k are too large", "free"],
     );
-    refused("--dtype bf16 --acc f16", &["for bf16 it must be in f32"]);
+    refused("--dtype bf16 --acc f16", &["f16 is for f16 inputs"]);
     refused("--kernel gemm-multistage", &["type --device emulator"]);
     refused(
         "--kernel gemm-multistgae",
