@@ -30,7 +30,7 @@ pub unsafe fn bulk_copy<const STAGES: u32>(p: &BulkCopyParams) {
         if thread == 0 {
             for i in 0..STAGES {
                 mbarrier::init(full(i), 1);
-                mbarrier::init(empty(i), 1);
+                mbarrier::init(empty(i), 32);
             }
             mbarrier::fence_init();
         }
@@ -58,8 +58,9 @@ pub unsafe fn bulk_copy<const STAGES: u32>(p: &BulkCopyParams) {
                     bulk::store(p.to + place(piece), stage(i), BULK_BYTES);
                     bulk::commit();
                     bulk::wait_read::<0>();
-                    mbarrier::arrive(empty(i));
                 }
+                // Every lane says that it is done with its own part of the stage.
+                mbarrier::arrive(empty(i));
                 (i, piece) = (i + 1, piece + p.blocks);
             }
             // Shared memory outlives the block's copies to global memory.
