@@ -87,7 +87,7 @@ fn of_rung(rung: Rung) -> Vec<Test> {
     tests
 }
 
-/// Cases of head dims beyond those of the main kernels.
+/// Cases of head dims beyond the range of the main kernels.
 fn wide() -> impl Strategy<Value = Case> {
     of_dims(cases(), 33..=128)
 }

@@ -96,7 +96,7 @@ impl<S: Subject> Measurement<S> {
         Some(self.shape.bytes() / kernel.speed?.median_ms / 1e6)
     }
 
-    /// The rate of a kernel over that of [`Subject::BASELINE`].
+    /// The rate of a kernel over the rate of [`Subject::BASELINE`].
     pub fn ratio(&self, kernel: &Timing) -> Option<f64> {
         Some(kernel.speed?.tflops / self.peer(S::BASELINE)?)
     }

@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Every kernel, those of the ladder too.
+    /// Every kernel, of the ladder too.
     pub fn all() -> Self {
         Arguments {
             kernel: Vec::new(),

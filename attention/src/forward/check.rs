@@ -1,7 +1,7 @@
 //! Compares o and lse with the [reference](crate::reference), row by row.
 //!
 //! **o** follows FlashAttention's own rule: its largest error may be twice that of a plain
-//! implementation in the element type, plus twice that of rounding at the size of typical values:
+//! implementation in the element type, plus twice the error of rounding at the size of typical values:
 //!
 //! `max|o - ref| <= 2 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
 //!
@@ -15,7 +15,7 @@
 //! independent: a score's is `d = |scale| 3 u sqrt(sum of S^2)`, at least five of its standard
 //! deviations, and `8 u` for the exponential. A score that is off by `d` changes its key's weight `p`
 //! by `c = p (e^d - 1)`, at most by 1, which moves o by `c |v - o|`; the moves of all keys add up.
-//! The partial sums of `p v` are off like those of a score, and o by `8 u |o|` for its division.
+//! The partial sums of `p v` are off like the sums of a score, and o by `8 u |o|` for its division.
 //!
 //! **Sums in f16** ([`Accumulation::Half`]) have `u = 2^-11`. First the query is scaled, in base 2,
 //! and rounded, and each score is rounded after every 16 of its products. The check computes these
@@ -24,11 +24,11 @@
 //! other way, so each rounding of a sum `S` may differ by `u |S|`. These errors are independent, and
 //! a score's is `d = 3 u sqrt(sum of S^2)`: the most that 9 roundings can do, and at least five
 //! standard deviations of more. As above, it changes the key's weight by `c`, moves o by `c (v - o)`
-//! and lse by `c`. The moves of keys with equal sums add up; those of others are independent, so the
+//! and lse by `c`. The moves of keys with equal sums add up; the moves of other keys are independent, so the
 //! root of the sum of their squares counts. Last, products with V are rounded every 16 keys in sums
 //! of up to 64: a slice of 16 is part of up to 4 sums, each of which may be off by `u |sum of p v|`.
 //!
-//! The worst row's allowance is added to the tolerance of o, each row's own to that of its lse.
+//! The worst row's allowance is added to the tolerance of o, each row's own to the tolerance of its lse.
 //!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 //! An lse of -inf must be exactly that.
@@ -70,7 +70,7 @@ pub struct Report {
     pub rows: usize,
     /// All elements of o in these rows.
     pub o: Comparison,
-    /// The lse of these rows; the tolerance is that of the worst row.
+    /// The lse of these rows; the tolerance belongs to the worst row.
     pub lse: Comparison,
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
 /// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. Any strides will do as long
-/// as that of dim is 1. A GPU works in place on inputs whose rows all start at multiples of 16 bytes;
+/// as dim has stride 1. A GPU works in place on inputs whose rows all start at multiples of 16 bytes;
 /// of each other input it first makes a copy that does, which takes memory until the work is done.
 ///
 /// ```
@@ -59,7 +59,7 @@ enum Wanted {
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 ///
-/// Strides count elements; that of dim is 1.
+/// Strides count elements; dim has stride 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RawForward {
     /// Queries, `[batch, heads, seqlen_q, dim]`.
@@ -503,7 +503,7 @@ mod tests {
         };
         let attention = Attention::new().causal(true);
         let call = |args: &RawForward| {
-            // SAFETY: the addresses are those of arrays that live on; o and lse are by themselves.
+            // SAFETY: the addresses belong to arrays that live on; o and lse are by themselves.
             unsafe { attention.forward_raw(&Device::cpu(), Dtype::F16, args, std::ptr::null_mut()) }
         };
         call(&args).expect("valid arguments");

@@ -177,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// By kernels of many rows; those of few rows only if the last wave is nearly full too.
+        /// By kernels of many rows; kernels of few rows only if the last wave is nearly full too.
         #[test]
         fn a_full_gpu_is_left_alone(heads in 400usize..3000, seqlen_kv in 1usize..100_000) {
             let of = |name, seqlen_q| {

@@ -70,7 +70,7 @@ impl<T: Pod> Buffer<T> {
         Ok(elements)
     }
 
-    /// Overwrites the elements with those of `source`, a buffer of the same length on the same
+    /// Overwrites the elements with the elements of `source`, a buffer of the same length on the same
     /// device, after all work on the device so far.
     ///
     /// # Errors

@@ -75,7 +75,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         Tensor::new(device, self.shape(), &self.to_vec()?)
     }
 
-    /// Overwrites the elements with those of `source`, a tensor of the same shape on the same
+    /// Overwrites the elements with the elements of `source`, a tensor of the same shape on the same
     /// device, after all work on the device so far.
     ///
     /// ```

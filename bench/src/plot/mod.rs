@@ -31,7 +31,7 @@ const DEFAULT: &str = "this project";
 /// A chart: the end of its file's name, and the SVG.
 type Chart = (String, String);
 
-/// Draws the given results, or those of the folder: curves of the newest full grid, bars of the ladder.
+/// Draws the given results, or the results of the folder: curves of the newest full grid, bars of the ladder.
 ///
 /// # Errors
 /// If no results can be drawn, or a file cannot be read or written.

@@ -50,7 +50,7 @@ const KERNELS: &[&str] = &[
 
 /// A crate of kernels.
 pub struct Package {
-    /// The crate's name, and that of its folder in the workspace.
+    /// The name of the crate and of its folder in the workspace.
     pub name: &'static str,
     /// The crates of kernels whose parts it uses.
     pub uses: &'static [&'static str],
@@ -77,7 +77,7 @@ pub struct Session<'a> {
     package: &'a Package,
     /// Folders of compiled libraries.
     libraries: Vec<PathBuf>,
-    /// The package's sources, and those of the crates that it uses.
+    /// The sources of the package and of the crates that it uses.
     sources: Vec<Sources>,
     /// The lines of these sources.
     lines: Lines,

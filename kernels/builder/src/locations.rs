@@ -138,7 +138,7 @@ $L__func_end0:
                                         // -- End function
 }
 \t.section\t.debug_macinfo\t{\t}
-\t.file\t1 \"/home/kernels/src/entry.rs\"
+\t.file\t1 \"/any/kernels/src/entry.rs\"
 ";
 
     fn lines(tile: &str) -> Lines {

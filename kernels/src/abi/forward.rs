@@ -57,7 +57,7 @@ pub struct ForwardParams {
     pub batch_heads: u32,
     /// Splits of the keys: at least 1.
     pub splits: u32,
-    /// Keys of a split, but for the last, which has at least one and at most as many: a multiple of
+    /// Keys of each split except the last, which has at least one and at most as many: a multiple of
     /// Bc.
     pub split_keys: u32,
     /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for packed and

@@ -22,7 +22,7 @@ pub trait Rows: Copy {
     fn skip_bytes(self, bytes: u64) -> Self;
 }
 
-/// Rows a stride apart: those of one head, or of a matrix.
+/// Rows of one head or of a matrix, a stride apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Strided {
     /// Address of row 0.

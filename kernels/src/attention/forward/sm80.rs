@@ -112,7 +112,7 @@ pub unsafe fn sm80<
         let mut warp =
             Warp::<MT, DT, DT, QT, Fixed, C>::new(q_tile, row, C::new(params), &Team::ALONE);
 
-        // `j` blocks are left. The warp only copies those of which it sees nothing.
+        // `j` blocks are left. Where the warp sees nothing of a block, it only copies.
         let mut j = blocks;
         while j > warp_blocks {
             j -= 1;
