@@ -2,7 +2,7 @@
 
 use crate::options::{NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
-use kernels::catalog::collectives::{BARRIER, Collectives, Parts};
+use kernels::catalog::collectives::{Collectives, Parts, bar, ldmatrix, mma, redux, shfl};
 use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Tile};
 use std::sync::LazyLock;
 
@@ -256,23 +256,31 @@ impl Spec for Shape {
 /// Copies of K, V and Q, and a masked step of the causal code whether causal or not.
 fn fa1(parts: &Parts) -> Collectives {
     let copies = parts.copies(2 * parts.tile.keys);
-    let step = parts.scores() + parts.maxima() + parts.product_masked_by_slices();
-    copies + parts.around() + step + BARRIER
+    let step = parts.scores() + parts.maxima() + product_masked(parts);
+    copies + parts.around() + step + bar(1)
 }
 
 /// A copy before the first step, and one for each wait in the loops, two a step. Masked steps, of the causal
 /// code whether causal or not; and others, where kernels that sum in f16 follow every maximum.
 fn rows(parts: &Parts, acc: Accumulation) -> Collectives {
     let copy = parts.copies(parts.tile.keys);
-    let wait = BARRIER + BARRIER + copy;
+    let wait = bar(2) + copy;
     let step = wait + wait + parts.scores();
-    let masked = step + parts.maxima() + parts.product_masked_by_slices();
+    let masked = step + parts.maxima() + product_masked(parts);
     let softmax = match acc {
         Accumulation::Single => parts.softmax(),
         Accumulation::Half => parts.maxima(),
     };
     let unmasked = step + softmax + parts.product();
-    copy + parts.around() + BARRIER + masked + unmasked + o_store(parts.mt * parts.dt)
+    copy + parts.around() + bar(1) + masked + unmasked + o_store(parts.mt * parts.dt)
+}
+
+/// `P V` under a mask: the look for infinities is a loop over windows of two 16x16 tiles of V, and the guarded
+/// product one over slices of the keys.
+fn product_masked(parts: &Parts) -> Collectives {
+    let tiles = parts.mt * parts.dt;
+    let look = ldmatrix(2) + redux(1);
+    look + mma(2 * 2 * tiles) + ldmatrix(tiles) + parts.product()
 }
 
 /// A wait for a slice of K, then for a slice of V; a team's exchange between them and at the end; P read from
@@ -280,39 +288,17 @@ fn rows(parts: &Parts, acc: Accumulation) -> Collectives {
 fn teams(parts: &Parts) -> Collectives {
     const WINDOW: u32 = 4;
     const KEYS: u32 = 2;
-    let (mt, nt, ot) = (parts.mt, parts.nt, parts.ot);
-    let waits = BARRIER + BARRIER + BARRIER + BARRIER;
     let exchanges = match parts.tile.team {
-        1 => Collectives::NONE,
-        _ => BARRIER + BARRIER,
-    };
-    let scores = Collectives {
-        mma: 2 * mt * nt * WINDOW,
-        ldmatrix: (mt + nt) * WINDOW,
-        ..Collectives::NONE
-    };
-    let product = Collectives {
-        mma: 2 * mt * KEYS * ot,
-        ldmatrix: KEYS * (mt + ot),
-        ..Collectives::NONE
-    };
-    let look = Collectives {
-        ldmatrix: KEYS * ot,
-        redux: 1,
-        ..Collectives::NONE
+        1 => bar(0),
+        _ => bar(2),
     };
     let softmax = parts.maxima() + parts.maxima();
-    let products = scores + product + look + parts.guarded();
-    waits + exchanges + softmax + products + o_store(mt * ot)
+    bar(4) + exchanges + softmax + parts.in_loops(WINDOW, KEYS) + o_store(parts.mt * parts.ot)
 }
 
 /// O by shuffles, four for each 16x16 tile, or through shared memory.
 fn o_store(tiles: u32) -> Collectives {
-    let shuffles = Collectives {
-        shfl: 4 * tiles,
-        ..Collectives::NONE
-    };
-    shuffles + BARRIER + BARRIER
+    shfl(4 * tiles) + bar(2)
 }
 
 /// A compiled kernel of the ladder.

@@ -3,7 +3,8 @@
 use super::Tile;
 use std::ops::Add;
 
-/// Declares [`Collectives`]: for each field the instruction's name and the texts that are one.
+/// Declares [`Collectives`]: for each field the instruction's name and the texts that are one; and a function of the
+/// field's name, so that counts read as sums, such as `mma(4) + bar(1)`.
 macro_rules! collectives {
     ($($field:ident: $name:literal = $($text:literal)|+;)*) => {
         /// How often each instruction of a whole warp, or of the whole block's pipeline, stands in a
@@ -42,6 +43,14 @@ macro_rules! collectives {
                 Collectives { $($field: self.$field + other.$field,)* }
             }
         }
+
+        $(
+            #[doc = concat!("So many `", $name, "`.")]
+            #[must_use]
+            pub const fn $field(count: u32) -> Collectives {
+                Collectives { $field: count, ..Collectives::NONE }
+            }
+        )*
     };
 }
 
@@ -59,12 +68,6 @@ collectives! {
     bulk_load: "bulk load" = "cp.async.bulk.shared::cluster.global.";
     bulk_store: "bulk store" = "cp.async.bulk.global.shared::cta.";
 }
-
-/// A barrier.
-pub const BARRIER: Collectives = Collectives {
-    bar: 1,
-    ..Collectives::NONE
-};
 
 /// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
 #[derive(Clone, Copy, Debug)]
@@ -103,116 +106,69 @@ impl Parts {
     /// `Q K^T`, for which what is not kept of Q is read again.
     #[must_use]
     pub fn scores(&self) -> Collectives {
-        Collectives {
-            mma: 2 * self.mt * self.dt * self.nt,
-            ldmatrix: self.nt * self.dt + self.mt * (self.dt - self.tile.q_slices),
-            ..Collectives::NONE
-        }
+        let q = self.mt * (self.dt - self.tile.q_slices);
+        mma(2 * self.mt * self.dt * self.nt) + ldmatrix(self.nt * self.dt + q)
     }
 
     /// New maxima: two rounds for each of a lane's two rows a tile.
     #[must_use]
     pub fn maxima(&self) -> Collectives {
-        Collectives {
-            shfl: 2 * 2 * self.mt,
-            ..Collectives::NONE
-        }
+        shfl(2 * 2 * self.mt)
     }
 
     /// Probabilities relative to old maxima and, if they do not fit, scores and maxima once more.
     #[must_use]
     pub fn softmax(&self) -> Collectives {
-        let vote = Collectives {
-            vote: 1,
-            ..Collectives::NONE
-        };
-        vote + self.scores() + self.maxima()
+        vote(1) + self.scores() + self.maxima()
     }
 
     /// `P V`.
     #[must_use]
     pub fn product(&self) -> Collectives {
-        Collectives {
-            mma: 2 * self.mt * self.ot * self.kt,
-            ldmatrix: self.kt * self.ot,
-            ..Collectives::NONE
-        }
-    }
-
-    /// P of so many slices of the keys, from shared memory.
-    #[must_use]
-    pub fn probabilities(&self, slices: u32) -> Collectives {
-        Collectives {
-            ldmatrix: self.mt * slices,
-            ..Collectives::NONE
-        }
+        mma(2 * self.mt * self.ot * self.kt) + ldmatrix(self.kt * self.ot)
     }
 
     /// `P V` under a mask: under the causal mask after a look for infinities, or else guarded, with
     /// a count beside every product.
     #[must_use]
     pub fn product_masked(&self, causal: bool) -> Collectives {
-        if !causal {
-            return self.product();
+        let v = self.nt * self.dt;
+        let look = ldmatrix(v) + redux(1);
+        let guarded = mma(2 * 2 * self.mt * v) + ldmatrix(self.mt * v);
+        match causal {
+            true => look + guarded + self.product(),
+            false => self.product(),
         }
-        let look = Collectives {
-            ldmatrix: self.nt * self.dt,
-            redux: 1,
-            ..Collectives::NONE
-        };
-        let guarded = Collectives {
-            mma: 2 * 2 * self.mt * self.dt * self.nt,
-            ldmatrix: self.mt * self.nt * self.dt,
-            ..Collectives::NONE
-        };
-        look + guarded + self.product()
     }
 
-    /// As [`product_masked`](Self::product_masked), where the look is a loop over windows of two 16x16 tiles of
-    /// V, and the guarded product one over slices of the keys.
+    /// A step whose sums are loops: scores of `window` slices of the head dim at a time; P from shared memory and
+    /// its product, of `run` slices of the keys, after a look for infinities, or else [`guarded`](Self::guarded).
     #[must_use]
-    pub fn product_masked_by_slices(&self) -> Collectives {
-        let look = Collectives {
-            ldmatrix: 2,
-            redux: 1,
-            ..Collectives::NONE
-        };
-        let guarded = Collectives {
-            mma: 2 * 2 * self.mt * self.dt,
-            ldmatrix: self.mt * self.dt,
-            ..Collectives::NONE
-        };
-        look + guarded + self.product()
+    pub fn in_loops(&self, window: u32, run: u32) -> Collectives {
+        let (mt, nt, ot) = (self.mt, self.nt, self.ot);
+        let scores = mma(2 * mt * nt * window) + ldmatrix((mt + nt) * window);
+        let product = mma(2 * mt * run * ot) + ldmatrix(run * (mt + ot));
+        let look = ldmatrix(run * ot) + redux(1);
+        scores + product + look + self.guarded()
     }
 
     /// Of a loop over slices of the keys: P from shared memory, and its product, with a count beside.
     #[must_use]
     pub fn guarded(&self) -> Collectives {
-        Collectives {
-            mma: 2 * 2 * self.mt * self.ot,
-            ldmatrix: self.mt + self.ot,
-            ..Collectives::NONE
-        }
+        mma(2 * 2 * self.mt * self.ot) + ldmatrix(self.mt + self.ot)
     }
 
     /// Copies of so many rows.
     #[must_use]
     pub fn copies(&self, rows: u32) -> Collectives {
-        Collectives {
-            cp_async: rows * self.dim / 8 / (32 * self.tile.warps),
-            ..Collectives::NONE
-        }
+        cp_async(rows * self.dim / 8 / (32 * self.tile.warps))
     }
 
     /// Q is read to negate it, and what is kept of it once more; the row sums are exchanged at the
     /// end.
     #[must_use]
     pub fn around(&self) -> Collectives {
-        let q = Collectives {
-            ldmatrix: self.mt * (self.dt + self.tile.q_slices),
-            bar: 1,
-            ..Collectives::NONE
-        };
+        let q = ldmatrix(self.mt * (self.dt + self.tile.q_slices)) + bar(1);
         q + self.copies(self.tile.q_rows) + self.maxima()
     }
 }

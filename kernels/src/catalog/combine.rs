@@ -1,6 +1,6 @@
 //! Partial results of splits of the keys, added up.
 
-use super::collectives::Collectives;
+use super::collectives::{Collectives, shfl};
 use super::{Dtype, Spec};
 
 /// A combine kernel.
@@ -39,9 +39,6 @@ impl Spec for Combine {
 
     /// Five rounds for the maximum, five for the sum, and the weights of eight splits.
     fn collectives(&self) -> Collectives {
-        Collectives {
-            shfl: 5 + 5 + 8,
-            ..Collectives::NONE
-        }
+        shfl(5 + 5 + 8)
     }
 }

@@ -2,15 +2,19 @@
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{BARRIER, Collectives, Parts};
+use super::collectives::{Collectives, Parts, bar};
 
 /// The tile of a class for a head dim.
 pub(super) fn tile(class: Class, dim: u32) -> Tile {
-    let (keys, stages, q_slices, blocks_per_sm) = match class {
+    match class {
         Class::Sm80 => sm80(dim),
         Class::Sm86 => sm86(dim),
         Class::Sm90 | Class::Sm100 => sm90(dim),
-    };
+    }
+}
+
+/// A tile of four warps with 16 rows each.
+fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
     Tile {
         q_rows: 64,
         keys,
@@ -23,9 +27,6 @@ pub(super) fn tile(class: Class, dim: u32) -> Tile {
     }
 }
 
-/// Keys, stages, slices of Q in registers, blocks on a multiprocessor.
-type Sizes = (u32, u32, u32, u32);
-
 /// Bytes on their way count, and blocks that hide the latency of each other's steps, in which often one
 /// warp alone has rows. All of a block's buffers but one are being filled: 72 to 144 KB for the blocks
 /// that fit an H100's multiprocessor.
@@ -35,36 +36,36 @@ type Sizes = (u32, u32, u32, u32);
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 64: 64 keys in three blocks, -7 to -20 % where blocks nearly
 /// fill the GPU, level elsewhere.
-fn sm90(dim: u32) -> Sizes {
+fn sm90(dim: u32) -> Tile {
     match dim {
-        32 => (64, 4, 2, 4),
-        64 => (48, 4, 2, 4),
-        96 => (32, 4, 6, 3),
-        128 => (32, 3, 0, 3),
-        192 => (32, 3, 8, 2),
-        256 => (16, 4, 0, 2),
+        32 => own(64, 4, 2, 4),
+        64 => own(48, 4, 2, 4),
+        96 => own(32, 4, 6, 3),
+        128 => own(32, 3, 0, 3),
+        192 => own(32, 3, 8, 2),
+        256 => own(16, 4, 0, 2),
         _ => panic!("no tile for this head dim"),
     }
 }
 
 /// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks are enough: the
 /// tiles of `sm_90` up to D = 128. Above 128 less is on its way: 72 and 64 KB.
-fn sm80(dim: u32) -> Sizes {
+fn sm80(dim: u32) -> Tile {
     match dim {
-        192 => (16, 4, 12, 2),
-        256 => (16, 3, 0, 2),
+        192 => own(16, 4, 12, 2),
+        256 => own(16, 3, 0, 2),
         _ => sm90(dim),
     }
 }
 
 /// A multiprocessor gets about 10 bytes a nanosecond, a third of an H200's: 24 KB on their way are
 /// enough. Two blocks of 49 KB or less; at D = 256 the 32 KB of Q leave room for one block of `sm_90`'s tile.
-fn sm86(dim: u32) -> Sizes {
+fn sm86(dim: u32) -> Tile {
     match dim {
-        64 => (32, 4, 4, 2),
-        96 => (32, 3, 6, 2),
-        128 => (16, 4, 8, 2),
-        192 => (16, 2, 12, 2),
+        64 => own(32, 4, 4, 2),
+        96 => own(32, 3, 6, 2),
+        128 => own(16, 4, 8, 2),
+        192 => own(16, 2, 12, 2),
         _ => sm90(dim),
     }
 }
@@ -74,7 +75,7 @@ fn sm86(dim: u32) -> Sizes {
 pub(super) fn collectives(parts: &Parts) -> Collectives {
     let keys = parts.tile.keys;
     let first = parts.copies(2 * (parts.tile.stages - 1) * keys);
-    let step = parts.copies(2 * keys) + BARRIER + parts.scores();
+    let step = parts.copies(2 * keys) + bar(1) + parts.scores();
     let masked = step + parts.maxima() + parts.product_masked(true);
     let unmasked = step + parts.softmax() + parts.product();
     parts.around() + first + masked + unmasked

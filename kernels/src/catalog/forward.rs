@@ -2,7 +2,7 @@
 
 use super::class::Class;
 use super::collectives::{Collectives, Parts};
-use super::{Dtype, Spec, decode, packed, plain, wide};
+use super::{Dtype, Spec, decode, generics, packed, plain, wide};
 
 /// Head dims of all kernels but the wide ones, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
@@ -186,18 +186,13 @@ impl Spec for Forward {
             Kind::Decode => "decode",
             Kind::Wide => "wide",
         };
-        let Tile {
-            q_rows,
-            keys,
-            stages,
-            v_slices,
-            ..
-        } = self.tile;
+        let tile = self.tile;
+        let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
         let tile = match self.kind {
             _ if self.is_for(Class::Sm90) => String::new(),
-            Kind::Decode => format!("_{q_rows}x{keys}x{stages}"),
-            Kind::Wide => format!("_{q_rows}x{keys}x{stages}x{v_slices}"),
-            _ => format!("_{q_rows}x{keys}"),
+            Kind::Decode => format!("_{rows}x{keys}x{stages}"),
+            Kind::Wide => format!("_{rows}x{keys}x{stages}x{slices}"),
+            _ => format!("_{rows}x{keys}"),
         };
         format!("{family}_{}_d{}{tile}", self.dtype.name(), self.dim)
     }
@@ -222,24 +217,8 @@ impl Spec for Forward {
     }
 
     fn instance(&self) -> String {
-        let Parts {
-            mt,
-            dt,
-            ot,
-            kt,
-            nt,
-            tile,
-            ..
-        } = Parts::new(self.tile, self.dim);
-        let Tile {
-            warps,
-            team,
-            stages,
-            v_slices,
-            q_slices,
-            ..
-        } = tile;
-        let element = self.dtype;
+        let p = Parts::new(self.tile, self.dim);
+        let (tile, element) = (self.tile, self.dtype);
         let rows = match self.kind {
             Kind::Plain { causal: false } => "Full, OneHead",
             Kind::Plain { causal: true } => "Causal, OneHead",
@@ -248,34 +227,36 @@ impl Spec for Forward {
         };
         let (kernel, sizes) = match self.kind {
             Kind::Decode => {
-                assert!(stages >= 2 && mt == 1, "two stages or more; 16 rows a warp");
-                ("decode", format!("{dt}, {kt}, {q_slices}, {stages}"))
+                assert!(
+                    tile.stages >= 2 && p.mt == 1,
+                    "two stages or more; 16 rows a warp"
+                );
+                ("decode", vec![p.dt, p.kt, tile.q_slices, tile.stages])
             }
             Kind::Wide => {
-                assert!(stages >= 2, "two stages or more");
-                assert!(mt == 2 && nt == 2, "32 rows and 32 keys a warp");
-                let v = kt / v_slices;
-                let run = v.min(2);
+                assert!(tile.stages >= 2, "two stages or more");
+                assert!(p.mt == 2 && p.nt == 2, "32 rows and 32 keys a warp");
+                let v = p.kt / tile.v_slices;
                 (
                     "wide",
-                    format!("{team}, {dt}, {ot}, {kt}, {v}, {run}, {stages}"),
+                    vec![tile.team, p.dt, p.ot, p.kt, v, v.min(2), tile.stages],
                 )
             }
-            _ if team == 1 => {
-                assert_eq!(stages, 2, "K and V are double-buffered");
-                ("sm80", format!("{mt}, {dt}, {kt}, {q_slices}"))
+            _ if tile.team == 1 => {
+                assert_eq!(tile.stages, 2, "K and V are double-buffered");
+                ("sm80", vec![p.mt, p.dt, p.kt, tile.q_slices])
             }
             _ => {
-                assert_eq!(stages, 1, "K and V have a buffer each");
+                assert_eq!(tile.stages, 1, "K and V have a buffer each");
                 (
                     "team",
-                    format!("{team}, {mt}, {dt}, {ot}, {kt}, {nt}, {q_slices}"),
+                    vec![tile.team, p.mt, p.dt, p.ot, p.kt, p.nt, tile.q_slices],
                 )
             }
         };
-        format!(
-            "(ForwardParams) = attention::forward::{kernel}::<{element:?}, {rows}, Scaled, {warps}, {sizes}>"
-        )
+        let (warps, sizes) = (tile.warps, generics(&sizes));
+        let generics = format!("{element:?}, {rows}, Scaled, {warps}, {sizes}");
+        format!("(ForwardParams) = attention::forward::{kernel}::<{generics}>")
     }
 
     fn collectives(&self) -> Collectives {

@@ -1,7 +1,7 @@
 //! Matrix products, and how their blocks divide the work.
 
-use super::collectives::Collectives;
-use super::{Accumulation, Dtype, Spec};
+use super::collectives::{Collectives, bar, cp_async, ldmatrix, mma};
+use super::{Accumulation, Dtype, Spec, generics};
 
 /// A matrix product; a simple one where its tile has no stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,17 +51,18 @@ pub(super) fn all() -> impl Iterator<Item = Gemm> {
 
 impl Spec for Gemm {
     fn name(&self) -> String {
-        let GemmTile {
-            rows,
-            columns,
-            depth,
-            stages,
-            ..
-        } = self.tile;
         let types = format!("{}_{}", self.dtype.name(), self.accumulation.name());
-        match stages {
+        match self.tile.stages {
             0 => format!("gemm_simple_{types}"),
-            _ => format!("gemm_{types}_{rows}x{columns}x{depth}x{stages}"),
+            stages => {
+                let GemmTile {
+                    rows,
+                    columns,
+                    depth,
+                    ..
+                } = self.tile;
+                format!("gemm_{types}_{rows}x{columns}x{depth}x{stages}")
+            }
         }
     }
 
@@ -86,23 +87,18 @@ impl Spec for Gemm {
     }
 
     fn instance(&self) -> String {
-        let (element, sums) = (self.dtype, self.accumulation);
-        let GemmTile {
-            depth,
-            warps_down,
-            warps_across,
-            stages,
-            ..
-        } = self.tile;
-        let [mt, nt] = self.tile.warp_tiles();
-        let common = format!("{element:?}, {sums:?}, {warps_down}, {warps_across}, {mt}, {nt}");
-        match stages {
-            0 => format!("(GemmParams) = gemm::simple::<{common}>"),
-            _ => format!(
-                "(GemmParams) = gemm::multistage::<{common}, {}, {stages}>",
-                depth / 16
-            ),
-        }
+        let (element, sums, tile) = (self.dtype, self.accumulation, self.tile);
+        let [mt, nt] = tile.warp_tiles();
+        let mut sizes = vec![tile.warps_down, tile.warps_across, mt, nt];
+        let kernel = match tile.stages {
+            0 => "simple",
+            stages => {
+                sizes.extend([tile.depth / 16, stages]);
+                "multistage"
+            }
+        };
+        let sizes = generics(&sizes);
+        format!("(GemmParams) = gemm::{kernel}::<{element:?}, {sums:?}, {sizes}>")
     }
 
     /// A step: the products of each slice and, with stages, the operands of the next slice and the
@@ -111,20 +107,13 @@ impl Spec for Gemm {
     fn collectives(&self) -> Collectives {
         let [mt, nt] = self.tile.warp_tiles();
         let slices = self.tile.depth / 16;
-        let products = Collectives {
-            mma: slices * 2 * mt * nt,
-            ..Collectives::NONE
-        };
+        let products = mma(slices * 2 * mt * nt);
         if self.tile.stages == 0 {
             return products;
         }
         let chunks = (self.tile.rows + self.tile.columns) * self.tile.depth / 8;
-        Collectives {
-            ldmatrix: (slices + 1) * (mt + nt),
-            cp_async: self.tile.stages * chunks / self.threads(),
-            bar: 3,
-            ..products
-        }
+        let copies = cp_async(self.tile.stages * chunks / self.threads());
+        products + ldmatrix((slices + 1) * (mt + nt)) + copies + bar(3)
     }
 }
 

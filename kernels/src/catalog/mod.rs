@@ -37,6 +37,7 @@ pub use target::Target;
 
 use class::Class;
 use collectives::Collectives;
+use std::ops::Deref;
 use std::sync::LazyLock;
 
 /// Element type of q, k, v and o.
@@ -139,6 +140,12 @@ pub trait Spec: Sync {
     }
 }
 
+/// Numbers as the last generics of an [instance](Spec::instance).
+fn generics(numbers: &[u32]) -> String {
+    let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
+    numbers.join(", ")
+}
+
 /// The specification of a kernel, by family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
@@ -157,7 +164,7 @@ pub enum Family {
 impl Family {
     /// What every specification says.
     #[must_use]
-    pub fn spec(&self) -> &dyn Spec {
+    pub fn spec(&self) -> &(dyn Spec + 'static) {
         match self {
             Family::Forward(spec) => spec,
             Family::Combine(spec) => spec,
@@ -190,36 +197,6 @@ impl Kernel {
         }
     }
 
-    /// [`Spec::target`].
-    #[must_use]
-    pub fn target(&self) -> Target {
-        self.family.spec().target()
-    }
-
-    /// [`Spec::threads`].
-    #[must_use]
-    pub fn threads(&self) -> u32 {
-        self.family.spec().threads()
-    }
-
-    /// [`Spec::blocks_per_sm`].
-    #[must_use]
-    pub fn blocks_per_sm(&self) -> u32 {
-        self.family.spec().blocks_per_sm()
-    }
-
-    /// [`Spec::shared_bytes`].
-    #[must_use]
-    pub fn shared_bytes(&self) -> u32 {
-        self.family.spec().shared_bytes()
-    }
-
-    /// [`Spec::is_for`].
-    #[must_use]
-    pub fn is_for(&self, class: Class) -> bool {
-        self.family.spec().is_for(class)
-    }
-
     /// Element type; copies move any of 16 bits.
     #[must_use]
     pub fn dtype(&self) -> Option<Dtype> {
@@ -247,6 +224,15 @@ impl Kernel {
             Family::Gemm(gemm) => Some(gemm),
             _ => None,
         }
+    }
+}
+
+/// A kernel answers as its specification.
+impl Deref for Kernel {
+    type Target = dyn Spec;
+
+    fn deref(&self) -> &Self::Target {
+        self.family.spec()
     }
 }
 

@@ -8,29 +8,22 @@ use super::{Tile, plain};
 /// on `sm_80`, as on `sm_100`; half the rows at 256 on `sm_86`, since 8 warps would spill on `sm_120`.
 pub(super) fn tile(class: Class, dim: u32) -> Tile {
     let causal = |class| plain::tile(class, dim, true);
+    let keeping = |class, q_slices| Tile {
+        q_slices,
+        ..causal(class)
+    };
     match (class, dim) {
-        (Class::Sm80 | Class::Sm90 | Class::Sm100, 64) => Tile {
-            q_slices: 3,
-            ..causal(class)
-        },
-        (Class::Sm80 | Class::Sm100, 128) => Tile {
-            q_slices: 2,
-            ..causal(Class::Sm100)
-        },
-        (Class::Sm80, 256) => causal(Class::Sm100),
         (Class::Sm86, 256) => Tile {
             q_rows: 64,
             warps: 4,
             ..causal(class)
         },
-        (Class::Sm80 | Class::Sm90 | Class::Sm100, 192) => Tile {
-            q_slices: 8,
-            ..causal(class)
-        },
-        (Class::Sm90, 256) => Tile {
-            q_slices: 1,
-            ..causal(class)
-        },
+        (Class::Sm86, _) => causal(class),
+        (_, 64) => keeping(class, 3),
+        (Class::Sm80 | Class::Sm100, 128) => keeping(Class::Sm100, 2),
+        (_, 192) => keeping(class, 8),
+        (Class::Sm80, 256) => causal(Class::Sm100),
+        (Class::Sm90, 256) => keeping(class, 1),
         _ => causal(class),
     }
 }

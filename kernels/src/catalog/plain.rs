@@ -2,7 +2,7 @@
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{BARRIER, Collectives, Parts};
+use super::collectives::{Collectives, Parts, bar, ldmatrix};
 
 /// The tile of a class for a head dim.
 pub(super) fn tile(class: Class, dim: u32, causal: bool) -> Tile {
@@ -14,6 +14,20 @@ pub(super) fn tile(class: Class, dim: u32, causal: bool) -> Tile {
     }
 }
 
+/// A tile whose warps have rows of their own: eight warps on a multiprocessor, K and V double-buffered.
+fn own(q_rows: u32, keys: u32, warps: u32, q_slices: u32) -> Tile {
+    Tile {
+        q_rows,
+        keys,
+        warps,
+        team: 1,
+        stages: 2,
+        v_slices: 1,
+        q_slices,
+        blocks_per_sm: 8 / warps,
+    }
+}
+
 /// Two m16 tiles a warp (`q_rows * team / warps = 32`) let every K and V fragment feed two products. O
 /// then takes `dim / team` registers a lane, at most 128.
 ///
@@ -21,36 +35,19 @@ pub(super) fn tile(class: Class, dim: u32, causal: bool) -> Tile {
 /// -10 %; three, level, but spills under the mask. 128: keys 64, +6 %, but spills; no slices or four
 /// without a mask, level, but spills. 256: teams of one, -9 to -15 %.
 fn sm90(dim: u32, causal: bool) -> Tile {
-    let (q_rows, keys, q_slices) = match dim {
-        32 => (128, 64, 2),
-        64 => (128, 64, 4),
-        96 => (128, 32, 0),
-        128 if causal => (128, 32, 0),
-        128 => (128, 32, 2),
-        192 => (64, 32, 12),
-        256 => {
-            return Tile {
-                q_rows: 64,
-                keys: 64,
-                warps: 4,
-                team: 2,
-                stages: 1,
-                v_slices: 1,
-                q_slices: 3,
-                blocks_per_sm: 2,
-            };
-        }
+    match dim {
+        32 => own(128, 64, 4, 2),
+        64 => own(128, 64, 4, 4),
+        96 => own(128, 32, 4, 0),
+        128 if causal => own(128, 32, 4, 0),
+        128 => own(128, 32, 4, 2),
+        192 => own(64, 32, 4, 12),
+        256 => Tile {
+            team: 2,
+            stages: 1,
+            ..own(64, 64, 4, 3)
+        },
         _ => panic!("no tile for this head dim"),
-    };
-    Tile {
-        q_rows,
-        keys,
-        warps: 4,
-        team: 1,
-        stages: 2,
-        v_slices: 1,
-        q_slices,
-        blocks_per_sm: 2,
     }
 }
 
@@ -61,16 +58,7 @@ fn sm90(dim: u32, causal: bool) -> Tile {
 /// for each key, and an A100's shared memory is what bounds these tiles.
 fn sm80(dim: u32, causal: bool) -> Tile {
     match dim {
-        256 => Tile {
-            q_rows: 128,
-            keys: 32,
-            warps: 8,
-            team: 1,
-            stages: 2,
-            v_slices: 1,
-            q_slices: 7,
-            blocks_per_sm: 1,
-        },
+        256 => own(128, 32, 8, 7),
         _ => sm90(dim, causal),
     }
 }
@@ -88,23 +76,13 @@ fn sm80(dim: u32, causal: bool) -> Tile {
 /// and V half as often, but rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s
 /// causal tile, one block of four warps.
 fn sm86(dim: u32, causal: bool) -> Tile {
-    let (q_rows, keys, warps, q_slices, blocks_per_sm) = match dim {
-        64 => (128, 48, 4, 4, 2),
-        96 => (64, 32, 4, 6, 2),
-        128 => (64, 32, 4, 8, 2),
-        192 => (64, 16, 4, 12, 2),
-        256 => (128, 16, 8, 0, 1),
-        _ => return sm90(dim, causal),
-    };
-    Tile {
-        q_rows,
-        keys,
-        warps,
-        team: 1,
-        stages: 2,
-        v_slices: 1,
-        q_slices,
-        blocks_per_sm,
+    match dim {
+        64 => own(128, 48, 4, 4),
+        96 => own(64, 32, 4, 6),
+        128 => own(64, 32, 4, 8),
+        192 => own(64, 16, 4, 12),
+        256 => own(128, 16, 8, 0),
+        _ => sm90(dim, causal),
     }
 }
 
@@ -115,11 +93,7 @@ fn sm86(dim: u32, causal: bool) -> Tile {
 /// shared memory bounds these tiles.
 fn sm100(dim: u32, causal: bool) -> Tile {
     match dim {
-        128 => Tile {
-            keys: 16,
-            q_slices: 4,
-            ..sm90(dim, causal)
-        },
+        128 => own(128, 16, 4, 4),
         256 => sm86(dim, causal),
         _ => sm90(dim, causal),
     }
@@ -129,13 +103,13 @@ fn sm100(dim: u32, causal: bool) -> Tile {
 /// and others, each with the copies of two later tiles; and the last block, without.
 pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
     let keys = parts.tile.keys;
-    let ahead = parts.copies(2 * keys) + BARRIER;
+    let ahead = parts.copies(2 * keys) + bar(1);
     let first = parts.copies(3 * keys) + parts.scores();
     let masked = parts.maxima() + parts.product_masked(causal);
     let unmasked = parts.softmax() + parts.product();
     let idle = ahead;
     let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
-    parts.around() + first + idle + steps + masked + BARRIER
+    parts.around() + first + idle + steps + masked + bar(1)
 }
 
 /// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a
@@ -144,16 +118,14 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
 /// meet once Q is negated, for the row sums, and before and after O is in shared memory.
 pub(super) fn shared_rows(parts: &Parts, causal: bool) -> Collectives {
     let keys = parts.tile.keys;
-    let step = parts.scores() + parts.copies(2 * keys) + BARRIER + BARRIER + parts.product();
-    let exchange = parts.maxima() + BARRIER;
-    let guarded = if causal {
-        parts.guarded()
-    } else {
-        Collectives::NONE
+    let step = parts.scores() + parts.copies(2 * keys) + bar(2) + parts.product();
+    let exchange = parts.maxima() + bar(1);
+    let guarded = match causal {
+        true => parts.guarded(),
+        false => Collectives::NONE,
     };
-    let masked = step + exchange + parts.probabilities(parts.kt) + guarded;
-    let again = parts.scores() + exchange + BARRIER;
-    let unmasked = step + parts.probabilities(parts.kt - parts.nt) + again;
-    let teams = BARRIER + BARRIER + BARRIER + BARRIER;
-    parts.around() + teams + parts.copies(2 * keys) + masked + unmasked
+    let masked = step + exchange + ldmatrix(parts.mt * parts.kt) + guarded;
+    let again = parts.scores() + exchange + bar(1);
+    let unmasked = step + ldmatrix(parts.mt * (parts.kt - parts.nt)) + again;
+    parts.around() + bar(4) + parts.copies(2 * keys) + masked + unmasked
 }

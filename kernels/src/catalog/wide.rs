@@ -2,7 +2,7 @@
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{BARRIER, Collectives, Parts};
+use super::collectives::{Collectives, Parts, bar, cp_async};
 use crate::layout::wide::{WINDOW, WideMemory};
 
 /// A warp has 32 rows, 32 keys of a step, and 96 or 128 of O's columns: as many warps form a team as hold O.
@@ -43,34 +43,12 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> WideMemory {
 /// A wait for each window of Q and K, and one for each slice of V; either starts the next copy of both. Before
 /// the loop all buffers but one are filled. Teams exchange maxima in the loop and sums after it; O leaves between two barriers.
 pub(super) fn collectives(parts: &Parts) -> Collectives {
-    const WINDOW_SLICES: u32 = WINDOW / 16;
-    let (tile, mt, nt, ot) = (parts.tile, parts.mt, parts.nt, parts.ot);
+    let tile = parts.tile;
     let v_keys = tile.keys / tile.v_slices;
-    let run = (v_keys / 16).min(2);
     let chunks = (tile.q_rows + tile.keys) * WINDOW / 8 + v_keys * parts.dim / 8;
-    let loads = Collectives {
-        cp_async: (tile.stages + 1) * chunks / (32 * tile.warps),
-        ..Collectives::NONE
-    };
-    let scores = Collectives {
-        mma: 2 * mt * nt * WINDOW_SLICES,
-        ldmatrix: (mt + nt) * WINDOW_SLICES,
-        ..Collectives::NONE
-    };
-    let product = Collectives {
-        mma: 2 * mt * run * ot,
-        ldmatrix: run * (mt + ot),
-        ..Collectives::NONE
-    };
-    let look = Collectives {
-        ldmatrix: run * ot,
-        redux: 1,
-        ..Collectives::NONE
-    };
-    let exchange = parts.maxima() + BARRIER;
-    let products = scores + product + look + parts.guarded();
-    let waits = BARRIER + BARRIER;
-    loads + waits + products + exchange + exchange + BARRIER + BARRIER
+    let loads = cp_async((tile.stages + 1) * chunks / (32 * tile.warps));
+    let step = parts.in_loops(WINDOW / 16, (v_keys / 16).min(2));
+    loads + step + parts.maxima() + parts.maxima() + bar(6)
 }
 
 #[cfg(test)]
