@@ -1,7 +1,7 @@
 //! `cargo xtask layout causal`: the tiles that the causal mask leaves, and the order of the blocks.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use super::drawing::{Cell, Drawing, Group, Panel};
 use kernels::abi::{ForwardParams, Order};
 use kernels::attention::mask::{Causal, Mask, seen_blocks, whole_blocks};
 use kernels::attention::sequence::Sequence;
@@ -74,11 +74,8 @@ impl Head {
         let first = tile * self.tile.q_rows;
         let last = (first + self.tile.q_rows).min(self.params.seqlen_q) - 1;
         let ends = [first, last].map(|query| mask.keys(query as i32));
-        let (seen, whole) = (
-            seen_blocks(ends, self.tile.keys),
-            whole_blocks(ends, self.tile.keys),
-        );
-        (seen.end, whole.end)
+        let keys = self.tile.keys;
+        (seen_blocks(ends, keys).end, whole_blocks(ends, keys).end)
     }
 
     fn sight(&self, tile: u32, block: u32) -> Sight {
@@ -89,50 +86,44 @@ impl Head {
         }
     }
 
-    fn tile_labels(&self) -> Group {
-        Group::new("", (0..self.tiles()).map(|tile| tile * self.tile.q_rows))
+    /// A panel with a row for each query tile.
+    fn panel(
+        &self,
+        title: &str,
+        corner: &str,
+        columns: Vec<Group>,
+        cell: impl Fn(u32, u32) -> Cell,
+    ) -> Panel {
+        let firsts = (0..self.tiles()).map(|tile| tile * self.tile.q_rows);
+        Panel::new(title, corner, [Group::new("", firsts)], columns, cell)
     }
 
     /// The blocks of keys in the order in which each query tile takes them.
     fn steps(&self) -> Panel {
-        let title = format!("first key of each {}", self.tile.keys);
-        let columns = Group::new(
-            &title,
-            (0..self.blocks()).map(|block| block * self.tile.keys),
-        );
-        let rows = vec![self.tile_labels()];
-        Panel::new(
-            "One head: steps of each query tile",
-            "query",
-            rows,
-            vec![columns],
-            |tile, block| match self.sight(tile, block) {
-                Sight::Nothing => Cell::unused(),
+        let keys = self.tile.keys;
+        let firsts = (0..self.blocks()).map(|block| block * keys);
+        let columns = Group::new(&format!("first key of each {keys}"), firsts);
+        let title = "One head: steps of each query tile";
+        self.panel(title, "query", vec![columns], |tile, block| {
+            match self.sight(tile, block) {
+                Sight::Nothing => Cell::default(),
                 sight => Cell::new(self.seen(tile).0 - block, "", sight.color()),
-            },
-        )
+            }
+        })
     }
 
     /// The block that takes each query tile of each head.
     fn order(&self) -> Panel {
         let order = Order::new(HEADS, self.tiles(), WAVE);
-        let places: Vec<_> = (0..order.blocks())
-            .map(|block| order.place(block))
-            .collect();
-        let columns = Group::titled(Group::numbers(HEADS, WAVE), ["first wave", "second wave"]);
-        let rows = vec![self.tile_labels()];
-        Panel::new(
-            "All heads: block, and its steps",
-            "query \\ head",
-            rows,
-            columns,
-            |tile, head| {
-                let block = places.iter().position(|place| *place == (0, tile, head));
-                let block = block.expect("every tile has a block") as u32;
-                let steps = format!("{} steps", self.seen(tile).0);
-                Cell::new(block, steps, Color::hue(block * 8 / order.blocks()))
-            },
-        )
+        let places = (0..order.blocks()).map(|block| order.place(block));
+        let columns = Group::split(&["first wave", "second wave"], 0..HEADS, WAVE as usize);
+        let title = "All heads: block, and its steps";
+        self.panel(title, "query \\ head", columns, |tile, head| {
+            let block = places.clone().position(|place| place == (0, tile, head));
+            let block = block.expect("every tile has a block") as u32;
+            let steps = format!("{} steps", self.seen(tile).0);
+            Cell::new(block, steps, Color::hue(block * 8 / order.blocks()))
+        })
     }
 }
 
@@ -140,34 +131,28 @@ impl Head {
 pub fn draw(arguments: &Arguments) -> Drawing {
     let head = Head::new(arguments);
     let Tile { q_rows, keys, .. } = head.tile;
-    let mut notes = vec![Note::text(format!(
-        "Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N."
-    ))];
-    notes.extend(Note::lines([
-        "Left: the step at which a query tile takes each block of keys, the last seen first.",
-        "Blocks that no query of the tile sees are not loaded. Partly seen ones come first, with the mask;",
-        "the loop over the others knows no mask.",
-        "Right: blocks start in the order of their numbers. The tiles with the most steps come first, so that",
-        "the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves",
-        "whose K and V fit the L2 cache.",
-    ]));
-    notes.push(Note {
-        swatches: vec![
-            (Sight::Whole.color(), "whole".to_owned()),
-            (Sight::Part.color(), "in part".to_owned()),
-        ],
-        text: "what a query tile sees of a block of keys".to_owned(),
-    });
-    Drawing {
-        title: format!(
-            "Causal mask: {} queries, {} keys, head dim {DIM}",
-            head.params.seqlen_q, head.params.seqlen_kv
-        ),
-        rows: vec![
-            vec![Slot::Notes(notes)],
-            vec![Slot::Panel(head.steps()), Slot::Panel(head.order())],
-        ],
-    }
+    let ForwardParams {
+        seqlen_q,
+        seqlen_kv,
+        ..
+    } = head.params;
+    let notes = format!(
+        "\
+Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N.
+Left: the step at which a query tile takes each block of keys, the last seen first.
+Blocks that no query of the tile sees are not loaded. Partly seen ones come first, with the mask;
+the loop over the others knows no mask.
+Right: blocks start in the order of their numbers. The tiles with the most steps come first, so that
+the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves
+whose K and V fit the L2 cache."
+    );
+    let sights = [(Sight::Whole, "whole"), (Sight::Part, "in part")];
+    let sights = sights.map(|(sight, name)| (sight.color(), name.to_owned()));
+    let title = format!("Causal mask: {seqlen_q} queries, {seqlen_kv} keys, head dim {DIM}");
+    Drawing::new(title, &notes)
+        .legend("what a query tile sees of a block of keys", sights)
+        .below(head.steps())
+        .beside(head.order())
 }
 
 #[cfg(test)]

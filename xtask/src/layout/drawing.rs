@@ -1,4 +1,4 @@
-//! A drawing for terminals and SVG: grids of coloured cells, and notes that explain them.
+//! A drawing for terminals and SVG: notes that explain, and grids of coloured cells.
 
 use super::color::Color;
 
@@ -6,75 +6,69 @@ use super::color::Color;
 pub struct Drawing {
     /// What it shows.
     pub title: String,
-    /// Rows from top to bottom, each from left to right.
-    pub rows: Vec<Vec<Slot>>,
+    /// The explanation, at the left of the first row.
+    pub notes: Vec<Note>,
+    /// Rows from top to bottom, each from left to right. The first may be empty.
+    pub rows: Vec<Vec<Panel>>,
 }
 
-/// One place of a drawing.
-pub enum Slot {
-    /// Lines of explanation.
-    Notes(Vec<Note>),
-    /// A grid.
-    Panel(Panel),
-}
-
-/// A line of explanation: coloured words, then plain ones.
-pub struct Note {
-    /// A legend's entries.
-    pub swatches: Vec<(Color, String)>,
-    /// What it says.
-    pub text: String,
-}
-
-impl Note {
-    /// Plain words.
-    pub fn text(text: impl Into<String>) -> Self {
-        Note {
+impl Drawing {
+    /// A drawing that explains itself by the lines of `notes`.
+    pub fn new(title: impl Into<String>, notes: &str) -> Self {
+        let note = |text: &str| Note {
             swatches: Vec::new(),
-            text: text.into(),
+            text: text.to_owned(),
+        };
+        Drawing {
+            title: title.into(),
+            notes: notes.lines().map(note).collect(),
+            rows: vec![Vec::new()],
         }
     }
 
-    /// Plain lines.
-    pub fn lines(lines: impl IntoIterator<Item = impl Into<String>>) -> Vec<Self> {
-        lines.into_iter().map(Note::text).collect()
+    /// Adds a note of coloured words.
+    pub fn legend(
+        mut self,
+        text: &str,
+        swatches: impl IntoIterator<Item = (Color, String)>,
+    ) -> Self {
+        self.notes.push(Note {
+            swatches: swatches.into_iter().collect(),
+            text: text.to_owned(),
+        });
+        self
     }
 
-    /// The colours of lanes; the later of four lanes are paler.
-    pub fn lanes() -> Self {
-        let quad = |g: u32| (Color::lane(4 * g), format!("{}-{}", 4 * g, 4 * g + 3));
-        Note {
-            swatches: (0..8).map(quad).collect(),
-            text: "lanes".to_owned(),
-        }
+    /// Adds the colours of lanes; the later of four lanes are paler.
+    pub fn legend_of_lanes(self) -> Self {
+        let lanes = (0..8).map(|g| (Color::lane(4 * g), four(g)));
+        self.legend("lanes", lanes)
     }
 
-    /// The colours of groups of banks.
-    pub fn banks() -> Self {
-        Note {
-            swatches: (0..8).map(|g| (Color::hue(g), banks(g))).collect(),
-            text: "banks".to_owned(),
-        }
+    /// Adds a panel to the last row.
+    pub fn beside(mut self, panel: Panel) -> Self {
+        self.rows.last_mut().expect("a row").push(panel);
+        self
+    }
+
+    /// Adds a panel in a new row.
+    pub fn below(mut self, panel: Panel) -> Self {
+        self.rows.push(vec![panel]);
+        self
     }
 }
 
-/// The four banks that a 16-byte chunk lies in.
-pub fn banks(group: u32) -> String {
+/// The `group`th four numbers: lanes, or banks.
+pub fn four(group: u32) -> String {
     format!("{}-{}", 4 * group, 4 * group + 3)
 }
 
-/// A grid of cells.
-pub struct Panel {
-    /// What it shows.
-    pub title: String,
-    /// What its rows and columns count.
-    pub corner: String,
-    /// From top to bottom.
-    pub rows: Vec<Group>,
-    /// From left to right.
-    pub columns: Vec<Group>,
-    /// One cell for each row and column.
-    pub cells: Vec<Vec<Cell>>,
+/// A line of explanation: a legend's coloured words, then plain ones.
+pub struct Note {
+    /// Colours, and what they stand for.
+    pub swatches: Vec<(Color, String)>,
+    /// What the line says.
+    pub text: String,
 }
 
 /// Neighbouring rows or columns, apart from the next group.
@@ -94,24 +88,22 @@ impl Group {
         }
     }
 
-    /// The numbers `0..count` in groups of `size`, without titles.
-    pub fn numbers(count: u32, size: u32) -> Vec<Self> {
-        let firsts = (0..count).step_by(size as usize);
-        let groups = firsts.map(|first| Group::new("", first..(first + size).min(count)));
-        groups.collect()
-    }
-
-    /// Gives groups their titles.
-    pub fn titled<const N: usize>(mut groups: Vec<Self>, titles: [&str; N]) -> Vec<Self> {
-        for (group, title) in groups.iter_mut().zip(titles) {
-            group.title = title.to_owned();
-        }
+    /// Groups of `size` neighbours, which take turns at the titles.
+    pub fn split(
+        titles: &[&str],
+        labels: impl IntoIterator<Item = impl ToString>,
+        size: usize,
+    ) -> Vec<Self> {
+        let all = Group::new("", labels).labels;
+        let groups = all.chunks(size).zip(titles.iter().cycle());
         groups
+            .map(|(labels, title)| Group::new(title, labels))
+            .collect()
     }
 }
 
-/// A cell of a grid.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A cell of a grid; the default is an unused one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     /// The upper line.
     pub text: String,
@@ -130,15 +122,20 @@ impl Cell {
             color: Some(color),
         }
     }
+}
 
-    /// An unused cell.
-    pub fn unused() -> Self {
-        Cell {
-            text: String::new(),
-            detail: String::new(),
-            color: None,
-        }
-    }
+/// A grid of cells.
+pub struct Panel {
+    /// What it shows.
+    pub title: String,
+    /// What its rows and columns count.
+    pub corner: String,
+    /// From top to bottom.
+    pub rows: Vec<Group>,
+    /// From left to right.
+    pub columns: Vec<Group>,
+    /// One cell for each row and column.
+    pub cells: Vec<Vec<Cell>>,
 }
 
 impl Panel {
@@ -146,17 +143,17 @@ impl Panel {
     pub fn new(
         title: impl Into<String>,
         corner: &str,
-        rows: Vec<Group>,
-        columns: Vec<Group>,
+        rows: impl Into<Vec<Group>>,
+        columns: impl Into<Vec<Group>>,
         cell: impl Fn(u32, u32) -> Cell,
     ) -> Self {
+        let (rows, columns) = (rows.into(), columns.into());
         let count = |groups: &[Group]| groups.iter().map(|g| g.labels.len() as u32).sum::<u32>();
-        let (height, width) = (count(&rows), count(&columns));
-        let row = |r| (0..width).map(|c| cell(r, c)).collect();
+        let row = |r| (0..count(&columns)).map(|c| cell(r, c)).collect();
         Panel {
             title: title.into(),
             corner: corner.to_owned(),
-            cells: (0..height).map(row).collect(),
+            cells: (0..count(&rows)).map(row).collect(),
             rows,
             columns,
         }
@@ -165,30 +162,25 @@ impl Panel {
     /// Characters of the widest row label.
     pub fn label_chars(&self) -> usize {
         let labels = self.rows.iter().flat_map(|group| &group.labels);
-        let labels = labels.chain([&self.corner]).map(|label| chars(label));
-        labels.max().unwrap_or(0)
+        widest(labels.chain([&self.corner]))
     }
 
     /// Characters of the widest upper line.
     pub fn text_chars(&self) -> usize {
-        let cells = self.cells.iter().flatten();
-        cells.map(|cell| chars(&cell.text)).max().unwrap_or(0)
+        widest(self.cells.iter().flatten().map(|cell| &cell.text))
     }
 
     /// Characters of the widest lower line; 0 if there are none.
     pub fn detail_chars(&self) -> usize {
-        let cells = self.cells.iter().flatten();
-        cells.map(|cell| chars(&cell.detail)).max().unwrap_or(0)
+        widest(self.cells.iter().flatten().map(|cell| &cell.detail))
     }
 
     /// Characters of the widest column label, or of a title's share for one column if wider.
     pub fn column_chars(&self) -> usize {
-        let groups = self.columns.iter();
-        let widths = groups.flat_map(|group| {
-            let title = chars(&group.title).div_ceil(group.labels.len());
-            group.labels.iter().map(|label| chars(label)).chain([title])
-        });
-        widths.max().unwrap_or(0)
+        let share = |group: &Group| chars(&group.title).div_ceil(group.labels.len());
+        let titles = self.columns.iter().map(share).max();
+        let labels = self.columns.iter().flat_map(|group| &group.labels);
+        widest(labels).max(titles.unwrap_or(0))
     }
 
     /// Whether its groups of columns have titles.
@@ -200,4 +192,8 @@ impl Panel {
 /// Characters of a text, each one column wide.
 pub fn chars(text: &str) -> usize {
     text.chars().count()
+}
+
+fn widest<'a>(texts: impl Iterator<Item = &'a String>) -> usize {
+    texts.map(|text| chars(text)).max().unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask layout ldmatrix`: which lane gives each address, and which lane receives each element.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use super::drawing::{Cell, Drawing, Group, Panel};
 use super::mma::{self, Holders};
 use clap::ValueEnum;
 use kernels::layout::fragment;
@@ -42,8 +42,6 @@ impl Load {
     pub const K: Self = Self::new(Order::Chunks, false);
     /// The way that kernels read V.
     pub const V: Self = Self::new(Order::Rows, true);
-    /// Every way of reading.
-    const ALL: [Self; 4] = [Self::Q, Self::K, Self::V, Self::new(Order::Chunks, true)];
 
     const fn new(order: Order, trans: bool) -> Self {
         Load { order, trans }
@@ -69,72 +67,62 @@ impl Load {
         })
     }
 
-    fn instruction(self) -> &'static str {
-        match self.trans {
-            false => "ldmatrix.x4",
-            true => "ldmatrix.x4.trans",
-        }
-    }
-
-    /// What kernels read in this way.
-    fn purpose(self) -> &'static str {
-        match self {
-            Self::Q => "Q, an A operand: row query, column d",
-            Self::K => "K, a pair of B: row key (n), column d (k)",
-            Self::V => "V, a pair of B: row key (k), column d (n)",
-            _ => "unused by the kernels",
-        }
-    }
-
-    fn panels(self) -> Vec<Slot> {
-        let rows = || Group::numbers(16, 8);
+    /// Adds the addresses, and the lanes that receive them.
+    fn draw(self, drawing: Drawing) -> Drawing {
         let order = match self.order {
             Order::Rows => "rows first",
             Order::Chunks => "chunks first",
         };
-        let columns = vec![
-            Group::new("chunk 0", ["0-7"]),
-            Group::new("chunk 1", ["8-15"]),
-        ];
-        let title = format!("Addresses, {order}");
-        let addresses = Panel::new(title, "row \\ column", rows(), columns, |row, chunk| {
-            let mut lanes = 0..32;
-            let lane = lanes.find(|&lane| self.address(lane) == (row, chunk));
-            let lane = lane.expect("every chunk's address is given");
-            let matrix = format!("matrix {}", lane / 8);
-            Cell::new(format!("lane {lane}"), matrix, Color::lane(lane))
-        });
-        let title = format!("{}: {}", self.instruction(), self.purpose());
-        let chunks = ["chunk 0", "chunk 1"];
-        let elements = mma::panel(title, "row \\ column", chunks, "r", &self.holders());
-        vec![Slot::Panel(addresses), Slot::Panel(elements)]
+        let addresses = Panel::new(
+            format!("Addresses, {order}"),
+            "row \\ column",
+            Group::split(&[""], 0..16, 8),
+            Group::split(&CHUNKS, ["0-7", "8-15"], 1),
+            |row, chunk| {
+                let mut lanes = 0..32;
+                let lane = lanes.find(|&lane| self.address(lane) == (row, chunk));
+                let lane = lane.expect("every chunk's address is given");
+                let matrix = format!("matrix {}", lane / 8);
+                Cell::new(format!("lane {lane}"), matrix, Color::lane(lane))
+            },
+        );
+        let purpose = match self {
+            Self::Q => "Q, an A operand: row query, column d",
+            Self::K => "K, a pair of B: row key (n), column d (k)",
+            Self::V => "V, a pair of B: row key (k), column d (n)",
+            _ => "unused by the kernels",
+        };
+        let trans = if self.trans { ".trans" } else { "" };
+        let title = format!("ldmatrix.x4{trans}: {purpose}");
+        let elements = mma::panel(&title, "row \\ column", CHUNKS, "r", &self.holders());
+        drawing.below(addresses).beside(elements)
     }
 }
 
+const CHUNKS: [&str; 2] = ["chunk 0", "chunk 1"];
+
+const NOTES: &str = "\
+Four 8x8 matrices of 16-bit elements come from shared memory, each into one register of every lane.
+Left: lane i gives the address of row i % 8 of matrix i / 8, a chunk of 16 bytes.
+Right: the lane that receives each element, above its register. Register r comes from matrix r.
+A register takes two neighbours of a row or, with .trans, of a column. The first is its low half.
+The order of addresses decides which quarter becomes which register; .trans decides how pairs run.
+Together they make every operand of mma without moving an element between lanes.
+";
+
 /// The ways of reading that kernels use, or the given one.
 pub fn draw(arguments: &Arguments) -> Drawing {
-    let wanted = |load: &Load| match arguments.order {
-        Some(order) => *load == Load { order, ..*load } && load.trans == arguments.trans,
-        None if arguments.trans => *load == Load::V,
-        None => [Load::Q, Load::K, Load::V].contains(load),
+    let trans = arguments.trans;
+    let loads = match arguments.order {
+        Some(order) => vec![Load { order, trans }],
+        None if trans => vec![Load::V],
+        None => vec![Load::Q, Load::K, Load::V],
     };
-    let notes = [
-        "Four 8x8 matrices of 16-bit elements come from shared memory, each into one register of every lane.",
-        "Left: lane i gives the address of row i % 8 of matrix i / 8, a chunk of 16 bytes.",
-        "Right: the lane that receives each element, above its register. Register r comes from matrix r.",
-        "A register takes two neighbours of a row or, with .trans, of a column. The first is its low half.",
-        "The order of addresses decides which quarter becomes which register; .trans decides how pairs run.",
-        "Together they make every operand of mma without moving an element between lanes.",
-    ];
-    let notes = notes.into_iter().map(Note::text).chain([Note::lanes()]);
-    let loads = Load::ALL.into_iter().filter(wanted);
-    let mut rows = vec![vec![Slot::Notes(notes.collect())]];
-    rows.extend(loads.map(Load::panels));
-    Drawing {
-        title: "ldmatrix: which lane gives each address, and which lane receives each element"
-            .to_owned(),
-        rows,
-    }
+    let title = "ldmatrix: which lane gives each address, and which lane receives each element";
+    let drawing = Drawing::new(title, NOTES).legend_of_lanes();
+    loads
+        .into_iter()
+        .fold(drawing, |drawing, load| load.draw(drawing))
 }
 
 #[cfg(test)]
@@ -214,12 +202,12 @@ mod tests {
 
     #[test]
     fn is_what_the_emulator_does() {
-        for load in Load::ALL {
+        for load in [Load::Q, Load::K, Load::V, Load::new(Order::Chunks, true)] {
             let holders = load.holders();
             for (place, element) in emulated(load).into_iter().enumerate() {
                 let (lane, register) = (place as u32 / 8, place as u32 / 2 % 4);
                 let holder = holders[usize::from(element) / 16][usize::from(element) % 16];
-                assert_eq!((holder.lane, holder.register), (lane, register), "{load:?}");
+                assert_eq!(holder, (lane, register), "{load:?}");
             }
         }
     }
@@ -228,10 +216,7 @@ mod tests {
     /// second matrix lies below or beside the first: lanes from 8 on give its addresses.
     #[test]
     fn spot_values() {
-        let at = |load: Load, row: usize, column: usize| {
-            let holder = load.holders()[row][column];
-            (holder.lane, holder.register)
-        };
+        let at = |load: Load, row: usize, column: usize| load.holders()[row][column];
         assert_eq!([at(Load::Q, 0, 2), at(Load::Q, 0, 3)], [(1, 0); 2]);
         assert_eq!([at(Load::V, 2, 0), at(Load::V, 3, 0)], [(1, 0); 2]);
         assert_eq!(at(Load::Q, 8, 0), (0, 1));

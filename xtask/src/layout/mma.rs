@@ -1,28 +1,11 @@
 //! `cargo xtask layout mma`: the lane and register that hold each element of A, B and C.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use super::drawing::{Cell, Drawing, Group, Panel};
 use kernels::layout::fragment;
 
-/// The lane and register that hold an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The lane.
-    pub lane: u32,
-    /// One of the lane's registers.
-    pub register: u32,
-}
-
-impl Holder {
-    /// Shows the lane above the register's name.
-    pub fn cell(self, prefix: &str) -> Cell {
-        let Holder { lane, register } = self;
-        Cell::new(lane, format!("{prefix}{register}"), Color::lane(lane))
-    }
-}
-
-/// The holders of a 16x16 tile, by row and column.
-pub type Holders = [[Holder; 16]; 16];
+/// The lane and register that hold each element of a 16x16 tile, by row and column.
+pub type Holders = [[(u32, u32); 16]; 16];
 
 /// The inverse of `elements(lane, register)`, the elements by row and column that a register holds.
 ///
@@ -37,7 +20,7 @@ pub fn holders<const N: usize>(
         for register in 0..registers {
             for (row, column) in elements(lane, register) {
                 let place = &mut holders[row as usize][column as usize];
-                let before = place.replace(Holder { lane, register });
+                let before = place.replace((lane, register));
                 assert_eq!(before, None, "row {row}, column {column}: two holders");
             }
         }
@@ -66,67 +49,64 @@ fn c() -> Holders {
     holders(8, |lane, i| [fragment::accumulator(lane, i)])
 }
 
-/// A 16x16 tile in its 8x8 quarters.
+/// A 16x16 tile in its 8x8 quarters: each cell has the lane above the register's name.
 pub fn panel(
-    title: impl Into<String>,
+    title: &str,
     corner: &str,
     titles: [&str; 2],
     prefix: &str,
     holders: &Holders,
 ) -> Panel {
-    let columns = Group::titled(Group::numbers(16, 8), titles);
-    Panel::new(
-        title,
-        corner,
-        Group::numbers(16, 8),
-        columns,
-        |row, column| holders[row as usize][column as usize].cell(prefix),
-    )
+    let rows = Group::split(&[""], 0..16, 8);
+    let columns = Group::split(&titles, 0..16, 8);
+    Panel::new(title, corner, rows, columns, |row, column| {
+        let (lane, register) = holders[row as usize][column as usize];
+        Cell::new(lane, format!("{prefix}{register}"), Color::lane(lane))
+    })
 }
+
+const NOTES: &str = "\
+C += A B. The 32 lanes of a warp multiply together: each
+holds a part of each matrix in its registers.
+
+Each cell shows the lane and, below it, the lane's register.
+With g = lane / 4, the four lanes of one g (a hue, paler from
+lane to lane) hold rows g and g + 8 of A and C, and columns g
+and g + 8 of B.
+A row of C lies in four neighbouring lanes: softmax finds its
+maximum and sum with two exchanges.
+
+A register of A or B holds two 16-bit elements, neighbours
+along k, the first in its low half; one of C holds an f32.
+
+The instruction has 8 columns n. Two instructions with the same
+A make a tile of 16: b0 b1 and c0 to c3 belong to the first,
+b2 b3 and c4 to c7 to the second.
+
+C and A lie in the same lanes: c0 c1 where a0 has its two
+halves, c2 c3 where a1 has its halves, and so on. Rounded in
+pairs, the scores of Q and K are the A operand of P V.
+
+";
 
 /// The three tiles in their places of a product: B above C, A to the left of C.
 pub fn draw() -> Drawing {
-    let notes = [
-        "C += A B. The 32 lanes of a warp multiply together: each",
-        "holds a part of each matrix in its registers.",
-        "",
-        "Each cell shows the lane and, below it, the lane's register.",
-        "With g = lane / 4, the four lanes of one g (a hue, paler from",
-        "lane to lane) hold rows g and g + 8 of A and C, and columns g",
-        "and g + 8 of B.",
-        "A row of C lies in four neighbouring lanes: softmax finds its",
-        "maximum and sum with two exchanges.",
-        "",
-        "A register of A or B holds two 16-bit elements, neighbours",
-        "along k, the first in its low half; one of C holds an f32.",
-        "",
-        "The instruction has 8 columns n. Two instructions with the same",
-        "A make a tile of 16: b0 b1 and c0 to c3 belong to the first,",
-        "b2 b3 and c4 to c7 to the second.",
-        "",
-        "C and A lie in the same lanes: c0 c1 where a0 has its two",
-        "halves, c2 c3 where a1 has its halves, and so on. Rounded in",
-        "pairs, the scores of Q and K are the A operand of P V.",
-        "",
-    ];
-    let notes = notes.into_iter().map(Note::text).chain([Note::lanes()]);
-    let n = ["first mma: n 0-7", "second mma: n 8-15"];
-    let panel_a = panel(
-        "A, 16-bit: row m, column k",
-        "m \\ k",
+    let title = "mma.sync.m16n8k16: the lane and register that hold each element";
+    let (k, n) = (
         ["k 0-7", "k 8-15"],
-        "a",
-        &a(),
+        ["first mma: n 0-7", "second mma: n 8-15"],
     );
-    let panel_b = panel("B, 16-bit: row k, column n", "k \\ n", n, "b", &b());
-    let panel_c = panel("C and D, f32: row m, column n", "m \\ n", n, "c", &c());
-    Drawing {
-        title: "mma.sync.m16n8k16: the lane and register that hold each element".to_owned(),
-        rows: vec![
-            vec![Slot::Notes(notes.collect()), Slot::Panel(panel_b)],
-            vec![Slot::Panel(panel_a), Slot::Panel(panel_c)],
-        ],
-    }
+    Drawing::new(title, NOTES)
+        .legend_of_lanes()
+        .beside(panel("B, 16-bit: row k, column n", "k \\ n", n, "b", &b()))
+        .below(panel("A, 16-bit: row m, column k", "m \\ k", k, "a", &a()))
+        .beside(panel(
+            "C and D, f32: row m, column n",
+            "m \\ n",
+            n,
+            "c",
+            &c(),
+        ))
 }
 
 #[cfg(test)]
@@ -134,8 +114,7 @@ mod tests {
     use super::*;
 
     fn at(holders: &Holders, (row, column): (usize, usize)) -> (u32, u32) {
-        let Holder { lane, register } = holders[row][column];
-        (lane, register)
+        holders[row][column]
     }
 
     /// The PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type", numbers elements: `ai`, for
@@ -203,10 +182,7 @@ mod tests {
 
     #[test]
     fn cells_show_lane_and_register() {
-        let drawing = draw();
-        let Slot::Panel(panel) = &drawing.rows[1][0] else {
-            panic!("A is below the notes");
-        };
-        assert_eq!(panel.cells[9][3], Cell::new(5, "a1", Color::lane(5)));
+        let a = &draw().rows[1][0];
+        assert_eq!(a.cells[9][3], Cell::new(5, "a1", Color::lane(5)));
     }
 }

@@ -171,28 +171,38 @@ mod tests {
             let texts = svg.descendants().filter(|node| node.has_tag_name("text"));
             let mut shown: Vec<&str> = texts
                 .map(|text| {
-                    let (x, y) = (number(text, "x"), number(text, "y"));
+                    let (left, top) = place(text);
+                    let (x, y) = (left + number(text, "x"), top + number(text, "y"));
                     let inside = 0.0 < x && x < width && 0.0 < y && y < height;
                     assert!(inside, "{arguments}: {x}, {y} of {width}, {height}");
                     text.text().unwrap_or_default().trim()
                 })
                 .collect();
-            for slot in drawing.rows.iter().flatten() {
-                let drawing::Slot::Panel(panel) = slot else {
-                    continue;
-                };
-                for cell in panel.cells.iter().flatten() {
-                    for line in [&cell.text, &cell.detail] {
-                        let place = shown.iter().position(|text| text == line);
-                        let place = place.or(line.is_empty().then_some(usize::MAX));
-                        let place = place.unwrap_or_else(|| panic!("{arguments}: no {line}"));
-                        if place < shown.len() {
-                            shown.swap_remove(place);
-                        }
+            let panels = drawing.rows.iter().flatten();
+            for cell in panels.flat_map(|panel| panel.cells.iter().flatten()) {
+                for line in [&cell.text, &cell.detail] {
+                    let place = shown.iter().position(|text| text == line);
+                    let place = place.or(line.is_empty().then_some(usize::MAX));
+                    let place = place.unwrap_or_else(|| panic!("{arguments}: no {line}"));
+                    if place < shown.len() {
+                        shown.swap_remove(place);
                     }
                 }
             }
         }
+    }
+
+    /// Where the figure of an element starts.
+    fn place(node: Node) -> (f64, f64) {
+        let transform = node
+            .ancestors()
+            .find_map(|node| node.attribute("transform"));
+        let place = transform.map_or("0 0", |text| {
+            let place = text.strip_prefix("translate(");
+            place.unwrap().strip_suffix(")").unwrap()
+        });
+        let (left, top) = place.split_once(' ').unwrap();
+        (left.parse().unwrap(), top.parse().unwrap())
     }
 
     #[test]

@@ -50,26 +50,20 @@ impl fmt::Display for Cute {
 impl Cute {
     fn parse(text: &str) -> Result<Self, String> {
         let numbers: Result<Vec<u32>, _> = text.split(',').map(|n| n.trim().parse()).collect();
-        let Ok([b, m, s]) = numbers.as_deref() else {
+        let Ok(&[b, m, s]) = numbers.as_deref() else {
             return Err("take own, none, pad, or B,M,S as in 3,3,3".to_owned());
         };
-        let cute = Cute {
-            b: *b,
-            m: *m,
-            s: *s,
+        let cute = Cute { b, m, s };
+        let wrong = if m < 3 {
+            "would tear chunks of 8 elements apart; take M from 3 on"
+        } else if s < b {
+            "would XOR bits with themselves; take S of at least B"
+        } else if b > 5 || m > 10 || s > 10 {
+            "is for larger tiles than these; take B up to 5, M and S up to 10"
+        } else {
+            return Ok(cute);
         };
-        match cute {
-            Cute { m: ..3, .. } => Err(format!(
-                "{cute} would tear chunks of 8 elements apart; take M from 3 on"
-            )),
-            Cute { b, s, .. } if s < b => Err(format!(
-                "{cute} would XOR bits with themselves; take S of at least B"
-            )),
-            Cute { b: 6.., .. } | Cute { m: 11.., .. } | Cute { s: 11.., .. } => Err(format!(
-                "{cute} is for larger tiles than these; take B up to 5, M and S up to 10"
-            )),
-            cute => Ok(cute),
-        }
+        Err(format!("{cute} {wrong}"))
     }
 
     /// The swizzled index of an element.
@@ -77,73 +71,47 @@ impl Cute {
         let mask = (1 << self.b) - 1;
         element ^ (((element >> (self.m + self.s)) & mask) << self.m)
     }
-
-    /// The number of elements within which chunks move.
-    fn block(self) -> u32 {
-        1 << (self.m + self.b)
-    }
 }
 
-/// The places of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// A function of row and chunk: the kernels' way.
-    Rows(Swizzle),
-    /// A function of the index in a tile of `row_chunks` chunks a row.
-    Cute { cute: Cute, row_chunks: u32 },
-}
-
-impl Placement {
-    /// The placement of a tile of `rows` rows with `dim` elements each.
+impl Arrangement {
+    /// Whether a tile of `rows` rows with `dim` elements each holds all of its chunks.
     ///
     /// # Errors
     /// If some chunks would lie outside the tile: one line.
-    pub fn new(arrangement: Arrangement, rows: u32, dim: u32) -> Result<Self, String> {
-        let row_chunks = dim / CHUNK;
-        Ok(match arrangement {
-            Arrangement::None => Placement::Rows(Swizzle::none(row_chunks)),
-            Arrangement::Pad => Placement::Rows(Swizzle::padded(row_chunks)),
-            Arrangement::Own => Placement::Rows(Swizzle::new(row_chunks)),
-            Arrangement::Cute(cute) => {
-                let block = cute.block();
-                if !(rows * dim).is_multiple_of(block) {
-                    let mut whole = 1..;
-                    let whole = whole.find(|rows| (rows * dim).is_multiple_of(block));
-                    return Err(format!(
-                        "{cute} moves chunks within {block} elements, which {rows} rows of {dim} do not \
-                         fill; take a multiple of {} rows",
-                        whole.expect("a power of two is reached")
-                    ));
-                }
-                Placement::Cute { cute, row_chunks }
-            }
-        })
+    pub fn check(self, rows: u32, dim: u32) -> Result<(), String> {
+        let Arrangement::Cute(cute) = self else {
+            return Ok(());
+        };
+        // Elements within which chunks move.
+        let block = 1 << (cute.m + cute.b);
+        let fills = |rows: &u32| (rows * dim).is_multiple_of(block);
+        if fills(&rows) {
+            return Ok(());
+        }
+        Err(format!(
+            "{cute} moves chunks within {block} elements, which {rows} rows of {dim} do not fill; \
+             take a multiple of {} rows",
+            (1..).find(fills).expect("a power of two is reached")
+        ))
     }
 
-    /// Byte offset of a chunk in the tile.
-    pub fn offset(&self, row: u32, chunk: u32) -> u32 {
-        match self {
-            Placement::Rows(swizzle) => swizzle.offset(row, chunk),
-            Placement::Cute { cute, row_chunks } => {
-                2 * cute.index((row * row_chunks + chunk) * CHUNK)
-            }
-        }
+    /// Byte offset of a chunk in a tile whose rows have `dim` elements.
+    pub fn offset(self, dim: u32, row: u32, chunk: u32) -> u32 {
+        let swizzle = match self {
+            Arrangement::None => Swizzle::none,
+            Arrangement::Pad => Swizzle::padded,
+            Arrangement::Own => Swizzle::new,
+            Arrangement::Cute(cute) => return 2 * cute.index(row * dim + chunk * CHUNK),
+        };
+        swizzle(dim / CHUNK).offset(row, chunk)
     }
 }
 
 /// CuTe's name for the kernels' swizzle of a head dim; `None` if CuTe has none.
 pub fn cute_of_own(dim: u32) -> Option<Cute> {
-    let own = Swizzle::new(dim / CHUNK);
-    let all = (1..=3).flat_map(|b| (b..=10).map(move |s| Cute { b, m: 3, s }));
-    let is_own = |cute: &Cute| {
-        let placement = Placement::Cute {
-            cute: *cute,
-            row_chunks: dim / CHUNK,
-        };
-        let mut chunks = (0..64).flat_map(|row| (0..dim / CHUNK).map(move |chunk| (row, chunk)));
-        chunks.all(|(row, chunk)| placement.offset(row, chunk) == own.offset(row, chunk))
-    };
-    all.into_iter().find(is_own)
+    let b = if dim < 64 { 2 } else { 3 };
+    let s = dim.ilog2().max(6) - 3;
+    dim.is_power_of_two().then_some(Cute { b, m: 3, s })
 }
 
 #[cfg(test)]
@@ -162,13 +130,13 @@ mod tests {
             (0..6).flat_map(|b| (3..6).flat_map(move |m| (b..8).map(move |s| (b, m, s))))
         {
             for (rows, dim) in [(16, 32), (12, 64), (64, 96), (8, 256)] {
-                let arrangement = format!("{b},{m},{s}").parse().unwrap();
-                let Ok(placement) = Placement::new(arrangement, rows, dim) else {
+                let placement: Arrangement = format!("{b},{m},{s}").parse().unwrap();
+                if placement.check(rows, dim).is_err() {
                     continue;
-                };
+                }
                 let offsets: HashSet<u32> = (0..rows)
                     .flat_map(|row| (0..dim / 8).map(move |chunk| (row, chunk)))
-                    .map(|(row, chunk)| placement.offset(row, chunk))
+                    .map(|(row, chunk)| placement.offset(dim, row, chunk))
                     .collect();
                 assert_eq!(offsets.len() as u32, rows * dim / 8, "{placement:?}");
                 let whole = |offset: &u32| offset.is_multiple_of(16) && *offset < 2 * rows * dim;
@@ -190,13 +158,23 @@ mod tests {
     }
 
     /// Chunk bits start at bit 3. Row bits start at bit 6, 7 and 8 for rows of 64, 128 and 256 elements; rows of 32
-    /// use the row's second bit on. Other sizes are no powers of two.
+    /// use the row's second bit on. No swizzle of CuTe moves rows of other sizes, no powers of two, as the kernels do.
     #[test]
     fn own_swizzles_have_names() {
         let names = [32, 64, 128, 256].map(|dim| cute_of_own(dim).unwrap().to_string());
         let expected = ["2,3,3", "3,3,3", "3,3,4", "3,3,5"].map(|name| format!("Swizzle<{name}>"));
         assert_eq!(names, expected);
-        assert_eq!([96, 192].map(cute_of_own), [None; 2]);
+        for dim in (32..=256).step_by(32) {
+            let chunks = (0..64).flat_map(|row| (0..dim / CHUNK).map(move |chunk| (row, chunk)));
+            let all = (1..=3).flat_map(|b| (b..=10).map(move |s| Cute { b, m: 3, s }));
+            let mut alike = all.filter(|cute| {
+                let [cute, own] = [Arrangement::Cute(*cute), Arrangement::Own];
+                let mut chunks = chunks.clone();
+                chunks
+                    .all(|(row, chunk)| cute.offset(dim, row, chunk) == own.offset(dim, row, chunk))
+            });
+            assert_eq!(alike.next(), cute_of_own(dim), "{dim}");
+        }
     }
 
     #[test]
@@ -208,7 +186,7 @@ mod tests {
         assert!(error("3,2,3").contains("M from 3 on"));
         assert!(error("3,3,2").contains("S of at least B"));
         assert!(error("3,4294967295,3").contains("M and S up to 10"));
-        let error = Placement::new(Arrangement::Cute(cute("3,4,3")), 15, 32).unwrap_err();
+        let error = Arrangement::Cute(cute("3,4,3")).check(15, 32).unwrap_err();
         assert!(error.contains("multiple of 4 rows"), "{error}");
     }
 }

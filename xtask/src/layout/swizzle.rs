@@ -1,9 +1,10 @@
 //! `cargo xtask layout swizzle`: the place and the banks of each 16-byte chunk of a tile.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot, banks};
-use super::placement::{Arrangement, Placement, cute_of_own};
-use super::smem::{Access, Wavefronts};
+use super::drawing::{Cell, Drawing, Group, Panel, four};
+use super::placement::{Arrangement, cute_of_own};
+use super::smem::count;
+use emulator::Tally;
 use kernels::layout::swizzle::CHUNK_BYTES;
 use std::collections::HashMap;
 
@@ -26,120 +27,102 @@ pub struct Arguments {
 /// Bytes of a line, which goes once through all banks.
 const LINE: u32 = 128;
 
+const NOTES: &str = "\
+A chunk is 8 elements, 16 bytes: one lane's copy, and one row of a matrix of ldmatrix.
+A line of 128 bytes goes once through all 32 banks of 4 bytes. A chunk lies in 4 banks.
+Left: the byte offset of each chunk, above its banks. Right: the chunk at each offset.
+";
+
 /// The tile, and shared memory beside it.
 ///
 /// # Errors
 /// If the swizzle does not suit the tile: one line.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let &Arguments { dim, rows, swizzle } = arguments;
-    let placement = Placement::new(swizzle, rows, dim)?;
+    swizzle.check(rows, dim)?;
+    let offset = |row, chunk| swizzle.offset(dim, row, chunk);
     let chunks = dim * 2 / CHUNK_BYTES;
-    let mut columns = Group::numbers(chunks, 8);
-    for group in &mut columns {
-        group.title = "chunk".to_owned();
-    }
     let tile = Panel::new(
         "The tile: where each chunk lands",
         "row",
-        Group::numbers(rows, 8),
-        columns,
+        Group::split(&[""], 0..rows, 8),
+        Group::split(&["chunk"], 0..chunks, 8),
         |row, chunk| {
-            let offset = placement.offset(row, chunk);
+            let offset = offset(row, chunk);
             let group = offset / CHUNK_BYTES % 8;
-            Cell::new(offset, banks(group), Color::hue(group))
+            Cell::new(offset, four(group), Color::hue(group))
         },
     );
     let all = (0..rows).flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
     let landed: HashMap<u32, (u32, u32)> = all
-        .map(|(row, chunk)| (placement.offset(row, chunk), (row, chunk)))
+        .map(|(row, chunk)| (offset(row, chunk), (row, chunk)))
         .collect();
     let end = landed.keys().max().map_or(0, |last| last + CHUNK_BYTES);
-    let mut lines = Group::numbers(end.div_ceil(LINE), 8);
-    for label in lines.iter_mut().flat_map(|group| &mut group.labels) {
-        let line: u32 = label.parse().expect("a number");
-        *label = (line * LINE).to_string();
-    }
-    let columns = Group::new("banks", (0..8).map(banks));
     let memory = Panel::new(
         "Shared memory: which row and chunk lies there",
         "offset",
-        lines,
-        vec![columns],
+        Group::split(&[""], (0..end).step_by(LINE as usize), 8),
+        [Group::new("banks", (0..8).map(four))],
         |line, group| match landed.get(&(line * LINE + group * CHUNK_BYTES)) {
-            Some((row, chunk)) => Cell::new(
-                format!("row {row}"),
-                format!("chunk {chunk}"),
-                Color::hue(group),
-            ),
-            None => Cell::unused(),
+            Some((row, chunk)) => {
+                let chunk = format!("chunk {chunk}");
+                Cell::new(format!("row {row}"), chunk, Color::hue(group))
+            }
+            None => Cell::default(),
         },
     );
-    let name = match swizzle {
-        Arrangement::None => "no swizzle".to_owned(),
-        Arrangement::Pad => "padded rows".to_owned(),
-        Arrangement::Own => "the kernels' swizzle".to_owned(),
-        Arrangement::Cute(cute) => format!("CuTe's {cute}"),
-    };
-    let mut notes = notes(swizzle, dim);
-    notes.push(Note::text(verdict(&placement, rows, chunks)));
-    notes.push(Note::banks());
-    Ok(Drawing {
-        title: format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}"),
-        rows: vec![
-            vec![Slot::Notes(notes)],
-            vec![Slot::Panel(tile), Slot::Panel(memory)],
-        ],
-    })
+    let (name, rule) = describe(swizzle, dim);
+    let title = format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}");
+    let cost = cost(rows, chunks, offset);
+    Ok(Drawing::new(title, &format!("{NOTES}{rule}\n{cost}"))
+        .legend(
+            "banks",
+            (0..8).map(|group| (Color::hue(group), four(group))),
+        )
+        .below(tile)
+        .beside(memory))
 }
 
-fn notes(swizzle: Arrangement, dim: u32) -> Vec<Note> {
-    let mut notes = vec![
-        Note::text(
-            "A chunk is 8 elements, 16 bytes: one lane's copy, and one row of a matrix of ldmatrix.",
+/// An arrangement's name, and what it does.
+fn describe(swizzle: Arrangement, dim: u32) -> (String, String) {
+    match swizzle {
+        Arrangement::None => ("no swizzle".into(), "Rows lie one after the other.".into()),
+        Arrangement::Pad => (
+            "padded rows".into(),
+            "After each row a chunk is free.".into(),
         ),
-        Note::text(
-            "A line of 128 bytes goes once through all 32 banks of 4 bytes. A chunk lies in 4 banks.",
-        ),
-        Note::text(
-            "Left: the byte offset of each chunk, above its banks. Right: the chunk at each offset.",
-        ),
-    ];
-    let rule = match swizzle {
-        Arrangement::None => "Rows lie one after the other.".to_owned(),
-        Arrangement::Pad => "After each row a chunk is free.".to_owned(),
         Arrangement::Own => {
             let rule = match dim % 64 {
                 0 => "The low 3 bits of the chunk are XORed with the low 3 bits of the row",
                 _ => "The low 2 bits of the chunk are XORed with bits 1 and 2 of the row",
             };
-            match cute_of_own(dim) {
-                Some(cute) => format!("{rule}: CuTe's {cute} on indices of elements."),
-                None => format!("{rule}. CuTe has no name for this: rows are no power of two."),
-            }
+            let known = cute_of_own(dim).map_or_else(
+                || ". CuTe has no name for this: rows are no power of two.".into(),
+                |cute| format!(": CuTe's {cute} on indices of elements."),
+            );
+            ("the kernels' swizzle".into(), format!("{rule}{known}"))
         }
-        Arrangement::Cute(cute) => {
+        Arrangement::Cute(cute) => (
+            format!("CuTe's {cute}"),
             format!(
                 "{cute} XORs B bits of an element's index, from bit M + S on, into the bits from M on."
-            )
-        }
-    };
-    notes.push(Note::text(rule));
-    notes
+            ),
+        ),
+    }
 }
 
-/// The cost of a matrix of `ldmatrix`.
-fn verdict(placement: &Placement, rows: u32, chunks: u32) -> String {
+/// What a matrix of `ldmatrix` costs.
+fn cost(rows: u32, chunks: u32, offset: impl Fn(u32, u32) -> u32) -> String {
     let columns = (0..rows).step_by(8);
     let columns = columns.flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
     let worst = columns.map(|(row, chunk)| {
+        let mut tally = Tally::default();
         let lanes = (rows - row).min(8);
-        let access = Access::of_lanes(16, lanes, |lane| placement.offset(row + lane, chunk));
-        Wavefronts::of([access]).taken
+        count(&mut tally, 16, lanes, |lane| offset(row + lane, chunk));
+        tally.wavefronts
     });
     match worst.max().unwrap_or(0) {
-        1 => {
-            "Down a column of 8 rows all colours differ: ldmatrix reads 8 rows at once.".to_owned()
-        }
+        1 => "Down a column of 8 rows all colours differ: ldmatrix reads 8 rows at once.".into(),
         ways => format!(
             "Down a column of 8 rows colours repeat: ldmatrix takes up to {ways} wavefronts for 8 rows \
              instead of 1."
@@ -161,17 +144,14 @@ mod tests {
     }
 
     fn panels(drawing: &Drawing) -> [&Panel; 2] {
-        match &drawing.rows[1][..] {
-            [Slot::Panel(tile), Slot::Panel(memory)] => [tile, memory],
-            _ => panic!("two panels"),
-        }
+        let [tile, memory] = &drawing.rows[1][..] else {
+            panic!("two panels");
+        };
+        [tile, memory]
     }
 
-    fn verdict(drawing: &Drawing) -> &str {
-        let Slot::Notes(notes) = &drawing.rows[0][0] else {
-            panic!("notes come first");
-        };
-        &notes[4].text
+    fn cost(drawing: &Drawing) -> &str {
+        &drawing.notes[4].text
     }
 
     #[test]
@@ -190,7 +170,7 @@ mod tests {
     fn padding_leaves_chunks_free() {
         let drawing = drawn("pad", 64);
         let [_, memory] = panels(&drawing);
-        assert_eq!(memory.cells[1][0], Cell::unused());
+        assert_eq!(memory.cells[1][0], Cell::default());
         assert_eq!(memory.cells[1][1].text, "row 1");
         let unused = memory.cells.iter().flatten().filter(|c| c.color.is_none());
         // 15 chunks after rows, and the rest of the last line.
@@ -200,13 +180,13 @@ mod tests {
     #[test]
     fn conflicts_are_told() {
         for dim in kernels::catalog::HEAD_DIMS {
-            assert!(verdict(&drawn("own", *dim)).contains("at once"), "{dim}");
-            assert!(verdict(&drawn("pad", *dim)).contains("at once"), "{dim}");
+            assert!(cost(&drawn("own", *dim)).contains("at once"), "{dim}");
+            assert!(cost(&drawn("pad", *dim)).contains("at once"), "{dim}");
         }
-        assert!(verdict(&drawn("none", 64)).contains("up to 8 "));
-        assert!(verdict(&drawn("none", 32)).contains("up to 4 "));
-        assert!(verdict(&drawn("3,3,3", 64)).contains("at once"));
+        assert!(cost(&drawn("none", 64)).contains("up to 8 "));
+        assert!(cost(&drawn("none", 32)).contains("up to 4 "));
+        assert!(cost(&drawn("3,3,3", 64)).contains("at once"));
         // A well-known mistake: one line's swizzle on rows of two lines.
-        assert!(verdict(&drawn("3,3,3", 128)).contains("up to 2 "));
+        assert!(cost(&drawn("3,3,3", 128)).contains("up to 2 "));
     }
 }

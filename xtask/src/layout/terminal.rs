@@ -1,7 +1,7 @@
 //! A drawing as text, with colours if the terminal has them.
 
 use super::color::{Color, INK};
-use super::drawing::{Drawing, Group, Note, Panel, Slot, chars};
+use super::drawing::{Cell, Drawing, Group, Note, Panel, chars};
 use std::io::IsTerminal;
 
 /// The colours of a terminal.
@@ -59,176 +59,124 @@ pub fn width() -> usize {
         .map_or(usize::MAX, usize::from)
 }
 
-/// A line, and how many columns it takes.
-#[derive(Clone, Default)]
-struct Line {
-    text: String,
-    width: usize,
-}
+/// Texts beside each other, each with its background.
+type Line = Vec<(String, Option<Color>)>;
 
-impl Line {
-    fn push(&mut self, text: &str) {
-        self.text += text;
-        self.width += chars(text);
-    }
-
-    fn paint(&mut self, text: &str, color: Option<Color>, palette: Palette) {
-        self.text += &palette.paint(text, color);
-        self.width += chars(text);
-    }
-
-    /// Spaces up to a column.
-    fn pad(&mut self, width: usize) {
-        self.push(&" ".repeat(width.saturating_sub(self.width)));
-    }
+/// Columns of the widest line.
+fn widest<'a>(lines: impl IntoIterator<Item = &'a Line>) -> usize {
+    let width = |line: &Line| line.iter().map(|(text, _)| chars(text)).sum();
+    lines.into_iter().map(width).max().unwrap_or(0)
 }
 
 const GAP: usize = 4;
 
 /// The drawing as lines of text. Panels of a row stand beside each other where `width` allows.
 pub fn render(drawing: &Drawing, palette: Palette, width: usize) -> String {
-    let mut text = format!("{}\n", drawing.title);
+    let mut lines = vec![vec![(drawing.title.clone(), None)]];
+    let mut notes = Some(drawing.notes.iter().map(note).collect());
     for row in &drawing.rows {
-        let mut beside: Vec<Line> = Vec::new();
-        for slot in row {
-            let lines = match slot {
-                Slot::Notes(notes) => notes.iter().map(|n| note(n, palette)).collect(),
-                Slot::Panel(panel) => self::panel(panel, palette),
-            };
-            let widest = |lines: &[Line]| lines.iter().map(|line| line.width).max().unwrap_or(0);
-            let left = widest(&beside);
-            if left > 0 && left.saturating_add(GAP + widest(&lines)) > width {
-                flush(&mut text, &mut beside);
+        // Lines from `top` on, up to the column `right`, are the row's.
+        let (mut top, mut right) = (lines.len(), 0);
+        for block in notes.take().into_iter().chain(row.iter().map(panel)) {
+            let block: Vec<Line> = block;
+            if right == 0 || right + GAP + widest(&block) > width {
+                lines.push(Line::new());
+                (top, right) = (lines.len(), 0);
             }
-            append(&mut beside, lines);
+            let left = if right > 0 { right + GAP } else { 0 };
+            lines.resize(lines.len().max(top + block.len()), Line::new());
+            for (line, part) in lines[top..].iter_mut().zip(block) {
+                let space = " ".repeat(left - widest([&*line]));
+                line.push((space, None));
+                line.extend(part);
+            }
+            right = widest(&lines[top..]);
         }
-        flush(&mut text, &mut beside);
     }
-    text
+    let painted = lines.iter().map(|line| {
+        let parts = line.iter().map(|(text, color)| palette.paint(text, *color));
+        format!("{}\n", parts.collect::<String>().trim_end())
+    });
+    painted.collect()
 }
 
-/// Appends lines to the right of others.
-fn append(beside: &mut Vec<Line>, lines: Vec<Line>) {
-    let left = beside.iter().map(|line| line.width).max();
-    let left = left.map_or(0, |width| width + GAP);
-    beside.resize(beside.len().max(lines.len()), Line::default());
-    for (whole, line) in beside.iter_mut().zip(lines) {
-        whole.pad(left);
-        whole.text += &line.text;
-        whole.width += line.width;
-    }
-}
-
-/// Writes an empty line, then the lines.
-fn flush(text: &mut String, lines: &mut Vec<Line>) {
-    for line in std::iter::once(Line::default()).chain(lines.drain(..)) {
-        *text += line.text.trim_end();
-        text.push('\n');
-    }
-}
-
-fn note(note: &Note, palette: Palette) -> Line {
-    let mut line = Line::default();
-    for (color, text) in &note.swatches {
-        line.paint(&format!(" {text} "), Some(*color), palette);
-    }
-    if !note.swatches.is_empty() {
-        line.push(" ");
-    }
-    line.push(&note.text);
+fn note(note: &Note) -> Line {
+    let swatches = note.swatches.iter();
+    let mut line: Line = swatches
+        .map(|(color, text)| (format!(" {text} "), Some(*color)))
+        .collect();
+    let space = if line.is_empty() { "" } else { " " };
+    line.push((format!("{space}{}", note.text), None));
     line
 }
 
-fn panel(panel: &Panel, palette: Palette) -> Vec<Line> {
-    let label = panel.label_chars() + 1;
+fn panel(panel: &Panel) -> Vec<Line> {
+    let label = panel.label_chars();
     let cell = panel.text_chars().max(panel.detail_chars());
     let cell = cell.max(panel.column_chars()) + 2;
-    let mut lines = vec![Line::default()];
-    lines[0].push(&panel.title);
+    let line = |name: &str, groups: Vec<Line>| {
+        let label = (format!("{name:>label$} "), None);
+        [vec![label], groups.join(&(" ".to_owned(), None))].concat()
+    };
+    let of_columns = |part: &dyn Fn(&Group) -> Line| panel.columns.iter().map(part).collect();
+    let mut lines = vec![vec![(panel.title.clone(), None)]];
     if panel.has_column_titles() {
-        lines.push(columns(panel, "", label, |group, line| {
-            let title = format!("{:^width$}", group.title, width = cell * group.labels.len());
-            line.push(&title);
-        }));
+        let title = of_columns(&|group| {
+            let width = cell * group.labels.len();
+            vec![(format!("{:^width$}", group.title), None)]
+        });
+        lines.push(line("", title));
     }
-    lines.push(columns(panel, &panel.corner, label, |group, line| {
-        for label in &group.labels {
-            line.push(&format!("{label:^cell$}"));
-        }
-    }));
-    let mut cells = panel.cells.iter();
-    for (index, rows) in panel.rows.iter().enumerate() {
+    let labels = of_columns(&|group| {
+        let labels = group.labels.iter();
+        let label = |label| (format!("{label:^cell$}"), None);
+        labels.map(label).collect()
+    });
+    lines.push(line(&panel.corner, labels));
+    let mut rows = panel.cells.iter();
+    for (index, group) in panel.rows.iter().enumerate() {
         if index > 0 {
-            lines.push(Line::default());
+            lines.push(Line::new());
         }
-        for (name, row) in rows.labels.iter().zip(&mut cells) {
-            let mut draw = |name: &str, detail: bool| {
-                let mut row = row.iter();
-                lines.push(columns(panel, name, label, |group, line| {
-                    for part in row.by_ref().take(group.labels.len()) {
-                        let text = if detail { &part.detail } else { &part.text };
-                        line.paint(&format!("{text:^cell$}"), part.color, palette);
-                    }
-                }));
+        for (name, row) in group.labels.iter().zip(&mut rows) {
+            let mut draw = |name: &str, text: fn(&Cell) -> &str| {
+                let mut cells = row.iter();
+                let groups = panel.columns.iter().map(|group| {
+                    let cells = cells.by_ref().take(group.labels.len());
+                    let part = |part: &Cell| (format!("{:^cell$}", text(part)), part.color);
+                    cells.map(part).collect()
+                });
+                lines.push(line(name, groups.collect()));
             };
-            draw(name, false);
+            draw(name, |cell| &cell.text);
             if panel.detail_chars() > 0 {
-                draw("", true);
+                draw("", |cell| &cell.detail);
             }
         }
     }
     lines
 }
 
-/// A line of a panel: a label, then each group of columns by `draw`.
-fn columns(
-    panel: &Panel,
-    name: &str,
-    label: usize,
-    mut draw: impl FnMut(&Group, &mut Line),
-) -> Line {
-    let mut line = Line::default();
-    line.push(&format!("{name:>width$} ", width = label - 1));
-    for (index, group) in panel.columns.iter().enumerate() {
-        if index > 0 {
-            line.push(" ");
-        }
-        draw(group, &mut line);
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::drawing::Cell;
     use super::*;
 
     fn panel(name: &str) -> Panel {
-        let columns = Group::titled(Group::numbers(3, 2), ["two", ""]);
-        Panel::new(
-            name,
-            "r \\ c",
-            Group::numbers(2, 1),
-            columns,
-            |row, column| match (row, column) {
-                (1, 2) => Cell::unused(),
+        let rows = Group::split(&[""], 0..2, 1);
+        let columns = Group::split(&["two", ""], 0..3, 2);
+        Panel::new(name, "r \\ c", rows, columns, |row, column| {
+            match (row, column) {
+                (1, 2) => Cell::default(),
                 _ => Cell::new(10 * row + column, "x", Color::lane(row)),
-            },
-        )
+            }
+        })
     }
 
     fn drawing() -> Drawing {
-        let note = Note {
-            swatches: vec![(Color::hue(0), "0".to_owned())],
-            text: "bank".to_owned(),
-        };
-        Drawing {
-            title: "Title".to_owned(),
-            rows: vec![
-                vec![Slot::Notes(vec![note])],
-                vec![Slot::Panel(panel("left")), Slot::Panel(panel("right"))],
-            ],
-        }
+        Drawing::new("Title", "")
+            .legend("bank", [(Color::hue(0), "0".to_owned())])
+            .below(panel("left"))
+            .beside(panel("right"))
     }
 
     const WIDE: &str = "\

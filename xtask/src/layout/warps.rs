@@ -1,7 +1,7 @@
 //! `cargo xtask layout warps`: the warp of a block that computes each part of S and O.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Note, Panel, Slot};
+use super::drawing::{Cell, Drawing, Group, Panel};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Kind, Tile};
 use ladder::catalog::named;
@@ -23,13 +23,8 @@ impl Division {
 
     /// The warp that computes a tile of S or O.
     fn warp(self, row: u32, column: u32, columns: u32, interleaved: bool) -> u32 {
-        let Tile {
-            warps,
-            team,
-            q_rows,
-            ..
-        } = self.tile;
-        let team_rows = q_rows / 16 / (warps / team);
+        let team = self.tile.team;
+        let team_rows = self.tile.q_rows / 16 / (self.tile.warps / team);
         let side = if interleaved {
             column % team
         } else {
@@ -38,27 +33,13 @@ impl Division {
         row / team_rows * team + side
     }
 
-    fn panels(self, name: &str) -> Vec<Slot> {
-        let (rows, [keys, columns]) = self.sizes();
-        let panel = |title: String, unit: &str, columns: u32, interleaved: bool| {
-            let down = Group::new("", (0..rows).map(|row| 16 * row));
-            let across = Group::new(unit, (0..columns).map(|column| 16 * column));
-            let warp = |row, column| self.warp(row, column, columns, interleaved);
-            Slot::Panel(Panel::new(
-                title,
-                "query",
-                vec![down],
-                vec![across],
-                |row, column| {
-                    let warp = warp(row, column);
-                    Cell::new(format!("w{warp}"), "", Color::hue(warp))
-                },
-            ))
-        };
-        vec![
-            panel(format!("{name}: S of a step"), "key", keys, false),
-            panel("O".to_owned(), "column", columns, self.interleaved),
-        ]
+    fn panel(self, title: &str, unit: &str, columns: u32, interleaved: bool) -> Panel {
+        let tiles = |unit, count: u32| [Group::new(unit, (0..count).map(|tile| 16 * tile))];
+        let (down, across) = (tiles("", self.sizes().0), tiles(unit, columns));
+        Panel::new(title, "query", down, across, |row, column| {
+            let warp = self.warp(row, column, columns, interleaved);
+            Cell::new(format!("w{warp}"), "", Color::hue(warp))
+        })
     }
 }
 
@@ -84,22 +65,27 @@ fn divisions() -> [(&'static str, Division); 3] {
     ]
 }
 
+const NOTES: &str = "\
+Each cell is a tile of 16 x 16 of S = Q K^T or of O, with the warp that computes it.
+split-kv: the warps of a team split the keys of S and the columns of O. No warp has a whole row
+of S, so maxima and P go through shared memory.
+split-q: a warp has whole rows. Its P is ready in registers where P V wants it.
+D = 256, in the kernel that is used: O of two row tiles takes too many registers for one warp, so
+two warps share their rows, as in split-kv.
+";
+
 /// Each way, S beside O.
 pub fn draw() -> Drawing {
-    let notes = [
-        "Each cell is a tile of 16 x 16 of S = Q K^T or of O, with the warp that computes it.",
-        "split-kv: the warps of a team split the keys of S and the columns of O. No warp has a whole row",
-        "of S, so maxima and P go through shared memory.",
-        "split-q: a warp has whole rows. Its P is ready in registers where P V wants it.",
-        "D = 256, in the kernel that is used: O of two row tiles takes too many registers for one warp, so",
-        "two warps share their rows, as in split-kv.",
-    ];
-    let mut rows = vec![vec![Slot::Notes(Note::lines(notes))]];
-    rows.extend(divisions().map(|(name, division)| division.panels(name)));
-    Drawing {
-        title: "How the warps of a block share S and O".to_owned(),
-        rows,
-    }
+    let drawing = Drawing::new("How the warps of a block share S and O", NOTES);
+    divisions()
+        .into_iter()
+        .fold(drawing, |drawing, (name, division)| {
+            let [keys, columns] = division.sizes().1;
+            let title = format!("{name}: S of a step");
+            drawing
+                .below(division.panel(&title, "key", keys, false))
+                .beside(division.panel("O", "column", columns, division.interleaved))
+        })
 }
 
 #[cfg(test)]
