@@ -98,7 +98,7 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "whose phase lacks 0 of 1",
     ),
     (
-        "the phase of empty that of full",
+        "a wait for empty with the phase of full",
         "[%r4], %r6;",
         "[%r4], %r5;",
         "no warp can go on",
