@@ -9,9 +9,11 @@ use crate::instructions::{Arrival, Ballot};
 use crate::launch::Launch;
 use crate::mbarrier::Mbarriers;
 use crate::module::Instruction;
+use crate::products::Products;
 use crate::registers::{LANES, Reg, Row, Value};
 use crate::shared::{Accessor, Shared};
 use crate::warp::{State, Warp};
+use crate::warpgroup::{WARPS, Warpgroup};
 
 /// Named barriers of a block.
 const BARRIERS: usize = 16;
@@ -105,16 +107,22 @@ impl<'a> Block<'a> {
     pub fn new(launch: &'a Launch<'a>, position: [u32; 3]) -> Self {
         let threads = launch.threads();
         let warps = threads.div_ceil(32) as usize;
+        let has_products = launch.kernel.has_products;
         let new_warp = |index| {
             let lanes = (threads - 32 * index as u32).min(32);
             let registers = launch.kernel.registers.clone();
-            Warp::new(index, warps, u32::MAX >> (32 - lanes), registers)
+            let mut warp = Warp::new(index, warps, u32::MAX >> (32 - lanes), registers);
+            if has_products {
+                warp.products = Products::new(&warp.registers);
+            }
+            warp
         };
+        let warpgroups = if has_products { warps / WARPS } else { 0 };
         Block {
             launch,
             position,
             warps: (0..warps).map(new_warp).collect(),
-            shared: Shared::new(launch.shared_bytes, warps),
+            shared: Shared::new(launch.shared_bytes, warps, warpgroups),
             barriers: Default::default(),
             mbarriers: Mbarriers::default(),
             bulk: BulkCopies::default(),
@@ -191,7 +199,7 @@ impl<'a> Block<'a> {
         let polling = |warp: &Warp| matches!(warp.state, State::Polling { .. });
         let waiting = self.warps.iter().filter(|warp| polling(warp)).count();
         if waiting == 0 {
-            return self.check_barriers().map(|()| Resolved::End);
+            return self.check_exits().map(|()| Resolved::End);
         }
         if !stall.has_hope(self.mbarriers.changes, waiting) {
             return Err(self.deadlock());
@@ -206,6 +214,7 @@ impl<'a> Block<'a> {
     fn step(&mut self, index: usize, tallies: &mut [Tally]) -> Result<(), Box<Fault>> {
         let warp = &mut self.warps[index];
         let (pc, lanes) = warp.position();
+        warp.last = pc;
         let Some(instruction) = self.launch.kernel.instructions.get(pc) else {
             let last = pc.saturating_sub(1);
             return Err(self.fault(index, last, *Violation::of_warp(Rule::NoReturn)));
@@ -234,6 +243,11 @@ impl<'a> Block<'a> {
         }
         tally.executed += 1;
         tally.lanes += u64::from(active.count_ones());
+        if active != 0 {
+            let (now, line, registers) = (warp.executed, instruction.line, &warp.registers);
+            warp.products
+                .access(&instruction.words, now, line, registers)?;
+        }
         let mut context = Context {
             active,
             line: instruction.line,
@@ -257,12 +271,41 @@ impl<'a> Block<'a> {
                 operation(&mut context)?;
                 context.warp.advance();
             }
-            Action::Exit => context.warp.exit(active),
+            Action::Exit => {
+                context.warp.exit(active);
+                if let Some(line) = context.warp.products.unfinished() {
+                    return Err(Violation::of_warp(Rule::UnfinishedProduct { line }));
+                }
+            }
             Action::Trap => return Err(Violation::of_lanes(Rule::Trap, active)),
             Action::Barrier(barrier) => {
                 let arrival = barrier.arrive(&context)?;
                 context.warp.advance();
                 self.arrive(index, &arrival)?;
+            }
+            Action::Warpgroup(operation) => {
+                context.require(u32::MAX)?;
+                context.warp.state = State::AtWarpgroup;
+                let number = index / WARPS;
+                let Some(warps) = self.warps.chunks_exact_mut(WARPS).nth(number) else {
+                    return Err(Violation::of_warp(Rule::IncompleteWarpgroup));
+                };
+                let place = warps[index % WARPS].last;
+                let is_there = |warp: &Warp| warp.state == State::AtWarpgroup && warp.last == place;
+                if warps.iter().all(is_there) {
+                    operation(&mut Warpgroup {
+                        number,
+                        warps,
+                        shared: &mut self.shared,
+                        line: instruction.line,
+                        tally,
+                        counters: self.launch.options.counters,
+                    })?;
+                    for warp in warps {
+                        warp.state = State::Running;
+                        warp.advance();
+                    }
+                }
             }
         }
         Ok(())
@@ -319,47 +362,61 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// The block ends if no warp waits at a barrier; otherwise the barrier is never complete.
-    fn check_barriers(&mut self) -> Result<(), Box<Fault>> {
-        let waiting = self.warps.iter().find_map(|warp| match warp.state {
-            State::AtBarrier(barrier) => Some((warp.index, barrier)),
-            _ => None,
-        });
-        let Some((index, barrier)) = waiting else {
+    /// The block ends if every warp has exited; otherwise the others wait for something that never
+    /// comes.
+    fn check_exits(&mut self) -> Result<(), Box<Fault>> {
+        let mut waiting = self.warps.iter().filter(|warp| warp.state != State::Exited);
+        let Some(first) = waiting.next() else {
             return Ok(());
         };
+        let State::AtBarrier(barrier) = first.state else {
+            return Err(self.deadlock());
+        };
+        if waiting.any(|warp| !matches!(warp.state, State::AtBarrier(_))) {
+            return Err(self.deadlock());
+        }
         let arrived = &self.barriers[barrier].arrived;
         let absent = (0..self.warps.len()).filter(|w| arrived.iter().all(|(a, ..)| a != w));
         let rule = Rule::BarrierNotReached {
             barrier: barrier as u32,
             missing: self.describe(absent),
         };
-        let (pc, _) = self.warps[index].position();
-        Err(self.fault(index, pc - 1, *Violation::of_warp(rule)))
+        Err(self.fault(first.index, first.last, *Violation::of_warp(rule)))
     }
 
-    /// The fault of warps that wait for phases which nothing completes.
-    fn deadlock(&mut self) -> Box<Fault> {
+    /// The fault of warps that wait for what never comes.
+    fn deadlock(&self) -> Box<Fault> {
         let waiting = self.describe(0..self.warps.len());
-        let mut warps = self.warps.iter_mut();
-        let is_polling = |warp: &&mut Warp| matches!(warp.state, State::Polling { .. });
-        let warp = warps.find(is_polling).expect("a warp waits");
-        let (index, (pc, _)) = (warp.index, warp.position());
+        let mut warps = self.warps.iter();
+        let warp = warps.find(|warp| warp.state != State::Exited);
+        let warp = warp.expect("a warp waits");
         let violation = Violation::of_warp(Rule::Deadlock { waiting });
-        self.fault(index, pc - 1, *violation)
+        self.fault(warp.index, warp.last, *violation)
     }
 
     /// Where some warps are, in words.
     fn describe(&self, warps: impl Iterator<Item = usize>) -> String {
-        let places = warps.map(|index| match self.warps[index].state {
-            State::AtBarrier(barrier) => format!("warp {index} waits at barrier {barrier}"),
-            State::Polling { mbarrier, .. } => {
-                format!(
-                    "warp {index} waits for {}",
-                    self.mbarriers.describe(mbarrier)
-                )
-            }
-            State::Running | State::Exited => format!("warp {index} has exited"),
+        let places = warps.map(|index| {
+            let warp = &self.warps[index];
+            let waits = match warp.state {
+                State::Running | State::Exited => return format!("warp {index} has exited"),
+                State::AtBarrier(number) => {
+                    let barrier = &self.barriers[number];
+                    let (arrived, expected) = (32 * barrier.arrived.len(), barrier.expected);
+                    format!("at barrier {number}, which has {arrived} of {expected} threads")
+                }
+                State::Polling { mbarrier, .. } => {
+                    format!("for {}", self.mbarriers.describe(mbarrier))
+                }
+                State::AtWarpgroup => "for the other warps of its warpgroup".to_owned(),
+            };
+            let kernel = self.launch.kernel;
+            let instruction = &kernel.instructions[warp.last];
+            let line = match kernel.files.source(instruction.location) {
+                Some(source) => source.to_string(),
+                None => format!("line {}", instruction.line),
+            };
+            format!("warp {index} waits {waits} ({line})")
         });
         places.collect::<Vec<_>>().join(", ")
     }
@@ -377,6 +434,7 @@ impl<'a> Block<'a> {
     }
 
     fn fault(&self, warp: usize, pc: usize, violation: Violation) -> Box<Fault> {
+        let warp = violation.warp.unwrap_or(warp);
         let kernel = self.launch.kernel;
         let instruction = kernel.instructions.get(pc);
         let line = instruction.map_or(0, |i| i.line);

@@ -32,6 +32,8 @@ pub(crate) struct Knowledge {
     fenced: Vec<u32>,
     /// By number of an mbarrier: phases that are known to be complete.
     phases: Vec<u32>,
+    /// By number of a warpgroup: its products that are known to be complete, as their largest number.
+    products: Vec<u32>,
 }
 
 impl Knowledge {
@@ -74,6 +76,7 @@ impl Knowledge {
     pub fn join(&mut self, other: &Knowledge) {
         join(&mut self.seen, &other.seen);
         join(&mut self.phases, &other.phases);
+        join(&mut self.products, &other.products);
         lift_whole_warps(&mut self.seen);
         if !other.fenced.is_empty() {
             join(&mut self.fenced, &other.fenced);
@@ -83,10 +86,18 @@ impl Knowledge {
 
     /// Takes note of a completed phase of an mbarrier.
     pub fn complete_phase(&mut self, mbarrier: usize, phases: u32) {
-        if self.phases.len() <= mbarrier {
-            self.phases.resize(mbarrier + 1, 0);
-        }
-        self.phases[mbarrier] = phases;
+        raise(&mut self.phases, mbarrier, phases);
+    }
+
+    /// Whether a product of a warpgroup is known to be complete.
+    pub fn has_seen_product(&self, warpgroup: usize, number: u32) -> bool {
+        let complete = self.products.get(warpgroup);
+        complete.is_some_and(|complete| number <= *complete)
+    }
+
+    /// Takes note that the products of a warpgroup are complete, up to this number.
+    pub fn complete_products(&mut self, warpgroup: usize, number: u32) {
+        raise(&mut self.products, warpgroup, number);
     }
 
     /// Takes note of the accesses at smaller clocks by some lanes of a warp.
@@ -111,6 +122,14 @@ fn join(own: &mut Vec<u32>, other: &[u32]) {
     for (own, other) in own.iter_mut().zip(other) {
         *own = (*own).max(*other);
     }
+}
+
+/// Raises the clock of a place.
+fn raise(clocks: &mut Vec<u32>, place: usize, clock: u32) {
+    if clocks.len() <= place {
+        clocks.resize(place + 1, 0);
+    }
+    clocks[place] = clocks[place].max(clock);
 }
 
 /// Sets the clock of some lanes of a warp, and of the warp as a whole if these are all.

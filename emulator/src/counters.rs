@@ -92,6 +92,12 @@ impl Tally {
         self.sectors += (address % 32 + bytes).div_ceil(32);
     }
 
+    /// Counts an operand of a product, of `bytes` bytes in shared memory.
+    pub(crate) fn count_operand(&mut self, bytes: u64) {
+        self.wavefronts += bytes.div_ceil(128);
+        self.ideal_wavefronts += bytes.div_ceil(128);
+    }
+
     /// The count of bytes in one direction.
     fn moved(&mut self, writes: bool) -> &mut u64 {
         match writes {

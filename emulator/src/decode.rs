@@ -6,6 +6,7 @@ use crate::error::Violation;
 use crate::instructions::BarrierUse;
 use crate::registers::{AnyReg, Pred, Reg, Registers, Value};
 use crate::syntax::{Operand, Statement};
+use crate::warpgroup::WarpgroupOperation;
 use std::collections::HashMap;
 
 /// Executes an instruction in the active lanes of a warp.
@@ -24,6 +25,9 @@ pub(crate) enum Action {
     Trap,
     /// Stops the warp until others arrive.
     Barrier(BarrierUse),
+    /// Stops the warp until the others of its warpgroup are at the same instruction; then works on
+    /// the four.
+    Warpgroup(WarpgroupOperation),
 }
 
 /// An action; none for an opcode of another family; an error for operands that do not fit.

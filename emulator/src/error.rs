@@ -205,9 +205,9 @@ pub enum Rule {
         /// Line of the `cp.async.bulk`.
         line: u32,
     },
-    /// A bulk copy of what a thread wrote, with no `fence.proxy.async` between.
+    /// A bulk copy or product of what a thread wrote, with no `fence.proxy.async` between.
     #[error(
-        "bulk copy over shared memory that a thread wrote (line {line}) with no fence.proxy.async between"
+        "asynchronous access to shared memory that a thread wrote (line {line}) with no fence.proxy.async between"
     )]
     MissingProxyFence {
         /// Line of the write.
@@ -222,6 +222,52 @@ pub enum Rule {
     /// The block ends while a bulk copy still reads or writes its shared memory.
     #[error("the block ends while this bulk copy is under way")]
     UnfinishedBulkCopy,
+    /// A write to an operand of a `wgmma` that the writer does not know to be complete.
+    #[error(
+        "write to shared memory that a wgmma (line {line}) may still read: no wgmma.wait_group between"
+    )]
+    ProductSource {
+        /// Line of the `wgmma`.
+        line: u32,
+    },
+    /// An access to a register of a `wgmma` that its warp did not wait for.
+    #[error(
+        "access to register {register} of a wgmma (line {line}) with no wgmma.wait_group between"
+    )]
+    PendingProduct {
+        /// The register.
+        register: String,
+        /// Line of the `wgmma`.
+        line: u32,
+    },
+    /// A `wgmma` on a register that another instruction accessed, with no `wgmma.fence` between.
+    #[error(
+        "wgmma on register {register}, which line {line} accessed, with no wgmma.fence between"
+    )]
+    MissingProductFence {
+        /// The register.
+        register: String,
+        /// Line of the access.
+        line: u32,
+    },
+    /// A `wgmma` in a warp that has executed no `wgmma.fence`.
+    #[error("the first wgmma of a warp needs a wgmma.fence before it")]
+    NoProductFence,
+    /// A `wgmma` whose operand has no meaning.
+    #[error("{what}")]
+    ProductMisused {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A warp ends while its `wgmma` is under way.
+    #[error("the warp ends with no wgmma.wait_group for a wgmma (line {line})")]
+    UnfinishedProduct {
+        /// Line of the `wgmma`.
+        line: u32,
+    },
+    /// An instruction of a warpgroup in a block that lacks one of its four warps.
+    #[error("the block ends before the fourth warp of this warpgroup")]
+    IncompleteWarpgroup,
     /// An mbarrier instruction on memory that holds no mbarrier.
     #[error("no mbarrier.init made this address an mbarrier")]
     MbarrierNotInitialised,
@@ -364,15 +410,24 @@ impl fmt::Display for Access {
 #[derive(Debug)]
 pub(crate) struct Violation {
     pub rule: Rule,
+    /// The warp, if it is not the one that executes the instruction.
+    pub warp: Option<usize>,
     pub lane: Option<u32>,
     pub address: Option<u64>,
 }
 
 impl Violation {
+    /// The violation, by another warp.
+    pub fn by(mut self: Box<Self>, warp: usize) -> Box<Self> {
+        self.warp = Some(warp);
+        self
+    }
+
     /// A violation of the whole warp.
     pub fn of_warp(rule: Rule) -> Box<Self> {
         Box::new(Violation {
             rule,
+            warp: None,
             lane: None,
             address: None,
         })
@@ -382,6 +437,7 @@ impl Violation {
     pub fn of_lanes(rule: Rule, lanes: u32) -> Box<Self> {
         Box::new(Violation {
             rule,
+            warp: None,
             lane: Some(lanes.trailing_zeros()),
             address: None,
         })
@@ -391,6 +447,7 @@ impl Violation {
     pub fn at(rule: Rule, lane: u32, address: u64) -> Box<Self> {
         Box::new(Violation {
             rule,
+            warp: None,
             lane: Some(lane),
             address: Some(address),
         })

@@ -7,7 +7,7 @@
 //! # What is modelled
 //! - Instructions that rustc's back end and this project's assembly use, one file for each family in
 //!   `instructions`. A module with any other instruction does not load.
-//! - Mbarriers, bulk copies and proxy fences, in modules whose target is `sm_90` or later.
+//! - Mbarriers, bulk copies, proxy fences and `wgmma`, in modules whose target is `sm_90` or later.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks are independent and run in parallel. The warps of a block take turns of 1 to 64
@@ -20,13 +20,15 @@
 //!   go on without it, and only threads that waited for the phase of its mbarrier may touch its
 //!   destination.
 //! - Bulk copies see what threads wrote to shared memory only after a `fence.proxy.async`.
+//! - A `wgmma` is complete when its warp waits for its group. Until then the warp's other instructions
+//!   may not touch its registers, and nobody may write what it reads of shared memory.
 //! - A wait at an mbarrier gives false at least once where its phase is not complete. Warps that wait
 //!   for a phase that nothing completes are a deadlock, reported with what each warp waits for.
 //! - A collective instruction needs all the lanes that it names, together. Lanes that would reach it
 //!   from another branch count as missing, although some hardware lets them pass.
 //!
 //! # Where the PTX manual leaves results open
-//! - `mma` with f32 accumulation: products are exact unless they overflow. They are added to the
+//! - `mma` and `wgmma` with f32 accumulation: products are exact unless they overflow. They are added to the
 //!   accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
 //!   accumulation the f32 sum is rounded to f16 once.
 //! - `ex2`, `lg2` and `rsqrt` with `.approx`, and `div.full`, are computed in f64 and rounded to
@@ -61,9 +63,7 @@
 //! registers were written. A new instruction is a match arm in its family's file, or a file in the
 //! list of `instructions/mod.rs`.
 //!
-//! `wgmma` and tensor copies have their places. A tensor copy is a bulk copy (`bulk`) of several rows.
-//! An operand of `wgmma` in shared memory is a read by the asynchronous proxy, under way until
-//! `wgmma.wait_group`, as the source of a bulk copy is. A cluster is a group of blocks that run
+//! A tensor copy is a bulk copy (`bulk`) of several rows. A cluster is a group of blocks that run
 //! together, in place of one block.
 
 mod block;
@@ -79,11 +79,13 @@ mod launch;
 mod mbarrier;
 mod memory;
 mod module;
+mod products;
 mod registers;
 mod shared;
 mod source;
 mod syntax;
 mod warp;
+mod warpgroup;
 
 pub use counters::{Counters, Line, PerMma, Tally};
 pub use error::{Access, Error, Fault, Rule};

@@ -4,10 +4,10 @@ use crate::cfg::{Successors, reconvergence_points};
 use crate::decode::{Action, Decoder, Name, Scope};
 use crate::error::{Error, SyntaxError};
 use crate::instructions;
-use crate::registers::{AnyReg, Pred, Registers};
+use crate::registers::{AnyReg, Pred, Reg, Registers};
 use crate::shared::SHARED_BASE;
 use crate::source::{Files, Location};
-use crate::syntax::{Cursor, PLACE, Statement};
+use crate::syntax::{Cursor, Operand, PLACE, Statement};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,6 +45,8 @@ pub struct Kernel {
     pub(crate) registers: Registers,
     /// Bytes of the variables before the dynamic shared memory.
     pub(crate) static_shared: u32,
+    /// Whether it has `wgmma`.
+    pub(crate) has_products: bool,
 }
 
 /// A parameter of a kernel.
@@ -86,6 +88,9 @@ pub(crate) struct Instruction {
     /// The predicate of the lanes that execute it, and whether it is negated.
     pub guard: Option<(Pred, bool)>,
     pub action: Action,
+    /// The 32-bit registers among its operands, which products under way may use. The instructions of
+    /// products check their own.
+    pub words: Vec<Reg<u32>>,
     /// The instruction where lanes that part at this branch meet again.
     pub meeting: Option<usize>,
 }
@@ -331,7 +336,9 @@ impl<'a> Parser<'a> {
             .lay_out_shared(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
         let instructions = self.body(&mut scope)?;
+        let mut all = instructions.iter();
         Ok(Kernel {
+            has_products: all.any(|i| i.opcode.starts_with("wgmma.")),
             name,
             file: self.file.to_owned(),
             files: Arc::default(),
@@ -537,14 +544,39 @@ impl<'a> Parser<'a> {
             None => None,
         };
         let action = instructions::decode(&mut decoder).map_err(fail)?;
+        let mut words = Vec::new();
+        if !matches!(action, Action::Warpgroup(_)) {
+            collect_words(&statement.operands, decoder.scope, &mut words);
+        }
         Ok(Instruction {
             line: statement.line,
             opcode: statement.opcode.to_owned(),
             location: self.location,
             guard,
             action,
+            words,
             meeting: None,
         })
+    }
+}
+
+/// Appends the 32-bit registers among some operands.
+fn collect_words(operands: &[Operand], scope: &Scope, words: &mut Vec<Reg<u32>>) {
+    for operand in operands {
+        let names = match operand {
+            Operand::Name(name) | Operand::Address(name, _) => [Some(name), None],
+            Operand::Pair(a, b) => [Some(a), Some(b)],
+            Operand::Vector(elements) => {
+                collect_words(elements, scope, words);
+                [None; 2]
+            }
+            Operand::Immediate(_) => [None; 2],
+        };
+        for name in names.into_iter().flatten() {
+            if let Some(Name::Register(AnyReg::B32(register))) = scope.find(name) {
+                words.push(register);
+            }
+        }
     }
 }
 

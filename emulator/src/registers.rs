@@ -73,6 +73,13 @@ impl<T> Clone for Reg<T> {
 }
 impl<T> Copy for Reg<T> {}
 
+impl<T> Reg<T> {
+    /// Its number among the registers of its width.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A predicate register.
 #[derive(Clone, Copy)]
 pub(crate) struct Pred(u32);
@@ -140,6 +147,16 @@ impl Registers {
     /// Registers of all kinds, immediates included.
     pub fn len(&self) -> usize {
         self.b16.rows.len() + self.b32.rows.len() + self.b64.rows.len() + self.predicates.rows.len()
+    }
+
+    /// Registers of 32 bits, immediates included.
+    pub fn words(&self) -> usize {
+        self.b32.rows.len()
+    }
+
+    /// The name of a register of 32 bits, by its number.
+    pub fn word_name(&self, index: usize) -> String {
+        self.b32.names[index].clone()
     }
 
     pub fn declare<T: Value>(&mut self, name: &str) -> Reg<T> {

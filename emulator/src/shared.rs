@@ -96,6 +96,8 @@ struct Cell {
     /// Which of the bytes were ever written.
     defined: u8,
     content: Content,
+    /// Whether a thread read it since the last write.
+    is_read: bool,
 }
 
 /// The source of a bulk copy to global memory that may not have been read.
@@ -113,10 +115,24 @@ pub(crate) struct Shared {
     reads: Vec<Stamp>,
     warps: usize,
     bulk_sources: Vec<BulkSource>,
+    products: Products,
 }
 
+/// What the products of each warpgroup read; there are none in a kernel without `wgmma`.
+struct Products {
+    /// The last product that read every cell, `[cell][warpgroup]`, by its number; 0 is never.
+    reads: Vec<u32>,
+    /// By warpgroup: the line of each product, from number 1.
+    lines: Vec<Vec<u32>>,
+}
+
+/// The writer of a cell and its clock, which a check has found to be in order; later cells of an
+/// access mostly have the same.
+type Settled = Option<(u16, u32)>;
+
 impl Shared {
-    pub fn new(bytes: u32, warps: usize) -> Self {
+    /// `warpgroups` is the number of warpgroups that may execute `wgmma`.
+    pub fn new(bytes: u32, warps: usize, warpgroups: usize) -> Self {
         let cells = (bytes as usize).div_ceil(CELL_BYTES);
         Shared {
             bytes: vec![0; bytes as usize],
@@ -124,6 +140,10 @@ impl Shared {
             reads: vec![Stamp::default(); cells * warps],
             warps,
             bulk_sources: Vec::new(),
+            products: Products {
+                reads: vec![0; cells * warpgroups],
+                lines: vec![Vec::new(); warpgroups],
+            },
         }
     }
 
@@ -236,6 +256,48 @@ impl Shared {
         self.bytes[start..start + bytes as usize].to_vec()
     }
 
+    /// Starts a product of a warpgroup; its number.
+    pub fn start_product(&mut self, warpgroup: usize, line: u32) -> u32 {
+        let lines = &mut self.products.lines[warpgroup];
+        lines.push(line);
+        lines.len() as u32
+    }
+
+    /// Reads 16 bytes, a multiple of them from the start, as an operand of a warpgroup's product, for
+    /// all its warps. Until the product is known to be complete, nobody may write the bytes.
+    pub fn read_operand(
+        &mut self,
+        warps: &[Accessor],
+        (warpgroup, product): (usize, u32),
+        address: u32,
+        settled: &mut Settled,
+    ) -> Result<[u8; 16], Box<Violation>> {
+        let start = self.locate(ALL_LANES, address, 16, 16)?;
+        for (index, _) in cells(start, 16) {
+            let cell = &self.cells[index];
+            let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
+            if cell.content != Content::Data || cell.defined != 0b11 {
+                let checked = self.check_read(warps[0], index, 0b11);
+                checked.map_err(|violation| violation.by(warps[0].warp))?;
+            }
+            if *settled != Some((cell.writer, cell.written)) {
+                for who in warps {
+                    let checked = self.check_read(*who, index, 0b11);
+                    checked.map_err(|violation| violation.by(who.warp))?;
+                    if !who.knowledge.has_fenced(writer, written) {
+                        let rule = Rule::MissingProxyFence { line };
+                        return Err(self.violation(*who, index, rule).by(who.warp));
+                    }
+                }
+                *settled = Some((cell.writer, cell.written));
+            }
+            let warpgroups = self.products.lines.len();
+            self.products.reads[index * warpgroups + warpgroup] = product;
+        }
+        let bytes = &self.bytes[start..start + 16];
+        Ok(bytes.try_into().expect("16 bytes"))
+    }
+
     /// Makes 8 bytes an mbarrier.
     pub fn place_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
@@ -308,6 +370,7 @@ impl Shared {
         let several = last.clock() == who.clock && last.lane() != who.lane;
         let lane = if several { ALL_LANES } else { who.lane };
         *last = Stamp::new(who.clock, lane);
+        self.cells[index].is_read = true;
     }
 
     /// Checks that `who` may write some cells, and says what they hold until then.
@@ -318,26 +381,50 @@ impl Shared {
         bytes: usize,
         content: Content,
     ) -> Result<(), Box<Violation>> {
+        let mut settled: Settled = None;
         for (index, _) in cells(start, bytes) {
             let cell = &self.cells[index];
             if cell.content != Content::Data {
                 return Err(self.misuse(who, index));
             }
-            if !who.is_after(usize::from(cell.writer), cell.written) {
-                return Err(self.race(who, index, Access::Write, None));
+            if settled != Some((cell.writer, cell.written)) {
+                if !who.is_after(usize::from(cell.writer), cell.written) {
+                    return Err(self.race(who, index, Access::Write, None));
+                }
+                settled = Some((cell.writer, cell.written));
             }
-            for warp in 0..self.warps {
-                let read = self.reads[index * self.warps + warp];
-                if !who.is_after(slot(warp, read.lane()), read.clock()) {
-                    return Err(self.race(who, index, Access::Write, Some(warp)));
+            if cell.is_read {
+                for warp in 0..self.warps {
+                    let read = self.reads[index * self.warps + warp];
+                    if !who.is_after(slot(warp, read.lane()), read.clock()) {
+                        return Err(self.race(who, index, Access::Write, Some(warp)));
+                    }
                 }
             }
+            self.check_products(who, index)?;
             if !self.bulk_sources.is_empty() {
                 self.check_bulk_sources(who, index)?;
             }
+            let cell = &mut self.cells[index];
+            // Who comes after this write comes after those reads.
+            cell.is_read = false;
             if content != Content::Data {
-                self.cells[index].content = content;
-                self.cells[index].line = who.line;
+                cell.content = content;
+                cell.line = who.line;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no product may still read a cell.
+    #[inline(always)]
+    fn check_products(&self, who: Accessor, index: usize) -> Result<(), Box<Violation>> {
+        let warpgroups = self.products.lines.len();
+        let reads = &self.products.reads[index * warpgroups..][..warpgroups];
+        for (warpgroup, product) in reads.iter().enumerate() {
+            if *product > 0 && !who.knowledge.has_seen_product(warpgroup, *product) {
+                let line = self.products.lines[warpgroup][*product as usize - 1];
+                return Err(self.violation(who, index, Rule::ProductSource { line }));
             }
         }
         Ok(())
@@ -357,13 +444,18 @@ impl Shared {
 
     /// Checks that a `fence.proxy.async` lies between what threads wrote and a bulk copy.
     fn check_fences(&self, who: Accessor, start: usize, bytes: u32) -> Result<(), Box<Violation>> {
+        let mut settled: Settled = None;
         for (index, _) in cells(start, bytes as usize) {
             let cell = &self.cells[index];
+            if settled == Some((cell.writer, cell.written)) {
+                continue;
+            }
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
             let is_ordered = cell.content == Content::Data && who.is_after(writer, written);
             if is_ordered && !who.knowledge.has_fenced(writer, written) {
                 return Err(self.violation(who, index, Rule::MissingProxyFence { line }));
             }
+            settled = Some((cell.writer, cell.written));
         }
         Ok(())
     }
@@ -378,6 +470,7 @@ impl Shared {
                 writer: writer as u16,
                 defined: cell.defined | cell_bytes,
                 content: Content::Data,
+                is_read: false,
             };
         }
     }
@@ -475,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_warp_is_no_single_thread() {
-        let mut shared = Shared::new(4, 1);
+        let mut shared = Shared::new(4, 1, 0);
         let mut knowledge = Knowledge::at_start(1);
         fn who(knowledge: &Knowledge) -> Accessor<'_> {
             Accessor {

@@ -2,8 +2,10 @@
 
 use crate::clocks::{ALL_LANES, Knowledge};
 use crate::instructions::Copies;
+use crate::products::Products;
 use crate::registers::{Registers, lanes as lanes_of};
 use crate::shared::Accessor;
+use crate::warpgroup::WARPS;
 
 /// Whether a warp can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub(crate) enum State {
         mbarrier: usize,
         phase: u32,
     },
+    /// At an instruction of the warpgroup, until its other warps are there.
+    AtWarpgroup,
     Exited,
 }
 
@@ -47,11 +51,15 @@ pub(crate) struct Warp {
     pub copies: Copies,
     /// Groups of bulk stores that each lane has closed.
     pub bulk_groups: [u32; 32],
+    /// Products of its warpgroup under way.
+    pub products: Products,
     pub state: State,
     /// Lanes that exist: fewer than 32 in the last warp of an odd block.
     pub threads: u32,
     /// Instructions executed.
     pub executed: u64,
+    /// The instruction executed last, or where it waits for other warps of its warpgroup.
+    pub last: usize,
     frames: Vec<Frame>,
 }
 
@@ -70,9 +78,11 @@ impl Warp {
             ahead: Vec::new(),
             copies: Copies::default(),
             bulk_groups: [0; 32],
+            products: Products::default(),
             state: State::Running,
             threads,
             executed: 0,
+            last: 0,
             frames: vec![frame],
         }
     }
@@ -164,6 +174,14 @@ impl Warp {
     /// Lanes learn what others knew.
     pub fn learn(&mut self, lanes: u32, knowledge: &Knowledge) {
         self.knowledge_of(lanes).for_each(|own| own.join(knowledge));
+    }
+
+    /// The warp waited for products of its warpgroup, up to this number.
+    pub fn complete_products(&mut self, number: u32) {
+        let warpgroup = self.index / WARPS;
+        for knowledge in self.knowledge_of(self.threads) {
+            knowledge.complete_products(warpgroup, number);
+        }
     }
 
     /// Lanes synchronise: each learns what all of them know and did.

@@ -37,7 +37,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
 /// An f16 as f32: its bits are shifted into place. A factor of 2^112 corrects the exponent, of
 /// subnormals too; infinities and NaN get the largest exponent.
 #[inline(always)]
-fn from_f16(bits: u32) -> f32 {
+pub(super) fn from_f16(bits: u32) -> f32 {
     let magnitude = (bits & 0x7fff) << 13;
     let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
     let special = if bits & 0x7c00 == 0x7c00 {
@@ -50,7 +50,7 @@ fn from_f16(bits: u32) -> f32 {
 
 /// A bf16 as f32.
 #[inline(always)]
-fn from_bf16(bits: u32) -> f32 {
+pub(super) fn from_bf16(bits: u32) -> f32 {
     f32::from_bits(bits << 16)
 }
 
@@ -123,7 +123,7 @@ fn half<const A: usize, const B: usize>(
 
 /// Row and column of an accumulator element of a lane.
 #[inline(always)]
-fn accumulator(lane: usize, i: usize) -> (usize, usize) {
+pub(super) fn accumulator(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2)
 }
 

@@ -17,6 +17,7 @@ mod memory;
 mod mma;
 mod movement;
 mod shuffle;
+mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
 pub(crate) use cp_async::Copies;
@@ -42,6 +43,7 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     mbarrier::decode,
     bulk::decode,
     fence::decode,
+    wgmma::decode,
 ];
 
 /// Turns a statement into an action.

@@ -7,3 +7,4 @@ mod instructions;
 mod ring;
 mod rules;
 mod tiny;
+mod wgmma;

@@ -1,0 +1,179 @@
+//! Products under way: the `wgmma` that a warp has issued and not waited for.
+//!
+//! Registers of such a product are the tensor cores': the warp's other instructions may not touch
+//! them, but for products of the same shape that go on with the same accumulators. A product sees what
+//! other instructions did to its registers only after a `wgmma.fence`.
+
+use crate::error::{Rule, Violation};
+use crate::registers::{Reg, Registers};
+use std::sync::Arc;
+
+/// The registers of a product.
+#[derive(Clone)]
+pub(crate) struct Operands {
+    pub accumulators: Arc<[Reg<u32>]>,
+    /// The left operand, if it lies in registers.
+    pub left: Option<[Reg<u32>; 4]>,
+}
+
+/// A product that the warp has not waited for.
+struct UnderWay {
+    /// Its number among the products of the warpgroup, from 1.
+    number: u32,
+    /// The group that it belongs to, counted from 0.
+    group: u32,
+    line: u32,
+    operands: Operands,
+}
+
+/// How a register is used.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    /// Products under way that accumulate in it.
+    accumulating: u16,
+    /// Products under way that read it as their left operand.
+    reading: u16,
+    /// When another instruction accessed it last, and the instruction's line.
+    accessed: u64,
+    line: u32,
+}
+
+/// The products of a warp.
+#[derive(Default)]
+pub(crate) struct Products {
+    /// When the warp executed its last `wgmma.fence`.
+    fenced: Option<u64>,
+    /// Groups that the warp has closed.
+    closed: u32,
+    under_way: Vec<UnderWay>,
+    /// By number of a register of 32 bits; empty in kernels without `wgmma`.
+    uses: Vec<Use>,
+}
+
+impl Products {
+    pub fn new(registers: &Registers) -> Self {
+        Products {
+            uses: vec![Use::default(); registers.words()],
+            ..Products::default()
+        }
+    }
+
+    /// Another instruction accesses registers, at a time that the warp counts.
+    pub fn access(
+        &mut self,
+        accessed: &[Reg<u32>],
+        now: u64,
+        line: u32,
+        registers: &Registers,
+    ) -> Result<(), Box<Violation>> {
+        if self.uses.is_empty() {
+            return Ok(());
+        }
+        for register in accessed {
+            let used = &mut self.uses[register.index()];
+            if used.accumulating | used.reading != 0 {
+                return Err(self.pending(*register, registers));
+            }
+            (used.accessed, used.line) = (now, line);
+        }
+        Ok(())
+    }
+
+    /// `wgmma.fence`
+    pub fn fence(&mut self, now: u64) {
+        self.fenced = Some(now);
+    }
+
+    /// Issues a product.
+    pub fn issue(
+        &mut self,
+        operands: &Operands,
+        number: u32,
+        line: u32,
+        registers: &Registers,
+    ) -> Result<(), Box<Violation>> {
+        let fenced = self.fenced;
+        let fenced = fenced.ok_or_else(|| Violation::of_warp(Rule::NoProductFence))?;
+        let Operands { accumulators, left } = operands;
+        let mut earlier = self.under_way.iter();
+        let goes_on = earlier.any(|product| {
+            let others = product.operands.accumulators.iter();
+            others
+                .map(|r| r.index())
+                .eq(accumulators.iter().map(|r| r.index()))
+        });
+        let left = left.iter().flatten();
+        let all = accumulators.iter().map(|r| (r, goes_on));
+        for (register, may_accumulate) in all.chain(left.clone().map(|r| (r, false))) {
+            let used = self.uses[register.index()];
+            let is_accumulator = !left.clone().any(|r| r.index() == register.index());
+            if used.accumulating > 0 && !may_accumulate || used.reading > 0 && is_accumulator {
+                return Err(self.pending(*register, registers));
+            }
+            if used.accessed > fenced {
+                let register = registers.word_name(register.index());
+                let rule = Rule::MissingProductFence {
+                    register,
+                    line: used.line,
+                };
+                return Err(Violation::of_warp(rule));
+            }
+        }
+        self.count(operands, 1);
+        self.under_way.push(UnderWay {
+            number,
+            group: self.closed,
+            line,
+            operands: operands.clone(),
+        });
+        Ok(())
+    }
+
+    /// `wgmma.commit_group`
+    pub fn commit(&mut self) {
+        self.closed += 1;
+    }
+
+    /// `wgmma.wait_group`: all but the `pending` youngest groups are complete. Gives the number of the
+    /// last product that is.
+    pub fn wait(&mut self, pending: u32) -> Option<u32> {
+        let complete = self.closed.saturating_sub(pending);
+        let is_complete = |product: &mut UnderWay| product.group < complete;
+        let done: Vec<_> = self.under_way.extract_if(.., is_complete).collect();
+        for product in &done {
+            self.count(&product.operands, u16::MAX);
+        }
+        done.iter().map(|product| product.number).max()
+    }
+
+    /// The line of a product under way.
+    pub fn unfinished(&self) -> Option<u32> {
+        self.under_way.first().map(|product| product.line)
+    }
+
+    /// Adds to the counts of products that use some registers, modulo 2^16.
+    fn count(&mut self, operands: &Operands, change: u16) {
+        for register in &*operands.accumulators {
+            let count = &mut self.uses[register.index()].accumulating;
+            *count = count.wrapping_add(change);
+        }
+        for register in operands.left.iter().flatten() {
+            let count = &mut self.uses[register.index()].reading;
+            *count = count.wrapping_add(change);
+        }
+    }
+
+    /// The violation of an access to a register of a product under way.
+    #[cold]
+    fn pending(&self, register: Reg<u32>, registers: &Registers) -> Box<Violation> {
+        let mut products = self.under_way.iter().rev();
+        let product = products.find(|product| {
+            let Operands { accumulators, left } = &product.operands;
+            let mut all = accumulators.iter().chain(left.iter().flatten());
+            all.any(|r| r.index() == register.index())
+        });
+        let line = product.expect("a product uses it").line;
+        let register = registers.word_name(register.index());
+        Violation::of_warp(Rule::PendingProduct { register, line })
+    }
+}
