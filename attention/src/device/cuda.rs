@@ -1,13 +1,13 @@
-//! CUDA devices through `cudarc`, which opens the driver library when it is first used.
+//! CUDA devices: one driver, through any [`Binding`] of the CUDA driver's functions.
 //!
-//! Nothing outside this file names cudarc. The primary context is the one of the CUDA runtime, candle and burn:
-//! their addresses and streams are valid here, and ours there.
+//! The primary context is the one of the CUDA runtime, candle and burn: their addresses and streams are valid here,
+//! and ours there. Nothing but this file and `binding` names cudarc, whose constants these are.
 
+use super::binding::{Binding, Cudarc};
 use super::driver::{Driver, Handle, KEPT_BYTES, Launch, Stream};
 use super::facts::Facts;
 use crate::error::{Error, Result};
 use ::emulator::Counters;
-use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use kernels::catalog::class::SharedMemory;
 use std::ffi::{CStr, c_void};
@@ -15,48 +15,60 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::time::Duration;
 
+/// The library's own driver.
+pub type Cuda = CudaDriver<Cudarc>;
+
 /// A GPU and its retained primary context.
 #[derive(Debug)]
-pub struct Cuda {
+pub struct CudaDriver<B: Binding> {
     index: usize,
     name: String,
     facts: Facts,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
+    device: i32,
+    context: *mut c_void,
     /// Where workspaces come from; null on devices without pools. Our own: the settings of the device's default
     /// pool are everybody's.
-    pool: sys::CUmemoryPool,
+    pool: *mut c_void,
+    binding: PhantomData<B>,
 }
 
 // SAFETY: the CUDA driver accepts contexts and pools from any thread.
-unsafe impl Send for Cuda {}
+unsafe impl<B: Binding> Send for CudaDriver<B> {}
 // SAFETY: as above; nothing changes them after `open`.
-unsafe impl Sync for Cuda {}
+unsafe impl<B: Binding> Sync for CudaDriver<B> {}
 
-impl Cuda {
+impl<B: Binding> CudaDriver<B> {
     /// Opens the GPU of this index.
     ///
     /// # Errors
     /// If there is no NVIDIA driver or no such device, or the driver reports a failure.
     pub fn open(index: usize) -> Result<Self> {
-        // SAFETY: the driver library may be loaded at any time, from any thread.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver("libcuda was not found".to_owned()));
+        B::library().map_err(Error::NoDriver)?;
+        let mut count = 0;
+        // SAFETY: the library is there.
+        let status = unsafe { B::cuInit(0) };
+        if status != sys::CUresult::CUDA_ERROR_NO_DEVICE as u32 {
+            check::<B>("initialising the driver", status)?;
+            // SAFETY: `count` is valid for a write.
+            check::<B>("counting devices", unsafe {
+                B::cuDeviceGetCount(&mut count)
+            })?;
         }
-        let count = match result::init() {
-            Ok(()) => ok("counting devices", result::device::get_count())? as usize,
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
-            Err(error) => return Err(failure("initialising the driver", error)),
-        };
+        let count = count as usize;
         if index >= count {
             return Err(Error::NoDevice { index, count });
         }
         let operation = "opening the device";
-        let device = ok(operation, result::device::get(index as i32))?;
+        let mut device = 0;
+        // SAFETY: `device` is valid for a write.
+        check::<B>(operation, unsafe {
+            B::cuDeviceGet(&mut device, index as i32)
+        })?;
         let attribute = |attribute| {
-            // SAFETY: the device was just opened.
-            let value = unsafe { result::device::get_attribute(device, attribute) };
-            ok(operation, value).map(|value| value as u32)
+            let mut value = 0;
+            // SAFETY: `value` is valid for a write, and the device was just opened.
+            let status = unsafe { B::cuDeviceGetAttribute(&mut value, attribute as u32, device) };
+            check::<B>(operation, status).map(|()| value as u32)
         };
         use sys::CUdevice_attribute as A;
         let facts = Facts {
@@ -76,77 +88,80 @@ impl Cuda {
             has_pools: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
                 .is_ok_and(|supported| supported != 0),
         };
-        let name = ok(operation, result::device::get_name(device))?;
-        // SAFETY: the device was just opened.
-        let context = unsafe { result::primary_ctx::retain(device) };
-        let mut cuda = Cuda {
+        let mut name = [0; 256];
+        // SAFETY: `name` is valid for writes of its length.
+        check::<B>(operation, unsafe {
+            B::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
+        })?;
+        // SAFETY: the CUDA driver ended the name with NUL.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        let mut context = null_mut();
+        // SAFETY: `context` is valid for a write, and the device was just opened.
+        check::<B>("retaining the primary context", unsafe {
+            B::cuDevicePrimaryCtxRetain(&mut context, device)
+        })?;
+        let mut cuda = CudaDriver {
             index,
-            name: name.trim_end_matches('\0').to_owned(),
+            name: name.to_string_lossy().into_owned(),
             facts,
             device,
-            context: ok("retaining the primary context", context)?,
+            context,
             pool: null_mut(),
+            binding: PhantomData,
         };
         if facts.has_pools {
-            let _current = cuda.enter()?;
-            cuda.pool = pool(index)?;
+            cuda.pool = cuda.create_pool()?;
         }
         Ok(cuda)
     }
 
-    /// Makes the context current on this thread until the guard drops.
-    fn enter(&self) -> Result<Current> {
+    /// Makes the context current on this thread while `function` runs, which returns the status of `operation`.
+    fn call(&self, operation: &'static str, function: impl FnOnce() -> u32) -> Result<()> {
         // SAFETY: the context is retained for as long as `self` lives.
-        let status = unsafe { sys::cuCtxPushCurrent_v2(self.context) };
-        ok("entering the context", status.result())?;
-        Ok(Current(PhantomData))
+        check::<B>("entering the context", unsafe {
+            B::cuCtxPushCurrent_v2(self.context)
+        })?;
+        let status = function();
+        // SAFETY: this thread pushed a context above.
+        unsafe { B::cuCtxPopCurrent_v2(&mut null_mut()) };
+        check::<B>(operation, status)
+    }
+
+    fn create_pool(&self) -> Result<*mut c_void> {
+        // SAFETY: the properties are plain data, of which 0 says "default".
+        let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+        properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = self.index as i32;
+        let mut pool = null_mut();
+        // SAFETY: `pool` is valid for a write, and the properties are whole.
+        self.call("creating a memory pool", || unsafe {
+            B::cuMemPoolCreate(&mut pool, (&raw const properties).cast())
+        })?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32;
+        let mut kept = KEPT_BYTES;
+        // SAFETY: the pool was just created, and this attribute is a u64.
+        self.call("setting up a memory pool", || unsafe {
+            B::cuMemPoolSetAttribute(pool, attribute, (&raw mut kept).cast())
+        })?;
+        Ok(pool)
     }
 }
 
-/// A context that is current on this thread. Guards nest, and stay on their thread.
-struct Current(PhantomData<*const ()>);
-
-impl Drop for Current {
+impl<B: Binding> Drop for CudaDriver<B> {
     fn drop(&mut self) {
-        let mut popped = null_mut();
-        // SAFETY: `enter` pushed a context on this thread, and later guards popped theirs.
-        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
-    }
-}
-
-/// A memory pool of the GPU of this index, whose context is current.
-fn pool(index: usize) -> Result<sys::CUmemoryPool> {
-    // SAFETY: the properties are plain data, of which 0 says "default".
-    let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
-    properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    properties.location.id = index as i32;
-    // SAFETY: the properties are whole.
-    let pool = ok("creating a memory pool", unsafe {
-        result::mem_pool::create(&properties)
-    })?;
-    let mut kept = KEPT_BYTES;
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the pool was just created, and this attribute is a u64.
-    let status = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut kept).cast()) };
-    ok("setting up a memory pool", status.result())?;
-    Ok(pool)
-}
-
-impl Drop for Cuda {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.enter()
-            && !self.pool.is_null()
-        {
+        if !self.pool.is_null() {
             // SAFETY: the pool is used no more; memory that a stream still frees outlives it.
-            let _ = unsafe { result::mem_pool::destroy(self.pool) };
+            let _ = self.call("destroying a memory pool", || unsafe {
+                B::cuMemPoolDestroy(self.pool)
+            });
         }
         // SAFETY: retained once, in `open`.
-        let _ = unsafe { result::primary_ctx::release(self.device) };
+        unsafe { B::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
-impl Driver for Cuda {
+impl<B: Binding> Driver for CudaDriver<B> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -162,206 +177,216 @@ impl Driver for Cuda {
     fn cuda_version(&self) -> Result<(i32, i32)> {
         let mut version = 0;
         // SAFETY: `version` is valid for a write.
-        let status = unsafe { sys::cuDriverGetVersion(&mut version) };
-        ok("asking the driver's version", status.result())?;
+        check::<B>("asking the driver's version", unsafe {
+            B::cuDriverGetVersion(&mut version)
+        })?;
         Ok((version / 1000, version % 1000 / 10))
     }
 
     fn free_memory(&self) -> Result<Option<u64>> {
-        let _current = self.enter()?;
-        let (free, _total) = ok("asking for free memory", result::mem_get_info())?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid for a write.
+        self.call("asking for free memory", || unsafe {
+            B::cuMemGetInfo_v2(&mut free, &mut total)
+        })?;
         Ok(Some(free as u64))
     }
 
     fn synchronize(&self) -> Result<()> {
-        let _current = self.enter()?;
-        ok("waiting for the device", result::ctx::synchronize())
+        // SAFETY: a context is current.
+        self.call("waiting for the device", || unsafe {
+            B::cuCtxSynchronize()
+        })
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        let _current = self.enter()?;
-        // SAFETY: callers fill the memory before anything reads it.
-        ok("allocating device memory", unsafe {
-            result::malloc_sync(bytes)
-        })
+        let mut address = 0;
+        // SAFETY: `address` is valid for a write.
+        self.call("allocating device memory", || unsafe {
+            B::cuMemAlloc_v2(&mut address, bytes)
+        })?;
+        Ok(address)
     }
 
     unsafe fn free(&self, address: u64) {
         // Memory of a context that cannot be entered any more is gone with it.
-        if let Ok(_current) = self.enter() {
-            // SAFETY: the caller's word.
-            let _ = unsafe { result::free_sync(address) };
-        }
+        // SAFETY: the caller's word.
+        let _ = self.call("freeing device memory", || unsafe {
+            B::cuMemFree_v2(address)
+        });
     }
 
     unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64> {
-        let _current = self.enter()?;
+        let mut address = 0;
         // SAFETY: the pool exists on devices with pools; the stream is the caller's word.
-        ok("allocating a workspace", unsafe {
-            result::mem_pool::alloc_async(self.pool, bytes, stream.cast())
-        })
+        self.call("allocating a workspace", || unsafe {
+            B::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream)
+        })?;
+        Ok(address)
     }
 
     unsafe fn free_in(&self, stream: Stream, address: u64) {
-        if let Ok(_current) = self.enter() {
-            // SAFETY: the caller's word.
-            let _ = unsafe { result::free_async(address, stream.cast()) };
-        }
+        // SAFETY: the caller's word.
+        let _ = self.call("freeing a workspace", || unsafe {
+            B::cuMemFreeAsync(address, stream)
+        });
     }
 
     unsafe fn wait(&self, stream: Stream) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word.
-        ok("waiting for a stream", unsafe {
-            result::stream::synchronize(stream.cast())
+        self.call("waiting for a stream", || unsafe {
+            B::cuStreamSynchronize(stream)
         })
     }
 
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word.
-        ok("filling device memory", unsafe {
-            result::memset_d8_sync(address, 0, bytes)
+        self.call("filling device memory", || unsafe {
+            B::cuMemsetD8_v2(address, 0, bytes)
         })
     }
 
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word.
-        ok("copying to the device", unsafe {
-            result::memcpy_htod_sync(to, data)
+        self.call("copying to the device", || unsafe {
+            B::cuMemcpyHtoD_v2(to, data.as_ptr().cast(), data.len())
         })
     }
 
     unsafe fn download(&self, from: u64, data: &mut [u8]) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word.
-        ok("copying from the device", unsafe {
-            result::memcpy_dtoh_sync(data, from)
+        self.call("copying from the device", || unsafe {
+            B::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), from, data.len())
         })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word; null is the default stream.
-        ok("copying on the device", unsafe {
-            result::memcpy_dtod_async(to, from, bytes, null_mut())
+        self.call("copying on the device", || unsafe {
+            B::cuMemcpyDtoDAsync_v2(to, from, bytes, null_mut())
         })
     }
 
     fn load(&self, _: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle> {
-        let _current = self.enter()?;
         let mut keys = [
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER as u32,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as u32,
         ];
         let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
         let mut module = null_mut();
         // SAFETY: the text ends with NUL, and both options describe `log`, which outlives the call.
-        let status = unsafe {
-            sys::cuModuleLoadDataEx(
+        self.call("loading a PTX module", || unsafe {
+            B::cuModuleLoadDataEx(
                 &mut module,
                 ptx.as_ptr().cast(),
                 keys.len() as u32,
                 keys.as_mut_ptr(),
                 values.as_mut_ptr(),
             )
-        };
-        ok("loading a PTX module", status.result())?;
-        Ok(Handle(module.cast()))
+        })?;
+        Ok(Handle(module))
     }
 
     unsafe fn unload(&self, module: Handle) {
-        if let Ok(_current) = self.enter() {
-            // SAFETY: the caller's word.
-            let _ = unsafe { result::module::unload(module.0.cast()) };
-        }
+        // SAFETY: the caller's word.
+        let _ = self.call("unloading a PTX module", || unsafe {
+            B::cuModuleUnload(module.0)
+        });
     }
 
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle> {
-        let _current = self.enter()?;
         let mut function = null_mut();
         // SAFETY: the caller's word; the name ends with NUL.
-        let status =
-            unsafe { sys::cuModuleGetFunction(&mut function, module.0.cast(), name.as_ptr()) };
-        ok("looking up a kernel in its module", status.result())?;
+        self.call("looking up a kernel in its module", || unsafe {
+            B::cuModuleGetFunction(&mut function, module.0, name.as_ptr())
+        })?;
         // Above 48 KB a kernel has to ask.
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let most = self.facts.shared.block as i32;
         // SAFETY: the function was just looked up.
-        let status = unsafe { sys::cuFuncSetAttribute(function, attribute, most) };
-        ok("reserving shared memory for a kernel", status.result())?;
-        Ok(Handle(function.cast()))
+        self.call("reserving shared memory for a kernel", || unsafe {
+            B::cuFuncSetAttribute(function, attribute as u32, most)
+        })?;
+        Ok(Handle(function))
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
-        let _current = self.enter()?;
         let mut arguments = [launch.argument.as_ptr().cast_mut().cast()];
         // SAFETY: the CUDA driver copies the argument before it returns; the rest is the caller's word.
-        let status = unsafe {
-            result::launch_kernel(
-                launch.function.0.cast(),
-                (launch.blocks, 1, 1),
-                (launch.threads, 1, 1),
+        self.call("launching a kernel", || unsafe {
+            B::cuLaunchKernel(
+                launch.function.0,
+                launch.blocks,
+                1,
+                1,
+                launch.threads,
+                1,
+                1,
                 launch.shared_bytes,
-                launch.stream.cast(),
-                &mut arguments,
+                launch.stream,
+                arguments.as_mut_ptr(),
+                null_mut(),
             )
-        };
-        ok("launching a kernel", status)?;
+        })?;
         Ok(None)
     }
 
     fn record(&self) -> Result<Handle> {
-        let _current = self.enter()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let event = ok("creating an event", event)?;
-        // SAFETY: the event was just created in this context; null is its default stream.
-        ok("recording an event", unsafe {
-            result::event::record(event, null_mut())
+        let mut event = null_mut();
+        // SAFETY: `event` is valid for a write.
+        self.call("creating an event", || unsafe {
+            B::cuEventCreate(&mut event, 0)
         })?;
-        Ok(Handle(event.cast()))
+        // SAFETY: the event was just created in this context; null is its default stream.
+        self.call("recording an event", || unsafe {
+            B::cuEventRecord(event, null_mut())
+        })?;
+        Ok(Handle(event))
     }
 
     unsafe fn reach(&self, event: Handle) -> Result<()> {
-        let _current = self.enter()?;
         // SAFETY: the caller's word.
-        ok("waiting for the device", unsafe {
-            result::event::synchronize(event.0.cast())
+        self.call("waiting for the device", || unsafe {
+            B::cuEventSynchronize(event.0)
         })
     }
 
     unsafe fn elapsed(&self, start: Handle, end: Handle) -> Result<Duration> {
-        let _current = self.enter()?;
+        let mut milliseconds = 0.0;
         // SAFETY: the caller's word.
-        let milliseconds = ok("reading the time between events", unsafe {
-            result::event::elapsed(start.0.cast(), end.0.cast())
+        self.call("reading the time between events", || unsafe {
+            B::cuEventElapsedTime(&mut milliseconds, start.0, end.0)
         })?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 
     unsafe fn forget(&self, event: Handle) {
-        if let Ok(_current) = self.enter() {
-            // SAFETY: the caller's word.
-            let _ = unsafe { result::event::destroy(event.0.cast()) };
-        }
+        // SAFETY: the caller's word.
+        let _ = self.call("destroying an event", || unsafe {
+            B::cuEventDestroy_v2(event.0)
+        });
     }
 }
 
-/// Turns a result of cudarc into ours.
-fn ok<T>(operation: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
-    result.map_err(|error| failure(operation, error))
-}
-
-fn failure(operation: &'static str, error: DriverError) -> Error {
-    let status = error.0 as u32;
-    let message = match error.error_string() {
-        Ok(text) => text.to_string_lossy().into_owned(),
-        Err(_) => format!("error {status}"),
+/// An error if the status of `operation` is one.
+fn check<B: Binding>(operation: &'static str, status: u32) -> Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: `text` is valid for a write, and a function of this binding returned the status.
+    unsafe { B::cuGetErrorString(status, &mut text) };
+    let message = if text.is_null() {
+        format!("error {status}")
+    } else {
+        // SAFETY: the CUDA driver wrote a string constant.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
     };
-    Error::Cuda {
+    Err(Error::Cuda {
         operation,
         status,
         message,
-    }
+    })
 }

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `facts` | the device as numbers, which plans depend on |
 //! | `driver` | what a device must offer to launch kernels |
-//! | `cuda`, `emulator` | drivers: CUDA through `cudarc`, and the emulator |
+//! | `binding` | the functions of the CUDA driver, through `cudarc` or another crate |
+//! | `cuda`, `emulator` | drivers: CUDA through a binding, and the emulator |
 //! | `gpu` | a driver and what is loaded |
 //! | `memory`, `event` | memory and events, freed when dropped |
 
+mod binding;
 mod cuda;
 pub mod driver;
 mod emulator;
@@ -16,7 +18,8 @@ mod facts;
 mod gpu;
 pub(crate) mod memory;
 
-pub use cuda::Cuda;
+pub use binding::{Binding, Cudarc, passed};
+pub use cuda::{Cuda, CudaDriver};
 pub use driver::{Driver, Stream};
 pub use emulator::Emulator;
 pub use event::Event;

@@ -1,0 +1,122 @@
+//! The functions of the CUDA driver, through any crate that binds them.
+//!
+//! [`cuda_functions`] lists them once. The trait [`Binding`] and its implementations follow from the list: through
+//! `cudarc` here, through another crate in a program.
+
+use cudarc::driver::sys;
+use std::ffi::{c_char, c_void};
+use std::fmt::Debug;
+
+/// Passes the functions that [`CudaDriver`](crate::device::CudaDriver) calls to the macro `$then`, after `$first`.
+///
+/// Handles are pointers, enums and statuses are numbers. `c_char` and `c_void` must be in scope.
+#[macro_export]
+macro_rules! cuda_functions {
+    ($then:ident $($first:tt)*) => { $then! { $($first)*
+        cuCtxPopCurrent_v2(context: *mut *mut c_void);
+        cuCtxPushCurrent_v2(context: *mut c_void);
+        cuCtxSynchronize();
+        cuDeviceGet(device: *mut i32, index: i32);
+        cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32);
+        cuDeviceGetCount(count: *mut i32);
+        cuDeviceGetName(name: *mut c_char, length: i32, device: i32);
+        cuDevicePrimaryCtxRelease_v2(device: i32);
+        cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32);
+        cuDriverGetVersion(version: *mut i32);
+        cuEventCreate(event: *mut *mut c_void, flags: u32);
+        cuEventDestroy_v2(event: *mut c_void);
+        cuEventElapsedTime(milliseconds: *mut f32, start: *mut c_void, end: *mut c_void);
+        cuEventRecord(event: *mut c_void, stream: *mut c_void);
+        cuEventSynchronize(event: *mut c_void);
+        cuFuncSetAttribute(function: *mut c_void, attribute: u32, value: i32);
+        cuGetErrorString(status: u32, text: *mut *const c_char);
+        cuInit(flags: u32);
+        cuLaunchKernel(
+            function: *mut c_void, grid_x: u32, grid_y: u32, grid_z: u32,
+            block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
+            stream: *mut c_void, parameters: *mut *mut c_void, extra: *mut *mut c_void
+        );
+        cuMemAllocFromPoolAsync(
+            address: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void
+        );
+        cuMemAlloc_v2(address: *mut u64, bytes: usize);
+        cuMemFreeAsync(address: u64, stream: *mut c_void);
+        cuMemFree_v2(address: u64);
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuMemPoolCreate(pool: *mut *mut c_void, properties: *const c_void);
+        cuMemPoolDestroy(pool: *mut c_void);
+        cuMemPoolSetAttribute(pool: *mut c_void, attribute: u32, value: *mut c_void);
+        cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
+        cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
+        cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
+        cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
+        cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
+        cuModuleLoadDataEx(
+            module: *mut *mut c_void, image: *const c_void, options: u32,
+            keys: *mut u32, values: *mut *mut c_void
+        );
+        cuModuleUnload(module: *mut c_void);
+        cuStreamSynchronize(stream: *mut c_void);
+    }};
+}
+
+macro_rules! declare {
+    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
+        /// The functions of the CUDA driver, as a crate binds them.
+        #[expect(non_snake_case, clippy::too_many_arguments, reason = "the driver's own")]
+        pub trait Binding: Debug + Send + Sync + 'static {
+            /// Whether the driver library is there; no other function may be called before.
+            ///
+            /// # Errors
+            /// Says why it cannot be opened.
+            fn library() -> Result<(), String>;
+
+            $(
+                /// The driver's function of this name, which returns its status.
+                ///
+                /// # Safety
+                /// What the driver's documentation asks for.
+                unsafe fn $name($($argument: $type),*) -> u32;
+            )*
+        }
+    };
+}
+
+cuda_functions!(declare);
+
+/// Implements the functions of a [`Binding`] by the functions of the same names in the module `$bindings`.
+#[macro_export]
+macro_rules! bind_cuda_functions {
+    ($bindings:ident $($name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        unsafe fn $name($($argument: $type),*) -> u32 {
+            // SAFETY: the caller's word; both declare one C function, in types of other names.
+            unsafe { $bindings::$name($($crate::device::passed($argument)),*) as u32 }
+        }
+    )*};
+}
+
+/// An argument in a binding's own type: a pointer to another name of its type, or an enum in place of its number.
+///
+/// # Safety
+/// `To` has this value.
+pub unsafe fn passed<From, To>(argument: From) -> To {
+    const { assert!(size_of::<From>() == size_of::<To>()) };
+    // SAFETY: the sizes agree; the rest is the caller's word.
+    unsafe { std::mem::transmute_copy(&argument) }
+}
+
+/// The functions of the crate `cudarc`, which opens the driver library when the first is called.
+#[derive(Debug)]
+pub struct Cudarc;
+
+impl Binding for Cudarc {
+    fn library() -> Result<(), String> {
+        // SAFETY: the driver library may be loaded at any time, from any thread.
+        match unsafe { sys::is_culib_present() } {
+            true => Ok(()),
+            false => Err("libcuda was not found".to_owned()),
+        }
+    }
+
+    cuda_functions!(bind_cuda_functions sys);
+}
