@@ -216,6 +216,17 @@ pub enum Check {
     Off,
 }
 
+impl Check {
+    /// Most rows to compare.
+    pub fn rows(self) -> usize {
+        match self {
+            Check::Sample => 256,
+            Check::Full => usize::MAX,
+            Check::Off => 0,
+        }
+    }
+}
+
 /// A [`Dtype`] on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ElementType {
@@ -254,32 +265,27 @@ impl FromStr for DeviceName {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "auto" => Ok(DeviceName::Auto),
-            "cuda" => Ok(DeviceName::Cuda(0)),
-            "cpu" => Ok(DeviceName::Cpu),
-            "emulator" => Ok(DeviceName::Emulator(Class::Sm80)),
-            _ => with_index(name)
-                .or_else(|| with_class(name))
-                .ok_or_else(|| {
-                    let classes = Class::ALL.iter().map(|class| class.name());
-                    let classes = Vec::from_iter(classes).join(", emulator:");
-                    format!("it must be auto, cuda, cuda:0, cuda:1, ..., cpu, emulator, emulator:{classes}")
-                }),
-        }
+        let (kind, which) = match name.split_once(':') {
+            Some((kind, which)) => (kind, Some(which)),
+            None => (name, None),
+        };
+        let device = match (kind, which) {
+            ("auto", None) => Some(DeviceName::Auto),
+            ("cpu", None) => Some(DeviceName::Cpu),
+            ("cuda", None) => Some(DeviceName::Cuda(0)),
+            ("cuda", Some(index)) => index.parse().ok().map(DeviceName::Cuda),
+            ("emulator", None) => Some(DeviceName::Emulator(Class::Sm80)),
+            ("emulator", Some(class)) => {
+                let mut classes = Class::ALL.iter().copied();
+                let class = classes.find(|known| known.name() == class);
+                class.map(DeviceName::Emulator)
+            }
+            _ => None,
+        };
+        device.ok_or_else(|| {
+            let classes = Class::ALL.iter().map(|class| class.name());
+            let classes = Vec::from_iter(classes).join(", emulator:");
+            format!("it must be auto, cuda, cuda:0, cuda:1, ..., cpu, emulator, emulator:{classes}")
+        })
     }
-}
-
-/// `cuda:I`.
-fn with_index(name: &str) -> Option<DeviceName> {
-    let index = name.strip_prefix("cuda:")?;
-    index.parse().ok().map(DeviceName::Cuda)
-}
-
-/// `emulator:CLASS`.
-fn with_class(name: &str) -> Option<DeviceName> {
-    let name = name.strip_prefix("emulator:")?;
-    let mut classes = Class::ALL.iter();
-    let class = classes.find(|class| class.name() == name)?;
-    Some(DeviceName::Emulator(*class))
 }

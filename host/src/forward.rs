@@ -1,22 +1,19 @@
 //! `attention`: attention, measured and checked.
 
-use crate::args::{Args, Check};
+use crate::args::Args;
 use crate::choice::{self, Choice};
 use crate::device;
 use crate::inputs::{Inputs, Source};
-use crate::measure::{self, Repeat};
+use crate::measure;
 use crate::memory::poisoned;
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::report::{self, Call, Checked, Outcome};
+use crate::report::{Call, Checked, Report};
 use anyhow::Result;
-use attention::check::{self, Forward, Report};
+use attention::check::{Forward, check, sample_rows};
 use attention::{Device, Dtype, Element, Problem, Strided, Tensor, bf16, f16};
 use serde::Serialize;
 use std::fmt;
-
-/// Rows that `--check sample` compares.
-const SAMPLE: usize = 256;
 
 /// An attention call: what was computed, and how it was divided.
 #[derive(Serialize)]
@@ -64,16 +61,6 @@ impl Call for ForwardCall {
     }
 }
 
-impl From<Report> for Checked {
-    fn from(report: Report) -> Self {
-        Checked {
-            rows: report.rows,
-            worst: report.o,
-            passed: report.passed(),
-        }
-    }
-}
-
 /// Whether all checks passed.
 pub fn run(args: &Args) -> Result<bool> {
     let source = Source::open(args)?;
@@ -111,26 +98,17 @@ fn compute<T: Element>(
     let k = Tensor::new(device, problem.kv_shape(), &inputs.k)?;
     let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
 
-    let mut outcomes = Vec::new();
+    let mut report = Report::new(&args.run, device, &progress);
     for choice in choices {
         let Choice { name, call, .. } = choice;
         let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
         let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
-        let times = measure::times(
-            device,
-            Repeat::new(&args.run, device),
-            &progress,
-            name,
-            || call.forward_into(&q, &k, &v, &mut o, &mut lse),
-        )?;
+        let times = measure::times(&args.run, device, &progress, name, || {
+            call.forward_into(&q, &k, &v, &mut o, &mut lse)
+        })?;
         let (o, lse) = (o.to_vec()?, lse.to_vec()?);
 
         progress.stage(&format!("checking {name}"));
-        let rows = match args.run.check {
-            Check::Off => None,
-            Check::Full => Some(check::all_rows(&problem)),
-            Check::Sample => Some(check::sample_rows(&problem, SAMPLE, args.run.seed)),
-        };
         let forward = Forward {
             problem: &problem,
             q: Strided::contiguous(&inputs.q, problem.q_shape()),
@@ -140,33 +118,28 @@ fn compute<T: Element>(
             lse: &lse,
             acc: choice.acc,
         };
-        let checked = rows.map(|rows| check::check(&forward, &rows));
-        let counters = args.run.counters.then(|| device.counters());
-        let outcome = Outcome::new(
-            device,
-            name,
-            ForwardCall {
-                splits: choice.splits,
-                dtype: T::DTYPE.name(),
-                problem,
-            },
-            &times,
-            checked.map(Into::into),
-            counters,
-        );
-        if args.run.json {
-            progress.suspend(|| report::json_line(&outcome))?;
-        }
-        if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
-            progress.suspend(|| eprintln!("{name} is wrong: {wrong}"));
-        } else if let Some(output) = &output {
+        let checked = match args.run.check.rows() {
+            0 => None,
+            count => {
+                let rows = sample_rows(&problem, count, args.run.seed);
+                let found = check(&forward, &rows);
+                Some(Checked {
+                    rows: found.rows,
+                    worst: found.o,
+                    failure: (!found.passed()).then(|| found.to_string()),
+                })
+            }
+        };
+        let call = ForwardCall {
+            splits: choice.splits,
+            dtype: T::DTYPE.name(),
+            problem,
+        };
+        if report.add(name, call, &times, checked)?
+            && let Some(output) = &output
+        {
             output.write(&problem, &o, &lse)?;
         }
-        outcomes.push(outcome);
     }
-    progress.finish();
-    if !args.run.json {
-        report::table(&outcomes)?;
-    }
-    Ok(!outcomes.iter().any(Outcome::is_wrong))
+    Ok(report.finish()?)
 }

@@ -1,11 +1,11 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use crate::args::{Check, ElementType, Run, one_of, whole};
+use crate::args::{ElementType, Run, one_of, whole};
 use crate::device;
-use crate::measure::{self, Repeat};
+use crate::measure;
 use crate::memory::{expect_free, poisoned};
 use crate::progress::Progress;
-use crate::report::{self, Call, Checked, Outcome};
+use crate::report::{Call, Checked, Report};
 use anyhow::{Result, ensure};
 use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
@@ -15,11 +15,10 @@ use attention::{
     random,
 };
 use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
+use kernels::catalog::KERNELS;
 use serde::Serialize;
 use std::fmt;
-
-/// Rows and columns that `--check sample` compares where they cross.
-const SAMPLE: usize = 256;
+use std::ops::RangeInclusive;
 
 /// What to multiply, and with which kernels.
 #[derive(Debug, clap::Args)]
@@ -46,11 +45,25 @@ pub struct GemmArgs {
     /// that fits the device; one of these two names; or the name of a kernel from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     kernel: String,
-    /// Tiles of A and B in shared memory, 3 to 5 [default: the best number]
-    #[arg(long, value_name = "COUNT", value_parser = whole(3..=5_u32))]
+    #[arg(long, value_name = "COUNT", value_parser = whole(all_stages()))]
+    #[arg(help = format!(
+        "Tiles of A and B in shared memory, {} to {} [default: the best number]",
+        all_stages().start(),
+        all_stages().end()
+    ))]
     stages: Option<u32>,
     #[command(flatten)]
     run: Run,
+}
+
+/// The numbers of tiles in shared memory that kernels have.
+fn all_stages() -> RangeInclusive<u32> {
+    let kernels = KERNELS.iter().filter_map(|kernel| kernel.gemm());
+    let stages = kernels
+        .map(|gemm| gemm.tile.stages)
+        .filter(|&stages| stages > 0);
+    let least = stages.clone().min().expect("a kernel with stages");
+    least..=stages.max().unwrap_or(least)
 }
 
 /// A matrix product in the report.
@@ -140,11 +153,10 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         Tensor::new(device, problem.a_shape(), &a)?,
         Tensor::new(device, problem.b_shape(), &b)?,
     ];
-    let mut outcomes = Vec::new();
+    let mut report = Report::new(&args.run, device, &progress);
     for (name, call) in &calls {
         let mut c = poisoned(device, problem.c_shape(), T::from_f32(f32::NAN))?;
-        let repeat = Repeat::new(&args.run, device);
-        let times = measure::times(device, repeat, &progress, name, || {
+        let times = measure::times(&args.run, device, &progress, name, || {
             call.forward_into(&on_device[0], &on_device[1], &mut c)
         })?;
         let c = c.to_vec()?;
@@ -157,46 +169,26 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
             b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
             c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
         };
-        let count = match args.run.check {
-            Check::Off => 0,
-            Check::Sample => SAMPLE,
-            Check::Full => usize::MAX,
-        };
+        let count = args.run.check.rows();
         let rows = sample(problem.m, count, args.run.seed);
         let columns = sample(problem.n, count, args.run.seed + 1);
-        let checked = match count {
+        let worst = match count {
             0 => None,
             _ => check(&product, &rows, &columns),
         };
-        let outcome = Outcome::new(
-            device,
-            name,
-            GemmCall {
-                dtype: T::DTYPE.name(),
-                acc: args.acc.name(),
-                problem: *problem,
-            },
-            &times,
-            checked.map(|worst| Checked {
-                rows: rows.len(),
-                worst,
-                passed: worst.passed(),
-            }),
-            args.run.counters.then(|| device.counters()),
-        );
-        if args.run.json {
-            progress.suspend(|| report::json_line(&outcome))?;
-        }
-        if let Some(wrong) = checked.filter(|checked| !checked.passed()) {
-            progress.suspend(|| eprintln!("{name} is wrong: {}", element(&wrong)));
-        }
-        outcomes.push(outcome);
+        let checked = worst.map(|worst| Checked {
+            rows: rows.len(),
+            worst,
+            failure: (!worst.passed()).then(|| element(&worst)),
+        });
+        let call = GemmCall {
+            dtype: T::DTYPE.name(),
+            acc: args.acc.name(),
+            problem: *problem,
+        };
+        report.add(name, call, &times, checked)?;
     }
-    progress.finish();
-    if !args.run.json {
-        report::table(&outcomes)?;
-    }
-    Ok(!outcomes.iter().any(Outcome::is_wrong))
+    Ok(report.finish()?)
 }
 
 fn element(wrong: &Comparison) -> String {

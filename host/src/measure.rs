@@ -9,59 +9,41 @@ use std::time::{Duration, Instant};
 /// time while the call before runs.
 const QUEUED: usize = 32;
 
-/// How often to repeat.
-#[derive(Clone, Copy, Debug)]
-pub struct Repeat {
-    warmup: Count,
-    iters: Count,
-    queued: usize,
-}
-
 /// A number of calls, and the time after which no new one starts.
-#[derive(Clone, Copy, Debug)]
 struct Count {
     calls: usize,
     limit: Duration,
 }
 
-impl Repeat {
-    /// The given numbers of calls. By default the CPU stops early, because a call may take seconds, and
-    /// the emulator makes a single call, because its time says nothing about the kernel.
-    pub fn new(run: &Run, device: &Device) -> Self {
-        let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
-            calls: given.unwrap_or(if device.is_emulator() {
-                emulator
-            } else {
-                default
-            }),
-            limit: match given {
-                None if device.is_cpu() => cpu_limit,
-                _ => Duration::MAX,
-            },
-        };
-        let on_gpu = !device.is_cpu() && !device.is_emulator();
-        Repeat {
-            warmup: count(run.warmup, 5, 0, Duration::from_millis(500)),
-            iters: count(run.iters, 20, 1, Duration::from_millis(1500)),
-            queued: if on_gpu { QUEUED } else { 1 },
-        }
-    }
-}
-
-/// The device's time for each call after the warm-up; at least one call.
+/// The device's time for each call after the warm-up; at least one call. By default the CPU stops early,
+/// because a call may take seconds, and the emulator makes a single call, because its time says nothing
+/// about the kernel.
 pub fn times(
+    run: &Run,
     device: &Device,
-    repeat: Repeat,
     progress: &Progress,
     name: &str,
     mut call: impl FnMut() -> Result<()>,
 ) -> Result<Vec<Duration>> {
-    let mut run = |stage: String, count: Count| {
+    let on_gpu = !device.is_cpu() && !device.is_emulator();
+    let queued = if on_gpu { QUEUED } else { 1 };
+    let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
+        calls: given.unwrap_or(if device.is_emulator() {
+            emulator
+        } else {
+            default
+        }),
+        limit: match given {
+            None if device.is_cpu() => Duration::from_millis(cpu_limit),
+            _ => Duration::MAX,
+        },
+    };
+    let mut repeat = |stage: String, count: Count| {
         progress.steps(&stage, count.calls);
         let start = Instant::now();
         let mut times = Vec::new();
         while times.len() < count.calls && (times.is_empty() || start.elapsed() < count.limit) {
-            let events = (0..repeat.queued.min(count.calls - times.len()))
+            let events = (0..queued.min(count.calls - times.len()))
                 .map(|_| {
                     let start = device.event()?;
                     call()?;
@@ -75,8 +57,8 @@ pub fn times(
         }
         Ok(times)
     };
-    run(format!("warming up {name}"), repeat.warmup)?;
-    run(format!("timing {name}"), repeat.iters)
+    repeat(format!("warming up {name}"), count(run.warmup, 5, 0, 500))?;
+    repeat(format!("timing {name}"), count(run.iters, 20, 1, 1500))
 }
 
 /// The time in the middle, or the mean of the two in the middle.

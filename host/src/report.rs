@@ -1,10 +1,11 @@
 //! What the command prints on standard output.
 
+use crate::args::Run;
 use crate::counters::Summary;
 use crate::measure::median;
+use crate::progress::Progress;
 use attention::Device;
 use attention::check::Comparison;
-use attention::emulator::Counters;
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::kernel;
 use comfy_table::{CellAlignment, Table, presets};
@@ -28,19 +29,18 @@ pub trait Call: Display + Serialize {
 }
 
 /// What the check of a result found.
-#[derive(Clone, Copy)]
 pub struct Checked {
     /// Rows compared.
     pub rows: usize,
     /// The element with the largest error.
     pub worst: Comparison,
-    /// Whether all were within tolerance.
-    pub passed: bool,
+    /// What is wrong, if anything is.
+    pub failure: Option<String>,
 }
 
 /// Time and correctness of one kernel; serialised, a `--json` line.
 #[derive(Serialize)]
-pub struct Outcome<C> {
+struct Outcome<C> {
     device: String,
     kernel: String,
     #[serde(flatten)]
@@ -59,50 +59,82 @@ pub struct Outcome<C> {
     rows: Option<usize>,
 }
 
-impl<C: Call> Outcome<C> {
+/// The outcomes of one problem: printed as JSON one by one, or as a table at the end.
+pub struct Report<'a, C> {
+    run: &'a Run,
+    device: &'a Device,
+    progress: &'a Progress,
+    outcomes: Vec<Outcome<C>>,
+}
+
+impl<'a, C: Call> Report<'a, C> {
+    pub fn new(run: &'a Run, device: &'a Device, progress: &'a Progress) -> Self {
+        Report {
+            run,
+            device,
+            progress,
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// Adds a kernel's outcome; whether its result is not known to be wrong.
+    ///
     /// # Panics
     /// If `times` is empty.
-    pub fn new(
-        device: &Device,
+    pub fn add(
+        &mut self,
         kernel: &str,
         call: C,
         times: &[Duration],
         checked: Option<Checked>,
-        counters: Option<Vec<(&'static str, Counters)>>,
-    ) -> Self {
+    ) -> io::Result<bool> {
+        let checked = checked.as_ref();
+        let failure = checked.and_then(|checked| checked.failure.as_ref());
         let median = median(times).as_secs_f64();
         let min = times.iter().min().expect("at least one timed call");
-        Outcome {
-            device: device.name().to_owned(),
+        let outcome = Outcome {
+            device: self.device.name().to_owned(),
             kernel: kernel.to_owned(),
             median_ms: median * 1e3,
             min_ms: min.as_secs_f64() * 1e3,
-            tflops: (!device.is_emulator()).then(|| call.flops() / median / 1e12),
+            tflops: (!self.device.is_emulator()).then(|| call.flops() / median / 1e12),
             max_abs_err: checked.map(|checked| checked.worst.max_abs_err),
             tolerance: checked.map(|checked| checked.worst.tolerance),
-            passed: checked.map(|checked| checked.passed),
-            counters: counters.map(|launches| {
-                let summary = |(kernel, counters)| Summary::new(kernel, &counters);
-                launches.into_iter().map(summary).collect()
+            passed: checked.map(|_| failure.is_none()),
+            counters: self.run.counters.then(|| {
+                let launches = self.device.counters().into_iter();
+                let summary = |(kernel, counters)| Summary { kernel, counters };
+                launches.map(summary).collect()
             }),
             rows: checked.map(|checked| checked.rows),
             call,
+        };
+        self.progress.suspend(|| {
+            if self.run.json {
+                print(serde_json::to_string(&outcome)?)?;
+            }
+            if let Some(failure) = failure {
+                eprintln!("{kernel} is wrong: {failure}");
+            }
+            io::Result::Ok(())
+        })?;
+        self.outcomes.push(outcome);
+        Ok(failure.is_none())
+    }
+
+    /// Prints the table, if that is wanted; whether no result is known to be wrong.
+    pub fn finish(self) -> io::Result<bool> {
+        self.progress.finish();
+        if !self.run.json {
+            table(&self.outcomes)?;
         }
+        let mut outcomes = self.outcomes.iter();
+        Ok(outcomes.all(|outcome| outcome.passed != Some(false)))
     }
-
-    /// Whether the check found the result wrong.
-    pub fn is_wrong(&self) -> bool {
-        self.passed == Some(false)
-    }
-}
-
-/// Prints one JSON object.
-pub fn json_line(outcome: &Outcome<impl Call>) -> io::Result<()> {
-    print(serde_json::to_string(outcome)?)
 }
 
 /// Prints the outcomes of one problem.
-pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
+fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     let Some(first) = outcomes.first() else {
         return Ok(());
     };
@@ -117,8 +149,7 @@ pub fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
         &checked,
     ]
     .concat();
-    let numbers: Vec<usize> = (1..header.len() - 1).collect();
-    let mut table = empty_table(&header, &numbers);
+    let mut table = empty_table(&header, 1..header.len() - 1);
     for outcome in outcomes {
         let error =
             |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
@@ -170,7 +201,7 @@ pub fn list_kernels() -> io::Result<()> {
             "stages",
             "shared bytes",
         ],
-        &[3, 5, 6, 7, 8, 9],
+        [3, 5, 6, 7, 8, 9],
     );
     for kernel in KERNELS.iter() {
         let none = || ["-"; 5].map(str::to_owned);
@@ -215,7 +246,7 @@ pub fn list_kernels() -> io::Result<()> {
 /// Prints the kernels of the ladder.
 fn list_ladder() -> io::Result<()> {
     let header = ["ladder", "dim up to", "options", "what it shows"];
-    let mut table = empty_table(&header, &[1]);
+    let mut table = empty_table(&header, [1]);
     for rung in Rung::ALL {
         table.add_row([
             rung.name(),
@@ -231,7 +262,7 @@ fn list_ladder() -> io::Result<()> {
 
 /// Prints the families of kernels for matrix products.
 fn list_gemm() -> io::Result<()> {
-    let mut table = empty_table(&["gemm", "options", "what it shows"], &[]);
+    let mut table = empty_table(&["gemm", "options", "what it shows"], []);
     for (name, options, lesson) in [
         (
             SIMPLE,
@@ -250,12 +281,13 @@ fn list_gemm() -> io::Result<()> {
     print("the subcommand gemm runs these: gemm --kernel NAME")
 }
 
-pub fn empty_table(header: &[&str], numbers: &[usize]) -> Table {
+/// A table whose columns `numbers` are aligned to the right.
+pub fn empty_table(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::UTF8_FULL_CONDENSED)
         .set_header(header);
-    for &column in numbers {
+    for column in numbers {
         let column = table.column_mut(column).expect("a column of the header");
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -272,9 +304,11 @@ pub fn print(line: impl Display) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Call, Checked, Outcome};
+    use super::{Call, Checked, Progress, Report};
+    use crate::args::Args;
     use attention::Device;
     use attention::check::Comparison;
+    use clap::Parser;
     use serde::Serialize;
     use serde_json::{Value, json};
     use std::fmt;
@@ -303,7 +337,8 @@ mod tests {
         }
     }
 
-    fn outcome(max_abs_err: f64) -> Outcome<Sum> {
+    /// A `--json` line for a result with this error, and whether it was taken for right.
+    fn outcome(max_abs_err: f64) -> (Value, bool) {
         let worst = Comparison {
             max_abs_err,
             tolerance: 1.0,
@@ -314,31 +349,35 @@ mod tests {
         let checked = Checked {
             rows: 1,
             worst,
-            passed: worst.passed(),
+            failure: (!worst.passed()).then(|| worst.to_string()),
         };
         let times = [1, 2, 6].map(Duration::from_millis);
         let call = Sum { terms: 16_000_000 };
-        Outcome::new(&Device::cpu(), "cpu", call, &times, Some(checked), None)
-    }
-
-    fn json(outcome: &Outcome<Sum>) -> Value {
-        serde_json::to_value(outcome).expect("serialisable")
+        let (args, device, progress) = (
+            Args::parse_from(["attention"]),
+            Device::cpu(),
+            Progress::start(),
+        );
+        let mut report = Report::new(&args.run, &device, &progress);
+        let right = report.add("cpu", call, &times, Some(checked));
+        let json = serde_json::to_value(&report.outcomes[0]).expect("serialisable");
+        (json, right.expect("nothing to print"))
     }
 
     #[test]
     fn a_wrong_result_is_a_failure() {
-        assert!(!outcome(0.5).is_wrong());
-        assert_eq!(json(&outcome(0.5))["passed"], true);
+        let (json, right) = outcome(0.5);
+        assert!(right && json["passed"] == true);
         for error in [1.5, f64::INFINITY] {
-            assert!(outcome(error).is_wrong());
-            assert_eq!(json(&outcome(error))["passed"], false);
+            let (json, right) = outcome(error);
+            assert!(!right && json["passed"] == false);
         }
-        assert_eq!(json(&outcome(f64::INFINITY))["max_abs_err"], Value::Null);
+        assert_eq!(outcome(f64::INFINITY).0["max_abs_err"], Value::Null);
     }
 
     #[test]
     fn the_rate_is_that_of_the_median() {
-        let json = json(&outcome(0.0));
+        let (json, _) = outcome(0.0);
         assert_eq!(
             (&json["median_ms"], &json["min_ms"], &json["terms"]),
             (&json!(2.0), &json!(1.0), &json!(16_000_000))

@@ -198,3 +198,27 @@ fn a_file_can_be_converted() {
     assert_eq!(objects[0]["dtype"], "bf16");
     assert_eq!(objects[0]["passed"], true);
 }
+
+/// What f16 would round away is in the result.
+#[test]
+fn the_cpu_computes_in_f32() {
+    const MORE: f32 = 1e-4;
+    let folder = folder();
+    let input = write_even_weights(&folder, Dtype::F32, |x| x + MORE);
+    let output = folder.path().join("result.safetensors");
+    let objects = json(&format!(
+        "--dtype f32 --check full --input {} --output {}",
+        input.display(),
+        output.display()
+    ));
+    assert_eq!(objects[0]["dtype"], "f32");
+    assert_eq!(objects[0]["passed"], true);
+
+    let bytes = fs::read(output).expect("an output file");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let o = file.tensor("o").expect("o");
+    assert_eq!((o.dtype(), o.shape()), (Dtype::F32, &[1, 2, 3, 8][..]));
+    for o in bytemuck::pod_collect_to_vec::<u8, f32>(o.data()) {
+        assert!((o - 1.5 - MORE).abs() < 1e-6, "{o}");
+    }
+}
