@@ -26,13 +26,7 @@ pub fn bf16x2(lo: f32, hi: f32) -> u32 {
     packed
 }
 
-/// The f16 that `bits` stand for.
-#[inline(always)]
-pub fn f16(bits: u16) -> f32 {
-    let wide: f32;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack));
-    }
-    wide
+arithmetic! {
+    /// The f16 that `bits` stand for.
+    f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
 }

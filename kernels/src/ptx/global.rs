@@ -5,32 +5,21 @@
 
 use core::arch::asm;
 
-/// Reads 2 bytes.
-///
-/// # Safety
-/// `address` is 2-byte aligned and readable.
-#[inline(always)]
-pub unsafe fn load_u16(address: u64) -> u16 {
-    let value: u16;
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("ld.global.b16 {}, [{}];", out(reg16) value, in(reg64) address, options(nostack));
-    }
-    value
-}
+loads! {
+    u64 in reg64, "# Safety
+`address` is a multiple of the value's bytes, which are readable.";
 
-/// Reads 4 bytes.
-///
-/// # Safety
-/// `address` is 4-byte aligned and readable.
-#[inline(always)]
-pub unsafe fn load_u32(address: u64) -> u32 {
-    let value: u32;
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("ld.global.b32 {}, [{}];", out(reg32) value, in(reg64) address, options(nostack));
-    }
-    value
+    /// Reads 2 bytes.
+    load_u16 = "ld.global.b16 {}, [{}];" (a: u16 in reg16);
+
+    /// Reads 4 bytes.
+    load_u32 = "ld.global.b32 {}, [{}];" (a: u32 in reg32);
+
+    /// Reads two f32.
+    load_f32x2 = "ld.global.v2.b32 {{{}, {}}}, [{}];" [a b: f32 in reg32; 2];
+
+    /// Reads four f32.
+    load_f32x4 = "ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];" [a b c d: f32 in reg32; 4];
 }
 
 /// Reads an f32.
@@ -43,46 +32,27 @@ pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(unsafe { load_u32(address) })
 }
 
-/// Reads two f32.
-///
-/// # Safety
-/// `address` is 8-byte aligned and readable.
-#[inline(always)]
-pub unsafe fn load_f32x2(address: u64) -> [f32; 2] {
-    let (a, b): (f32, f32);
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("ld.global.v2.b32 {{{}, {}}}, [{}];", out(reg32) a, out(reg32) b,
-            in(reg64) address, options(nostack));
-    }
-    [a, b]
-}
+stores! {
+    u64 in reg64, "# Safety
+`address` is a multiple of the value's bytes, which are writable by this thread alone.";
 
-/// Reads four f32.
-///
-/// # Safety
-/// `address` is 16-byte aligned and readable.
-#[inline(always)]
-pub unsafe fn load_f32x4(address: u64) -> [f32; 4] {
-    let (a, b, c, d): (f32, f32, f32, f32);
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];", out(reg32) a, out(reg32) b,
-            out(reg32) c, out(reg32) d, in(reg64) address, options(nostack));
-    }
-    [a, b, c, d]
-}
+    /// Writes 2 bytes.
+    store_u16 = "st.global.b16 [{}], {};" (a: u16 in reg16);
 
-/// Writes 2 bytes.
-///
-/// # Safety
-/// `address` is 2-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_u16(address: u64, value: u16) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.b16 [{}], {};", in(reg64) address, in(reg16) value, options(nostack));
-    }
+    /// Writes 4 bytes.
+    store_u32 = "st.global.b32 [{}], {};" (a: u32 in reg32);
+
+    /// Writes an f32.
+    store_f32 = "st.global.b32 [{}], {};" (a: f32 in reg32);
+
+    /// Writes two f32.
+    store_f32x2 = "st.global.v2.b32 [{}], {{{}, {}}};" [a b: f32 in reg32; 2];
+
+    /// Writes 8 bytes.
+    store_u32x2 = "st.global.v2.b32 [{}], {{{}, {}}};" [a b: u32 in reg32; 2];
+
+    /// Writes 16 bytes.
+    store_u32x4 = "st.global.v4.b32 [{}], {{{}, {}, {}, {}}};" [a b c d: u32 in reg32; 4];
 }
 
 /// Writes the first `count` 16-bit elements of `pairs`, one at a time, the lower half of each pair first.
@@ -97,69 +67,5 @@ pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N], coun
             // SAFETY: the addresses are the caller's promise.
             unsafe { store_u16(address + 2 * u64::from(i), element as u16) }
         }
-    }
-}
-
-/// Writes 4 bytes.
-///
-/// # Safety
-/// `address` is 4-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_u32(address: u64, value: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
-    }
-}
-
-/// Writes an f32.
-///
-/// # Safety
-/// `address` is 4-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_f32(address: u64, value: f32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.b32 [{}], {};", in(reg64) address, in(reg32) value, options(nostack));
-    }
-}
-
-/// Writes two f32.
-///
-/// # Safety
-/// `address` is 8-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_f32x2(address: u64, [a, b]: [f32; 2]) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) a, in(reg32) b,
-            options(nostack));
-    }
-}
-
-/// Writes 8 bytes.
-///
-/// # Safety
-/// `address` is 8-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_u32x2(address: u64, [a, b]: [u32; 2]) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.v2.b32 [{}], {{{}, {}}};", in(reg64) address, in(reg32) a, in(reg32) b,
-            options(nostack));
-    }
-}
-
-/// Writes 16 bytes.
-///
-/// # Safety
-/// `address` is 16-byte aligned and writable, by this thread alone.
-#[inline(always)]
-pub unsafe fn store_u32x4(address: u64, value: [u32; 4]) {
-    let [a, b, c, d] = value;
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) address,
-            in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
     }
 }

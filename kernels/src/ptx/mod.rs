@@ -6,6 +6,9 @@
 //! (`math`, `convert`) is, which the compiler may move freely. The build turns off the passes that
 //! duplicate blocks, and counts the collective instructions of the result.
 
+#[macro_use]
+mod define;
+
 pub mod barrier;
 pub mod bulk;
 pub mod convert;
