@@ -5,17 +5,27 @@
 //! when its thread waits for that.
 
 use crate::clocks::Knowledge;
+use crate::counters::Tally;
 use crate::error::{Rule, Violation};
 use crate::mbarrier::Mbarriers;
 use crate::memory::Global;
 use crate::shared::{Accessor, BULK_ALIGNMENT, Shared};
+use crate::tensor_map::{CHUNK, TensorMap};
+
+/// What a copy reads or writes in global memory.
+pub(crate) enum Place {
+    /// Adjacent bytes, from an address on.
+    Bytes(u64),
+    /// A box of a tensor, at coordinates.
+    Box(Box<TensorMap>, [i32; 5]),
+}
 
 /// A copy to shared memory that has not landed.
 pub(crate) struct Load {
     /// Number of the mbarrier that counts its bytes.
     pub mbarrier: usize,
     pub to: u32,
-    pub from: u64,
+    pub from: Place,
     pub bytes: u32,
     /// The thread that started it, as warp and lane.
     pub thread: (usize, u32),
@@ -29,7 +39,7 @@ pub(crate) struct Store {
     /// The group of its thread, counted from 0.
     pub group: u32,
     pub from: u32,
-    pub to: u64,
+    pub to: Place,
     pub bytes: u32,
     pub line: u32,
     /// The source, once read.
@@ -112,15 +122,81 @@ impl BulkCopies {
     }
 }
 
-/// The bytes of a load.
+/// The bytes of a load, as they lie in shared memory.
 pub(crate) fn fetch(global: &Global, load: &Load) -> Result<Vec<u8>, Box<Violation>> {
+    let lane = load.thread.1;
     let mut bytes = vec![0; load.bytes as usize];
-    global.read(load.thread.1, load.from, BULK_ALIGNMENT, &mut bytes)?;
+    match &load.from {
+        Place::Bytes(address) => global.read(lane, *address, BULK_ALIGNMENT, &mut bytes)?,
+        Place::Box(map, coordinates) => {
+            for (start, part) in map.rows(*coordinates) {
+                if let Some(part) = part {
+                    let to = &mut bytes[(start + part.offset) as usize..][..part.bytes as usize];
+                    global.read(lane, part.address, map.element_bytes, to)?;
+                }
+            }
+            for (from, to) in map.swizzled_chunks(load.to) {
+                // Two chunks that change places, once.
+                if from < to {
+                    let (head, tail) = bytes.split_at_mut(to);
+                    head[from..from + CHUNK].swap_with_slice(&mut tail[..CHUNK]);
+                }
+            }
+        }
+    }
     Ok(bytes)
+}
+
+/// Checks that the destination of a store may be written.
+pub(crate) fn check_destination(global: &Global, store: &Store) -> Result<(), Box<Violation>> {
+    let lane = store.thread.1;
+    match &store.to {
+        Place::Bytes(address) => {
+            global.writable(lane, *address, BULK_ALIGNMENT, store.bytes as usize)?;
+        }
+        Place::Box(map, coordinates) => {
+            for part in map.rows(*coordinates).filter_map(|(_, part)| part) {
+                let (element, bytes) = (map.element_bytes, part.bytes as usize);
+                global.writable(lane, part.address, element, bytes)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Writes the destination of a store that has read its source.
 fn write(global: &Global, store: &Store) -> Result<(), Box<Violation>> {
     let bytes = store.read.as_ref().expect("it was read first");
-    global.write(store.thread.1, store.to, BULK_ALIGNMENT, bytes)
+    let lane = store.thread.1;
+    match &store.to {
+        Place::Bytes(address) => global.write(lane, *address, BULK_ALIGNMENT, bytes),
+        Place::Box(map, coordinates) => {
+            let mut rows = bytes.clone();
+            for (to, from) in map.swizzled_chunks(store.from) {
+                rows[to..to + CHUNK].copy_from_slice(&bytes[from..from + CHUNK]);
+            }
+            for (start, part) in map.rows(*coordinates) {
+                if let Some(part) = part {
+                    let from = &rows[(start + part.offset) as usize..][..part.bytes as usize];
+                    global.write(lane, part.address, map.element_bytes, from)?;
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+impl Place {
+    /// Counts what a copy of `bytes` bytes moves.
+    pub fn count(&self, bytes: u32, writes: bool, tally: &mut Tally) {
+        tally.count_bulk(bytes);
+        match self {
+            Place::Bytes(address) => tally.count_row(*address, bytes, writes),
+            Place::Box(map, coordinates) => {
+                for part in map.rows(*coordinates).filter_map(|(_, part)| part) {
+                    tally.count_row(part.address, part.bytes, writes);
+                }
+            }
+        }
+    }
 }

@@ -80,22 +80,20 @@ impl Tally {
         }
     }
 
-    /// Counts a bulk copy of `bytes` bytes from or to an address in global memory. It moves 128 bytes
-    /// of shared memory in a wavefront.
-    pub(crate) fn count_bulk(&mut self, address: u64, bytes: u32, writes: bool) {
-        let bytes = u64::from(bytes);
-        *self.moved(writes) += bytes;
-        let wavefronts = bytes.div_ceil(128);
+    /// Counts an asynchronous access to `bytes` bytes of shared memory: a bulk copy or an operand of a
+    /// product. It moves 128 bytes in a wavefront.
+    pub(crate) fn count_bulk(&mut self, bytes: u32) {
+        let wavefronts = u64::from(bytes).div_ceil(128);
         self.wavefronts += wavefronts;
         self.ideal_wavefronts += wavefronts;
-        self.ideal_sectors += bytes.div_ceil(32);
-        self.sectors += (address % 32 + bytes).div_ceil(32);
     }
 
-    /// Counts an operand of a product, of `bytes` bytes in shared memory.
-    pub(crate) fn count_operand(&mut self, bytes: u64) {
-        self.wavefronts += bytes.div_ceil(128);
-        self.ideal_wavefronts += bytes.div_ceil(128);
+    /// Counts a bulk copy from or to adjacent bytes of global memory.
+    pub(crate) fn count_row(&mut self, address: u64, bytes: u32, writes: bool) {
+        let bytes = u64::from(bytes);
+        *self.moved(writes) += bytes;
+        self.ideal_sectors += bytes.div_ceil(32);
+        self.sectors += (address % 32 + bytes).div_ceil(32);
     }
 
     /// The count of bytes in one direction.

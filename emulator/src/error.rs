@@ -219,6 +219,12 @@ pub enum Rule {
         /// Size of the copy.
         bytes: u32,
     },
+    /// A tensor copy whose tensor map is none, or has other dimensions.
+    #[error("{what}")]
+    InvalidTensorMap {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// The block ends while a bulk copy still reads or writes its shared memory.
     #[error("the block ends while this bulk copy is under way")]
     UnfinishedBulkCopy,

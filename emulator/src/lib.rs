@@ -7,7 +7,7 @@
 //! # What is modelled
 //! - Instructions that rustc's back end and this project's assembly use, one file for each family in
 //!   `instructions`. A module with any other instruction does not load.
-//! - Mbarriers, bulk copies, proxy fences and `wgmma`, in modules whose target is `sm_90` or later.
+//! - Mbarriers, bulk copies, tensor copies, proxy fences and `wgmma`, in modules whose target is `sm_90` or later.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks are independent and run in parallel. The warps of a block take turns of 1 to 64
@@ -63,8 +63,7 @@
 //! registers were written. A new instruction is a match arm in its family's file, or a file in the
 //! list of `instructions/mod.rs`.
 //!
-//! A tensor copy is a bulk copy (`bulk`) of several rows. A cluster is a group of blocks that run
-//! together, in place of one block.
+//! A cluster, which is not there, would be a group of blocks that run together, in place of one block.
 
 mod block;
 mod bulk;
@@ -84,6 +83,7 @@ mod registers;
 mod shared;
 mod source;
 mod syntax;
+mod tensor_map;
 mod warp;
 mod warpgroup;
 
@@ -94,3 +94,4 @@ pub use launch::{Argument, Options, launch};
 pub use memory::{Memory, MemoryError, Permission};
 pub use module::{Kernel, Module, Parameter, ParameterType};
 pub use source::Source;
+pub use tensor_map::{Swizzle, TensorMap};

@@ -566,7 +566,7 @@ fn collect_words(operands: &[Operand], scope: &Scope, words: &mut Vec<Reg<u32>>)
         let names = match operand {
             Operand::Name(name) | Operand::Address(name, _) => [Some(name), None],
             Operand::Pair(a, b) => [Some(a), Some(b)],
-            Operand::Vector(elements) => {
+            Operand::Vector(elements) | Operand::Tensor(_, _, elements) => {
                 collect_words(elements, scope, words);
                 [None; 2]
             }

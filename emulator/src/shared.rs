@@ -200,8 +200,9 @@ impl Shared {
         who: Accessor,
         address: u32,
         bytes: u32,
+        alignment: u32,
     ) -> Result<(), Box<Violation>> {
-        let start = self.locate(who.lane, address, bytes as usize, BULK_ALIGNMENT)?;
+        let start = self.locate(who.lane, address, bytes as usize, alignment)?;
         self.check_fences(who, start, bytes)?;
         self.claim(who, start, bytes as usize, Content::BulkCopying)
     }
@@ -226,8 +227,9 @@ impl Shared {
         who: Accessor,
         address: u32,
         bytes: u32,
+        alignment: u32,
     ) -> Result<(), Box<Violation>> {
-        let start = self.locate(who.lane, address, bytes as usize, BULK_ALIGNMENT)?;
+        let start = self.locate(who.lane, address, bytes as usize, alignment)?;
         for (index, cell_bytes) in cells(start, bytes as usize) {
             self.check_read(who, index, cell_bytes)?;
         }

@@ -94,6 +94,8 @@ pub(crate) enum Operand<'a> {
     Vector(Vec<Operand<'a>>),
     /// `[name+offset]`.
     Address(&'a str, i64),
+    /// `[name+offset, {a, b}]`: a tensor map and coordinates.
+    Tensor(&'a str, i64, Vec<Operand<'a>>),
 }
 
 /// An instruction as written.
@@ -202,17 +204,12 @@ impl<'a> Cursor<'a> {
 
     fn operand(&mut self) -> Result<Operand<'a>, SyntaxError> {
         if self.accept("{") {
-            let mut elements = vec![self.scalar()?];
-            while !self.accept("}") {
-                self.expect(",")?;
-                elements.push(self.scalar()?);
-            }
-            return Ok(Operand::Vector(elements));
+            return Ok(Operand::Vector(self.vector()?));
         }
         if self.accept("[") {
             let base = self.word()?;
             let mut offset = 0;
-            if !self.accept("]") {
+            if !matches!(self.peek(0), "]" | ",") {
                 let minus = !self.accept("+") || self.peek(0) == "-";
                 if minus {
                     self.expect("-")?;
@@ -221,11 +218,26 @@ impl<'a> Cursor<'a> {
                 if minus {
                     offset = offset.wrapping_neg();
                 }
-                self.expect("]")?;
             }
-            return Ok(Operand::Address(base, offset));
+            let mut operand = Operand::Address(base, offset);
+            if self.accept(",") {
+                self.expect("{")?;
+                operand = Operand::Tensor(base, offset, self.vector()?);
+            }
+            self.expect("]")?;
+            return Ok(operand);
         }
         self.scalar()
+    }
+
+    /// The elements of a vector, after its `{`, and its `}`.
+    fn vector(&mut self) -> Result<Vec<Operand<'a>>, SyntaxError> {
+        let mut elements = vec![self.scalar()?];
+        while !self.accept("}") {
+            self.expect(",")?;
+            elements.push(self.scalar()?);
+        }
+        Ok(elements)
     }
 
     /// An operand without brackets or braces.
@@ -265,12 +277,14 @@ mod tests {
 
     #[test]
     fn a_statement_with_everything() {
-        let text = "/* a\n */ @!%p1 shfl.sync.idx.b32 %r1|%p2, {%a, _}, [%rd3+-4], -0x10, 0f3F800000; // b";
+        let text = "/* a\n */ @!%p1 shfl.sync.idx.b32 %r1|%p2, {%a, _}, [%rd3+-4], -0x10, \
+                    0f3F800000, [%rd1, {%r1, 2}]; // b";
         let statement = Cursor::new(text).unwrap().statement().unwrap();
         assert_eq!(statement.line, 2);
         assert_eq!(statement.guard, Some(("%p1", true)));
         assert_eq!(statement.opcode, "shfl.sync.idx.b32");
         let vector = Operand::Vector(vec![Operand::Name("%a"), Operand::Name("_")]);
+        let coordinates = vec![Operand::Name("%r1"), Operand::Immediate(2)];
         assert_eq!(
             statement.operands,
             [
@@ -279,6 +293,7 @@ mod tests {
                 Operand::Address("%rd3", -4),
                 Operand::Immediate(-16_i64 as u64),
                 Operand::Immediate(0x3F80_0000),
+                Operand::Tensor("%rd1", 0, coordinates),
             ]
         );
     }

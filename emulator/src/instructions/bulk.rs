@@ -7,10 +7,10 @@
 use super::memory::address;
 use super::{for_each_lane, lanes, shared_address};
 use crate::block::Context;
-use crate::bulk::{Load, Store, fetch};
+use crate::bulk::{Load, Place, Store, check_destination, fetch};
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
-use crate::registers::{Reg, Row};
+use crate::registers::Reg;
 use crate::shared::BULK_ALIGNMENT;
 use crate::syntax::Operand;
 
@@ -42,25 +42,48 @@ fn load(d: &mut Decoder) -> Decoded {
         let mbarrier = mbarrier.read(c)?;
         for_each_lane(c.active, |lane| {
             check_size(lane, bytes[lane])?;
-            let who = c.warp.accessor(lane as u32, c.line);
-            let mbarrier = shared_address(mbarrier[lane]);
-            let load = Load {
-                mbarrier: c.mbarriers.find_fenced(c.shared, who, mbarrier)?,
-                to: shared_address(to[lane]),
-                from: from[lane],
-                bytes: bytes[lane],
-                thread: (c.warp.index, lane as u32),
-                line: c.line,
-            };
-            c.shared.start_bulk_load(who, load.to, load.bytes)?;
-            // Read once now, so that a fault names this instruction.
-            fetch(&c.launch.global, &load)?;
-            c.bulk.loads.push(load);
-            Ok(())
-        })?;
-        count(c, &from, &bytes, false);
-        Ok(())
+            let from = Place::Bytes(from[lane]);
+            start_load(
+                c,
+                lane,
+                to[lane],
+                from,
+                bytes[lane],
+                BULK_ALIGNMENT,
+                mbarrier[lane],
+            )
+        })
     })
+}
+
+/// Starts a lane's copy to shared memory.
+pub(super) fn start_load(
+    c: &mut Context,
+    lane: usize,
+    to: u64,
+    from: Place,
+    bytes: u32,
+    alignment: u32,
+    mbarrier: u64,
+) -> Result<(), Box<Violation>> {
+    let who = c.warp.accessor(lane as u32, c.line);
+    let mbarrier = shared_address(mbarrier);
+    let load = Load {
+        mbarrier: c.mbarriers.find_fenced(c.shared, who, mbarrier)?,
+        to: shared_address(to),
+        from,
+        bytes,
+        thread: (c.warp.index, lane as u32),
+        line: c.line,
+    };
+    c.shared.start_bulk_load(who, load.to, bytes, alignment)?;
+    // Read once now, so that a fault names this instruction.
+    fetch(&c.launch.global, &load)?;
+    if c.launch.options.counters {
+        load.from.count(bytes, false, c.tally);
+    }
+    c.bulk.loads.push(load);
+    Ok(())
 }
 
 /// `[to], [from], bytes`
@@ -72,26 +95,39 @@ fn store(d: &mut Decoder) -> Decoded {
         let (to, from, bytes) = (to.read(c)?, from.read(c)?, c.read(bytes)?);
         for_each_lane(c.active, |lane| {
             check_size(lane, bytes[lane])?;
-            let id = lane as u32;
-            let store = Store {
-                thread: (c.warp.index, id),
-                group: c.warp.bulk_groups[lane],
-                from: shared_address(from[lane]),
-                to: to[lane],
-                bytes: bytes[lane],
-                line: c.line,
-                read: None,
-            };
-            let who = c.warp.accessor(id, c.line);
-            c.shared.start_bulk_store(who, store.from, store.bytes)?;
-            let global = &c.launch.global;
-            global.writable(id, store.to, BULK_ALIGNMENT, store.bytes as usize)?;
-            c.bulk.stores.push(store);
-            Ok(())
-        })?;
-        count(c, &to, &bytes, true);
-        Ok(())
+            let to = Place::Bytes(to[lane]);
+            start_store(c, lane, to, from[lane], bytes[lane], BULK_ALIGNMENT)
+        })
     })
+}
+
+/// Starts a lane's copy to global memory.
+pub(super) fn start_store(
+    c: &mut Context,
+    lane: usize,
+    to: Place,
+    from: u64,
+    bytes: u32,
+    alignment: u32,
+) -> Result<(), Box<Violation>> {
+    let store = Store {
+        thread: (c.warp.index, lane as u32),
+        group: c.warp.bulk_groups[lane],
+        from: shared_address(from),
+        to,
+        bytes,
+        line: c.line,
+        read: None,
+    };
+    let who = c.warp.accessor(lane as u32, c.line);
+    c.shared
+        .start_bulk_store(who, store.from, bytes, alignment)?;
+    check_destination(&c.launch.global, &store)?;
+    if c.launch.options.counters {
+        store.to.count(bytes, true, c.tally);
+    }
+    c.bulk.stores.push(store);
+    Ok(())
 }
 
 fn commit(d: &mut Decoder) -> Decoded {
@@ -124,14 +160,5 @@ fn check_size(lane: usize, bytes: u32) -> Result<(), Box<Violation>> {
     match bytes.is_multiple_of(BULK_ALIGNMENT) {
         true => Ok(()),
         false => Err(Violation::of_lanes(Rule::BulkCopySize { bytes }, 1 << lane)),
-    }
-}
-
-/// Counts what the copies of the active lanes move.
-fn count(c: &mut Context, global: &Row<u64>, bytes: &Row<u32>, writes: bool) {
-    if c.launch.options.counters {
-        for lane in crate::registers::lanes(c.active) {
-            c.tally.count_bulk(global[lane], bytes[lane], writes);
-        }
     }
 }

@@ -90,11 +90,21 @@ pub(super) fn address(d: &Decoder, operand: &Operand, shared: bool) -> Result<Ad
     let Operand::Address(base, offset) = operand else {
         return Err("expected an address".to_owned());
     };
+    base_address(d, base, *offset, shared)
+}
+
+/// The address at an offset from a register or variable.
+pub(super) fn base_address(
+    d: &Decoder,
+    base: &str,
+    offset: i64,
+    shared: bool,
+) -> Result<Address, String> {
     match d.scope.find(base) {
-        Some(Name::Register(AnyReg::B64(base))) => Ok(Address::Long(base, *offset)),
-        Some(Name::Register(AnyReg::B32(base))) if shared => Ok(Address::Word(base, *offset)),
+        Some(Name::Register(AnyReg::B64(base))) => Ok(Address::Long(base, offset)),
+        Some(Name::Register(AnyReg::B32(base))) if shared => Ok(Address::Word(base, offset)),
         Some(Name::Shared(base)) if shared => {
-            Ok(Address::Fixed(u64::from(base).wrapping_add_signed(*offset)))
+            Ok(Address::Fixed(u64::from(base).wrapping_add_signed(offset)))
         }
         Some(_) => Err(format!("{base} is no address in this memory")),
         None => Err(format!("{base} is not declared")),

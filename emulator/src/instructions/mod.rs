@@ -17,6 +17,7 @@ mod memory;
 mod mma;
 mod movement;
 mod shuffle;
+mod tensor_copy;
 mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
@@ -44,6 +45,7 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     bulk::decode,
     fence::decode,
     wgmma::decode,
+    tensor_copy::decode,
 ];
 
 /// Turns a statement into an action.

@@ -262,7 +262,7 @@ impl Matrix {
         };
         descriptor.check_start(used as u32)?;
         if group.counters {
-            group.tally.count_operand((rows * DEPTH * 2) as u64);
+            group.tally.count_bulk((rows * DEPTH * 2) as u32);
         }
         let (number, mut settled) = (group.number, None);
         let (shared, warps) = group.shared_as();

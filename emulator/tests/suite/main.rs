@@ -6,5 +6,6 @@ mod fuzz;
 mod instructions;
 mod ring;
 mod rules;
+mod tensor_copy;
 mod tiny;
 mod wgmma;
