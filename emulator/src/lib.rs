@@ -7,7 +7,8 @@
 //! # What is modelled
 //! - Instructions that rustc's back end and this project's assembly use, one file for each family in
 //!   `instructions`. A module with any other instruction does not load.
-//! - Mbarriers, bulk copies, tensor copies, proxy fences and `wgmma`, in modules whose target is `sm_90` or later.
+//! - Mbarriers, bulk and tensor copies, proxy fences and `wgmma`, in modules whose target is `sm_90`
+//!   or later.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks are independent and run in parallel. The warps of a block take turns of 1 to 64

@@ -125,9 +125,9 @@ fn elements(map: &TensorMap, coordinates: [i32; 5]) -> Vec<(usize, Option<usize>
     let element = map.element_bytes as usize;
     let places = (0..count as usize).map(|number| {
         let (mut rest, mut place) = (number, Some(0));
-        for dimension in 0..rank {
+        for (dimension, first) in coordinates.iter().enumerate().take(rank) {
             let size = map.box_sizes[dimension] as usize;
-            let index = i64::from(coordinates[dimension]) + (rest % size) as i64;
+            let index = i64::from(*first) + (rest % size) as i64;
             rest /= size;
             let stride = match dimension {
                 0 => element,
@@ -152,7 +152,7 @@ fn swizzled(place: usize, swizzle: Swizzle) -> usize {
         Swizzle::B64 => line % 4,
         Swizzle::B128 => line % 8,
     };
-    (place / 16 ^ key) * 16 + place % 16
+    ((place / 16) ^ key) * 16 + place % 16
 }
 
 #[test]
