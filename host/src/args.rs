@@ -36,13 +36,8 @@ pub struct Args {
     #[arg(value_parser = whole(1..=usize::MAX))]
     pub kv_heads: Option<usize>,
     /// Queries per head
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 4096,
-        conflicts_with = "input"
-    )]
-    #[arg(value_parser = whole(1..=MAX_SEQLEN as usize))]
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(conflicts_with = "input", value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub seqlen: usize,
     /// Keys per head [default: seqlen]
     #[arg(long, value_name = "M", conflicts_with = "input")]
@@ -150,40 +145,43 @@ impl Args {
     }
 }
 
-/// Takes a whole number of a range; names the range where another value is given.
+/// Takes a value that is `allowed`, or says what it must be.
+fn value<T: FromStr>(
+    given: &str,
+    allowed: impl Fn(&T) -> bool,
+    must_be: impl Display,
+) -> Result<T, String> {
+    let value = given.parse().ok().filter(allowed);
+    value.ok_or_else(|| format!("it must be {must_be}"))
+}
+
+/// Takes a whole number of a range.
 pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
 where
     T: FromStr + PartialOrd + Display + Clone,
 {
-    move |given| match given.parse() {
-        Ok(number) if range.contains(&number) => Ok(number),
-        _ => {
-            let (first, last) = (range.start(), range.end());
-            Err(format!("it must be a whole number from {first} to {last}"))
-        }
+    move |given| {
+        let (first, last) = (range.start(), range.end());
+        let must_be = format_args!("a whole number from {first} to {last}");
+        value(given, |number| range.contains(number), must_be)
     }
 }
 
 /// Takes a head dim that some kernel serves.
 fn dim(given: &str) -> Result<usize, String> {
-    match given.parse() {
-        Ok(dim) if dim >= 8 && dim <= MAX_HEAD_DIM as usize && dim % 8 == 0 => Ok(dim),
-        _ => Err(format!(
-            "it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}"
-        )),
-    }
+    const MAX: usize = MAX_HEAD_DIM as usize;
+    let allowed = |&dim: &usize| (8..=MAX).contains(&dim) && dim.is_multiple_of(8);
+    value(
+        given,
+        allowed,
+        format_args!("a multiple of 8 from 8 to {MAX}"),
+    )
 }
 
 /// Takes a number that is finite as an `f32`.
 fn finite(given: &str) -> Result<f32, String> {
-    match given.parse() {
-        Ok(number) if f32::is_finite(number) => Ok(number),
-        _ => Err(format!(
-            "it must be a number from {:e} to {:e}",
-            f32::MIN,
-            f32::MAX
-        )),
-    }
+    let must_be = format_args!("a number from {:e} to {:e}", f32::MIN, f32::MAX);
+    value(given, |number: &f32| number.is_finite(), must_be)
 }
 
 /// Takes one of `all` by its name.
@@ -275,10 +273,9 @@ impl FromStr for DeviceName {
             ("cuda", None) => Some(DeviceName::Cuda(0)),
             ("cuda", Some(index)) => index.parse().ok().map(DeviceName::Cuda),
             ("emulator", None) => Some(DeviceName::Emulator(Class::Sm80)),
-            ("emulator", Some(class)) => {
-                let mut classes = Class::ALL.iter().copied();
-                let class = classes.find(|known| known.name() == class);
-                class.map(DeviceName::Emulator)
+            ("emulator", Some(name)) => {
+                let class = Class::ALL.iter().find(|class| class.name() == name);
+                class.copied().map(DeviceName::Emulator)
             }
             _ => None,
         };

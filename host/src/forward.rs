@@ -1,7 +1,7 @@
 //! `attention`: attention, measured and checked.
 
 use crate::args::Args;
-use crate::choice::{self, Choice};
+use crate::choice::{Choice, Task};
 use crate::device;
 use crate::inputs::{Inputs, Source};
 use crate::measure;
@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::Result;
 use attention::check::{Forward, check, sample_rows};
-use attention::{Device, Dtype, Element, Problem, Strided, Tensor, bf16, f16};
+use attention::{Dtype, Element, Problem, Strided, Tensor, bf16, f16};
 use serde::Serialize;
 use std::fmt;
 
@@ -50,10 +50,8 @@ impl fmt::Display for ForwardCall {
 }
 
 impl Call for ForwardCall {
-    const COLUMNS: &[&str] = &["splits"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.splits.to_string()]
+    fn columns(&self) -> Vec<(&str, String)> {
+        vec![("splits", self.splits.to_string())]
     }
 
     fn flops(&self) -> f64 {
@@ -64,23 +62,28 @@ impl Call for ForwardCall {
 /// Whether all checks passed.
 pub fn run(args: &Args) -> Result<bool> {
     let source = Source::open(args)?;
-    let device = device::choose(&args.run)?;
-    let choices = choice::choices(args, &device, source.dtype(), &source.problem())?;
-    match source.dtype() {
-        Dtype::F16 => compute::<f16>(args, &device, source, &choices),
-        Dtype::Bf16 => compute::<bf16>(args, &device, source, &choices),
-        Dtype::F32 => compute::<f32>(args, &device, source, &choices),
+    let task = Task {
+        args,
+        device: &device::choose(&args.run)?,
+        dtype: source.dtype,
+        problem: source.problem,
+    };
+    let choices = task.choices()?;
+    task.expect_memory(&choices)?;
+    match task.dtype {
+        Dtype::F16 => compute::<f16>(&task, source, &choices),
+        Dtype::Bf16 => compute::<bf16>(&task, source, &choices),
+        Dtype::F32 => compute::<f32>(&task, source, &choices),
     }
 }
 
-fn compute<T: Element>(
-    args: &Args,
-    device: &Device,
-    source: Source,
-    choices: &[Choice],
-) -> Result<bool> {
-    let problem = source.problem();
-    choice::expect_memory(args, device, T::DTYPE, &problem, choices)?;
+fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Result<bool> {
+    let &Task {
+        args,
+        device,
+        problem,
+        ..
+    } = task;
     let output = args.output.as_ref();
     let output = output.map(|path| Output::open(path, source.file()));
     let output = output.transpose()?;

@@ -3,7 +3,7 @@
 use crate::args::{ElementType, Run, one_of, whole};
 use crate::device;
 use crate::measure;
-use crate::memory::{expect_free, poisoned};
+use crate::memory::{bytes, expect_free, poisoned};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::{Result, ensure};
@@ -87,12 +87,6 @@ impl fmt::Display for GemmCall {
 }
 
 impl Call for GemmCall {
-    const COLUMNS: &[&str] = &[];
-
-    fn cells(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     fn flops(&self) -> f64 {
         self.problem.flops()
     }
@@ -207,14 +201,8 @@ fn element(wrong: &Comparison) -> String {
 
 /// Compares the memory that the problem needs with what is free, before anything is allocated.
 fn expect_memory(device: &Device, dtype: Dtype, problem: &GemmProblem) -> Result<()> {
-    // `GemmProblem::validate` has each of these below 2^63 elements.
-    let bytes = |[rows, columns]: [usize; 2]| {
-        (dtype.bytes() as u64).saturating_mul((rows * columns) as u64)
-    };
-    let inputs = bytes(problem.a_shape()).saturating_add(bytes(problem.b_shape()));
-    let c = bytes(problem.c_shape());
-    let on_device = inputs.saturating_add(c);
+    let shapes = [problem.a_shape(), problem.b_shape(), problem.c_shape()];
+    let [a, b, c] = shapes.map(|shape| bytes(shape, dtype.bytes()));
     // The host keeps the inputs for the check, the poison, and the copy of C.
-    let on_host = on_device.saturating_add(c);
-    expect_free(device, on_device, on_host, "m, n and k are")
+    expect_free(device, a + b + c, a + b + 2 * c, "m, n and k are")
 }

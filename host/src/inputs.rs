@@ -22,8 +22,8 @@ pub struct Inputs<T> {
 
 /// Where q, k and v come from; their shapes are known.
 pub struct Source {
-    problem: Problem,
-    dtype: Dtype,
+    pub problem: Problem,
+    pub dtype: Dtype,
     /// Seed of random tensors.
     seed: u64,
     file: Option<InputFile>,
@@ -88,14 +88,6 @@ impl Source {
                 tensors,
             }),
         })
-    }
-
-    pub fn problem(&self) -> Problem {
-        self.problem
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
     }
 
     /// Identifies the input file.

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use attention::{Dtype, Element, Problem};
 use rustix::fs::{AtFlags, CWD, linkat};
-use safetensors::tensor::{Dtype as FileDtype, Metadata as Header, TensorInfo};
+use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
@@ -53,49 +53,36 @@ impl Output {
     /// # Errors
     /// If the file cannot be written.
     pub fn write<T: Element>(&self, problem: &Problem, o: &[T], lse: &[f32]) -> Result<()> {
-        let (o, lse) = (bytemuck::cast_slice(o), bytemuck::cast_slice(lse));
         let dtype = match T::DTYPE {
             Dtype::F16 => FileDtype::F16,
             Dtype::Bf16 => FileDtype::BF16,
             Dtype::F32 => FileDtype::F32,
         };
-        // The format wants the largest elements first.
-        let lse_info = TensorInfo {
-            dtype: FileDtype::F32,
-            shape: problem.lse_shape().to_vec(),
-            data_offsets: (0, lse.len()),
-        };
-        let o_info = TensorInfo {
-            dtype,
-            shape: problem.q_shape().to_vec(),
-            data_offsets: (lse.len(), lse.len() + o.len()),
-        };
-        let tensors = vec![("lse".to_owned(), lse_info), ("o".to_owned(), o_info)];
-        let mut header = serde_json::to_vec(&Header::new(None, tensors)?)?;
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let length = (header.len() as u64).to_le_bytes();
-        self.put(&[&length, &header, lse, o])
-            .with_context(|| unwritable(&self.typed))
+        let (o_shape, lse_shape) = (problem.q_shape().to_vec(), problem.lse_shape().to_vec());
+        let o = TensorView::new(dtype, o_shape, bytemuck::cast_slice(o))?;
+        let lse = TensorView::new(FileDtype::F32, lse_shape, bytemuck::cast_slice(lse))?;
+        let bytes = serialize([("o", o), ("lse", lse)], None)?;
+        self.put(&bytes).with_context(|| unwritable(&self.typed))
     }
 
-    fn put(&self, parts: &[&[u8]]) -> io::Result<()> {
-        fill(&self.file, parts)?;
+    fn put(&self, bytes: &[u8]) -> io::Result<()> {
+        fill(&self.file, bytes)?;
         match &self.target {
             // Some file systems cannot name a nameless file.
             Some(target) => {
-                publish(&self.file, target).or_else(|_| fill(&File::create(target)?, parts))
+                publish(&self.file, target).or_else(|_| fill(&File::create(target)?, bytes))
             }
             None => Ok(()),
         }
     }
 }
 
-/// Writes `parts`, in place of what a regular file holds.
-fn fill(mut file: &File, parts: &[&[u8]]) -> io::Result<()> {
+/// Writes `bytes`, in place of what a regular file holds.
+fn fill(mut file: &File, bytes: &[u8]) -> io::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
-    parts.iter().try_for_each(|part| file.write_all(part))
+    file.write_all(bytes)
 }
 
 /// Opens what `typed` names, and says which path a nameless file is for.

@@ -9,7 +9,7 @@ use attention::check::Comparison;
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::kernel;
 use comfy_table::{CellAlignment, Table, presets};
-use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS};
+use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel};
 use ladder::Rung;
 use serde::Serialize;
 use std::fmt::Display;
@@ -18,11 +18,10 @@ use std::time::Duration;
 
 /// What a kernel computed: displayed, the line above the table; serialised, fields of a `--json` line.
 pub trait Call: Display + Serialize {
-    /// Headings of the columns after the kernel's name.
-    const COLUMNS: &[&str];
-
-    /// The numbers in these columns.
-    fn cells(&self) -> Vec<String>;
+    /// Headings and numbers of the columns after the kernel's name.
+    fn columns(&self) -> Vec<(&str, String)> {
+        Vec::new()
+    }
 
     /// Floating-point operations.
     fn flops(&self) -> f64;
@@ -59,6 +58,30 @@ struct Outcome<C> {
     rows: Option<usize>,
 }
 
+impl<C: Call> Outcome<C> {
+    /// Headings and cells of its row in the table.
+    fn row(&self) -> Vec<(&str, String)> {
+        let error =
+            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
+        let rows = self.rows.map_or("-".to_owned(), |rows| rows.to_string());
+        let check = match self.passed {
+            Some(true) => "pass",
+            Some(false) => "FAIL",
+            None => "off",
+        };
+        let mut row = vec![("kernel", self.kernel.clone())];
+        row.extend(self.call.columns());
+        row.push(("median ms", format!("{:.3}", self.median_ms)));
+        row.push(("min ms", format!("{:.3}", self.min_ms)));
+        row.extend(self.tflops.map(|rate| ("TFLOP/s", format!("{rate:.3}"))));
+        row.push(("max error", error(self.max_abs_err)));
+        row.push(("tolerance", error(self.tolerance)));
+        row.push(("rows", rows));
+        row.push(("check", check.to_owned()));
+        row
+    }
+}
+
 /// The outcomes of one problem: printed as JSON one by one, or as a table at the end.
 pub struct Report<'a, C> {
     run: &'a Run,
@@ -77,7 +100,7 @@ impl<'a, C: Call> Report<'a, C> {
         }
     }
 
-    /// Adds a kernel's outcome; whether its result is not known to be wrong.
+    /// Adds a kernel's outcome; `false` if the check found its result wrong.
     ///
     /// # Panics
     /// If `times` is empty.
@@ -122,7 +145,7 @@ impl<'a, C: Call> Report<'a, C> {
         Ok(failure.is_none())
     }
 
-    /// Prints the table, if that is wanted; whether no result is known to be wrong.
+    /// Prints the table if there was no JSON; `false` if the check found a result wrong.
     pub fn finish(self) -> io::Result<bool> {
         self.progress.finish();
         if !self.run.json {
@@ -139,38 +162,10 @@ fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
         return Ok(());
     };
     print(format_args!("{}: {}", first.device, first.call))?;
-    let rate = first.tflops.map(|_| "TFLOP/s");
-    let checked = ["max error", "tolerance", "rows", "check"];
-    let header = [
-        &["kernel"],
-        C::COLUMNS,
-        &["median ms", "min ms"],
-        rate.as_slice(),
-        &checked,
-    ]
-    .concat();
+    let header = Vec::from_iter(first.row().into_iter().map(|(heading, _)| heading));
     let mut table = empty_table(&header, 1..header.len() - 1);
     for outcome in outcomes {
-        let error =
-            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
-        let mut row = vec![outcome.kernel.clone()];
-        row.extend(outcome.call.cells());
-        row.extend([
-            format!("{:.3}", outcome.median_ms),
-            format!("{:.3}", outcome.min_ms),
-        ]);
-        row.extend(outcome.tflops.map(|rate| format!("{rate:.3}")));
-        row.extend([
-            error(outcome.max_abs_err),
-            error(outcome.tolerance),
-            outcome.rows.map_or("-".to_owned(), |rows| rows.to_string()),
-            match outcome.passed {
-                Some(true) => "pass".to_owned(),
-                Some(false) => "FAIL".to_owned(),
-                None => "off".to_owned(),
-            },
-        ]);
-        table.add_row(row);
+        table.add_row(outcome.row().into_iter().map(|(_, cell)| cell));
     }
     print(table)?;
     for outcome in outcomes {
@@ -188,59 +183,50 @@ fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
 
 /// Prints every kernel.
 pub fn list_kernels() -> io::Result<()> {
-    let mut table = empty_table(
-        &[
-            "kernel",
-            "target",
-            "dtype",
-            "dim up to",
-            "causal",
-            "Br",
-            "Bc",
-            "warps",
-            "stages",
-            "shared bytes",
-        ],
-        [3, 5, 6, 7, 8, 9],
-    );
-    for kernel in KERNELS.iter() {
-        let none = || ["-"; 5].map(str::to_owned);
-        let [dim, causal, rows, columns, stages] = match kernel.family {
-            Family::Forward(Forward {
-                kind, dim, tile, ..
-            }) => {
-                let causal = match [false, true].map(|causal| kind.serves(causal)) {
-                    [true, true] => "both",
-                    [_, causal] if causal => "yes",
-                    _ => "no",
-                };
-                let [rows, keys, stages] = [tile.q_rows, tile.keys, tile.stages];
-                let [dim, rows, keys, stages] = [dim, rows, keys, stages].map(|n| n.to_string());
-                [dim, causal.to_owned(), rows, keys, stages]
-            }
-            Family::Gemm(Gemm { tile, .. }) => {
-                let sizes = [tile.rows, tile.columns, tile.stages].map(|n| n.to_string());
-                let ([dim, causal, ..], [rows, columns, stages]) = (none(), sizes);
-                [dim, causal, rows, columns, stages]
-            }
-            _ => none(),
-        };
-        table.add_row([
-            kernel.name.to_owned(),
-            kernel.target().name().to_owned(),
-            kernel.dtype().map_or("any", Dtype::name).to_owned(),
-            dim,
-            causal,
-            rows,
-            columns,
-            (kernel.threads() / 32).to_string(),
-            stages,
-            kernel.shared_bytes().to_string(),
-        ]);
-    }
+    let rows = Vec::from_iter(KERNELS.iter().map(kernel_row));
+    let header = rows[0].each_ref().map(|(heading, _)| *heading);
+    let mut table = empty_table(&header, [3, 5, 6, 7, 8, 9]);
+    table.add_rows(rows.into_iter().map(|row| row.map(|(_, cell)| cell)));
     table.add_row([kernel::CPU, "CPU", "any", "1024", "any"]);
     print(table)?;
     list_ladder()
+}
+
+/// Headings and cells of a kernel's row in the list.
+fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
+    let (dim, causal, tile) = match kernel.family {
+        Family::Forward(Forward {
+            kind, dim, tile, ..
+        }) => {
+            let causal = match [false, true].map(|causal| kind.serves(causal)) {
+                [true, true] => "both",
+                [_, causal] if causal => "yes",
+                _ => "no",
+            };
+            let tile = [tile.q_rows, tile.keys, tile.stages];
+            (Some(dim), causal, tile.map(Some))
+        }
+        Family::Gemm(Gemm { tile, .. }) => {
+            let tile = [tile.rows, tile.columns, tile.stages];
+            (None, "-", tile.map(Some))
+        }
+        _ => (None, "-", [None; 3]),
+    };
+    let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());
+    let [rows, columns, stages] = tile.map(number);
+    let dtype = kernel.dtype().map_or("any", Dtype::name);
+    [
+        ("kernel", kernel.name.to_owned()),
+        ("target", kernel.target().name().to_owned()),
+        ("dtype", dtype.to_owned()),
+        ("dim up to", number(dim)),
+        ("causal", causal.to_owned()),
+        ("Br", rows),
+        ("Bc", columns),
+        ("warps", (kernel.threads() / 32).to_string()),
+        ("stages", stages),
+        ("shared bytes", kernel.shared_bytes().to_string()),
+    ]
 }
 
 /// Prints the kernels of the ladder.
@@ -326,12 +312,6 @@ mod tests {
     }
 
     impl Call for Sum {
-        const COLUMNS: &[&str] = &[];
-
-        fn cells(&self) -> Vec<String> {
-            Vec::new()
-        }
-
         fn flops(&self) -> f64 {
             self.terms as f64
         }

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use bytemuck::Pod;
 use safetensors::tensor::{Metadata as Header, TensorInfo};
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::{File, Metadata};
@@ -122,8 +122,7 @@ fn read_header(file: &mut File, metadata: &Metadata) -> Result<Header> {
         text.len() as u64 == header_length,
         "it ends within its header"
     );
-    let Tensors(tensors) = serde_json::from_slice(&text).context("its header is wrong")?;
-    let header = Header::new(None, tensors).context("its header is wrong")?;
+    let header = parse(&text).context("its header is wrong")?;
     let expected = (8 + header_length).saturating_add(header.data_len() as u64);
     if let Some(length) = length {
         ensure!(
@@ -134,25 +133,24 @@ fn read_header(file: &mut File, metadata: &Metadata) -> Result<Header> {
     Ok(header)
 }
 
-/// The tensors of a header in the order of their offsets, each name once.
-struct Tensors(Vec<(String, TensorInfo)>);
-
-impl<'de> Deserialize<'de> for Tensors {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Names)
-    }
+fn parse(text: &[u8]) -> Result<Header> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let tensors = json.deserialize_map(Tensors)?;
+    json.end()?;
+    Ok(Header::new(None, tensors)?)
 }
 
-struct Names;
+/// Reads the tensors of a header, each name once, in the order of their offsets.
+struct Tensors;
 
-impl<'de> Visitor<'de> for Names {
-    type Value = Tensors;
+impl<'de> Visitor<'de> for Tensors {
+    type Value = Vec<(String, TensorInfo)>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tensors, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut tensors = BTreeMap::<String, TensorInfo>::new();
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
@@ -163,7 +161,7 @@ impl<'de> Visitor<'de> for Names {
         }
         let mut tensors = Vec::from_iter(tensors);
         tensors.sort_by_key(|(_, info)| info.data_offsets);
-        Ok(Tensors(tensors))
+        Ok(tensors)
     }
 }
 
