@@ -11,23 +11,7 @@ use std::ffi::OsString;
 pub struct Arguments {
     /// Arguments for `bench`; --help lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    bench: Vec<OsString>,
-}
-
-/// Times the kernels, into `bench/RESULTS`.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    forward(&["--results", "bench/RESULTS"], &arguments.bench)
-}
-
-/// Draws results of `bench/RESULTS` into `bench/charts`.
-pub fn plot(arguments: &Arguments) -> Result<()> {
-    let folders = ["--results", "bench/RESULTS", "--charts", "bench/charts"];
-    forward(&[&["plot"], &folders[..]].concat(), &arguments.bench)
-}
-
-/// Profiles a kernel, into `target/profiles`.
-pub fn profile(arguments: &[OsString]) -> Result<()> {
-    forward(&["profile", "--reports", "target/profiles"], arguments)
+    pub bench: Vec<OsString>,
 }
 
 /// Whether an argument names the ladder or one of its kernels, perhaps in a list or with options.
@@ -38,15 +22,13 @@ fn is_of_the_ladder(argument: &OsString) -> bool {
 }
 
 /// Runs the binary, with the kernels of the ladder if an argument names them, and ends with its exit status.
-fn forward(first: &[&str], rest: &[OsString]) -> Result<()> {
-    let mut cargo = shell::cargo();
-    cargo.args(["run", "--quiet", "--release", "-p", "bench"]);
+pub fn run(first: &str, rest: &[OsString]) -> Result<()> {
+    let mut cargo = shell::cargo("run --quiet --release -p bench");
     if rest.iter().any(is_of_the_ladder) {
         cargo.args(["--features", "ladder"]);
     }
-    cargo.arg("--");
-    let status = cargo.args(first).args(rest).status()?;
-    match status.code() {
+    cargo.arg("--").args(first.split_whitespace()).args(rest);
+    match cargo.status()?.code() {
         Some(0) => Ok(()),
         code => std::process::exit(code.unwrap_or(1)),
     }

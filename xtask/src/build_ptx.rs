@@ -1,41 +1,32 @@
 //! `cargo xtask build-ptx`: compiles, checks and tabulates kernels.
 
+use crate::table;
 use anyhow::{Context, Result, ensure};
-use comfy_table::{CellAlignment, Table, presets};
-use kernel_builder::{Module, Package, ptxas, sass};
+use comfy_table::Table;
+use kernel_builder::ptxas::Usage;
+use kernel_builder::{Entry, Module, Package, ptxas, sass};
 use kernels::catalog::Target;
 use kernels::catalog::class::Class;
 use kernels::catalog::collectives::Collectives;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Options of the task.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub struct Arguments {
     /// Only kernels of this name, in which `*` stands for any text; may be repeated
     #[arg(long, value_name = "NAME")]
-    kernel: Vec<String>,
+    pub kernel: Vec<String>,
     /// The kernels of the ladder too
     #[arg(long)]
-    ladder: bool,
+    pub ladder: bool,
     /// Only kernels of this PTX target
     #[arg(long, value_parser = target)]
-    target: Option<Target>,
+    pub target: Option<Target>,
     /// Compare registers, spills and machine code with the PTX in another folder, such as the
     /// `target/ptx` of another checkout
     #[arg(long, value_name = "FOLDER")]
-    compare: Option<PathBuf>,
-}
-
-impl Arguments {
-    /// Every kernel, of the ladder too.
-    pub fn all() -> Self {
-        Arguments {
-            kernel: Vec::new(),
-            ladder: true,
-            target: None,
-            compare: None,
-        }
-    }
+    pub compare: Option<PathBuf>,
 }
 
 /// The kernels of the ladder.
@@ -49,11 +40,11 @@ fn ladder() -> Package {
 }
 
 fn target(name: &str) -> Result<Target, String> {
-    let found = Target::ALL.iter().find(|target| target.name() == name);
-    let names = Target::ALL.iter().map(|target| target.name());
+    let names: Vec<_> = Target::ALL.iter().map(|target| target.name()).collect();
+    let found = names.iter().position(|known| *known == name);
     found
-        .copied()
-        .ok_or_else(|| names.collect::<Vec<_>>().join(" or "))
+        .map(|place| Target::ALL[place])
+        .ok_or_else(|| names.join(" or "))
 }
 
 /// Writes each module to `target/ptx/TARGET/MODULE.ptx` and prints a table of the entries, or what
@@ -131,44 +122,17 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
             if before == module.text {
                 continue;
             }
-            let of = |text: &str| -> Result<_> {
+            let assembled = |text: &str| -> Result<_> {
                 let usages = ptxas::usages(&ptxas, &module.name, text, target)?;
                 Ok((usages, sass::disassemble(text, target)?))
             };
-            let ((old, old_code), (new, new_code)) = (of(&before)?, of(&module.text)?);
-            for entry in &module.entries {
-                let mut lines = Vec::new();
-                let usage = |usages: &[ptxas::Usage]| {
-                    let found = usages.iter().find(|usage| usage.entry == entry.name);
-                    found.map_or([0; 2], |usage| [usage.registers, usage.spills])
-                };
-                let (old, new) = (usage(&old), usage(&new));
-                for (what, old, new) in [
-                    ("registers", old[0], new[0]),
-                    ("bytes spilled", old[1], new[1]),
-                ] {
-                    if old != new {
-                        lines.push(format!("{what} {old} -> {new}"));
-                    }
-                }
-                let [old, new] =
-                    [&old_code, &new_code].map(|code| sass::opcodes(code, &entry.name));
-                let totals = [&old, &new].map(|counts| counts.values().sum::<usize>());
-                if totals[0] != totals[1] {
-                    lines.push(format!("instructions {} -> {}", totals[0], totals[1]));
-                }
-                let mut opcodes: Vec<_> = old.keys().chain(new.keys()).collect();
-                opcodes.sort_unstable();
-                opcodes.dedup();
-                for opcode in opcodes {
-                    let [old, new] = [&old, &new].map(|counts| counts.get(opcode).unwrap_or(&0));
-                    if old != new {
-                        lines.push(format!("{opcode} {old} -> {new}"));
-                    }
-                }
-                if !lines.is_empty() {
+            let (old, new) = (assembled(&before)?, assembled(&module.text)?);
+            for Entry { name, .. } in &module.entries {
+                let [old, new] = [&old, &new].map(|(usages, code)| counts(usages, code, name));
+                let changes = changes(&old, &new);
+                if !changes.is_empty() {
                     different += 1;
-                    println!("{} on {target}: {}", entry.name, lines.join(", "));
+                    println!("{name} on {target}: {}", changes.join(", "));
                 }
             }
         }
@@ -181,51 +145,68 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
     Ok(())
 }
 
-fn table(modules: &[Module], usages: &[ptxas::Usage]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
-    let mut header = vec!["entry".to_string(), "shared B".into()];
+/// The numbers of an entry, in the order in which they are told.
+type Counts<'a> = BTreeMap<(usize, &'a str), usize>;
+
+/// Each number that differs.
+fn changes(old: &Counts, new: &Counts) -> Vec<String> {
+    let whats: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let of = |counts: &Counts, what| counts.get(what).copied().unwrap_or_default();
+    let pairs = whats
+        .into_iter()
+        .map(|what| (what.1, of(old, what), of(new, what)));
+    let changed = pairs.filter(|(_, old, new)| old != new);
+    changed
+        .map(|(what, old, new)| format!("{what} {old} -> {new}"))
+        .collect()
+}
+
+/// Registers, spills and instructions of an entry, then how often it has each opcode.
+fn counts<'a>(usages: &[Usage], code: &'a str, entry: &str) -> Counts<'a> {
+    let usage = usages.iter().find(|usage| usage.entry == entry);
+    let [registers, spills] = usage.map_or([0; 2], |usage| [usage.registers, usage.spills]);
+    let opcodes = sass::opcodes(code, entry);
+    let whole = [
+        ("registers", registers as usize),
+        ("bytes spilled", spills as usize),
+        ("instructions", opcodes.values().sum()),
+    ];
+    let whole = whole.into_iter().enumerate();
+    let whole = whole.map(|(place, (what, count))| ((place, what), count));
+    let opcodes = opcodes
+        .into_iter()
+        .map(|(opcode, count)| ((3, opcode), count));
+    whole.chain(opcodes).collect()
+}
+
+/// Shared memory, registers and collective instructions of each entry.
+fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let targets = Class::ALL.iter().flat_map(|class| class.targets());
     let targets = targets.copied().chain([Target::Sm90a.name()]);
-    header.extend(targets.clone().map(str::to_owned));
+    let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
+    let counts = |entry: &Entry| Collectives::count(&entry.body).named();
     // Only instructions that some kernel has.
-    let counts = |body: &str| Collectives::count(body).named();
-    let entries = || modules.iter().flat_map(|module| &module.entries);
-    let mut present = counts("");
-    for entry in entries() {
-        for (present, (_, count)) in present.iter_mut().zip(counts(&entry.body)) {
-            present.1 += count;
-        }
-    }
-    let present: Vec<_> = present
-        .into_iter()
-        .filter(|&(_, count)| count > 0)
+    let all: Vec<_> = entries.iter().flat_map(|entry| counts(entry)).collect();
+    let names = Collectives::NONE.named().into_iter().map(|(name, _)| name);
+    let present: Vec<_> = names
+        .filter(|name| all.iter().any(|(of, count)| of == name && *count > 0))
         .collect();
-    header.extend(
-        present
-            .iter()
-            .map(|(instruction, _)| (*instruction).to_owned()),
-    );
-    let columns = header.len();
-    table.set_header(header);
-    for entry in entries() {
+    let header = ["entry", "shared B"].into_iter().chain(targets.clone());
+    let header = header.chain(present.iter().copied()).map(str::to_owned);
+    let rows = entries.iter().map(|entry| {
         let mut row = vec![entry.name.clone(), entry.kernel.shared_bytes().to_string()];
         row.extend(targets.clone().map(|target| {
             let mut usages = usages.iter();
-            match usages.find(|u| u.entry == entry.name && u.target == target) {
-                None => "-".into(),
-                Some(usage) => usage.registers.to_string(),
-            }
+            let usage = usages.find(|usage| usage.entry == entry.name && usage.target == target);
+            usage.map_or("-".into(), |usage| usage.registers.to_string())
         }));
-        let counts = counts(&entry.body).into_iter();
-        let counts = counts.filter(|(name, _)| present.iter().any(|(of, _)| of == name));
+        let counts = counts(entry)
+            .into_iter()
+            .filter(|(name, _)| present.contains(name));
         row.extend(counts.map(|(_, count)| count.to_string()));
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut().take(columns).skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+        row
+    });
+    table::numbers(header, rows)
 }
 
 #[cfg(test)]

@@ -1,85 +1,42 @@
 //! `cargo xtask profile --emulator`: what the kernels do, counted.
 
-use crate::shell;
+use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
-use comfy_table::{CellAlignment, Table, presets};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
 use ladder::Rung;
 use serde_json::Value;
 
-/// Runs kernels on the emulator and prints what it counted: those that `names` lists, or all if it is empty. Fails if `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
+/// Instructions that read operands; that access shared memory otherwise; that move tiles from and to tensors.
+const MATRICES: &[&str] = &["ldmatrix"];
+const OTHERS: &[&str] = &["ld.shared", "st.shared", "cp.async"];
+const TILES: &[&str] = &["cp.async", "ld.global.v4", "st.global.v4"];
+
+/// Runs kernels on the emulator and prints what it counted: those that `names` lists, or all if it is empty. Fails if
+/// `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
 pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     let mut calls = calls(seqlen);
-    calls.retain(|call| names.is_empty() || names.contains(&call.name()));
-    let on_ladder = |call: &Call| call.kernel.is_none();
-    let host = program(calls.iter().any(on_ladder));
-    shell::run(shell::cargo().args(["build"]).args(host))?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header([
-        "entry",
-        "warp-instr.",
-        "mma",
-        "mma MFLOP",
-        "barriers",
-        "ldmatrix wavefronts",
-        "extra",
-        "other shared",
-        "extra",
-        "sectors",
-        "extra",
-        "KB read",
-        "KB written",
-    ]);
-    let mut breaches = Vec::new();
-    for (label, counters) in count(&calls, host)? {
-        let sum = |of: &str, prefixes: &[&str]| -> u64 {
-            let accesses = counters["accesses"].as_array().into_iter().flatten();
-            accesses
-                .filter(|access| {
-                    let instruction = access["instruction"].as_str().unwrap_or_default();
-                    prefixes
-                        .iter()
-                        .any(|prefix| instruction.starts_with(prefix))
-                })
-                .map(|access| access[of].as_u64().unwrap_or_default())
-                .sum()
-        };
-        let extra = |what: &str, prefixes: &[&str]| {
-            sum(what, prefixes) - sum(&format!("ideal_{what}"), prefixes)
-        };
-        let number = |name: &str| counters[name].as_u64().unwrap_or_default();
-        let (matrices, others) = (["ldmatrix"], ["ld.shared", "st.shared", "cp.async"]);
-        let (all, tiles) = ([""], ["cp.async", "ld.global.v4", "st.global.v4"]);
-        let instructions = counters["instructions"].as_object().into_iter().flatten();
-        let instructions: u64 = instructions.filter_map(|(_, count)| count.as_u64()).sum();
-        table.add_row([
-            label.clone(),
-            instructions.to_string(),
-            number("mma").to_string(),
-            (number("mma_flops") / 1_000_000).to_string(),
-            number("barriers").to_string(),
-            sum("wavefronts", &matrices).to_string(),
-            extra("wavefronts", &matrices).to_string(),
-            sum("wavefronts", &others).to_string(),
-            extra("wavefronts", &others).to_string(),
-            sum("sectors", &all).to_string(),
-            extra("sectors", &all).to_string(),
-            (sum("bytes_read", &all) / 1024).to_string(),
-            (sum("bytes_written", &all) / 1024).to_string(),
-        ]);
-        if extra("wavefronts", &matrices) > 0 {
-            breaches.push(format!("{label}: ldmatrix has bank conflicts"));
-        }
-        if extra("sectors", &tiles) > 0 {
-            breaches.push(format!("{label}: sectors of a tensor in part"));
+    calls.retain(|call| names.is_empty() || names.contains(&call.name));
+    let on_ladder = calls.iter().any(|call| call.ladder_dim.is_some());
+    let features = if on_ladder { "--features ladder" } else { "" };
+    let host = format!("--quiet --release -p host {features}");
+    shell::run(&mut shell::cargo(&format!("build {host}")))?;
+    let (mut rows, mut breaches) = (Vec::new(), Vec::new());
+    for call in &calls {
+        for (label, launch) in call.launches(&host)? {
+            if extra(&launch, "wavefronts", MATRICES) > 0 {
+                breaches.push(format!("{label}: ldmatrix has bank conflicts"));
+            }
+            if extra(&launch, "sectors", TILES) > 0 {
+                breaches.push(format!("{label}: sectors of a tensor in part"));
+            }
+            let counts = columns(&launch).map(|(_, count)| count.to_string());
+            rows.push([vec![label], counts.into()].concat());
         }
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    println!("{table}");
+    let names = columns(&Value::Null).map(|(name, _)| name);
+    let header = ["entry"].into_iter().chain(names).map(str::to_owned);
+    println!("{}", table::numbers(header, rows));
     println!(
         "batch 1, heads 1, seqlen {seqlen}, whole head dims; m, n and k {seqlen}; {COMBINED} splits to \
          combine"
@@ -88,10 +45,44 @@ pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of cargo for the program, with or without the kernels of the ladder.
-fn program(ladder: bool) -> &'static [&'static str] {
-    let arguments = &["--quiet", "--release", "-p", "host", "--features", "ladder"];
-    if ladder { arguments } else { &arguments[..4] }
+/// What the table has of a launch.
+fn columns(launch: &Value) -> [(&'static str, u64); 12] {
+    let number = |name: &str| launch[name].as_u64().unwrap_or_default();
+    let instructions = launch["instructions"].as_object().into_iter().flatten();
+    let sum = |count, of| sum(launch, count, of);
+    let extra = |count, of| extra(launch, count, of);
+    [
+        (
+            "warp-instr.",
+            instructions.filter_map(|(_, count)| count.as_u64()).sum(),
+        ),
+        ("mma", number("mma")),
+        ("mma MFLOP", number("mma_flops") / 1_000_000),
+        ("barriers", number("barriers")),
+        ("ldmatrix wavefronts", sum("wavefronts", MATRICES)),
+        ("extra", extra("wavefronts", MATRICES)),
+        ("other shared", sum("wavefronts", OTHERS)),
+        ("extra", extra("wavefronts", OTHERS)),
+        ("sectors", sum("sectors", &[""])),
+        ("extra", extra("sectors", &[""])),
+        ("KB read", sum("bytes_read", &[""]) / 1024),
+        ("KB written", sum("bytes_written", &[""]) / 1024),
+    ]
+}
+
+/// The sum of a count over the accesses by instructions whose names start so.
+fn sum(launch: &Value, count: &str, starts: &[&str]) -> u64 {
+    let accesses = launch["accesses"].as_array().into_iter().flatten();
+    let accesses = accesses.filter(|access| {
+        let instruction = access["instruction"].as_str().unwrap_or_default();
+        starts.iter().any(|start| instruction.starts_with(start))
+    });
+    accesses.filter_map(|access| access[count].as_u64()).sum()
+}
+
+/// How far a [`sum`] is above its ideal.
+fn extra(launch: &Value, count: &str, starts: &[&str]) -> u64 {
+    sum(launch, count, starts) - sum(launch, &format!("ideal_{count}"), starts)
 }
 
 /// Head dims that kernels of the ladder, which serve many, are counted at.
@@ -101,14 +92,16 @@ const LADDER_DIMS: [u32; 2] = [64, 128];
 const COMBINED: u32 = 2;
 const COMBINED_KEYS: u32 = 512;
 
-/// A run of the program. It counts the launches of `kernel`, or all launches if there is none.
+/// A run of the program.
 struct Call {
-    label: String,
-    kernel: Option<&'static str>,
-    arguments: Vec<String>,
+    /// The kernel whose launches are counted, or the rung of the ladder: all of its launches are counted.
+    name: &'static str,
+    /// The head dim of a rung.
+    ladder_dim: Option<u32>,
+    arguments: String,
 }
 
-/// Kernels that are counted: all but the one that copies unaligned inputs, which these calls do not have.
+/// Kernels that are counted: all except the one that copies unaligned inputs, which these calls do not have.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     KERNELS
         .iter()
@@ -125,17 +118,19 @@ pub fn name(name: &str) -> Result<&'static str, &'static str> {
 
 /// Calls that launch each kernel; rungs of the ladder with the options that suit each.
 fn calls(seqlen: u32) -> Vec<Call> {
-    let mut calls: Vec<_> = kernels().map(|kernel| of_kernel(kernel, seqlen)).collect();
-    for rung in Rung::ALL {
-        calls.extend(LADDER_DIMS.map(|dim| {
-            let name = rung.name();
-            let line = format!(
-                "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator {ONE_HEAD}"
-            );
-            Call::new(format!("{name}, D = {dim}"), None, &line)
-        }));
-    }
-    calls
+    let rungs = Rung::ALL.iter().map(|rung| rung.name());
+    let rungs = rungs.flat_map(|name| LADDER_DIMS.map(|dim| (name, dim)));
+    let rungs = rungs.map(|(name, dim)| Call {
+        name,
+        ladder_dim: Some(dim),
+        arguments: format!(
+            "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator {ONE_HEAD}"
+        ),
+    });
+    kernels()
+        .map(|kernel| of_kernel(kernel, seqlen))
+        .chain(rungs)
+        .collect()
 }
 
 const ONE_HEAD: &str = "--heads 1 --splits 1";
@@ -163,57 +158,39 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {MAX_HEAD_DIM}",
         ),
     };
-    Call::new(
-        name.to_owned(),
-        Some(name),
-        &format!("{line} --dtype {dtype}"),
-    )
+    Call {
+        name,
+        ladder_dim: None,
+        arguments: format!("{line} --dtype {dtype}"),
+    }
 }
 
 impl Call {
-    /// The kernel or rung that is counted.
-    fn name(&self) -> &str {
-        self.label.split(',').next().unwrap_or_default()
-    }
-
-    fn new(label: String, kernel: Option<&'static str>, line: &str) -> Self {
-        Call {
-            label,
-            kernel,
-            arguments: line.split_whitespace().map(str::to_owned).collect(),
+    fn label(&self) -> String {
+        match self.ladder_dim {
+            Some(dim) => format!("{}, D = {dim}", self.name),
+            None => self.name.to_owned(),
         }
     }
 
-    /// Counters of each launch that is counted, as the program prints them.
-    fn count(&self, host: &[&str]) -> Result<Vec<Value>> {
-        let mut command = shell::cargo();
-        command.args(["run"]).args(host).args(["--"]);
-        command.args(&self.arguments);
-        command.args(["--counters", "--json", "--check", "off"]);
-        let mut line: Value = serde_json::from_str(&shell::output(&mut command)?)?;
-        let launches = line["counters"].as_array_mut();
-        let mut launches = std::mem::take(launches.context("the command prints counters")?);
-        launches.retain(|launch| self.kernel.is_none_or(|name| launch["kernel"] == name));
-        ensure!(!launches.is_empty(), "{} was not launched", self.label);
-        Ok(launches)
+    /// Label and counters of each launch that is counted, as the program prints them.
+    fn launches(&self, host: &str) -> Result<Vec<(String, Value)>> {
+        let line = format!(
+            "run {host} -- {} --counters --json --check off",
+            self.arguments
+        );
+        let printed: Value = serde_json::from_str(&shell::output(&mut shell::cargo(&line))?)?;
+        let launches = printed["counters"].as_array();
+        let mut launches = launches.context("the command prints counters")?.clone();
+        launches.retain(|launch| self.ladder_dim.is_some() || launch["kernel"] == self.name);
+        let (label, of) = (self.label(), launches.len());
+        ensure!(of > 0, "{label} was not launched");
+        let label = |i| match of {
+            1 => label.clone(),
+            _ => format!("{label}, launch {} of {of}", i + 1),
+        };
+        Ok((0..).map(label).zip(launches).collect())
     }
-}
-
-/// Label and counters of each launch of some calls.
-fn count(calls: &[Call], host: &[&str]) -> Result<Vec<(String, Value)>> {
-    let mut counted = Vec::new();
-    for call in calls {
-        let launches = call.count(host)?;
-        let of = launches.len();
-        counted.extend(launches.into_iter().enumerate().map(|(i, launch)| {
-            let label = match of {
-                1 => call.label.clone(),
-                _ => format!("{}, launch {} of {of}", call.label, i + 1),
-            };
-            (label, launch)
-        }));
-    }
-    Ok(counted)
 }
 
 #[cfg(test)]
@@ -225,14 +202,14 @@ mod tests {
     #[test]
     fn every_kernel_is_counted_once() {
         let calls = calls(100);
-        let counted = |name: &str| calls.iter().filter(|call| call.label == name).count();
+        let counted = |name: &str| calls.iter().filter(|call| call.label() == name).count();
         for kernel in KERNELS
             .iter()
             .filter(|kernel| !["pack", "bulk_copy"].contains(&kernel.name))
         {
             assert_eq!(counted(kernel.name), 1, "{}", kernel.name);
         }
-        assert!(calls.iter().all(|call| name(call.name()).is_ok()));
+        assert!(calls.iter().all(|call| name(call.name).is_ok()));
         for rung in Rung::ALL.iter().map(|rung| rung.name()) {
             for dim in [64, 128] {
                 assert_eq!(counted(&format!("{rung}, D = {dim}")), 1, "{rung}");

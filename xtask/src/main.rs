@@ -5,14 +5,13 @@ mod build_ptx;
 mod count;
 mod layout;
 mod package;
-mod package_crate;
 mod profile;
 mod setup;
 mod shell;
+mod table;
 mod test;
 
 use clap::Parser;
-use std::process::ExitCode;
 
 /// Tasks of the project.
 #[derive(Parser)]
@@ -38,28 +37,24 @@ enum Task {
     Package(package::Arguments),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> anyhow::Result<()> {
     let task = Task::parse();
     // Tasks name files from the workspace's root.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
     match task {
-        Task::Setup => setup::run()?,
-        Task::BuildPtx(arguments) => build_ptx::run(&arguments)?,
-        Task::Test(arguments) => test::run(&arguments)?,
-        Task::Bench(arguments) => bench::run(&arguments)?,
-        Task::Plot(arguments) => bench::plot(&arguments)?,
-        Task::Profile(arguments) => return profile::run(&arguments),
-        Task::Layout(arguments) => {
-            if let Err(message) = layout::run(&arguments) {
-                return Ok(bad_input(&message));
-            }
-        }
-        Task::Package(arguments) => package::run(&arguments)?,
+        Task::Setup => setup::run(),
+        Task::BuildPtx(arguments) => build_ptx::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Bench(arguments) => bench::run("--results bench/RESULTS", &arguments.bench),
+        Task::Plot(arguments) => bench::run(
+            "plot --results bench/RESULTS --charts bench/charts",
+            &arguments.bench,
+        ),
+        Task::Profile(arguments) => profile::run(&arguments),
+        Task::Layout(arguments) => layout::run(&arguments).or_else(|message| {
+            eprintln!("error: {message}");
+            std::process::exit(2)
+        }),
+        Task::Package(arguments) => package::run(&arguments),
     }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn bad_input(message: &str) -> ExitCode {
-    eprintln!("error: {message}");
-    ExitCode::from(2)
 }

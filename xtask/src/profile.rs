@@ -4,7 +4,6 @@ use crate::{bench, count};
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
-use std::process::ExitCode;
 
 /// What to profile, and on what.
 #[derive(clap::Args)]
@@ -32,20 +31,16 @@ struct Emulator {
 }
 
 /// Counts on the emulator, or profiles one kernel on the GPU.
-pub fn run(Arguments { arguments }: &Arguments) -> Result<ExitCode> {
+pub fn run(Arguments { arguments }: &Arguments) -> Result<()> {
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     if has("--emulator") {
         let line = [OsString::from("profile")].into_iter();
-        let line = line.chain(arguments.iter().cloned());
-        let Emulator {
-            seqlen, kernels, ..
-        } = Emulator::parse_from(line);
-        count::run(seqlen, &kernels)?;
-    } else {
-        bench::profile(arguments)?;
-        if has("--help") || has("-h") {
-            println!("\nOr: {}", Emulator::command().render_help());
-        }
+        let emulator = Emulator::parse_from(line.chain(arguments.iter().cloned()));
+        return count::run(emulator.seqlen, &emulator.kernels);
     }
-    Ok(ExitCode::SUCCESS)
+    bench::run("profile --reports target/profiles", arguments)?;
+    if has("--help") || has("-h") {
+        println!("\nOr: {}", Emulator::command().render_help());
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::shell;
 use anyhow::{Result, bail};
 use kernel_builder::{Compiler, Error, ptxas};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A tool of the CUDA toolkit that PyPI has.
 struct Tool {
@@ -36,31 +36,20 @@ pub fn run() -> Result<()> {
             println!("kernel compiler: {} (installed)", compiler.rustc.display());
             // A host built without the kernels would stay without them.
             for profile in ["dev", "release"] {
-                shell::run(shell::cargo().args([
-                    "clean",
-                    "--quiet",
-                    "-p",
-                    "attention",
-                    "--profile",
-                    profile,
-                ]))?;
+                let line = format!("clean --quiet -p attention --profile {profile}");
+                shell::run(&mut shell::cargo(&line))?;
             }
         }
         Err(error) => bail!(error),
     }
-    if TOOLS
-        .iter()
-        .any(|tool| ptxas::find_tool(tool.name).is_none())
-    {
+    let found = TOOLS.iter().map(|tool| ptxas::find_tool(tool.name));
+    if found.clone().any(|path| path.is_none()) {
         install_tools();
     }
-    for tool in TOOLS {
-        match ptxas::find_tool(tool.name) {
-            Some(path) => println!("{}: {}", tool.name, path.display()),
-            None => println!(
-                "{}: none (needs Python 3 with pip); {}",
-                tool.name, tool.without
-            ),
+    for (Tool { name, without, .. }, path) in TOOLS.iter().zip(found) {
+        match path {
+            Some(path) => println!("{name}: {}", path.display()),
+            None => println!("{name}: none (needs Python 3 with pip); {without}"),
         }
     }
     Ok(())
@@ -68,30 +57,16 @@ pub fn run() -> Result<()> {
 
 /// rustup has the source of the toolchain in use; Debian has a compiler with its source.
 fn install_compiler() -> Result<Compiler> {
-    const DEBIAN: &[&str] = &["rustc-web", "rust-web-src"];
-    type Step = fn() -> Result<()>;
-    let ways: [(&str, Step); 2] = [
-        ("rustup", || {
-            shell::run(Command::new("rustup").args(["component", "add", "rust-src"]))
-        }),
-        ("apt-get", || {
-            shell::run(&mut as_root(&["apt-get", "update", "--quiet=2"]))?;
-            let install = [
-                "apt-get",
-                "install",
-                "--quiet=2",
-                "--yes",
-                "--no-install-recommends",
-            ];
-            shell::run(&mut as_root(&[&install, DEBIAN].concat()))
-        }),
-    ];
-    for (program, install) in ways {
+    const DEBIAN: &str = "rustc-web rust-web-src";
+    let install = format!("install --quiet=2 --yes --no-install-recommends {DEBIAN}");
+    let apt_get = ["update --quiet=2", &install].map(|line| as_root(&format!("apt-get {line}")));
+    let rustup = shell::command("rustup component add rust-src");
+    for (program, mut commands) in [("rustup", vec![rustup]), ("apt-get", apt_get.into())] {
         if !shell::exists(program) {
             continue;
         }
         println!("installing a compiler for the kernels with {program} ...");
-        if let Err(error) = install() {
+        if let Err(error) = commands.iter_mut().try_for_each(shell::run) {
             println!("{program}: {error}");
         }
         if let Ok(compiler) = Compiler::find() {
@@ -100,28 +75,25 @@ fn install_compiler() -> Result<Compiler> {
     }
     bail!(
         "no compiler for the kernels could be installed; install a rustc 1.95 or later with its \
-         library source (rustup component add rust-src, or Debian's {}), or name one in KERNEL_RUSTC",
-        DEBIAN.join(" ")
+         library source (rustup component add rust-src, or Debian's {DEBIAN}), or name one in KERNEL_RUSTC"
     )
 }
 
-fn as_root(arguments: &[&str]) -> Command {
-    let is_root = shell::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
+fn as_root(line: &str) -> Command {
+    let id = shell::output(&mut shell::command("id -u"));
+    let is_root = id.is_ok_and(|id| id.trim() == "0");
     let prefix = if is_root { "env" } else { "sudo" };
-    let mut command = Command::new(prefix);
-    command
-        .arg("DEBIAN_FRONTEND=noninteractive")
-        .args(arguments);
-    command.stdout(std::process::Stdio::null());
+    let line = format!("{prefix} DEBIAN_FRONTEND=noninteractive {line}");
+    let mut command = shell::command(&line);
+    command.stdout(Stdio::null());
     command
 }
 
 /// All at once: pip's `--target` takes the place of the folder that the packages share.
 fn install_tools() {
     println!("installing ptxas and nvdisasm with pip ...");
-    let mut pip = Command::new("python3");
+    let mut pip = shell::command("python3 -m pip install --quiet --no-deps --upgrade");
     pip.env("PIP_ROOT_USER_ACTION", "ignore");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]);
     pip.arg("--target").arg(ptxas::tools_dir());
     pip.args(TOOLS.iter().map(|tool| format!("{}>=13,<14", tool.package)));
     if let Err(error) = shell::run(&mut pip) {

@@ -1,11 +1,22 @@
 //! Running programs.
 
 use anyhow::{Context, Result, ensure};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-/// The cargo that runs this task.
-pub fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+/// A program and its arguments, the words of a line.
+pub fn command(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+/// The cargo that runs this task, and its arguments, the words of a line.
+pub fn cargo(line: &str) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(line.split_whitespace());
+    command
 }
 
 /// Runs a command, which shares the terminal.
@@ -20,7 +31,7 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// What a command prints; its standard error shares the terminal.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
-        .stderr(std::process::Stdio::inherit())
+        .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("cannot run {command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {}", output.status);
@@ -29,7 +40,6 @@ pub fn output(command: &mut Command) -> Result<String> {
 
 /// Whether a program can be run at all.
 pub fn exists(program: &str) -> bool {
-    let mut command = Command::new(program);
-    command.arg("--version");
-    command.output().is_ok_and(|output| output.status.success())
+    let output = Command::new(program).arg("--version").output();
+    output.is_ok_and(|output| output.status.success())
 }

@@ -17,10 +17,10 @@ pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace.
 pub fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
-    build_ptx::run(&build_ptx::Arguments::all())?;
-    shell::run(
-        shell::cargo()
-            .args(["test", "--workspace", "--features", LADDER])
-            .args(&arguments.cargo_test),
-    )
+    build_ptx::run(&build_ptx::Arguments {
+        ladder: true,
+        ..Default::default()
+    })?;
+    let mut cargo = shell::cargo(&format!("test --workspace --features {LADDER}"));
+    shell::run(cargo.args(&arguments.cargo_test))
 }
