@@ -9,6 +9,7 @@ use crate::instructions::{Arrival, Ballot};
 use crate::launch::Launch;
 use crate::mbarrier::Mbarriers;
 use crate::module::Instruction;
+use crate::pool::Pool;
 use crate::products::Products;
 use crate::registers::{LANES, Reg, Row, Value};
 use crate::shared::{Accessor, Shared};
@@ -101,6 +102,7 @@ pub(crate) struct Block<'a> {
     barriers: [Barrier; BARRIERS],
     mbarriers: Mbarriers,
     bulk: BulkCopies,
+    pool: Option<Pool>,
 }
 
 impl<'a> Block<'a> {
@@ -126,6 +128,10 @@ impl<'a> Block<'a> {
             barriers: Default::default(),
             mbarriers: Mbarriers::default(),
             bulk: BulkCopies::default(),
+            pool: launch
+                .kernel
+                .registers_at_launch
+                .map(|registers| Pool::new(registers, warps)),
         }
     }
 
@@ -155,12 +161,18 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Lets warps go on whose phase is complete by now.
+    /// Lets warps go on whose phase is complete by now, or for which there are enough registers.
     fn wake(&mut self) {
         for warp in &mut self.warps {
-            if let State::Polling { mbarrier, phase } = warp.state
-                && self.mbarriers.phase(mbarrier) != phase
-            {
+            let may_go_on = match warp.state {
+                State::Polling { mbarrier, phase } => self.mbarriers.phase(mbarrier) != phase,
+                State::AwaitingRegisters(count) => {
+                    let pool = self.pool.as_mut();
+                    pool.is_some_and(|pool| pool.resize(warp.index, count))
+                }
+                _ => false,
+            };
+            if may_go_on {
                 warp.state = State::Running;
             }
         }
@@ -293,18 +305,19 @@ impl<'a> Block<'a> {
                 let place = warps[index % WARPS].last;
                 let is_there = |warp: &Warp| warp.state == State::AtWarpgroup && warp.last == place;
                 if warps.iter().all(is_there) {
+                    for warp in &mut *warps {
+                        warp.state = State::Running;
+                        warp.advance();
+                    }
                     operation(&mut Warpgroup {
                         number,
                         warps,
                         shared: &mut self.shared,
+                        pool: self.pool.as_mut(),
                         line: instruction.line,
                         tally,
                         counters: self.launch.options.counters,
                     })?;
-                    for warp in warps {
-                        warp.state = State::Running;
-                        warp.advance();
-                    }
                 }
             }
         }
@@ -407,6 +420,12 @@ impl<'a> Block<'a> {
                 }
                 State::Polling { mbarrier, .. } => {
                     format!("for {}", self.mbarriers.describe(mbarrier))
+                }
+                State::AwaitingRegisters(count) => {
+                    let pool = self.pool.as_ref();
+                    let free = pool.map_or(0, |pool| pool.free);
+                    let owned = pool.map_or(0, |pool| pool.owned[index]);
+                    format!("for {count} registers, and has {owned}; {free} are free for one warp")
                 }
                 State::AtWarpgroup => "for the other warps of its warpgroup".to_owned(),
             };

@@ -271,6 +271,12 @@ pub enum Rule {
         /// Line of the `wgmma`.
         line: u32,
     },
+    /// A `setmaxnreg` that has no meaning.
+    #[error("{what}")]
+    RegistersMisused {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// An instruction of a warpgroup in a block that lacks one of its four warps.
     #[error("the block ends before the fourth warp of this warpgroup")]
     IncompleteWarpgroup,
@@ -316,7 +322,7 @@ pub enum Rule {
         /// What is wrong.
         what: &'static str,
     },
-    /// Warps wait for each other, or for bytes that no copy brings.
+    /// Warps wait for each other, for bytes that no copy brings, or for registers that nobody gives.
     #[error("no warp can go on: {waiting}")]
     Deadlock {
         /// What every warp waits for.

@@ -79,6 +79,7 @@ mod launch;
 mod mbarrier;
 mod memory;
 mod module;
+mod pool;
 mod products;
 mod registers;
 mod shared;

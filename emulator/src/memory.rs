@@ -6,9 +6,12 @@
 use crate::error::{Rule, Violation};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 const ADDRESS_BITS: u32 = 40;
+
+/// Generic address of a kernel's parameters, below all buffers.
+pub(crate) const PARAMETERS: u64 = 1 << (ADDRESS_BITS - 1);
 
 /// What kernels may do with a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +165,7 @@ impl Memory {
         let buffers = self.buffers.read().expect(POISONED);
         Global {
             buffers: buffers.by_id.clone(),
+            updating: Mutex::default(),
         }
     }
 }
@@ -180,6 +184,8 @@ impl Buffer {
 #[derive(Debug)]
 pub(crate) struct Global {
     buffers: BTreeMap<u64, Arc<Buffer>>,
+    /// Held by an atomic operation.
+    updating: Mutex<()>,
 }
 
 impl Global {
@@ -216,6 +222,25 @@ impl Global {
             to.store(WRITTEN | u16::from(*from), Relaxed);
         }
         Ok(())
+    }
+
+    /// Changes the `bytes` bytes at an address at once; what they were.
+    pub fn update(
+        &self,
+        lane: u32,
+        address: u64,
+        bytes: u32,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<u64, Box<Violation>> {
+        let _updating = self.updating.lock().expect(POISONED);
+        let mut value = [0; 8];
+        let value = &mut value[..bytes as usize];
+        self.read(lane, address, bytes, value)?;
+        let number = |value: &[u8]| value.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        let before = number(value);
+        value.copy_from_slice(&change(before).to_le_bytes()[..bytes as usize]);
+        self.write(lane, address, bytes, value)?;
+        Ok(before)
     }
 
     /// The bytes of a buffer that a kernel may write.

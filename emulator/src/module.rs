@@ -4,6 +4,7 @@ use crate::cfg::{Successors, reconvergence_points};
 use crate::decode::{Action, Decoder, Name, Scope};
 use crate::error::{Error, SyntaxError};
 use crate::instructions;
+use crate::pool::registers_at_launch;
 use crate::registers::{AnyReg, Pred, Reg, Registers};
 use crate::shared::SHARED_BASE;
 use crate::source::{Files, Location};
@@ -40,6 +41,8 @@ pub struct Kernel {
     parameters: Vec<Parameter>,
     /// The most threads of a block, from `.maxntid` or `.reqntid`.
     pub(crate) max_threads: Option<u32>,
+    /// Registers of a thread at its start, from the launch bounds.
+    pub(crate) registers_at_launch: Option<u32>,
     pub(crate) instructions: Vec<Instruction>,
     /// The registers of a warp at its start.
     pub(crate) registers: Registers,
@@ -77,6 +80,17 @@ impl ParameterType {
             ParameterType::Scalar(bytes) | ParameterType::Bytes(bytes) => bytes,
         }
     }
+}
+
+/// Launch bounds.
+#[derive(Default)]
+struct Bounds {
+    /// The most threads of a block.
+    threads: Option<u32>,
+    /// Blocks that a multiprocessor should hold.
+    blocks: Option<u32>,
+    /// The most registers of a thread.
+    registers: Option<u32>,
 }
 
 /// An instruction of a kernel.
@@ -331,7 +345,7 @@ impl<'a> Parser<'a> {
         let head = self
             .entry_head(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
-        let (name, parameters, max_threads) = head;
+        let (name, parameters, bounds) = head;
         let static_shared = self
             .lay_out_shared(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
@@ -344,18 +358,21 @@ impl<'a> Parser<'a> {
             files: Arc::default(),
             source: self.source.clone(),
             parameters,
-            max_threads,
+            max_threads: bounds.threads,
+            registers_at_launch: bounds.threads.map(|threads| {
+                registers_at_launch(threads, bounds.blocks.unwrap_or(1), bounds.registers)
+            }),
             instructions,
             registers: scope.registers,
             static_shared,
         })
     }
 
-    /// Reads what stands before the body: name, parameters, and the most threads of a block.
+    /// Reads what stands before the body.
     fn entry_head(
         &mut self,
         scope: &mut Scope<'a>,
-    ) -> Result<(String, Vec<Parameter>, Option<u32>), SyntaxError> {
+    ) -> Result<(String, Vec<Parameter>, Bounds), SyntaxError> {
         let name = self.cursor.word()?.to_owned();
         let mut parameters: Vec<Parameter> = Vec::new();
         let mut end = 0_u32;
@@ -370,7 +387,7 @@ impl<'a> Parser<'a> {
             scope.declare(parameter.name.clone(), meaning);
             parameters.push(parameter);
         }
-        let mut max_threads = None;
+        let mut bounds = Bounds::default();
         while !self.cursor.accept("{") {
             match self.cursor.take()? {
                 ".maxntid" | ".reqntid" => {
@@ -378,15 +395,14 @@ impl<'a> Parser<'a> {
                     while self.cursor.accept(",") {
                         threads = threads.saturating_mul(self.cursor.count()?);
                     }
-                    max_threads = Some(threads);
+                    bounds.threads = Some(threads);
                 }
-                ".minnctapersm" | ".maxnreg" => {
-                    self.cursor.count()?;
-                }
+                ".minnctapersm" => bounds.blocks = Some(self.cursor.count()?),
+                ".maxnreg" => bounds.registers = Some(self.cursor.count()?),
                 other => return Err(self.cursor.error(format!("{other:?} is not supported"))),
             }
         }
-        Ok((name, parameters, max_threads))
+        Ok((name, parameters, bounds))
     }
 
     fn parameter(&mut self, end: u32) -> Result<Parameter, SyntaxError> {

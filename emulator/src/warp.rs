@@ -19,6 +19,8 @@ pub(crate) enum State {
         mbarrier: usize,
         phase: u32,
     },
+    /// At a `setmaxnreg` to this count, until the block has enough.
+    AwaitingRegisters(u32),
     /// At an instruction of the warpgroup, until its other warps are there.
     AtWarpgroup,
     Exited,

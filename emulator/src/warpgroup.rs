@@ -3,6 +3,7 @@
 use crate::clocks::ALL_LANES;
 use crate::counters::Tally;
 use crate::error::{Rule, Violation};
+use crate::pool::Pool;
 use crate::registers::{Pred, Reg, Value};
 use crate::shared::{Accessor, Shared};
 use crate::warp::Warp;
@@ -15,6 +16,8 @@ pub(crate) struct Warpgroup<'a> {
     pub number: usize,
     pub warps: &'a mut [Warp],
     pub shared: &'a mut Shared,
+    /// The block's registers; none in a kernel without launch bounds.
+    pub pool: Option<&'a mut Pool>,
     /// The instruction's line.
     pub line: u32,
     pub tally: &'a mut Tally,

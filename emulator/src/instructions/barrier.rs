@@ -79,12 +79,17 @@ impl BarrierUse {
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match d.opcode() {
-        "bar.sync" | "bar.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" => {
-            of_block(d, true)
-        }
+        "bar.sync"
+        | "bar.cta.sync"
+        | "barrier.sync"
+        | "barrier.sync.aligned"
+        | "barrier.cta.sync"
+        | "barrier.cta.sync.aligned" => of_block(d, true),
         "bar.arrive"
         | "bar.cta.arrive"
+        | "barrier.arrive"
         | "barrier.arrive.aligned"
+        | "barrier.cta.arrive"
         | "barrier.cta.arrive.aligned" => of_block(d, false),
         "bar.red.or.pred" | "bar.cta.red.or.pred" => voting(d, Vote::Or),
         "bar.red.and.pred" | "bar.cta.red.and.pred" => voting(d, Vote::And),

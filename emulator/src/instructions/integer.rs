@@ -18,6 +18,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         "u64" => of_64::arithmetic(d, name, false),
         "b16" => of_16::logic(d, name),
         "b32" if name == "prmt" => ternary(d, permute),
+        "b32" if name.starts_with("shf.") => funnel(d, name),
         "b32" => of_32::logic(d, name),
         "b64" => of_64::logic(d, name),
         "pred" => predicates(d, name),
@@ -161,6 +162,20 @@ macro_rules! width {
 width!(of_16, u16, i16, u32, i32);
 width!(of_32, u32, i32, u64, i64);
 width!(of_64, u64, i64, u64, i64);
+
+/// `shf`: the low word `a` and the high word `b` shifted together, by up to 32 bits.
+fn funnel(d: &mut Decoder, name: &str) -> Decoded {
+    let both = |a: u32, b: u32| u64::from(b) << 32 | u64::from(a);
+    match name {
+        "shf.l.wrap" => ternary(d, move |a, b, n: u32| (both(a, b) << (n % 32) >> 32) as u32),
+        "shf.l.clamp" => ternary(d, move |a, b, n: u32| {
+            (both(a, b) << n.min(32) >> 32) as u32
+        }),
+        "shf.r.wrap" => ternary(d, move |a, b, n: u32| (both(a, b) >> (n % 32)) as u32),
+        "shf.r.clamp" => ternary(d, move |a, b, n: u32| (both(a, b) >> n.min(32)) as u32),
+        _ => Ok(None),
+    }
+}
 
 /// `prmt`: four bytes chosen among the eight of `a` and `b`, or their signs.
 fn permute(a: u32, b: u32, selector: u32) -> u32 {

@@ -3,6 +3,7 @@
 //! Each family's `decode` looks at an opcode. For an opcode of the family it takes the operands and
 //! returns the closure that executes the instruction.
 
+mod atomic;
 mod barrier;
 mod bulk;
 mod control;
@@ -16,7 +17,9 @@ mod mbarrier;
 mod memory;
 mod mma;
 mod movement;
+mod setmaxnreg;
 mod shuffle;
+mod stmatrix;
 mod tensor_copy;
 mod wgmma;
 
@@ -46,6 +49,9 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     fence::decode,
     wgmma::decode,
     tensor_copy::decode,
+    setmaxnreg::decode,
+    atomic::decode,
+    stmatrix::decode,
 ];
 
 /// Turns a statement into an action.

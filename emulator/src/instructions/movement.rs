@@ -1,7 +1,9 @@
-//! `mov`, `selp`, `ld.param`, `cvta`: values that only change place.
+//! `mov`, `selp`, `ld.param`, `cvta`: values that only change place. The address of a parameter is its
+//! offset, as a generic address from [`PARAMETERS`] on.
 
 use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder, Name};
+use crate::memory::PARAMETERS;
 use crate::registers::{AnyReg, Reg, Value};
 use crate::syntax::Operand;
 
@@ -18,6 +20,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         ("selp", "b32" | "u32" | "s32" | "f32") => select::<u32>(d),
         ("selp", "b64" | "u64" | "s64" | "f64") => select::<u64>(d),
         ("cvta.to.global" | "cvta.global", "u64") => unary(d, |a: u64| a),
+        ("cvta.param", "u64") => unary(d, |a: u64| a.wrapping_add(PARAMETERS)),
         ("ld.param", _) => load_parameter(d, kind),
         _ => Ok(None),
     }
@@ -30,16 +33,16 @@ fn mov<T: Value>(d: &mut Decoder) -> Decoded {
         [to, Operand::Name(name)] if name.starts_with('%') && d.scope.find(name).is_none() => {
             special::<T>(d, to, name)
         }
-        [to, Operand::Name(name)] if matches!(d.scope.find(name), Some(Name::Shared(_))) => {
-            let Some(Name::Shared(address)) = d.scope.find(name) else {
-                unreachable!("matched above")
-            };
-            let to: Reg<T> = d.register(to)?;
-            lanes(move |c| {
-                c.write(to, [T::truncate(u64::from(address)); 32]);
-                Ok(())
-            })
-        }
+        [to, Operand::Name(name)] => match d.scope.find(name) {
+            Some(Name::Shared(address) | Name::Parameter(address, _)) => {
+                let to: Reg<T> = d.register(to)?;
+                lanes(move |c| {
+                    c.write(to, [T::truncate(u64::from(address)); 32]);
+                    Ok(())
+                })
+            }
+            _ => unary(d, |a: T| a),
+        },
         _ => unary(d, |a: T| a),
     }
 }

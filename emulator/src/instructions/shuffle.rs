@@ -1,4 +1,4 @@
-//! `shfl.sync`, `redux.sync` and `vote.sync`: values between the lanes of a warp.
+//! `shfl.sync`, `redux.sync`, `vote.sync` and `elect.sync`: values between the lanes of a warp.
 
 use super::lanes;
 use crate::block::Context;
@@ -25,6 +25,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         "vote.sync.any.pred" => vote(d, |set, _| set != 0),
         "vote.sync.uni.pred" => vote(d, |set, members| set == 0 || set == members),
         "vote.sync.ballot.b32" => ballot(d),
+        "elect.sync" => elect(d),
         _ => Ok(None),
     }
 }
@@ -140,6 +141,31 @@ fn ballot(d: &mut Decoder) -> Decoded {
         let members = members(c, mask)?;
         let set = c.warp.registers.read_predicate(a, c.active)? & members;
         c.write(to, [set; LANES]);
+        Ok(())
+    })
+}
+
+/// `elect.sync d|p, members`: one member, the same one for equal members, which the seed chooses. Its
+/// lane in `d`, and `p` true there alone.
+fn elect(d: &mut Decoder) -> Decoded {
+    let [Operand::Pair(to, is_elected), mask] = d.operands()? else {
+        return Err("expected a register or _, a predicate and the members".to_owned());
+    };
+    d.require_target(90)?;
+    let to: Option<Reg<u32>> = match *to {
+        "_" => None,
+        to => Some(d.register(&Operand::Name(to))?),
+    };
+    let (is_elected, mask) = (d.named_predicate(is_elected)?, d.source(mask)?);
+    lanes(move |c| {
+        let members = members(c, mask)?;
+        let number = c.launch.options.seed % u64::from(members.count_ones().max(1));
+        let elected = lanes_of(members).nth(number as usize).unwrap_or(0) as u32;
+        if let Some(to) = to {
+            c.write(to, [elected; LANES]);
+        }
+        let registers = &mut c.warp.registers;
+        registers.write_predicate(is_elected, c.active, 1 << elected);
         Ok(())
     })
 }

@@ -10,6 +10,7 @@ use crate::block::Context;
 use crate::bulk::Place;
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
+use crate::memory::PARAMETERS;
 use crate::registers::{Reg, Row};
 use crate::syntax::Operand;
 use crate::tensor_map::{MAP_ALIGNMENT, MAP_BYTES, TensorMap};
@@ -142,8 +143,19 @@ impl TensorBoxes {
 
 fn read_map(c: &Context, lane: usize, address: u64) -> Result<TensorMap, Box<Violation>> {
     let (lane, mut bytes) = (lane as u32, [0; MAP_BYTES]);
-    let global = &c.launch.global;
-    global.read(lane, address, MAP_ALIGNMENT, &mut bytes)?;
+    // A map may lie in global memory or among the parameters.
+    let offset = address.wrapping_sub(PARAMETERS) as usize;
+    match c
+        .launch
+        .parameters
+        .get(offset..offset.saturating_add(MAP_BYTES))
+    {
+        Some(map) if address.is_multiple_of(u64::from(MAP_ALIGNMENT)) => bytes.copy_from_slice(map),
+        _ => c
+            .launch
+            .global
+            .read(lane, address, MAP_ALIGNMENT, &mut bytes)?,
+    }
     let map = TensorMap::decode(&bytes);
     map.map_err(|what| Violation::at(Rule::InvalidTensorMap { what }, lane, address))
 }

@@ -1,6 +1,7 @@
 //! Each instruction family by hand-written kernels, against what the PTX manual says. A file has the name of its
 //! family in `emulator/src/instructions`.
 
+mod atomic;
 mod barrier;
 mod control;
 mod convert;
@@ -11,7 +12,9 @@ mod ldmatrix;
 mod memory;
 mod mma;
 mod movement;
+mod setmaxnreg;
 mod shuffle;
+mod stmatrix;
 
 use crate::tiny::warp;
 

@@ -1,6 +1,7 @@
-//! `shfl.sync`, `redux.sync` and `vote.sync`.
+//! `shfl.sync`, `redux.sync`, `vote.sync` and `elect.sync`.
 
-use crate::tiny::warp;
+use crate::tiny::{module, run_module, warp};
+use emulator::Options;
 
 #[test]
 fn shuffles() {
@@ -61,4 +62,23 @@ fn reductions_and_votes() {
         out.iter()
             .all(|words| words[..5] == [31, 31, 0xc000_0000, 1, 0])
     );
+}
+
+#[test]
+fn one_lane_is_elected() {
+    let body = "elect.sync %r0|%p0, 0xffffffff; elect.sync _|%p1, 0xffffffff;
+        selp.b32 %r1, 1, 0, %p0; selp.b32 %r2, 1, 0, %p1;
+        st.global.b32 [%out], %r0; st.global.b32 [%out+4], %r1; st.global.b32 [%out+8], %r2;";
+    let text = module(body).replace("sm_80", "sm_90");
+    for seed in [0, 7, 40] {
+        let options = Options {
+            seed,
+            ..Options::default()
+        };
+        let out = run_module(&text, 32, &[0], &options).unwrap();
+        for (lane, words) in out.iter().enumerate() {
+            let elected = u32::from(lane as u64 == seed % 32);
+            assert_eq!(words[..3], [(seed % 32) as u32, elected, elected]);
+        }
+    }
 }

@@ -1,0 +1,52 @@
+//! `atom`: read and change of global memory that no other atomic comes between.
+
+use super::memory::address;
+use super::{for_each_lane, lanes};
+use crate::decode::{Decoded, Decoder};
+use crate::registers::{Reg, Value};
+
+pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    let Some(modifiers) = d.opcode().strip_prefix("atom.") else {
+        return Ok(None);
+    };
+    // The order of other accesses to global memory is not modelled.
+    let orders = [
+        "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys",
+    ];
+    let mut rest: Vec<_> = modifiers.split('.').collect();
+    rest.retain(|modifier| !orders.contains(modifier));
+    match rest.as_slice() {
+        ["global", "add", "u32" | "s32"] => update(d, u32::wrapping_add),
+        ["global", "add", "u64"] => update(d, u64::wrapping_add),
+        ["global", "add", "f32"] => {
+            update(d, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits())
+        }
+        // Counts up to the operand, then from 0 again.
+        ["global", "inc", "u32"] => update(d, |a: u32, b| if a >= b { 0 } else { a + 1 }),
+        _ => Ok(None),
+    }
+}
+
+/// `d, [at], b`: the value at an address, which becomes `f(value, b)`.
+fn update<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> T + Send + Sync + 'static) -> Decoded {
+    let [to, at, b] = d.operands()?;
+    let (to, at): (Reg<T>, _) = (d.register(to)?, address(d, at, false)?);
+    let b: Reg<T> = d.source(b)?;
+    lanes(move |c| {
+        let (at, b) = (at.read(c)?, c.read(b)?);
+        let bytes = T::BITS / 8;
+        if c.launch.options.counters {
+            c.tally.count_global(c.active, &at, bytes, true);
+        }
+        let mut before = [T::default(); 32];
+        for_each_lane(c.active, |lane| {
+            let change = |value| f(T::truncate(value), b[lane]).widen();
+            let global = &c.launch.global;
+            let value = global.update(lane as u32, at[lane], bytes, change)?;
+            before[lane] = T::truncate(value);
+            Ok(())
+        })?;
+        c.write(to, before);
+        Ok(())
+    })
+}
