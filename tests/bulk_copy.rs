@@ -1,7 +1,7 @@
 //! The kernel for `sm_90a`, on an emulated H100 and on GPUs of compute capability 9.0.
 
 use attention::emulator::Options;
-use attention::plan::{Plan, Step};
+use attention::plan::Steps;
 use attention::{Class, Device, Tensor, f16};
 use kernels::abi::{BULK_BYTES, BulkCopyParams};
 use kernels::catalog::{self, BulkCopy, Family};
@@ -45,20 +45,9 @@ fn flips_signs(device: &Device, pieces: u32, blocks: u32) -> Outcome {
         pieces,
         blocks,
     };
-    let shared_bytes = kernel.shared_bytes();
-    let step = Step::new(
-        kernel.into(),
-        u128::from(blocks),
-        shared_bytes,
-        &params,
-        &[],
-    )?;
-    let plan = Plan {
-        kernel: kernel.name,
-        splits: 1,
-        steps: vec![step],
-        workspace_bytes: 0,
-    };
+    let (mut steps, blocks) = (Steps::default(), u128::from(blocks));
+    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    let plan = steps.finish(kernel.name, 1);
     // SAFETY: the parameters are the kernel's, and the buffers outlive the call.
     unsafe { plan.run(device, std::ptr::null_mut())? };
     let copied = to.to_vec()?;

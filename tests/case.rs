@@ -236,12 +236,13 @@ impl Case {
             }
         }
         let lse = Array3::from_shape_vec(problem.lse_shape(), lse.elements().collect())?;
+        let elements = |tensor: &Guarded<T, 4>| tensor.elements().collect::<Vec<_>>();
         let forward = Forward {
             problem: &problem,
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
-            o: o.view(),
+            q: &elements(&q),
+            k: &elements(&k),
+            v: &elements(&v),
+            o: &elements(&o),
             lse: lse.as_slice().expect("row-major"),
             acc: self
                 .ladder_on(device)

@@ -1,8 +1,8 @@
 //! What only the emulator shows: every schedule of the warps is clean, and launches move what the algorithm moves.
 
 use attention::emulator::{Counters, Options};
-use attention::plan::Plan;
-use attention::{Class, Device, Tensor, TensorRef, pack};
+use attention::plan::Steps;
+use attention::{Class, Device, RawTensor, Tensor};
 use kernels::abi::PackParams;
 use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;
@@ -159,24 +159,17 @@ fn packed_kernels_read_keys_once(kernel: &Kernel, forward: &Forward) -> Outcome 
     PASSED
 }
 
-/// A tensor of this shape, read through the pack kernel.
-fn packed(
-    device: &Device,
-    shape: [usize; 4],
-    from: TensorRef,
-) -> Result<Vec<u16>, libtest_mimic::Failed> {
-    let mut copy = Tensor::<u16>::zeros(device, shape)?;
-    let (mut step, _) = pack(from, shape, &mut Default::default())?;
+/// A tensor, read through the pack kernel.
+fn packed(device: &Device, from: RawTensor) -> Result<Vec<u16>, libtest_mimic::Failed> {
+    let mut copy = Tensor::<u16>::zeros(device, from.shape)?;
+    let mut steps = Steps::default();
+    steps.pack(from)?;
+    let mut plan = steps.finish("pack", 1);
+    plan.workspace_bytes = 0;
     // To memory that can be read, in place of a workspace.
-    let to = offset_of!(PackParams, to);
+    let (step, to) = (&mut plan.steps[0], offset_of!(PackParams, to));
     step.params[to..to + 8].copy_from_slice(&copy.address_mut().to_ne_bytes());
     step.places.clear();
-    let plan = Plan {
-        kernel: step.entry.name,
-        splits: 1,
-        steps: vec![step],
-        workspace_bytes: 0,
-    };
     // SAFETY: the step has its kernel's own parameters; the tensor behind `from` and the copy live.
     unsafe { plan.run(device, std::ptr::null_mut())? };
     Ok(copy.to_vec()?)
@@ -195,9 +188,9 @@ pub fn copies_are_of_every_element(device: &Device) -> Outcome {
     ] {
         let [batch, heads, rows, dim] = shape;
         let index = |b: usize, h: usize, i: usize| {
-            b as i64 * strides[0] + h as i64 * strides[1] + i as i64 * strides[2]
+            b as isize * strides[0] + h as isize * strides[1] + i as isize * strides[2]
         };
-        let corners: Vec<i64> = (0..8)
+        let corners: Vec<isize> = (0..8)
             .map(|c| {
                 let last = |bit: usize, extent: usize| (c >> bit & 1) * (extent - 1);
                 index(last(0, batch), last(1, heads), last(2, rows))
@@ -209,13 +202,13 @@ pub fn copies_are_of_every_element(device: &Device) -> Outcome {
         let elements = (high - low) as usize + dim + 1;
         let data: Vec<u16> = (0..elements).map(|n| ((n * 40503) >> 3) as u16).collect();
         let buffer = Tensor::new(device, [elements], &data)?;
-        let from = TensorRef {
-            address: buffer.address() + 2 + 2 * low.unsigned_abs(),
-            batch_stride: strides[0],
-            head_stride: strides[1],
-            row_stride: strides[2],
+        let [batch_stride, head_stride, row_stride] = strides;
+        let from = RawTensor {
+            address: buffer.address() + 2 + 2 * low.unsigned_abs() as u64,
+            shape,
+            strides: [batch_stride, head_stride, row_stride, 1],
         };
-        let copy = packed(device, shape, from)?;
+        let copy = packed(device, from)?;
         for (n, copied) in copy.chunks(dim).enumerate() {
             let (b, h, i) = (n / rows / heads, n / rows % heads, n % rows);
             let start = (index(b, h, i) - low) as usize + 1;
@@ -233,23 +226,21 @@ fn copies_reach_far() -> Outcome {
     let rows: [Vec<u16>; 2] = [(0..16).collect(), (16..32).collect()];
     let [first, second] = [&rows[0], &rows[1]].map(|row| Tensor::new(&device, [16], row));
     let (first, second) = (first?, second?);
-    let apart = (second.address() as i64 - first.address() as i64) / 2;
+    let apart = (second.address() as isize - first.address() as isize) / 2;
     assert!(apart > 1 << 32);
     for axis in 0..3 {
         let mut shape = [1, 1, 1, 16];
         shape[axis] = 2;
         for (from, apart, order) in [(&first, apart, [0, 1]), (&second, -apart, [1, 0])] {
-            let mut strides = [8; 3];
+            let mut strides = [8, 8, 8, 1];
             strides[axis] = apart;
-            let [batch_stride, head_stride, row_stride] = strides;
-            let from = TensorRef {
+            let from = RawTensor {
                 address: from.address(),
-                batch_stride,
-                head_stride,
-                row_stride,
+                shape,
+                strides,
             };
             let expected = order.map(|n| rows[n].clone()).concat();
-            assert_eq!(packed(&device, shape, from)?, expected, "axis {axis}");
+            assert_eq!(packed(&device, from)?, expected, "axis {axis}");
         }
     }
     PASSED
@@ -260,13 +251,12 @@ fn copies_move_no_more_than_needed() -> Outcome {
     for dim in [8, 40, 128] {
         let device = Device::emulator(counting())?;
         let buffer = Tensor::new(&device, [256 * dim + 1], &vec![1_u16; 256 * dim + 1])?;
-        let from = TensorRef {
+        let from = RawTensor {
             address: buffer.address() + 2,
-            batch_stride: 1,
-            head_stride: 128 * dim as i64,
-            row_stride: dim as i64,
+            shape: [1, 2, 128, dim],
+            strides: [1, 128 * dim as isize, dim as isize, 1],
         };
-        packed(&device, [1, 2, 128, dim], from)?;
+        packed(&device, from)?;
         let launches = device.counters();
         let (_, counters) = &launches[0];
         let bytes = 2 * 256 * dim as u64;

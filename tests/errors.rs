@@ -68,7 +68,7 @@ fn zero_sizes(device: &Device) -> Outcome {
         let mut sizes = [2; 5];
         sizes[axis] = 0;
         let error = refused(device, shapes(sizes), argument)?;
-        assert_eq!(error, Error::Zero { argument });
+        assert_eq!(error, Error::Zero(argument));
     }
     PASSED
 }
@@ -178,8 +178,9 @@ fn strides(device: &Device) -> Outcome {
         let error = attention.forward_into(q, k, v, &mut o, &mut lse);
         assert_eq!(
             error,
-            Err(Error::DimStride {
+            Err(Error::Stride {
                 argument,
+                axis: "dim",
                 stride: 5
             })
         );
@@ -188,8 +189,9 @@ fn strides(device: &Device) -> Outcome {
     let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
     assert_eq!(
         error,
-        Err(Error::DimStride {
+        Err(Error::Stride {
             argument: "o",
+            axis: "dim",
             stride: 5
         })
     );
@@ -211,7 +213,7 @@ fn strides(device: &Device) -> Outcome {
     let mut o = tensor(device, SHAPE)?;
     let mut lse = Tensor::from_buffer(device.upload(&[0_f32; 64])?, 0, [1, 2, 5], [12, 6, 1])?;
     let error = attention.forward_into(&input, &input, &input, &mut o, &mut lse);
-    assert_eq!(error, Err(Error::NotContiguous { argument: "lse" }));
+    assert_eq!(error, Err(Error::NotContiguous("lse")));
     PASSED
 }
 

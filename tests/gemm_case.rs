@@ -3,7 +3,7 @@
 use crate::{Guarded, Outcome, PASSED, harness};
 use attention::check::Comparison;
 use attention::gemm::check::{Product, check};
-use attention::{Accumulation, Device, Dtype, Element, Gemm, GemmProblem, Strided, bf16, f16};
+use attention::{Accumulation, Device, Dtype, Element, Gemm, GemmProblem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::Array2;
 use rand::rngs::StdRng;
@@ -184,9 +184,9 @@ impl GemmCase {
         let product = Product {
             problem,
             accumulation: self.accumulation,
-            a: rows_of(&a),
-            b: rows_of(&b),
-            c: rows_of(&c),
+            a: &elements(&a, k),
+            b: &elements(&b, k),
+            c: &elements(&c, n),
         };
         let all = |extent| (0..extent).collect::<Vec<_>>();
         let worst = check(&product, &all(m), &all(n)).expect("elements");
@@ -207,12 +207,10 @@ impl GemmCase {
     }
 }
 
-/// A matrix as the one head of a tensor.
-fn rows_of<T: bytemuck::Pod>(matrix: &Guarded<T, 2>) -> Strided<'_, T> {
-    let (data, offset, [row_stride, _]) = matrix.parts();
-    Strided {
-        data,
-        offset,
-        strides: [0, 0, row_stride],
+/// The first columns of a matrix, row-major.
+fn elements<T: bytemuck::Pod>(matrix: &Guarded<T, 2>, columns: usize) -> Vec<T> {
+    match columns {
+        0 => Vec::new(),
+        _ => matrix.elements().collect(),
     }
 }

@@ -1,6 +1,6 @@
 //! Tensors in guarded memory: every write outside an element shows, and every use of what lies outside.
 
-use attention::{Device, Error, Strided, Tensor};
+use attention::{Device, Error, Tensor};
 use bytemuck::Pod;
 
 /// Elements before and after a tensor.
@@ -114,26 +114,5 @@ impl<T: Pod, const R: usize> Guarded<T, R> {
             position as usize
         };
         (0..self.shape.iter().product()).map(position).collect()
-    }
-}
-
-impl<T: Pod> Guarded<T, 2> {
-    /// The memory, the index of the first element in it, and the strides.
-    #[must_use]
-    pub fn parts(&self) -> (&[T], usize, [isize; 2]) {
-        (&self.data, self.offset, self.strides)
-    }
-}
-
-impl<T: Pod> Guarded<T, 4> {
-    /// A view of the elements.
-    #[must_use]
-    pub fn view(&self) -> Strided<'_, T> {
-        let [batch, head, row, _] = self.strides;
-        Strided {
-            data: &self.data,
-            offset: self.offset,
-            strides: [batch, head, row],
-        }
     }
 }

@@ -100,17 +100,11 @@ fn raw_addresses_of_tensors(device: &Device) -> Outcome {
     let mut o = Tensor::<f16>::zeros(device, q.shape())?;
     let mut lse = Tensor::<f32, 3>::zeros(device, [BATCH, HEADS, ROWS])?;
     let raw = RawForward {
-        q: q.as_raw()?,
-        k: k.as_raw()?,
-        v: v.as_raw()?,
-        o: o.as_raw_mut()?,
-        lse: lse.address_mut(),
-        batch: BATCH,
-        heads: HEADS,
-        kv_heads: HEADS,
-        seqlen_q: ROWS,
-        seqlen_kv: ROWS,
-        dim: DIM,
+        q: q.as_raw(),
+        k: k.as_raw(),
+        v: v.as_raw(),
+        o: o.as_raw_mut(),
+        lse: lse.as_raw_mut(),
     };
     // SAFETY: all tensors live on, hold elements of these types on this device, and overlap in no
     // element; the null stream is the one that their data was copied on.

@@ -1,8 +1,6 @@
 //! What can go wrong, and with which argument.
 
 use crate::tensor::Dtype;
-use kernels::abi::MAX_DEPTH;
-use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::{MAX_HEAD_DIM, Target};
 
 /// An attention call, allocation or device that could not be had.
@@ -13,11 +11,8 @@ pub enum Error {
     #[error("dim is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
     Dim(usize),
     /// An argument that must be at least 1.
-    #[error("{argument} is 0; it must be at least 1")]
-    Zero {
-        /// Name of the argument.
-        argument: &'static str,
-    },
+    #[error("{0} is 0; it must be at least 1")]
+    Zero(&'static str),
     /// Query heads that cannot be shared out among the key/value heads.
     #[error("heads is {heads}; it must be a multiple of kv_heads, which is {kv_heads}")]
     Heads {
@@ -26,17 +21,16 @@ pub enum Error {
         /// Key/value heads.
         kv_heads: usize,
     },
-    /// A sequence whose row numbers do not fit a kernel's integers.
-    #[error("{argument} is {value}; it must be at most {MAX_SEQLEN}")]
+    /// A size that does not fit a kernel's integers.
+    #[error("{argument} is {value}; it must be at most {max}")]
     TooLong {
         /// Name of the argument.
         argument: &'static str,
         /// Its value.
         value: usize,
+        /// The largest allowed.
+        max: u32,
     },
-    /// A matrix product whose sums are too long for a kernel's integers.
-    #[error("k is {0}; it must be at most {MAX_DEPTH}")]
-    Depth(usize),
     /// Products that cannot be added up in f16.
     #[error("accumulation in f16 is for f16 inputs; for others it must be in f32")]
     Accumulation,
@@ -44,11 +38,8 @@ pub enum Error {
     #[error("no kernel computes {}, only f16 and bf16; use the CPU", .0.name())]
     NoKernels(Dtype),
     /// A tensor with more bytes than the address space holds.
-    #[error("the size of {argument} overflows; use smaller sizes")]
-    Overflow {
-        /// Name of the tensor.
-        argument: &'static str,
-    },
+    #[error("the size of {0} overflows; use smaller sizes")]
+    Overflow(&'static str),
     /// More blocks than one launch can have.
     #[error("the sizes make {blocks} blocks; {kernel} can launch at most {max}")]
     Grid {
@@ -72,20 +63,14 @@ pub enum Error {
         /// Shape it has.
         found: Vec<usize>,
     },
-    /// A tensor whose rows are not contiguous.
-    #[error("{argument} has stride {stride} in dim; it must be 1")]
-    DimStride {
+    /// A tensor or matrix with gaps in its rows.
+    #[error("{argument} has stride {stride} in {axis}; it must be 1")]
+    Stride {
         /// Name of the tensor.
         argument: &'static str,
-        /// Its last stride.
-        stride: isize,
-    },
-    /// A matrix with gaps in its rows.
-    #[error("{argument} has stride {stride} along its rows; it must be 1")]
-    RowElements {
-        /// Name of the matrix.
-        argument: &'static str,
-        /// Its last stride.
+        /// Name of the last axis.
+        axis: &'static str,
+        /// Its stride.
         stride: isize,
     },
     /// An output with two elements at one place.
@@ -97,11 +82,8 @@ pub enum Error {
         strides: Vec<isize>,
     },
     /// A tensor that must be row-major without gaps.
-    #[error("{argument} is not contiguous; it must be row-major without gaps")]
-    NotContiguous {
-        /// Name of the tensor.
-        argument: &'static str,
-    },
+    #[error("{0} is not contiguous; it must be row-major without gaps")]
+    NotContiguous(&'static str),
     /// A tensor on another device than the other arguments.
     #[error("{argument} is on {found}; it must be on the device of the others, {expected}")]
     DeviceMismatch {
@@ -214,17 +196,11 @@ pub enum Error {
         reason: String,
     },
     /// A kernel for GPUs on the CPU.
-    #[error("kernel {kernel} runs on CUDA devices and the emulator, not on the CPU")]
-    NotOnCpu {
-        /// Name of the kernel.
-        kernel: String,
-    },
+    #[error("kernel {0} runs on CUDA devices and the emulator, not on the CPU")]
+    NotOnCpu(String),
     /// A kernel of matrix products in an attention call.
-    #[error("kernel {kernel} multiplies matrices")]
-    Multiplies {
-        /// Name of the kernel.
-        kernel: String,
-    },
+    #[error("kernel {0} multiplies matrices")]
+    Multiplies(String),
     /// A program whose build found no compiler for the kernels.
     #[error(
         "this program was built without GPU kernels: they need rustc 1.95 or later with its library source \
@@ -292,15 +268,47 @@ pub enum Error {
         message: String,
     },
     /// The emulator stopped a kernel, or could not load it.
-    #[error("emulator: {report}")]
-    Emulator {
-        /// The emulator's report.
-        report: String,
-    },
+    #[error("emulator: {0}")]
+    Emulator(String),
 }
 
 /// Result of a fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// The error of a kernel that does not serve the problem or the device.
+    pub fn unsuitable(kernel: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::UnsuitableKernel {
+            kernel: kernel.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// The error of a name that no kernel has; `names` are all there are. Lists the three most similar to it, best
+    /// first.
+    pub fn unknown_kernel(name: &str, names: impl Iterator<Item = &'static str>) -> Self {
+        let mut near: Vec<_> = names
+            .map(|known| (strsim::jaro_winkler(known, name), known))
+            .filter(|&(similarity, _)| similarity > 0.7)
+            .collect();
+        near.sort_by(|a, b| b.0.total_cmp(&a.0));
+        Error::UnknownKernel {
+            name: name.to_owned(),
+            near: near.into_iter().take(3).map(|(_, known)| known).collect(),
+        }
+    }
+}
+
+pub(crate) fn expect_at_most(argument: &'static str, value: usize, max: u32) -> Result<()> {
+    if value <= max as usize {
+        return Ok(());
+    }
+    Err(Error::TooLong {
+        argument,
+        value,
+        max,
+    })
+}
 
 fn near_names(near: &[&str]) -> String {
     match near {

@@ -41,17 +41,12 @@ mod tensor;
 pub use ::emulator;
 pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
-pub use forward::{
-    Attention, Planner, Problem, RawForward, check, choice as kernel, cpu, reference,
-};
+pub use forward::{Attention, Planner, Problem, RawForward, check, choice as kernel, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
-pub use kernels::abi::MatrixRef;
-pub use kernels::abi::TensorRef;
 pub use kernels::catalog::class::Class;
-pub use pack::pack;
 pub use plan::Plan;
 pub use tensor::{
-    Buffer, Dtype, Element, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
-    TensorView, TensorViewMut, TileMut,
+    Buffer, Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView,
+    TensorViewMut,
 };

@@ -62,16 +62,6 @@ pub struct Entry {
 }
 
 impl Plan {
-    /// The plan of a call that launches nothing.
-    pub(crate) fn without_steps(kernel: &'static str) -> Self {
-        Plan {
-            kernel,
-            splits: 1,
-            steps: Vec::new(),
-            workspace_bytes: 0,
-        }
-    }
-
     /// Queues all steps on a stream; on the emulator, runs them.
     ///
     /// # Errors
@@ -85,9 +75,7 @@ impl Plan {
         let Some(gpu) = device.gpu() else {
             return match self.steps.first() {
                 None => Ok(()),
-                Some(_) => Err(Error::NotOnCpu {
-                    kernel: self.kernel.to_owned(),
-                }),
+                Some(_) => Err(Error::NotOnCpu(self.kernel.to_owned())),
             };
         };
         // It is freed in the order of the stream, after all steps are queued or one has failed to be.
@@ -132,7 +120,7 @@ impl Step {
     ///
     /// # Errors
     /// If there are more blocks than a launch can have.
-    pub fn new<P: NoUninit>(
+    pub(crate) fn new<P: NoUninit>(
         entry: Entry,
         blocks: u128,
         shared_bytes: u32,
@@ -186,23 +174,25 @@ pub(crate) fn grid(kernel: &'static str, blocks: u128) -> Result<u32> {
     }
 }
 
-/// The workspace of a plan, as it is shared out; addresses in it count from its start.
+/// A plan in the making: its steps, and how they share the workspace.
 #[derive(Debug, Default)]
-pub struct Workspace {
-    /// Bytes so far.
-    pub bytes: usize,
+pub struct Steps {
+    /// Launches so far, in order.
+    pub(crate) steps: Vec<Step>,
+    /// [Places](Step::places) in the parameter block of the launches to come.
+    pub(crate) places: Vec<usize>,
+    /// Bytes of the workspace so far.
+    bytes: usize,
 }
 
-impl Workspace {
-    pub(crate) const OVERFLOW: Error = Error::Overflow {
-        argument: "the workspace",
-    };
+impl Steps {
+    pub(crate) const OVERFLOW: Error = Error::Overflow("the workspace");
 
-    /// The place of as many bytes as the product says: a multiple of 256.
+    /// Reserves as many bytes as the product says. Gives their offset in the workspace: a multiple of 256.
     ///
     /// # Errors
     /// If the size overflows.
-    pub fn reserve(&mut self, bytes: [usize; 3]) -> Result<u64> {
+    pub(crate) fn reserve(&mut self, bytes: [usize; 3]) -> Result<u64> {
         let start = self.bytes.checked_next_multiple_of(256);
         let bytes = bytes.into_iter().try_fold(1, usize::checked_mul);
         let end = start
@@ -211,11 +201,38 @@ impl Workspace {
         self.bytes = end.ok_or(Self::OVERFLOW)?;
         Ok(start.ok_or(Self::OVERFLOW)? as u64)
     }
+
+    /// Adds a launch.
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have.
+    pub fn launch<P: NoUninit>(
+        &mut self,
+        entry: Entry,
+        blocks: u128,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<()> {
+        let step = Step::new(entry, blocks, shared_bytes, params, &self.places)?;
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// The plan, whose work the kernel of this name does.
+    #[must_use]
+    pub fn finish(self, kernel: &'static str, splits: u32) -> Plan {
+        Plan {
+            kernel,
+            splits,
+            steps: self.steps,
+            workspace_bytes: self.bytes,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Entry, MAX_BLOCKS, Step, Workspace};
+    use super::{Entry, MAX_BLOCKS, Step, Steps};
     use crate::error::Error;
     use kernels::catalog::Target;
 
@@ -229,14 +246,14 @@ mod tests {
 
     #[test]
     fn workspaces_are_shared_out() {
-        let mut workspace = Workspace::default();
+        let mut steps = Steps::default();
         let places = [[3, 5, 2], [1, 0, 7], [1, 1, 256], [2, 2, 2]];
-        let places = places.map(|bytes| workspace.reserve(bytes));
+        let places = places.map(|bytes| steps.reserve(bytes));
         assert_eq!(places, [Ok(0), Ok(256), Ok(256), Ok(512)]);
-        assert_eq!(workspace.bytes, 520);
+        assert_eq!(steps.bytes, 520);
         for bytes in [[1 << 40, 1 << 40, 1], [usize::MAX, 1, 1], [1 << 62, 2, 2]] {
-            assert_eq!(workspace.reserve(bytes), Err(Workspace::OVERFLOW));
-            assert_eq!(workspace.bytes, 520);
+            assert_eq!(steps.reserve(bytes), Err(Steps::OVERFLOW));
+            assert_eq!(steps.bytes, 520);
         }
     }
 

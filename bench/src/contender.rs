@@ -6,8 +6,7 @@ use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result};
 use attention::check::{self, Forward};
 use attention::{
-    Accumulation, Attention, Device, Element, Error, Problem, RawForward, Strided, Tensor, kernel,
-    random,
+    Accumulation, Attention, Device, Element, Error, Problem, RawForward, Tensor, kernel, random,
 };
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
@@ -174,10 +173,10 @@ impl<T: Element> Bench<T> {
         let [q, k, v] = &self.host;
         let forward = Forward {
             problem: &self.problem,
-            q: Strided::contiguous(q, self.problem.q_shape()),
-            k: Strided::contiguous(k, self.problem.kv_shape()),
-            v: Strided::contiguous(v, self.problem.kv_shape()),
-            o: Strided::contiguous(&o, self.problem.q_shape()),
+            q,
+            k,
+            v,
+            o: &o,
             lse: &lse,
             acc,
         };

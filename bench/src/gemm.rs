@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
-    Accumulation, Device, Element, Gemm, GemmProblem, RawGemm, Strided, Tensor, bf16, f16, random,
+    Accumulation, Device, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -181,9 +181,9 @@ impl<T: Element> Products<T> {
             let product = Product {
                 problem,
                 accumulation: shape.acc,
-                a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
-                b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
-                c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
+                a: &a,
+                b: &b,
+                c: &c,
             };
             let worst = check(&product, &rows, &columns).context("no elements to check")?;
             let name = &products.calls[i].0;

@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::Result;
 use attention::check::{Forward, check, sample_rows};
-use attention::{Dtype, Element, Problem, Strided, Tensor, bf16, f16};
+use attention::{Dtype, Element, Problem, Tensor, bf16, f16};
 use serde::Serialize;
 use std::fmt;
 
@@ -114,10 +114,10 @@ fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Resul
         progress.stage(&format!("checking {name}"));
         let forward = Forward {
             problem: &problem,
-            q: Strided::contiguous(&inputs.q, problem.q_shape()),
-            k: Strided::contiguous(&inputs.k, problem.kv_shape()),
-            v: Strided::contiguous(&inputs.v, problem.kv_shape()),
-            o: Strided::contiguous(&o, problem.q_shape()),
+            q: &inputs.q,
+            k: &inputs.k,
+            v: &inputs.v,
+            o: &o,
             lse: &lse,
             acc: choice.acc,
         };

@@ -11,8 +11,7 @@ use attention::check::Comparison;
 use attention::gemm::check::{Product, check, sample};
 use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
-    Accumulation, Device, Dtype, Element, Gemm, GemmProblem, RawGemm, Strided, Tensor, bf16, f16,
-    random,
+    Accumulation, Device, Dtype, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
 use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
 use kernels::catalog::KERNELS;
@@ -159,9 +158,9 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         let product = Product {
             problem: *problem,
             accumulation: args.acc,
-            a: Strided::contiguous(&a, [1, 1, problem.m, problem.k]),
-            b: Strided::contiguous(&b, [1, 1, problem.n, problem.k]),
-            c: Strided::contiguous(&c, [1, 1, problem.m, problem.n]),
+            a: &a,
+            b: &b,
+            c: &c,
         };
         let count = args.run.check.rows();
         let rows = sample(problem.m, count, args.run.seed);

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 fn tip(error: &Error) -> Option<String> {
     Some(match error {
         Error::NotOnCpu { .. } => "; type --device emulator".to_owned(),
-        Error::Multiplies { kernel } => format!("; type gemm --kernel {kernel}"),
+        Error::Multiplies(kernel) => format!("; type gemm --kernel {kernel}"),
         Error::UnknownKernel { near, .. } if near.is_empty() => {
             "; --list-kernels prints them all".to_owned()
         }

@@ -3,7 +3,6 @@
 use crate::catalog::{Kernel, variants};
 use crate::options::{OStore, Rung, Swizzles};
 use crate::params::Options;
-use attention::kernel::nearest;
 use attention::{Accumulation, Device, Error, Facts, Problem, Result};
 use kernels::catalog::{Dtype, MAX_HEAD_DIM};
 use std::fmt;
@@ -78,10 +77,7 @@ impl Ladder {
     pub fn named(name: &str) -> Result<Self> {
         let rungs = || Rung::ALL.iter().map(|rung| rung.name());
         let rung = Rung::ALL.iter().find(|rung| rung.name() == name);
-        let rung = rung.ok_or_else(|| Error::UnknownKernel {
-            name: name.to_owned(),
-            near: nearest(name, rungs()),
-        });
+        let rung = rung.ok_or_else(|| Error::unknown_kernel(name, rungs()));
         Ok(Ladder::new(*rung?))
     }
 
@@ -127,9 +123,7 @@ impl Ladder {
         facts: Option<&'a Facts>,
     ) -> Result<(Chosen, &'a Facts)> {
         self.check_options(dtype, problem.dim)?;
-        let facts = facts.ok_or_else(|| Error::NotOnCpu {
-            kernel: self.name().to_owned(),
-        })?;
+        let facts = facts.ok_or_else(|| Error::NotOnCpu(self.name().to_owned()))?;
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
@@ -255,10 +249,7 @@ impl Ladder {
     }
 
     fn unsuitable(&self, reason: impl Into<String>) -> Error {
-        Error::UnsuitableKernel {
-            kernel: self.name().to_owned(),
-            reason: reason.into(),
-        }
+        Error::unsuitable(self.name(), reason)
     }
 }
 

@@ -202,9 +202,7 @@ fn push<T>(table: &Mutex<Vec<T>>, value: T) -> Handle {
 }
 
 fn failure(error: ::emulator::Error) -> Error {
-    Error::Emulator {
-        report: error.to_string(),
-    }
+    Error::Emulator(error.to_string())
 }
 
 /// A panic while one of these is locked leaves nothing half-changed.

@@ -218,7 +218,7 @@ impl Eq for Device {}
 mod tests {
     use super::{Device, Facts};
     use crate::error::Error;
-    use crate::plan::{Plan, Step};
+    use crate::plan::Steps;
     use ::emulator::Options;
     use kernels::abi::ForwardParams;
     use kernels::catalog::KERNELS;
@@ -236,15 +236,14 @@ mod tests {
         let large = kernels.find(|kernel| kernel.shared_bytes() > most);
         let large = large.expect("an A100's");
         let params = ForwardParams::default();
-        let step = Step::new(large.into(), 1, large.shared_bytes(), &params, &[]);
-        let plan = Plan {
-            steps: vec![step.expect("one block")],
-            ..Plan::without_steps(large.name)
-        };
+        let mut steps = Steps::default();
+        let launched = steps.launch(large.into(), 1, large.shared_bytes(), &params);
+        launched.expect("one block");
+        let plan = steps.finish(large.name, 1);
         // SAFETY: the emulator refuses the launch, and checks every access of one that it does not.
         let refused = unsafe { plan.run(&device, std::ptr::null_mut()) };
         match refused {
-            Err(Error::Emulator { report }) => assert!(report.contains("101376"), "{report}"),
+            Err(Error::Emulator(report)) => assert!(report.contains("101376"), "{report}"),
             other => panic!("{other:?}"),
         }
     }

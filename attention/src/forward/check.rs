@@ -35,7 +35,7 @@
 
 use super::Problem;
 use super::reference::{Reference, round};
-use crate::tensor::{Dtype, Element, Strided};
+use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
 use rand::rngs::StdRng;
@@ -44,20 +44,20 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What a forward pass read and wrote, in host memory.
+/// What a forward pass read and wrote: row-major tensors in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'a, T> {
     /// Sizes and options.
     pub problem: &'a Problem,
     /// `[batch, heads, seqlen_q, dim]`.
-    pub q: Strided<'a, T>,
+    pub q: &'a [T],
     /// `[batch, kv_heads, seqlen_kv, dim]`.
-    pub k: Strided<'a, T>,
+    pub k: &'a [T],
     /// `[batch, kv_heads, seqlen_kv, dim]`.
-    pub v: Strided<'a, T>,
+    pub v: &'a [T],
     /// `[batch, heads, seqlen_q, dim]`.
-    pub o: Strided<'a, T>,
-    /// Row-major `[batch, heads, seqlen_q]`.
+    pub o: &'a [T],
+    /// `[batch, heads, seqlen_q]`.
     pub lse: &'a [f32],
     /// What products were summed in.
     pub acc: Accumulation,
@@ -131,10 +131,14 @@ pub fn all_rows(problem: &Problem) -> Vec<usize> {
 /// and of the others about one half anywhere and one half at the edges of tiles.
 #[must_use]
 pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
-    let seqlen = problem.seqlen_q;
-    let total = problem.batch * problem.heads * seqlen;
+    sample(problem.batch * problem.heads, problem.seqlen_q, count, seed)
+}
+
+/// [`sample_rows`] of `heads` heads of `seqlen` rows.
+pub(crate) fn sample(heads: usize, seqlen: usize, count: usize, seed: u64) -> Vec<usize> {
+    let total = heads * seqlen;
     if count >= total {
-        return all_rows(problem);
+        return (0..total).collect();
     }
     let mut rng = StdRng::seed_from_u64(seed);
     let mut rows = BTreeSet::from([0, total - 1]);
@@ -144,7 +148,7 @@ pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
         } else {
             let edge = rng.random_range(0..=seqlen / 64) * 64;
             let row = edge.saturating_sub(rng.random_range(0..2)).min(seqlen - 1);
-            rng.random_range(0..total / seqlen) * seqlen + row
+            rng.random_range(0..heads) * seqlen + row
         });
     }
     rows.into_iter().collect()
@@ -154,19 +158,19 @@ pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
 /// pool.
 ///
 /// # Panics
-/// If `rows` is empty, or if a view or `lse` is smaller than the problem says.
+/// If `rows` is empty, or if a tensor has another size than the problem says.
 #[must_use]
 pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     let p = forward.problem;
-    let kv_head = |&row: &usize| {
-        let head = row / p.seqlen_q;
-        [head / p.heads, p.kv_head(head % p.heads)]
-    };
-    let by_kv_head: Vec<&[usize]> = rows.chunk_by(|a, b| kv_head(a) == kv_head(b)).collect();
+    let kv_head = |row: usize| row / p.seqlen_q / p.group();
+    let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
     let deviation = by_kv_head
         .into_par_iter()
         .flat_map(|rows| {
-            let reference = Reference::new(p, forward.k, forward.v, kv_head(&rows[0]));
+            let elements = p.seqlen_kv * p.dim;
+            let [k, v] = [forward.k, forward.v]
+                .map(|tensor| &tensor[kv_head(rows[0]) * elements..][..elements]);
+            let reference = Reference::new(p, k, v);
             let deviations: Vec<_> = rows
                 .par_iter()
                 .map(|&row| Deviation::of_row(forward, &reference, row))
@@ -206,12 +210,9 @@ impl Deviation {
             row / p.seqlen_q % p.heads,
             row % p.seqlen_q,
         ];
-        let widen = |tensor: Strided<T>| -> Array1<f64> {
-            tensor
-                .row(b, h, i, p.dim)
-                .iter()
-                .map(|x| f64::from(x.to_f32()))
-                .collect()
+        let widen = |tensor: &[T]| -> Array1<f64> {
+            let elements = tensor[row * p.dim..][..p.dim].iter();
+            elements.map(|x| f64::from(x.to_f32())).collect()
         };
         let (q, o, lse) = (
             widen(forward.q),
@@ -301,9 +302,9 @@ mod tests {
     use super::super::cpu;
     use super::Problem;
     use super::{Element, Forward, Report, all_rows, check, sample_rows};
-    use crate::tensor::{Strided, StridedMut};
     use half::f16;
     use kernels::catalog::Accumulation;
+    use ndarray::{Array4, ArrayView4};
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
     use rand_distr::StandardNormal;
@@ -318,7 +319,6 @@ mod tests {
         causal: true,
         scale: 0.5,
     };
-    const STRIDES: [isize; 3] = [2 * 70 * 8, 70 * 8, 8];
     /// `[1, 1, 60]`, in the middle of a tile.
     const ROW: usize = 3 * 70 + 60;
 
@@ -331,26 +331,28 @@ mod tests {
                 .collect()
         };
         let (q, k, v) = (random(4 * 70 * 8), random(2 * 65 * 8), random(2 * 65 * 8));
-        let [q, k, v] = [
-            Strided::contiguous(&q, PROBLEM.q_shape()),
-            Strided::contiguous(&k, PROBLEM.kv_shape()),
-            Strided::contiguous(&v, PROBLEM.kv_shape()),
-        ];
-        let (mut o, mut lse) = (
-            vec![T::from_f32(f32::NAN); q.data.len()],
-            vec![f32::NAN; 4 * 70],
+        let view = |data, shape| ArrayView4::from_shape(shape, data).expect("row-major");
+        let (q_shape, kv_shape) = (PROBLEM.q_shape(), PROBLEM.kv_shape());
+        let mut o = Array4::from_elem(q_shape, T::from_f32(f32::NAN));
+        let mut lse = vec![f32::NAN; 4 * 70];
+        let [k_view, v_view] = [&k, &v].map(|data| view(data, kv_shape));
+        cpu::forward(
+            &PROBLEM,
+            view(&q, q_shape),
+            k_view,
+            v_view,
+            o.view_mut(),
+            &mut lse,
         );
-        let o_view = StridedMut::new(&mut o, 0, PROBLEM.q_shape(), STRIDES);
-        cpu::forward(&PROBLEM, q, k, v, o_view, &mut lse);
+        let mut o = o.into_raw_vec_and_offset().0;
         spoil(&mut o, &mut lse);
-        let o = Strided::contiguous(&o, PROBLEM.q_shape());
         check(
             &Forward {
                 problem: &PROBLEM,
-                q,
-                k,
-                v,
-                o,
+                q: &q,
+                k: &k,
+                v: &v,
+                o: &o,
                 lse: &lse,
                 acc: Accumulation::Single,
             },
@@ -465,14 +467,12 @@ mod tests {
             }
             lse[i] = ((m + l.log2()) * std::f64::consts::LN_2) as f32;
         }
-        let [q, o] = [&q, &o].map(|data| Strided::contiguous(data, p.q_shape()));
-        let [k, v] = [&k, &v].map(|data| Strided::contiguous(data, p.kv_shape()));
         let forward = Forward {
             problem: p,
-            q,
-            k,
-            v,
-            o,
+            q: &q,
+            k: &k,
+            v: &v,
+            o: &o,
             lse: &lse,
             acc: Accumulation::Half,
         };

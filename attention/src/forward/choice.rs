@@ -1,7 +1,7 @@
 //! Which kernel computes a problem.
 
 use super::Problem;
-use super::schedule::{group, request};
+use super::schedule::request;
 use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::gemm;
@@ -9,7 +9,7 @@ pub use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Family, Forward, KERNELS, Kernel, Kind};
+use kernels::catalog::{self, Family, KERNELS, Kernel, Kind};
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
@@ -20,14 +20,13 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<
     let Some(facts) = device.facts() else {
         return Ok(vec![CPU]);
     };
-    let dtype = dtype.of_kernels()?;
+    let default = select(&request(dtype.of_kernels()?, problem, facts));
     let mut kernels: Vec<_> = KERNELS
         .iter()
         .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
         .filter(|kernel| kernel.target().runs_on(facts.compute_capability))
-        .filter(|kernel| fits(kernel, facts))
+        .filter(|kernel| facts.fits(kernel.shared_bytes()))
         .collect();
-    let default = select(&request(dtype, problem, facts));
     kernels.sort_by_key(|&kernel| Some(kernel) != default);
     Ok(kernels.iter().map(|kernel| kernel.name).collect())
 }
@@ -37,89 +36,71 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<
 /// # Errors
 /// If there is no such kernel (the error lists similar names), or says why it cannot.
 pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
-    match device.facts() {
-        None => resolve_cpu(name, dtype, problem),
-        Some(facts) => resolve(Some(name), dtype.of_kernels()?, problem, facts).map(|_| ()),
-    }
+    resolve(Some(name), dtype, problem, device.facts()).map(|_| ())
 }
 
-/// The kernel of that name, or the best one, for a CUDA device or the emulator.
+/// The kernel of that name, or the best one, for a device with these facts. The CPU has neither facts nor a
+/// kernel.
 pub(crate) fn resolve(
     name: Option<&str>,
-    dtype: catalog::Dtype,
+    dtype: Dtype,
     problem: &Problem,
-    facts: &Facts,
-) -> Result<&'static Kernel> {
-    let kernel = match name {
-        None => select(&request(dtype, problem, facts)).ok_or(Error::Dim(problem.dim))?,
-        Some(CPU) => return Err(unsuitable(CPU, "runs on the CPU only")),
+    facts: Option<&Facts>,
+) -> Result<Option<&'static Kernel>> {
+    let kernel_dtype = facts.map(|_| dtype.of_kernels()).transpose()?;
+    let named = match name.filter(|&name| name != CPU || facts.is_some()) {
+        None => None,
+        Some(CPU) => return Err(Error::unsuitable(CPU, "runs on the CPU only")),
         Some(name) => {
             let kernel = find(name)?;
             if let Some(reason) = obstacle(kernel, dtype, problem) {
-                return Err(unsuitable(name, reason));
+                return Err(Error::unsuitable(name, reason));
             }
-            kernel
+            Some(kernel)
         }
     };
-    if fits(kernel, facts) {
-        return Ok(kernel);
+    let Some((facts, dtype)) = facts.zip(kernel_dtype) else {
+        return match named {
+            None => Ok(None),
+            Some(kernel) => Err(Error::NotOnCpu(kernel.name.to_owned())),
+        };
+    };
+    let best = || select(&request(dtype, problem, facts));
+    let kernel = named.or_else(best).ok_or(Error::Dim(problem.dim))?;
+    if facts.fits(kernel.shared_bytes()) {
+        return Ok(Some(kernel));
     }
-    let counterpart = |forward: &Forward| {
+    let instead = kernel.forward().map(|forward| {
         let counterpart = forward.counterpart(facts.class());
         catalog::kernel(Family::Forward(counterpart))
-    };
-    let instead = kernel.forward().map(counterpart);
+    });
     Err(Error::SharedMemory {
         kernel: kernel.name,
         needed: kernel.shared_bytes(),
         available: facts.shared.block,
         instead: instead
-            .filter(|instead| fits(instead, facts))
+            .filter(|instead| facts.fits(instead.shared_bytes()))
             .map(|instead| instead.name),
     })
 }
 
-/// Whether a device has the shared memory for a kernel's blocks.
-fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
-    facts.fits(kernel.shared_bytes())
-}
-
-/// Checks that `name` is one that the CPU goes by; of another kernel, says first what it would lack on any
-/// device.
-pub(crate) fn resolve_cpu(name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
-    if name == CPU {
-        return Ok(());
-    }
-    let dtype = dtype.of_kernels()?;
-    match obstacle(find(name)?, dtype, problem) {
-        Some(reason) => Err(unsuitable(name, reason)),
-        None => Err(Error::NotOnCpu {
-            kernel: name.to_owned(),
-        }),
-    }
-}
-
 /// Looks a GPU kernel up by name.
 fn find(name: &str) -> Result<&'static Kernel> {
-    if [gemm::SIMPLE, gemm::MULTISTAGE].contains(&name) {
-        return Err(multiplies(name));
-    }
-    match catalog::named(name).ok_or_else(|| unknown(name))? {
-        kernel if kernel.gemm().is_some() => Err(multiplies(name)),
-        kernel => Ok(kernel),
-    }
-}
-
-/// No kernel has that name.
-pub(crate) fn unknown(name: &str) -> Error {
-    Error::UnknownKernel {
-        name: name.to_owned(),
-        near: near(name),
+    let products = [gemm::SIMPLE, gemm::MULTISTAGE];
+    match catalog::named(name) {
+        _ if products.contains(&name) => Err(Error::Multiplies(name.to_owned())),
+        Some(kernel) if kernel.gemm().is_some() => Err(Error::Multiplies(name.to_owned())),
+        Some(kernel) => Ok(kernel),
+        None => {
+            let names = KERNELS.iter().map(|kernel| kernel.name);
+            let names = names.chain([CPU]).chain(products);
+            Err(Error::unknown_kernel(name, names))
+        }
     }
 }
 
 /// Why a kernel cannot compute a problem.
-fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option<String> {
+fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
     let forward = match kernel.family {
         Family::Forward(forward) => forward,
         Family::Combine(_) => {
@@ -130,7 +111,7 @@ fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option
         Family::BulkCopy(_) => return Some("copies numbers".to_owned()),
     };
     let dim = problem.dim;
-    if forward.dtype != dtype {
+    if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
     } else if !forward.kind.serves(problem.causal) {
@@ -145,7 +126,7 @@ fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option
     } else if forward.kind == Kind::Wide && !is_wide(dim as u32) {
         Some(format!("serves dim above 256, not {dim}"))
     } else if forward.kind.is_packed()
-        && problem.seqlen_q as u128 * group(problem) as u128 > u128::from(MAX_SEQLEN)
+        && problem.seqlen_q as u128 * problem.group() as u128 > u128::from(MAX_SEQLEN)
     {
         let rows = "seqlen_q * heads / kv_heads";
         Some(format!("serves {rows} up to {MAX_SEQLEN}"))
@@ -154,45 +135,13 @@ fn obstacle(kernel: &Kernel, dtype: catalog::Dtype, problem: &Problem) -> Option
     }
 }
 
-/// A kernel of matrix products.
-fn multiplies(name: &str) -> Error {
-    Error::Multiplies {
-        kernel: name.to_owned(),
-    }
-}
-
-fn unsuitable(name: &str, reason: impl Into<String>) -> Error {
-    Error::UnsuitableKernel {
-        kernel: name.to_owned(),
-        reason: reason.into(),
-    }
-}
-
-/// The names of kernels most similar to `name`, best first; none if none is similar.
-fn near(name: &str) -> Vec<&'static str> {
-    let names = KERNELS.iter().map(|kernel| kernel.name);
-    let others = [CPU, gemm::SIMPLE, gemm::MULTISTAGE];
-    nearest(name, names.chain(others))
-}
-
-/// Of some names the three most similar to `name`, best first; none if none is similar.
-#[must_use]
-pub fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
-    let mut near: Vec<_> = names
-        .map(|known| (strsim::jaro_winkler(known, name), known))
-        .filter(|&(similarity, _)| similarity > 0.7)
-        .collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0));
-    near.into_iter().take(3).map(|(_, known)| known).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{CPU, resolve, resolve_cpu};
+    use super::{CPU, resolve};
     use crate::device::Facts;
     use crate::error::{Error, Result};
     use crate::forward::Problem;
-    use kernels::catalog::Dtype;
+    use crate::tensor::Dtype;
     use kernels::catalog::class::{Class, SharedMemory};
 
     const H100: Facts = Facts::emulated(Class::Sm90);
@@ -208,7 +157,8 @@ mod tests {
         kv: [usize; 4],
     ) -> Result<&'static str> {
         let problem = Problem::new(q, kv, kv, false, None).expect("valid");
-        resolve(name, Dtype::F16, &problem, facts).map(|kernel| kernel.name)
+        let kernel = resolve(name, Dtype::F16, &problem, Some(facts))?;
+        Ok(kernel.expect("not on the CPU").name)
     }
 
     fn named(name: &str) -> Result<&'static str> {
@@ -297,7 +247,7 @@ mod tests {
     fn an_unknown_kernel_has_near_names() {
         let shape = [1, 2, 500, 64];
         let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-        let near = |name| match resolve_cpu(name, Dtype::F16.into(), &problem) {
+        let near = |name| match resolve(Some(name), Dtype::F16, &problem, None) {
             Err(Error::UnknownKernel { near, .. }) => near,
             other => panic!("{name}: {other:?}"),
         };

@@ -1,8 +1,9 @@
 //! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, a task for each tile of query rows.
 
 use super::Problem;
-use crate::tensor::{Element, Strided, StridedMut};
-use ndarray::{Array2, ArrayView2, ArrayViewMut1, Axis, Zip, linalg::general_mat_mul, s};
+use crate::tensor::Element;
+use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
+use ndarray::{linalg::general_mat_mul, s};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -19,52 +20,50 @@ const BC: usize = 128;
 /// even if its key or value is NaN; a row that sees no key gets `o = 0` and `lse = -inf`.
 ///
 /// # Panics
-/// If a tensor or `lse` is smaller than the problem says.
+/// If a tensor or `lse` has another size than the problem says.
 pub fn forward<T: Element>(
     p: &Problem,
-    q: Strided<T>,
-    k: Strided<T>,
-    v: Strided<T>,
-    o: StridedMut<T>,
+    q: ArrayView4<T>,
+    k: ArrayView4<T>,
+    v: ArrayView4<T>,
+    mut o: ArrayViewMut4<T>,
     lse: &mut [f32],
 ) {
-    assert_eq!(lse.len(), p.batch * p.heads * p.seqlen_q, "length of lse");
-    let lse_tiles = lse
-        .par_chunks_mut(p.seqlen_q)
-        .flat_map(|head| head.par_chunks_mut(BR));
-    let o_tiles = o.into_tiles(BR);
-    o_tiles
-        .into_par_iter()
-        .zip(lse_tiles.collect::<Vec<_>>())
-        .for_each(|(mut o, lse)| {
-            let (batch, head) = (o.batch, o.head);
-            let rows = o.first..o.first + o.rows();
-            let mut tile = Tile::new(load(q, batch, head, rows.clone(), p.dim));
-            tile.attend(p, rows.start, |keys| {
-                let kv_head = p.kv_head(head);
-                [k, v].map(|tensor| load(tensor, batch, kv_head, keys.clone(), p.dim))
+    let mut o: Vec<_> = o.rows_mut().into_iter().collect();
+    assert_eq!(lse.len(), o.len(), "length of lse");
+    let heads = o.par_chunks_mut(p.seqlen_q);
+    let heads = heads.zip(lse.par_chunks_mut(p.seqlen_q)).enumerate();
+    heads.for_each(|(head, (o, lse))| {
+        let (batch, head) = (head / p.heads, head % p.heads);
+        let q = q.slice(s![batch, head, .., ..]);
+        let [k, v] = [&k, &v].map(|tensor| tensor.slice(s![batch, p.kv_head(head), .., ..]));
+        let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
+        tiles.enumerate().for_each(|(tile, (o, lse))| {
+            let first = tile * BR;
+            let mut tile = Tile::new(widen(q.slice(s![first..first + o.len(), ..])));
+            tile.attend(p, first, |keys| {
+                [k, v].map(|tensor| widen(tensor.slice(s![keys.clone(), ..])))
             });
             tile.finish(lse);
-            for (i, row) in tile.o.rows().into_iter().enumerate() {
-                T::from_f32_slice(row.as_slice().expect("row-major"), o.row_mut(i));
+            for (row, o) in tile.o.rows().into_iter().zip(o) {
+                let o = o.as_slice_mut().expect("unit stride in dim");
+                T::from_f32_slice(row.as_slice().expect("row-major"), o);
             }
         });
+    });
 }
 
-/// Rows of one head in `f32`, as `[rows, dim]`.
-fn load<T: Element>(
-    tensor: Strided<T>,
-    batch: usize,
-    head: usize,
-    rows: Range<usize>,
-    dim: usize,
-) -> Array2<f32> {
-    let mut tile = Array2::zeros((rows.len(), dim));
-    for (i, mut row) in rows.zip(tile.rows_mut()) {
-        let row = row.as_slice_mut().expect("row-major");
-        T::to_f32_slice(tensor.row(batch, head, i, dim), row);
+/// Rows in `f32`.
+///
+/// # Panics
+/// If the elements of a row do not lie side by side.
+pub fn widen<T: Element>(rows: ArrayView2<T>) -> Array2<f32> {
+    let mut wide = Array2::zeros(rows.raw_dim());
+    for (row, mut wide) in rows.rows().into_iter().zip(wide.rows_mut()) {
+        let row = row.as_slice().expect("unit stride in a row");
+        T::to_f32_slice(row, wide.as_slice_mut().expect("row-major"));
     }
-    tile
+    wide
 }
 
 /// The online softmax of some query rows over the keys seen so far.

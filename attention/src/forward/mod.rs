@@ -2,7 +2,7 @@
 
 pub mod check;
 pub mod choice;
-pub mod cpu;
+pub(crate) mod cpu;
 mod options;
 pub(crate) mod plan;
 mod problem;

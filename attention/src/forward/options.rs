@@ -6,13 +6,11 @@ use super::plan::{Planner, plan};
 use super::problem::Problem;
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{CPU, Plan};
+use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
-    Dtype, Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
-    expect_device, expect_shape,
+    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
 use half::{bf16, f16};
-use kernels::abi::TensorRef;
 use std::sync::Arc;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
@@ -58,62 +56,31 @@ enum Wanted {
 }
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
-///
-/// Strides count elements; dim has stride 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RawForward {
-    /// Queries, `[batch, heads, seqlen_q, dim]`.
-    pub q: TensorRef,
+    /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
+    pub q: RawTensor,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
-    pub k: TensorRef,
+    pub k: RawTensor,
     /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
-    pub v: TensorRef,
+    pub v: RawTensor,
     /// Output, `[batch, heads, seqlen_q, dim]`.
-    pub o: TensorRef,
-    /// Address of the row log-sum-exp, `f32[batch, heads, seqlen_q]`, contiguous.
-    pub lse: u64,
-    /// Independent sequences.
-    pub batch: usize,
-    /// Query heads, a multiple of `kv_heads`.
-    pub heads: usize,
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Queries per head.
-    pub seqlen_q: usize,
-    /// Keys per head.
-    pub seqlen_kv: usize,
-    /// Elements of a query, key or value.
-    pub dim: usize,
+    pub o: RawTensor,
+    /// Row log-sum-exp, `f32[batch, heads, seqlen_q]`, contiguous.
+    pub lse: RawTensor<3>,
 }
 
 impl RawForward {
     /// Row-major tensors at address 0: enough to [plan](Attention::plan) a call whose tensors do not exist yet.
     #[must_use]
     pub fn row_major(problem: &Problem) -> Self {
-        let tensor = |[_, heads, rows, dim]: [usize; 4]| {
-            // Strides of valid problems fit: their tensors have fewer than 2^63 bytes.
-            let [batch_stride, head_stride, row_stride] =
-                [heads * rows * dim, rows * dim, dim].map(|stride| stride as i64);
-            TensorRef {
-                address: 0,
-                batch_stride,
-                head_stride,
-                row_stride,
-            }
-        };
-        let (q, kv) = (tensor(problem.q_shape()), tensor(problem.kv_shape()));
+        let [q, kv] = [problem.q_shape(), problem.kv_shape()].map(RawTensor::row_major);
         RawForward {
             q,
             k: kv,
             v: kv,
             o: q,
-            lse: 0,
-            batch: problem.batch,
-            heads: problem.heads,
-            kv_heads: problem.kv_heads,
-            seqlen_q: problem.seqlen_q,
-            seqlen_kv: problem.seqlen_kv,
-            dim: problem.dim,
+            lse: RawTensor::row_major(problem.lse_shape()),
         }
     }
 }
@@ -197,7 +164,7 @@ impl Attention {
         k: &TensorBase<impl Storage<Item = T>>,
         v: &TensorBase<impl Storage<Item = T>>,
     ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
-        let problem = self.problem([q.shape(), k.shape(), v.shape()])?;
+        let problem = Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)?;
         let mut o = Tensor::zeros(&q.device(), problem.q_shape())?;
         let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
         self.forward_into(q, k, v, &mut o, &mut lse)?;
@@ -217,7 +184,6 @@ impl Attention {
         o: &mut TensorBase<impl StorageMut<Item = T>>,
         lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
-        let problem = self.problem([q.shape(), k.shape(), v.shape()])?;
         let device = q.device();
         for (argument, found) in [
             ("k", k.device()),
@@ -227,24 +193,12 @@ impl Attention {
         ] {
             expect_device(argument, &device, &found)?;
         }
-        expect_shape("o", &problem.q_shape(), &o.shape())?;
-        expect_shape("lse", &problem.lse_shape(), &lse.shape())?;
-        if !lse.is_contiguous() {
-            return Err(Error::NotContiguous { argument: "lse" });
-        }
-        let o_address = o.address_mut();
         let args = RawForward {
-            q: q.raw("q", q.address())?,
-            k: k.raw("k", k.address())?,
-            v: v.raw("v", v.address())?,
-            o: o.raw("o", o_address)?,
-            lse: lse.address_mut(),
-            batch: problem.batch,
-            heads: problem.heads,
-            kv_heads: problem.kv_heads,
-            seqlen_q: problem.seqlen_q,
-            seqlen_kv: problem.seqlen_kv,
-            dim: problem.dim,
+            q: q.as_raw(),
+            k: k.as_raw(),
+            v: v.as_raw(),
+            o: o.as_raw_mut(),
+            lse: lse.as_raw_mut(),
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
         // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is
@@ -255,7 +209,7 @@ impl Attention {
     /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's stream.
     /// On a CUDA device the call returns before the work is done.
     ///
-    /// An input is used where it lies if it [is aligned](TensorRef::is_aligned), and else copied, in
+    /// An input is used where it lies if its rows start at multiples of 16 bytes, and else copied, in
     /// the order of the stream, to memory that is freed in that order. The same goes for the partial
     /// results of [splits](Self::splits). On a device without memory pools a call that needs such
     /// memory allocates it at once, and waits for the stream before it frees it and returns.
@@ -283,42 +237,33 @@ impl Attention {
     ) -> Result<()> {
         let problem = self.checked(args)?;
         let plan = self.plan_of(&problem, device.facts(), dtype, args)?;
-        match dtype {
+        if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
-            _ if !device.is_cpu() => unsafe { plan.run(device, stream)? },
-            // SAFETY: the caller's word.
-            Dtype::F16 => unsafe { forward_cpu::<f16>(&problem, args) },
-            // SAFETY: the caller's word.
-            Dtype::Bf16 => unsafe { forward_cpu::<bf16>(&problem, args) },
-            // SAFETY: the caller's word.
-            Dtype::F32 => unsafe { forward_cpu::<f32>(&problem, args) },
+            return unsafe { plan.run(device, stream) };
         }
+        let forward = match dtype {
+            Dtype::F16 => forward_cpu::<f16>,
+            Dtype::Bf16 => forward_cpu::<bf16>,
+            Dtype::F32 => forward_cpu::<f32>,
+        };
+        // SAFETY: the caller's word.
+        unsafe { forward(&problem, args) };
         Ok(())
     }
 
-    /// The problem that the tensors pose, if each lies in an address space and o has a place for every element.
+    /// The problem that the tensors pose, if they are what the call takes.
     fn checked(&self, args: &RawForward) -> Result<Problem> {
-        let shape = |heads, rows| [args.batch, heads, rows, args.dim];
-        let q_shape = shape(args.heads, args.seqlen_q);
-        let kv_shape = shape(args.kv_heads, args.seqlen_kv);
-        let problem = Problem::new(q_shape, kv_shape, kv_shape, self.causal, self.scale)?;
-        for (argument, tensor, shape) in [
-            ("q", args.q, q_shape),
-            ("k", args.k, kv_shape),
-            ("v", args.v, kv_shape),
-            ("o", args.o, q_shape),
-        ] {
-            Layout::of_tensor(tensor, shape)
-                .span()
-                .ok_or(Error::Overflow { argument })?;
+        let RawForward { q, k, v, o, lse } = args;
+        let problem = Problem::new(q.shape, k.shape, v.shape, self.causal, self.scale)?;
+        expect_shape("o", &problem.q_shape(), &o.shape)?;
+        expect_shape("lse", &problem.lse_shape(), &lse.shape)?;
+        if !lse.layout().is_contiguous() {
+            return Err(Error::NotContiguous("lse"));
         }
-        let o = Layout::of_tensor(args.o, q_shape);
-        if !o.is_injective() {
-            return Err(Error::Overlap {
-                argument: "o",
-                strides: o.strides.to_vec(),
-            });
+        for (argument, tensor) in [("q", q), ("k", k), ("v", v), ("o", o)] {
+            tensor.expect_rows(argument, "dim")?;
         }
+        o.layout().expect_injective("o")?;
         Ok(problem)
     }
 
@@ -337,40 +282,22 @@ impl Attention {
                 return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
             }
         };
-        match facts {
-            None => {
-                name.map_or(Ok(()), |name| choice::resolve_cpu(name, dtype, problem))?;
-                Ok(Plan::without_steps(CPU))
-            }
-            Some(facts) => {
-                let kernel = choice::resolve(name, dtype.of_kernels()?, problem, facts)?;
-                plan(kernel, problem, facts, args, splits)
-            }
+        match choice::resolve(name, dtype, problem, facts)?.zip(facts) {
+            None => Ok(Steps::default().finish(CPU, 1)),
+            Some((kernel, facts)) => plan(kernel, problem, facts, args, splits),
         }
-    }
-
-    fn problem(&self, [q, k, v]: [[usize; 4]; 3]) -> Result<Problem> {
-        Problem::new(q, k, v, self.causal, self.scale)
     }
 }
 
 /// # Safety
 /// As for [`Attention::forward_raw`] on the CPU, with `T` the element type.
 unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
-    // SAFETY: the caller vouches for the memory of each tensor, and that nothing writes the inputs.
-    let [q, k, v] = unsafe {
-        [
-            Strided::<T>::from_raw(args.q, problem.q_shape()),
-            Strided::<T>::from_raw(args.k, problem.kv_shape()),
-            Strided::<T>::from_raw(args.v, problem.kv_shape()),
-        ]
-    };
-    // SAFETY: the caller vouches for the memory from o's first to last element, and that nothing
-    // else touches it.
-    let o = unsafe { StridedMut::from_raw(args.o, problem.q_shape()) };
-    let lse = std::ptr::with_exposed_provenance_mut(args.lse as usize);
-    // SAFETY: as for o; lse is contiguous.
-    let lse = unsafe { std::slice::from_raw_parts_mut(lse, problem.lse_shape().iter().product()) };
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `checked` found a place
+    // for every element.
+    let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
+    let lse = lse.as_slice_mut().expect("contiguous");
     cpu::forward(problem, q, k, v, o, lse);
 }
 
@@ -379,9 +306,8 @@ mod tests {
     use super::{Attention, RawForward};
     use crate::device::Device;
     use crate::error::Error;
-    use crate::tensor::{Dtype, Tensor};
+    use crate::tensor::{Dtype, RawTensor, Tensor};
     use half::f16;
-    use kernels::abi::TensorRef;
 
     fn tensor<T: bytemuck::Pod, const R: usize>(shape: [usize; R]) -> Tensor<T, R> {
         Tensor::zeros(&Device::cpu(), shape).expect("enough memory")
@@ -451,8 +377,9 @@ mod tests {
         assert!(
             matches!(
                 error,
-                Error::DimStride {
+                Error::Stride {
                     argument: "k",
+                    axis: "dim",
                     stride: 2
                 }
             ),
@@ -479,27 +406,25 @@ mod tests {
         }
         let (mut o, mut lse) = ([f16::NAN; 40], [f32::NAN; 5]);
         let origin = packed.as_ptr().expose_provenance();
-        let input = |first: usize| TensorRef {
+        let shape = [1, 1, 5, 8];
+        let input = |first: usize| RawTensor {
             address: (origin + first * size_of::<f16>()) as u64,
-            row_stride: 24,
-            ..TensorRef::default()
+            shape,
+            strides: [0, 0, 24, 1],
         };
         let args = RawForward {
             q: input(0),
             k: input(8),
             v: input(16),
-            o: TensorRef {
+            o: RawTensor {
                 address: (&raw mut o[32]).expose_provenance() as u64,
-                row_stride: -8,
-                ..TensorRef::default()
+                shape,
+                strides: [0, 0, -8, 1],
             },
-            lse: lse.as_mut_ptr().expose_provenance() as u64,
-            batch: 1,
-            heads: 1,
-            kv_heads: 1,
-            seqlen_q: 5,
-            seqlen_kv: 5,
-            dim: 8,
+            lse: RawTensor {
+                address: lse.as_mut_ptr().expose_provenance() as u64,
+                ..RawTensor::row_major([1, 1, 5])
+            },
         };
         let attention = Attention::new().causal(true);
         let call = |args: &RawForward| {
@@ -517,21 +442,21 @@ mod tests {
             );
         }
 
-        let far = TensorRef {
-            row_stride: i64::MAX / 2,
+        let far = RawTensor {
+            strides: [0, 0, isize::MAX / 2, 1],
             ..args.q
         };
         let error = call(&RawForward { k: far, ..args }).expect_err("an overflow");
-        assert!(
-            matches!(error, Error::Overflow { argument: "k" }),
-            "{error}"
-        );
-        let error = call(&RawForward {
-            o: input(0),
-            dim: 32,
+        assert_eq!(error, Error::Overflow("k"));
+        let overlapping = RawTensor {
+            strides: [0, 0, 7, 1],
+            ..args.o
+        };
+        let overlapping = RawForward {
+            o: overlapping,
             ..args
-        })
-        .expect_err("an overlap");
+        };
+        let error = call(&overlapping).expect_err("an overlap");
         assert!(
             matches!(error, Error::Overlap { argument: "o", .. }),
             "{error}"

@@ -1,12 +1,12 @@
 //! The plan of an attention call: copies of inputs whose rows are not aligned, attention and, where it splits the
 //! keys, the kernel that combines the splits.
 
-use super::schedule::{Schedule, group};
+use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::pack::pack;
-use crate::plan::{Entry, Plan, Step, Workspace};
+use crate::plan::{Entry, Plan, Steps};
+use crate::tensor::RawTensor;
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
 use kernels::catalog::{self, Combine, Dtype, Family, Kernel, Kind};
@@ -106,9 +106,7 @@ pub struct Draft {
     kernel: MainKernel,
     schedule: Schedule,
     params: ForwardParams,
-    places: Vec<usize>,
-    workspace: Workspace,
-    steps: Vec<Step>,
+    steps: Steps,
 }
 
 impl Draft {
@@ -125,66 +123,50 @@ impl Draft {
         splits: Option<u32>,
     ) -> Result<Self> {
         let schedule = Schedule::new(&kernel, problem, facts, splits)?;
-        let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
-        let [q, o] = [args.q, args.o].map(|tensor| normalized(tensor, q_shape));
-        let [k, v] = [args.k, args.v].map(|tensor| normalized(tensor, kv_shape));
         let tile_heads = problem.heads / schedule.packed as usize;
-        let mut draft = Draft {
+        let mut steps = Steps::default();
+        let mut input = |tensor: RawTensor, place| {
+            let in_place = TensorRef::from(tensor);
+            if in_place.is_aligned() {
+                return Ok(in_place);
+            }
+            steps.places.push(place);
+            steps.pack(tensor)
+        };
+        let o = TensorRef::from(args.o);
+        // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
+        let params = ForwardParams {
+            q: input(args.q, offset_of!(ForwardParams, q.address))?,
+            k: input(args.k, offset_of!(ForwardParams, k.address))?,
+            v: input(args.v, offset_of!(ForwardParams, v.address))?,
+            o,
+            lse: args.lse.address,
+            partial_o: 0,
+            partial_softmax: 0,
+            heads: problem.heads as u32,
+            tile_heads: Divisor::new(tile_heads as u32),
+            group: Divisor::new(problem.group() as u32),
+            order: Order::new(
+                (problem.batch * tile_heads) as u32,
+                schedule.q_tiles,
+                schedule.wave_heads,
+            ),
+            seqlen_q: problem.seqlen_q as u32,
+            seqlen_kv: problem.seqlen_kv as u32,
+            dim: problem.dim as u32,
+            scale: problem.scale,
+            o_aligned: u32::from(o.is_aligned()),
+            batch_heads: (problem.batch * problem.heads) as u32,
+            splits: schedule.splits,
+            split_keys: schedule.split_keys,
+            causal: u32::from(problem.causal),
+        };
+        Ok(Draft {
             kernel,
             schedule,
-            // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
-            params: ForwardParams {
-                q,
-                k,
-                v,
-                o,
-                lse: args.lse,
-                partial_o: 0,
-                partial_softmax: 0,
-                heads: problem.heads as u32,
-                tile_heads: Divisor::new(tile_heads as u32),
-                group: Divisor::new(group(problem) as u32),
-                order: Order::new(
-                    (problem.batch * tile_heads) as u32,
-                    schedule.q_tiles,
-                    schedule.wave_heads,
-                ),
-                seqlen_q: problem.seqlen_q as u32,
-                seqlen_kv: problem.seqlen_kv as u32,
-                dim: problem.dim as u32,
-                scale: problem.scale,
-                o_aligned: u32::from(o.is_aligned()),
-                batch_heads: (problem.batch * problem.heads) as u32,
-                splits: schedule.splits,
-                split_keys: schedule.split_keys,
-                causal: u32::from(problem.causal),
-            },
-            places: Vec::new(),
-            workspace: Workspace::default(),
-            steps: Vec::new(),
-        };
-        let params = &mut draft.params;
-        for (input, shape, place) in [
-            (&mut params.q, q_shape, offset_of!(ForwardParams, q.address)),
-            (
-                &mut params.k,
-                kv_shape,
-                offset_of!(ForwardParams, k.address),
-            ),
-            (
-                &mut params.v,
-                kv_shape,
-                offset_of!(ForwardParams, v.address),
-            ),
-        ] {
-            if !input.is_aligned() {
-                let (step, copy) = pack(*input, shape, &mut draft.workspace)?;
-                *input = copy;
-                draft.steps.push(step);
-                draft.places.push(place);
-            }
-        }
-        Ok(draft)
+            params,
+            steps,
+        })
     }
 
     /// Splits of the keys.
@@ -202,11 +184,13 @@ impl Draft {
         let params = &mut self.params;
         let rows = (params.batch_heads as usize).checked_mul(params.seqlen_q as usize);
         let rows = rows.and_then(|rows| rows.checked_mul(params.splits as usize));
-        let rows = rows.ok_or(Workspace::OVERFLOW)?;
-        params.partial_o = self.workspace.reserve([rows, columns, size_of::<f32>()])?;
-        params.partial_softmax = self.workspace.reserve([rows, 2, size_of::<f32>()])?;
-        self.places.push(offset_of!(ForwardParams, partial_o));
-        self.places.push(offset_of!(ForwardParams, partial_softmax));
+        let rows = rows.ok_or(Steps::OVERFLOW)?;
+        params.partial_o = self.steps.reserve([rows, columns, size_of::<f32>()])?;
+        params.partial_softmax = self.steps.reserve([rows, 2, size_of::<f32>()])?;
+        self.steps.places.extend([
+            offset_of!(ForwardParams, partial_o),
+            offset_of!(ForwardParams, partial_softmax),
+        ]);
         Ok(())
     }
 
@@ -217,16 +201,9 @@ impl Draft {
     /// If there are more blocks than a launch can have.
     pub fn launch<P: NoUninit>(&mut self, block: impl FnOnce(ForwardParams) -> P) -> Result<()> {
         let (kernel, blocks) = (self.kernel, u128::from(self.schedule.blocks));
-        let block = block(self.params);
-        let step = Step::new(
-            kernel.entry,
-            blocks,
-            kernel.shared_bytes,
-            &block,
-            &self.places,
-        )?;
-        self.steps.push(step);
-        Ok(())
+        let params = block(self.params);
+        self.steps
+            .launch(kernel.entry, blocks, kernel.shared_bytes, &params)
     }
 
     /// Adds the launch that makes o and lse of partial results: a warp takes up to 128 columns of a row.
@@ -240,44 +217,27 @@ impl Draft {
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
         let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
         let blocks = warps.div_ceil(u128::from(Combine::WARPS));
-        let shared_bytes = kernel.shared_bytes();
-        let step = Step::new(kernel.into(), blocks, shared_bytes, params, &self.places)?;
-        self.steps.push(step);
-        Ok(())
+        self.steps
+            .launch(kernel.into(), blocks, kernel.shared_bytes(), params)
     }
 
     /// The plan.
     #[must_use]
     pub fn finish(self) -> Plan {
-        Plan {
-            kernel: self.kernel.entry.name,
-            splits: self.schedule.splits,
-            steps: self.steps,
-            workspace_bytes: self.workspace.bytes,
-        }
-    }
-}
-
-/// The same tensor with stride 0 on axes of one element: these strides are never used, and must not make the
-/// tensor look unaligned.
-fn normalized(tensor: TensorRef, [batch, heads, rows, _]: [usize; 4]) -> TensorRef {
-    let used = |extent: usize, stride: i64| if extent > 1 { stride } else { 0 };
-    TensorRef {
-        batch_stride: used(batch, tensor.batch_stride),
-        head_stride: used(heads, tensor.head_stride),
-        row_stride: used(rows, tensor.row_stride),
-        ..tensor
+        self.steps
+            .finish(self.kernel.entry.name, self.schedule.splits)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Draft, normalized};
+    use super::Draft;
     use crate::device::Facts;
     use crate::error::Result;
     use crate::forward::{Attention, Problem, RawForward};
     use crate::plan::Plan;
-    use kernels::abi::{ForwardParams, TensorRef};
+    use crate::tensor::RawTensor;
+    use kernels::abi::ForwardParams;
     use kernels::catalog::class::Class;
     use kernels::catalog::{self, Dtype};
     use std::mem::offset_of;
@@ -298,14 +258,13 @@ mod tests {
     }
 
     /// The plan for `[2, 3, 70, 64]` tensors with these row strides and first elements.
-    fn plan(inputs: [(i64, u64); 3], splits: u32) -> Result<Plan> {
+    fn plan(inputs: [(isize, u64); 3], splits: u32) -> Result<Plan> {
         let shape = [2, 3, 70, 64];
         let problem = Problem::new(shape, shape, shape, false, None)?;
-        let tensor = |(row_stride, first): (i64, u64)| TensorRef {
+        let tensor = |(row_stride, first): (isize, u64)| RawTensor {
             address: (1 << 20) + 2 * first,
-            batch_stride: 0,
-            head_stride: 1 << 14,
-            row_stride,
+            shape,
+            strides: [0, 1 << 14, row_stride, 1],
         };
         let [q, k, v] = inputs.map(tensor);
         let args = RawForward {
@@ -313,11 +272,10 @@ mod tests {
             k,
             v,
             // Rows of odd length, which nothing copies.
-            o: TensorRef {
-                batch_stride: 3 << 14,
+            o: RawTensor {
+                strides: [3 << 14, 1 << 14, 65, 1],
                 ..tensor((65, 0))
             },
-            lse: 1 << 30,
             ..RawForward::row_major(&problem)
         };
         let facts = Facts::emulated(Class::Sm80);
@@ -380,17 +338,5 @@ mod tests {
                 "{starts:?}"
             );
         }
-    }
-
-    #[test]
-    fn strides_of_single_elements_do_not_count() {
-        let tensor = TensorRef {
-            address: 1 << 20,
-            batch_stride: 3,
-            head_stride: 5,
-            row_stride: 64,
-        };
-        assert!(normalized(tensor, [1, 1, 9, 64]).is_aligned());
-        assert!(!normalized(tensor, [1, 2, 9, 64]).is_aligned());
     }
 }

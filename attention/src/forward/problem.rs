@@ -1,7 +1,7 @@
 //! The size of an attention problem, and what sizes are allowed.
 
-use crate::error::Error;
-use crate::tensor::Layout;
+use crate::error::{Error, Result, expect_at_most};
+use crate::tensor::{Layout, expect_shape};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 
@@ -41,18 +41,11 @@ impl Problem {
         v: [usize; 4],
         causal: bool,
         scale: Option<f32>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let [batch, heads, seqlen_q, dim] = q;
         let [_, kv_heads, seqlen_kv, _] = k;
         for (argument, found) in [("k", k), ("v", v)] {
-            let expected = [batch, kv_heads, seqlen_kv, dim];
-            if found != expected {
-                return Err(Error::Shape {
-                    argument,
-                    expected: expected.to_vec(),
-                    found: found.to_vec(),
-                });
-            }
+            expect_shape(argument, &[batch, kv_heads, seqlen_kv, dim], &found)?;
         }
         let problem = Problem {
             batch,
@@ -72,7 +65,7 @@ impl Problem {
     ///
     /// # Errors
     /// Names the first field that is out of range and says what is allowed.
-    pub fn validate(&self) -> Result<(), Error> {
+    pub fn validate(&self) -> Result<()> {
         if self.dim == 0 || self.dim > MAX_HEAD_DIM as usize || !self.dim.is_multiple_of(8) {
             return Err(Error::Dim(self.dim));
         }
@@ -84,7 +77,7 @@ impl Problem {
             ("seqlen_kv", self.seqlen_kv),
         ] {
             if value == 0 {
-                return Err(Error::Zero { argument });
+                return Err(Error::Zero(argument));
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -94,17 +87,13 @@ impl Problem {
             });
         }
         for (argument, value) in [("seqlen_q", self.seqlen_q), ("seqlen_kv", self.seqlen_kv)] {
-            if value > MAX_SEQLEN as usize {
-                return Err(Error::TooLong { argument, value });
-            }
+            expect_at_most(argument, value, MAX_SEQLEN)?;
         }
         if !self.scale.is_finite() {
             return Err(Error::Scale(self.scale));
         }
         for (argument, shape) in [("q", self.q_shape()), ("k", self.kv_shape())] {
-            if !Layout::has_countable_bytes(shape) {
-                return Err(Error::Overflow { argument });
-            }
+            Layout::expect_countable_bytes(argument, shape)?;
         }
         Ok(())
     }
@@ -127,10 +116,16 @@ impl Problem {
         [self.batch, self.heads, self.seqlen_q]
     }
 
+    /// Query heads that share a key/value head.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
     /// The key/value head that serves a query head.
     #[must_use]
     pub fn kv_head(&self, head: usize) -> usize {
-        head / (self.heads / self.kv_heads)
+        head / self.group()
     }
 
     /// Number of keys that query `row` sees: keys `0..key_limit(row)`.

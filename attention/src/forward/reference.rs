@@ -2,7 +2,7 @@
 //! element type after each step, the measure of how close a result can come.
 
 use super::Problem;
-use crate::tensor::{Element, Strided};
+use crate::tensor::Element;
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use std::f32::consts::LOG2_E;
@@ -36,14 +36,12 @@ pub(crate) struct Row {
 }
 
 impl<'a, T: Element> Reference<'a, T> {
-    /// Converts k and v of one head; `batch` and `kv_head` choose it.
-    pub fn new(p: &'a Problem, k: Strided<T>, v: Strided<T>, [batch, kv_head]: [usize; 2]) -> Self {
-        let load = |tensor: Strided<T>| {
-            Array2::from_shape_fn((p.seqlen_kv, p.dim), |(j, d)| {
-                f64::from(tensor.row(batch, kv_head, j, p.dim)[d].to_f32())
-            })
-        };
-        let keys = load(k);
+    /// Converts k and v of one head, row-major.
+    pub fn new(p: &'a Problem, k: &[T], v: &[T]) -> Self {
+        let [keys, values] = [k, v].map(|head: &[T]| {
+            let element = |(j, d): (usize, usize)| f64::from(head[j * p.dim + d].to_f32());
+            Array2::from_shape_fn((p.seqlen_kv, p.dim), element)
+        });
         let scaled_keys = &keys * f64::from(p.scale);
         let norms = scaled_keys
             .rows()
@@ -54,7 +52,7 @@ impl<'a, T: Element> Reference<'a, T> {
             key_norm: norms.filter(|norm| norm.is_finite()).fold(0.0, f64::max),
             low_keys: scaled_keys.mapv(round::<T>),
             keys,
-            values: load(v),
+            values,
             dtype: std::marker::PhantomData,
         }
     }
@@ -213,7 +211,6 @@ fn max_or_nan(a: f64, b: f64) -> f64 {
 mod tests {
     use super::Problem;
     use super::{Reference, Row};
-    use crate::tensor::Strided;
     use half::f16;
     use ndarray::{Array1, ArrayView1};
 
@@ -236,8 +233,7 @@ mod tests {
             firsts.iter().flat_map(row).collect()
         };
         let (k, v) = (widen(keys), widen(values));
-        let view = |data| Strided::contiguous(data, p.kv_shape());
-        let reference = Reference::new(&p, view(&k), view(&v), [0, 0]);
+        let reference = Reference::new(&p, &k, &v);
         let mut query = Array1::zeros(DIM);
         query[0] = q;
         reference.exact(causal_row.unwrap_or(0), ArrayView1::from(&query))

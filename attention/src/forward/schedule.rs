@@ -28,15 +28,10 @@ pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
         dim: problem.dim as u32,
         causal: problem.causal,
         seqlen_q: problem.seqlen_q as u32,
-        group: u32::try_from(group(problem)).unwrap_or(u32::MAX),
+        group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
         class: facts.class(),
     }
-}
-
-/// Query heads that share a key/value head.
-pub fn group(problem: &Problem) -> usize {
-    problem.heads / problem.kv_heads
 }
 
 /// The division of a problem for a kernel that computes attention.
@@ -66,7 +61,7 @@ impl Schedule {
         facts: &Facts,
         splits: Option<u32>,
     ) -> Result<Self> {
-        let packed = if kernel.is_packed { group(problem) } else { 1 };
+        let packed = if kernel.is_packed { problem.group() } else { 1 };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128;
         let rows = problem.seqlen_q as u128 * packed as u128;
@@ -81,7 +76,7 @@ impl Schedule {
             None if !facts.has_pools => 1,
             None => {
                 let slots = facts.multiprocessors * kernel.resident_blocks(facts);
-                // Partial results of many rows cost more than what a last wave that is not full does.
+                // Partial results of many rows cost more than a last wave that is not full.
                 if tiles >= slots && !kernel.is_packed {
                     1
                 } else {
@@ -105,8 +100,8 @@ impl Schedule {
 /// Into how many splits the keys of each of `blocks` blocks are best divided, on a GPU that holds `slots`
 /// blocks.
 ///
-/// Blocks run in waves, as many at a time as the GPU holds, and the time of `n` splits is that of their
-/// waves, each as long as the longest split and what a split costs:
+/// Blocks run in waves, as many at a time as the GPU holds. A wave takes as long as its longest split and what a
+/// split costs. The time of `n` splits is
 ///
 /// `ceil(blocks * n / slots) * (ceil(key_blocks / n) + 8)`.
 ///
@@ -136,7 +131,7 @@ fn wave_heads(kernel: &MainKernel, problem: &Problem, l2_bytes: u32) -> u32 {
     // The rest is for q, o and what comes next: `docs/tuning.md`.
     let share = l2_bytes as usize / 3 * 2;
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = (share / kv_bytes).max(1).saturating_mul(group(problem));
+    let fitting = (share / kv_bytes).max(1).saturating_mul(problem.group());
     let heads = problem.batch * problem.heads;
     heads.div_ceil(heads.div_ceil(fitting)) as u32
 }

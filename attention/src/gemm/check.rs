@@ -11,14 +11,11 @@
 //! one thing is checked: a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
-use crate::forward::check::Comparison;
-use crate::tensor::{Dtype, Element, Strided};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use crate::forward::check::{self, Comparison};
+use crate::tensor::{Dtype, Element};
 use rayon::prelude::*;
-use std::collections::BTreeSet;
 
-/// What a product reads and writes, in host memory: `[1, 1, rows, columns]` tensors.
+/// What a product reads and writes: row-major matrices in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a, T> {
     /// Sizes.
@@ -26,31 +23,18 @@ pub struct Product<'a, T> {
     /// Type of the accumulator.
     pub accumulation: Accumulation,
     /// `[m, k]`.
-    pub a: Strided<'a, T>,
+    pub a: &'a [T],
     /// `[n, k]`.
-    pub b: Strided<'a, T>,
+    pub b: &'a [T],
     /// `[m, n]`.
-    pub c: Strided<'a, T>,
+    pub c: &'a [T],
 }
 
 /// `count` indices below `extent`, or all if there are no more, ascending: the first and the last, and
 /// of the others about half anywhere and half at the edges of tiles.
 #[must_use]
 pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
-    if count >= extent {
-        return (0..extent).collect();
-    }
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut indices = BTreeSet::from([0, extent - 1]);
-    while indices.len() < count {
-        let anywhere = rng.random_range(0..extent);
-        indices.insert(if rng.random() {
-            anywhere
-        } else {
-            (anywhere / 64 * 64).saturating_sub(rng.random_range(0..2))
-        });
-    }
-    indices.into_iter().collect()
+    check::sample(1, extent, count, seed)
 }
 
 /// Compares the elements of some rows and columns, on all threads of the current rayon pool. Gives the
@@ -58,27 +42,24 @@ pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
 /// `[0, 0, row, column]`; `None` if there are no elements.
 ///
 /// # Panics
-/// If a view is smaller than the problem says.
+/// If a matrix has fewer elements than the problem says.
 #[must_use]
 pub fn check<T: Element>(
     product: &Product<T>,
     rows: &[usize],
     columns: &[usize],
 ) -> Option<Comparison> {
-    let k = product.problem.k;
-    let widen = |matrix: Strided<T>, row: usize| {
+    let GemmProblem { n, k, .. } = product.problem;
+    let widen = |matrix: &[T], row: usize| {
         let mut wide = vec![0.0_f32; k];
-        if k > 0 {
-            T::to_f32_slice(matrix.row(0, 0, row, k), &mut wide);
-        }
+        T::to_f32_slice(&matrix[row * k..][..k], &mut wide);
         wide
     };
     let b: Vec<Vec<f32>> = columns.par_iter().map(|&j| widen(product.b, j)).collect();
     let of_row = |&i: &usize| {
         let a = widen(product.a, i);
-        let c = product.c.row(0, 0, i, product.problem.n);
         let of_column = |(&j, b): (&usize, &Vec<f32>)| {
-            let found = f64::from(c[j].to_f32());
+            let found = f64::from(product.c[i * n + j].to_f32());
             compare::<T>(product.accumulation, &a, b, found, [0, 0, i, j])
         };
         columns.iter().zip(&b).map(of_column).reduce(worse)
@@ -182,8 +163,8 @@ fn compare<T: Element>(
 mod tests {
     use super::{Accumulation, GemmProblem, Product, check, sample};
     use crate::forward::check::Comparison;
-    use crate::tensor::{Strided, StridedMut};
     use half::f16;
+    use ndarray::{Array2, ArrayView2};
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
     use rand_distr::StandardNormal;
@@ -205,18 +186,17 @@ mod tests {
         let (mut a, b) = (random(P.m * P.k), random(P.n * P.k));
         let computed_with = a.clone();
         spoil_a(&mut a);
-        let mut c = vec![f16::NAN; P.m * P.n];
-        let [b_view, a_view] = [(&b, P.n), (&computed_with, P.m)]
-            .map(|(data, rows)| Strided::contiguous(data, [1, 1, rows, P.k]));
-        let c_view = StridedMut::new(&mut c, 0, [1, 1, P.m, P.n], [0, 0, P.n as isize]);
-        super::super::cpu::gemm(&P, a_view, b_view, c_view);
+        let view = |data, rows| ArrayView2::from_shape([rows, P.k], data).expect("row-major");
+        let mut c = Array2::from_elem([P.m, P.n], f16::NAN);
+        super::super::cpu::gemm(view(&computed_with, P.m), view(&b, P.n), c.view_mut());
+        let mut c = c.into_raw_vec_and_offset().0;
         spoil_c(&mut c);
         let product = Product {
             problem: P,
             accumulation: Accumulation::Single,
-            a: Strided::contiguous(&a, [1, 1, P.m, P.k]),
-            b: b_view,
-            c: Strided::contiguous(&c, [1, 1, P.m, P.n]),
+            a: &a,
+            b: &b,
+            c: &c,
         };
         let all = |extent| (0..extent).collect::<Vec<_>>();
         check(&product, &all(P.m), &all(P.n)).expect("elements")

@@ -3,7 +3,6 @@
 use super::{Accumulation, Gemm, GemmProblem};
 use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
-use crate::forward::choice::nearest;
 use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::catalog::{self, KERNELS, Kernel};
@@ -21,57 +20,55 @@ impl Gemm {
     /// # Errors
     /// If there is none for the number of stages or the accumulation.
     pub fn suitable(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
+        self.expect_accumulation(dtype)?;
         let Some(facts) = device.facts() else {
-            self.expect_accumulation(dtype)?;
             return Ok(vec![CPU]);
         };
+        dtype.of_kernels()?;
         let candidates = self.candidates(None, dtype)?;
         let fitting = candidates.iter().filter(|kernel| fits(kernel, facts));
         Ok(fitting.map(|kernel| kernel.name).collect())
     }
 
-    /// Checks that the options are ones that the CPU can follow. It has no stages and adds up in f32.
-    pub(super) fn resolve_cpu(&self, dtype: Dtype) -> Result<()> {
-        self.expect_accumulation(dtype)?;
-        match self.kernel.as_deref() {
-            None | Some(CPU) => Ok(()),
-            Some(name) => {
-                self.candidates(Some(name), dtype)?;
-                Err(Error::NotOnCpu {
-                    kernel: name.to_owned(),
-                })
-            }
-        }
-    }
-
-    /// The kernel for a CUDA device or the emulator.
+    /// The kernel for a device with these facts. The CPU has neither facts nor a kernel; it has no stages and adds
+    /// up in f32.
     pub(super) fn resolve(
         &self,
         dtype: Dtype,
         problem: &GemmProblem,
-        facts: &Facts,
-    ) -> Result<&'static Kernel> {
+        facts: Option<&Facts>,
+    ) -> Result<Option<&'static Kernel>> {
+        self.expect_accumulation(dtype)?;
+        let Some(facts) = facts else {
+            return match self.kernel.as_deref() {
+                None | Some(CPU) => Ok(None),
+                Some(name) => {
+                    self.candidates(Some(name), dtype)?;
+                    Err(Error::NotOnCpu(name.to_owned()))
+                }
+            };
+        };
+        dtype.of_kernels()?;
         let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
         let candidates = self.candidates(Some(name), dtype)?;
         let best = |kernels: &[&'static Kernel]| {
             let fitting = kernels.iter().copied().filter(|kernel| fits(kernel, facts));
             fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)))
         };
-        best(&candidates).ok_or_else(|| {
-            let others = self.candidates(Some(MULTISTAGE), dtype).unwrap_or_default();
-            Error::SharedMemory {
-                kernel: candidates[0].name,
-                needed: candidates[0].shared_bytes(),
-                available: facts.shared.block,
-                instead: best(&others).map(|kernel| kernel.name),
-            }
+        if let Some(kernel) = best(&candidates) {
+            return Ok(Some(kernel));
+        }
+        let others = self.candidates(Some(MULTISTAGE), dtype).unwrap_or_default();
+        Err(Error::SharedMemory {
+            kernel: candidates[0].name,
+            needed: candidates[0].shared_bytes(),
+            available: facts.shared.block,
+            instead: best(&others).map(|kernel| kernel.name),
         })
     }
 
     /// The kernels that go by a name, or all, as far as the other options allow them: at least one.
     fn candidates(&self, name: Option<&str>, dtype: Dtype) -> Result<Vec<&'static Kernel>> {
-        self.expect_accumulation(dtype)?;
-        let dtype = dtype.of_kernels()?;
         let named: Vec<_> = kernels()
             .filter(|(kernel, gemm)| match name {
                 None => true,
@@ -82,31 +79,35 @@ impl Gemm {
             .collect();
         let name = name.unwrap_or("all");
         if named.is_empty() {
+            let names = kernels().map(|(kernel, _)| kernel.name);
+            let names = [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]);
             return Err(match name {
-                CPU => unsuitable(CPU, "runs on the CPU only"),
-                _ => Error::UnknownKernel {
-                    name: name.to_owned(),
-                    near: near(name),
-                },
+                CPU => Error::unsuitable(CPU, "runs on the CPU only"),
+                _ => Error::unknown_kernel(name, names),
             });
         }
+        let has_dtype = |gemm: &catalog::Gemm| Dtype::from(gemm.dtype) == dtype;
+        let has_sums = |gemm: &catalog::Gemm| gemm.accumulation == self.accumulation;
         let typed: Vec<_> = named
             .iter()
-            .filter(|(_, gemm)| (gemm.dtype, gemm.accumulation) == (dtype, self.accumulation))
+            .filter(|(_, gemm)| has_dtype(gemm) && has_sums(gemm))
             .collect();
         if typed.is_empty() {
             let (_, gemm) = named[0];
             let mut takes = Vec::new();
-            if gemm.dtype != dtype {
-                takes.push(format!("dtype {}", gemm.dtype.name()));
+            if !has_dtype(gemm) {
+                let named = |dtype: &catalog::Dtype| named.iter().any(|(_, g)| g.dtype == *dtype);
+                let dtypes = catalog::Dtype::ALL.into_iter().filter(named);
+                let dtypes: Vec<_> = dtypes.map(catalog::Dtype::name).collect();
+                takes.push(format!("dtype {}", dtypes.join(" or ")));
             }
-            if gemm.accumulation != self.accumulation {
+            if !has_sums(gemm) {
                 takes.push(format!("accumulation in {}", gemm.accumulation.name()));
             }
             let (dtype, sums, takes) = (dtype.name(), self.accumulation.name(), takes.join(", "));
             let reason =
                 format!("is not for {dtype} with accumulation in {sums}; it takes {takes}");
-            return Err(unsuitable(name, &reason));
+            return Err(Error::unsuitable(name, reason));
         }
         let staged: Vec<_> = typed
             .iter()
@@ -124,7 +125,7 @@ impl Gemm {
                     format!("comes with stages {}", stages.join(", "))
                 }
             };
-            return Err(unsuitable(name, &reason));
+            return Err(Error::unsuitable(name, reason));
         }
         Ok(staged)
     }
@@ -152,8 +153,8 @@ pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
     facts.resident_blocks(kernel.blocks_per_sm(), kernel.shared_bytes())
 }
 
-/// A measure of the time that a kernel takes: that of its waves, of as many blocks as the GPU holds,
-/// each as long as its tiles are large. Small tiles wait more for shared memory.
+/// A measure of the time that a kernel takes: the number of its waves, of as many blocks as the GPU holds, times
+/// the elements of a wave. Small tiles wait more for shared memory.
 fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (rows, columns) = (tile.rows as usize, tile.columns as usize);
@@ -162,20 +163,4 @@ fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
     let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
     waves * resident * (rows * columns) as f64 * slowness
-}
-
-fn unsuitable(name: &str, reason: &str) -> Error {
-    Error::UnsuitableKernel {
-        kernel: name.to_owned(),
-        reason: reason.to_owned(),
-    }
-}
-
-/// The names most similar to `name`, best first; none if none is similar.
-fn near(name: &str) -> Vec<&'static str> {
-    let names = kernels().map(|(kernel, _)| kernel.name);
-    nearest(
-        name,
-        [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]),
-    )
 }

@@ -3,14 +3,12 @@
 use super::plan::plan;
 use super::{Accumulation, GemmProblem, cpu};
 use crate::device::{Device, Facts, Stream};
-use crate::error::{Error, Result};
-use crate::plan::{CPU, Plan};
+use crate::error::Result;
+use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
-    Dtype, Element, Layout, Storage, StorageMut, Strided, StridedMut, Tensor, TensorBase,
-    expect_device, expect_shape,
+    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
 use half::{bf16, f16};
-use kernels::abi::{MatrixRef, TensorRef};
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
 ///
@@ -41,35 +39,25 @@ pub struct Gemm {
     pub(super) stages: Option<u32>,
 }
 
-/// Matrices of a product by address, for [`Gemm::forward_raw`].
-///
-/// Strides count elements; that along the rows is 1.
+/// Matrices of a product by address, for [`Gemm::forward_raw`]; with stride 1 along the rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RawGemm {
     /// `[m, k]`.
-    pub a: MatrixRef,
+    pub a: RawTensor<2>,
     /// `[n, k]`.
-    pub b: MatrixRef,
+    pub b: RawTensor<2>,
     /// `[m, n]`.
-    pub c: MatrixRef,
-    /// Sizes.
-    pub problem: GemmProblem,
+    pub c: RawTensor<2>,
 }
 
 impl RawGemm {
     /// Row-major matrices at address 0: enough to [plan](Gemm::plan) a product whose matrices do not exist yet.
     #[must_use]
     pub fn row_major(problem: GemmProblem) -> Self {
-        let matrix = |[_, columns]: [usize; 2]| MatrixRef {
-            address: 0,
-            // Rows without elements have places of their own too.
-            row_stride: columns.max(1) as i64,
-        };
         RawGemm {
-            a: matrix(problem.a_shape()),
-            b: matrix(problem.b_shape()),
-            c: matrix(problem.c_shape()),
-            problem,
+            a: RawTensor::row_major(problem.a_shape()),
+            b: RawTensor::row_major(problem.b_shape()),
+            c: RawTensor::row_major(problem.c_shape()),
         }
     }
 }
@@ -141,18 +129,14 @@ impl Gemm {
         b: &TensorBase<impl Storage<Item = T>, 2>,
         c: &mut TensorBase<impl StorageMut<Item = T>, 2>,
     ) -> Result<()> {
-        let problem = GemmProblem::new(a.shape(), b.shape())?;
         let device = a.device();
         for (argument, found) in [("b", b.device()), ("c", c.device())] {
             expect_device(argument, &device, &found)?;
         }
-        expect_shape("c", &problem.c_shape(), &c.shape())?;
-        let c_address = c.address_mut();
         let args = RawGemm {
-            a: a.raw("a", a.address())?,
-            b: b.raw("b", b.address())?,
-            c: c.raw("c", c_address)?,
-            problem,
+            a: a.as_raw(),
+            b: b.as_raw(),
+            c: c.as_raw_mut(),
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
         // No other argument borrows the buffer of c, so c overlaps nothing. A buffer that is dropped
@@ -181,17 +165,17 @@ impl Gemm {
         stream: Stream,
     ) -> Result<()> {
         let plan = self.plan(device.facts(), dtype, args)?;
-        match dtype {
+        if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
-            _ if !device.is_cpu() => unsafe { plan.run(device, stream)? },
-            _ if args.problem.c_shape().contains(&0) => {}
-            // SAFETY: the caller's word.
-            Dtype::F16 => unsafe { forward_cpu::<f16>(args) },
-            // SAFETY: the caller's word.
-            Dtype::Bf16 => unsafe { forward_cpu::<bf16>(args) },
-            // SAFETY: the caller's word.
-            Dtype::F32 => unsafe { forward_cpu::<f32>(args) },
+            return unsafe { plan.run(device, stream) };
         }
+        let product = match dtype {
+            Dtype::F16 => forward_cpu::<f16>,
+            Dtype::Bf16 => forward_cpu::<bf16>,
+            Dtype::F32 => forward_cpu::<f32>,
+        };
+        // SAFETY: the caller's word.
+        unsafe { product(args) };
         Ok(())
     }
 
@@ -201,57 +185,28 @@ impl Gemm {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawGemm) -> Result<Plan> {
-        let problem = args.problem;
-        problem.validate()?;
-        for (argument, matrix, shape) in [
-            ("a", args.a, problem.a_shape()),
-            ("b", args.b, problem.b_shape()),
-            ("c", args.c, problem.c_shape()),
-        ] {
-            Layout::of_matrix(matrix, shape)
-                .span()
-                .ok_or(Error::Overflow { argument })?;
+        let RawGemm { a, b, c } = args;
+        let problem = GemmProblem::new(a.shape, b.shape)?;
+        expect_shape("c", &problem.c_shape(), &c.shape)?;
+        for (argument, matrix, axis) in [("a", a, "k"), ("b", b, "k"), ("c", c, "n")] {
+            matrix.expect_rows(argument, axis)?;
         }
-        let c = Layout::of_matrix(args.c, problem.c_shape());
-        if !c.is_injective() {
-            return Err(Error::Overlap {
-                argument: "c",
-                strides: c.strides.to_vec(),
-            });
+        c.layout().expect_injective("c")?;
+        match self.resolve(dtype, &problem, facts)?.zip(facts) {
+            None => Ok(Steps::default().finish(CPU, 1)),
+            Some((kernel, facts)) => plan(kernel, &problem, args, facts),
         }
-        match facts {
-            None => {
-                self.resolve_cpu(dtype)?;
-                Ok(Plan::without_steps(CPU))
-            }
-            Some(facts) => plan(self.resolve(dtype, &problem, facts)?, args, facts),
-        }
-    }
-}
-
-/// A matrix as the rows of the one head of a tensor, which the rest of the library knows.
-pub(super) fn as_tensor(matrix: MatrixRef) -> TensorRef {
-    TensorRef {
-        address: matrix.address,
-        batch_stride: 0,
-        head_stride: 0,
-        row_stride: matrix.row_stride,
     }
 }
 
 /// # Safety
-/// As for [`Gemm::forward_raw`] on the CPU, with `T` the element type; m and n are not 0.
+/// As for [`Gemm::forward_raw`] on the CPU, with `T` the element type.
 unsafe fn forward_cpu<T: Element>(args: &RawGemm) {
-    let GemmProblem { m, n, k } = args.problem;
-    let input = |matrix, rows| match k {
-        // There need be no memory.
-        0 => Strided::contiguous(&[], [1, 1, rows, 0]),
-        // SAFETY: the caller vouches for the memory, and that nothing writes it.
-        _ => unsafe { Strided::<T>::from_raw(as_tensor(matrix), [1, 1, rows, k]) },
-    };
-    // SAFETY: the caller vouches for the memory, and that nothing else uses it.
-    let c = unsafe { StridedMut::<T>::from_raw(as_tensor(args.c), [1, 1, m, n]) };
-    cpu::gemm(&args.problem, input(args.a, m), input(args.b, n), c);
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [a, b] = [args.a, args.b].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `plan` found a place for
+    // every element.
+    cpu::gemm(a, b, unsafe { args.c.view_mut() });
 }
 
 #[cfg(test)]
@@ -277,7 +232,7 @@ mod tests {
         let error = refused(zeros([4, 5]), zeros([3, 5]));
         assert!(error.contains("c has shape [3, 5]"), "{error}");
         let error = refused(zeros([5, 4]).transpose(0, 1).expect("axes"), zeros([3, 4]));
-        assert!(error.contains("b has stride 4 along its rows"), "{error}");
+        assert!(error.contains("b has stride 4 in k"), "{error}");
         let overlapping =
             Tensor::from_buffer(zeros([100]).into_buffer(), 0, [3, 4], [3, 1]).expect("inside");
         let error = refused(zeros([4, 5]), overlapping);

@@ -1,43 +1,43 @@
 //! The plan of a matrix product: copies of inputs that no kernel can read in place, and the product.
 
 use super::choice::resident_blocks;
-use super::options::as_tensor;
 use super::{GemmProblem, RawGemm};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::pack::pack;
-use crate::plan::{Plan, Step, Workspace, grid};
+use crate::plan::{Plan, Steps, grid};
+use crate::tensor::RawTensor;
 use kernels::abi::{GemmParams, MatrixRef, Order};
 use kernels::catalog::Kernel;
 use std::mem::offset_of;
 
 /// The plan for a [valid](GemmProblem::validate) problem, by a kernel; without steps if C has no elements.
-pub fn plan(kernel: &'static Kernel, args: &RawGemm, facts: &Facts) -> Result<Plan> {
-    let mut plan = Plan::without_steps(kernel.name);
-    let GemmProblem { m, n, k } = args.problem;
+pub fn plan(
+    kernel: &'static Kernel,
+    problem: &GemmProblem,
+    args: &RawGemm,
+    facts: &Facts,
+) -> Result<Plan> {
+    let mut steps = Steps::default();
+    let &GemmProblem { m, n, k } = problem;
     if m == 0 || n == 0 {
-        return Ok(plan);
+        return Ok(steps.finish(kernel.name, 1));
     }
-    let c = normalized(args.c, m);
-    let mut inputs = [normalized(args.a, m), normalized(args.b, n)];
-    let mut workspace = Workspace::default();
-    let mut places = Vec::new();
-    for ((matrix, rows), place) in inputs.iter_mut().zip([m, n]).zip([
-        offset_of!(GemmParams, a.address),
-        offset_of!(GemmParams, b.address),
-    ]) {
+    let mut input = |matrix: RawTensor<2>, place| {
+        let in_place = MatrixRef::from(matrix);
         // With k = 0 nothing is read.
-        if k > 0 && !(matrix.is_aligned() && k.is_multiple_of(8)) {
-            let (step, copy) = pack(as_tensor(*matrix), [1, 1, rows, k], &mut workspace)?;
-            *matrix = MatrixRef {
-                address: copy.address,
-                row_stride: copy.row_stride,
-            };
-            plan.steps.push(step);
-            places.push(place);
+        if k == 0 || in_place.is_aligned() && k.is_multiple_of(8) {
+            return Ok(in_place);
         }
-    }
-    let [a, b] = inputs;
+        steps.places.push(place);
+        let copy = steps.pack(matrix.into())?;
+        Ok(MatrixRef {
+            address: copy.address,
+            row_stride: copy.row_stride,
+        })
+    };
+    let a = input(args.a, offset_of!(GemmParams, a.address))?;
+    let b = input(args.b, offset_of!(GemmParams, b.address))?;
+    let c = MatrixRef::from(args.c);
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (row_tiles, column_tiles) = (
         m.div_ceil(tile.rows as usize),
@@ -60,11 +60,8 @@ pub fn plan(kernel: &'static Kernel, args: &RawGemm, facts: &Facts) -> Result<Pl
             group_rows(kernel, facts).min(row_tiles as u32),
         ),
     };
-    let shared_bytes = kernel.shared_bytes();
-    let step = Step::new(kernel.into(), blocks, shared_bytes, &params, &places)?;
-    plan.steps.push(step);
-    plan.workspace_bytes = workspace.bytes;
-    Ok(plan)
+    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    Ok(steps.finish(kernel.name, 1))
 }
 
 /// Rows of tiles whose tiles take turns, column by column: with them the blocks that run together cover
@@ -76,38 +73,29 @@ fn group_rows(kernel: &Kernel, facts: &Facts) -> u32 {
     (f64::from(running) * shape).sqrt().round().max(1.0) as u32
 }
 
-/// The same matrix with stride 0 if it has one row: the stride is never used, and must not make the matrix look
-/// unaligned.
-fn normalized(matrix: MatrixRef, rows: usize) -> MatrixRef {
-    MatrixRef {
-        row_stride: if rows > 1 { matrix.row_stride } else { 0 },
-        ..matrix
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::device::Facts;
     use crate::error::Error;
     use crate::gemm::{Gemm, GemmProblem, RawGemm};
     use crate::plan::Plan;
-    use crate::tensor::Dtype;
-    use kernels::abi::{GemmParams, MatrixRef};
+    use crate::tensor::{Dtype, RawTensor};
+    use kernels::abi::GemmParams;
     use kernels::catalog::class::Class;
     use std::mem::offset_of;
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 
-    fn plan(k: usize, a_stride: i64, b: u64, c_stride: i64) -> Plan {
-        let matrix = |address, row_stride| MatrixRef {
+    fn plan(k: usize, a_stride: isize, b: u64, c_stride: isize) -> Plan {
+        let matrix = |address, shape, row_stride| RawTensor {
             address,
-            row_stride,
+            shape,
+            strides: [row_stride, 1],
         };
         let args = RawGemm {
-            a: matrix(1 << 20, a_stride),
-            b: matrix(b, 64),
-            c: matrix(1 << 30, c_stride),
-            problem: GemmProblem { m: 300, n: 200, k },
+            a: matrix(1 << 20, [300, k], a_stride),
+            b: matrix(b, [200, k], 64),
+            c: matrix(1 << 30, [300, 200], c_stride),
         };
         let plan = Gemm::new().plan(Some(&H100), Dtype::F16, &args);
         plan.expect("a grid")

@@ -1,9 +1,8 @@
 //! The size of a matrix product, and what sizes are allowed.
 
-use crate::error::Error;
-use crate::tensor::Layout;
-use kernels::abi::MAX_DEPTH;
-use kernels::abi::MAX_SEQLEN;
+use crate::error::{Result, expect_at_most};
+use crate::tensor::{Layout, expect_shape};
+use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
 
 /// Sizes of a matrix product `C = A B^T`; any of them may be 0.
 ///
@@ -24,15 +23,9 @@ impl GemmProblem {
     ///
     /// # Errors
     /// If they differ in k, or a size is [not allowed](Self::validate).
-    pub fn new([m, k]: [usize; 2], b: [usize; 2]) -> Result<Self, Error> {
+    pub fn new([m, k]: [usize; 2], b: [usize; 2]) -> Result<Self> {
         let n = b[0];
-        if b[1] != k {
-            return Err(Error::Shape {
-                argument: "b",
-                expected: vec![n, k],
-                found: b.to_vec(),
-            });
-        }
+        expect_shape("b", &[n, k], &b)?;
         let problem = GemmProblem { m, n, k };
         problem.validate()?;
         Ok(problem)
@@ -42,23 +35,16 @@ impl GemmProblem {
     ///
     /// # Errors
     /// Names the first that is out of range and says what is allowed.
-    pub fn validate(&self) -> Result<(), Error> {
-        for (argument, value) in [("m", self.m), ("n", self.n)] {
-            if value > MAX_SEQLEN as usize {
-                return Err(Error::TooLong { argument, value });
-            }
-        }
-        if self.k > MAX_DEPTH as usize {
-            return Err(Error::Depth(self.k));
-        }
+    pub fn validate(&self) -> Result<()> {
+        expect_at_most("m", self.m, MAX_SEQLEN)?;
+        expect_at_most("n", self.n, MAX_SEQLEN)?;
+        expect_at_most("k", self.k, MAX_DEPTH)?;
         for (argument, shape) in [
             ("a", self.a_shape()),
             ("b", self.b_shape()),
             ("c", self.c_shape()),
         ] {
-            if !Layout::has_countable_bytes(shape) {
-                return Err(Error::Overflow { argument });
-            }
+            Layout::expect_countable_bytes(argument, shape)?;
         }
         Ok(())
     }

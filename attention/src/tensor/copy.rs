@@ -2,7 +2,7 @@
 
 use super::{Storage, StorageMut, Tensor, TensorBase};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::ops::Range;
 
 impl<S: Storage, const R: usize> TensorBase<S, R> {
@@ -99,12 +99,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     {
         super::expect_shape("source", &self.shape(), &source.shape())?;
         super::expect_device("source", &self.device(), &source.device())?;
-        if !self.layout.is_injective() {
-            return Err(Error::Overlap {
-                argument: "tensor",
-                strides: self.strides().to_vec(),
-            });
-        }
+        self.layout.expect_injective("tensor")?;
         let (span, first) = self.span();
         let layout = self.layout;
         let buffer = self.storage.buffer_mut();

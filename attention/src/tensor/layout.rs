@@ -1,5 +1,7 @@
 //! Shapes and strides, without memory.
 
+use crate::error::{Error, Result};
+
 /// Positions of an `R`-dimensional tensor's elements, counted in elements from element `[0, ..]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout<const R: usize> {
@@ -20,11 +22,14 @@ impl<const R: usize> Layout<R> {
         Some(Layout { shape, strides })
     }
 
-    /// Whether a row-major tensor of 16-bit elements has so few that its bytes can be counted too.
-    pub fn has_countable_bytes(shape: [usize; R]) -> bool {
-        Self::contiguous(shape)
-            .and_then(|layout| layout.len().checked_mul(size_of::<u16>()))
-            .is_some_and(|bytes| isize::try_from(bytes).is_ok())
+    /// Checks that a row-major tensor of 16-bit elements has so few that its bytes can be counted too.
+    pub fn expect_countable_bytes(argument: &'static str, shape: [usize; R]) -> Result<()> {
+        let bytes =
+            Self::contiguous(shape).and_then(|layout| layout.len().checked_mul(size_of::<u16>()));
+        match bytes.map(isize::try_from) {
+            Some(Ok(_)) => Ok(()),
+            _ => Err(Error::Overflow(argument)),
+        }
     }
 
     /// Number of elements. Overflows unless [`contiguous`](Self::contiguous) takes the shape.
@@ -75,6 +80,17 @@ impl<const R: usize> Layout<R> {
             let steps_over = stride > reach;
             reach = reach.saturating_add(stride.saturating_mul(extent - 1));
             steps_over
+        })
+    }
+
+    /// Checks that the layout is [injective](Self::is_injective).
+    pub fn expect_injective(&self, argument: &'static str) -> Result<()> {
+        if self.is_injective() {
+            return Ok(());
+        }
+        Err(Error::Overlap {
+            argument,
+            strides: self.strides.to_vec(),
         })
     }
 
@@ -177,10 +193,11 @@ mod tests {
         for shape in [[usize::MAX, 2], [1 << 62, 2], [usize::MAX, 0]] {
             assert_eq!(Layout::contiguous(shape), None);
         }
-        assert!(Layout::has_countable_bytes([1 << 30, 1 << 31]));
-        assert!(Layout::has_countable_bytes([usize::MAX / 2, 0]));
+        let countable = |shape| Layout::expect_countable_bytes("q", shape).is_ok();
+        assert!(countable([1 << 30, 1 << 31]));
+        assert!(countable([usize::MAX / 2, 0]));
         for shape in [[1 << 31, 1 << 31], [1 << 62, 1], [1 << 62, 2]] {
-            assert!(!Layout::has_countable_bytes(shape), "{shape:?}");
+            assert!(!countable(shape), "{shape:?}");
         }
         let far = Layout {
             shape: [3, 3],

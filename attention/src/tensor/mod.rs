@@ -7,15 +7,14 @@ mod element;
 mod layout;
 mod raw;
 mod storage;
-mod strided;
 mod view;
 
 pub use buffer::Buffer;
 pub use dtype::Dtype;
 pub use element::Element;
 pub(crate) use layout::Layout;
+pub use raw::RawTensor;
 pub use storage::{Storage, StorageMut};
-pub use strided::{Strided, StridedMut, TileMut};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -222,7 +221,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
 }
 
 fn contiguous<const R: usize>(shape: [usize; R]) -> Result<Layout<R>> {
-    Layout::contiguous(shape).ok_or(Error::Overflow { argument: "tensor" })
+    Layout::contiguous(shape).ok_or(Error::Overflow("tensor"))
 }
 
 pub(crate) fn expect_shape(

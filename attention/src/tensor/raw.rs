@@ -1,8 +1,155 @@
-//! Addresses and strides of tensors, for the raw entries.
+//! Tensors by address, for the raw entries.
 
 use super::{Layout, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
 use kernels::abi::{MatrixRef, TensorRef};
+use ndarray::ShapeBuilder;
+use ndarray::{ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, StrideShape};
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+
+/// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
+/// [`Gemm::forward_raw`](crate::Gemm::forward_raw).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawTensor<const R: usize = 4> {
+    /// Address of the first element: in the device's memory, or the host's for the CPU.
+    pub address: u64,
+    /// Extent of every axis.
+    pub shape: [usize; R],
+    /// Elements from one index to the next, for every axis; zero and negative ones are fine.
+    pub strides: [isize; R],
+}
+
+impl<const R: usize> RawTensor<R> {
+    /// A row-major tensor at address 0: enough to plan a call whose tensors do not exist yet.
+    #[must_use]
+    pub fn row_major(shape: [usize; R]) -> Self {
+        // Plans refuse a shape that overflows, whatever its strides.
+        let strides = Layout::contiguous(shape).map_or([1; R], |layout| layout.strides);
+        RawTensor {
+            address: 0,
+            shape,
+            strides,
+        }
+    }
+
+    /// Checks that elements along the last axis, called `axis`, lie side by side, in an address space.
+    pub(crate) fn expect_rows(&self, argument: &'static str, axis: &'static str) -> Result<()> {
+        if let (Some(2..), Some(&stride)) = (self.shape.last(), self.strides.last())
+            && stride != 1
+        {
+            return Err(Error::Stride {
+                argument,
+                axis,
+                stride,
+            });
+        }
+        let span = self.layout().span();
+        span.map(|_| ()).ok_or(Error::Overflow(argument))
+    }
+
+    pub(crate) fn layout(&self) -> Layout<R> {
+        Layout {
+            shape: self.shape,
+            strides: self.strides,
+        }
+    }
+
+    /// The strides, 0 on axes of one element, whose stride is never used.
+    fn used_strides(&self) -> [isize; R] {
+        std::array::from_fn(|axis| match self.shape[axis] {
+            2.. => self.strides[axis],
+            _ => 0,
+        })
+    }
+
+    /// The tensor in host memory, to read.
+    ///
+    /// # Safety
+    /// Every element lies in readable memory, aligned, and nothing writes it while the view lives.
+    pub(crate) unsafe fn view<'a, T, D: Dimension>(&self) -> ArrayView<'a, T, D>
+    where
+        [usize; R]: IntoDimension<Dim = D>,
+    {
+        let (shape, lowest, backward) = self.in_host_memory();
+        // SAFETY: the caller's word; the memory starts at the lowest element.
+        let mut view = unsafe { ArrayView::from_shape_ptr(shape, lowest) };
+        backward.for_each(|axis| view.invert_axis(axis));
+        view
+    }
+
+    /// The tensor in host memory, to write.
+    ///
+    /// # Safety
+    /// Every element lies in writable memory, aligned, at a place of its own, and nothing else touches it
+    /// while the view lives.
+    pub(crate) unsafe fn view_mut<'a, T, D: Dimension>(&self) -> ArrayViewMut<'a, T, D>
+    where
+        [usize; R]: IntoDimension<Dim = D>,
+    {
+        let (shape, lowest, backward) = self.in_host_memory();
+        // SAFETY: the caller's word; the memory starts at the lowest element.
+        let mut view = unsafe { ArrayViewMut::from_shape_ptr(shape, lowest) };
+        backward.for_each(|axis| view.invert_axis(axis));
+        view
+    }
+
+    /// Shape and strides without signs, the lowest element, and the axes with a negative stride.
+    fn in_host_memory<T, D: Dimension>(
+        &self,
+    ) -> (StrideShape<D>, *mut T, impl Iterator<Item = Axis>)
+    where
+        [usize; R]: IntoDimension<Dim = D>,
+    {
+        let (low, _) = self.layout().span().expect("it is in the address space");
+        let first = with_exposed_provenance_mut::<T>(self.address as usize);
+        let (strides, lowest) = match self.layout().is_empty() {
+            // There need be no memory.
+            true => (
+                Self::row_major(self.shape).strides,
+                NonNull::dangling().as_ptr(),
+            ),
+            false => (self.used_strides(), first.wrapping_offset(low)),
+        };
+        let backward = (0..R).filter(move |&axis| strides[axis] < 0).map(Axis);
+        let shape = self.shape.strides(strides.map(isize::unsigned_abs));
+        (shape, lowest, backward)
+    }
+}
+
+impl From<RawTensor> for TensorRef {
+    fn from(tensor: RawTensor) -> Self {
+        let [batch_stride, head_stride, row_stride, _] =
+            tensor.used_strides().map(|stride| stride as i64);
+        TensorRef {
+            address: tensor.address,
+            batch_stride,
+            head_stride,
+            row_stride,
+        }
+    }
+}
+
+impl From<RawTensor<2>> for MatrixRef {
+    fn from(matrix: RawTensor<2>) -> Self {
+        let [row_stride, _] = matrix.used_strides().map(|stride| stride as i64);
+        MatrixRef {
+            address: matrix.address,
+            row_stride,
+        }
+    }
+}
+
+impl From<RawTensor<2>> for RawTensor {
+    /// The matrix as the one head of a tensor.
+    fn from(matrix: RawTensor<2>) -> Self {
+        let ([rows, columns], [row_stride, stride]) = (matrix.shape, matrix.strides);
+        RawTensor {
+            address: matrix.address,
+            shape: [1, 1, rows, columns],
+            strides: [0, 0, row_stride, stride],
+        }
+    }
+}
 
 impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// Address of the first element in the device's memory, to read.
@@ -28,38 +175,28 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     fn offset_bytes(&self) -> u64 {
         (self.offset * size_of::<S::Item>()) as u64
     }
-}
 
-impl<S: Storage> TensorBase<S, 4> {
-    /// Address and strides of a tensor to read, for
-    /// [`Attention::forward_raw`](crate::Attention::forward_raw).
+    /// The tensor at its [address](Self::address), to read.
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
-    /// use attention::{Attention, Device, Dtype, RawForward, Tensor, f16};
+    /// use attention::{Attention, Device, Dtype, RawForward, RawTensor, Tensor, f16};
     ///
     /// let device = Device::cpu();
     /// let qkv = Tensor::new(&device, [1, 3, 2, 5, 16], &[f16::ONE; 480])?;
-    /// let [q, k, v] = [0, 1, 2].map(|part| qkv.view().select(1, part)?.as_raw());
+    /// let [q, k, v] = [0, 1, 2].map(|part| qkv.view().select(1, part));
     /// let mut o = [f16::ZERO; 160]; // memory of another owner
     /// let mut lse = Tensor::<f32, 3>::zeros(&device, [1, 2, 5])?;
     /// let raw = RawForward {
-    ///     q: q?,
-    ///     k: k?,
-    ///     v: v?,
-    ///     o: attention::TensorRef {
+    ///     q: q?.as_raw(),
+    ///     k: k?.as_raw(),
+    ///     v: v?.as_raw(),
+    ///     o: RawTensor {
     ///         address: o.as_mut_ptr().expose_provenance() as u64,
-    ///         batch_stride: 160,
-    ///         head_stride: 80,
-    ///         row_stride: 16,
+    ///         shape: [1, 2, 5, 16],
+    ///         strides: [160, 80, 16, 1],
     ///     },
-    ///     lse: lse.address_mut(),
-    ///     batch: 1,
-    ///     heads: 2,
-    ///     kv_heads: 2,
-    ///     seqlen_q: 5,
-    ///     seqlen_kv: 5,
-    ///     dim: 16,
+    ///     lse: lse.as_raw_mut(),
     /// };
     /// // SAFETY: `qkv`, `o` and `lse` live on, hold elements of these types, and do not overlap.
     /// unsafe { Attention::new().forward_raw(&device, Dtype::F16, &raw, std::ptr::null_mut())? };
@@ -67,99 +204,68 @@ impl<S: Storage> TensorBase<S, 4> {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// If the stride in dim is not 1.
-    pub fn as_raw(&self) -> Result<TensorRef> {
-        self.raw("tensor", self.address())
+    #[must_use]
+    pub fn as_raw(&self) -> RawTensor<R> {
+        self.at(self.address())
     }
 
-    /// Address and strides of a tensor to write. As [`as_raw`](Self::as_raw).
-    ///
-    /// # Errors
-    /// If the stride in dim is not 1.
-    pub fn as_raw_mut(&mut self) -> Result<TensorRef>
+    /// The tensor at its [address](Self::address_mut), to write.
+    #[must_use]
+    pub fn as_raw_mut(&mut self) -> RawTensor<R>
     where
         S: StorageMut,
     {
         let address = self.address_mut();
-        self.raw("tensor", address)
+        self.at(address)
     }
 
-    /// The tensor at its address, under the name that errors call it by.
-    pub(crate) fn raw(&self, argument: &'static str, address: u64) -> Result<TensorRef> {
-        let [batch_stride, head_stride, row_stride, stride] =
-            self.strides().map(|stride| stride as i64);
-        if stride != 1 {
-            let stride = stride as isize;
-            return Err(Error::DimStride { argument, stride });
-        }
-        Ok(TensorRef {
+    fn at(&self, address: u64) -> RawTensor<R> {
+        RawTensor {
             address,
-            batch_stride,
-            head_stride,
-            row_stride,
-        })
-    }
-}
-
-impl<S: Storage> TensorBase<S, 2> {
-    /// Address and row stride of a matrix to read, for
-    /// [`Gemm::forward_raw`](crate::Gemm::forward_raw).
-    ///
-    /// # Errors
-    /// If the stride along the rows is not 1.
-    pub fn as_raw(&self) -> Result<MatrixRef> {
-        self.raw("matrix", self.address())
-    }
-
-    /// Address and row stride of a matrix to write. As [`as_raw`](Self::as_raw).
-    ///
-    /// # Errors
-    /// If the stride along the rows is not 1.
-    pub fn as_raw_mut(&mut self) -> Result<MatrixRef>
-    where
-        S: StorageMut,
-    {
-        let address = self.address_mut();
-        self.raw("matrix", address)
-    }
-
-    /// The matrix at its address, under the name that errors call it by.
-    pub(crate) fn raw(&self, argument: &'static str, address: u64) -> Result<MatrixRef> {
-        let ([_, columns], [row_stride, stride]) = (self.shape(), self.strides());
-        if stride != 1 && columns > 1 {
-            return Err(Error::RowElements { argument, stride });
-        }
-        Ok(MatrixRef {
-            address,
-            row_stride: row_stride as i64,
-        })
-    }
-}
-
-impl Layout<4> {
-    /// The layout of a tensor at an address.
-    pub fn of_tensor(tensor: TensorRef, shape: [usize; 4]) -> Self {
-        let strides = [
-            tensor.batch_stride,
-            tensor.head_stride,
-            tensor.row_stride,
-            1,
-        ];
-        Layout {
-            shape,
-            strides: strides.map(|stride| stride as isize),
+            shape: self.shape(),
+            strides: self.strides(),
         }
     }
 }
 
-impl Layout<2> {
-    /// The layout of a matrix at an address.
-    pub fn of_matrix(matrix: MatrixRef, shape: [usize; 2]) -> Self {
-        Layout {
-            shape,
-            strides: [matrix.row_stride as isize, 1],
-        }
+#[cfg(test)]
+mod tests {
+    use super::RawTensor;
+    use kernels::abi::TensorRef;
+
+    #[test]
+    fn strides_of_single_elements_do_not_count() {
+        let is_aligned = |shape| {
+            let strides = [3, 5, 64, 1];
+            let raw = RawTensor {
+                address: 1 << 20,
+                shape,
+                strides,
+            };
+            TensorRef::from(raw).is_aligned()
+        };
+        assert!(is_aligned([1, 1, 9, 64]));
+        assert!(!is_aligned([1, 2, 9, 64]));
+    }
+
+    #[test]
+    fn views_start_at_the_first_element() {
+        let data: Vec<u16> = (0..24).collect();
+        let raw = RawTensor {
+            address: data[20..].as_ptr().expose_provenance() as u64,
+            shape: [2, 3, 2],
+            strides: [-12, -4, 1],
+        };
+        // SAFETY: 12 and 8 elements below element 20 lie in `data`, which nothing writes.
+        let view = unsafe { raw.view::<u16, _>() };
+        let elements: Vec<u16> = view.iter().copied().collect();
+        assert_eq!(elements, [20, 21, 16, 17, 12, 13, 8, 9, 4, 5, 0, 1]);
+        let nothing = RawTensor {
+            address: 0,
+            shape: [2, 0],
+            strides: [isize::MIN, 1],
+        };
+        // SAFETY: there are no elements.
+        assert!(unsafe { nothing.view::<u16, _>() }.is_empty());
     }
 }

@@ -64,9 +64,8 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// If `axes` does not name every axis once.
     pub fn permute(self, axes: [usize; R]) -> Result<Self> {
         if (0..R).any(|axis| !axes.contains(&axis)) {
-            return Err(Error::Axes {
-                axes: axes.to_vec(),
-            });
+            let axes = axes.to_vec();
+            return Err(Error::Axes { axes });
         }
         let layout = Layout {
             shape: axes.map(|axis| self.layout.shape[axis]),
