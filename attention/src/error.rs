@@ -6,6 +6,7 @@ use kernels::catalog::{MAX_HEAD_DIM, Target};
 /// An attention call, allocation or device that could not be had.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "messages explain the fields")]
 pub enum Error {
     /// A head dim that no kernel serves.
     #[error("dim is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
@@ -15,20 +16,12 @@ pub enum Error {
     Zero(&'static str),
     /// Query heads that cannot be shared out among the key/value heads.
     #[error("heads is {heads}; it must be a multiple of kv_heads, which is {kv_heads}")]
-    Heads {
-        /// Query heads.
-        heads: usize,
-        /// Key/value heads.
-        kv_heads: usize,
-    },
+    Heads { heads: usize, kv_heads: usize },
     /// A size that does not fit a kernel's integers.
     #[error("{argument} is {value}; it must be at most {max}")]
     TooLong {
-        /// Name of the argument.
         argument: &'static str,
-        /// Its value.
         value: usize,
-        /// The largest allowed.
         max: u32,
     },
     /// Products that cannot be added up in f16.
@@ -43,11 +36,8 @@ pub enum Error {
     /// More blocks than one launch can have.
     #[error("the sizes make {blocks} blocks; {kernel} can launch at most {max}")]
     Grid {
-        /// Name of the kernel.
         kernel: &'static str,
-        /// Blocks asked for.
         blocks: u128,
-        /// Blocks allowed.
         max: u32,
     },
     /// A softmax scale that is NaN or infinite.
@@ -56,29 +46,21 @@ pub enum Error {
     /// A tensor whose shape does not match the other arguments.
     #[error("{argument} has shape {found:?}; it must be {expected:?} to match the other tensors")]
     Shape {
-        /// Name of the tensor.
         argument: &'static str,
-        /// Shape that the other tensors ask for.
         expected: Vec<usize>,
-        /// Shape it has.
         found: Vec<usize>,
     },
     /// A tensor or matrix with gaps in its rows.
     #[error("{argument} has stride {stride} in {axis}; it must be 1")]
     Stride {
-        /// Name of the tensor.
         argument: &'static str,
-        /// Name of the last axis.
         axis: &'static str,
-        /// Its stride.
         stride: isize,
     },
     /// An output with two elements at one place.
     #[error("{argument} has overlapping strides {strides:?}; every element needs its own place")]
     Overlap {
-        /// Name of the tensor.
         argument: &'static str,
-        /// Its strides.
         strides: Vec<isize>,
     },
     /// A tensor that must be row-major without gaps.
@@ -87,47 +69,29 @@ pub enum Error {
     /// A tensor on another device than the other arguments.
     #[error("{argument} is on {found}; it must be on the device of the others, {expected}")]
     DeviceMismatch {
-        /// Name of the tensor.
         argument: &'static str,
-        /// Device of the others.
         expected: String,
-        /// Device of the tensor.
         found: String,
     },
     /// Data of another length than the shape asks for.
     #[error("data has {found} elements; shape {shape:?} needs {expected}")]
     Length {
-        /// Shape asked for.
         shape: Vec<usize>,
-        /// Its number of elements.
         expected: usize,
-        /// Elements given.
         found: usize,
     },
     /// An axis that a tensor does not have.
     #[error("there is no axis {axis}; the tensor has {axes}")]
-    Axis {
-        /// The axis.
-        axis: usize,
-        /// Axes of the tensor.
-        axes: usize,
-    },
+    Axis { axis: usize, axes: usize },
     /// Axes that are no order of a tensor's axes.
     #[error("axes {axes:?} do not name each of {} axes once", axes.len())]
-    Axes {
-        /// The axes.
-        axes: Vec<usize>,
-    },
+    Axes { axes: Vec<usize> },
     /// Indices outside an axis.
     #[error("start {start} with length {len} is outside axis {axis}, which has extent {extent}")]
     Range {
-        /// The axis.
         axis: usize,
-        /// Its extent.
         extent: usize,
-        /// First index.
         start: usize,
-        /// Number of indices.
         len: usize,
     },
     /// A shape that no strides give.
@@ -135,39 +99,26 @@ pub enum Error {
         "shape {shape:?} with strides {strides:?} takes shape {to:?} only by a copy; call `try_clone` first"
     )]
     Reshape {
-        /// Shape of the tensor.
         shape: Vec<usize>,
-        /// Its strides.
         strides: Vec<isize>,
-        /// Shape it cannot take.
         to: Vec<usize>,
     },
     /// A shape that repeated elements do not fill.
     #[error("shape {shape:?} cannot be broadcast to {to:?}; only extents of 1 are repeated")]
-    Broadcast {
-        /// Shape of the tensor.
-        shape: Vec<usize>,
-        /// Shape it cannot take.
-        to: Vec<usize>,
-    },
+    Broadcast { shape: Vec<usize>, to: Vec<usize> },
     /// A view that reaches outside its buffer.
     #[error(
         "shape {shape:?} with strides {strides:?} at offset {offset} reaches outside the buffer of {len} elements"
     )]
     OutOfBounds {
-        /// Shape of the view.
         shape: Vec<usize>,
-        /// Its strides.
         strides: Vec<isize>,
-        /// Its offset.
         offset: usize,
-        /// Elements of the buffer.
         len: usize,
     },
     /// A kernel name that is not in the table.
     #[error("there is no kernel {name:?}{}", near_names(.near))]
     UnknownKernel {
-        /// The name.
         name: String,
         /// Kernels with a similar name.
         near: Vec<&'static str>,
@@ -178,11 +129,8 @@ pub enum Error {
         instead.map(|name| format!("; {name} would fit")).unwrap_or_default()
     )]
     SharedMemory {
-        /// Name of the kernel.
         kernel: &'static str,
-        /// Bytes it needs.
         needed: u32,
-        /// Bytes that a block can have.
         available: u32,
         /// The kernel of the same kind that fits.
         instead: Option<&'static str>,
@@ -190,7 +138,6 @@ pub enum Error {
     /// A kernel that does not serve the problem or the device.
     #[error("kernel {kernel} {reason}")]
     UnsuitableKernel {
-        /// Name of the kernel.
         kernel: String,
         /// What it lacks.
         reason: String,
@@ -212,19 +159,13 @@ pub enum Error {
     NoDriver(String),
     /// No CUDA device of that index.
     #[error("there is no CUDA device {index}; this machine has {count}")]
-    NoDevice {
-        /// Index asked for.
-        index: usize,
-        /// Devices there are.
-        count: usize,
-    },
+    NoDevice { index: usize, count: usize },
     /// A device older than a kernel's target.
     #[error(
         "{device} has compute capability {}.{}; {needed_by} needs {}",
         found.0, found.1, needed.devices()
     )]
     ComputeCapability {
-        /// Name of the device.
         device: String,
         /// Its compute capability.
         found: (i32, i32),
@@ -250,9 +191,7 @@ pub enum Error {
         free.map(|free| format!(", {free} free")).unwrap_or_default()
     )]
     OutOfMemory {
-        /// Name of the device.
         device: String,
-        /// Bytes needed.
         needed: u64,
         /// Bytes free, where the device tells.
         free: Option<u64>,
@@ -260,11 +199,9 @@ pub enum Error {
     /// Any other failure that the driver reports, at once or from earlier asynchronous work.
     #[error("CUDA: {operation}: {message}")]
     Cuda {
-        /// What was being done.
         operation: &'static str,
         /// The driver's status, a `CUresult`.
         status: u32,
-        /// The driver's words.
         message: String,
     },
     /// The emulator stopped a kernel, or could not load it.

@@ -105,8 +105,9 @@ impl Plan {
                 argument: &step.params_at(start),
                 stream,
             };
-            // SAFETY: the caller's word; the addresses that `places` names lie in the workspace.
-            if let Some(counters) = unsafe { gpu.launch(&launch)? } {
+            // SAFETY: the caller's word; the addresses that `places` names lie in the workspace, and the module
+            // stays loaded as long as the device.
+            if let Some(counters) = unsafe { gpu.driver().launch(&launch)? } {
                 launches.push((entry.name, counters));
             }
         }

@@ -3,7 +3,7 @@
 use crate::stats;
 use crate::subject::time;
 use anyhow::Result;
-use attention::Device;
+use attention::{Device, Tensor};
 
 /// Elements of the buffer that is copied: 512 MB, far more than any cache holds.
 const ELEMENTS: u32 = 1 << 27;
@@ -23,8 +23,8 @@ fn bandwidth_of(device: &Device, elements: u32) -> Result<f64> {
     let data: Vec<u32> = (0..elements)
         .map(|i| i.wrapping_mul(2_654_435_761))
         .collect();
-    let source = device.upload(&data)?;
-    let mut target = device.upload(&data)?;
+    let source = Tensor::new(device, [data.len()], &data)?;
+    let mut target = Tensor::new(device, [data.len()], &data)?;
     let (lead, timed) = COPIES;
     let times = time(device, lead, timed, || Ok(target.copy_from(&source)?))?;
     let bytes = 2 * size_of_val(data.as_slice());

@@ -119,12 +119,16 @@ impl Task<'_> {
         if let (true, Some(Err(reason))) = (serve.is_empty(), others.into_iter().next_back()) {
             return Err(reason.into());
         }
-        let mut choices: Vec<_> = serve.into_iter().flatten().collect();
+        Ok(self.fitting(serve.into_iter().flatten().collect()))
+    }
+
+    /// The choices that there is memory for, or all if there is memory for none.
+    fn fitting(&self, mut choices: Vec<Choice>) -> Vec<Choice> {
         let fits = |choice: &Choice| self.expect_memory(slice::from_ref(choice)).is_ok();
         if choices.iter().any(fits) {
             choices.retain(fits);
         }
-        Ok(choices)
+        choices
     }
 
     /// Compares the memory that the problem needs with what is free, before anything is allocated.
@@ -159,33 +163,36 @@ impl Task<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Args, Task};
-    use attention::emulator::Options;
-    use attention::{Device, Dtype, Problem};
+    use super::{Args, Choice, Task};
+    use attention::{Accumulation, Attention, Device, Dtype, Problem};
     use clap::Parser;
-    use ladder::Rung;
 
     #[test]
     fn the_ladder_is_what_there_is_memory_for() {
-        let device = Device::emulator(Options::default()).expect("an emulator");
-        let names = |seqlen| {
-            let args = Args::parse_from(["attention", "--kernel", "ladder", "--check", "off"]);
-            let shape = [1, 1, seqlen, 64];
-            let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-            let task = Task {
-                args: &args,
-                device: &device,
-                dtype: Dtype::F16,
-                problem,
-            };
-            task.choices()
-                .expect("some")
-                .into_iter()
-                .map(|choice| choice.name)
+        let args = Args::parse_from(["attention", "--kernel", "ladder", "--check", "off"]);
+        let shape = [1, 1, 100, 64];
+        let task = Task {
+            args: &args,
+            device: &Device::cpu(),
+            dtype: Dtype::F16,
+            problem: Problem::new(shape, shape, shape, false, None).expect("valid"),
         };
-        let all = || Rung::ALL.iter().map(|rung| rung.name());
-        assert!(names(100).eq(all()));
-        // The scores would be 4 TB.
-        assert!(names(1_000_000).eq(all().filter(|&name| name != "naive")));
+        let names = |workspaces: [(&str, usize); 2]| {
+            let choices = workspaces.map(|(name, workspace_bytes)| Choice {
+                name: name.to_owned(),
+                call: Attention::new(),
+                acc: Accumulation::default(),
+                splits: 1,
+                workspace_bytes,
+            });
+            let fitting = task.fitting(choices.into()).into_iter();
+            fitting.map(|choice| choice.name).collect::<Vec<_>>()
+        };
+        // The scores of a million queries and keys.
+        let scores = 1 << 42;
+        assert_eq!(names([("naive", 40_000), ("fa1", 0)]), ["naive", "fa1"]);
+        assert_eq!(names([("naive", scores), ("fa1", 0)]), ["fa1"]);
+        // Each of them then says what it lacks.
+        assert_eq!(names([("naive", scores), ("fa1", scores)]).len(), 2);
     }
 }

@@ -99,7 +99,9 @@ impl Ladder {
     /// # Errors
     /// Says why it cannot, and what would.
     pub fn check(&self, device: &Device, dtype: attention::Dtype, problem: &Problem) -> Result<()> {
-        self.choose(dtype.of_kernels()?, problem, device.facts())?;
+        let computes = || self.unsuitable(format!("computes f16 and bf16, not {}", dtype.name()));
+        let dtype = dtype.of_kernels().map_err(|_| computes())?;
+        self.choose(dtype, problem, device.facts())?;
         self.check_compiled()
     }
 

@@ -47,9 +47,11 @@ pub struct Launch<'a> {
 /// One device and the calls that reach it, from any thread.
 ///
 /// A driver for CUDA works in the device's primary context, which it makes current for each call and no
-/// longer: the thread's own current context stays. A failed call returns
-/// [`Error::Cuda`](crate::Error::Cuda) with the driver's status, from which the library makes the more telling
-/// errors (out of memory, driver too old).
+/// longer: the thread's own current context stays.
+///
+/// # Errors
+/// Of each call, [`Error::Cuda`](crate::Error::Cuda) with the status that the driver reports. From it the library
+/// makes the more telling errors (out of memory, driver too old).
 pub trait Driver: Debug + Send + Sync {
     /// Marketing name of the device.
     fn name(&self) -> &str;
@@ -61,27 +63,15 @@ pub trait Driver: Debug + Send + Sync {
     fn index(&self) -> Option<usize>;
 
     /// CUDA version that the driver supports, as (major, minor).
-    ///
-    /// # Errors
-    /// If the driver reports a failure; so for all calls below.
     fn cuda_version(&self) -> Result<(i32, i32)>;
 
     /// Bytes of memory that can be allocated now; `None` if the host's memory is the limit.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     fn free_memory(&self) -> Result<Option<u64>>;
 
     /// Waits for all work on the device.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     fn synchronize(&self) -> Result<()>;
 
     /// Allocates `bytes` bytes, not 0, and returns their address: a multiple of 256.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
     /// Frees memory, after all work that was queued before.
@@ -95,9 +85,6 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Safety
     /// `stream` is valid.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64>;
 
     /// Frees memory in the order of a stream.
@@ -111,51 +98,33 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Safety
     /// `stream` is valid.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn wait(&self, stream: Stream) -> Result<()>;
 
     /// Fills memory with zeros, in the order of the default stream.
     ///
     /// # Safety
     /// `bytes` bytes from the address, not 0, are allocated.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()>;
 
     /// Copies host memory to the device, in the order of the default stream.
     ///
     /// # Safety
     /// As many bytes from the address are allocated.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()>;
 
     /// Copies device memory to the host, after all work on the default stream.
     ///
     /// # Safety
     /// As many bytes from the address are allocated and written.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn download(&self, from: u64, data: &mut [u8]) -> Result<()>;
 
     /// Copies memory of the device, in the order of the default stream.
     ///
     /// # Safety
     /// Both addresses have `bytes` bytes, which do not overlap.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
 
     /// Loads the PTX text of a module; where that fails, writes what the compiler says to `log`.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     fn load(&self, module: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle>;
 
     /// Unloads a module.
@@ -168,9 +137,6 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Safety
     /// The module is loaded.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle>;
 
     /// Queues a launch. An emulator runs it, and may say what it did.
@@ -178,33 +144,21 @@ pub trait Driver: Debug + Send + Sync {
     /// # Safety
     /// The function's module is loaded and the function takes one argument of this size; all memory that it
     /// uses is valid until it has run; the stream is valid.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>>;
 
     /// An event recorded after all work queued so far on the default stream.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     fn record(&self) -> Result<Handle>;
 
     /// Waits until the device reaches an event.
     ///
     /// # Safety
     /// The event exists.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn reach(&self, event: Handle) -> Result<()>;
 
     /// The device's time between two events that it has reached.
     ///
     /// # Safety
     /// Both events exist.
-    ///
-    /// # Errors
-    /// See [`cuda_version`](Self::cuda_version).
     unsafe fn elapsed(&self, start: Handle, end: Handle) -> Result<Duration>;
 
     /// Destroys an event.

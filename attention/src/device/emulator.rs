@@ -2,17 +2,15 @@
 
 use super::driver::{Driver, Handle, Launch, Stream};
 use super::facts::Facts;
+use super::gpu::lock;
 use crate::error::{Error, Result};
 use ::emulator::{Argument, Counters, Memory, Module, Options};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::without_provenance_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Zeros that memory is filled with, a piece at a time.
-const PIECE: [u8; 4096] = [0; 4096];
 
 /// An emulated GPU; calls return when their work is done.
 pub struct Emulator {
@@ -112,12 +110,8 @@ impl Driver for Emulator {
     }
 
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
-        for first in (0..bytes).step_by(PIECE.len()) {
-            let piece = &PIECE[..PIECE.len().min(bytes - first)];
-            // SAFETY: the caller's word.
-            unsafe { self.upload(address + first as u64, piece)? };
-        }
-        Ok(())
+        // SAFETY: the caller's word.
+        unsafe { self.upload(address, &vec![0; bytes]) }
     }
 
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {
@@ -133,16 +127,12 @@ impl Driver for Emulator {
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        let mut piece = PIECE;
-        for first in (0..bytes).step_by(PIECE.len()) {
-            let piece = &mut piece[..PIECE.len().min(bytes - first)];
-            // SAFETY: the caller's word.
-            unsafe {
-                self.download(from + first as u64, piece)?;
-                self.upload(to + first as u64, piece)?;
-            }
+        let mut data = vec![0; bytes];
+        // SAFETY: the caller's word.
+        unsafe {
+            self.download(from, &mut data)?;
+            self.upload(to, &data)
         }
-        Ok(())
     }
 
     fn load(&self, module: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
@@ -203,9 +193,4 @@ fn push<T>(table: &Mutex<Vec<T>>, value: T) -> Handle {
 
 fn failure(error: ::emulator::Error) -> Error {
     Error::Emulator(error.to_string())
-}
-
-/// A panic while one of these is locked leaves nothing half-changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

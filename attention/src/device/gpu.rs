@@ -1,6 +1,6 @@
 //! A device that launches kernels: its driver, what is loaded, and what the last call did.
 
-use super::driver::{Driver, Handle, Launch, Stream};
+use super::driver::{Driver, Handle, Stream};
 use crate::error::{Error, Result};
 use ::emulator::Counters;
 use std::collections::HashMap;
@@ -100,15 +100,6 @@ impl Gpu {
         }
     }
 
-    /// Queues a launch; returns what it did if the device is emulated.
-    ///
-    /// # Safety
-    /// As [`Driver::launch`], with a function of this device.
-    pub unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
-        // SAFETY: the caller's word; modules stay loaded as long as `self`.
-        unsafe { self.driver.launch(launch) }
-    }
-
     /// Allocates at once, or in the order of a stream.
     ///
     /// # Safety
@@ -157,7 +148,7 @@ impl Drop for Gpu {
     }
 }
 
-/// A panic while one of these is locked leaves nothing half-changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a table of a device. A panic while one is locked leaves nothing half-changed.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,7 +26,8 @@ impl Gemm {
         };
         dtype.of_kernels()?;
         let candidates = self.candidates(None, dtype)?;
-        let fitting = candidates.iter().filter(|kernel| fits(kernel, facts));
+        let fits = |kernel: &&&Kernel| facts.fits(kernel.shared_bytes());
+        let fitting = candidates.iter().filter(fits);
         Ok(fitting.map(|kernel| kernel.name).collect())
     }
 
@@ -52,7 +53,8 @@ impl Gemm {
         let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
         let candidates = self.candidates(Some(name), dtype)?;
         let best = |kernels: &[&'static Kernel]| {
-            let fitting = kernels.iter().copied().filter(|kernel| fits(kernel, facts));
+            let fits = |kernel: &&Kernel| facts.fits(kernel.shared_bytes());
+            let fitting = kernels.iter().copied().filter(fits);
             fitting.min_by(|a, b| time(a, problem, facts).total_cmp(&time(b, problem, facts)))
         };
         if let Some(kernel) = best(&candidates) {
@@ -142,10 +144,6 @@ impl Gemm {
 fn kernels() -> impl Iterator<Item = (&'static Kernel, &'static catalog::Gemm)> {
     let kernels = KERNELS.iter();
     kernels.filter_map(|kernel| Some((kernel, kernel.gemm()?)))
-}
-
-fn fits(kernel: &'static Kernel, facts: &Facts) -> bool {
-    facts.fits(kernel.shared_bytes())
 }
 
 /// Blocks of a kernel that a multiprocessor holds at once.

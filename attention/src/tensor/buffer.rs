@@ -1,7 +1,7 @@
 //! Owned memory of a device.
 
 use crate::device::{self, Device};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use bytemuck::Pod;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,13 +25,7 @@ impl Device {
     /// # Errors
     /// If there is not enough memory, or the driver reports another failure.
     pub fn upload<T: Pod>(&self, data: &[T]) -> Result<Buffer<T>> {
-        Buffer::from_slice(self, data)
-    }
-}
-
-impl<T: Pod> Buffer<T> {
-    pub(crate) fn from_slice(device: &Device, data: &[T]) -> Result<Self> {
-        let memory = match device.gpu() {
+        let memory = match self.gpu() {
             None => {
                 let mut copy = reserved(data.len())?;
                 copy.extend_from_slice(data);
@@ -44,7 +38,9 @@ impl<T: Pod> Buffer<T> {
             len: data.len(),
         })
     }
+}
 
+impl<T: Pod> Buffer<T> {
     pub(crate) fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let bytes = len
             .checked_mul(size_of::<T>())
@@ -68,23 +64,6 @@ impl<T: Pod> Buffer<T> {
         let mut elements = reserved(self.len)?;
         self.read(0..self.len, |data| elements.extend_from_slice(data))?;
         Ok(elements)
-    }
-
-    /// Overwrites the elements with the elements of `source`, a buffer of the same length on the same
-    /// device, after all work on the device so far.
-    ///
-    /// # Errors
-    /// If lengths or devices differ, or the driver reports a failure.
-    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
-        if self.len != source.len {
-            return Err(Error::Length {
-                shape: vec![self.len],
-                expected: self.len,
-                found: source.len,
-            });
-        }
-        super::expect_device("source", &self.device(), &source.device())?;
-        self.copy_range(0, source, 0..self.len)
     }
 
     /// Overwrites the elements from `first` on with some of another buffer on the same device.
@@ -183,31 +162,4 @@ fn download<T: Pod>(memory: &device::Memory, range: Range<usize>) -> Result<Vec<
     let bytes = bytemuck::cast_slice_mut(&mut elements);
     memory.read(range.start * size_of::<T>(), bytes)?;
     Ok(elements)
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::device::Device;
-    use crate::error::Error;
-    use emulator::Options;
-
-    #[test]
-    fn buffers_are_copied_on_their_device() {
-        let cpu = Device::cpu();
-        let emulated = Device::emulator(Options::default()).ok();
-        for device in [Some(cpu.clone()), emulated].into_iter().flatten() {
-            let mut to = device.upload(&[1_u16, 2, 3]).expect("memory");
-            let from = device.upload(&[4, 5, 6]).expect("memory");
-            to.copy_from(&from).expect("copied");
-            assert_eq!(to.to_vec(), Ok(vec![4, 5, 6]));
-            let shorter = device.upload(&[7]).expect("memory");
-            let error = to.copy_from(&shorter).expect_err("too short");
-            assert!(matches!(error, Error::Length { .. }), "{error}");
-            if device != cpu {
-                let elsewhere = cpu.upload(&[7, 8, 9]).expect("memory");
-                let error = to.copy_from(&elsewhere).expect_err("elsewhere");
-                assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
-            }
-        }
-    }
 }

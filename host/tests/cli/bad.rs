@@ -137,6 +137,22 @@ fn kernels() {
         "--kernel forward_f16_d64",
         &["forward_f16_d64", "not on the CPU; type --device emulator"],
     );
+    // No other device computes f32 either.
+    refuse(
+        "--kernel forward_f16_d64 --dtype f32",
+        &["kernel forward_f16_d64 is for dtype f16, not f32"],
+    );
+    refuse(
+        "--kernel naive --dtype f32",
+        &["kernel naive computes f16 and bf16, not f32"],
+    );
+    refuse(
+        "gemm --kernel gemm-simple --dtype f32",
+        &[
+            "kernel gemm-simple is not for f32",
+            "takes dtype f16 or bf16",
+        ],
+    );
 }
 
 #[test]
