@@ -75,10 +75,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return compare(&modules, other);
     }
     let ptxas = ptxas::find();
-    let usages = match &ptxas {
-        Some(ptxas) => ptxas::assemble(ptxas, &modules)?,
-        None => Vec::new(),
-    };
+    let usages = ptxas.as_ref().map(|ptxas| ptxas::assemble(ptxas, &modules));
+    let usages = usages.transpose()?.unwrap_or_default();
     println!("{}", table(&modules, &usages));
     println!("{} modules in {}", modules.len(), folder.display());
     match ptxas {
@@ -184,29 +182,28 @@ fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let targets = Class::ALL.iter().flat_map(|class| class.targets());
     let targets = targets.copied().chain([Target::Sm90a.name()]);
     let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
-    let counts = |entry: &Entry| Collectives::count(&entry.body).named();
+    let counts = entries
+        .iter()
+        .map(|entry| Collectives::count(&entry.body).named());
+    let counts: Vec<_> = counts.collect();
     // Only instructions that some kernel has.
-    let all: Vec<_> = entries.iter().flat_map(|entry| counts(entry)).collect();
-    let names = Collectives::NONE.named().into_iter().map(|(name, _)| name);
-    let present: Vec<_> = names
-        .filter(|name| all.iter().any(|(of, count)| of == name && *count > 0))
-        .collect();
+    let names = Collectives::NONE.named().into_iter().enumerate();
+    let present = names.filter(|(place, _)| counts.iter().any(|counts| counts[*place].1 > 0));
     let header = ["entry", "shared B"].into_iter().chain(targets.clone());
-    let header = header.chain(present.iter().copied()).map(str::to_owned);
-    let rows = entries.iter().map(|entry| {
-        let mut row = vec![entry.name.clone(), entry.kernel.shared_bytes().to_string()];
-        row.extend(targets.clone().map(|target| {
+    let header = header.chain(present.clone().map(|(_, (name, _))| name));
+    let rows = entries.iter().zip(&counts).map(|(entry, counts)| {
+        let registers = targets.clone().map(|target| {
             let mut usages = usages.iter();
             let usage = usages.find(|usage| usage.entry == entry.name && usage.target == target);
             usage.map_or("-".into(), |usage| usage.registers.to_string())
-        }));
-        let counts = counts(entry)
-            .into_iter()
-            .filter(|(name, _)| present.contains(name));
-        row.extend(counts.map(|(_, count)| count.to_string()));
-        row
+        });
+        let counts = present
+            .clone()
+            .map(|(place, _)| counts[place].1.to_string());
+        let row = [entry.name.clone(), entry.kernel.shared_bytes().to_string()];
+        row.into_iter().chain(registers).chain(counts).collect()
     });
-    table::numbers(header, rows)
+    table::numbers(header.map(str::to_owned), rows)
 }
 
 #[cfg(test)]

@@ -5,25 +5,18 @@ use anyhow::{Result, bail};
 use kernel_builder::{Compiler, Error, ptxas};
 use std::process::{Command, Stdio};
 
-/// A tool of the CUDA toolkit that PyPI has.
-struct Tool {
-    name: &'static str,
-    package: &'static str,
-    /// What there is not without it.
-    without: &'static str,
-}
-
-const TOOLS: [Tool; 2] = [
-    Tool {
-        name: "ptxas",
-        package: "nvidia-cuda-nvcc",
-        without: "registers and spills go unchecked",
-    },
-    Tool {
-        name: "nvdisasm",
-        package: "nvidia-cuda-nvdisasm",
-        without: "machine code cannot be shown",
-    },
+/// Tools of the CUDA toolkit: name, package of PyPI, and what there is not without it.
+const TOOLS: [[&str; 3]; 2] = [
+    [
+        "ptxas",
+        "nvidia-cuda-nvcc",
+        "registers and spills go unchecked",
+    ],
+    [
+        "nvdisasm",
+        "nvidia-cuda-nvdisasm",
+        "machine code cannot be shown",
+    ],
 ];
 
 /// Installs a compiler for the kernels with rustup or apt, and `ptxas` and `nvdisasm` with pip into
@@ -42,11 +35,11 @@ pub fn run() -> Result<()> {
         }
         Err(error) => bail!(error),
     }
-    let found = TOOLS.iter().map(|tool| ptxas::find_tool(tool.name));
+    let found = TOOLS.iter().map(|[name, ..]| ptxas::find_tool(name));
     if found.clone().any(|path| path.is_none()) {
         install_tools();
     }
-    for (Tool { name, without, .. }, path) in TOOLS.iter().zip(found) {
+    for ([name, _, without], path) in TOOLS.iter().zip(found) {
         match path {
             Some(path) => println!("{name}: {}", path.display()),
             None => println!("{name}: none (needs Python 3 with pip); {without}"),
@@ -95,7 +88,7 @@ fn install_tools() {
     let mut pip = shell::command("python3 -m pip install --quiet --no-deps --upgrade");
     pip.env("PIP_ROOT_USER_ACTION", "ignore");
     pip.arg("--target").arg(ptxas::tools_dir());
-    pip.args(TOOLS.iter().map(|tool| format!("{}>=13,<14", tool.package)));
+    pip.args(TOOLS.map(|[_, package, _]| format!("{package}>=13,<14")));
     if let Err(error) = shell::run(&mut pip) {
         println!("pip: {error}");
     }

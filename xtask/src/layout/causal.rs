@@ -27,18 +27,9 @@ const DIM: u32 = 64;
 const HEADS: u32 = 8;
 const WAVE: u32 = 4;
 
-/// What a query tile sees of a block of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sight {
-    Whole,
-    Part,
-    Nothing,
-}
-
-impl Sight {
-    fn color(self) -> Color {
-        Color::conflict(if self == Sight::Whole { 1 } else { 2 }, 1)
-    }
+/// The colours of blocks that a query tile sees whole, and in part.
+fn colors() -> [Color; 2] {
+    [1, 2].map(|ways| Color::conflict(ways, 1))
 }
 
 /// The main kernel's work on one head.
@@ -78,36 +69,22 @@ impl Head {
         (seen_blocks(ends, keys).end, whole_blocks(ends, keys).end)
     }
 
-    fn sight(&self, tile: u32, block: u32) -> Sight {
-        match self.seen(tile) {
-            (_, whole) if block < whole => Sight::Whole,
-            (seen, _) if block < seen => Sight::Part,
-            _ => Sight::Nothing,
-        }
-    }
-
-    /// A panel with a row for each query tile.
-    fn panel(
-        &self,
-        title: &str,
-        corner: &str,
-        columns: Vec<Group>,
-        cell: impl Fn(u32, u32) -> Cell,
-    ) -> Panel {
+    fn rows(&self) -> [Group; 1] {
         let firsts = (0..self.tiles()).map(|tile| tile * self.tile.q_rows);
-        Panel::new(title, corner, [Group::new("", firsts)], columns, cell)
+        [Group::new("", firsts)]
     }
 
     /// The blocks of keys in the order in which each query tile takes them.
     fn steps(&self) -> Panel {
         let keys = self.tile.keys;
         let firsts = (0..self.blocks()).map(|block| block * keys);
-        let columns = Group::new(&format!("first key of each {keys}"), firsts);
+        let columns = [Group::new(&format!("first key of each {keys}"), firsts)];
         let title = "One head: steps of each query tile";
-        self.panel(title, "query", vec![columns], |tile, block| {
-            match self.sight(tile, block) {
-                Sight::Nothing => Cell::default(),
-                sight => Cell::new(self.seen(tile).0 - block, "", sight.color()),
+        Panel::new(title, "query", self.rows(), columns, |tile, block| {
+            let [whole, part] = colors();
+            match self.seen(tile) {
+                (seen, _) if block >= seen => Cell::default(),
+                (seen, end) => Cell::new(seen - block, "", if block < end { whole } else { part }),
             }
         })
     }
@@ -118,12 +95,18 @@ impl Head {
         let places = (0..order.blocks()).map(|block| order.place(block));
         let columns = Group::split(&["first wave", "second wave"], 0..HEADS, WAVE as usize);
         let title = "All heads: block, and its steps";
-        self.panel(title, "query \\ head", columns, |tile, head| {
-            let block = places.clone().position(|place| place == (0, tile, head));
-            let block = block.expect("every tile has a block") as u32;
-            let steps = format!("{} steps", self.seen(tile).0);
-            Cell::new(block, steps, Color::hue(block * 8 / order.blocks()))
-        })
+        Panel::new(
+            title,
+            "query \\ head",
+            self.rows(),
+            columns,
+            |tile, head| {
+                let block = places.clone().position(|place| place == (0, tile, head));
+                let block = block.expect("every tile has a block") as u32;
+                let steps = format!("{} steps", self.seen(tile).0);
+                Cell::new(block, steps, Color::hue(block * 8 / order.blocks()))
+            },
+        )
     }
 }
 
@@ -131,11 +114,6 @@ impl Head {
 pub fn draw(arguments: &Arguments) -> Drawing {
     let head = Head::new(arguments);
     let Tile { q_rows, keys, .. } = head.tile;
-    let ForwardParams {
-        seqlen_q,
-        seqlen_kv,
-        ..
-    } = head.params;
     let notes = format!(
         "\
 Tiles of {q_rows} queries and {keys} keys. Of N queries and M keys, query i sees keys up to i + M - N.
@@ -146,11 +124,14 @@ Right: blocks start in the order of their numbers. The tiles with the most steps
 the last to start are short. A colour is an eighth of the blocks, in this order. Heads come in waves
 whose K and V fit the L2 cache."
     );
-    let sights = [(Sight::Whole, "whole"), (Sight::Part, "in part")];
-    let sights = sights.map(|(sight, name)| (sight.color(), name.to_owned()));
-    let title = format!("Causal mask: {seqlen_q} queries, {seqlen_kv} keys, head dim {DIM}");
+    let title = format!(
+        "Causal mask: {} queries, {} keys, head dim {DIM}",
+        head.params.seqlen_q, head.params.seqlen_kv
+    );
+    let names = ["whole", "in part"].map(str::to_owned);
+    let legend = colors().into_iter().zip(names).collect();
     Drawing::new(title, &notes)
-        .legend("what a query tile sees of a block of keys", sights)
+        .legend("what a query tile sees of a block of keys", legend)
         .below(head.steps())
         .beside(head.order())
 }
@@ -166,7 +147,7 @@ mod tests {
 
     /// Compares with the mask's definition, pair by pair.
     #[test]
-    fn sight_is_what_the_mask_says() {
+    fn tiles_see_what_the_mask_says() {
         for (seqlen, seqlen_kv) in [(300, 300), (200, 500), (500, 200)] {
             let head = head(seqlen, seqlen_kv);
             let Tile { q_rows, keys, .. } = head.tile;
@@ -179,12 +160,10 @@ mod tests {
                         (block * keys..(block + 1) * keys).map(move |j| visible(&j))
                     });
                     let seen: Vec<_> = seen.collect();
-                    let expected = match seen.iter().filter(|&&visible| visible).count() {
-                        0 => Sight::Nothing,
-                        count if count == seen.len() => Sight::Whole,
-                        _ => Sight::Part,
-                    };
-                    assert_eq!(head.sight(tile, block), expected, "{tile}, {block}");
+                    let expected = (seen.contains(&true), !seen.contains(&false));
+                    let (some, whole) = head.seen(tile);
+                    let found = (block < some, block < whole);
+                    assert_eq!(found, expected, "{tile}, {block}");
                 }
             }
         }

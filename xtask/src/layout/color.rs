@@ -28,12 +28,12 @@ impl Color {
 
     /// A hue for each of 8 neighbours: warps, tiles, groups of 4 banks.
     pub fn hue(number: u32) -> Self {
-        HUES[number as usize % HUES.len()].tint(0.4)
+        HUES[number as usize % 8].tint(0.4)
     }
 
     /// A paler [`hue`](Self::hue).
     pub fn pale_hue(number: u32) -> Self {
-        HUES[number as usize % HUES.len()].tint(0.75)
+        HUES[number as usize % 8].tint(0.75)
     }
 
     /// From green for no conflict to red for one of eight ways or more.

@@ -27,22 +27,16 @@ impl Drawing {
     }
 
     /// Adds a note of coloured words.
-    pub fn legend(
-        mut self,
-        text: &str,
-        swatches: impl IntoIterator<Item = (Color, String)>,
-    ) -> Self {
-        self.notes.push(Note {
-            swatches: swatches.into_iter().collect(),
-            text: text.to_owned(),
-        });
+    pub fn legend(mut self, text: &str, swatches: Vec<(Color, String)>) -> Self {
+        let text = text.to_owned();
+        self.notes.push(Note { swatches, text });
         self
     }
 
     /// Adds the colours of lanes; the later of four lanes are paler.
     pub fn legend_of_lanes(self) -> Self {
         let lanes = (0..8).map(|g| (Color::lane(4 * g), four(g)));
-        self.legend("lanes", lanes)
+        self.legend("lanes", lanes.collect())
     }
 
     /// Adds a panel to the last row.

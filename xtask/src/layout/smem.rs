@@ -10,8 +10,6 @@ use kernels::layout::{
     share::Share,
     swizzle::{CHUNK_BYTES, Swizzle},
 };
-use std::fmt;
-use std::str::FromStr;
 
 /// Which accesses to draw.
 #[derive(clap::Args)]
@@ -21,7 +19,7 @@ pub struct Arguments {
     dim: Option<u32>,
     /// Your own access: LANES lanes side by side in a row, the next lanes in the next row, BYTES bytes each. 4x4 is
     /// a fragment, 1x16 an ldmatrix, 8x16 a copy
-    #[arg(long, value_name = "LANESxBYTES")]
+    #[arg(long, value_name = "LANESxBYTES", value_parser = pattern)]
     access: Option<Pattern>,
 }
 
@@ -32,28 +30,15 @@ struct Pattern {
     bytes: u32,
 }
 
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Pattern { lanes, bytes } = self;
-        write!(f, "{lanes} x {bytes}")
-    }
-}
-
-impl FromStr for Pattern {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numbers = text.split_once('x');
-        let numbers =
-            numbers.and_then(|(lanes, bytes)| Some((lanes.parse().ok()?, bytes.parse().ok()?)));
-        match numbers {
-            Some((lanes @ (1 | 2 | 4 | 8 | 16 | 32), bytes @ (4 | 8 | 16))) => {
-                Ok(Pattern { lanes, bytes })
-            }
-            _ => {
-                Err("take 1, 2, 4, 8, 16 or 32 lanes by 4, 8 or 16 bytes, such as 4x16".to_owned())
-            }
+/// A pattern on the command line.
+fn pattern(text: &str) -> Result<Pattern, String> {
+    let numbers = text.split_once('x');
+    let numbers = numbers.map(|(lanes, bytes)| (lanes.parse(), bytes.parse()));
+    match numbers {
+        Some((Ok(lanes @ (1 | 2 | 4 | 8 | 16 | 32)), Ok(bytes @ (4 | 8 | 16)))) => {
+            Ok(Pattern { lanes, bytes })
         }
+        _ => Err("take 1, 2, 4, 8, 16 or 32 lanes by 4, 8 or 16 bytes, such as 4x16".to_owned()),
     }
 }
 
@@ -199,14 +184,14 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
     let mut title = "Bank conflicts of the kernels' accesses to shared memory".to_owned();
     let mut walks = WALKS.map(<[_]>::to_vec).to_vec();
-    if let Some(pattern) = arguments.access {
-        dims.retain(|dim| (2 * dim).is_multiple_of(pattern.lanes * pattern.bytes));
+    if let Some(pattern @ Pattern { lanes, bytes }) = arguments.access {
+        dims.retain(|dim| (2 * dim).is_multiple_of(lanes * bytes));
         if dims.is_empty() {
             return Err(format!(
-                "rows do not divide into {pattern} bytes; take fewer lanes"
+                "rows do not divide into {lanes} x {bytes} bytes; take fewer lanes"
             ));
         }
-        title = format!("Bank conflicts of an access by {pattern} bytes, row by row");
+        title = format!("Bank conflicts of an access by {lanes} x {bytes} bytes, row by row");
         walks = vec![vec![("the given access", Walk::Given(pattern))]];
     }
     let names = walks
@@ -232,7 +217,7 @@ Lanes with different words of one bank take turns, a wavefront each.
     );
     let ways = [1, 2, 4, 8].map(|ways| (Color::conflict(ways, 1), format!("{ways}\u{d7}")));
     Ok(Drawing::new(title, &notes)
-        .legend("and more: wavefronts over the minimum", ways)
+        .legend("and more: wavefronts over the minimum", ways.into())
         .below(table))
 }
 
@@ -307,7 +292,7 @@ mod tests {
     /// A given access costs as much as the kernels' access with the same rows and bytes.
     #[test]
     fn a_given_access_costs_what_it_does() {
-        let given = |text: &str, dim| factors(Walk::Given(text.parse().unwrap()), dim);
+        let given = |text: &str, dim| factors(Walk::Given(pattern(text).unwrap()), dim);
         for &dim in HEAD_DIMS {
             assert_eq!(given("4x4", dim), ways("write O", dim), "{dim}");
             assert_eq!(given("1x16", dim), ways("read Q", dim), "{dim}");
@@ -315,11 +300,11 @@ mod tests {
         assert_eq!(given("32x4", 64), [1.0; 3]);
         assert_eq!(given("1x4", 64), [32.0, 4.0, 4.0]);
         for text in ["3x4", "4x2", "64x4", "4", "x", "4x4x4", "0x4", "-4x4"] {
-            let error = text.parse::<Pattern>().unwrap_err();
+            let error = pattern(text).unwrap_err();
             assert!(error.contains("such as 4x16"), "{text}");
         }
         let drawn = |dim, access: &str| {
-            let access = Some(access.parse().unwrap());
+            let access = Some(pattern(access).unwrap());
             draw(&Arguments { dim, access })
         };
         // 192 bytes are not a multiple of 128.

@@ -74,11 +74,9 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let (name, rule) = describe(swizzle, dim);
     let title = format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}");
     let cost = cost(rows, chunks, offset);
+    let banks = (0..8).map(|group| (Color::hue(group), four(group)));
     Ok(Drawing::new(title, &format!("{NOTES}{rule}\n{cost}"))
-        .legend(
-            "banks",
-            (0..8).map(|group| (Color::hue(group), four(group))),
-        )
+        .legend("banks", banks.collect())
         .below(tile)
         .beside(memory))
 }

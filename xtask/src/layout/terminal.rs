@@ -1,7 +1,7 @@
 //! A drawing as text, with colours if the terminal has them.
 
 use super::color::{Color, INK};
-use super::drawing::{Cell, Drawing, Group, Note, Panel, chars};
+use super::drawing::{Drawing, Note, Panel, chars};
 use std::io::IsTerminal;
 
 /// The colours of a terminal.
@@ -111,46 +111,44 @@ fn note(note: &Note) -> Line {
 }
 
 fn panel(panel: &Panel) -> Vec<Line> {
-    let label = panel.label_chars();
+    let label_width = panel.label_chars();
     let cell = panel.text_chars().max(panel.detail_chars());
     let cell = cell.max(panel.column_chars()) + 2;
-    let line = |name: &str, groups: Vec<Line>| {
-        let label = (format!("{name:>label$} "), None);
-        [vec![label], groups.join(&(" ".to_owned(), None))].concat()
+    // A label, and a part for each column.
+    let line = |label: &str, parts: &mut dyn Iterator<Item = (&str, Option<Color>)>| {
+        let mut line = vec![(format!("{label:>label_width$}"), None)];
+        for group in &panel.columns {
+            line.push((" ".to_owned(), None));
+            let parts = parts.take(group.labels.len());
+            line.extend(parts.map(|(text, color)| (format!("{text:^cell$}"), color)));
+        }
+        line
     };
-    let of_columns = |part: &dyn Fn(&Group) -> Line| panel.columns.iter().map(part).collect();
     let mut lines = vec![vec![(panel.title.clone(), None)]];
     if panel.has_column_titles() {
-        let title = of_columns(&|group| {
+        let mut titles = " ".repeat(label_width);
+        for group in &panel.columns {
             let width = cell * group.labels.len();
-            vec![(format!("{:^width$}", group.title), None)]
-        });
-        lines.push(line("", title));
+            titles += &format!(" {:^width$}", group.title);
+        }
+        lines.push(vec![(titles, None)]);
     }
-    let labels = of_columns(&|group| {
-        let labels = group.labels.iter();
-        let label = |label| (format!("{label:^cell$}"), None);
-        labels.map(label).collect()
-    });
-    lines.push(line(&panel.corner, labels));
+    let labels = panel.columns.iter().flat_map(|group| &group.labels);
+    lines.push(line(
+        &panel.corner,
+        &mut labels.map(|label| (&**label, None)),
+    ));
     let mut rows = panel.cells.iter();
     for (index, group) in panel.rows.iter().enumerate() {
         if index > 0 {
             lines.push(Line::new());
         }
-        for (name, row) in group.labels.iter().zip(&mut rows) {
-            let mut draw = |name: &str, text: fn(&Cell) -> &str| {
-                let mut cells = row.iter();
-                let groups = panel.columns.iter().map(|group| {
-                    let cells = cells.by_ref().take(group.labels.len());
-                    let part = |part: &Cell| (format!("{:^cell$}", text(part)), part.color);
-                    cells.map(part).collect()
-                });
-                lines.push(line(name, groups.collect()));
-            };
-            draw(name, |cell| &cell.text);
+        for (label, row) in group.labels.iter().zip(&mut rows) {
+            let mut texts = row.iter().map(|cell| (&*cell.text, cell.color));
+            lines.push(line(label, &mut texts));
             if panel.detail_chars() > 0 {
-                draw("", |cell| &cell.detail);
+                let mut details = row.iter().map(|cell| (&*cell.detail, cell.color));
+                lines.push(line("", &mut details));
             }
         }
     }
@@ -159,6 +157,7 @@ fn panel(panel: &Panel) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::drawing::{Cell, Group};
     use super::*;
 
     fn panel(name: &str) -> Panel {
@@ -174,7 +173,7 @@ mod tests {
 
     fn drawing() -> Drawing {
         Drawing::new("Title", "")
-            .legend("bank", [(Color::hue(0), "0".to_owned())])
+            .legend("bank", vec![(Color::hue(0), "0".to_owned())])
             .below(panel("left"))
             .beside(panel("right"))
     }
