@@ -29,7 +29,7 @@ enum Task {
     Plot(bench::Arguments),
     /// Profile a kernel with ncu on a GPU; with --sass count its machine code; with --emulator count instructions,
     /// bank conflicts and memory traffic without a GPU
-    Profile(profile::Arguments),
+    Profile(bench::Arguments),
     /// Draw layouts in the terminal or as SVG: operands of mma, shared memory, bank conflicts, main loops
     Layout(layout::Arguments),
     /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust; and dist/crate, the
@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<()> {
             "plot --results bench/RESULTS --charts bench/charts",
             &arguments.bench,
         ),
-        Task::Profile(arguments) => profile::run(&arguments),
+        Task::Profile(arguments) => profile::run(&arguments.bench),
         Task::Layout(arguments) => layout::run(&arguments).or_else(|message| {
             eprintln!("error: {message}");
             std::process::exit(2)

@@ -5,15 +5,6 @@ use anyhow::Result;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 
-/// What to profile, and on what.
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub struct Arguments {
-    /// Arguments for `bench profile`, or --emulator; --help lists them
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
-}
-
 /// Count what kernels do on the emulator, which needs no GPU
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask profile", disable_version_flag = true)]
@@ -31,7 +22,7 @@ struct Emulator {
 }
 
 /// Counts on the emulator, or profiles one kernel on the GPU.
-pub fn run(Arguments { arguments }: &Arguments) -> Result<()> {
+pub fn run(arguments: &[OsString]) -> Result<()> {
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     if has("--emulator") {
         let line = [OsString::from("profile")].into_iter();

@@ -52,9 +52,9 @@ pub fn run() -> Result<()> {
 fn install_compiler() -> Result<Compiler> {
     const DEBIAN: &str = "rustc-web rust-web-src";
     let install = format!("install --quiet=2 --yes --no-install-recommends {DEBIAN}");
-    let apt_get = ["update --quiet=2", &install].map(|line| as_root(&format!("apt-get {line}")));
-    let rustup = shell::command("rustup component add rust-src");
-    for (program, mut commands) in [("rustup", vec![rustup]), ("apt-get", apt_get.into())] {
+    let debian = ["update --quiet=2", &install].map(apt_get);
+    let rustup = shell::command("rustup", "component add rust-src");
+    for (program, mut commands) in [("rustup", vec![rustup]), ("apt-get", debian.into())] {
         if !shell::exists(program) {
             continue;
         }
@@ -72,12 +72,12 @@ fn install_compiler() -> Result<Compiler> {
     )
 }
 
-fn as_root(line: &str) -> Command {
-    let id = shell::output(&mut shell::command("id -u"));
+/// `apt-get`, as root and without questions.
+fn apt_get(line: &str) -> Command {
+    let id = shell::output(&mut shell::command("id", "-u"));
     let is_root = id.is_ok_and(|id| id.trim() == "0");
-    let prefix = if is_root { "env" } else { "sudo" };
-    let line = format!("{prefix} DEBIAN_FRONTEND=noninteractive {line}");
-    let mut command = shell::command(&line);
+    let line = format!("DEBIAN_FRONTEND=noninteractive apt-get {line}");
+    let mut command = shell::command(if is_root { "env" } else { "sudo" }, &line);
     command.stdout(Stdio::null());
     command
 }
@@ -85,7 +85,7 @@ fn as_root(line: &str) -> Command {
 /// All at once: pip's `--target` takes the place of the folder that the packages share.
 fn install_tools() {
     println!("installing ptxas and nvdisasm with pip ...");
-    let mut pip = shell::command("python3 -m pip install --quiet --no-deps --upgrade");
+    let mut pip = shell::command("python3", "-m pip install --quiet --no-deps --upgrade");
     pip.env("PIP_ROOT_USER_ACTION", "ignore");
     pip.arg("--target").arg(ptxas::tools_dir());
     pip.args(TOOLS.map(|[_, package, _]| format!("{package}>=13,<14")));

@@ -1,22 +1,20 @@
 //! Running programs.
 
 use anyhow::{Context, Result, ensure};
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 /// A program and its arguments, the words of a line.
-pub fn command(line: &str) -> Command {
-    let mut words = line.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
+pub fn command(program: impl AsRef<OsStr>, line: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(line.split_whitespace());
     command
 }
 
-/// The cargo that runs this task, and its arguments, the words of a line.
+/// The cargo that runs this task, and its arguments.
 pub fn cargo(line: &str) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(line.split_whitespace());
-    command
+    command(cargo, line)
 }
 
 /// Runs a command, which shares the terminal.
@@ -40,6 +38,6 @@ pub fn output(command: &mut Command) -> Result<String> {
 
 /// Whether a program can be run at all.
 pub fn exists(program: &str) -> bool {
-    let output = Command::new(program).arg("--version").output();
+    let output = command(program, "--version").output();
     output.is_ok_and(|output| output.status.success())
 }

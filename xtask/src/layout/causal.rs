@@ -173,17 +173,12 @@ mod tests {
     fn long_tiles_start_first() {
         let panel = head(1024, 1024).order();
         let [first, last] = [&panel.cells[7][..4], &panel.cells[0][4..]];
-        let blocks = |cells: &[Cell]| {
-            cells
-                .iter()
-                .map(|cell| cell.text.clone())
-                .collect::<Vec<_>>()
+        let line = |cells: &[Cell], at: usize| -> Vec<_> {
+            cells.iter().map(|cell| cell.lines[at].clone()).collect()
         };
-        assert_eq!(blocks(first), ["0", "1", "2", "3"]);
-        assert_eq!(blocks(last), ["60", "61", "62", "63"]);
-        assert_eq!(
-            (&first[0].detail[..], &last[0].detail[..]),
-            ("16 steps", "2 steps")
-        );
+        assert_eq!(line(first, 0), ["0", "1", "2", "3"]);
+        assert_eq!(line(last, 0), ["60", "61", "62", "63"]);
+        assert_eq!(line(first, 1), ["16 steps"; 4]);
+        assert_eq!(line(last, 1), ["2 steps"; 4]);
     }
 }

@@ -99,20 +99,17 @@ impl Group {
 /// A cell of a grid; the default is an unused one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    /// The upper line.
-    pub text: String,
-    /// The lower line.
-    pub detail: String,
+    /// The upper and the lower line.
+    pub lines: [String; 2],
     /// `None` for an unused cell.
     pub color: Option<Color>,
 }
 
 impl Cell {
     /// A used cell.
-    pub fn new(text: impl ToString, detail: impl ToString, color: Color) -> Self {
+    pub fn new(upper: impl ToString, lower: impl ToString, color: Color) -> Self {
         Cell {
-            text: text.to_string(),
-            detail: detail.to_string(),
+            lines: [upper.to_string(), lower.to_string()],
             color: Some(color),
         }
     }
@@ -159,14 +156,10 @@ impl Panel {
         widest(labels.chain([&self.corner]))
     }
 
-    /// Characters of the widest upper line.
-    pub fn text_chars(&self) -> usize {
-        widest(self.cells.iter().flatten().map(|cell| &cell.text))
-    }
-
-    /// Characters of the widest lower line; 0 if there are none.
-    pub fn detail_chars(&self) -> usize {
-        widest(self.cells.iter().flatten().map(|cell| &cell.detail))
+    /// Characters of the widest upper and lower line of cells; no cell may have a lower one.
+    pub fn cell_chars(&self) -> [usize; 2] {
+        let cells = self.cells.iter().flatten();
+        [0, 1].map(|line| widest(cells.clone().map(|cell| &cell.lines[line])))
     }
 
     /// Characters of the widest column label, or of a title's share for one column if wider.

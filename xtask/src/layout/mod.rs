@@ -53,10 +53,7 @@ enum Subject {
     Causal(causal::Arguments),
 }
 
-/// Draws in the terminal, or into a file.
-///
-/// # Errors
-/// If the options do not fit together or the file cannot be written: one line.
+/// Draws in the terminal, or into a file. An error says in one line what does not fit together or is not written.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let drawing = draw(&arguments.subject)?;
     let text = match &arguments.svg {
@@ -180,7 +177,7 @@ mod tests {
                 .collect();
             let panels = drawing.rows.iter().flatten();
             for cell in panels.flat_map(|panel| panel.cells.iter().flatten()) {
-                for line in [&cell.text, &cell.detail] {
+                for line in &cell.lines {
                     let place = shown.iter().position(|text| text == line);
                     let place = place.or(line.is_empty().then_some(usize::MAX));
                     let place = place.unwrap_or_else(|| panic!("{arguments}: no {line}"));

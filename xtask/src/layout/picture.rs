@@ -81,9 +81,8 @@ fn notes(notes: &[Note]) -> Figure {
         for (color, word) in &note.swatches {
             let width = 7.0 * chars(word) as f64 + 14.0;
             let middle = (x + width / 2.0, y + 12.5, &**word);
-            figure
-                .group
-                .append(area(*color, rectangle(x, y, width - 1.0, 17.0)));
+            let swatch = area(*color, rectangle(x, y, width - 1.0, 17.0));
+            figure.group.append(swatch);
             figure.group.append(texts(LABEL, INK, "middle", [middle]));
             x += width;
         }
@@ -101,15 +100,17 @@ fn notes(notes: &[Note]) -> Figure {
 
 fn panel(panel: &Panel) -> Figure {
     let width = |chars: usize, size: f64| 0.62 * size * chars as f64 + 8.0;
+    let [upper, lower] = panel.cell_chars();
     let widths = [
-        width(panel.text_chars(), CELL),
-        width(panel.detail_chars(), DETAIL),
+        width(upper, CELL),
+        width(lower, DETAIL),
         width(panel.column_chars(), LABEL),
     ];
     let cell_width = widths.into_iter().fold(30.0, f64::max).round();
-    let (cell_height, text_y) = match panel.detail_chars() {
-        0 => (24.0, 16.0),
-        _ => (32.0, 15.0),
+    let (cell_height, upper_y) = if lower > 0 {
+        (32.0, 15.0)
+    } else {
+        (24.0, 16.0)
     };
     let left = (6.2 * panel.label_chars() as f64 + 10.0).round();
     let top = if panel.has_column_titles() {
@@ -121,15 +122,15 @@ fn panel(panel: &Panel) -> Figure {
     let rows = edges(&panel.rows, top, cell_height);
 
     let mut areas: BTreeMap<Color, String> = BTreeMap::new();
-    let (mut lines, mut details) = (Vec::new(), Vec::new());
+    let (mut uppers, mut lowers) = (Vec::new(), Vec::new());
     for (cells, &y) in panel.cells.iter().zip(rows.iter().flatten()) {
         for (cell, &x) in cells.iter().zip(columns.iter().flatten()) {
             // Leaves a white line between cells.
             let area = rectangle(x, y, cell_width - 1.0, cell_height - 1.0);
             *areas.entry(cell.color.unwrap_or(UNUSED)).or_default() += &area;
             let middle = x + cell_width / 2.0;
-            lines.push((middle, y + text_y, &*cell.text));
-            details.push((middle, y + 26.5, &*cell.detail));
+            uppers.push((middle, y + upper_y, &*cell.lines[0]));
+            lowers.push((middle, y + 26.5, &*cell.lines[1]));
         }
     }
     let mut names = Vec::new();
@@ -150,8 +151,8 @@ fn panel(panel: &Panel) -> Figure {
     for (color, rectangles) in areas {
         group.append(area(color, rectangles));
     }
-    group.append(texts(CELL, INK, "middle", lines));
-    group.append(texts(DETAIL, INK, "middle", details));
+    group.append(texts(CELL, INK, "middle", uppers));
+    group.append(texts(DETAIL, INK, "middle", lowers));
     group.append(texts(LABEL, FAINT, "middle", names));
     group.append(texts(LABEL, FAINT, "end", row_names));
     let end = |edges: &[Vec<f64>]| edges.iter().flatten().fold(0.0, |_, edge| *edge);

@@ -74,10 +74,7 @@ impl Cute {
 }
 
 impl Arrangement {
-    /// Whether a tile of `rows` rows with `dim` elements each holds all of its chunks.
-    ///
-    /// # Errors
-    /// If some chunks would lie outside the tile: one line.
+    /// An error if some chunks of a tile of `rows` rows with `dim` elements each would lie outside it.
     pub fn check(self, rows: u32, dim: u32) -> Result<(), String> {
         let Arrangement::Cute(cute) = self else {
             return Ok(());

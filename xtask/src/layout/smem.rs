@@ -176,10 +176,7 @@ fn cell(cost: &Tally) -> Cell {
     Cell::new(format!("{ways}\u{d7}"), taken, color)
 }
 
-/// The table of all accesses, or of the given one.
-///
-/// # Errors
-/// If rows of the head dim do not divide into such accesses.
+/// The table of all accesses, or of the given one; an error if rows of the head dim do not divide into such accesses.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
     let mut title = "Bank conflicts of the kernels' accesses to shared memory".to_owned();
@@ -333,10 +330,9 @@ mod tests {
                 ..Tally::default()
             })
         };
-        let lines = |wavefronts| (shown(wavefronts).text, shown(wavefronts).detail);
-        assert_eq!(lines(64), ("1\u{d7}".to_owned(), "64".to_owned()));
-        assert_eq!(lines(96), ("1.5\u{d7}".to_owned(), "96".to_owned()));
-        assert_eq!(lines(512), ("8\u{d7}".to_owned(), "512".to_owned()));
+        assert_eq!(shown(64).lines, ["1\u{d7}", "64"]);
+        assert_eq!(shown(96).lines, ["1.5\u{d7}", "96"]);
+        assert_eq!(shown(512).lines, ["8\u{d7}", "512"]);
         assert_ne!(shown(64).color, shown(96).color);
     }
 }

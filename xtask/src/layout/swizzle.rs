@@ -33,10 +33,7 @@ A line of 128 bytes goes once through all 32 banks of 4 bytes. A chunk lies in 4
 Left: the byte offset of each chunk, above its banks. Right: the chunk at each offset.
 ";
 
-/// The tile, and shared memory beside it.
-///
-/// # Errors
-/// If the swizzle does not suit the tile: one line.
+/// The tile, and shared memory beside it; an error if the swizzle does not suit the tile.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let &Arguments { dim, rows, swizzle } = arguments;
     swizzle.check(rows, dim)?;
@@ -169,7 +166,7 @@ mod tests {
         let drawing = drawn("pad", 64);
         let [_, memory] = panels(&drawing);
         assert_eq!(memory.cells[1][0], Cell::default());
-        assert_eq!(memory.cells[1][1].text, "row 1");
+        assert_eq!(memory.cells[1][1].lines[0], "row 1");
         let unused = memory.cells.iter().flatten().filter(|c| c.color.is_none());
         // 15 chunks after rows, and the rest of the last line.
         assert_eq!(unused.count(), memory.cells.len() * 8 - 16 * 8);

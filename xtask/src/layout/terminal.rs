@@ -112,8 +112,8 @@ fn note(note: &Note) -> Line {
 
 fn panel(panel: &Panel) -> Vec<Line> {
     let label_width = panel.label_chars();
-    let cell = panel.text_chars().max(panel.detail_chars());
-    let cell = cell.max(panel.column_chars()) + 2;
+    let [upper, lower] = panel.cell_chars();
+    let cell = upper.max(lower).max(panel.column_chars()) + 2;
     // A label, and a part for each column.
     let line = |label: &str, parts: &mut dyn Iterator<Item = (&str, Option<Color>)>| {
         let mut line = vec![(format!("{label:>label_width$}"), None)];
@@ -144,11 +144,10 @@ fn panel(panel: &Panel) -> Vec<Line> {
             lines.push(Line::new());
         }
         for (label, row) in group.labels.iter().zip(&mut rows) {
-            let mut texts = row.iter().map(|cell| (&*cell.text, cell.color));
-            lines.push(line(label, &mut texts));
-            if panel.detail_chars() > 0 {
-                let mut details = row.iter().map(|cell| (&*cell.detail, cell.color));
-                lines.push(line("", &mut details));
+            let cells = |at: usize| row.iter().map(move |cell| (&*cell.lines[at], cell.color));
+            lines.push(line(label, &mut cells(0)));
+            if lower > 0 {
+                lines.push(line("", &mut cells(1)));
             }
         }
     }
