@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::choice::{Choice, Task};
 use crate::device;
-use crate::inputs::{Inputs, Source};
+use crate::inputs::{Source, rows_not_finite};
 use crate::measure;
 use crate::memory::poisoned;
 use crate::output::Output;
@@ -89,17 +89,19 @@ fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Resul
     let output = output.transpose()?;
     let progress = Progress::start();
     progress.stage("preparing q, k and v");
-    let inputs: Inputs<T> = source.load()?;
-    if inputs.not_finite != [0; 3] {
-        let [q, k, v] = inputs.not_finite;
-        let dtype = T::DTYPE.name();
+    let inputs: [Vec<T>; 3] = source.load()?;
+    let not_finite = inputs
+        .each_ref()
+        .map(|data| rows_not_finite(data, problem.dim));
+    if not_finite != [0; 3] {
+        let ([q, k, v], dtype) = (not_finite, T::DTYPE.name());
         progress.suspend(|| {
             eprintln!("note: rows with NaN or infinity, as {dtype}: {q} of q, {k} of k, {v} of v");
         });
     }
-    let q = Tensor::new(device, problem.q_shape(), &inputs.q)?;
-    let k = Tensor::new(device, problem.kv_shape(), &inputs.k)?;
-    let v = Tensor::new(device, problem.kv_shape(), &inputs.v)?;
+    let q = Tensor::new(device, problem.q_shape(), &inputs[0])?;
+    let k = Tensor::new(device, problem.kv_shape(), &inputs[1])?;
+    let v = Tensor::new(device, problem.kv_shape(), &inputs[2])?;
 
     let mut report = Report::new(&args.run, device, &progress);
     for choice in choices {
@@ -114,9 +116,9 @@ fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Resul
         progress.stage(&format!("checking {name}"));
         let forward = Forward {
             problem: &problem,
-            q: &inputs.q,
-            k: &inputs.k,
-            v: &inputs.v,
+            q: &inputs[0],
+            k: &inputs[1],
+            v: &inputs[2],
             o: &o,
             lse: &lse,
             acc: choice.acc,

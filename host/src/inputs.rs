@@ -11,15 +11,6 @@ use std::path::{Path, PathBuf};
 /// Names of the tensors.
 const NAMES: [&str; 3] = ["q", "k", "v"];
 
-/// Row-major q, k and v.
-pub struct Inputs<T> {
-    pub q: Vec<T>,
-    pub k: Vec<T>,
-    pub v: Vec<T>,
-    /// Rows of q, k and v that hold NaN or infinity.
-    pub not_finite: [usize; 3],
-}
-
 /// Where q, k and v come from; their shapes are known.
 pub struct Source {
     pub problem: Problem,
@@ -95,24 +86,12 @@ impl Source {
         self.file.as_ref().map(|input| &input.file.metadata)
     }
 
-    /// Draws the numbers, or reads them from the file.
-    pub fn load<T: Element>(self) -> Result<Inputs<T>> {
-        let tensors = match self.file {
-            None => random::inputs(&self.problem, self.seed),
-            Some(mut input) => input.read().with_context(|| unusable(&input.path))?,
-        };
-        let is_finite = |number: &T| number.to_f32().is_finite();
-        let not_finite = tensors.each_ref().map(|data| {
-            let rows = data.chunks(self.problem.dim);
-            rows.filter(|row| !row.iter().all(is_finite)).count()
-        });
-        let [q, k, v] = tensors;
-        Ok(Inputs {
-            q,
-            k,
-            v,
-            not_finite,
-        })
+    /// Row-major q, k and v: draws the numbers, or reads them from the file.
+    pub fn load<T: Element>(self) -> Result<[Vec<T>; 3]> {
+        match self.file {
+            None => Ok(random::inputs(&self.problem, self.seed)),
+            Some(mut input) => input.read().with_context(|| unusable(&input.path)),
+        }
     }
 }
 
@@ -134,6 +113,13 @@ impl InputFile {
         }
         Ok(numbers)
     }
+}
+
+/// Rows of `dim` elements that hold NaN or infinity.
+pub fn rows_not_finite<T: Element>(tensor: &[T], dim: usize) -> usize {
+    let is_finite = |number: &T| number.to_f32().is_finite();
+    let rows = tensor.chunks(dim);
+    rows.filter(|row| !row.iter().all(is_finite)).count()
 }
 
 fn unusable(path: &Path) -> String {

@@ -110,10 +110,9 @@ fn read_header(file: &mut File, metadata: &Metadata) -> Result<Header> {
             _ => error.into(),
         })?;
     let header_length = u64::from_le_bytes(bytes);
+    let rest = length.map_or(u64::MAX, |length| length.saturating_sub(8));
     ensure!(
-        header_length
-            <= length.map_or(MAX_HEADER, |length| MAX_HEADER
-                .min(length.saturating_sub(8))),
+        header_length <= rest.min(MAX_HEADER),
         "its header would have {header_length} bytes"
     );
     let mut text = Vec::new();

@@ -1,7 +1,7 @@
 //! The functions of the CUDA driver, through any crate that binds them.
 //!
-//! [`cuda_functions`] lists them once. The trait [`Binding`] and its implementations follow from the list: through
-//! `cudarc` here, through another crate in a program.
+//! [`cuda_functions`](crate::cuda_functions) lists them once. The trait [`Binding`] and its implementations follow
+//! from the list: through `cudarc` here, through another crate in a program.
 
 use cudarc::driver::sys;
 use std::ffi::{c_char, c_void};
