@@ -140,8 +140,8 @@ impl Args {
             ("--acc", self.acc.is_some()),
             ("--o-store", self.o_store.is_some()),
         ];
-        let given = options.into_iter().find(|(_, given)| *given);
-        given.map(|(option, _)| option)
+        let mut options = options.into_iter();
+        options.find_map(|(option, given)| given.then_some(option))
     }
 }
 

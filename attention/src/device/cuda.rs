@@ -50,9 +50,8 @@ impl<B: Binding> CudaDriver<B> {
         if status != sys::CUresult::CUDA_ERROR_NO_DEVICE as u32 {
             check::<B>("initialising the driver", status)?;
             // SAFETY: `count` is valid for a write.
-            check::<B>("counting devices", unsafe {
-                B::cuDeviceGetCount(&mut count)
-            })?;
+            let status = unsafe { B::cuDeviceGetCount(&mut count) };
+            check::<B>("counting devices", status)?;
         }
         let count = count as usize;
         if index >= count {
@@ -61,9 +60,8 @@ impl<B: Binding> CudaDriver<B> {
         let operation = "opening the device";
         let mut device = 0;
         // SAFETY: `device` is valid for a write.
-        check::<B>(operation, unsafe {
-            B::cuDeviceGet(&mut device, index as i32)
-        })?;
+        let status = unsafe { B::cuDeviceGet(&mut device, index as i32) };
+        check::<B>(operation, status)?;
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: `value` is valid for a write, and the device was just opened.
@@ -90,16 +88,14 @@ impl<B: Binding> CudaDriver<B> {
         };
         let mut name = [0; 256];
         // SAFETY: `name` is valid for writes of its length.
-        check::<B>(operation, unsafe {
-            B::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
-        })?;
+        let status = unsafe { B::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) };
+        check::<B>(operation, status)?;
         // SAFETY: the CUDA driver ended the name with NUL.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) };
         let mut context = null_mut();
         // SAFETY: `context` is valid for a write, and the device was just opened.
-        check::<B>("retaining the primary context", unsafe {
-            B::cuDevicePrimaryCtxRetain(&mut context, device)
-        })?;
+        let status = unsafe { B::cuDevicePrimaryCtxRetain(&mut context, device) };
+        check::<B>("retaining the primary context", status)?;
         let mut cuda = CudaDriver {
             index,
             name: name.to_string_lossy().into_owned(),
@@ -118,9 +114,8 @@ impl<B: Binding> CudaDriver<B> {
     /// Makes the context current on this thread while `function` runs, which returns the status of `operation`.
     fn call(&self, operation: &'static str, function: impl FnOnce() -> u32) -> Result<()> {
         // SAFETY: the context is retained for as long as `self` lives.
-        check::<B>("entering the context", unsafe {
-            B::cuCtxPushCurrent_v2(self.context)
-        })?;
+        let status = unsafe { B::cuCtxPushCurrent_v2(self.context) };
+        check::<B>("entering the context", status)?;
         let status = function();
         // SAFETY: this thread pushed a context above.
         unsafe { B::cuCtxPopCurrent_v2(&mut null_mut()) };
@@ -152,9 +147,8 @@ impl<B: Binding> Drop for CudaDriver<B> {
     fn drop(&mut self) {
         if !self.pool.is_null() {
             // SAFETY: the pool is used no more; memory that a stream still frees outlives it.
-            let _ = self.call("destroying a memory pool", || unsafe {
-                B::cuMemPoolDestroy(self.pool)
-            });
+            let _ =
+                unsafe { self.call("freeing a memory pool", || B::cuMemPoolDestroy(self.pool)) };
         }
         // SAFETY: retained once, in `open`.
         unsafe { B::cuDevicePrimaryCtxRelease_v2(self.device) };
@@ -177,9 +171,8 @@ impl<B: Binding> Driver for CudaDriver<B> {
     fn cuda_version(&self) -> Result<(i32, i32)> {
         let mut version = 0;
         // SAFETY: `version` is valid for a write.
-        check::<B>("asking the driver's version", unsafe {
-            B::cuDriverGetVersion(&mut version)
-        })?;
+        let status = unsafe { B::cuDriverGetVersion(&mut version) };
+        check::<B>("asking the driver's version", status)?;
         Ok((version / 1000, version % 1000 / 10))
     }
 
@@ -194,9 +187,7 @@ impl<B: Binding> Driver for CudaDriver<B> {
 
     fn synchronize(&self) -> Result<()> {
         // SAFETY: a context is current.
-        self.call("waiting for the device", || unsafe {
-            B::cuCtxSynchronize()
-        })
+        unsafe { self.call("waiting for the device", || B::cuCtxSynchronize()) }
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
@@ -211,9 +202,7 @@ impl<B: Binding> Driver for CudaDriver<B> {
     unsafe fn free(&self, address: u64) {
         // Memory of a context that cannot be entered any more is gone with it.
         // SAFETY: the caller's word.
-        let _ = self.call("freeing device memory", || unsafe {
-            B::cuMemFree_v2(address)
-        });
+        let _ = unsafe { self.call("freeing device memory", || B::cuMemFree_v2(address)) };
     }
 
     unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64> {
@@ -227,16 +216,12 @@ impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn free_in(&self, stream: Stream, address: u64) {
         // SAFETY: the caller's word.
-        let _ = self.call("freeing a workspace", || unsafe {
-            B::cuMemFreeAsync(address, stream)
-        });
+        let _ = unsafe { self.call("freeing a workspace", || B::cuMemFreeAsync(address, stream)) };
     }
 
     unsafe fn wait(&self, stream: Stream) -> Result<()> {
         // SAFETY: the caller's word.
-        self.call("waiting for a stream", || unsafe {
-            B::cuStreamSynchronize(stream)
-        })
+        unsafe { self.call("waiting for a stream", || B::cuStreamSynchronize(stream)) }
     }
 
     unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
@@ -289,9 +274,7 @@ impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn unload(&self, module: Handle) {
         // SAFETY: the caller's word.
-        let _ = self.call("unloading a PTX module", || unsafe {
-            B::cuModuleUnload(module.0)
-        });
+        let _ = unsafe { self.call("unloading a PTX module", || B::cuModuleUnload(module.0)) };
     }
 
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle> {
@@ -346,9 +329,7 @@ impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn reach(&self, event: Handle) -> Result<()> {
         // SAFETY: the caller's word.
-        self.call("waiting for the device", || unsafe {
-            B::cuEventSynchronize(event.0)
-        })
+        unsafe { self.call("waiting for the device", || B::cuEventSynchronize(event.0)) }
     }
 
     unsafe fn elapsed(&self, start: Handle, end: Handle) -> Result<Duration> {
@@ -362,9 +343,7 @@ impl<B: Binding> Driver for CudaDriver<B> {
 
     unsafe fn forget(&self, event: Handle) {
         // SAFETY: the caller's word.
-        let _ = self.call("destroying an event", || unsafe {
-            B::cuEventDestroy_v2(event.0)
-        });
+        let _ = unsafe { self.call("destroying an event", || B::cuEventDestroy_v2(event.0)) };
     }
 }
 
