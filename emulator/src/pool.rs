@@ -42,6 +42,6 @@ impl Pool {
 /// What launch bounds give a thread: as many registers as fit `blocks` blocks of `threads` threads on a
 /// multiprocessor, and not more than `limit`.
 pub(crate) fn registers_at_launch(threads: u32, blocks: u32, limit: Option<u32>) -> u32 {
-    let fitting = ALL / (threads * blocks).max(1) / STEP * STEP;
+    let fitting = ALL / threads.saturating_mul(blocks).max(1) / STEP * STEP;
     fitting.min(limit.unwrap_or(MOST)).min(MOST)
 }

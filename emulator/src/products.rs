@@ -30,9 +30,9 @@ struct UnderWay {
 #[derive(Clone, Copy, Default)]
 struct Use {
     /// Products under way that accumulate in it.
-    accumulating: u16,
+    accumulating: u32,
     /// Products under way that read it as their left operand.
-    reading: u16,
+    reading: u32,
     /// When another instruction accessed it last, and the instruction's line.
     accessed: u64,
     line: u32,
@@ -141,7 +141,7 @@ impl Products {
         let is_complete = |product: &mut UnderWay| product.group < complete;
         let done: Vec<_> = self.under_way.extract_if(.., is_complete).collect();
         for product in &done {
-            self.count(&product.operands, u16::MAX);
+            self.count(&product.operands, u32::MAX);
         }
         done.iter().map(|product| product.number).max()
     }
@@ -151,8 +151,8 @@ impl Products {
         self.under_way.first().map(|product| product.line)
     }
 
-    /// Adds to the counts of products that use some registers, modulo 2^16.
-    fn count(&mut self, operands: &Operands, change: u16) {
+    /// Adds to the counts of products that use some registers, modulo 2^32.
+    fn count(&mut self, operands: &Operands, change: u32) {
         for register in &*operands.accumulators {
             let count = &mut self.uses[register.index()].accumulating;
             *count = count.wrapping_add(change);

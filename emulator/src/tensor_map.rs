@@ -159,6 +159,12 @@ impl TensorMap {
             "a size of the box of a tensor map is 1 to 256",
         )?;
         let row = self.row_bytes();
+        let bytes = boxes.iter().map(|size| u64::from(*size)).product::<u64>();
+        let bytes = bytes * u64::from(self.element_bytes);
+        require(
+            bytes < 1 << 20,
+            "the box of a tensor map has less than 2^20 bytes",
+        )?;
         require(
             row.is_multiple_of(16),
             "a row of the box of a tensor map is a multiple of 16 bytes",

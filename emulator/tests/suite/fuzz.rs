@@ -1,6 +1,7 @@
 //! A short fuzz run. Mutated real PTX loads or is an error; modules that load run or break a rule;
 //! nothing panics.
 
+use crate::pipeline::{run as run_pipeline, text as pipeline};
 use crate::ring::text as ring;
 use crate::tiny::run_module;
 use ::kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
@@ -199,6 +200,20 @@ proptest! {
         }
         let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
         let _ = run_module(&text, 64, &[0; 512], &options);
+    }
+
+    #[test]
+    fn mutated_pipelines_do_no_harm(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), edit()), 1..4),
+    ) {
+        let mut text = pipeline();
+        let start = text.find("mbarrier").unwrap_or_default();
+        for (at, edit) in &edits {
+            let at = start + at.index(text.len() + 1 - start);
+            apply(&mut text, at, edit);
+        }
+        let options = Options { instruction_budget: 2000, counters: true, ..Options::default() };
+        let _ = run_pipeline(&text, &options);
     }
 
     #[test]

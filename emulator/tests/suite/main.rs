@@ -4,6 +4,7 @@
 mod asynchronous;
 mod fuzz;
 mod instructions;
+mod pipeline;
 mod ring;
 mod rules;
 mod tensor_copy;
