@@ -1,7 +1,7 @@
 //! `cargo xtask layout causal`: the tiles that the causal mask leaves, and the order of the blocks.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::abi::{ForwardParams, Order};
 use kernels::attention::mask::{Causal, Mask, seen_blocks, whole_blocks};
 use kernels::attention::sequence::Sequence;
@@ -69,16 +69,15 @@ impl Head {
         (seen_blocks(ends, keys).end, whole_blocks(ends, keys).end)
     }
 
-    fn rows(&self) -> [Group; 1] {
-        let firsts = (0..self.tiles()).map(|tile| tile * self.tile.q_rows);
-        [Group::new("", firsts)]
+    fn rows(&self) -> Axis {
+        Axis::new((0..self.tiles()).map(|tile| tile * self.tile.q_rows))
     }
 
     /// The blocks of keys in the order in which each query tile takes them.
     fn steps(&self) -> Panel {
         let keys = self.tile.keys;
         let firsts = (0..self.blocks()).map(|block| block * keys);
-        let columns = [Group::new(&format!("first key of each {keys}"), firsts)];
+        let columns = Axis::new(firsts).titled([&*format!("first key of each {keys}")]);
         let title = "One head: steps of each query tile";
         Panel::new(title, "query", self.rows(), columns, |tile, block| {
             let [whole, part] = colors();
@@ -93,7 +92,8 @@ impl Head {
     fn order(&self) -> Panel {
         let order = Order::new(HEADS, self.tiles(), WAVE);
         let places = (0..order.blocks()).map(|block| order.place(block));
-        let columns = Group::split(&["first wave", "second wave"], 0..HEADS, WAVE as usize);
+        let columns = Axis::new(0..HEADS).every(WAVE as usize);
+        let columns = columns.titled(["first wave", "second wave"]);
         let title = "All heads: block, and its steps";
         Panel::new(
             title,

@@ -65,34 +65,41 @@ pub struct Note {
     pub text: String,
 }
 
-/// Neighbouring rows or columns, apart from the next group.
-pub struct Group {
-    /// Shown above columns.
-    pub title: String,
+/// Rows or columns, in groups apart from each other.
+pub struct Axis {
     /// One label for each row or column.
     pub labels: Vec<String>,
+    /// Neighbours of a group; the last may have fewer.
+    pub size: usize,
+    titles: Vec<String>,
 }
 
-impl Group {
-    /// Neighbours with a title, or `""`.
-    pub fn new(title: &str, labels: impl IntoIterator<Item = impl ToString>) -> Self {
-        Group {
-            title: title.to_owned(),
-            labels: labels.into_iter().map(|label| label.to_string()).collect(),
+impl Axis {
+    /// One group.
+    pub fn new(labels: impl IntoIterator<Item = impl ToString>) -> Self {
+        let labels: Vec<_> = labels.into_iter().map(|label| label.to_string()).collect();
+        Axis {
+            size: labels.len(),
+            labels,
+            titles: vec![String::new()],
         }
     }
 
-    /// Groups of `size` neighbours, which take turns at the titles.
-    pub fn split(
-        titles: &[&str],
-        labels: impl IntoIterator<Item = impl ToString>,
-        size: usize,
-    ) -> Vec<Self> {
-        let all = Group::new("", labels).labels;
-        let groups = all.chunks(size).zip(titles.iter().cycle());
-        groups
-            .map(|(labels, title)| Group::new(title, labels))
-            .collect()
+    /// Groups of `size` neighbours.
+    pub fn every(self, size: usize) -> Self {
+        Axis { size, ..self }
+    }
+
+    /// Titles above the groups, which take turns at them.
+    pub fn titled<const N: usize>(self, titles: [&str; N]) -> Self {
+        let titles = titles.map(str::to_owned).into();
+        Axis { titles, ..self }
+    }
+
+    /// Title and labels of each group.
+    pub fn groups(&self) -> impl Iterator<Item = (&String, &[String])> {
+        let groups = self.labels.chunks(self.size);
+        self.titles.iter().cycle().zip(groups)
     }
 }
 
@@ -122,9 +129,9 @@ pub struct Panel {
     /// What its rows and columns count.
     pub corner: String,
     /// From top to bottom.
-    pub rows: Vec<Group>,
+    pub rows: Axis,
     /// From left to right.
-    pub columns: Vec<Group>,
+    pub columns: Axis,
     /// One cell for each row and column.
     pub cells: Vec<Vec<Cell>>,
 }
@@ -134,17 +141,16 @@ impl Panel {
     pub fn new(
         title: impl Into<String>,
         corner: &str,
-        rows: impl Into<Vec<Group>>,
-        columns: impl Into<Vec<Group>>,
+        rows: Axis,
+        columns: Axis,
         cell: impl Fn(u32, u32) -> Cell,
     ) -> Self {
-        let (rows, columns) = (rows.into(), columns.into());
-        let count = |groups: &[Group]| groups.iter().map(|g| g.labels.len() as u32).sum::<u32>();
-        let row = |r| (0..count(&columns)).map(|c| cell(r, c)).collect();
+        let [height, width] = [&rows, &columns].map(|axis| axis.labels.len() as u32);
+        let row = |r| (0..width).map(|c| cell(r, c)).collect();
         Panel {
             title: title.into(),
             corner: corner.to_owned(),
-            cells: (0..count(&rows)).map(row).collect(),
+            cells: (0..height).map(row).collect(),
             rows,
             columns,
         }
@@ -152,8 +158,7 @@ impl Panel {
 
     /// Characters of the widest row label.
     pub fn label_chars(&self) -> usize {
-        let labels = self.rows.iter().flat_map(|group| &group.labels);
-        widest(labels.chain([&self.corner]))
+        widest(self.rows.labels.iter().chain([&self.corner]))
     }
 
     /// Characters of the widest upper and lower line of cells; no cell may have a lower one.
@@ -164,15 +169,14 @@ impl Panel {
 
     /// Characters of the widest column label, or of a title's share for one column if wider.
     pub fn column_chars(&self) -> usize {
-        let share = |group: &Group| chars(&group.title).div_ceil(group.labels.len());
-        let titles = self.columns.iter().map(share).max();
-        let labels = self.columns.iter().flat_map(|group| &group.labels);
-        widest(labels).max(titles.unwrap_or(0))
+        let share = |(title, labels): (&String, &[String])| chars(title).div_ceil(labels.len());
+        let shares = self.columns.groups().map(share);
+        widest(&self.columns.labels).max(shares.max().unwrap_or(0))
     }
 
     /// Whether its groups of columns have titles.
     pub fn has_column_titles(&self) -> bool {
-        self.columns.iter().any(|group| !group.title.is_empty())
+        self.columns.groups().any(|(title, _)| !title.is_empty())
     }
 }
 
@@ -181,6 +185,7 @@ pub fn chars(text: &str) -> usize {
     text.chars().count()
 }
 
-fn widest<'a>(texts: impl Iterator<Item = &'a String>) -> usize {
+fn widest<'a>(texts: impl IntoIterator<Item = &'a String>) -> usize {
+    let texts = texts.into_iter();
     texts.map(|text| chars(text)).max().unwrap_or(0)
 }

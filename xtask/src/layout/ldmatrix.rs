@@ -1,7 +1,7 @@
 //! `cargo xtask layout ldmatrix`: which lane gives each address, and which lane receives each element.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use super::mma::{self, Holders};
 use clap::ValueEnum;
 use kernels::layout::fragment;
@@ -76,8 +76,8 @@ impl Load {
         let addresses = Panel::new(
             format!("Addresses, {order}"),
             "row \\ column",
-            Group::split(&[""], 0..16, 8),
-            Group::split(&CHUNKS, ["0-7", "8-15"], 1),
+            Axis::new(0..16).every(8),
+            Axis::new(["0-7", "8-15"]).every(1).titled(CHUNKS),
             |row, chunk| {
                 let mut lanes = 0..32;
                 let lane = lanes.find(|&lane| self.address(lane) == (row, chunk));

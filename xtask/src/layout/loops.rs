@@ -1,7 +1,7 @@
 //! `cargo xtask layout loops`: the order in which `fa1` and `split-q` go through the tiles of a head.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::catalog::Tile;
 use ladder::catalog::named;
 
@@ -68,14 +68,9 @@ impl Loops {
     fn panel(self, title: &str) -> Panel {
         let (tiles, blocks) = self.counts();
         let range = |i: u32, size: u32| format!("{}-{}", i * size, (i + 1) * size - 1);
-        let rows = [Group::new(
-            "",
-            (0..tiles).map(|tile| range(tile, self.tile.q_rows)),
-        )];
-        let columns = [Group::new(
-            &format!("blocks of {} keys", self.tile.keys),
-            0..blocks,
-        )];
+        let rows = Axis::new((0..tiles).map(|tile| range(tile, self.tile.q_rows)));
+        let unit = format!("blocks of {} keys", self.tile.keys);
+        let columns = Axis::new(0..blocks).titled([&unit]);
         Panel::new(title, "queries", rows, columns, |tile, block| {
             let stays = if self.keys_outside { block } else { tile };
             Cell::new(self.step(tile, block), "", Color::hue(stays))
@@ -98,8 +93,8 @@ pub fn draw() -> Drawing {
     let table = Panel::new(
         "Global memory, read and written, in KB",
         "",
-        [Group::new("", ["Q", "K and V", "O, m and l"])],
-        [Group::new("", ["fa1", "split-q"])],
+        Axis::new(["Q", "K and V", "O, m and l"]),
+        Axis::new(["fa1", "split-q"]),
         |part, column| {
             let bytes = traffic.map(|traffic| traffic[part as usize]);
             let (bytes, least) = (bytes[column as usize], bytes[0].min(bytes[1]));

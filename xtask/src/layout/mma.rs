@@ -1,7 +1,7 @@
 //! `cargo xtask layout mma`: the lane and register that hold each element of A, B and C.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::layout::fragment;
 
 /// The lane and register that hold each element of a 16x16 tile, by row and column.
@@ -57,8 +57,8 @@ pub fn panel(
     prefix: &str,
     holders: &Holders,
 ) -> Panel {
-    let rows = Group::split(&[""], 0..16, 8);
-    let columns = Group::split(&titles, 0..16, 8);
+    let rows = Axis::new(0..16).every(8);
+    let columns = Axis::new(0..16).every(8).titled(titles);
     Panel::new(title, corner, rows, columns, |row, column| {
         let (lane, register) = holders[row as usize][column as usize];
         Cell::new(lane, format!("{prefix}{register}"), Color::lane(lane))

@@ -1,7 +1,7 @@
 //! A drawing as SVG.
 
 use super::color::{Color, INK};
-use super::drawing::{self, Drawing, Note, Panel, chars};
+use super::drawing::{Axis, Drawing, Note, Panel, chars};
 use std::collections::BTreeMap;
 use svg::node::element::{Group, Path, Rectangle, Text};
 use svg::{Document, Node};
@@ -118,13 +118,16 @@ fn panel(panel: &Panel) -> Figure {
     } else {
         36.0
     };
-    let columns = edges(&panel.columns, left, cell_width);
-    let rows = edges(&panel.rows, top, cell_height);
+    let edge =
+        |axis: &Axis, at: usize, size: f64| size * at as f64 + GROUP_GAP * (at / axis.size) as f64;
+    let x = |column| left + edge(&panel.columns, column, cell_width);
+    let y = |row| top + edge(&panel.rows, row, cell_height);
 
     let mut areas: BTreeMap<Color, String> = BTreeMap::new();
     let (mut uppers, mut lowers) = (Vec::new(), Vec::new());
-    for (cells, &y) in panel.cells.iter().zip(rows.iter().flatten()) {
-        for (cell, &x) in cells.iter().zip(columns.iter().flatten()) {
+    for (row, cells) in panel.cells.iter().enumerate() {
+        for (column, cell) in cells.iter().enumerate() {
+            let (x, y) = (x(column), y(row));
             // Leaves a white line between cells.
             let area = rectangle(x, y, cell_width - 1.0, cell_height - 1.0);
             *areas.entry(cell.color.unwrap_or(UNUSED)).or_default() += &area;
@@ -134,17 +137,20 @@ fn panel(panel: &Panel) -> Figure {
         }
     }
     let mut names = Vec::new();
-    for (group, edges) in panel.columns.iter().zip(&columns) {
-        let middles = edges.iter().map(|x| x + cell_width / 2.0);
-        let labels = middles.zip(&group.labels);
-        names.extend(labels.map(|(x, label)| (x, top - 5.0, &**label)));
-        let middle = (edges[0] + edges[edges.len() - 1] + cell_width) / 2.0;
-        names.push((middle, top - 21.0, &*group.title));
+    for (column, label) in panel.columns.labels.iter().enumerate() {
+        names.push((x(column) + cell_width / 2.0, top - 5.0, &**label));
     }
-    let labels = panel.rows.iter().flat_map(|group| &group.labels);
-    let labels = rows.iter().flatten().zip(labels);
+    let mut last = 0;
+    for (title, labels) in panel.columns.groups() {
+        let first = last;
+        last += labels.len();
+        let middle = (x(first) + x(last - 1) + cell_width) / 2.0;
+        names.push((middle, top - 21.0, &**title));
+    }
     let mut row_names = vec![(left - 7.0, top - 5.0, &*panel.corner)];
-    row_names.extend(labels.map(|(y, label)| (left - 7.0, y + cell_height / 2.0 + 4.0, &**label)));
+    for (row, label) in panel.rows.labels.iter().enumerate() {
+        row_names.push((left - 7.0, y(row) + cell_height / 2.0 + 4.0, &**label));
+    }
 
     let title = (0.0, 12.0, &*panel.title);
     let mut group = texts(PANEL_TITLE, INK, "start", [title]);
@@ -155,24 +161,12 @@ fn panel(panel: &Panel) -> Figure {
     group.append(texts(DETAIL, INK, "middle", lowers));
     group.append(texts(LABEL, FAINT, "middle", names));
     group.append(texts(LABEL, FAINT, "end", row_names));
-    let end = |edges: &[Vec<f64>]| edges.iter().flatten().fold(0.0, |_, edge| *edge);
+    let right = x(panel.columns.labels.len() - 1) + cell_width;
     Figure {
         group,
-        width: text_width(&panel.title, PANEL_TITLE).max(end(&columns) + cell_width),
-        height: end(&rows) + cell_height,
+        width: text_width(&panel.title, PANEL_TITLE).max(right),
+        height: y(panel.rows.labels.len() - 1) + cell_height,
     }
-}
-
-/// Where each row or column of each group starts.
-fn edges(groups: &[drawing::Group], start: f64, size: f64) -> Vec<Vec<f64>> {
-    let mut next = start - GROUP_GAP;
-    let mut edges = |group: &drawing::Group| {
-        let first = next + GROUP_GAP;
-        next = first + size * group.labels.len() as f64;
-        let labels = 0..group.labels.len();
-        labels.map(|label| first + size * label as f64).collect()
-    };
-    groups.iter().map(&mut edges).collect()
 }
 
 /// Lines of text of one style, each at its place.

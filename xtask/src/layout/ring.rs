@@ -1,7 +1,7 @@
 //! `cargo xtask layout ring`: the tile in each buffer of a ring over time.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 
 /// Drawn blocks of keys. The stream's tiles are K and V of each block, the last block first.
 const BLOCKS: u32 = 4;
@@ -50,8 +50,8 @@ fn state(buffers: u32, buffer: u32, time: u32) -> State {
 }
 
 fn panel(title: &str, buffers: u32) -> Panel {
-    let rows = [Group::new("", 0..buffers)];
-    let columns = [Group::new("between barriers", 0..times(buffers))];
+    let rows = Axis::new(0..buffers);
+    let columns = Axis::new(0..times(buffers)).titled(["between barriers"]);
     Panel::new(title, "buffer", rows, columns, |buffer, time| {
         match state(buffers, buffer, time) {
             State::Free => Cell::default(),

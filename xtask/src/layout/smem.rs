@@ -1,7 +1,7 @@
 //! `cargo xtask layout smem`: the cost of bank conflicts for the kernels' accesses.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use super::ldmatrix::Load;
 use emulator::Tally;
 use kernels::catalog::HEAD_DIMS;
@@ -137,25 +137,19 @@ pub fn count(tally: &mut Tally, bytes: u32, lanes: u32, address: impl Fn(u32) ->
 }
 
 /// Reads of operands; copies and stores; the two plain ways.
-const WALKS: [&[(&str, Walk)]; 3] = [
-    &[
-        ("read Q: ldmatrix", Walk::Ldmatrix(Load::Q)),
-        ("read K: ldmatrix", Walk::Ldmatrix(Load::K)),
-        ("read V: ldmatrix.trans", Walk::Ldmatrix(Load::V)),
-    ],
-    &[
-        ("fill all: cp.async, 16 B", Walk::Copy(THREADS)),
-        ("write O: fragments, 4 B", Walk::Fragments),
-        ("read O: one warp, 16 B", Walk::Copy(32)),
-    ],
-    &[
-        ("along rows, 4 B", Walk::AlongRows),
-        (
-            "down columns, 4 B",
-            Walk::Given(Pattern { lanes: 1, bytes: 4 }),
-        ),
-    ],
+const WALKS: [(&str, Walk); 8] = [
+    ("read Q: ldmatrix", Walk::Ldmatrix(Load::Q)),
+    ("read K: ldmatrix", Walk::Ldmatrix(Load::K)),
+    ("read V: ldmatrix.trans", Walk::Ldmatrix(Load::V)),
+    ("fill all: cp.async, 16 B", Walk::Copy(THREADS)),
+    ("write O: fragments, 4 B", Walk::Fragments),
+    ("read O: one warp, 16 B", Walk::Copy(32)),
+    ("along rows, 4 B", Walk::AlongRows),
+    ("down columns, 4 B", Walk::Given(DOWN)),
 ];
+
+/// Each lane in another row.
+const DOWN: Pattern = Pattern { lanes: 1, bytes: 4 };
 
 /// The placement of rows by their number of chunks.
 type Placed = fn(u32) -> Swizzle;
@@ -180,7 +174,7 @@ fn cell(cost: &Tally) -> Cell {
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
     let mut title = "Bank conflicts of the kernels' accesses to shared memory".to_owned();
-    let mut walks = WALKS.map(<[_]>::to_vec).to_vec();
+    let mut walks = WALKS.to_vec();
     if let Some(pattern @ Pattern { lanes, bytes }) = arguments.access {
         dims.retain(|dim| (2 * dim).is_multiple_of(lanes * bytes));
         if dims.is_empty() {
@@ -189,18 +183,17 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
             ));
         }
         title = format!("Bank conflicts of an access by {lanes} x {bytes} bytes, row by row");
-        walks = vec![vec![("the given access", Walk::Given(pattern))]];
+        walks = vec![("the given access", Walk::Given(pattern))];
     }
-    let names = walks
-        .iter()
-        .map(|walks| Group::new("", walks.iter().map(|walk| walk.0)));
     let table = Panel::new(
         "Wavefronts, and the factor over the minimum",
         "access \\ head dim",
-        names.collect::<Vec<_>>(),
-        PLACEMENTS.map(|(name, _)| Group::new(name, &dims)),
+        Axis::new(walks.iter().map(|(name, _)| name)).every(3),
+        Axis::new(PLACEMENTS.iter().flat_map(|_| &dims))
+            .every(dims.len())
+            .titled(PLACEMENTS.map(|(name, _)| name)),
         |walk, column| {
-            let ((_, walk), column) = (walks.concat()[walk as usize], column as usize);
+            let ((_, walk), column) = (walks[walk as usize], column as usize);
             let (_, placed) = PLACEMENTS[column / dims.len()];
             cell(&walk.cost(dims[column % dims.len()], placed))
         },
@@ -224,7 +217,7 @@ mod tests {
 
     /// Wavefronts over the minimum for the walk whose name starts so: none, padding, swizzle.
     fn ways(name: &str, dim: u32) -> [f64; 3] {
-        let mut walks = WALKS.into_iter().flatten();
+        let mut walks = WALKS.into_iter();
         let walk = walks.find(|walk| walk.0.starts_with(name)).unwrap();
         factors(walk.1, dim)
     }
@@ -238,11 +231,9 @@ mod tests {
     }
 
     /// Walks, each with each head dim.
-    fn walks(groups: &[&[(&'static str, Walk)]]) -> Vec<(&'static str, Walk, u32)> {
-        let walks = groups.concat().into_iter();
-        let with_dims =
-            walks.flat_map(|(name, walk)| HEAD_DIMS.iter().map(move |dim| (name, walk, *dim)));
-        with_dims.collect()
+    fn walks(walks: &[(&'static str, Walk)]) -> Vec<(&'static str, Walk, u32)> {
+        let dims = |(name, walk)| HEAD_DIMS.iter().map(move |dim| (name, walk, *dim));
+        walks.iter().copied().flat_map(dims).collect()
     }
 
     #[test]
@@ -268,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_kernels_swizzle_has_no_conflict() {
-        for (name, walk, dim) in walks(&WALKS[..2]) {
+        for (name, walk, dim) in walks(&WALKS[..6]) {
             let cost = walk.cost(dim, Swizzle::new);
             assert_eq!(cost.bank_conflicts(), 0, "{name}, head dim {dim}");
         }

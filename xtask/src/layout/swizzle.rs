@@ -1,7 +1,7 @@
 //! `cargo xtask layout swizzle`: the place and the banks of each 16-byte chunk of a tile.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel, four};
+use super::drawing::{Axis, Cell, Drawing, Panel, four};
 use super::placement::{Arrangement, cute_of_own};
 use super::smem::count;
 use emulator::Tally;
@@ -42,8 +42,8 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let tile = Panel::new(
         "The tile: where each chunk lands",
         "row",
-        Group::split(&[""], 0..rows, 8),
-        Group::split(&["chunk"], 0..chunks, 8),
+        Axis::new(0..rows).every(8),
+        Axis::new(0..chunks).every(8).titled(["chunk"]),
         |row, chunk| {
             let offset = offset(row, chunk);
             let group = offset / CHUNK_BYTES % 8;
@@ -58,8 +58,8 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let memory = Panel::new(
         "Shared memory: which row and chunk lies there",
         "offset",
-        Group::split(&[""], (0..end).step_by(LINE as usize), 8),
-        [Group::new("banks", (0..8).map(four))],
+        Axis::new((0..end).step_by(LINE as usize)).every(8),
+        Axis::new((0..8).map(four)).titled(["banks"]),
         |line, group| match landed.get(&(line * LINE + group * CHUNK_BYTES)) {
             Some((row, chunk)) => {
                 let chunk = format!("chunk {chunk}");

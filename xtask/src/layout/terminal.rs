@@ -117,9 +117,9 @@ fn panel(panel: &Panel) -> Vec<Line> {
     // A label, and a part for each column.
     let line = |label: &str, parts: &mut dyn Iterator<Item = (&str, Option<Color>)>| {
         let mut line = vec![(format!("{label:>label_width$}"), None)];
-        for group in &panel.columns {
+        for (_, labels) in panel.columns.groups() {
             line.push((" ".to_owned(), None));
-            let parts = parts.take(group.labels.len());
+            let parts = parts.take(labels.len());
             line.extend(parts.map(|(text, color)| (format!("{text:^cell$}"), color)));
         }
         line
@@ -127,28 +127,21 @@ fn panel(panel: &Panel) -> Vec<Line> {
     let mut lines = vec![vec![(panel.title.clone(), None)]];
     if panel.has_column_titles() {
         let mut titles = " ".repeat(label_width);
-        for group in &panel.columns {
-            let width = cell * group.labels.len();
-            titles += &format!(" {:^width$}", group.title);
+        for (title, labels) in panel.columns.groups() {
+            titles += &format!(" {title:^width$}", width = cell * labels.len());
         }
         lines.push(vec![(titles, None)]);
     }
-    let labels = panel.columns.iter().flat_map(|group| &group.labels);
-    lines.push(line(
-        &panel.corner,
-        &mut labels.map(|label| (&**label, None)),
-    ));
-    let mut rows = panel.cells.iter();
-    for (index, group) in panel.rows.iter().enumerate() {
-        if index > 0 {
+    let mut labels = panel.columns.labels.iter().map(|label| (&**label, None));
+    lines.push(line(&panel.corner, &mut labels));
+    for (row, (label, cells)) in panel.rows.labels.iter().zip(&panel.cells).enumerate() {
+        if row > 0 && row.is_multiple_of(panel.rows.size) {
             lines.push(Line::new());
         }
-        for (label, row) in group.labels.iter().zip(&mut rows) {
-            let cells = |at: usize| row.iter().map(move |cell| (&*cell.lines[at], cell.color));
-            lines.push(line(label, &mut cells(0)));
-            if lower > 0 {
-                lines.push(line("", &mut cells(1)));
-            }
+        let cells = |at: usize| cells.iter().map(move |cell| (&*cell.lines[at], cell.color));
+        lines.push(line(label, &mut cells(0)));
+        if lower > 0 {
+            lines.push(line("", &mut cells(1)));
         }
     }
     lines
@@ -156,12 +149,12 @@ fn panel(panel: &Panel) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::drawing::{Cell, Group};
+    use super::super::drawing::{Axis, Cell};
     use super::*;
 
     fn panel(name: &str) -> Panel {
-        let rows = Group::split(&[""], 0..2, 1);
-        let columns = Group::split(&["two", ""], 0..3, 2);
+        let rows = Axis::new(0..2).every(1);
+        let columns = Axis::new(0..3).every(2).titled(["two", ""]);
         Panel::new(name, "r \\ c", rows, columns, |row, column| {
             match (row, column) {
                 (1, 2) => Cell::default(),

@@ -1,7 +1,7 @@
 //! `cargo xtask layout warps`: the warp of a block that computes each part of S and O.
 
 use super::color::Color;
-use super::drawing::{Cell, Drawing, Group, Panel};
+use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Kind, Tile};
 use ladder::catalog::named;
@@ -34,8 +34,8 @@ impl Division {
     }
 
     fn panel(self, title: &str, unit: &str, columns: u32, interleaved: bool) -> Panel {
-        let tiles = |unit, count: u32| [Group::new(unit, (0..count).map(|tile| 16 * tile))];
-        let (down, across) = (tiles("", self.sizes().0), tiles(unit, columns));
+        let tiles = |count: u32| Axis::new((0..count).map(|tile| 16 * tile));
+        let (down, across) = (tiles(self.sizes().0), tiles(columns).titled([unit]));
         Panel::new(title, "query", down, across, |row, column| {
             let warp = self.warp(row, column, columns, interleaved);
             Cell::new(format!("w{warp}"), "", Color::hue(warp))
