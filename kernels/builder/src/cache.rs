@@ -20,7 +20,14 @@ pub fn folder(
     inputs: impl Hash,
     make: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<PathBuf, Error> {
-    let cache = target_dir().join("ptx-cache");
+    folder_in(&target_dir().join("ptx-cache"), inputs, make)
+}
+
+fn folder_in(
+    cache: &Path,
+    inputs: impl Hash,
+    make: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
     let mut hasher = DefaultHasher::new();
     inputs.hash(&mut hasher);
     let folder = cache.join(format!("{:016x}", hasher.finish()));
@@ -29,20 +36,34 @@ pub fn folder(
         let _ = found.set_modified(SystemTime::now());
         return Ok(folder);
     }
-    let failed = |source| Error::File {
-        path: cache.clone(),
-        source,
-    };
-    std::fs::create_dir_all(&cache).map_err(failed)?;
-    let made = tempfile::tempdir_in(&cache).map_err(failed)?;
+    let failed = || Error::file(cache);
+    std::fs::create_dir_all(cache).map_err(failed())?;
+    let made = tempfile::tempdir_in(cache).map_err(failed())?;
     make(made.path())?;
     match std::fs::rename(made.path(), &folder) {
-        Err(error) if !folder.exists() => return Err(failed(error)),
+        Err(error) if !folder.exists() => return Err(failed()(error)),
         // Another process may have been first: its result is the same.
         _ => drop(made.keep()),
     }
-    prune(&cache).map_err(failed)?;
+    prune(cache).map_err(failed())?;
     Ok(folder)
+}
+
+/// The text that `make` returned for the same inputs, earlier or now, in file `name` of its folder. `make` gets an empty
+/// folder for files on the way.
+///
+/// # Errors
+/// As [`folder`].
+pub fn text(
+    name: &str,
+    inputs: impl Hash,
+    make: impl FnOnce(&Path) -> Result<String, Error>,
+) -> Result<String, Error> {
+    let made = folder(inputs, |folder| {
+        let scratch = tempfile::tempdir_in(folder).map_err(Error::file(folder))?;
+        write(&folder.join(name), make(scratch.path())?)
+    })?;
+    read(&made.join(name))
 }
 
 /// Removes the least recently used results beyond [`MOST_BYTES`].
@@ -73,16 +94,49 @@ fn prune(cache: &Path) -> std::io::Result<()> {
 
 /// Reads a text.
 pub fn read(path: &Path) -> Result<String, Error> {
-    std::fs::read_to_string(path).map_err(|source| Error::File {
-        path: path.into(),
-        source,
-    })
+    std::fs::read_to_string(path).map_err(Error::file(path))
 }
 
 /// Writes a text.
 pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), Error> {
-    std::fs::write(path, text).map_err(|source| Error::File {
-        path: path.into(),
-        source,
-    })
+    std::fs::write(path, text).map_err(Error::file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_input_decides_the_result() {
+        let cache = tempfile::tempdir().expect("a folder");
+        let made = |inputs: [&str; 3]| {
+            let mut is_made = false;
+            let folder = folder_in(cache.path(), inputs, |folder| {
+                is_made = true;
+                write(&folder.join("ptx"), inputs.concat())
+            });
+            let ptx = read(&folder.expect("made").join("ptx")).expect("written");
+            assert_eq!(ptx, inputs.concat());
+            is_made
+        };
+        let inputs = ["source", "flags", "compiler"];
+        assert!(made(inputs) && !made(inputs));
+        for changed in 0..3 {
+            let mut others = inputs;
+            others[changed] = "other";
+            assert!(made(others) && !made(others));
+        }
+        assert!(!made(inputs));
+    }
+
+    #[test]
+    fn a_failure_is_not_kept() {
+        let cache = tempfile::tempdir().expect("a folder");
+        let made = |result| folder_in(cache.path(), "inputs", |_| result);
+        assert!(made(Err(Error::NoCompiler)).is_err());
+        assert!(made(Ok(())).is_ok());
+        // Only the result is left.
+        let left = std::fs::read_dir(cache.path()).expect("readable").count();
+        assert_eq!(left, 1);
+    }
 }

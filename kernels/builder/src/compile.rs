@@ -1,6 +1,7 @@
 //! Running the compiler, without cargo: `core` and the kernels are one call each.
 
 use crate::locations::{self, Lines};
+use crate::ptxas::output;
 use crate::{Compiler, Error, cache, workspace};
 use kernels::catalog::{self, Spec};
 use std::collections::BTreeMap;
@@ -96,20 +97,15 @@ impl<'a> Session<'a> {
             sources: Vec::new(),
             lines: Lines::default(),
         };
-        for name in package.uses {
-            session.read(name)?;
-            let library = session.library(name)?;
-            session.libraries.push(library);
+        for &name in package.uses.iter().chain([&package.name]) {
+            let sources = sources(&folder_of(name), &mut session.lines)?;
+            session.sources.push(sources);
+            if name != package.name {
+                let library = session.library(name)?;
+                session.libraries.push(library);
+            }
         }
-        session.read(package.name)?;
         Ok(session)
-    }
-
-    /// Reads the sources of a crate of kernels.
-    fn read(&mut self, name: &str) -> Result<(), Error> {
-        let sources = sources(&folder_of(name), &mut self.lines)?;
-        self.sources.push(sources);
-        Ok(())
     }
 
     /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it,
@@ -134,14 +130,13 @@ impl<'a> Session<'a> {
             &self.sources,
             &entries,
         );
-        let made = cache::folder(inputs, |folder| {
-            let file = folder.join("entries.rs");
+        let kept = cache::text("ptx", inputs, |folder| {
+            let (file, ptx) = (folder.join("entries.rs"), folder.join("ptx"));
             cache::write(&file, &entries)?;
-            let ptx = folder.join("ptx");
             self.rustc(name, &flags, &file, |rustc| rustc.arg("-o").arg(&ptx))?;
-            cache::write(&ptx, self.lines.keep(&cache::read(&ptx)?))
+            Ok(self.lines.keep(&cache::read(&ptx)?))
         })?;
-        Ok(self.lines.place(&cache::read(&made.join("ptx"))?))
+        Ok(self.lines.place(&kept))
     }
 
     /// The folder of a crate of kernels compiled as a library, without entry points.
@@ -215,16 +210,11 @@ fn rustc(
     command.env("RUSTC_BOOTSTRAP", "1").args(FLAGS).args(flags);
     // Locations have paths from here.
     command.current_dir(workspace());
-    let output = arguments(&mut command).output();
-    let output = output.map_err(|source| Error::Run {
-        program: compiler.rustc.clone(),
-        source,
-    })?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(Error::Compile(said.into()))
+    let output = output(arguments(&mut command))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Error::Compile(said.into())),
     }
 }
 
@@ -235,12 +225,8 @@ type Sources = BTreeMap<PathBuf, Vec<String>>;
 /// comments, and the catalog, which is the host's and speaks through entry points.
 fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
     let mut sources = BTreeMap::new();
-    let failed = |source| Error::File {
-        path: folder.into(),
-        source,
-    };
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
+    for entry in std::fs::read_dir(folder).map_err(Error::file(folder))? {
+        let path = entry.map_err(Error::file(folder))?.path();
         let name = PathBuf::from(path.file_name().unwrap_or_default());
         if path.ends_with("src/catalog") {
             continue;
@@ -256,4 +242,25 @@ fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
         }
     }
     Ok(sources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What decides whether a kernel is compiled again.
+    #[test]
+    fn comments_and_the_catalog_do_not_change_sources() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().join("src");
+        std::fs::create_dir_all(root.join("catalog")).expect("made");
+        let read = |code: &str, catalog: &str| {
+            cache::write(&root.join("lib.rs"), code).expect("written");
+            cache::write(&root.join("catalog/mod.rs"), catalog).expect("written");
+            sources(&root, &mut Lines::default()).expect("readable")
+        };
+        let before = read("fn a() {\n    b()\n}\n", "");
+        assert_eq!(before, read("// New.\n\nfn a() {\n  b()\n}", "new"));
+        assert_ne!(before, read("fn a() {\n    c()\n}\n", ""));
+    }
 }

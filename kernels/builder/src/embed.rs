@@ -1,6 +1,6 @@
 //! Modules as a crate includes them in its program.
 
-use crate::{Error, Module};
+use crate::{Error, Module, cache};
 use flate2::{Compression, write::ZlibEncoder};
 use std::io::Write;
 use std::path::Path;
@@ -14,14 +14,10 @@ pub const TABLE: &str = "modules.rs";
 /// # Errors
 /// If a file cannot be written.
 pub fn embed(modules: Option<&[Module]>, folder: &Path) -> Result<(), Error> {
-    let write = |name: &str, content: &[u8]| {
-        let path = folder.join(name);
-        std::fs::write(&path, content).map_err(|source| Error::File { path, source })
-    };
     let mut rows = String::new();
     for module in modules.unwrap_or_default() {
         let file = format!("{}.ptx.z", module.name);
-        write(&file, &compressed(&module.text))?;
+        cache::write(&folder.join(&file), compressed(&module.text))?;
         rows += &format!("    ({:?}, include_bytes!({file:?})),\n", module.name);
     }
     let table = match modules {
@@ -29,7 +25,7 @@ pub fn embed(modules: Option<&[Module]>, folder: &Path) -> Result<(), Error> {
         None => "None".to_owned(),
     };
     let table = format!("const COMPILED_MODULES: Option<&[(&str, &[u8])]> = {table};\n");
-    write(TABLE, table.as_bytes())
+    cache::write(&folder.join(TABLE), table)
 }
 
 fn compressed(text: &str) -> Vec<u8> {

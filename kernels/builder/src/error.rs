@@ -54,6 +54,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a file or folder.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        |source| Error::File { path, source }
+    }
+
     pub(crate) fn contract(entry: &str, rule: impl Into<String>) -> Self {
         Error::Contract {
             entry: entry.into(),

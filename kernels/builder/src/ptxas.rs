@@ -120,17 +120,16 @@ pub fn usages(
     text: &str,
     target: &'static str,
 ) -> Result<Vec<Usage>, Error> {
-    let made = cache::folder((version(ptxas)?, text, target), |folder| {
+    let report = cache::text("report", (version(ptxas)?, text, target), |folder| {
         let source = folder.join("ptx");
         cache::write(&source, text)?;
         let mut command = Command::new(ptxas);
         command.args(["-v", "-arch", target, "-o", "/dev/null"]);
         let output = output(command.arg(&source))?;
-        let _ = std::fs::remove_file(source);
         let report = String::from_utf8_lossy(&output.stderr);
         // C75xx: the assembler serialised or ignored what a kernel of warpgroups relies on.
         if output.status.success() && !report.contains("(C75") {
-            return cache::write(&folder.join("report"), report.as_bytes());
+            return Ok(report.into());
         }
         Err(Error::Ptxas {
             module: module.into(),
@@ -138,7 +137,7 @@ pub fn usages(
             message: report.trim().into(),
         })
     })?;
-    Ok(parse(&cache::read(&made.join("report"))?, target))
+    Ok(parse(&report, target))
 }
 
 /// What a tool says of its version.

@@ -13,26 +13,21 @@ pub fn disassemble(text: &str, target: &str) -> Result<String, Error> {
     let tool = |name: &'static str| find_tool(name).ok_or(Error::NoTool(name));
     let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
     let inputs = (version(&ptxas)?, version(&nvdisasm)?, text, target);
-    let made = cache::folder(inputs, |folder| {
+    cache::text("sass", inputs, |folder| {
         let (source, cubin) = (folder.join("ptx"), folder.join("cubin"));
         cache::write(&source, text)?;
         let mut assemble = Command::new(ptxas);
         assemble.args(["-arch", target, "-o"]).arg(&cubin);
         succeed(assemble.arg(&source))?;
-        let code = succeed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))?;
-        for file in [source, cubin] {
-            let _ = std::fs::remove_file(file);
-        }
-        cache::write(&folder.join("sass"), code)
-    })?;
-    cache::read(&made.join("sass"))
+        succeed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
+    })
 }
 
 /// What a program wrote, unless it failed.
-fn succeed(command: &mut Command) -> Result<Vec<u8>, Error> {
+fn succeed(command: &mut Command) -> Result<String, Error> {
     let output = output(command)?;
     if output.status.success() {
-        return Ok(output.stdout);
+        return Ok(String::from_utf8_lossy(&output.stdout).into());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(Error::Run {
