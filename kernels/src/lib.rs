@@ -17,10 +17,7 @@
 //!
 //! The classic kernels of the ladder are a crate of their own, made of the same parts.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(
-    target_arch = "nvptx64",
-    feature(abi_ptx, asm_experimental_arch, cold_path)
-)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod abi;
 pub mod attention;

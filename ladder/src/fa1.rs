@@ -8,6 +8,7 @@
 //! for a single split of the keys.
 
 use crate::params::LadderParams;
+use crate::slices;
 use kernels::abi::ForwardParams;
 use kernels::attention::Total;
 use kernels::attention::heads::OneHead;
@@ -76,8 +77,8 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                         || map_rows(|i| mask.keys_of_block((row + i) as i32, first_key as i32));
                     let s = warp.scores::<E, Accumulator, NT>(k_tile, first_key);
                     let p_tiles = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
-                    warp.accumulate_masked_by_slices::<E, Accumulator, _, NT>(
-                        p_tiles, v_tile, visible,
+                    slices::accumulate_masked::<E, Accumulator, _, _, _, _, _, _, _, _>(
+                        &mut warp, p_tiles, v_tile, visible,
                     );
                     let totals = Some(warp.softmax.totals());
                     store_partial(p, &place, (row, exist), warp.o, totals, |dt| dt as u32);

@@ -8,6 +8,7 @@
 //! | `rows` | `split-q`, `shared-kv`, `shared-qkv`: a warp has query rows of its own |
 //! | `teams` | `split-kv`, `tiled-qk`, `tiled-qkv`: warps share query rows |
 //! | `ring` | the buffers that tiles pass through |
+//! | `slices` | `P V` under a mask, in loops |
 //! | `store` | three ways to store O |
 //!
 //! The launch decides what costs little at run time: stages, swizzles, the mask, how O is stored. So one
@@ -16,10 +17,7 @@
 //! For the host, [`options`] has the rungs and their options, [`catalog`] the compiled kernels, and
 //! `Ladder` (feature `launch`) runs them.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(
-    target_arch = "nvptx64",
-    feature(abi_ptx, asm_experimental_arch, cold_path)
-)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod catalog;
@@ -40,6 +38,8 @@ mod naive;
 mod ring;
 #[cfg(target_arch = "nvptx64")]
 mod rows;
+#[cfg(target_arch = "nvptx64")]
+mod slices;
 #[cfg(target_arch = "nvptx64")]
 mod store;
 #[cfg(target_arch = "nvptx64")]

@@ -13,6 +13,7 @@
 use crate::options::swizzles;
 use crate::params::LadderParams;
 use crate::ring::Ring;
+use crate::slices;
 use crate::store::{Part, store};
 use kernels::attention::SoftmaxScale;
 use kernels::attention::heads::OneHead;
@@ -128,7 +129,12 @@ pub unsafe fn rows<
             let probabilities = warp.softmax_masked::<E, NT, 1>(s, visible(), &Team::ALONE);
             ring.advance(&mut load);
             let v_tile = tile(ring.to_read(), v_swizzle);
-            warp.accumulate_masked_by_slices::<E, S, _, NT>(probabilities, v_tile, visible);
+            slices::accumulate_masked::<E, S, _, _, _, _, _, _, _, _>(
+                &mut warp,
+                probabilities,
+                v_tile,
+                visible,
+            );
         }
         while j > 0 {
             j -= 1;

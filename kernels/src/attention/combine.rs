@@ -64,7 +64,7 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         first += 32;
     }
     // SAFETY: all branches so far depend on the warp, or reach no shuffle.
-    let max = unsafe { across_warp(max, f32::max) };
+    let max = unsafe { shuffle::reduce::<32>(max, f32::max) };
     // As in the online softmax: a row that saw no key must not subtract -inf from -inf.
     let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
 
@@ -99,7 +99,7 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         first += 32;
     }
     // SAFETY: as above.
-    let sum = unsafe { across_warp(sum, |a, b| a + b) };
+    let sum = unsafe { shuffle::reduce::<32>(sum, |a, b| a + b) };
     let (factor, lse) = Total { max, sum }.finish();
 
     let packed = params.heads / params.tile_heads.value;
@@ -124,21 +124,5 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
             let row = sequence.row_index(params, head, query);
             global::store_f32(params.lse + 4 * row, lse);
         }
-    }
-}
-
-/// Combines the values of all lanes.
-///
-/// # Safety
-/// Every lane of the warp must reach the same call.
-#[inline(always)]
-unsafe fn across_warp(value: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
-    // SAFETY: convergence is the caller's promise.
-    unsafe {
-        let value = combine(value, shuffle::xor::<1>(value));
-        let value = combine(value, shuffle::xor::<2>(value));
-        let value = combine(value, shuffle::xor::<4>(value));
-        let value = combine(value, shuffle::xor::<8>(value));
-        combine(value, shuffle::xor::<16>(value))
     }
 }

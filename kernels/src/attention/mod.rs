@@ -42,12 +42,10 @@ mod warp;
 mod work;
 
 #[cfg(target_arch = "nvptx64")]
-pub use epilogue::store_partial;
-#[cfg(target_arch = "nvptx64")]
-pub use softmax::{Softmax, SoftmaxScale, Total};
-#[cfg(target_arch = "nvptx64")]
-pub use team::Team;
-#[cfg(target_arch = "nvptx64")]
-pub use warp::Warp;
-#[cfg(target_arch = "nvptx64")]
-pub use work::WorkTile;
+pub use {
+    epilogue::store_partial,
+    softmax::{Softmax, SoftmaxScale, Total},
+    team::Team,
+    warp::Warp,
+    work::WorkTile,
+};

@@ -10,10 +10,7 @@ use super::score::Score;
 use super::warp::Warp;
 use crate::ptx::{shuffle, special};
 use crate::tile::registers::{fence, opaque};
-use crate::tile::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
-
-/// 16x16 tiles of V that one pass of a search loop reads.
-const LOOK: usize = 2;
+use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};
 
 /// Whether a tile of V holds an infinity or a NaN in the slices `column(0..OT)` of 16 columns; all lanes get the
 /// same answer.
@@ -46,56 +43,6 @@ pub unsafe fn has_non_finite<
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement, C: Score>
     Warp<MT, DT, OT, QT, A, C>
 {
-    /// As [`accumulate_masked`](Warp::accumulate_masked), with fewer registers: the search and the guarded product
-    /// are loops over slices of 16 keys that the compiler does not unroll.
-    ///
-    /// # Safety
-    /// As [`Warp::new`].
-    #[inline(always)]
-    pub unsafe fn accumulate_masked_by_slices<
-        E: Element,
-        Acc: Accumulate<E>,
-        K: Interval,
-        const NT: usize,
-    >(
-        &mut self,
-        mut p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
-        keys: impl Fn() -> [[K; 2]; MT],
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let windows = OT.div_ceil(LOOK);
-            let (mut guarded, mut window) = (false, 0);
-            while !guarded && window < opaque((NT * windows) as u32) {
-                let (nt, ot) = (window as usize / windows, window as usize % windows * LOOK);
-                let column = |i: usize| (ot + i).min(OT - 1);
-                let v_tile = v_tile.skip(16 * nt as u32);
-                guarded = has_non_finite::<E, A, 1, LOOK, DT>(v_tile, column);
-                window += 1;
-            }
-            if !guarded {
-                return self.accumulate::<E, Acc, NT>(p, v_tile);
-            }
-            let mut nt = 0;
-            while nt < opaque(NT as u32) {
-                let first = p.map(|row| [row[0]]);
-                let keys = keys().map(|rows| rows.map(|keys| keys.counted_from(16 * nt as i32)));
-                self.accumulate_guarded::<E, 1>(first, v_tile.skip(16 * nt), keys);
-                // Registers have no index, so the next slice moves to the front. The first one goes to the end:
-                // dropped, the compiler would unroll the loop.
-                for mt in 0..MT {
-                    let first = p[mt][0];
-                    for nt in 1..NT {
-                        p[mt][nt - 1] = p[mt][nt];
-                    }
-                    p[mt][NT - 1] = first;
-                }
-                nt += 1;
-            }
-        }
-    }
-
     /// `O += P V` with 0 for the elements of V that are not finite. Then O becomes NaN where a row sees such an
     /// element: where the product of two matrices of 0 and 1, "sees" and "is not finite", is not 0.
     ///

@@ -83,7 +83,7 @@ impl<const MT: usize> Softmax<MT> {
                 max = max.max(a.max(b)).max(c.max(d));
             }
             // SAFETY: convergence is the caller's promise.
-            maxima[r] = unsafe { across_row(max, f32::max) } * self.scale;
+            maxima[r] = unsafe { shuffle::reduce::<4>(max, f32::max) } * self.scale;
         }
         maxima
     }
@@ -171,7 +171,7 @@ impl<const MT: usize> Softmax<MT> {
                 totals[mt][r] = Total {
                     max: self.max[mt][r],
                     // SAFETY: convergence is the caller's promise.
-                    sum: unsafe { across_row(self.sum[mt][r], |a, b| a + b) },
+                    sum: unsafe { shuffle::reduce::<4>(self.sum[mt][r], |a, b| a + b) },
                 };
             }
         }
@@ -216,18 +216,5 @@ impl Total {
         }
         let lse2 = self.max + math::log2(self.sum);
         (math::reciprocal(self.sum), lse2 * core::f32::consts::LN_2)
-    }
-}
-
-/// Combines the values of the 4 lanes that share a row of an accumulator.
-///
-/// # Safety
-/// Every lane of the warp must reach the same call.
-#[inline(always)]
-unsafe fn across_row(value: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
-    // SAFETY: convergence is the caller's promise.
-    unsafe {
-        let value = combine(value, shuffle::xor::<1>(value));
-        combine(value, shuffle::xor::<2>(value))
     }
 }

@@ -46,8 +46,14 @@ pub unsafe fn multistage<
     let mut a = Copier::<KT, _>::new(params.a.rows(block.row, 0, params.k), thread, threads);
     let mut b = Copier::<KT, _>::new(params.b.rows(block.column, 0, params.k), thread, threads);
 
-    let ring = Ring::<KT>::new(bm + bn, S as u32);
-    let mut filled = ring.first();
+    // A ring of buffers: each holds a tile of A, and B below it. After the last comes the first.
+    let first = || SharedTile::<KT>::new(shared::base());
+    let end = first().skip((bm + bn) * S as u32).base;
+    let after = |tile: SharedTile<KT>| match tile.skip(bm + bn) {
+        next if next.base == end => first(),
+        next => next,
+    };
+    let mut filled = first();
     // Past the last column of A and B it loads zeros.
     // SAFETY: called between the acquire and the commit of the buffer.
     let mut load_next = || unsafe {
@@ -55,7 +61,7 @@ pub unsafe fn multistage<
         b.load(filled.skip(bm), 0, bn, b_rows);
         a = a.skip_columns(bk);
         b = b.skip_columns(bk);
-        filled = ring.after(filled);
+        filled = after(filled);
     };
     let (a_row, b_row) = (
         warp / WN as u32 * warp_rows,
@@ -84,7 +90,7 @@ pub unsafe fn multistage<
             pipeline.fill(&mut load_next);
         }
         pipeline.wait();
-        let mut tile = ring.first();
+        let mut tile = first();
         let mut operands = read(tile, 0);
         // One step of zeros if k = 0.
         let mut steps = params.k.div_ceil(bk).max(1);
@@ -104,7 +110,7 @@ pub unsafe fn multistage<
                 if kt + 2 == KT {
                     pipeline.release();
                     pipeline.wait();
-                    tile = ring.after(tile);
+                    tile = after(tile);
                 }
             }
         }
@@ -124,38 +130,5 @@ pub unsafe fn multistage<
         let exist = params.m.saturating_sub(own.row);
         let c = Copier::<NT, _>::new(params.c.rows(own.row, own.column, params.n), lane, 32);
         c.store(c_tile, 0, warp_rows, exist, params.c_aligned != 0);
-    }
-}
-
-/// The buffers in shared memory: each holds a tile of A, and B below it. After the last comes the first.
-#[derive(Clone, Copy)]
-struct Ring<const KT: usize> {
-    rows: u32,
-    end: u32,
-}
-
-impl<const KT: usize> Ring<KT> {
-    #[inline(always)]
-    fn new(rows: u32, stages: u32) -> Self {
-        let first = SharedTile::<KT>::new(shared::base());
-        Ring {
-            rows,
-            end: first.skip(rows * stages).base,
-        }
-    }
-
-    #[inline(always)]
-    fn first(&self) -> SharedTile<KT> {
-        SharedTile::new(shared::base())
-    }
-
-    #[inline(always)]
-    fn after(&self, tile: SharedTile<KT>) -> SharedTile<KT> {
-        let next = tile.skip(self.rows);
-        if next.base == self.end {
-            self.first()
-        } else {
-            next
-        }
     }
 }

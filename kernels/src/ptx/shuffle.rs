@@ -32,6 +32,25 @@ pub unsafe fn of_lane(value: f32, lane: u32) -> f32 {
     other
 }
 
+/// Combines the values of all `LANES` neighbours of this lane: 4, or 32.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn reduce<const LANES: u32>(value: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // SAFETY: convergence is the caller's promise.
+    unsafe {
+        let value = combine(value, xor::<1>(value));
+        let value = combine(value, xor::<2>(value));
+        if LANES == 4 {
+            return value;
+        }
+        let value = combine(value, xor::<4>(value));
+        let value = combine(value, xor::<8>(value));
+        combine(value, xor::<16>(value))
+    }
+}
+
 /// Transposes the 4x4 matrix of four neighbouring lanes: a lane gets value `[lane % 4]` of each of the four. First
 /// blocks of 2x2 change places, then the numbers in them.
 ///
