@@ -46,8 +46,5 @@ fn copy(packaged: &Path, out: &Path) -> Result<(), Error> {
         }
         Ok(())
     };
-    copied().map_err(|source| Error::File {
-        path: packaged.into(),
-        source,
-    })
+    copied().map_err(|source| Error::File(packaged.into(), source))
 }

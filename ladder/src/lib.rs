@@ -7,6 +7,7 @@
 //! | `fa1` | `fa1` |
 //! | `rows` | `split-q`, `shared-kv`, `shared-qkv`: a warp has query rows of its own |
 //! | `teams` | `split-kv`, `tiled-qk`, `tiled-qkv`: warps share query rows |
+//! | `half` | products summed in f16 or f32 |
 //! | `ring` | the buffers that tiles pass through |
 //! | `slices` | `P V` under a mask, in loops |
 //! | `store` | three ways to store O |
@@ -32,6 +33,8 @@ mod plan;
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 mod fa1;
+#[cfg(target_arch = "nvptx64")]
+mod half;
 #[cfg(target_arch = "nvptx64")]
 mod naive;
 #[cfg(target_arch = "nvptx64")]

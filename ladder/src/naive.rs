@@ -3,6 +3,7 @@
 //! No tensor cores, no shared memory: a thread computes elements of S, then a row of P, then elements of O, by the
 //! definition. It writes `seqlen_q * seqlen_kv` scores three times and reads them four times.
 
+use crate::half;
 use crate::options::{NAIVE_ROWS, NaivePass};
 use crate::params::LadderParams;
 use kernels::abi::ForwardParams;
@@ -47,7 +48,7 @@ pub unsafe fn naive<E: Element>(params: &LadderParams) {
             }
             return;
         }
-        let scale = SoftmaxScale::new(p.scale).signed();
+        let scale = half::signed(SoftmaxScale::new(p.scale));
         for row in place.first..last {
             let keys = mask.keys(row as i32).end as u32;
             let columns = if pass == NaivePass::Scores as u32 {

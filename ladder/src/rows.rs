@@ -10,6 +10,7 @@
 //!
 //! Shared memory holds the Q tile, later O, and the ring behind it or in its place.
 
+use crate::half;
 use crate::options::swizzles;
 use crate::params::LadderParams;
 use crate::ring::Ring;
@@ -105,9 +106,9 @@ pub unsafe fn rows<
         let warp_q = q_tile.skip(warp_row());
         let mut scale = SoftmaxScale::new(p.scale);
         if S::HALF {
-            map_shared::<MT, DT, Swizzle>(warp_q, |q| q.scale(scale.signed()));
+            map_shared::<MT, DT, Swizzle>(warp_q, |q| half::scaled(q, scale));
             barrier::warp();
-            scale = SoftmaxScale::ONE;
+            scale = half::SCALED;
         }
         let mut warp =
             Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, first, Scaled(scale), &Team::ALONE);
@@ -148,7 +149,8 @@ pub unsafe fn rows<
                 warp.softmax::<E, NT>(s, k_tile, j * bc)
             };
             ring.advance(&mut load);
-            warp.accumulate::<E, S, NT>(probabilities, tile(ring.to_read(), v_swizzle));
+            let v_tile = tile(ring.to_read(), v_swizzle);
+            half::accumulate::<E, S, _, _, _, _, _, _, _>(&mut warp, probabilities, v_tile);
         }
         let part = Part {
             rows: br,

@@ -1,5 +1,6 @@
 //! `P V` under a mask with few registers: loops that the compiler does not unroll.
 
+use crate::half;
 use kernels::attention::Warp;
 use kernels::attention::mask::Interval;
 use kernels::attention::non_finite::has_non_finite;
@@ -44,7 +45,7 @@ pub unsafe fn accumulate_masked<
             window += 1;
         }
         if !guarded {
-            return warp.accumulate::<E, Acc, NT>(p, v_tile);
+            return half::accumulate::<E, Acc, _, _, _, _, _, _, _>(warp, p, v_tile);
         }
         let mut nt = 0;
         while nt < opaque(NT as u32) {

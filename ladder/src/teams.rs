@@ -14,6 +14,7 @@
 //!
 //! Shared memory holds P, the maxima, Q if it stays, V's own buffer if it has one, and the ring.
 
+use crate::half;
 use crate::options::{TeamsMemory, swizzles};
 use crate::params::LadderParams;
 use crate::ring::Ring;
@@ -143,7 +144,7 @@ pub unsafe fn teams<
     };
 
     let scale = SoftmaxScale::new(p.scale);
-    let mut softmax = Softmax::<MT>::new(if S::HALF { SoftmaxScale::ONE } else { scale });
+    let mut softmax = Softmax::<MT>::new(if S::HALF { half::SCALED } else { scale });
     let mut o = [[Accumulator::ZERO; OT]; MT];
     // SAFETY: every branch depends on the block or the warp alone, and no warp misses a barrier. The ring's
     // barriers also make P visible, and say that all warps are done with it.
@@ -174,7 +175,7 @@ pub unsafe fn teams<
                         for mt in 0..MT {
                             q[mt] = q_tile.a(lane, mt, dt);
                             if S::HALF {
-                                q[mt] = q[mt].scale(scale.signed());
+                                q[mt] = half::scaled(q[mt], scale);
                             }
                         }
                         q
@@ -239,8 +240,12 @@ pub unsafe fn teams<
                         multiply_guarded::<E, Swizzle, MT, KEYS, KT, OT, WINDOW>(
                             &mut o, p, v_tile, visible, column,
                         );
+                    } else if half::sums::<E, S>(MT * OT) {
+                        half::multiply::<E, S, Swizzle, MT, KEYS, OT, WINDOW>(
+                            &mut o, p, v_tile, lane, column,
+                        );
                     } else {
-                        multiply::<E, S, Swizzle, MT, KEYS, OT, WINDOW>(
+                        multiply::<E, Swizzle, MT, KEYS, OT, WINDOW>(
                             &mut o, p, v_tile, lane, column,
                         );
                     }

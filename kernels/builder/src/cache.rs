@@ -15,7 +15,7 @@ const MOST_BYTES: u64 = 1 << 29;
 /// The folder that `make` filled for the same inputs, earlier or now.
 ///
 /// # Errors
-/// Those of `make`, or if the cache cannot be written.
+/// If `make` fails, or the cache cannot be written.
 pub fn folder(
     inputs: impl Hash,
     make: impl FnOnce(&Path) -> Result<(), Error>,

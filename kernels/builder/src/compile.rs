@@ -61,7 +61,6 @@ pub struct Package {
 
 impl Package {
     /// The crate [`kernels`].
-    #[must_use]
     pub fn kernels() -> Self {
         let catalog = catalog::KERNELS.iter();
         Package {
@@ -133,7 +132,7 @@ impl<'a> Session<'a> {
         let kept = cache::text("ptx", inputs, |folder| {
             let (file, ptx) = (folder.join("entries.rs"), folder.join("ptx"));
             cache::write(&file, &entries)?;
-            self.rustc(name, &flags, &file, |rustc| rustc.arg("-o").arg(&ptx))?;
+            self.rustc(name, &flags, &file, "-o", &ptx)?;
             Ok(self.lines.keep(&cache::read(&ptx)?))
         })?;
         Ok(self.lines.place(&kept))
@@ -146,19 +145,18 @@ impl<'a> Session<'a> {
         cache::folder(inputs, |folder| {
             let entries = folder.join("entries.rs");
             cache::write(&entries, "")?;
-            self.rustc(name, &flags, &entries, |rustc| {
-                rustc.arg("--out-dir").arg(folder)
-            })
+            self.rustc(name, &flags, &entries, "--out-dir", folder)
         })
     }
 
-    /// Compiles a crate of kernels with the entry points of a file.
+    /// Compiles a crate of kernels with the entry points of a file, to an output (`-o` or `--out-dir`).
     fn rustc(
         &self,
         name: &str,
         flags: &[&str],
         entries: &Path,
-        output: impl FnOnce(&mut Command) -> &mut Command,
+        option: &str,
+        output: &Path,
     ) -> Result<(), Error> {
         rustc(self.compiler, flags, |rustc| {
             for library in &self.libraries {
@@ -168,7 +166,8 @@ impl<'a> Session<'a> {
                 rustc.args(["--extern", name]);
             }
             rustc.env("KERNEL_ENTRIES", entries);
-            output(rustc).arg(folder_of(name).join("lib.rs"))
+            rustc.arg(option).arg(output);
+            rustc.arg(folder_of(name).join("lib.rs"))
         })
     }
 }

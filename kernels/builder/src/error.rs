@@ -11,59 +11,33 @@ pub enum Error {
     /// `KERNEL_RUSTC` names something unusable.
     #[error("KERNEL_RUSTC={0}: not a rustc with its library source (lib/rustlib/src/rust/library)")]
     BadOverride(PathBuf),
-    /// A program could not be run.
-    #[error("cannot run {program}: {source}")]
-    Run {
-        /// What was run.
-        program: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
+    /// A program could not be run, and why.
+    #[error("cannot run {0}: {1}")]
+    Run(PathBuf, #[source] std::io::Error),
     /// A tool of the CUDA toolkit is missing.
     #[error("no {0}; type cargo xtask setup, or put it in the PATH")]
     NoTool(&'static str),
-    /// A file could not be read or written.
-    #[error("{path}: {source}")]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The compiler failed.
+    /// A file could not be read or written, and why.
+    #[error("{0}: {1}")]
+    File(PathBuf, #[source] std::io::Error),
+    /// The compiler failed, and what it said.
     #[error("the kernels do not compile:\n{0}")]
     Compile(String),
-    /// The PTX is not what the catalog promises.
-    #[error("contract: {entry}: {rule}")]
-    Contract {
-        /// The kernel.
-        entry: String,
-        /// What it breaks.
-        rule: String,
-    },
-    /// `ptxas` rejected a module.
-    #[error("ptxas: {module} for {target}:\n{message}")]
-    Ptxas {
-        /// The module.
-        module: String,
-        /// The architecture.
-        target: String,
-        /// What `ptxas` said.
-        message: String,
-    },
+    /// The PTX of a kernel is not what the catalog promises: the kernel, and the rule that it breaks.
+    #[error("contract: {0}: {1}")]
+    Contract(String, String),
+    /// `ptxas` rejected a module: the module, the architecture, and what it said.
+    #[error("ptxas: {0} for {1}:\n{2}")]
+    Ptxas(String, &'static str, String),
 }
 
 impl Error {
     /// The error of a file or folder.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.into();
-        |source| Error::File { path, source }
+        |source| Error::File(path.into(), source)
     }
 
     pub(crate) fn contract(entry: &str, rule: impl Into<String>) -> Self {
-        Error::Contract {
-            entry: entry.into(),
-            rule: rule.into(),
-        }
+        Error::Contract(entry.into(), rule.into())
     }
 }

@@ -84,7 +84,6 @@ fn workspace() -> PathBuf {
 }
 
 /// The folder for what the builder makes and installs.
-#[must_use]
 pub fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => workspace().join(dir),

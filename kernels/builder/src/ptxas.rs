@@ -33,14 +33,12 @@ pub struct Usage {
 }
 
 /// Finds the assembler, [as any tool](find_tool).
-#[must_use]
 pub fn find() -> Option<PathBuf> {
     find_tool("ptxas")
 }
 
 /// Finds a tool of the CUDA toolkit: where the variable of its name in capitals says, what `cargo
 /// xtask setup` installed, or the `PATH`.
-#[must_use]
 pub fn find_tool(name: &str) -> Option<PathBuf> {
     let installed = ["nvidia/cu13/bin", "nvidia/cuda_nvcc/bin"];
     let candidates = std::env::var_os(name.to_uppercase()).map(PathBuf::from);
@@ -61,7 +59,6 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
 }
 
 /// Where `cargo xtask setup` installs the tools.
-#[must_use]
 pub fn tools_dir() -> PathBuf {
     target_dir().join("tools")
 }
@@ -131,11 +128,7 @@ pub fn usages(
         if output.status.success() && !report.contains("(C75") {
             return Ok(report.into());
         }
-        Err(Error::Ptxas {
-            module: module.into(),
-            target: target.into(),
-            message: report.trim().into(),
-        })
+        Err(Error::Ptxas(module.into(), target, report.trim().into()))
     })?;
     Ok(parse(&report, target))
 }
@@ -148,10 +141,8 @@ pub(crate) fn version(tool: &Path) -> Result<String, Error> {
 
 /// What a program wrote, whether it failed or not.
 pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
-    command.output().map_err(|source| Error::Run {
-        program: command.get_program().into(),
-        source,
-    })
+    let output = command.output();
+    output.map_err(|source| Error::Run(command.get_program().into(), source))
 }
 
 /// Reads a report: for each entry a line `Compiling entry function 'NAME'`, then one with the spills

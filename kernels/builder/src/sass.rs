@@ -30,14 +30,11 @@ fn succeed(command: &mut Command) -> Result<String, Error> {
         return Ok(String::from_utf8_lossy(&output.stdout).into());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(Error::Run {
-        program: command.get_program().into(),
-        source: std::io::Error::other(said.trim()),
-    })
+    let source = std::io::Error::other(said.trim());
+    Err(Error::Run(command.get_program().into(), source))
 }
 
 /// How often each instruction occurs in an entry, by its name with modifiers.
-#[must_use]
 pub fn opcodes<'a>(sass: &'a str, entry: &str) -> BTreeMap<&'a str, usize> {
     let label = format!(".text.{entry}:");
     let body = sass.lines().skip_while(|line| line.trim() != label).skip(1);
@@ -56,7 +53,6 @@ fn opcode(line: &str) -> Option<&str> {
 }
 
 /// The instruction's name in `@PREDICATE NAME OPERANDS ;`.
-#[must_use]
 pub fn name(code: &str) -> Option<&str> {
     let mut words = code.split_whitespace();
     let name = words.find(|word| !word.starts_with('@'))?;

@@ -25,7 +25,6 @@ impl Divisor {
     ///
     /// # Panics
     /// If `value` is 0.
-    #[must_use]
     pub const fn new(value: u32) -> Self {
         assert!(value > 0, "division by 0");
         // With `l = ceil(log2(value))` and the multiplier `2^(31 + l) / value` rounded up, which has 32
@@ -39,7 +38,6 @@ impl Divisor {
     }
 
     /// Quotient and remainder of a dividend below 2^31.
-    #[must_use]
     #[inline(always)]
     pub const fn divide(self, dividend: u32) -> (u32, u32) {
         let product = dividend as u64 * self.multiplier as u64;

@@ -18,7 +18,6 @@ pub struct MatrixRef {
 
 impl MatrixRef {
     /// Whether every row starts at a multiple of 16 bytes.
-    #[must_use]
     pub const fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16) && self.row_stride % 8 == 0
     }

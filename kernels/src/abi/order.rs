@@ -26,7 +26,6 @@ pub struct Order {
 
 impl Order {
     /// Waves of `wave_heads` heads of `heads` in all, each with `q_tiles` query tiles; none of them 0.
-    #[must_use]
     pub const fn new(heads: u32, q_tiles: u32, wave_heads: u32) -> Self {
         let last_wave = (heads - 1) / wave_heads;
         Order {
@@ -40,7 +39,6 @@ impl Order {
     }
 
     /// Blocks of a split.
-    #[must_use]
     pub const fn blocks(&self) -> u32 {
         self.split.value
     }
@@ -48,7 +46,6 @@ impl Order {
     /// The split of a block, its query tile, and its head counted over all batches.
     ///
     /// The blocks of a split take every pair of tile and head once.
-    #[must_use]
     #[inline(always)]
     pub const fn place(&self, block: u32) -> (u32, u32, u32) {
         let (split, in_split) = self.split.divide(block);

@@ -20,7 +20,6 @@ pub struct TensorRef {
 
 impl TensorRef {
     /// Whether every row starts at a multiple of 16 bytes, so that rows can move in 16-byte pieces.
-    #[must_use]
     pub const fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)
             && self.batch_stride % 8 == 0

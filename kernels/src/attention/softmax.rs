@@ -23,18 +23,6 @@ pub struct SoftmaxScale {
 }
 
 impl SoftmaxScale {
-    /// The scale of scores that are scaled already.
-    pub const ONE: Self = SoftmaxScale {
-        log2: 1.0,
-        negative: false,
-    };
-
-    /// What multiplies raw scores, sign included.
-    #[inline(always)]
-    pub fn signed(self) -> f32 {
-        if self.negative { -self.log2 } else { self.log2 }
-    }
-
     /// Splits a finite scale.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {

@@ -207,12 +207,12 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         p
     }
 
-    /// Line 10: `O += P V`, accumulated in `Acc`, where each row sees only `keys` of the block.
+    /// Line 10: `O += P V`, where each row sees only `keys` of the block.
     ///
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, Acc: Accumulate<E>, M: Mask, const NT: usize>(
+    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
@@ -223,17 +223,17 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             if !M::UNIFORM && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
                 self.accumulate_guarded::<E, NT>(p, v_tile, keys);
             } else {
-                self.accumulate::<E, Acc, NT>(p, v_tile);
+                self.accumulate::<E, NT>(p, v_tile);
             }
         }
     }
 
-    /// Line 10: `O += P V`, accumulated in `Acc`.
+    /// Line 10: `O += P V`.
     ///
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate<E: Element, Acc: Accumulate<E>, const NT: usize>(
+    pub unsafe fn accumulate<E: Element, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
@@ -248,7 +248,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             slices
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply::<E, Acc, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
+        unsafe { multiply::<E, A, MT, NT, OT, DT>(&mut self.o, p, v_tile, lane, |dt| dt) }
     }
 }
 

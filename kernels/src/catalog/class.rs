@@ -20,7 +20,6 @@ impl SharedMemory {
     const RESERVED: u32 = 1 << 10;
 
     /// Blocks with so many bytes each that a multiprocessor holds.
-    #[must_use]
     pub const fn resident_blocks(&self, bytes: u32) -> u32 {
         if bytes > self.block {
             return 0;
@@ -47,48 +46,39 @@ impl Class {
     pub const ALL: &[Class] = &[Class::Sm86, Class::Sm80, Class::Sm90, Class::Sm100];
 
     /// The name of its first target, on the command line too.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         self.targets()[0]
     }
 
-    /// The targets, by their names for `ptxas`, that are of this class.
-    #[must_use]
-    pub const fn targets(self) -> &'static [&'static str] {
+    /// Its targets, the compute capability of its first devices, and the shared memory of their multiprocessors.
+    const fn facts(self) -> (&'static [&'static str], (i32, i32), u32) {
         match self {
-            Class::Sm80 => &["sm_80"],
-            Class::Sm86 => &["sm_86", "sm_89", "sm_120"],
-            Class::Sm90 => &["sm_90"],
-            Class::Sm100 => &["sm_100"],
+            Class::Sm80 => (&["sm_80"], (8, 0), 164 << 10),
+            Class::Sm86 => (&["sm_86", "sm_89", "sm_120"], (8, 6), 100 << 10),
+            Class::Sm90 => (&["sm_90"], (9, 0), 228 << 10),
+            Class::Sm100 => (&["sm_100"], (10, 0), 228 << 10),
         }
     }
 
+    /// The targets, by their names for `ptxas`, that are of this class.
+    pub const fn targets(self) -> &'static [&'static str] {
+        self.facts().0
+    }
+
     /// The class of a target.
-    #[must_use]
     pub fn named(target: &str) -> Option<Class> {
         let is_of = |class: &&Class| class.targets().contains(&target);
         Self::ALL.iter().find(is_of).copied()
     }
 
     /// The compute capability of its first devices.
-    #[must_use]
     pub const fn compute_capability(self) -> (i32, i32) {
-        match self {
-            Class::Sm80 => (8, 0),
-            Class::Sm86 => (8, 6),
-            Class::Sm90 => (9, 0),
-            Class::Sm100 => (10, 0),
-        }
+        self.facts().1
     }
 
     /// What its devices have.
-    #[must_use]
     pub const fn shared_memory(self) -> SharedMemory {
-        let multiprocessor = match self {
-            Class::Sm80 => 164 << 10,
-            Class::Sm86 => 100 << 10,
-            Class::Sm90 | Class::Sm100 => 228 << 10,
-        };
+        let multiprocessor = self.facts().2;
         SharedMemory {
             block: multiprocessor - SharedMemory::RESERVED,
             multiprocessor,
@@ -97,7 +87,6 @@ impl Class {
 
     /// The class whose tiles suit a device: that with the most shared memory, and of equals the newest,
     /// of those which have no more than the device and are no newer; else that with the least.
-    #[must_use]
     pub fn of(compute_capability: (i32, i32), device: SharedMemory) -> Class {
         let fits = |class: &&Class| {
             let needed = class.shared_memory();

@@ -24,13 +24,11 @@ macro_rules! collectives {
             pub const NONE: Self = Collectives { $($field: 0,)* };
 
             /// Counts the instructions in the text of an entry.
-            #[must_use]
             pub fn count(body: &str) -> Self {
                 Collectives { $($field: 0 $(+ body.matches($text).count() as u32)+,)* }
             }
 
             /// The counts with the names of their instructions.
-            #[must_use]
             pub fn named(self) -> Vec<(&'static str, u32)> {
                 vec![$(($name, self.$field),)*]
             }
@@ -46,7 +44,6 @@ macro_rules! collectives {
 
         $(
             #[doc = concat!("So many `", $name, "`.")]
-            #[must_use]
             pub const fn $field(count: u32) -> Collectives {
                 Collectives { $field: count, ..Collectives::NONE }
             }
@@ -90,7 +87,6 @@ pub struct Parts {
 
 impl Parts {
     /// The parts of a kernel with this tile and head dim.
-    #[must_use]
     pub fn new(tile: Tile, dim: u32) -> Self {
         Parts {
             mt: tile.q_rows * tile.team / tile.warps / 16,
@@ -104,33 +100,28 @@ impl Parts {
     }
 
     /// `Q K^T`, for which what is not kept of Q is read again.
-    #[must_use]
     pub fn scores(&self) -> Collectives {
         let q = self.mt * (self.dt - self.tile.q_slices);
         mma(2 * self.mt * self.dt * self.nt) + ldmatrix(self.nt * self.dt + q)
     }
 
     /// New maxima: two rounds for each of a lane's two rows a tile.
-    #[must_use]
     pub fn maxima(&self) -> Collectives {
         shfl(2 * 2 * self.mt)
     }
 
     /// Probabilities relative to old maxima and, if they do not fit, scores and maxima once more.
-    #[must_use]
     pub fn softmax(&self) -> Collectives {
         vote(1) + self.scores() + self.maxima()
     }
 
     /// `P V`.
-    #[must_use]
     pub fn product(&self) -> Collectives {
         mma(2 * self.mt * self.ot * self.kt) + ldmatrix(self.kt * self.ot)
     }
 
     /// `P V` under a mask: under the causal mask after a look for infinities, or else guarded, with
     /// a count beside every product.
-    #[must_use]
     pub fn product_masked(&self, causal: bool) -> Collectives {
         let v = self.nt * self.dt;
         let look = ldmatrix(v) + redux(1);
@@ -143,7 +134,6 @@ impl Parts {
 
     /// A step whose sums are loops: scores of `window` slices of the head dim at a time; P from shared memory and
     /// its product, of `run` slices of the keys, after a look for infinities, or else [`guarded`](Self::guarded).
-    #[must_use]
     pub fn in_loops(&self, window: u32, run: u32) -> Collectives {
         let (mt, nt, ot) = (self.mt, self.nt, self.ot);
         let scores = mma(2 * mt * nt * window) + ldmatrix((mt + nt) * window);
@@ -153,20 +143,17 @@ impl Parts {
     }
 
     /// Of a loop over slices of the keys: P from shared memory, and its product, with a count beside.
-    #[must_use]
     pub fn guarded(&self) -> Collectives {
         mma(2 * 2 * self.mt * self.ot) + ldmatrix(self.mt + self.ot)
     }
 
     /// Copies of so many rows.
-    #[must_use]
     pub fn copies(&self, rows: u32) -> Collectives {
         cp_async(rows * self.dim / 8 / (32 * self.tile.warps))
     }
 
     /// Q is read to negate it, and what is kept of it once more; the row sums are exchanged at the
     /// end.
-    #[must_use]
     pub fn around(&self) -> Collectives {
         let q = ldmatrix(self.mt * (self.dt + self.tile.q_slices)) + bar(1);
         q + self.copies(self.tile.q_rows) + self.maxima()

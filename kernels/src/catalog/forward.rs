@@ -52,7 +52,6 @@ impl Kind {
     ];
 
     /// The head dims that have a kernel, ascending.
-    #[must_use]
     pub fn dims(self) -> &'static [u32] {
         match self {
             Kind::Wide => WIDE_DIMS,
@@ -61,13 +60,11 @@ impl Kind {
     }
 
     /// Whether query heads that share a key/value head share query tiles.
-    #[must_use]
     pub fn is_packed(self) -> bool {
         matches!(self, Kind::Packed | Kind::Decode)
     }
 
     /// Whether the kernels compute attention with or without the causal mask.
-    #[must_use]
     pub fn serves(self, causal: bool) -> bool {
         match self {
             Kind::Plain { causal: mask } => mask == causal,
@@ -79,7 +76,6 @@ impl Kind {
     ///
     /// # Panics
     /// If `dim` is none of [`dims`](Self::dims).
-    #[must_use]
     pub fn tile(self, class: Class, dim: u32) -> Tile {
         match self {
             Kind::Plain { causal } => plain::tile(class, dim, causal),
@@ -116,7 +112,6 @@ pub struct Tile {
 impl Tile {
     /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
     /// also P, and four numbers for each row and warp of a team.
-    #[must_use]
     pub const fn shared_bytes(&self, dim: u32) -> u32 {
         let tiles = (self.q_rows + self.stages * 2 * self.keys) * dim * 2;
         match self.team {
@@ -128,7 +123,6 @@ impl Tile {
 
 impl Forward {
     /// The kernel for a class's devices.
-    #[must_use]
     pub fn of(kind: Kind, dtype: Dtype, dim: u32, class: Class) -> Self {
         Forward {
             kind,
@@ -139,7 +133,6 @@ impl Forward {
     }
 
     /// The kernel of the same kind, dtype and head dim for another class's devices, perhaps this one.
-    #[must_use]
     pub fn counterpart(self, class: Class) -> Self {
         Self::of(self.kind, self.dtype, self.dim, class)
     }

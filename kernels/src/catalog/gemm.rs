@@ -159,7 +159,6 @@ impl GemmTile {
     /// 256x128.
     ///
     /// Losers, on an H200 (`docs/tuning.md`): 128x256x64 and 128x128x64, each with three stages.
-    #[must_use]
     pub const fn multistage(rows: u32, columns: u32, depth: u32, stages: u32) -> Self {
         let side = if rows * columns < 128 * 128 { 32 } else { 64 };
         let (warps_down, warps_across) = (rows / side, columns / side);

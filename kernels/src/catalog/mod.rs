@@ -54,7 +54,6 @@ impl Dtype {
     pub const ALL: [Self; 2] = [Dtype::F16, Dtype::Bf16];
 
     /// The name used in kernel names and on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F16 => "f16",
@@ -78,13 +77,11 @@ impl Accumulation {
     pub const ALL: [Self; 2] = [Accumulation::Half, Accumulation::Single];
 
     /// The type of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|sums| sums.name() == name)
     }
 
     /// The name used in kernel names, on the command line and in results.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Accumulation::Half => "f16",
@@ -163,7 +160,6 @@ pub enum Family {
 
 impl Family {
     /// What every specification says.
-    #[must_use]
     pub fn spec(&self) -> &(dyn Spec + 'static) {
         match self {
             Family::Forward(spec) => spec,
@@ -188,7 +184,6 @@ pub struct Kernel {
 
 impl Kernel {
     /// The kernel of a specification. Its names stay for the rest of the program.
-    #[must_use]
     pub fn new(family: Family) -> Self {
         Kernel {
             name: family.spec().name().leak(),
@@ -198,7 +193,6 @@ impl Kernel {
     }
 
     /// Element type; copies move any of 16 bits.
-    #[must_use]
     pub fn dtype(&self) -> Option<Dtype> {
         match self.family {
             Family::Forward(Forward { dtype, .. })
@@ -209,7 +203,6 @@ impl Kernel {
     }
 
     /// The specification of a kernel that computes attention.
-    #[must_use]
     pub fn forward(&self) -> Option<&Forward> {
         match &self.family {
             Family::Forward(forward) => Some(forward),
@@ -218,7 +211,6 @@ impl Kernel {
     }
 
     /// The specification of a matrix product.
-    #[must_use]
     pub fn gemm(&self) -> Option<&Gemm> {
         match &self.family {
             Family::Gemm(gemm) => Some(gemm),
@@ -250,14 +242,12 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
 ///
 /// # Panics
 /// If the catalog lacks it.
-#[must_use]
 pub fn kernel(family: Family) -> &'static Kernel {
     let found = KERNELS.iter().find(|kernel| kernel.family == family);
     found.unwrap_or_else(|| panic!("no kernel is {family:?}"))
 }
 
 /// The kernel of a name.
-#[must_use]
 pub fn named(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
 }

@@ -24,7 +24,6 @@ pub struct Request {
 }
 
 /// Whether a head dim is above [`HEAD_DIMS`].
-#[must_use]
 pub fn is_wide(dim: u32) -> bool {
     HEAD_DIMS.last().is_some_and(|&most| dim > most)
 }
@@ -32,7 +31,6 @@ pub fn is_wide(dim: u32) -> bool {
 /// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
 /// [`HEAD_DIMS`] it is the wide kernel. Else the decode kernel if one of its tiles holds the rows of all
 /// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty.
-#[must_use]
 pub fn select(request: &Request) -> Option<&'static Kernel> {
     let causal = request.causal;
     let of = |kind: Kind| {

@@ -14,7 +14,6 @@ impl Target {
     pub const ALL: &[Target] = &[Target::Sm80, Target::Sm90a];
 
     /// The name in PTX, for `-Ctarget-cpu` and `ptxas`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Target::Sm80 => "sm_80",
@@ -23,7 +22,6 @@ impl Target {
     }
 
     /// The PTX version, as a target feature of rustc.
-    #[must_use]
     pub const fn ptx_version(self) -> &'static str {
         match self {
             Target::Sm80 => "ptx70",
@@ -32,7 +30,6 @@ impl Target {
     }
 
     /// The devices that run it, in words.
-    #[must_use]
     pub const fn devices(self) -> &'static str {
         match self {
             Target::Sm80 => "8.0 or later",
@@ -41,7 +38,6 @@ impl Target {
     }
 
     /// Whether devices of a compute capability run the target's PTX.
-    #[must_use]
     pub fn runs_on(self, compute_capability: (i32, i32)) -> bool {
         match self {
             Target::Sm80 => compute_capability >= (8, 0),

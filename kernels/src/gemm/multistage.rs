@@ -1,7 +1,7 @@
 //! The product through shared memory: a ring of tiles that `cp.async` fills ahead.
 //!
 //! In a step along k a warp multiplies the 16-wide slices of a tile one after the other. It reads the
-//! operands of the next slice, of this tile or the next, before it multiplies those of this slice: so the
+//! operands of the next slice, of this tile or the next, before it multiplies this slice: so the
 //! tensor cores never wait for `ldmatrix`.
 
 use super::place::CTile;

@@ -16,7 +16,6 @@
 //! what lets S become P in registers.
 
 /// Row and column, in its 16x16 tile, of accumulator element `i` (0..8) of a lane.
-#[must_use]
 #[inline(always)]
 pub const fn accumulator(lane: u32, i: u32) -> (u32, u32) {
     let (g, t) = (lane / 4, lane % 4);
@@ -26,7 +25,6 @@ pub const fn accumulator(lane: u32, i: u32) -> (u32, u32) {
 
 /// Row and column, in its 16x16 tile, of the two elements of register `r` (0..4) of an A operand:
 /// the given column and the next.
-#[must_use]
 #[inline(always)]
 pub const fn operand_a(lane: u32, r: u32) -> (u32, u32) {
     let (g, t) = (lane / 4, lane % 4);
@@ -35,24 +33,21 @@ pub const fn operand_a(lane: u32, r: u32) -> (u32, u32) {
 
 /// Row (k) and column (n), in its 16x16 tile, of the two elements of register `r` (0..4) of a pair
 /// of B operands: the given row and the next.
-#[must_use]
 #[inline(always)]
 pub const fn operand_b(lane: u32, r: u32) -> (u32, u32) {
     let (g, t) = (lane / 4, lane % 4);
     (2 * t + 8 * (r % 2), g + 8 * (r / 2))
 }
 
-/// Row and chunk, in a tile of 16 rows and 2 chunks, whose address a lane gives to `ldmatrix.x4`. The registers are
-/// then those of [`operand_a`] (plain: Q) or of [`operand_b`] (`.trans`: V, stored `[k][n]`).
-#[must_use]
+/// Row and chunk, in a tile of 16 rows and 2 chunks, whose address a lane gives to `ldmatrix.x4`. The registers
+/// become an [`operand_a`] (plain: Q) or an [`operand_b`] (`.trans`: V, stored `[k][n]`).
 #[inline(always)]
 pub const fn ldmatrix_rows_first(lane: u32) -> (u32, u32) {
     (lane % 16, lane / 16)
 }
 
-/// Row and chunk whose address a lane gives to `ldmatrix.x4`. The registers are then those of [`operand_b`], for a
+/// Row and chunk whose address a lane gives to `ldmatrix.x4`. The registers become an [`operand_b`], for a
 /// tile stored `[n][k]` (plain: K).
-#[must_use]
 #[inline(always)]
 pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
     (lane % 8 + lane / 16 * 8, lane / 8 % 2)
@@ -61,7 +56,6 @@ pub const fn ldmatrix_chunks_first(lane: u32) -> (u32, u32) {
 /// Row and column, in its 8x8 matrix, of the first element in a lane's register of an `ldmatrix`. The second
 /// element is the next of the row or, with `.trans`, of the column. Register `r` belongs to the matrix whose row
 /// addresses lanes `8 r..8 r + 8` gave.
-#[must_use]
 #[inline(always)]
 pub const fn ldmatrix_element(lane: u32, trans: bool) -> (u32, u32) {
     let (g, t) = (lane / 4, lane % 4);

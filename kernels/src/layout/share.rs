@@ -19,7 +19,6 @@ pub struct Share {
 
 impl Share {
     /// The share of `thread` among `threads`, a multiple of 32.
-    #[must_use]
     #[inline(always)]
     pub const fn new(thread: u32, threads: u32, row_chunks: u32) -> Self {
         let whole_lines = row_chunks.is_multiple_of(8);

@@ -29,7 +29,6 @@ impl Swizzle {
     ///
     /// # Panics
     /// If `row_chunks` is not a positive multiple of 4.
-    #[must_use]
     #[inline(always)]
     pub const fn new(row_chunks: u32) -> Self {
         assert!(row_chunks > 0 && row_chunks.is_multiple_of(4));
@@ -46,7 +45,6 @@ impl Swizzle {
     }
 
     /// No swizzle: chunks in their order, `row_chunks` of them a row.
-    #[must_use]
     #[inline(always)]
     pub const fn none(row_chunks: u32) -> Self {
         Swizzle {
@@ -57,7 +55,6 @@ impl Swizzle {
     }
 
     /// Bytes from a row to the next.
-    #[must_use]
     #[inline(always)]
     pub const fn pitch(self) -> u32 {
         self.row_chunks * CHUNK_BYTES
@@ -65,7 +62,6 @@ impl Swizzle {
 
     /// No swizzle, with a free chunk after each row: rows an odd number of chunks apart start in distinct groups of
     /// banks, 8 rows in 8 groups.
-    #[must_use]
     #[inline(always)]
     pub const fn padded(row_chunks: u32) -> Self {
         Self::none(row_chunks + 1)
@@ -79,7 +75,6 @@ impl Swizzle {
     /// assert_eq!(d64.offset(0, 3), 3 * 16);
     /// assert_eq!(d64.offset(5, 3), 5 * 128 + (3 ^ 5) * 16);
     /// ```
-    #[must_use]
     #[inline(always)]
     pub const fn offset(self, row: u32, chunk: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;
@@ -92,7 +87,6 @@ impl Swizzle {
     /// `down` is a multiple of 8, so that the row's key stays. `right` is a multiple of a power of two above
     /// `chunk`, so that their sum is their XOR. Then the swizzled bits change by an XOR with a constant, and
     /// all other bits by the addition of a constant.
-    #[must_use]
     #[inline(always)]
     pub const fn step(self, address: u32, down: u32, right: u32) -> u32 {
         let swizzled = right & self.mask;
@@ -103,7 +97,6 @@ impl Swizzle {
     /// `offset(row + down, chunk + right)`, under the conditions of [`step`](Self::step), at any base: what depends
     /// on the lane stays in two registers. A step is an XOR and an addition, even if only the launch knows
     /// the swizzle.
-    #[must_use]
     #[inline(always)]
     pub const fn stepped(self, row: u32, chunk: u32, down: u32, right: u32) -> u32 {
         let key = (row >> self.shift) & self.mask;

@@ -21,7 +21,6 @@ pub struct WideMemory {
 
 impl WideMemory {
     /// For `q_rows` rows, `keys` keys a step with `v_keys` in a slice of V, `team` warps and `stages` buffers.
-    #[must_use]
     #[inline(always)]
     pub const fn new(
         q_rows: u32,

@@ -40,15 +40,11 @@ pub unsafe fn multiply_transposed<
 /// `O += P V` of the keys `0..16 * NT` of a tile of V. `p(nt)`: P's fragments for keys
 /// `16 * nt..16 * nt + 16`. `column(ot)`: the slice of V's columns that slice `ot` of O has.
 ///
-/// O is f32. Sums in f16 could overflow over many calls: `Acc` holds only the products of one, and only where O
-/// has fewer than 16 tiles.
-///
 /// # Safety
 /// As [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply<
     E: Element,
-    Acc: Accumulate<E>,
     A: Arrangement,
     const MT: usize,
     const NT: usize,
@@ -63,33 +59,13 @@ pub unsafe fn multiply<
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        // O in 128 registers leaves none for other sums.
-        if !Acc::HALF || MT * OT >= 16 {
-            for nt in 0..NT {
-                let p = p(nt);
-                for ot in 0..OT {
-                    let v = v_tile.b_trans(lane, nt, column(ot));
-                    for mt in 0..MT {
-                        o[mt][ot].mma::<E>(p[mt], v);
-                    }
-                }
-            }
-            return;
-        }
-        let mut ps = [[Operand::ZERO; MT]; NT];
         for nt in 0..NT {
-            ps[nt] = p(nt);
-        }
-        for ot in 0..OT {
-            let mut sums = [Acc::ZERO; MT];
-            for nt in 0..NT {
+            let p = p(nt);
+            for ot in 0..OT {
                 let v = v_tile.b_trans(lane, nt, column(ot));
                 for mt in 0..MT {
-                    sums[mt].mma(ps[nt][mt], v);
+                    o[mt][ot].mma::<E>(p[mt], v);
                 }
-            }
-            for mt in 0..MT {
-                o[mt][ot].add(sums[mt].widen());
             }
         }
     }

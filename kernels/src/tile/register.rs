@@ -3,7 +3,6 @@
 use super::Element;
 use crate::attention::mask::Interval;
 use crate::layout::fragment;
-use crate::ptx::{convert, math};
 
 /// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
 ///
@@ -121,13 +120,6 @@ impl Operand {
     #[inline(always)]
     pub fn negate(self) -> Self {
         Operand(self.0.map(|pair| pair ^ 0x8000_8000))
-    }
-
-    /// Every element, an f16, multiplied by a factor.
-    #[inline(always)]
-    pub fn scale(self, factor: f32) -> Self {
-        let factors = convert::f16x2(factor, factor);
-        Operand(self.0.map(|pair| math::mul_f16x2(pair, factors)))
     }
 
     /// An A operand: 1 in the columns of `keys[0]` in row `g` and of `keys[1]` in row `g + 8`, else 0.

@@ -104,7 +104,7 @@ pub unsafe fn decode<
                 let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
                 let keys = map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
                 let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                warp.accumulate_masked::<E, Accumulator, M, NT>(p, v_tile(j), keys);
+                warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
             }
             pipeline.release();
         }
@@ -115,7 +115,7 @@ pub unsafe fn decode<
             if has_rows {
                 let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
                 let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
-                warp.accumulate::<E, Accumulator, NT>(p, v_tile(j));
+                warp.accumulate::<E, NT>(p, v_tile(j));
             }
             pipeline.release();
         }

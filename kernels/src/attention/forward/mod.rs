@@ -10,8 +10,8 @@
 //! All of them walk from the last visible block of keys down to block 0: their masks are prefixes. A mask whose
 //! keys start later ends the walk at its first seen block, and masks the blocks before its first whole one.
 //!
-//! Comments give lines of Algorithm 1 of FlashAttention-2 (Dao 2023). Parameters are those of [`Warp`](super::Warp),
-//! and `W` warps a block.
+//! Comments give lines of Algorithm 1 of FlashAttention-2 (Dao 2023). Parameters are named as in
+//! [`Warp`](super::Warp); `W` is the number of warps of a block.
 
 mod decode;
 mod sm80;

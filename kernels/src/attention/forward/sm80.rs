@@ -136,7 +136,7 @@ pub unsafe fn sm80<
                 let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
                 pipeline.wait();
                 pipeline.fill(|| load_next(j));
-                warp.accumulate_masked::<E, Accumulator, M, NT>(p, v_tile(j), keys);
+                warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
                 s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
                 pipeline.release();
             }
@@ -145,7 +145,7 @@ pub unsafe fn sm80<
                 let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
                 pipeline.wait();
                 pipeline.fill(|| load_next(j));
-                warp.accumulate::<E, Accumulator, NT>(p, v_tile(j));
+                warp.accumulate::<E, NT>(p, v_tile(j));
                 s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
                 pipeline.release();
             }
@@ -157,7 +157,7 @@ pub unsafe fn sm80<
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
             pipeline.wait();
-            warp.accumulate_masked::<E, Accumulator, M, NT>(p, v_tile(0), keys);
+            warp.accumulate_masked::<E, M, NT>(p, v_tile(0), keys);
         }
 
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);

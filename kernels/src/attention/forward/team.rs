@@ -152,7 +152,7 @@ pub unsafe fn team<
             } else {
                 for part in 0..T {
                     let p = team_p().operands(part * NT);
-                    warp.accumulate::<E, Accumulator, NT>(p, part_v(j, part as u32));
+                    warp.accumulate::<E, NT>(p, part_v(j, part as u32));
                 }
             }
             next_v(&mut pipeline, j);
@@ -174,11 +174,11 @@ pub unsafe fn team<
                 warp.softmax.add(sums);
             }
             next_k(&mut pipeline, j);
-            warp.accumulate::<E, Accumulator, NT>(p, part_v(j, team().side));
+            warp.accumulate::<E, NT>(p, part_v(j, team().side));
             for t in 1..T {
                 let part = (team().side + t as u32) % T as u32;
                 let p = team_p().operands(part as usize * NT);
-                warp.accumulate::<E, Accumulator, NT>(p, part_v(j, part));
+                warp.accumulate::<E, NT>(p, part_v(j, part));
             }
             next_v(&mut pipeline, j);
         }

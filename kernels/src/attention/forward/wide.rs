@@ -224,9 +224,7 @@ pub unsafe fn wide<
                             &mut o, p, v_tile, keys, column,
                         );
                     } else {
-                        multiply::<E, Accumulator, _, MT, RUN, OT, DT>(
-                            &mut o, p, v_tile, lane, column,
-                        );
+                        multiply::<E, _, MT, RUN, OT, DT>(&mut o, p, v_tile, lane, column);
                     }
                 }
                 pipeline.release();
