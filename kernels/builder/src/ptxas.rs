@@ -40,22 +40,13 @@ pub fn find() -> Option<PathBuf> {
 /// Finds a tool of the CUDA toolkit: where the variable of its name in capitals says, what `cargo
 /// xtask setup` installed, or the `PATH`.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(name.to_uppercase()).map(PathBuf::from);
     let installed = ["nvidia/cu13/bin", "nvidia/cuda_nvcc/bin"];
-    let candidates = std::env::var_os(name.to_uppercase()).map(PathBuf::from);
-    candidates
-        .into_iter()
-        .chain(
-            installed
-                .iter()
-                .map(|path| tools_dir().join(path).join(name)),
-        )
-        .chain([PathBuf::from(name)])
-        .find(|path| {
-            Command::new(path)
-                .arg("--version")
-                .output()
-                .is_ok_and(|o| o.status.success())
-        })
+    let installed = installed.map(|path| tools_dir().join(path).join(name));
+    let mut candidates = named.into_iter().chain(installed).chain([name.into()]);
+    candidates.find(|path| {
+        output(Command::new(path).arg("--version")).is_ok_and(|output| output.status.success())
+    })
 }
 
 /// Where `cargo xtask setup` installs the tools.

@@ -142,16 +142,14 @@ impl Forward {
 pub(super) fn all() -> impl Iterator<Item = Forward> {
     let mut kernels = Vec::new();
     for kinds in Kind::ALL {
-        let dims = kinds[0].dims().iter();
-        for (dtype, &dim) in Dtype::ALL
-            .into_iter()
-            .flat_map(|dtype| dims.clone().map(move |dim| (dtype, dim)))
-        {
-            for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                for &kind in kinds {
-                    let kernel = Forward::of(kind, dtype, dim, class);
-                    if !kernels.contains(&kernel) {
-                        kernels.push(kernel);
+        for dtype in Dtype::ALL {
+            for &dim in kinds[0].dims() {
+                for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
+                    for &kind in kinds {
+                        let kernel = Forward::of(kind, dtype, dim, class);
+                        if !kernels.contains(&kernel) {
+                            kernels.push(kernel);
+                        }
                     }
                 }
             }

@@ -9,11 +9,7 @@
 
 use super::registers::opaque;
 use super::{Arrangement, Element, Fixed, Operand, SharedTile};
-use crate::layout::{
-    rows::Rows,
-    share::Share,
-    swizzle::{CHUNK_BYTES, Swizzle},
-};
+use crate::layout::{rows::Rows, share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared};
 
 /// One thread's share of copying tiles: in every tile the thread's first chunk, chunks below it, and chunks to
@@ -49,15 +45,10 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
         Copier {
             rows,
             share,
-            offset: Self::swizzle(arrangement).offset(share.row, share.chunk),
+            offset: arrangement.swizzle::<DT>().offset(share.row, share.chunk),
             columns: rows.elements().saturating_sub(8 * share.chunk),
             arrangement,
         }
-    }
-
-    #[inline(always)]
-    fn swizzle(arrangement: A) -> Swizzle {
-        arrangement.swizzle::<DT>()
     }
 
     /// The share of copying the tiles `columns` columns to the right, a multiple of 8.
@@ -128,26 +119,21 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
         aligned: bool,
     ) {
         let steps = rows / self.share.rows_per_step;
-        self.for_each_chunk(
-            from,
-            first,
-            steps,
-            exist,
-            |shared, global, right, exists| {
-                if !exists {
-                    return;
+        let store = |shared: u32, global: u64, right: u32, exists: bool| {
+            if !exists {
+                return;
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                let elements = shared::load_u32x4(shared);
+                if aligned {
+                    global::store_u32x4(global, elements);
+                } else {
+                    global::store_elements(global, elements, self.columns - 8 * right);
                 }
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let elements = shared::load_u32x4(shared);
-                    if aligned {
-                        global::store_u32x4(global, elements);
-                    } else {
-                        global::store_elements(global, elements, self.columns - 8 * right);
-                    }
-                }
-            },
-        );
+            }
+        };
+        self.for_each_chunk(from, first, steps, exist, store);
     }
 
     /// Calls `f(shared address, global address, chunks right of the first, whether it exists)` for each
@@ -171,7 +157,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
                 let right = group * self.share.lanes;
                 let exists = self.share.row + down < exist && 8 * right < columns;
                 f(
-                    Self::swizzle(self.arrangement).step(shared, down, right),
+                    self.arrangement.swizzle::<DT>().step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),
                     right,
                     exists,
