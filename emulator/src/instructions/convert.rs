@@ -46,7 +46,7 @@ pub(super) fn f16_bits(x: f32) -> u16 {
 }
 
 /// Rounded to bf16; there is one NaN.
-fn bf16_bits(x: f32) -> u16 {
+pub(super) fn bf16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
     } else {

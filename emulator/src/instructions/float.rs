@@ -1,9 +1,9 @@
-//! Floating-point arithmetic and comparison in f32 and f64, and products of pairs of f16.
+//! Floating-point arithmetic and comparison in f32 and f64, and products of pairs of 16-bit elements.
 
-use super::convert::f16_bits;
+use super::convert::{bf16_bits, f16_bits};
+use super::mma::{from_bf16, from_f16};
 use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
-use half::f16;
 use std::cmp::Ordering;
 
 /// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
@@ -37,20 +37,27 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match kind {
         "f32" => single(d, name),
         "f64" => double(d, name),
-        "f16x2" if matches!(name, "mul" | "mul.rn") => half_products(d),
+        "f16x2" => pairs(d, name, from_f16, f16_bits),
+        "bf16x2" => pairs(d, name, from_bf16, bf16_bits),
         _ => Ok(None),
     }
 }
 
-/// Products of two f16 each, rounded once: in f32 they are exact.
-fn half_products(d: &mut Decoder) -> Decoded {
-    let product = |a: u32, b: u32| {
-        let [a, b] = [a, b].map(|bits| f16::from_bits(bits as u16).to_f32());
-        u32::from(f16_bits(a * b))
+/// Products of pairs of 16-bit elements, and sums with them, rounded once.
+fn pairs(d: &mut Decoder, name: &str, widen: fn(u32) -> f32, round: fn(f32) -> u16) -> Decoded {
+    let element = move |[a, b, c]: [u32; 3]| {
+        let [a, b, c] = [a, b, c].map(|bits| widen(bits & 0xffff));
+        u32::from(round(rounded_to_odd(multiply_add_to_odd(a, b, c))))
     };
-    binary(d, move |a: u32, b: u32| {
-        product(a, b) | product(a >> 16, b >> 16) << 16
-    })
+    let pair = move |operands: [u32; 3]| {
+        element(operands) | element(operands.map(|bits| bits >> 16)) << 16
+    };
+    match name {
+        // To add -0 changes no product.
+        "mul" | "mul.rn" => binary(d, move |a, b| pair([a, b, 0x8000_8000])),
+        "fma.rn" => ternary(d, move |a, b, c| pair([a, b, c])),
+        _ => Ok(None),
+    }
 }
 
 /// Subnormals become zeros of their sign.
@@ -163,9 +170,14 @@ fn f32_approximation(
     f32_unary(d, modes, move |a| f(f64::from(a)) as f32)
 }
 
-/// `a * b + c`, rounded once, without the call of `mul_add` on a host that lacks the instruction. The
-/// product is exact in f64, and the sum is rounded to odd there, so the rounding to f32 is correct.
+/// `a * b + c`, rounded once, without the call of `mul_add` on a host that lacks the instruction.
 fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    multiply_add_to_odd(a, b, c) as f32
+}
+
+/// `a * b + c` in f64. The product is exact, and the sum is rounded to odd: inexact sums end in a 1, so
+/// that a second rounding, to a shorter type, is correct.
+fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
     // The rounding error of the sum (Knuth's two-sum).
@@ -178,7 +190,17 @@ fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
         -1
     };
     let step = if inexact_and_even { towards } else { 0 };
-    f64::from_bits(sum.to_bits().wrapping_add_signed(step)) as f32
+    f64::from_bits(sum.to_bits().wrapping_add_signed(step))
+}
+
+/// Rounded to f32, to odd.
+fn rounded_to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    if f64::from(nearest) == x || !nearest.is_finite() {
+        return nearest;
+    }
+    let away = f64::from(nearest).abs() > x.abs();
+    f32::from_bits((nearest.to_bits() - u32::from(away)) | 1)
 }
 
 /// The smaller operand, or the one that is a number; -0 is less than 0.
