@@ -8,6 +8,21 @@ use kernels::catalog::{self, Family, Pack};
 use std::mem::offset_of;
 
 impl Steps {
+    /// Where kernels read an input `[batch, heads, rows, dim]`: in place if every row starts at a multiple of 16
+    /// bytes and has whole pieces of 8 elements, or none; else in a copy. `place` is the place of its address.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack).
+    pub(crate) fn input(&mut self, input: RawTensor, place: usize) -> Result<TensorRef> {
+        let in_place = TensorRef::from(input);
+        let [.., dim] = input.shape;
+        if dim == 0 || in_place.is_aligned() && dim.is_multiple_of(8) {
+            return Ok(in_place);
+        }
+        self.places.push(place);
+        self.pack(input)
+    }
+
     /// Adds a copy of an input `[batch, heads, rows, dim]` into the workspace. Gives where the copy lies, as an
     /// offset in the workspace.
     ///

@@ -9,12 +9,10 @@ use std::time::{Duration, Instant};
 
 /// A point in a device's work, from [`Device::event`].
 #[derive(Debug)]
-pub struct Event(Point);
-
-#[derive(Debug)]
-enum Point {
-    Cpu(Instant),
-    Gpu { event: Handle, gpu: Arc<Gpu> },
+pub struct Event {
+    /// The host's time, which is the CPU's.
+    now: Instant,
+    gpu: Option<(Arc<Gpu>, Handle)>,
 }
 
 impl Device {
@@ -23,13 +21,11 @@ impl Device {
     /// # Errors
     /// If the driver reports a failure.
     pub fn event(&self) -> Result<Event> {
-        Ok(Event(match self.gpu() {
-            None => Point::Cpu(Instant::now()),
-            Some(gpu) => Point::Gpu {
-                event: gpu.driver().record()?,
-                gpu: Arc::clone(gpu),
-            },
-        }))
+        let record = |gpu: &Arc<Gpu>| Ok((Arc::clone(gpu), gpu.driver().record()?));
+        Ok(Event {
+            gpu: self.gpu().map(record).transpose()?,
+            now: Instant::now(),
+        })
     }
 }
 
@@ -39,10 +35,10 @@ impl Event {
     /// # Errors
     /// If the driver reports a failure, of this call or of the work before the event.
     pub fn synchronize(&self) -> Result<()> {
-        match &self.0 {
-            Point::Cpu(_) => Ok(()),
+        match &self.gpu {
+            None => Ok(()),
             // SAFETY: the event exists until `self` drops.
-            Point::Gpu { event, gpu } => unsafe { gpu.driver().reach(*event) },
+            Some((gpu, event)) => unsafe { gpu.driver().reach(*event) },
         }
     }
 
@@ -55,18 +51,12 @@ impl Event {
     /// If the events are of two devices.
     pub fn since(&self, start: &Event) -> Result<Duration> {
         self.synchronize()?;
-        match (&start.0, &self.0) {
-            (Point::Cpu(start), Point::Cpu(end)) => Ok(end.duration_since(*start)),
-            (
-                Point::Gpu { event: start, gpu },
-                Point::Gpu {
-                    event: end,
-                    gpu: same,
-                },
-            ) if Arc::ptr_eq(gpu, same) => {
-                // SAFETY: both events exist, of this driver.
-                unsafe { gpu.driver().elapsed(*start, *end) }
-            }
+        match (&start.gpu, &self.gpu) {
+            (None, None) => Ok(self.now.duration_since(start.now)),
+            // SAFETY: both events exist, of this driver.
+            (Some((gpu, start)), Some((same, end))) if Arc::ptr_eq(gpu, same) => unsafe {
+                gpu.driver().elapsed(*start, *end)
+            },
             _ => panic!("events of two devices"),
         }
     }
@@ -74,7 +64,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Point::Gpu { event, gpu } = &self.0 {
+        if let Some((gpu, event)) = &self.gpu {
             // SAFETY: recorded once, and destroyed once, here.
             unsafe { gpu.driver().forget(*event) };
         }

@@ -1,6 +1,6 @@
 //! Compares o and lse with the [reference](crate::reference), row by row.
 //!
-//! **o** follows FlashAttention's own rule: its largest error may be twice that of a plain
+//! **o** follows FlashAttention's own rule: its largest error may be twice the error of a plain
 //! implementation in the element type, plus twice the error of rounding at the size of typical values:
 //!
 //! `max|o - ref| <= 2 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
@@ -34,7 +34,7 @@
 //! An lse of -inf must be exactly that.
 
 use super::Problem;
-use super::reference::{Reference, round};
+use super::reference::{Reference, max_finite, round};
 use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
@@ -108,6 +108,15 @@ impl Comparison {
     #[must_use]
     pub fn passed(&self) -> bool {
         self.max_abs_err <= self.tolerance
+    }
+
+    /// The comparison with the larger measure; `self` where they are equal.
+    pub(crate) fn worse(self, other: Self, measure: impl Fn(&Self) -> f64) -> Self {
+        if measure(&other) > measure(&self) {
+            other
+        } else {
+            self
+        }
     }
 }
 
@@ -226,10 +235,6 @@ impl Deviation {
         let worst = (0..p.dim)
             .max_by(|&a, &b| o_error(a).total_cmp(&o_error(b)))
             .expect("dim > 0");
-        // Elements that are not finite have no size to bound: they leave the tolerance alone.
-        let max_finite = |errors: &mut dyn Iterator<Item = f64>| {
-            errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
-        };
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
 
         let score = q.dot(&q).sqrt() * reference.key_norm;
@@ -251,8 +256,8 @@ impl Deviation {
                 found: o[worst],
                 expected: expected.o[worst],
             },
-            low: max_finite(&mut (&low.o - &expected.o).into_iter().map(f64::abs)),
-            rounding: max_finite(&mut expected.o.iter().map(|&x| (through_low(x) - x).abs())),
+            low: max_finite((&low.o - &expected.o).mapv_into(f64::abs)),
+            rounding: max_finite(expected.o.mapv(|x| (through_low(x) - x).abs())),
             sums: o_sums,
             lse: Comparison {
                 max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
@@ -271,19 +276,11 @@ impl Deviation {
     fn worse(self, other: Self) -> Self {
         let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
         Deviation {
-            o: if other.o.max_abs_err > self.o.max_abs_err {
-                other.o
-            } else {
-                self.o
-            },
+            o: self.o.worse(other.o, |o| o.max_abs_err),
             low: self.low.max(other.low),
             rounding: self.rounding.max(other.rounding),
             sums: self.sums.max(other.sums),
-            lse: if excess(&other.lse) > excess(&self.lse) {
-                other.lse
-            } else {
-                self.lse
-            },
+            lse: self.lse.worse(other.lse, excess),
         }
     }
 }

@@ -185,14 +185,8 @@ impl Attention {
         lse: &mut TensorBase<impl StorageMut<Item = f32>, 3>,
     ) -> Result<()> {
         let device = q.device();
-        for (argument, found) in [
-            ("k", k.device()),
-            ("v", v.device()),
-            ("o", o.device()),
-            ("lse", lse.device()),
-        ] {
-            expect_device(argument, &device, &found)?;
-        }
+        expect_device(&device, [("k", k.device()), ("v", v.device())])?;
+        expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
         let args = RawForward {
             q: q.as_raw(),
             k: k.as_raw(),
@@ -214,8 +208,8 @@ impl Attention {
     /// results of [splits](Self::splits). On a device without memory pools a call that needs such
     /// memory allocates it at once, and waits for the stream before it frees it and returns.
     ///
-    /// On a CUDA device, addresses and stream belong to its primary context, as those of the CUDA
-    /// runtime, candle, burn and cudarc do; a null stream is the legacy default stream. On the CPU,
+    /// On a CUDA device, addresses and stream belong to its primary context, which the CUDA
+    /// runtime, candle, burn and cudarc use; a null stream is the legacy default stream. On the CPU,
     /// addresses are host addresses and the stream is ignored, as it is on the emulator.
     ///
     /// # Errors

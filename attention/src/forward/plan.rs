@@ -6,7 +6,6 @@ use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::plan::{Entry, Plan, Steps};
-use crate::tensor::RawTensor;
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
 use kernels::catalog::{self, Combine, Dtype, Family, Kernel, Kind};
@@ -125,20 +124,12 @@ impl Draft {
         let schedule = Schedule::new(&kernel, problem, facts, splits)?;
         let tile_heads = problem.heads / schedule.packed as usize;
         let mut steps = Steps::default();
-        let mut input = |tensor: RawTensor, place| {
-            let in_place = TensorRef::from(tensor);
-            if in_place.is_aligned() {
-                return Ok(in_place);
-            }
-            steps.places.push(place);
-            steps.pack(tensor)
-        };
         let o = TensorRef::from(args.o);
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
-            q: input(args.q, offset_of!(ForwardParams, q.address))?,
-            k: input(args.k, offset_of!(ForwardParams, k.address))?,
-            v: input(args.v, offset_of!(ForwardParams, v.address))?,
+            q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
+            k: steps.input(args.k, offset_of!(ForwardParams, k.address))?,
+            v: steps.input(args.v, offset_of!(ForwardParams, v.address))?,
             o,
             lse: args.lse.address,
             partial_o: 0,

@@ -43,13 +43,10 @@ impl<'a, T: Element> Reference<'a, T> {
             Array2::from_shape_fn((p.seqlen_kv, p.dim), element)
         });
         let scaled_keys = &keys * f64::from(p.scale);
-        let norms = scaled_keys
-            .rows()
-            .into_iter()
-            .map(|key| key.dot(&key).sqrt());
+        let norms = scaled_keys.map_axis(Axis(1), |key| key.dot(&key).sqrt());
         Reference {
             p,
-            key_norm: norms.filter(|norm| norm.is_finite()).fold(0.0, f64::max),
+            key_norm: max_finite(norms),
             low_keys: scaled_keys.mapv(round::<T>),
             keys,
             values,
@@ -82,19 +79,13 @@ impl<'a, T: Element> Reference<'a, T> {
         let mut moved = Array1::<f64>::zeros(self.p.dim);
         let (mut sums, mut squares) = (moved.clone(), moved.clone());
         let values = self.visible(row, &self.values);
-        for (key, value) in self
-            .visible(row, &self.keys)
-            .rows()
-            .into_iter()
-            .zip(values.rows())
-        {
-            let (score, of_sums) = q
-                .iter()
-                .zip(key)
-                .fold((0.0, 0.0), |(sum, squares), (q, k)| {
-                    let sum: f64 = sum + q * k;
-                    (sum, squares + sum * sum)
-                });
+        let keys = self.visible(row, &self.keys);
+        for (key, value) in keys.rows().into_iter().zip(values.rows()) {
+            let products = q.iter().zip(key).map(|(q, k)| q * k);
+            let (score, of_sums) = products.fold((0.0, 0.0), |(sum, squares), product| {
+                let sum: f64 = sum + product;
+                (sum, squares + sum * sum)
+            });
             let error = F32_UNIT * (3.0 * scale.abs() * f64::sqrt(of_sums) + 8.0);
             let weight = (scale * score - exact.lse).exp();
             let change = (weight * error.exp_m1()).min(1.0);
@@ -103,9 +94,7 @@ impl<'a, T: Element> Reference<'a, T> {
             squares += &(&sums * &sums);
         }
         let roundings = squares.mapv_into(f64::sqrt) * 3.0 + exact.o.mapv(f64::abs) * 8.0;
-        let errors = moved + roundings * F32_UNIT;
-        let finite = errors.into_iter().filter(|error| error.is_finite());
-        finite.fold(0.0, f64::max)
+        max_finite(moved + roundings * F32_UNIT)
     }
 
     /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its
@@ -150,10 +139,8 @@ impl<'a, T: Element> Reference<'a, T> {
             o_squares += &(&moved * &moved);
         }
         let mut sums = Array1::<f64>::zeros(self.p.dim);
-        for (first, values) in (0..)
-            .step_by(SLICE)
-            .zip(values.axis_chunks_iter(Axis(0), SLICE))
-        {
+        let slices = values.axis_chunks_iter(Axis(0), SLICE);
+        for (first, values) in (0..).step_by(SLICE).zip(slices) {
             let mut sum = Array1::<f64>::zeros(self.p.dim);
             for (j, value) in (first..).zip(values.rows()) {
                 sum.scaled_add(weight(j), &value);
@@ -164,9 +151,8 @@ impl<'a, T: Element> Reference<'a, T> {
         let roundings = scores.len().div_ceil(SLICE).min(4) as f64;
         let rounding = (&half.o - &exact.o).mapv_into(f64::abs);
         let errors = rounding + o_squares.mapv_into(f64::sqrt) + sums * (roundings * UNIT);
-        let finite = errors.into_iter().filter(|error| error.is_finite());
         (
-            finite.fold(0.0, f64::max),
+            max_finite(errors),
             (half.lse - exact.lse).abs() + lse_squares.sqrt(),
         )
     }
@@ -184,10 +170,8 @@ impl<'a, T: Element> Reference<'a, T> {
         }
         let exponentials = scores.mapv_into(|score| (score - m).exp());
         let l = exponentials.sum();
-        for (e, value) in exponentials
-            .iter()
-            .zip(self.visible(row, &self.values).rows())
-        {
+        let values = self.visible(row, &self.values);
+        for (e, value) in exponentials.iter().zip(values.rows()) {
             o.scaled_add(round(e / l), &value);
         }
         Row {
@@ -195,6 +179,12 @@ impl<'a, T: Element> Reference<'a, T> {
             lse: m + l.ln(),
         }
     }
+}
+
+/// The largest number, at least 0; infinities and NaN have no size to bound.
+pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
+    let finite = numbers.into_iter().filter(|number| number.is_finite());
+    finite.fold(0.0, f64::max)
 }
 
 /// The nearest value of `T`.

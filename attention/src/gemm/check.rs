@@ -56,6 +56,7 @@ pub fn check<T: Element>(
         wide
     };
     let b: Vec<Vec<f32>> = columns.par_iter().map(|&j| widen(product.b, j)).collect();
+    let worse = |a: Comparison, b| a.worse(b, |c| c.max_abs_err / c.tolerance);
     let of_row = |&i: &usize| {
         let a = widen(product.a, i);
         let of_column = |(&j, b): (&usize, &Vec<f32>)| {
@@ -65,11 +66,6 @@ pub fn check<T: Element>(
         columns.iter().zip(&b).map(of_column).reduce(worse)
     };
     rows.par_iter().filter_map(of_row).reduce_with(worse)
-}
-
-fn worse(a: Comparison, b: Comparison) -> Comparison {
-    let ratio = |c: &Comparison| c.max_abs_err / c.tolerance;
-    if ratio(&b) > ratio(&a) { b } else { a }
 }
 
 /// Largest finite value, distance from 1 to the next, and least positive value of a type.

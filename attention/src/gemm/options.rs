@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
 ///
-/// Any sizes will do, 0 included, and any strides as long as that along the rows is 1. With k = 0, C is
+/// Any sizes will do, 0 included, and any strides with stride 1 along the rows. With k = 0, C is
 /// zeros. A GPU works in place on inputs whose rows all start at multiples of 16 bytes and are
 /// multiples of 8 elements long; of each other input it first makes a copy that does, which takes memory
 /// until the work is done.
@@ -130,9 +130,7 @@ impl Gemm {
         c: &mut TensorBase<impl StorageMut<Item = T>, 2>,
     ) -> Result<()> {
         let device = a.device();
-        for (argument, found) in [("b", b.device()), ("c", c.device())] {
-            expect_device(argument, &device, &found)?;
-        }
+        expect_device(&device, [("b", b.device()), ("c", c.device())])?;
         let args = RawGemm {
             a: a.as_raw(),
             b: b.as_raw(),

@@ -6,7 +6,7 @@ use crate::device::Facts;
 use crate::error::Result;
 use crate::plan::{Plan, Steps, grid};
 use crate::tensor::RawTensor;
-use kernels::abi::{GemmParams, MatrixRef, Order};
+use kernels::abi::{GemmParams, MatrixRef, Order, TensorRef};
 use kernels::catalog::Kernel;
 use std::mem::offset_of;
 
@@ -22,22 +22,14 @@ pub fn plan(
     if m == 0 || n == 0 {
         return Ok(steps.finish(kernel.name, 1));
     }
-    let mut input = |matrix: RawTensor<2>, place| {
-        let in_place = MatrixRef::from(matrix);
-        // With k = 0 nothing is read.
-        if k == 0 || in_place.is_aligned() && k.is_multiple_of(8) {
-            return Ok(in_place);
-        }
-        steps.places.push(place);
-        let copy = steps.pack(matrix.into())?;
-        Ok(MatrixRef {
-            address: copy.address,
-            row_stride: copy.row_stride,
-        })
+    let matrix = |tensor: TensorRef| MatrixRef {
+        address: tensor.address,
+        row_stride: tensor.row_stride,
     };
-    let a = input(args.a, offset_of!(GemmParams, a.address))?;
-    let b = input(args.b, offset_of!(GemmParams, b.address))?;
-    let c = MatrixRef::from(args.c);
+    let [a, b, c] = [args.a, args.b, args.c].map(RawTensor::<4>::from);
+    let a = matrix(steps.input(a, offset_of!(GemmParams, a.address))?);
+    let b = matrix(steps.input(b, offset_of!(GemmParams, b.address))?);
+    let c = matrix(c.into());
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (row_tiles, column_tiles) = (
         m.div_ceil(tile.rows as usize),

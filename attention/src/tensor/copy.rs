@@ -98,7 +98,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         S: StorageMut,
     {
         super::expect_shape("source", &self.shape(), &source.shape())?;
-        super::expect_device("source", &self.device(), &source.device())?;
+        super::expect_device(&self.device(), [("source", source.device())])?;
         self.layout.expect_injective("tensor")?;
         let (span, first) = self.span();
         let layout = self.layout;

@@ -71,18 +71,10 @@ impl<T: Pod, const R: usize> Tensor<T, R> {
     /// # Errors
     /// If `data` has another length than the shape, or the device has not enough memory.
     pub fn new(device: &Device, shape: [usize; R], data: &[T]) -> Result<Self> {
-        let layout = contiguous(shape)?;
-        if layout.len() != data.len() {
-            return Err(Error::Length {
-                shape: shape.to_vec(),
-                expected: layout.len(),
-                found: data.len(),
-            });
-        }
         Ok(TensorBase {
-            storage: device.upload(data)?,
+            layout: contiguous_of(shape, data.len())?,
             offset: 0,
-            layout,
+            storage: device.upload(data)?,
         })
     }
 
@@ -224,6 +216,18 @@ fn contiguous<const R: usize>(shape: [usize; R]) -> Result<Layout<R>> {
     Layout::contiguous(shape).ok_or(Error::Overflow("tensor"))
 }
 
+/// The row-major layout of a shape that has `found` elements.
+fn contiguous_of<const R: usize>(shape: [usize; R], found: usize) -> Result<Layout<R>> {
+    match contiguous(shape)? {
+        layout if layout.len() == found => Ok(layout),
+        layout => Err(Error::Length {
+            shape: shape.to_vec(),
+            expected: layout.len(),
+            found,
+        }),
+    }
+}
+
 pub(crate) fn expect_shape(
     argument: &'static str,
     expected: &[usize],
@@ -239,19 +243,18 @@ pub(crate) fn expect_shape(
     })
 }
 
-pub(crate) fn expect_device(
-    argument: &'static str,
+pub(crate) fn expect_device<const N: usize>(
     expected: &Device,
-    found: &Device,
+    arguments: [(&'static str, Device); N],
 ) -> Result<()> {
-    if expected == found {
-        return Ok(());
+    match arguments.into_iter().find(|(_, found)| found != expected) {
+        None => Ok(()),
+        Some((argument, found)) => Err(Error::DeviceMismatch {
+            argument,
+            expected: expected.name().to_owned(),
+            found: found.name().to_owned(),
+        }),
     }
-    Err(Error::DeviceMismatch {
-        argument,
-        expected: expected.name().to_owned(),
-        found: found.name().to_owned(),
-    })
 }
 
 #[cfg(test)]

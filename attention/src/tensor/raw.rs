@@ -2,7 +2,7 @@
 
 use super::{Layout, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
-use kernels::abi::{MatrixRef, TensorRef};
+use kernels::abi::TensorRef;
 use ndarray::ShapeBuilder;
 use ndarray::{ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, StrideShape};
 use std::ptr::{NonNull, with_exposed_provenance_mut};
@@ -124,16 +124,6 @@ impl From<RawTensor> for TensorRef {
             address: tensor.address,
             batch_stride,
             head_stride,
-            row_stride,
-        }
-    }
-}
-
-impl From<RawTensor<2>> for MatrixRef {
-    fn from(matrix: RawTensor<2>) -> Self {
-        let [row_stride, _] = matrix.used_strides().map(|stride| stride as i64);
-        MatrixRef {
-            address: matrix.address,
             row_stride,
         }
     }

@@ -19,7 +19,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ///
     /// # Errors
     /// If there is no such axis, or it has no such indices.
-    pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Self> {
+    pub fn narrow(mut self, axis: usize, start: usize, len: usize) -> Result<Self> {
         let extent = self.extent(axis)?;
         if start.checked_add(len).is_none_or(|end| end > extent) {
             return Err(Error::Range {
@@ -29,9 +29,13 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
                 len,
             });
         }
-        let mut layout = self.layout;
-        layout.shape[axis] = len;
-        Ok(self.starting_at(axis, start, layout))
+        self.layout.shape[axis] = len;
+        // An empty part has no first element, which index `extent` could put outside the buffer.
+        if !self.is_empty() {
+            let stride = self.layout.strides[axis];
+            self.offset = self.offset.wrapping_add_signed(start as isize * stride);
+        }
+        Ok(self)
     }
 
     /// Axes `a` and `b` swapped.
@@ -94,14 +98,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// If the number of elements differs, or no strides give the shape without a copy. The result of
     /// [`try_clone`](Self::try_clone) takes every shape.
     pub fn reshape<const N: usize>(self, shape: [usize; N]) -> Result<TensorBase<S, N>> {
-        let expected = super::contiguous(shape)?.len();
-        if expected != self.len() {
-            return Err(Error::Length {
-                shape: shape.to_vec(),
-                expected,
-                found: self.len(),
-            });
-        }
+        super::contiguous_of(shape, self.len())?;
         match self.layout.reshape(shape) {
             Some(layout) => Ok(self.with_layout(layout)),
             None => Err(Error::Reshape {
@@ -141,46 +138,18 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     }
 
     fn remove_axis<const N: usize>(self, axis: usize, index: usize) -> Result<TensorBase<S, N>> {
-        let extent = self.extent(axis)?;
-        if index >= extent {
-            return Err(Error::Range {
-                axis,
-                extent,
-                start: index,
-                len: 1,
-            });
-        }
+        let part = self.narrow(axis, index, 1)?;
         let kept = |i: usize| i + usize::from(i >= axis);
         let layout = Layout {
-            shape: std::array::from_fn(|i| self.layout.shape[kept(i)]),
-            strides: std::array::from_fn(|i| self.layout.strides[kept(i)]),
+            shape: std::array::from_fn(|i| part.layout.shape[kept(i)]),
+            strides: std::array::from_fn(|i| part.layout.strides[kept(i)]),
         };
-        Ok(self.starting_at(axis, index, layout))
+        Ok(part.with_layout(layout))
     }
 
     fn extent(&self, axis: usize) -> Result<usize> {
         let extent = self.layout.shape.get(axis).copied();
         extent.ok_or(Error::Axis { axis, axes: R })
-    }
-
-    /// The part of the memory at index `index` of an axis.
-    fn starting_at<const N: usize>(
-        self,
-        axis: usize,
-        index: usize,
-        layout: Layout<N>,
-    ) -> TensorBase<S, N> {
-        let offset = match layout.is_empty() {
-            // Has no first element, which index `extent` could put outside the buffer.
-            true => self.offset,
-            false => self
-                .offset
-                .wrapping_add_signed(index as isize * self.layout.strides[axis]),
-        };
-        TensorBase {
-            offset,
-            ..self.with_layout(layout)
-        }
     }
 
     fn with_layout<const N: usize>(self, layout: Layout<N>) -> TensorBase<S, N> {
