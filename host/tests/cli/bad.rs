@@ -146,13 +146,6 @@ fn kernels() {
         "--kernel naive --dtype f32",
         &["kernel naive computes f16 and bf16, not f32"],
     );
-    refuse(
-        "gemm --kernel gemm-simple --dtype f32",
-        &[
-            "kernel gemm-simple is not for f32",
-            "takes dtype f16 or bf16",
-        ],
-    );
 }
 
 #[test]

@@ -144,6 +144,10 @@ fn what_is_wrong_is_said_in_a_line() {
     refused("--dtype bf16 --acc f16", &["f16 is for f16 inputs"]);
     refused("--kernel gemm-multistage", &["type --device emulator"]);
     refused(
+        "--kernel gemm-simple --dtype f32",
+        &["gemm-simple is not for f32", "takes dtype f16 or bf16"],
+    );
+    refused(
         "--kernel gemm-multistgae",
         &["did you mean gemm-multistage"],
     );
