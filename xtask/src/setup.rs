@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use kernel_builder::{Compiler, Error, ptxas};
 use std::process::{Command, Stdio};
 
-/// Tools of the CUDA toolkit: name, package of PyPI, and what there is not without it.
+/// Tools of the CUDA toolkit: name, package on PyPI, and what is missing without it.
 const TOOLS: [[&str; 3]; 2] = [
     [
         "ptxas",

@@ -53,7 +53,7 @@ enum Subject {
     Causal(causal::Arguments),
 }
 
-/// Draws in the terminal, or into a file. An error says in one line what does not fit together or is not written.
+/// Draws in the terminal, or into a file. Fails if the options do not fit together or the file cannot be written.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let drawing = draw(&arguments.subject)?;
     let text = match &arguments.svg {

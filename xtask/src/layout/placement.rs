@@ -74,7 +74,7 @@ impl Cute {
 }
 
 impl Arrangement {
-    /// An error if some chunks of a tile of `rows` rows with `dim` elements each would lie outside it.
+    /// Fails if some chunks of a tile of `rows` rows, each of `dim` elements, would lie outside it.
     pub fn check(self, rows: u32, dim: u32) -> Result<(), String> {
         let Arrangement::Cute(cute) = self else {
             return Ok(());

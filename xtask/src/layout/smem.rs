@@ -170,7 +170,7 @@ fn cell(cost: &Tally) -> Cell {
     Cell::new(format!("{ways}\u{d7}"), taken, color)
 }
 
-/// The table of all accesses, or of the given one; an error if rows of the head dim do not divide into such accesses.
+/// The table of all accesses, or of the given one. Fails if rows of the head dim do not divide into such accesses.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let mut dims = arguments.dim.map_or(HEAD_DIMS.to_vec(), |dim| vec![dim]);
     let mut title = "Bank conflicts of the kernels' accesses to shared memory".to_owned();

@@ -33,7 +33,7 @@ A line of 128 bytes goes once through all 32 banks of 4 bytes. A chunk lies in 4
 Left: the byte offset of each chunk, above its banks. Right: the chunk at each offset.
 ";
 
-/// The tile, and shared memory beside it; an error if the swizzle does not suit the tile.
+/// The tile, and shared memory beside it. Fails if the swizzle does not suit the tile.
 pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     let &Arguments { dim, rows, swizzle } = arguments;
     swizzle.check(rows, dim)?;
