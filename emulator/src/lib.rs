@@ -7,8 +7,8 @@
 //! # What is modelled
 //! - Instructions that rustc's back end and this project's assembly use, one file for each family in
 //!   `instructions`. A module with any other instruction does not load.
-//! - Mbarriers, bulk and tensor copies, proxy fences and `wgmma`, in modules whose target is `sm_90`
-//!   or later.
+//! - Mbarriers, bulk and tensor copies, proxy fences, `wgmma` and `setmaxnreg`, in modules whose target
+//!   is `sm_90` or later. A [`TensorMap`] takes the place of what the driver encodes.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
 //! - Blocks are independent and run in parallel. The warps of a block take turns of 1 to 64
@@ -20,18 +20,23 @@
 //!   until then nobody may touch its destination. A bulk copy to shared memory lands when no warp can
 //!   go on without it, and only threads that waited for the phase of its mbarrier may touch its
 //!   destination.
-//! - Bulk copies see what threads wrote to shared memory only after a `fence.proxy.async`.
-//! - A `wgmma` is complete when its warp waits for its group. Until then the warp's other instructions
-//!   may not touch its registers, and nobody may write what it reads of shared memory.
+//! - Bulk copies and `wgmma` see what threads wrote to shared memory only after a `fence.proxy.async`.
+//! - A `wgmma` is complete when a warp waits for its group. Until then that warp's other instructions
+//!   may not touch its registers, and nobody may write what it reads of shared memory. It needs a
+//!   `wgmma.fence` after other accesses to its registers.
+//! - The four warps of a warpgroup execute a `wgmma` or `setmaxnreg` together, with all lanes.
+//! - `setmaxnreg` moves registers between the warps of a block, which has as many as its launch bounds
+//!   give. A warp waits until there are enough.
 //! - A wait at an mbarrier gives false at least once where its phase is not complete. Warps that wait
 //!   for a phase that nothing completes are a deadlock, reported with what each warp waits for.
 //! - A collective instruction needs all the lanes that it names, together. Lanes that would reach it
 //!   from another branch count as missing, although some hardware lets them pass.
 //!
 //! # Where the PTX manual leaves results open
-//! - `mma` and `wgmma` with f32 accumulation: products are exact unless they overflow. They are added to the
-//!   accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
+//! - `mma` and `wgmma` with f32 accumulation: products are exact unless they overflow. They are added to
+//!   the accumulator one by one in order of `k`, each sum rounded to nearest in f32. With f16
 //!   accumulation the f32 sum is rounded to f16 once.
+//! - The lane that `elect.sync` chooses depends on the members and on [`Options::seed`].
 //! - `ex2`, `lg2` and `rsqrt` with `.approx`, and `div.full`, are computed in f64 and rounded to
 //!   nearest; `rcp` and `sqrt` with `.approx` are rounded to nearest.
 //! - A NaN that arithmetic produces is `0x7fffffff`. Division of an integer by zero gives all ones.
@@ -52,7 +57,9 @@
 //! | lse of all forward kernels | 25 % to 37 %, by at most 3 ulp |
 //!
 //! # What is not modelled
-//! - Time, caches, and the number of registers or blocks that fit a multiprocessor.
+//! - Time, caches, and the number of registers or blocks that fit a multiprocessor: a thread that gave
+//!   registers back is not held to what it kept.
+//! - Clusters: a block is alone in its own.
 //! - Memory orders weaker than the rules above.
 //! - Races in global memory, between threads or with bulk copies.
 //! - Lanes that hardware lets run ahead of each other within a warp, other than as a race in shared
@@ -63,8 +70,6 @@
 //! closure executes the instruction for the active lanes, through a `Context` that checks that
 //! registers were written. A new instruction is a match arm in its family's file, or a file in the
 //! list of `instructions/mod.rs`.
-//!
-//! A cluster, which is not there, would be a group of blocks that run together, in place of one block.
 
 mod block;
 mod bulk;
