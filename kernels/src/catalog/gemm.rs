@@ -34,19 +34,15 @@ pub(super) fn all() -> impl Iterator<Item = Gemm> {
         (Dtype::Bf16, Accumulation::Single),
         (Dtype::F16, Accumulation::Half),
     ];
-    let simple = types.map(|types| (types, GemmTile::SIMPLE)).into_iter();
-    let multistage = types.into_iter().flat_map(|types| {
-        MULTISTAGE.map(|[rows, columns, depth, stages]| {
-            (types, GemmTile::multistage(rows, columns, depth, stages))
-        })
-    });
-    simple
-        .chain(multistage)
-        .map(|((dtype, accumulation), tile)| Gemm {
-            dtype,
-            accumulation,
-            tile,
-        })
+    let gemm = |(dtype, accumulation), tile| Gemm {
+        dtype,
+        accumulation,
+        tile,
+    };
+    let simple = types.map(|types| gemm(types, GemmTile::SIMPLE));
+    let multistage =
+        types.map(|types| MULTISTAGE.map(|size| gemm(types, GemmTile::multistage(size))));
+    simple.into_iter().chain(multistage.into_iter().flatten())
 }
 
 impl Spec for Gemm {
@@ -159,7 +155,7 @@ impl GemmTile {
     /// 256x128.
     ///
     /// Losers, on an H200 (`docs/tuning.md`): 128x256x64 and 128x128x64, each with three stages.
-    pub const fn multistage(rows: u32, columns: u32, depth: u32, stages: u32) -> Self {
+    const fn multistage([rows, columns, depth, stages]: [u32; 4]) -> Self {
         let side = if rows * columns < 128 * 128 { 32 } else { 64 };
         let (warps_down, warps_across) = (rows / side, columns / side);
         GemmTile {
@@ -169,10 +165,9 @@ impl GemmTile {
             warps_down,
             warps_across,
             stages,
-            blocks_per_sm: if side == 32 {
-                3
-            } else {
-                8 / (warps_down * warps_across)
+            blocks_per_sm: match side {
+                32 => 3,
+                _ => 8 / (warps_down * warps_across),
             },
         }
     }
