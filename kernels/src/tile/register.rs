@@ -56,15 +56,23 @@ impl Accumulator {
     /// The lane's elements of row `g` (`r = 0`) or `g + 8` (`r = 1`).
     #[inline(always)]
     pub fn row(&self, r: usize) -> [f32; 4] {
-        [0, 1, 4, 5].map(|i| self.0[2 * r + i])
+        [
+            self.0[2 * r],
+            self.0[2 * r + 1],
+            self.0[2 * r + 4],
+            self.0[2 * r + 5],
+        ]
     }
 
     /// Replaces the lane's elements of row `g + 8 r`.
     #[inline(always)]
     pub fn set_row(&mut self, r: usize, row: [f32; 4]) {
-        for i in 0..4 {
-            self.0[2 * r + i / 2 * 4 + i % 2] = row[i];
-        }
+        [
+            self.0[2 * r],
+            self.0[2 * r + 1],
+            self.0[2 * r + 4],
+            self.0[2 * r + 5],
+        ] = row;
     }
 
     /// Multiplies row `g` by `factors[0]` and row `g + 8` by `factors[1]`.
