@@ -227,7 +227,7 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "",
     ),
     (
-        "the phase of empty that of full",
+        "a wait for empty with the phase of full",
         "xor.b32 %parity, %parity, 1;",
         "",
         "no warp can go on",
