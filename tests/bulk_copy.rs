@@ -4,7 +4,7 @@ use attention::emulator::Options;
 use attention::plan::Steps;
 use attention::{Class, Device, Tensor, f16};
 use kernels::abi::{BULK_BYTES, BulkCopyParams};
-use kernels::catalog::{self, BulkCopy, Family};
+use kernels::catalog::{self, Auxiliary, Family};
 use libtest_mimic::Completion;
 use tests::{Outcome, PASSED, Test};
 
@@ -28,7 +28,7 @@ fn flips_signs(device: &Device, pieces: u32, blocks: u32) -> Outcome {
     } else {
         device
     };
-    let kernel = catalog::kernel(Family::BulkCopy(BulkCopy));
+    let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::BulkCopy));
     let found = device.facts().expect("it runs kernels").compute_capability;
     if !kernel.target().runs_on(found) {
         return Ok(Completion::ignored_with("its GPU has no sm_90a"));

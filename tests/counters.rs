@@ -2,7 +2,7 @@
 
 use attention::emulator::{Counters, Options};
 use attention::{Class, Device, Tensor, f16};
-use kernels::catalog::{Family, KERNELS, Kernel, Kind};
+use kernels::catalog::{Auxiliary, Family, KERNELS, Kernel, Kind};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -10,7 +10,12 @@ pub fn tests() -> Vec<Test> {
     // All inputs are aligned: none is copied.
     let of_kernels = KERNELS
         .iter()
-        .filter(|kernel| matches!(kernel.family, Family::Forward(_) | Family::Combine(_)))
+        .filter(|kernel| {
+            matches!(
+                kernel.family,
+                Family::Forward(_) | Family::Auxiliary(Auxiliary::Combine(_))
+            )
+        })
         .map(|kernel| Test::emulator(kernel.name, move |_| moves_no_more_than_needed(kernel)));
     let swizzle = Test::emulator("work_is_counted", |_| work_is_counted());
     of_kernels.chain([swizzle]).collect()

@@ -3,7 +3,7 @@
 use attention::emulator::Options;
 use attention::{Class, Device, Error, kernel};
 use kernels::catalog::{
-    Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, Kind, MAX_HEAD_DIM, WIDE_DIMS,
+    Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, Kind, MAX_HEAD_DIM, WIDE_DIMS,
 };
 use libtest_mimic::Completion;
 use tests::{Case, Layout, PASSED, Test};
@@ -12,7 +12,12 @@ use tests::{Case, Layout, PASSED, Test};
 pub fn tests() -> Vec<Test> {
     KERNELS
         .iter()
-        .filter(|kernel| !matches!(kernel.family, Family::Gemm(_) | Family::BulkCopy(_)))
+        .filter(|kernel| {
+            !matches!(
+                kernel.family,
+                Family::Gemm(_) | Family::Auxiliary(Auxiliary::BulkCopy)
+            )
+        })
         .map(|kernel| {
             Test::new(kernel.name, move |device| {
                 let emulated;

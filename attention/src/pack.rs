@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::plan::{Step, Steps, grid};
 use crate::tensor::RawTensor;
 use kernels::abi::{PackParams, TensorRef};
-use kernels::catalog::{self, Family, Pack};
+use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
 impl Steps {
@@ -37,8 +37,8 @@ impl Steps {
         let batch = distinct(batch, from.batch_stride);
         let heads = distinct(heads, from.head_stride);
         let rows = distinct(rows, from.row_stride);
-        let kernel = catalog::kernel(Family::Pack(Pack));
-        let tiles = rows.div_ceil(Pack::ROWS as usize);
+        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Pack));
+        let tiles = rows.div_ceil(Auxiliary::PACK_ROWS as usize);
         // No overflow: problems have `batch * heads` below 2^63.
         let blocks = (batch * heads) as u128 * tiles as u128;
         grid(kernel.name, blocks)?;

@@ -14,7 +14,7 @@ mod shared_rows;
 use crate::emulated::copies_are_of_every_element;
 use attention::emulator::{Module, Options};
 use attention::{Class, Device, Facts, device::Emulator, ptx};
-use kernels::catalog::{self, Family, Kernel};
+use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use ndarray::{Axis, s};
 use tests::{Case, Inputs, Layout, PASSED, Test};
 
@@ -167,7 +167,7 @@ impl Mutant {
         let mutated = named(self.kernel);
         // A combine kernel shows its faults after one that splits, the pack kernel before any.
         let kernel = match mutated.family {
-            Family::Combine(_) | Family::Pack(_) => named(FULL),
+            Family::Auxiliary(_) => named(FULL),
             _ => mutated,
         };
         let text = self.apply(&entry(mutated));
@@ -184,7 +184,9 @@ impl Mutant {
                 let ran = case.run(&device, inputs).map(|_| ());
                 // Cases have margins around their tensors; these copies are of whole buffers.
                 let copied = || match mutated.family {
-                    Family::Pack(_) => copies_are_of_every_element(&device).map(|_| ()),
+                    Family::Auxiliary(Auxiliary::Pack) => {
+                        copies_are_of_every_element(&device).map(|_| ())
+                    }
                     _ => Ok(()),
                 };
                 if let Err(failed) = ran.and_then(|()| copied()) {

@@ -3,7 +3,9 @@
 use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
+use kernels::catalog::{
+    Auxiliary, Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM,
+};
 use ladder::Rung;
 use serde_json::Value;
 
@@ -101,9 +103,12 @@ struct Call {
 
 /// Kernels that are counted: all except copies of unaligned inputs and in bulk, which these calls do not launch.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    KERNELS
-        .iter()
-        .filter(|kernel| !matches!(kernel.family, Family::Pack(_) | Family::BulkCopy(_)))
+    KERNELS.iter().filter(|kernel| {
+        !matches!(
+            kernel.family,
+            Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy)
+        )
+    })
 }
 
 /// The kernel or rung of the ladder of this name, if it can be counted.

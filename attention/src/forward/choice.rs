@@ -9,7 +9,7 @@ pub use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Family, KERNELS, Kernel, Kind};
+use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Kind};
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
@@ -103,12 +103,14 @@ fn find(name: &str) -> Result<&'static Kernel> {
 fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
     let forward = match kernel.family {
         Family::Forward(forward) => forward,
-        Family::Combine(_) => {
+        Family::Auxiliary(Auxiliary::Combine(_)) => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
-        Family::Pack(_) => return Some("copies what other kernels compute with".to_owned()),
+        Family::Auxiliary(Auxiliary::Pack) => {
+            return Some("copies what other kernels compute with".to_owned());
+        }
         Family::Gemm(_) => return Some("multiplies matrices".to_owned()),
-        Family::BulkCopy(_) => return Some("copies numbers".to_owned()),
+        Family::Auxiliary(Auxiliary::BulkCopy) => return Some("copies numbers".to_owned()),
     };
     let dim = problem.dim;
     if Dtype::from(forward.dtype) != dtype {

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::plan::{Entry, Plan, Steps};
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
-use kernels::catalog::{self, Combine, Dtype, Family, Kernel, Kind};
+use kernels::catalog::{self, Auxiliary, Dtype, Family, Kernel, Kind};
 use std::fmt::Debug;
 use std::mem::offset_of;
 
@@ -203,11 +203,11 @@ impl Draft {
     /// If there are more blocks than a launch can have.
     pub fn combine(&mut self) -> Result<()> {
         let dtype = self.kernel.dtype;
-        let kernel = catalog::kernel(Family::Combine(Combine { dtype }));
+        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Combine(dtype)));
         let params = &self.params;
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
         let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
-        let blocks = warps.div_ceil(u128::from(Combine::WARPS));
+        let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
         self.steps
             .launch(kernel.into(), blocks, kernel.shared_bytes(), params)
     }

@@ -10,29 +10,25 @@
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `forward` | attention: the specification and the list |
 //! | `plain`, `packed`, `decode`, `wide` | attention: the tiles of each class, losers included |
-//! | `combine`, `pack`, `gemm`, `bulk_copy` | the other families |
+//! | `gemm`, `auxiliary` | the other families |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
-mod bulk_copy;
+mod auxiliary;
 pub mod class;
 pub mod collectives;
-mod combine;
 mod decode;
 mod forward;
 mod gemm;
-mod pack;
 mod packed;
 mod plain;
 pub mod select;
 mod target;
 mod wide;
 
-pub use bulk_copy::BulkCopy;
-pub use combine::Combine;
+pub use auxiliary::Auxiliary;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmTile};
-pub use pack::Pack;
 pub use target::Target;
 
 use class::Class;
@@ -148,14 +144,10 @@ fn generics(numbers: &[u32]) -> String {
 pub enum Family {
     /// Attention.
     Forward(Forward),
-    /// Partial results of splits of the keys, added up.
-    Combine(Combine),
-    /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
-    Pack(Pack),
     /// Matrix products.
     Gemm(Gemm),
-    /// A copy by the copy engine of `sm_90a`.
-    BulkCopy(BulkCopy),
+    /// Sums of partial results, and copies.
+    Auxiliary(Auxiliary),
 }
 
 impl Family {
@@ -163,10 +155,8 @@ impl Family {
     pub fn spec(&self) -> &(dyn Spec + 'static) {
         match self {
             Family::Forward(spec) => spec,
-            Family::Combine(spec) => spec,
-            Family::Pack(spec) => spec,
             Family::Gemm(spec) => spec,
-            Family::BulkCopy(spec) => spec,
+            Family::Auxiliary(spec) => spec,
         }
     }
 }
@@ -196,9 +186,9 @@ impl Kernel {
     pub fn dtype(&self) -> Option<Dtype> {
         match self.family {
             Family::Forward(Forward { dtype, .. })
-            | Family::Combine(Combine { dtype })
-            | Family::Gemm(Gemm { dtype, .. }) => Some(dtype),
-            Family::Pack(_) | Family::BulkCopy(_) => None,
+            | Family::Gemm(Gemm { dtype, .. })
+            | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
+            Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy) => None,
         }
     }
 
@@ -231,10 +221,10 @@ impl Deref for Kernel {
 /// Every kernel.
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
-    let families = families.chain(Dtype::ALL.map(|dtype| Family::Combine(Combine { dtype })));
-    let families = families.chain([Family::Pack(Pack)]);
+    let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
+    let families = families.chain([Family::Auxiliary(Auxiliary::Pack)]);
     let families = families.chain(gemm::all().map(Family::Gemm));
-    let families = families.chain([Family::BulkCopy(BulkCopy)]);
+    let families = families.chain([Family::Auxiliary(Auxiliary::BulkCopy)]);
     families.map(Kernel::new).collect()
 });
 

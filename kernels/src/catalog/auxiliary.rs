@@ -1,0 +1,93 @@
+//! Kernels around the others: sums of partial results, and copies.
+
+use super::collectives::{Collectives, shfl};
+use super::{Dtype, Spec, Target};
+use crate::abi::BULK_BYTES;
+
+/// A kernel of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Auxiliary {
+    /// Partial results of splits of the keys, added up to an o of this type.
+    Combine(Dtype),
+    /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
+    Pack,
+    /// A copy by the copy engine of `sm_90a`: it shows that kernels for it compile, are checked, and run.
+    BulkCopy,
+}
+
+impl Auxiliary {
+    /// Warps of a block that combines, each up to 128 columns of a row of o, or packs.
+    pub const WARPS: u32 = 4;
+    /// Rows of a head that a block packs.
+    pub const PACK_ROWS: u32 = 64;
+    const BULK_STAGES: u32 = 2;
+}
+
+impl Spec for Auxiliary {
+    fn name(&self) -> String {
+        match self {
+            Auxiliary::Combine(dtype) => format!("combine_{}", dtype.name()),
+            Auxiliary::Pack => "pack".into(),
+            Auxiliary::BulkCopy => "bulk_copy".into(),
+        }
+    }
+
+    fn target(&self) -> Target {
+        match self {
+            Auxiliary::Combine(_) | Auxiliary::Pack => Target::Sm80,
+            Auxiliary::BulkCopy => Target::Sm90a,
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        match self {
+            Auxiliary::Combine(_) | Auxiliary::Pack => 32 * Self::WARPS,
+            Auxiliary::BulkCopy => 64,
+        }
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        match self {
+            Auxiliary::Combine(_) | Auxiliary::Pack => 8,
+            Auxiliary::BulkCopy => 1,
+        }
+    }
+
+    /// What the warps pack at a time: 16 bytes a lane. The bulk copy's ring, and two barriers of 8 bytes a stage.
+    fn shared_bytes(&self) -> u32 {
+        match self {
+            Auxiliary::Combine(_) => 0,
+            Auxiliary::Pack => 16 * self.threads(),
+            Auxiliary::BulkCopy => Self::BULK_STAGES * (BULK_BYTES + 16),
+        }
+    }
+
+    fn instance(&self) -> String {
+        let (warps, rows, stages) = (Self::WARPS, Self::PACK_ROWS, Self::BULK_STAGES);
+        match self {
+            Auxiliary::Combine(element) => {
+                format!("(ForwardParams) = attention::combine::combine::<{element:?}, {warps}>")
+            }
+            Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
+            Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
+        }
+    }
+
+    fn collectives(&self) -> Collectives {
+        match self {
+            // Five rounds for the maximum, five for the sum, and the weights of eight splits.
+            Auxiliary::Combine(_) => shfl(5 + 5 + 8),
+            Auxiliary::Pack => Collectives::NONE,
+            // A wait and an arrival of each role.
+            Auxiliary::BulkCopy => Collectives {
+                bar: 1,
+                mbarrier_init: 2 * Self::BULK_STAGES,
+                mbarrier_arrive: 2,
+                mbarrier_wait: 2,
+                bulk_load: 1,
+                bulk_store: 1,
+                ..Collectives::NONE
+            },
+        }
+    }
+}
