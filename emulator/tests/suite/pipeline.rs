@@ -1,7 +1,7 @@
 //! A pipeline of Hopper's instructions: a producer loads tiles by tensor copies, two warpgroups multiply
 //! them, and the result leaves by `stmatrix` and a tensor copy. What can go wrong between them.
 
-use emulator::{Argument, Error, Memory, Module, Options, Swizzle, TensorMap, launch};
+use emulator::{Argument, Counters, Error, Memory, Module, Options, Swizzle, TensorMap, launch};
 use half::f16;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -443,8 +443,8 @@ fn map(
     Argument::U64(memory.upload(&map.encode()))
 }
 
-/// Runs a module; whether C is right.
-pub fn run(text: &str, options: &Options) -> Result<bool, Error> {
+/// Runs a module; whether C is right, and what it counted.
+pub fn run(text: &str, options: &Options) -> Result<(bool, Counters), Error> {
     let random = &mut StdRng::seed_from_u64(9);
     let mut numbers = |rows: usize| -> Vec<i32> {
         (0..rows * DEPTH)
@@ -468,15 +468,16 @@ pub fn run(text: &str, options: &Options) -> Result<bool, Error> {
     let module = Module::parse(text, "gemm.ptx")?;
     let kernel = module.entry("gemm")?;
     let (grid, block) = ([1, 1, 1], [384, 1, 1]);
-    launch(&memory, kernel, grid, block, 65 << 10, &arguments, options)?;
+    let counters = launch(&memory, kernel, grid, block, 65 << 10, &arguments, options)?;
     let mut found = vec![0; 2 * ROWS * COLUMNS];
     memory.read(c, &mut found).unwrap();
     let row = |matrix: &[i32], row: usize| matrix[row * DEPTH..][..DEPTH].to_vec();
-    Ok(found.chunks_exact(2).enumerate().all(|(i, found)| {
+    let is_right = found.chunks_exact(2).enumerate().all(|(i, found)| {
         let (a, b) = (row(&a, i / COLUMNS), row(&b, i % COLUMNS));
         let sum: i32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
         f16::from_le_bytes([found[0], found[1]]).to_f32() == sum as f32
-    }))
+    });
+    Ok((is_right, counters))
 }
 
 /// What is wrong with a module, if anything.
@@ -487,7 +488,7 @@ fn fault(text: &str, seed: u64) -> Option<String> {
         ..Options::default()
     };
     match run(text, &options) {
-        Ok(is_right) => (!is_right).then(|| "wrong result".to_owned()),
+        Ok((is_right, _)) => (!is_right).then(|| "wrong result".to_owned()),
         Err(Error::Fault(fault)) => Some(fault.rule.to_string()),
         Err(error) => panic!("{error}"),
     }
@@ -498,6 +499,26 @@ fn the_pipeline_is_clean_under_every_schedule() {
     for seed in 0..30 {
         assert_eq!(fault(&text(), seed), None, "seed {seed}");
     }
+}
+
+#[test]
+fn work_of_the_pipeline_is_counted() {
+    let options = Options {
+        counters: true,
+        ..Options::default()
+    };
+    let (_, counters) = run(&text(), &options).unwrap();
+    let products = counters.total_of("wgmma.mma_async");
+    assert_eq!(products.flops, (2 * ROWS * COLUMNS * DEPTH) as u64);
+    // 4 instructions a step, for each warp of two warpgroups; 4 KB of operands for each warpgroup.
+    assert_eq!(products.executed, 4 * STEPS as u64 * 8);
+    assert_eq!(products.wavefronts, 4 * STEPS as u64 * 2 * 32);
+    let loads = counters.total_of("cp.async.bulk.tensor.2d.shared");
+    assert_eq!(loads.bytes_read, (2 * (ROWS + COLUMNS) * DEPTH) as u64);
+    assert_eq!(loads.sectors, loads.bytes_read / 32);
+    let stores = counters.total_of("cp.async.bulk.tensor.2d.global");
+    assert_eq!(stores.bytes_written, (2 * ROWS * COLUMNS) as u64);
+    assert_eq!(counters.total_of("stmatrix").bank_conflicts(), 0);
 }
 
 /// Under each of several schedules.
