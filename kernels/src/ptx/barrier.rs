@@ -2,14 +2,25 @@
 
 use core::arch::asm;
 
-/// Waits for all threads of the block; their earlier accesses to shared memory are visible after it.
-///
-/// # Safety
-/// Every thread of the block must reach the same call.
-#[inline(always)]
-pub unsafe fn block() {
-    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
-    unsafe { asm!("bar.sync 0;", options(nostack)) }
+instructions! {
+    /// Waits for all threads of the block; their earlier accesses to shared memory are visible after it.
+    ///
+    /// # Safety
+    /// Every thread of the block must reach the same call.
+    block() = "bar.sync 0;";
+
+    /// Waits for the `threads` threads, in whole warps, that share barrier `number`, 1 to 15; their earlier accesses to
+    /// shared memory are visible after it.
+    ///
+    /// # Safety
+    /// Exactly these threads must reach the same call.
+    some(number: u32 in reg32, threads: u32 in reg32) = "bar.sync {}, {};";
+
+    /// Waits for all lanes of the warp; their earlier accesses to shared memory are visible after it.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call.
+    warp() = "bar.warp.sync 0xffffffff;";
 }
 
 /// As [`block`]; returns whether `value` is true for any thread of the block.
@@ -26,27 +37,4 @@ pub unsafe fn block_any(value: bool) -> bool {
             in(reg32) u32::from(value), out(reg32) any, options(nostack));
     }
     any != 0
-}
-
-/// Waits for the `threads` threads, in whole warps, that share barrier `number`, 1 to 15; their earlier accesses to
-/// shared memory are visible after it.
-///
-/// # Safety
-/// Exactly these threads must reach the same call.
-#[inline(always)]
-pub unsafe fn some(number: u32, threads: u32) {
-    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
-    unsafe {
-        asm!("bar.sync {}, {};", in(reg32) number, in(reg32) threads, options(nostack));
-    }
-}
-
-/// Waits for all lanes of the warp; their earlier accesses to shared memory are visible after it.
-///
-/// # Safety
-/// Every lane of the warp must reach the same call.
-#[inline(always)]
-pub unsafe fn warp() {
-    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
-    unsafe { asm!("bar.warp.sync 0xffffffff;", options(nostack)) }
 }

@@ -5,33 +5,23 @@
 
 use core::arch::asm;
 
-/// Starts to copy `bytes` bytes to shared memory; they are counted at an
-/// [`mbarrier`](super::mbarrier) as they land.
-///
-/// # Safety
-/// The addresses and `bytes` are multiples of 16; `global` is readable. The bytes in shared memory are the block's,
-/// and no thread uses them until it has waited for the barrier's phase, which expects them.
-#[inline(always)]
-pub unsafe fn load(shared: u32, global: u64, bytes: u32, barrier: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
-            in(reg32) shared, in(reg64) global, in(reg32) bytes, in(reg32) barrier, options(nostack));
-    }
-}
+instructions! {
+    /// Starts to copy `bytes` bytes to shared memory; they are counted at an
+    /// [`mbarrier`](super::mbarrier) as they land.
+    ///
+    /// # Safety
+    /// The addresses and `bytes` are multiples of 16; `global` is readable. The bytes in shared memory are the block's,
+    /// and no thread uses them until it has waited for the barrier's phase, which expects them.
+    load(shared: u32 in reg32, global: u64 in reg64, bytes: u32 in reg32, barrier: u32 in reg32) =
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];";
 
-/// Starts to copy `bytes` bytes to global memory, in this thread's open group.
-///
-/// # Safety
-/// The addresses and `bytes` are multiples of 16; `global` is writable. No thread writes the bytes in shared memory
-/// until this thread's [`wait_read`] for the group.
-#[inline(always)]
-pub unsafe fn store(global: u64, shared: u32, bytes: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
-            in(reg64) global, in(reg32) shared, in(reg32) bytes, options(nostack));
-    }
+    /// Starts to copy `bytes` bytes to global memory, in this thread's open group.
+    ///
+    /// # Safety
+    /// The addresses and `bytes` are multiples of 16; `global` is writable. No thread writes the bytes in shared memory
+    /// until this thread's [`wait_read`] for the group.
+    store(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
+        "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};";
 }
 
 /// Closes the group of stores that this thread started since the last call.

@@ -63,3 +63,20 @@ macro_rules! arithmetic {
         }
     )*};
 }
+
+/// Defines functions of an instruction that only its callers can make sound: the docs say what they promise.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* $name:ident$(<$n:ident>)?($($x:ident: $type:ident in $class:ident),*)
+        $(-> $result:ident: $returned:ident)? = $($text:literal)+;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub unsafe fn $name$(<const $n: u32>)?($($x: $type),*) $(-> $returned)? {
+            $(let $result: $returned;)?
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!($($text,)+ $(out(reg32) $result,)? $(in($class) $x,)* $(const $n,)? options(nostack));
+            }
+            $($result)?
+        }
+    )*};
+}

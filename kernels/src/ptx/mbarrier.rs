@@ -5,18 +5,35 @@
 
 use core::arch::asm;
 
-/// Initialises a barrier for phases of `arrivals` arrivals.
-///
-/// # Safety
-/// `barrier` is an 8-byte aligned shared-memory address of the block, whose 8 bytes no thread uses until a
-/// [`fence_init`] and a barrier of the block.
-#[inline(always)]
-pub unsafe fn init(barrier: u32, arrivals: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("mbarrier.init.shared::cta.b64 [{}], {};",
-            in(reg32) barrier, in(reg32) arrivals, options(nostack));
-    }
+instructions! {
+    /// Initialises a barrier for phases of `arrivals` arrivals.
+    ///
+    /// # Safety
+    /// `barrier` is an 8-byte aligned shared-memory address of the block, whose 8 bytes no thread uses until a
+    /// [`fence_init`] and a barrier of the block.
+    init(barrier: u32 in reg32, arrivals: u32 in reg32) = "mbarrier.init.shared::cta.b64 [{}], {};";
+
+    /// Arrives at a barrier: accesses of this thread before are visible to those that wait for the phase.
+    ///
+    /// # Safety
+    /// `barrier` is initialised, and its phase expects this arrival.
+    arrive(barrier: u32 in reg32) = "mbarrier.arrive.shared::cta.b64 _, [{}];";
+
+    /// As [`arrive`]; the phase then also waits for `bytes` bytes of copies.
+    ///
+    /// # Safety
+    /// As [`arrive`]; copies of as many bytes report to the barrier.
+    arrive_expect(barrier: u32 in reg32, bytes: u32 in reg32) =
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};";
+
+    /// Waits for the phase of this parity. A barrier that was just initialised counts as after a phase of parity 1.
+    ///
+    /// # Safety
+    /// `barrier` is initialised, and at most one phase behind or ahead.
+    wait(barrier: u32 in reg32, parity: u32 in reg32) =
+        "{{ .reg .pred done;"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};"
+        "@!done bra again; }}";
 }
 
 /// Makes this thread's initialisations visible to the copy engine, and to other threads after a barrier.
@@ -24,46 +41,4 @@ pub unsafe fn init(barrier: u32, arrivals: u32) {
 pub fn fence_init() {
     // SAFETY: orders memory accesses, makes none.
     unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) }
-}
-
-/// Arrives at a barrier: accesses of this thread before are visible to those that wait for the phase.
-///
-/// # Safety
-/// `barrier` is initialised, and its phase expects this arrival.
-#[inline(always)]
-pub unsafe fn arrive(barrier: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) barrier, options(nostack));
-    }
-}
-
-/// As [`arrive`]; the phase then also waits for `bytes` bytes of copies.
-///
-/// # Safety
-/// As [`arrive`]; copies of as many bytes report to the barrier.
-#[inline(always)]
-pub unsafe fn arrive_expect(barrier: u32, bytes: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};",
-            in(reg32) barrier, in(reg32) bytes, options(nostack));
-    }
-}
-
-/// Waits for the phase of this parity. A barrier that was just initialised counts as after a phase of parity 1.
-///
-/// # Safety
-/// `barrier` is initialised, and at most one phase behind or ahead.
-#[inline(always)]
-pub unsafe fn wait(barrier: u32, parity: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!(
-            "{{ .reg .pred done;",
-            "again: mbarrier.try_wait.parity.shared::cta.b64 done, [{}], {};",
-            "@!done bra again; }}",
-            in(reg32) barrier, in(reg32) parity, options(nostack),
-        );
-    }
 }

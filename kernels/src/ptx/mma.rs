@@ -5,57 +5,38 @@
 
 use core::arch::asm;
 
+/// Defines functions by the types of the instruction, with the registers of `D` and their text.
 macro_rules! m16n8k16 {
-    ($(#[$doc:meta])* $name:ident, $types:literal) => {
+    ($($(#[$doc:meta])* $name:ident = $types:literal [$($i:literal)+: $type:ident; $count:literal] $d:literal;)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// Every lane of the warp must reach the same call.
         #[inline(always)]
-        pub unsafe fn $name(mut d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+        pub unsafe fn $name(mut d: [$type; $count], a: [u32; 4], b: [u32; 2]) -> [$type; $count] {
             // SAFETY: convergence is the caller's promise; all operands are registers.
             unsafe {
                 asm!(
                     concat!("mma.sync.aligned.m16n8k16.row.col.", $types,
-                        " {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};"),
-                    inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
-                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-                    in(reg32) b[0], in(reg32) b[1],
+                        " ", $d, ", {{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, ", $d, ";"),
+                    $(inout(reg32) d[$i],)+
+                    a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                    b0 = in(reg32) b[0], b1 = in(reg32) b[1],
                     options(nostack),
                 );
             }
             d
         }
-    };
+    )*};
 }
 
-m16n8k16!(
+m16n8k16! {
     /// `a * b + d` with f16 operands.
-    f16,
-    "f32.f16.f16.f32"
-);
-m16n8k16!(
-    /// `a * b + d` with bf16 operands.
-    bf16,
-    "f32.bf16.bf16.f32"
-);
+    f16 = "f32.f16.f16.f32" [0 1 2 3: f32; 4] "{{{0}, {1}, {2}, {3}}}";
 
-/// `a * b + d` with f16 operands and pairs of f16 as accumulators: row `g`, then row `g + 8`.
-///
-/// # Safety
-/// Every lane of the warp must reach the same call.
-#[inline(always)]
-pub unsafe fn f16_half(mut d: [u32; 2], a: [u32; 4], b: [u32; 2]) -> [u32; 2] {
-    // SAFETY: convergence is the caller's promise; all operands are registers.
-    unsafe {
-        asm!(
-            concat!("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
-                " {{{0}, {1}}}, {{{2}, {3}, {4}, {5}}}, {{{6}, {7}}}, {{{0}, {1}}};"),
-            inout(reg32) d[0], inout(reg32) d[1],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg32) b[0], in(reg32) b[1],
-            options(nostack),
-        );
-    }
-    d
+    /// `a * b + d` with bf16 operands.
+    bf16 = "f32.bf16.bf16.f32" [0 1 2 3: f32; 4] "{{{0}, {1}, {2}, {3}}}";
+
+    /// `a * b + d` with f16 operands and pairs of f16 as accumulators: row `g`, then row `g + 8`.
+    f16_half = "f16.f16.f16.f16" [0 1: u32; 2] "{{{0}, {1}}}";
 }
