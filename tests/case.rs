@@ -262,7 +262,6 @@ impl Case {
     }
 
     /// The options of the case on a device.
-    #[must_use]
     pub fn options(&self, device: &Device) -> Attention {
         let mut options = Attention::new().causal(self.causal).splits(self.splits);
         if let Some(scale) = self.scale {

@@ -197,7 +197,6 @@ impl GemmCase {
     }
 
     /// The options of the case on a device.
-    #[must_use]
     pub fn options(&self, device: &Device) -> Gemm {
         let options = Gemm::new().accumulation(self.accumulation);
         match self.kernel.filter(|_| !device.is_cpu()) {

@@ -120,7 +120,6 @@ pub enum Error {
     #[error("there is no kernel {name:?}{}", near_names(.near))]
     UnknownKernel {
         name: String,
-        /// Kernels with a similar name.
         near: Vec<&'static str>,
     },
     /// A kernel whose blocks need more shared memory than the device has.
@@ -132,16 +131,11 @@ pub enum Error {
         kernel: &'static str,
         needed: u32,
         available: u32,
-        /// The kernel of the same kind that fits.
         instead: Option<&'static str>,
     },
     /// A kernel that does not serve the problem or the device.
     #[error("kernel {kernel} {reason}")]
-    UnsuitableKernel {
-        kernel: String,
-        /// What it lacks.
-        reason: String,
-    },
+    UnsuitableKernel { kernel: String, reason: String },
     /// A kernel for GPUs on the CPU.
     #[error("kernel {0} runs on CUDA devices and the emulator, not on the CPU")]
     NotOnCpu(String),
@@ -167,11 +161,9 @@ pub enum Error {
     )]
     ComputeCapability {
         device: String,
-        /// Its compute capability.
         found: (i32, i32),
         /// Name of the kernel, or "every kernel".
         needed_by: &'static str,
-        /// The kernel's target.
         needed: Target,
     },
     /// A driver that does not know the PTX version of the kernels.
@@ -180,9 +172,7 @@ pub enum Error {
         supports.0, supports.1
     )]
     DriverTooOld {
-        /// PTX module that was refused.
         module: &'static str,
-        /// CUDA version the driver supports.
         supports: (i32, i32),
     },
     /// More memory than the device has free.

@@ -10,7 +10,6 @@ pub const COMPILED: bool = COMPILED_MODULES.is_some();
 
 /// The PTX text of a [module](kernels::catalog::Spec::module) of the catalog; `None` if there is no such module or
 /// the kernels were not compiled.
-#[must_use]
 pub fn module(name: &str) -> Option<String> {
     text(COMPILED_MODULES?, name)
 }
@@ -19,7 +18,6 @@ pub fn module(name: &str) -> Option<String> {
 ///
 /// # Panics
 /// If a text is not what the script wrote.
-#[must_use]
 pub fn text(modules: &[(&str, &[u8])], name: &str) -> Option<String> {
     let (_, compressed) = modules.iter().find(|(module, _)| *module == name)?;
     let mut text = String::new();

@@ -20,7 +20,6 @@ use rayon::prelude::*;
 /// assert_ne!(k, v);
 /// # Ok::<(), attention::Error>(())
 /// ```
-#[must_use]
 pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     let mut seeds = StdRng::seed_from_u64(seed);
     let shapes = [problem.q_shape(), problem.kv_shape(), problem.kv_shape()];
@@ -28,7 +27,6 @@ pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
 }
 
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.
-#[must_use]
 pub fn matrices<T: Element>(problem: &GemmProblem, seed: u64) -> [Vec<T>; 2] {
     let mut seeds = StdRng::seed_from_u64(seed);
     let shapes = [problem.a_shape(), problem.b_shape()];

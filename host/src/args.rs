@@ -47,9 +47,10 @@ pub struct Args {
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
     #[arg(value_parser = dim)]
     pub dim: usize,
-    /// Element type of q, k, v and o [default: the input file's, or f16 for F32 and random inputs]
-    #[arg(long)]
-    pub dtype: Option<ElementType>,
+    /// Element type of q, k, v and o, f32 on the CPU only [default: the input file's, or f16 for F32 and
+    /// random inputs]
+    #[arg(long, value_parser = one_of(&Dtype::ALL, Dtype::name))]
+    pub dtype: Option<Dtype>,
     /// Query i sees only keys up to i + seqlen_kv - seqlen
     #[arg(long)]
     pub causal: bool,
@@ -221,27 +222,6 @@ impl Check {
             Check::Sample => 256,
             Check::Full => usize::MAX,
             Check::Off => 0,
-        }
-    }
-}
-
-/// A [`Dtype`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ElementType {
-    /// IEEE binary16
-    F16,
-    /// bfloat16
-    Bf16,
-    /// IEEE binary32, on the CPU only
-    F32,
-}
-
-impl From<ElementType> for Dtype {
-    fn from(element: ElementType) -> Self {
-        match element {
-            ElementType::F16 => Dtype::F16,
-            ElementType::Bf16 => Dtype::Bf16,
-            ElementType::F32 => Dtype::F32,
         }
     }
 }

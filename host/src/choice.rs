@@ -134,12 +134,10 @@ impl Task<'_> {
     /// Compares the memory that the problem needs with what is free, before anything is allocated.
     pub fn expect_memory(&self, choices: &[Choice]) -> Result<()> {
         let problem = &self.problem;
-        let qo = bytes(problem.q_shape(), self.dtype.bytes());
-        let kv = bytes(problem.kv_shape(), self.dtype.bytes());
-        let (inputs, outputs) = (
-            qo + 2 * kv,
-            qo + bytes(problem.lse_shape(), size_of::<f32>()),
-        );
+        let [qo, kv] =
+            [problem.q_shape(), problem.kv_shape()].map(|shape| bytes(shape, self.dtype.bytes()));
+        let lse = bytes(problem.lse_shape(), size_of::<f32>());
+        let (inputs, outputs) = (qo + 2 * kv, qo + lse);
         let workspaces = choices.iter().map(|choice| choice.workspace_bytes);
         let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
         // The host keeps the inputs for the check, and o and lse twice: the poison, or the file.

@@ -1,10 +1,10 @@
 //! What the emulator counted, in summary.
 
-use crate::report::empty_table;
+use crate::report::table;
 use attention::emulator::{Counters, Line, Source, Tally};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
-use std::fmt;
+use std::{fmt, iter};
 
 /// What a launch did: displayed, a summary; serialised, an element of `counters` in a `--json` line.
 pub struct Summary {
@@ -103,14 +103,11 @@ impl fmt::Display for Summary {
             let ratios = ratios.map(|(what, ratio)| format!("{what} {ratio:.2}"));
             writeln!(f, "for each mma: {}", ratios.join(", "))?;
         }
-        let headings = COLUMNS.map(|(heading, ..)| heading);
-        let header = [&["access"], &headings[..]].concat();
-        let mut table = empty_table(&header, 1..header.len());
-        for (opcode, tally) in self.accesses() {
-            let numbers = COLUMNS.map(|(.., number)| number(&tally).to_string());
-            table.add_row([vec![opcode.to_owned()], numbers.to_vec()].concat());
-        }
-        write!(f, "{table}")?;
+        let rows = self.accesses().into_iter().map(|(opcode, tally)| {
+            let numbers = COLUMNS.map(|(heading, _, number)| (heading, number(&tally).to_string()));
+            iter::once(("access", opcode.to_owned())).chain(numbers)
+        });
+        write!(f, "{}", table(rows, 1..=COLUMNS.len()))?;
         for finding in counters.findings() {
             write!(f, "\n{finding}")?;
         }

@@ -1,6 +1,6 @@
 //! `attention gemm`: matrix products, measured and checked.
 
-use crate::args::{ElementType, Run, one_of, whole};
+use crate::args::{Run, one_of, whole};
 use crate::device;
 use crate::measure;
 use crate::memory::{bytes, expect_free, poisoned};
@@ -34,9 +34,9 @@ pub struct GemmArgs {
     #[arg(long, value_name = "K", default_value_t = 2048)]
     #[arg(value_parser = whole(0..=MAX_DEPTH as usize))]
     k: usize,
-    /// Element type of A, B and C
-    #[arg(long, default_value = "f16")]
-    dtype: ElementType,
+    /// Element type of A, B and C; f32 on the CPU only
+    #[arg(long, default_value = "f16", value_parser = one_of(&Dtype::ALL, Dtype::name))]
+    dtype: Dtype,
     /// Type of the accumulators; f16 for f16 elements only, and not on the CPU
     #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
@@ -95,7 +95,7 @@ impl Call for GemmCall {
 pub fn run(args: &GemmArgs) -> Result<bool> {
     let problem = GemmProblem::new([args.m, args.k], [args.n, args.k])?;
     let device = device::choose(&args.run)?;
-    match Dtype::from(args.dtype) {
+    match args.dtype {
         Dtype::F16 => compute::<f16>(args, &device, &problem),
         Dtype::Bf16 => compute::<bf16>(args, &device, &problem),
         Dtype::F32 => compute::<f32>(args, &device, &problem),

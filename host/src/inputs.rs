@@ -39,7 +39,7 @@ impl Source {
         let kv = [args.batch, kv_heads, seqlen_kv, args.dim];
         Ok(Source {
             problem: Problem::new(q, kv, kv, args.causal, args.scale)?,
-            dtype: args.dtype.map_or(Dtype::F16, Dtype::from),
+            dtype: args.dtype.unwrap_or(Dtype::F16),
             seed: args.run.seed,
             file: None,
         })
@@ -71,7 +71,7 @@ impl Source {
         };
         Ok(Source {
             problem,
-            dtype: args.dtype.map_or(dtype, Dtype::from),
+            dtype: args.dtype.unwrap_or(dtype),
             seed: args.run.seed,
             file: Some(InputFile {
                 path: path.to_owned(),

@@ -9,12 +9,6 @@ use std::time::{Duration, Instant};
 /// time while the call before runs.
 const QUEUED: usize = 32;
 
-/// A number of calls, and the time after which no new one starts.
-struct Count {
-    calls: usize,
-    limit: Duration,
-}
-
 /// The device's time for each call after the warm-up; at least one call. By default the CPU stops early,
 /// because a call may take seconds, and the emulator makes a single call, because its time says nothing
 /// about the kernel.
@@ -27,23 +21,19 @@ pub fn times(
 ) -> Result<Vec<Duration>> {
     let on_gpu = !device.is_cpu() && !device.is_emulator();
     let queued = if on_gpu { QUEUED } else { 1 };
-    let count = |given: Option<usize>, default, emulator, cpu_limit| Count {
-        calls: given.unwrap_or(if device.is_emulator() {
-            emulator
-        } else {
-            default
-        }),
-        limit: match given {
-            None if device.is_cpu() => Duration::from_millis(cpu_limit),
-            _ => Duration::MAX,
-        },
-    };
-    let mut repeat = |stage: String, count: Count| {
-        progress.steps(&stage, count.calls);
+    let mut repeat = |stage, given: Option<usize>, on_device, on_emulator, cpu_limit| {
+        // No new call starts after the limit.
+        let (calls, limit) = match given {
+            Some(calls) => (calls, Duration::MAX),
+            None if device.is_emulator() => (on_emulator, Duration::MAX),
+            None if device.is_cpu() => (on_device, Duration::from_millis(cpu_limit)),
+            None => (on_device, Duration::MAX),
+        };
+        progress.steps(&format!("{stage} {name}"), calls);
         let start = Instant::now();
         let mut times = Vec::new();
-        while times.len() < count.calls && (times.is_empty() || start.elapsed() < count.limit) {
-            let events = (0..queued.min(count.calls - times.len()))
+        while times.len() < calls && (times.is_empty() || start.elapsed() < limit) {
+            let events = (0..queued.min(calls - times.len()))
                 .map(|_| {
                     let start = device.event()?;
                     call()?;
@@ -57,8 +47,8 @@ pub fn times(
         }
         Ok(times)
     };
-    repeat(format!("warming up {name}"), count(run.warmup, 5, 0, 500))?;
-    repeat(format!("timing {name}"), count(run.iters, 20, 1, 1500))
+    repeat("warming up", run.warmup, 5, 0, 500)?;
+    repeat("timing", run.iters, 20, 1, 1500)
 }
 
 /// The time in the middle, or the mean of the two in the middle.

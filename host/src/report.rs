@@ -149,7 +149,7 @@ impl<'a, C: Call> Report<'a, C> {
     pub fn finish(self) -> io::Result<bool> {
         self.progress.finish();
         if !self.run.json {
-            table(&self.outcomes)?;
+            print_outcomes(&self.outcomes)?;
         }
         let mut outcomes = self.outcomes.iter();
         Ok(outcomes.all(|outcome| outcome.passed != Some(false)))
@@ -157,17 +157,13 @@ impl<'a, C: Call> Report<'a, C> {
 }
 
 /// Prints the outcomes of one problem.
-fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
+fn print_outcomes<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     let Some(first) = outcomes.first() else {
         return Ok(());
     };
     print(format_args!("{}: {}", first.device, first.call))?;
-    let header = Vec::from_iter(first.row().into_iter().map(|(heading, _)| heading));
-    let mut table = empty_table(&header, 1..header.len() - 1);
-    for outcome in outcomes {
-        table.add_row(outcome.row().into_iter().map(|(_, cell)| cell));
-    }
-    print(table)?;
+    let rows = outcomes.iter().map(Outcome::row);
+    print(table(rows, 1..first.row().len() - 1))?;
     for outcome in outcomes {
         let launches = outcome.counters.as_deref().unwrap_or_default();
         for (i, launch) in launches.iter().enumerate() {
@@ -181,15 +177,38 @@ fn table<C: Call>(outcomes: &[Outcome<C>]) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints every kernel.
+/// Prints every kernel: the library's, the ladder's, and the families for matrix products.
 pub fn list_kernels() -> io::Result<()> {
-    let rows = Vec::from_iter(KERNELS.iter().map(kernel_row));
-    let header = rows[0].each_ref().map(|(heading, _)| *heading);
-    let mut table = empty_table(&header, [3, 5, 6, 7, 8, 9]);
-    table.add_rows(rows.into_iter().map(|row| row.map(|(_, cell)| cell)));
-    table.add_row([kernel::CPU, "CPU", "any", "1024", "any"]);
-    print(table)?;
-    list_ladder()
+    let mut kernels = table(KERNELS.iter().map(kernel_row), [3, 5, 6, 7, 8, 9]);
+    kernels.add_row([kernel::CPU, "CPU", "any", "1024", "any"]);
+    print(kernels)?;
+
+    let mut ladder = empty_table(&["ladder", "dim up to", "options", "what it shows"], [1]);
+    for rung in Rung::ALL {
+        let options = if rung.has_options() { "all" } else { "none" };
+        ladder.add_row([
+            rung.name(),
+            &rung.max_dim().to_string(),
+            options,
+            rung.lesson(),
+        ]);
+    }
+    print(ladder)?;
+    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")?;
+
+    let mut gemm = empty_table(&["gemm", "options", "what it shows"], []);
+    gemm.add_row([
+        SIMPLE,
+        "--acc",
+        "operands straight from global memory to registers: no shared memory, no barrier",
+    ]);
+    gemm.add_row([
+        MULTISTAGE,
+        "--acc, --stages",
+        "cp.async through a ring of swizzled tiles; of its kernels, the one whose tile suits best",
+    ]);
+    print(gemm)?;
+    print("the subcommand gemm runs these: gemm --kernel NAME")
 }
 
 /// Headings and cells of a kernel's row in the list.
@@ -229,46 +248,20 @@ fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
     ]
 }
 
-/// Prints the kernels of the ladder.
-fn list_ladder() -> io::Result<()> {
-    let header = ["ladder", "dim up to", "options", "what it shows"];
-    let mut table = empty_table(&header, [1]);
-    for rung in Rung::ALL {
-        table.add_row([
-            rung.name(),
-            &rung.max_dim().to_string(),
-            if rung.has_options() { "all" } else { "none" },
-            rung.lesson(),
-        ]);
-    }
-    print(table)?;
-    print("options: --stages, --swizzle, --acc, --o-store; all take f16 and bf16, causal or not")?;
-    list_gemm()
-}
-
-/// Prints the families of kernels for matrix products.
-fn list_gemm() -> io::Result<()> {
-    let mut table = empty_table(&["gemm", "options", "what it shows"], []);
-    for (name, options, lesson) in [
-        (
-            SIMPLE,
-            "--acc",
-            "operands straight from global memory to registers: no shared memory, no barrier",
-        ),
-        (
-            MULTISTAGE,
-            "--acc, --stages",
-            "cp.async through a ring of swizzled tiles; of its kernels, the one whose tile suits best",
-        ),
-    ] {
-        table.add_row([name, options, lesson]);
-    }
-    print(table)?;
-    print("the subcommand gemm runs these: gemm --kernel NAME")
+/// A table of rows of headings and cells; the columns `numbers` are aligned to the right.
+pub fn table<'a, R: IntoIterator<Item = (&'a str, String)>>(
+    rows: impl IntoIterator<Item = R>,
+    numbers: impl IntoIterator<Item = usize>,
+) -> Table {
+    let rows = rows.into_iter().map(|row| row.into_iter().unzip());
+    let (headers, cells): (Vec<Vec<_>>, Vec<Vec<_>>) = rows.unzip();
+    let mut table = empty_table(headers.first().expect("a row"), numbers);
+    table.add_rows(cells);
+    table
 }
 
 /// A table whose columns `numbers` are aligned to the right.
-pub fn empty_table(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table {
+fn empty_table(header: &[&str], numbers: impl IntoIterator<Item = usize>) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::UTF8_FULL_CONDENSED)

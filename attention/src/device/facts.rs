@@ -19,7 +19,6 @@ pub struct Facts {
 
 impl Facts {
     /// The facts of an A100, an RTX 3090, an H100 or a B200, which the emulator stands for.
-    #[must_use]
     pub const fn emulated(class: Class) -> Facts {
         let (multiprocessors, l2_megabytes) = match class {
             Class::Sm80 => (108, 40),
@@ -37,20 +36,17 @@ impl Facts {
     }
 
     /// The class whose tiles suit the device.
-    #[must_use]
     pub fn class(&self) -> Class {
         Class::of(self.compute_capability, self.shared)
     }
 
     /// Whether a multiprocessor holds a block with this much shared memory.
-    #[must_use]
     pub fn fits(&self, shared_bytes: u32) -> bool {
         self.shared.resident_blocks(shared_bytes) > 0
     }
 
     /// Blocks that a multiprocessor holds at once: `blocks_per_sm`, for which the registers are bounded, or fewer
     /// where their shared memory does not fit.
-    #[must_use]
     pub fn resident_blocks(&self, blocks_per_sm: u32, shared_bytes: u32) -> u32 {
         let fitting = self.shared.resident_blocks(shared_bytes);
         blocks_per_sm.min(fitting).max(1)

@@ -1,13 +1,4 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
-//!
-//! | file | what it holds |
-//! |---|---|
-//! | `facts` | the device as numbers, which plans depend on |
-//! | `driver` | what a device must offer to launch kernels |
-//! | `binding` | the functions of the CUDA driver, through `cudarc` or another crate |
-//! | `cuda`, `emulator` | drivers: CUDA through a binding, and the emulator |
-//! | `gpu` | a driver and what is loaded |
-//! | `memory`, `event` | memory and events, freed when dropped |
 
 mod binding;
 mod cuda;
@@ -58,7 +49,6 @@ pub struct Device(Option<Arc<Gpu>>);
 
 impl Device {
     /// The CPU, with the threads of the current rayon pool.
-    #[must_use]
     pub fn cpu() -> Self {
         Device(None)
     }
@@ -132,25 +122,21 @@ impl Device {
 
     /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
     /// Empty on other devices, and before a call.
-    #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, Counters)> {
         self.gpu().map(|gpu| gpu.launches()).unwrap_or_default()
     }
 
     /// `CPU`, `emulator`, or the marketing name of the GPU.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.gpu().map_or("CPU", |gpu| gpu.driver().name())
     }
 
     /// Whether this is the CPU.
-    #[must_use]
     pub fn is_cpu(&self) -> bool {
         self.0.is_none()
     }
 
     /// Whether this is an emulated GPU.
-    #[must_use]
     pub fn is_emulator(&self) -> bool {
         self.gpu().is_some_and(|gpu| gpu.driver().index().is_none())
     }
@@ -173,7 +159,6 @@ impl Device {
     }
 
     /// What plans depend on; `None` on the CPU.
-    #[must_use]
     pub fn facts(&self) -> Option<&Facts> {
         self.gpu().map(|gpu| gpu.driver().facts())
     }

@@ -131,14 +131,12 @@ impl fmt::Display for Comparison {
 }
 
 /// The number of every row, `(batch * heads + head) * seqlen_q + row`.
-#[must_use]
 pub fn all_rows(problem: &Problem) -> Vec<usize> {
     (0..problem.batch * problem.heads * problem.seqlen_q).collect()
 }
 
 /// The numbers of `count` rows (or all, if there are no more), ascending: the first and the last,
 /// and of the others about one half anywhere and one half at the edges of tiles.
-#[must_use]
 pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
     sample(problem.batch * problem.heads, problem.seqlen_q, count, seed)
 }
@@ -175,16 +173,13 @@ pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
     let deviation = by_kv_head
         .into_par_iter()
-        .flat_map(|rows| {
+        .filter_map(|rows| {
             let elements = p.seqlen_kv * p.dim;
             let [k, v] = [forward.k, forward.v]
                 .map(|tensor| &tensor[kv_head(rows[0]) * elements..][..elements]);
             let reference = Reference::new(p, k, v);
-            let deviations: Vec<_> = rows
-                .par_iter()
-                .map(|&row| Deviation::of_row(forward, &reference, row))
-                .collect();
-            deviations
+            let of_row = |&row: &usize| Deviation::of_row(forward, &reference, row);
+            rows.par_iter().map(of_row).reduce_with(Deviation::worse)
         })
         .reduce_with(Deviation::worse)
         .expect("rows to compare");
@@ -214,20 +209,14 @@ struct Deviation {
 impl Deviation {
     fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference<T>, row: usize) -> Self {
         let p = forward.problem;
-        let [b, h, i] = [
-            row / p.seqlen_q / p.heads,
-            row / p.seqlen_q % p.heads,
-            row % p.seqlen_q,
-        ];
+        let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
+        let [b, h] = [head / p.heads, head % p.heads];
         let widen = |tensor: &[T]| -> Array1<f64> {
             let elements = tensor[row * p.dim..][..p.dim].iter();
             elements.map(|x| f64::from(x.to_f32())).collect()
         };
-        let (q, o, lse) = (
-            widen(forward.q),
-            widen(forward.o),
-            f64::from(forward.lse[row]),
-        );
+        let [q, o] = [forward.q, forward.o].map(widen);
+        let lse = f64::from(forward.lse[row]);
         let expected = reference.exact(i, q.view());
         let low = reference.low(i, q.view());
 

@@ -47,26 +47,16 @@ pub(crate) fn resolve(
     problem: &Problem,
     facts: Option<&Facts>,
 ) -> Result<Option<&'static Kernel>> {
-    let kernel_dtype = facts.map(|_| dtype.of_kernels()).transpose()?;
-    let named = match name.filter(|&name| name != CPU || facts.is_some()) {
-        None => None,
-        Some(CPU) => return Err(Error::unsuitable(CPU, "runs on the CPU only")),
-        Some(name) => {
-            let kernel = find(name)?;
-            if let Some(reason) = obstacle(kernel, dtype, problem) {
-                return Err(Error::unsuitable(name, reason));
-            }
-            Some(kernel)
-        }
-    };
-    let Some((facts, dtype)) = facts.zip(kernel_dtype) else {
-        return match named {
+    let named = |name| named(name, dtype, problem);
+    let Some(facts) = facts else {
+        return match name.filter(|&name| name != CPU) {
             None => Ok(None),
-            Some(kernel) => Err(Error::NotOnCpu(kernel.name.to_owned())),
+            Some(name) => Err(Error::NotOnCpu(named(name)?.name.to_owned())),
         };
     };
-    let best = || select(&request(dtype, problem, facts));
-    let kernel = named.or_else(best).ok_or(Error::Dim(problem.dim))?;
+    let request = request(dtype.of_kernels()?, problem, facts);
+    let best = || select(&request).ok_or(Error::Dim(problem.dim));
+    let kernel = name.map_or_else(best, named)?;
     if facts.fits(kernel.shared_bytes()) {
         return Ok(Some(kernel));
     }
@@ -84,13 +74,17 @@ pub(crate) fn resolve(
     })
 }
 
-/// Looks a GPU kernel up by name.
-fn find(name: &str) -> Result<&'static Kernel> {
+/// The GPU kernel of a name, if it can compute the problem.
+fn named(name: &str, dtype: Dtype, problem: &Problem) -> Result<&'static Kernel> {
     let products = [gemm::SIMPLE, gemm::MULTISTAGE];
     match catalog::named(name) {
         _ if products.contains(&name) => Err(Error::Multiplies(name.to_owned())),
         Some(kernel) if kernel.gemm().is_some() => Err(Error::Multiplies(name.to_owned())),
-        Some(kernel) => Ok(kernel),
+        Some(kernel) => match obstacle(kernel, dtype, problem) {
+            Some(reason) => Err(Error::unsuitable(name, reason)),
+            None => Ok(kernel),
+        },
+        None if name == CPU => Err(Error::unsuitable(CPU, "runs on the CPU only")),
         None => {
             let names = KERNELS.iter().map(|kernel| kernel.name);
             let names = names.chain([CPU]).chain(products);

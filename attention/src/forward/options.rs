@@ -39,6 +39,7 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
+#[must_use]
 pub struct Attention {
     causal: bool,
     scale: Option<f32>,
@@ -72,7 +73,6 @@ pub struct RawForward {
 
 impl RawForward {
     /// Row-major tensors at address 0: enough to [plan](Attention::plan) a call whose tensors do not exist yet.
-    #[must_use]
     pub fn row_major(problem: &Problem) -> Self {
         let [q, kv] = [problem.q_shape(), problem.kv_shape()].map(RawTensor::row_major);
         RawForward {
@@ -87,35 +87,30 @@ impl RawForward {
 
 impl Attention {
     /// No mask, scale `1 / sqrt(dim)`, the best kernel.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right).
     /// A query that sees no key gets `o = 0` and `lse = -inf`.
-    #[must_use]
     pub fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
     /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
-    #[must_use]
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
     /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable). Default: the best one.
-    #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Wanted::Named(name.into());
         self
     }
 
     /// Kernels of another crate to use.
-    #[must_use]
     pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
         self.kernel = Wanted::Planned(Arc::new(planner));
         self
@@ -124,7 +119,6 @@ impl Attention {
     /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
     /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
     /// CPU does not split.
-    #[must_use]
     pub fn splits(mut self, splits: u32) -> Self {
         self.splits = splits;
         self

@@ -99,37 +99,31 @@ impl Problem {
     }
 
     /// Shape of q and o: `[batch, heads, seqlen_q, dim]`.
-    #[must_use]
     pub fn q_shape(&self) -> [usize; 4] {
         [self.batch, self.heads, self.seqlen_q, self.dim]
     }
 
     /// Shape of k and v: `[batch, kv_heads, seqlen_kv, dim]`.
-    #[must_use]
     pub fn kv_shape(&self) -> [usize; 4] {
         [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
     }
 
     /// Shape of lse: `[batch, heads, seqlen_q]`.
-    #[must_use]
     pub fn lse_shape(&self) -> [usize; 3] {
         [self.batch, self.heads, self.seqlen_q]
     }
 
     /// Query heads that share a key/value head.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// The key/value head that serves a query head.
-    #[must_use]
     pub fn kv_head(&self, head: usize) -> usize {
         head / self.group()
     }
 
     /// Number of keys that query `row` sees: keys `0..key_limit(row)`.
-    #[must_use]
     pub fn key_limit(&self, row: usize) -> usize {
         if self.causal {
             (row + 1 + self.seqlen_kv)
@@ -142,7 +136,6 @@ impl Problem {
 
     /// Floating-point operations by the convention of the field: two products of two operations
     /// each, half of that if causal.
-    #[must_use]
     pub fn flops(&self) -> f64 {
         let [batch, heads, seqlen_q, dim] = self.q_shape().map(|n| n as f64);
         let full = 4.0 * batch * heads * seqlen_q * self.seqlen_kv as f64 * dim;

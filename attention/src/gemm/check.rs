@@ -13,6 +13,7 @@
 use super::{Accumulation, GemmProblem};
 use crate::forward::check::{self, Comparison};
 use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// What a product reads and writes: row-major matrices in host memory.
@@ -32,7 +33,6 @@ pub struct Product<'a, T> {
 
 /// `count` indices below `extent`, or all if there are no more, ascending: the first and the last, and
 /// of the others about half anywhere and half at the edges of tiles.
-#[must_use]
 pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
     check::sample(1, extent, count, seed)
 }
@@ -68,31 +68,13 @@ pub fn check<T: Element>(
     rows.par_iter().filter_map(of_row).reduce_with(worse)
 }
 
-/// Largest finite value, distance from 1 to the next, and least positive value of a type.
-struct Limits {
-    max: f64,
-    epsilon: f64,
-    least: f64,
-}
-
-const F16: Limits = Limits {
-    max: 65504.0,
-    epsilon: 1.0 / 1024.0,
-    least: 1.0 / (1 << 24) as f64,
-};
-
-const F32_MAX: f64 = f32::MAX as f64;
-
-fn limits(dtype: Dtype) -> Limits {
-    let of_f32_range = |epsilon| Limits {
-        max: F32_MAX,
-        epsilon,
-        least: f64::from(f32::MIN_POSITIVE) * epsilon,
-    };
+/// Largest finite value, distance from 1 to the next value, and least normal value of a type.
+fn limits(dtype: Dtype) -> [f64; 3] {
+    let [max, epsilon, normal] = [f32::MAX, f32::EPSILON, f32::MIN_POSITIVE].map(f64::from);
     match dtype {
-        Dtype::F16 => F16,
-        Dtype::Bf16 => of_f32_range(1.0 / 128.0),
-        Dtype::F32 => of_f32_range(f64::from(f32::EPSILON)),
+        Dtype::F16 => [f16::MAX, f16::EPSILON, f16::MIN_POSITIVE].map(f64::from),
+        Dtype::Bf16 => [max, bf16::EPSILON.into(), normal],
+        Dtype::F32 => [max, epsilon, normal],
     }
 }
 
@@ -115,18 +97,14 @@ fn compare<T: Element>(
     }
     let steps = (a.len() / 16 + 1) as f64;
     let (lost, range) = match accumulation {
-        Accumulation::Single => (steps * 2_f64.powi(-21), F32_MAX),
+        Accumulation::Single => (steps * 2_f64.powi(-21), f64::from(f32::MAX)),
         Accumulation::Half => {
-            let unit = F16.epsilon / 2.0;
-            (steps.min(4.0 * steps.sqrt()) * unit, F16.max)
+            let lost = steps.min(4.0 * steps.sqrt()) * 2_f64.powi(-11);
+            (lost, f64::from(f16::MAX))
         }
     };
-    let Limits {
-        max,
-        epsilon,
-        least,
-    } = limits(T::DTYPE);
-    let tolerance = exact.abs() * epsilon / 2.0 + least + lost * largest;
+    let [max, epsilon, normal] = limits(T::DTYPE);
+    let tolerance = exact.abs() * epsilon / 2.0 + normal * epsilon + lost * largest;
     let right = |right: bool| if right { 0.0 } else { f64::INFINITY };
     let max_abs_err = if exact.is_nan() {
         right(found.is_nan())

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::catalog::{self, KERNELS, Kernel};
+use std::collections::BTreeSet;
 
 /// The name of the kernel without shared memory.
 pub const SIMPLE: &str = "gemm-simple";
@@ -88,27 +89,20 @@ impl Gemm {
                 _ => Error::unknown_kernel(name, names),
             });
         }
-        let has_dtype = |gemm: &catalog::Gemm| Dtype::from(gemm.dtype) == dtype;
-        let has_sums = |gemm: &catalog::Gemm| gemm.accumulation == self.accumulation;
-        let typed: Vec<_> = named
-            .iter()
-            .filter(|(_, gemm)| has_dtype(gemm) && has_sums(gemm))
-            .collect();
+        let has_types = |gemm: &catalog::Gemm| {
+            Dtype::from(gemm.dtype) == dtype && gemm.accumulation == self.accumulation
+        };
+        let typed: Vec<_> = named.iter().filter(|(_, gemm)| has_types(gemm)).collect();
         if typed.is_empty() {
-            let (_, gemm) = named[0];
-            let mut takes = Vec::new();
-            if !has_dtype(gemm) {
-                let named = |dtype: &catalog::Dtype| named.iter().any(|(_, g)| g.dtype == *dtype);
-                let dtypes = catalog::Dtype::ALL.into_iter().filter(named);
-                let dtypes: Vec<_> = dtypes.map(catalog::Dtype::name).collect();
-                takes.push(format!("dtype {}", dtypes.join(" or ")));
-            }
-            if !has_sums(gemm) {
-                takes.push(format!("accumulation in {}", gemm.accumulation.name()));
-            }
-            let (dtype, sums, takes) = (dtype.name(), self.accumulation.name(), takes.join(", "));
-            let reason =
-                format!("is not for {dtype} with accumulation in {sums}; it takes {takes}");
+            let shown = |dtype: Dtype, sums: Accumulation| {
+                format!("{} with accumulation in {}", dtype.name(), sums.name())
+            };
+            let takes = named
+                .iter()
+                .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation));
+            let takes = Vec::from_iter(BTreeSet::from_iter(takes)).join(" or ");
+            let given = shown(dtype, self.accumulation);
+            let reason = format!("is not for {given}; it takes {takes}");
             return Err(Error::unsuitable(name, reason));
         }
         let staged: Vec<_> = typed
@@ -117,15 +111,11 @@ impl Gemm {
             .map(|(kernel, _)| *kernel)
             .collect();
         if staged.is_empty() {
-            let mut stages: Vec<_> = typed.iter().map(|(_, gemm)| gemm.tile.stages).collect();
-            stages.sort_unstable();
-            stages.dedup();
-            let reason = match stages[..] {
-                [0] => "has no stages to choose".to_owned(),
-                _ => {
-                    let stages: Vec<_> = stages.iter().map(u32::to_string).collect();
-                    format!("comes with stages {}", stages.join(", "))
-                }
+            let stages = BTreeSet::from_iter(typed.iter().map(|(_, gemm)| gemm.tile.stages));
+            let listed = Vec::from_iter(stages.iter().map(u32::to_string)).join(", ");
+            let reason = match stages.last() {
+                Some(0) => "has no stages to choose".to_owned(),
+                _ => format!("comes with stages {listed}"),
             };
             return Err(Error::unsuitable(name, reason));
         }

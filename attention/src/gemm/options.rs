@@ -33,6 +33,7 @@ use half::{bf16, f16};
 /// # }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Gemm {
     pub(super) kernel: Option<String>,
     pub(super) accumulation: Accumulation,
@@ -52,7 +53,6 @@ pub struct RawGemm {
 
 impl RawGemm {
     /// Row-major matrices at address 0: enough to [plan](Gemm::plan) a product whose matrices do not exist yet.
-    #[must_use]
     pub fn row_major(problem: GemmProblem) -> Self {
         RawGemm {
             a: RawTensor::row_major(problem.a_shape()),
@@ -74,21 +74,18 @@ impl Default for Gemm {
 
 impl Gemm {
     /// Accumulation in f32, the best kernel.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// The kernel to use: [`SIMPLE`](super::SIMPLE), [`MULTISTAGE`](super::MULTISTAGE), or a name from [`suitable`](Self::suitable).
     /// Default: the pipelined kernel whose tile suits the problem.
-    #[must_use]
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Some(name.into());
         self
     }
 
     /// In what the products are added up; f16 for f16 inputs only. The CPU always takes f32.
-    #[must_use]
     pub fn accumulation(mut self, accumulation: Accumulation) -> Self {
         self.accumulation = accumulation;
         self
@@ -96,7 +93,6 @@ impl Gemm {
 
     /// Tiles of A and B that a pipelined kernel holds in shared memory. Default: the best number. The CPU
     /// has none.
-    #[must_use]
     pub fn stages(mut self, stages: u32) -> Self {
         self.stages = Some(stages);
         self

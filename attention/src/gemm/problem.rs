@@ -50,25 +50,21 @@ impl GemmProblem {
     }
 
     /// `[m, k]`.
-    #[must_use]
     pub fn a_shape(&self) -> [usize; 2] {
         [self.m, self.k]
     }
 
     /// `[n, k]`.
-    #[must_use]
     pub fn b_shape(&self) -> [usize; 2] {
         [self.n, self.k]
     }
 
     /// `[m, n]`.
-    #[must_use]
     pub fn c_shape(&self) -> [usize; 2] {
         [self.m, self.n]
     }
 
     /// Floating-point operations: two for each product.
-    #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
     }

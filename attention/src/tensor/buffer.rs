@@ -110,19 +110,16 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Number of elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The device whose memory it is.
-    #[must_use]
     pub fn device(&self) -> Device {
         match &self.memory {
             Memory::Cpu(_) => Device::cpu(),

@@ -12,7 +12,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// If the host has not enough memory, or the driver reports a failure, of this call or of
     /// earlier work on the device.
     pub fn to_vec(&self) -> Result<Vec<S::Item>> {
-        let buffer = self.storage.buffer();
+        let buffer = self.storage.borrow();
         let (span, first) = self.span();
         let mut elements = super::buffer::reserved(self.len())?;
         buffer.read(span, |data| {
@@ -102,10 +102,10 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         self.layout.expect_injective("tensor")?;
         let (span, first) = self.span();
         let layout = self.layout;
-        let buffer = self.storage.buffer_mut();
+        let buffer = self.storage.borrow_mut();
         if layout.is_contiguous() && source.is_contiguous() {
             let (source_span, _) = source.span();
-            return buffer.copy_range(span.start, source.storage.buffer(), source_span);
+            return buffer.copy_range(span.start, source.storage.borrow(), source_span);
         }
         let elements = source.to_vec()?;
         buffer.modify(span, |data| {

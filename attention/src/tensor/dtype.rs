@@ -18,8 +18,10 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Every type.
+    pub const ALL: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
+
     /// The name on the command line and in messages.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F16 => catalog::Dtype::F16.name(),
@@ -29,7 +31,6 @@ impl Dtype {
     }
 
     /// Bytes of an element.
-    #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F16 | Dtype::Bf16 => 2,

@@ -92,7 +92,6 @@ impl<T: Pod, const R: usize> Tensor<T, R> {
     }
 
     /// The buffer, without shape.
-    #[must_use]
     pub fn into_buffer(self) -> Buffer<T> {
         self.storage
     }
@@ -125,7 +124,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ) -> Result<Self> {
         contiguous(shape)?;
         let layout = Layout { shape, strides };
-        let len = buffer.buffer().len();
+        let len = buffer.borrow().len();
         let is_inside = |position| {
             let position = offset.checked_add_signed(position);
             // Of an empty tensor, the end of the buffer is inside, too.
@@ -147,65 +146,56 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     }
 
     /// Extent of every axis.
-    #[must_use]
     pub fn shape(&self) -> [usize; R] {
         self.layout.shape
     }
 
     /// Elements from one index to the next, for every axis.
-    #[must_use]
     pub fn strides(&self) -> [isize; R] {
         self.layout.strides
     }
 
     /// Index of the first element in the buffer.
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Number of elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
     /// Whether there are no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layout.is_empty()
     }
 
     /// Whether the elements lie in row-major order without gaps.
-    #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
     /// The device whose memory the tensor is in.
-    #[must_use]
     pub fn device(&self) -> Device {
-        self.storage.buffer().device()
+        self.storage.borrow().device()
     }
 
     /// The same tensor, borrowed.
-    #[must_use]
     pub fn view(&self) -> TensorView<'_, S::Item, R> {
         TensorBase {
-            storage: self.storage.buffer(),
+            storage: self.storage.borrow(),
             offset: self.offset,
             layout: self.layout,
         }
     }
 
     /// The same tensor, borrowed to write.
-    #[must_use]
     pub fn view_mut(&mut self) -> TensorViewMut<'_, S::Item, R>
     where
         S: StorageMut,
     {
         TensorBase {
-            storage: self.storage.buffer_mut(),
+            storage: self.storage.borrow_mut(),
             offset: self.offset,
             layout: self.layout,
         }

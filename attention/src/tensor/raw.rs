@@ -21,7 +21,6 @@ pub struct RawTensor<const R: usize = 4> {
 
 impl<const R: usize> RawTensor<R> {
     /// A row-major tensor at address 0: enough to plan a call whose tensors do not exist yet.
-    #[must_use]
     pub fn row_major(shape: [usize; R]) -> Self {
         // Plans refuse a shape that overflows, whatever its strides.
         let strides = Layout::contiguous(shape).map_or([1; R], |layout| layout.strides);
@@ -146,20 +145,18 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ///
     /// It is valid as long as the buffer lives, and only for work that the device orders after the
     /// work which writes the tensor: this library's own is on the null stream.
-    #[must_use]
     pub fn address(&self) -> u64 {
-        self.storage.buffer().address() + self.offset_bytes()
+        self.storage.borrow().address() + self.offset_bytes()
     }
 
     /// Address of the first element in the device's memory, to write.
     ///
     /// Valid as [`address`](Self::address) is, until the tensor is next used.
-    #[must_use]
     pub fn address_mut(&mut self) -> u64
     where
         S: StorageMut,
     {
-        self.storage.buffer_mut().address_mut() + self.offset_bytes()
+        self.storage.borrow_mut().address_mut() + self.offset_bytes()
     }
 
     fn offset_bytes(&self) -> u64 {
@@ -194,13 +191,11 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn as_raw(&self) -> RawTensor<R> {
         self.at(self.address())
     }
 
     /// The tensor at its [address](Self::address_mut), to write.
-    #[must_use]
     pub fn as_raw_mut(&mut self) -> RawTensor<R>
     where
         S: StorageMut,

@@ -114,15 +114,18 @@ fn what_would_work_is_said() {
         ),
         (
             "--kernel gemm_bf16_f32_256x128x32x3",
-            ["is not for f16", "it takes dtype bf16"],
+            ["is not for f16", "it takes bf16 with"],
         ),
         (
             "--kernel gemm_f16_f16_256x128x32x3",
-            ["accumulation in f32", "it takes accumulation in f16"],
+            [
+                "accumulation in f32",
+                "it takes f16 with accumulation in f16",
+            ],
         ),
         (
             "--kernel gemm_simple_f16_f16 --dtype bf16",
-            ["is not for bf16", "it takes dtype f16"],
+            ["is not for bf16", "it takes f16 with"],
         ),
     ] {
         let line = format!("gemm --device emulator:sm_86 {line}");
