@@ -135,14 +135,13 @@ impl Args {
 
     /// The first given option that only kernels of the ladder take.
     pub fn ladder_option(&self) -> Option<&'static str> {
-        let options = [
-            ("--stages", self.stages.is_some()),
-            ("--swizzle", self.swizzle.is_some()),
-            ("--acc", self.acc.is_some()),
-            ("--o-store", self.o_store.is_some()),
+        let given = [
+            self.stages.map(|_| "--stages"),
+            self.swizzle.map(|_| "--swizzle"),
+            self.acc.map(|_| "--acc"),
+            self.o_store.map(|_| "--o-store"),
         ];
-        let mut options = options.into_iter();
-        options.find_map(|(option, given)| given.then_some(option))
+        given.into_iter().flatten().next()
     }
 }
 
@@ -243,17 +242,14 @@ impl FromStr for DeviceName {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let (kind, which) = match name.split_once(':') {
-            Some((kind, which)) => (kind, Some(which)),
-            None => (name, None),
-        };
-        let device = match (kind, which) {
-            ("auto", None) => Some(DeviceName::Auto),
-            ("cpu", None) => Some(DeviceName::Cpu),
-            ("cuda", None) => Some(DeviceName::Cuda(0)),
-            ("cuda", Some(index)) => index.parse().ok().map(DeviceName::Cuda),
-            ("emulator", None) => Some(DeviceName::Emulator(Class::Sm80)),
-            ("emulator", Some(name)) => {
+        let mut parts = name.splitn(2, ':');
+        let device = match [parts.next(), parts.next()] {
+            [Some("auto"), None] => Some(DeviceName::Auto),
+            [Some("cpu"), None] => Some(DeviceName::Cpu),
+            [Some("cuda"), None] => Some(DeviceName::Cuda(0)),
+            [Some("cuda"), Some(index)] => index.parse().ok().map(DeviceName::Cuda),
+            [Some("emulator"), None] => Some(DeviceName::Emulator(Class::Sm80)),
+            [Some("emulator"), Some(name)] => {
                 let class = Class::ALL.iter().find(|class| class.name() == name);
                 class.copied().map(DeviceName::Emulator)
             }

@@ -46,13 +46,11 @@ impl Task<'_> {
             "ladder" => self.ladder(),
             name => named(name).map(|choice| vec![choice]),
         }?;
-        if choices.len() > 1 && args.output.is_some() {
-            bail!(
-                "--output takes the result of one kernel; --kernel {} runs {}",
-                args.kernel,
-                choices.len()
-            );
-        }
+        let (kernel, count) = (&args.kernel, choices.len());
+        ensure!(
+            count <= 1 || args.output.is_none(),
+            "--output takes the result of one kernel; --kernel {kernel} runs {count}"
+        );
         ensure!(
             !choices.is_empty(),
             "no kernel serves this problem on {}",
@@ -142,15 +140,13 @@ impl Task<'_> {
         let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
         // The host keeps the inputs for the check, and o and lse twice: the poison, or the file.
         let on_host = inputs + 2 * outputs;
-        let check = match self.args.run.check {
+        // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64.
+        let head = bytes([4, problem.seqlen_kv, problem.dim], size_of::<f64>());
+        let heads = match self.args.run.check {
             Check::Off => 0,
-            Check::Sample | Check::Full => {
-                // Each thread keeps one head's k, scaled k, rounded k and v in f64.
-                let head = bytes([4, problem.seqlen_kv, problem.dim], size_of::<f64>());
-                let heads = problem.batch.saturating_mul(problem.kv_heads);
-                head * heads.min(rayon::current_num_threads()) as u128
-            }
+            _ => problem.batch.saturating_mul(problem.kv_heads),
         };
+        let check = head * heads.min(rayon::current_num_threads()) as u128;
         let sizes = match self.args.input {
             None => "batch, heads, seqlen and dim are",
             Some(_) => "the tensors of --input are",

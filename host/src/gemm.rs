@@ -186,15 +186,10 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
 
 fn element(wrong: &Comparison) -> String {
     let [_, _, row, column] = wrong.worst;
-    let Comparison {
-        max_abs_err,
-        tolerance,
-        found,
-        expected,
-        ..
-    } = wrong;
+    let (found, expected, error) = (wrong.found, wrong.expected, wrong.max_abs_err);
+    let tolerance = wrong.tolerance;
     format!(
-        "C[{row}, {column}] is {found} for {expected}, error {max_abs_err:.3e}, tolerance {tolerance:.3e}"
+        "C[{row}, {column}] is {found} for {expected}, error {error:.3e}, tolerance {tolerance:.3e}"
     )
 }
 

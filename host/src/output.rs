@@ -35,8 +35,9 @@ impl Output {
                 !existing.is_dir(),
                 "--output: {shown} is a folder; it must be a file"
             );
+            let inode = |file: &Metadata| (file.dev(), file.ino());
             ensure!(
-                !input.is_some_and(|input| is_same(input, existing)),
+                input.map(inode) != Some(inode(existing)),
                 "--output: {shown} is the file of --input, which would be lost"
             );
         }
@@ -67,13 +68,11 @@ impl Output {
 
     fn put(&self, bytes: &[u8]) -> io::Result<()> {
         fill(&self.file, bytes)?;
-        match &self.target {
-            // Some file systems cannot name a nameless file.
-            Some(target) => {
-                publish(&self.file, target).or_else(|_| fill(&File::create(target)?, bytes))
-            }
-            None => Ok(()),
-        }
+        let Some(target) = &self.target else {
+            return Ok(());
+        };
+        // Some file systems cannot name a nameless file.
+        publish(&self.file, target).or_else(|_| fill(&File::create(target)?, bytes))
     }
 }
 
@@ -156,11 +155,6 @@ fn publish(file: &File, target: &Path) -> io::Result<()> {
         }
         linked => linked,
     }
-}
-
-/// Whether two names lead to one file.
-fn is_same(a: &Metadata, b: &Metadata) -> bool {
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
 fn unwritable(path: &Path) -> String {

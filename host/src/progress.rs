@@ -1,6 +1,7 @@
 //! A progress bar on standard error.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::ops::Deref;
 use std::thread;
 use std::time::Duration;
 
@@ -34,34 +35,27 @@ impl Progress {
     /// Begins work of `count` steps.
     pub fn steps(&self, what: &str, count: usize) {
         self.begin(what, "{spinner} {msg} {bar:30} {pos}/{len} [{elapsed}]");
-        self.0.set_length(count as u64);
-        self.0.set_position(0);
+        self.set_length(count as u64);
+        self.set_position(0);
     }
 
     fn begin(&self, what: &str, template: &str) {
-        self.0
-            .set_style(ProgressStyle::with_template(template).expect("a valid template"));
-        self.0.set_message(what.to_owned());
+        let style = ProgressStyle::with_template(template);
+        self.set_style(style.expect("a valid template"));
+        self.set_message(what.to_owned());
     }
+}
 
-    /// Counts steps that are done.
-    pub fn advance(&self, steps: usize) {
-        self.0.inc(steps as u64);
-    }
+impl Deref for Progress {
+    type Target = ProgressBar;
 
-    /// Hides the bar while `print` runs.
-    pub fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
-        self.0.suspend(print)
-    }
-
-    /// Removes the bar.
-    pub fn finish(&self) {
-        self.0.finish_and_clear();
+    fn deref(&self) -> &ProgressBar {
+        &self.0
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.finish();
+        self.finish_and_clear();
     }
 }

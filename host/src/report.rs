@@ -147,7 +147,7 @@ impl<'a, C: Call> Report<'a, C> {
 
     /// Prints the table if there was no JSON; `false` if the check found a result wrong.
     pub fn finish(self) -> io::Result<bool> {
-        self.progress.finish();
+        self.progress.finish_and_clear();
         if !self.run.json {
             print_outcomes(&self.outcomes)?;
         }

@@ -45,7 +45,7 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Device(Option<Arc<Gpu>>);
+pub struct Device(pub(crate) Option<Arc<Gpu>>);
 
 impl Device {
     /// The CPU, with the threads of the current rayon pool.
@@ -174,12 +174,6 @@ impl Device {
             needed: needed as u64,
             free: self.free_memory().ok().flatten(),
         }
-    }
-}
-
-impl From<Arc<Gpu>> for Device {
-    fn from(gpu: Arc<Gpu>) -> Self {
-        Device(Some(gpu))
     }
 }
 

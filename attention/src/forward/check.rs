@@ -207,7 +207,7 @@ struct Deviation {
 }
 
 impl Deviation {
-    fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference<T>, row: usize) -> Self {
+    fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference, row: usize) -> Self {
         let p = forward.problem;
         let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
         let [b, h] = [head / p.heads, head % p.heads];
@@ -218,7 +218,7 @@ impl Deviation {
         let [q, o] = [forward.q, forward.o].map(widen);
         let lse = f64::from(forward.lse[row]);
         let expected = reference.exact(i, q.view());
-        let low = reference.low(i, q.view());
+        let low = reference.low::<T>(i, q.view());
 
         let o_error = |d: usize| difference(o[d], expected.o[d]);
         let worst = (0..p.dim)

@@ -197,9 +197,8 @@ impl Attention {
     /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's stream.
     /// On a CUDA device the call returns before the work is done.
     ///
-    /// An input is used where it lies if its rows start at multiples of 16 bytes, and else copied, in
-    /// the order of the stream, to memory that is freed in that order. The same goes for the partial
-    /// results of [splits](Self::splits). On a device without memory pools a call that needs such
+    /// Copies of inputs and partial results of [splits](Self::splits) lie in memory that is allocated
+    /// and freed in the order of the stream. On a device without memory pools a call that needs such
     /// memory allocates it at once, and waits for the stream before it frees it and returns.
     ///
     /// On a CUDA device, addresses and stream belong to its primary context, which the CUDA

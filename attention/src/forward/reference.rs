@@ -9,15 +9,14 @@ use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 
 /// One key/value head, ready to answer for any query row of the heads it serves.
-pub(crate) struct Reference<'a, T> {
+pub(crate) struct Reference<'a> {
     p: &'a Problem,
     keys: Array2<f64>,
-    /// Scaled and rounded to `T`.
+    /// Scaled and rounded to the element type.
     low_keys: Array2<f64>,
     values: Array2<f64>,
     /// Largest finite Euclidean norm of a scaled key.
     pub key_norm: f64,
-    dtype: std::marker::PhantomData<T>,
 }
 
 /// Products that sums in f16 take in between two roundings.
@@ -35,9 +34,9 @@ pub(crate) struct Row {
     pub lse: f64,
 }
 
-impl<'a, T: Element> Reference<'a, T> {
+impl<'a> Reference<'a> {
     /// Converts k and v of one head, row-major.
-    pub fn new(p: &'a Problem, k: &[T], v: &[T]) -> Self {
+    pub fn new<T: Element>(p: &'a Problem, k: &[T], v: &[T]) -> Self {
         let [keys, values] = [k, v].map(|head: &[T]| {
             let element = |(j, d): (usize, usize)| f64::from(head[j * p.dim + d].to_f32());
             Array2::from_shape_fn((p.seqlen_kv, p.dim), element)
@@ -50,7 +49,6 @@ impl<'a, T: Element> Reference<'a, T> {
             low_keys: scaled_keys.mapv(round::<T>),
             keys,
             values,
-            dtype: std::marker::PhantomData,
         }
     }
 
@@ -64,7 +62,7 @@ impl<'a, T: Element> Reference<'a, T> {
     ///
     /// The scale is applied to the keys first, so that a product of large q and k whose score is
     /// ordinary does not overflow.
-    pub fn low(&self, row: usize, q: ArrayView1<f64>) -> Row {
+    pub fn low<T: Element>(&self, row: usize, q: ArrayView1<f64>) -> Row {
         let scores = self.visible(row, &self.low_keys).dot(&q);
         self.attend(row, scores.mapv_into(round::<T>), round::<T>)
     }

@@ -71,18 +71,13 @@ impl Schedule {
         // Kernels count query heads in 32 bits too.
         grid((problem.batch * problem.heads) as u128)?;
         let key_blocks = (problem.seqlen_kv as u32).div_ceil(kernel.keys);
+        let slots = facts.multiprocessors * kernel.resident_blocks(facts);
         let splits = match splits {
             Some(splits) => splits,
             None if !facts.has_pools => 1,
-            None => {
-                let slots = facts.multiprocessors * kernel.resident_blocks(facts);
-                // Partial results of many rows cost more than a last wave that is not full.
-                if tiles >= slots && !kernel.is_packed {
-                    1
-                } else {
-                    self::splits(tiles, key_blocks, slots)
-                }
-            }
+            // Partial results of many rows cost more than a last wave that is not full.
+            None if tiles >= slots && !kernel.is_packed => 1,
+            None => self::splits(tiles, key_blocks, slots),
         };
         let split_blocks = key_blocks.div_ceil(splits.max(1));
         let splits = key_blocks.div_ceil(split_blocks);
@@ -108,17 +103,14 @@ impl Schedule {
 /// The smallest `n` whose time is near the least will do. There are at most 128.
 fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
     let most = (key_blocks / SPLIT_STEPS).clamp(1, MAX_SPLITS);
-    let time = |n| time(n, blocks, key_blocks, slots);
+    let time = |n: u32| {
+        let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
+        let cost = if n > 1 { SPLIT_STEPS } else { 0 };
+        waves * u64::from(key_blocks.div_ceil(n) + cost)
+    };
     let least = (1..=most).map(time).min().unwrap_or(0);
     let is_near = |&n: &u32| time(n) as f64 * NEAR_BEST <= least as f64;
     (1..=most).find(is_near).unwrap_or(1)
-}
-
-/// The time of `n` splits, in steps.
-fn time(n: u32, blocks: u32, key_blocks: u32, slots: u32) -> u64 {
-    let waves = (u64::from(blocks) * u64::from(n)).div_ceil(u64::from(slots));
-    let cost = if n > 1 { SPLIT_STEPS } else { 0 };
-    waves * u64::from(key_blocks.div_ceil(n) + cost)
 }
 
 /// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and

@@ -32,7 +32,7 @@ use half::{bf16, f16};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Gemm {
     pub(super) kernel: Option<String>,
@@ -54,21 +54,9 @@ pub struct RawGemm {
 impl RawGemm {
     /// Row-major matrices at address 0: enough to [plan](Gemm::plan) a product whose matrices do not exist yet.
     pub fn row_major(problem: GemmProblem) -> Self {
-        RawGemm {
-            a: RawTensor::row_major(problem.a_shape()),
-            b: RawTensor::row_major(problem.b_shape()),
-            c: RawTensor::row_major(problem.c_shape()),
-        }
-    }
-}
-
-impl Default for Gemm {
-    fn default() -> Self {
-        Gemm {
-            kernel: None,
-            accumulation: Accumulation::Single,
-            stages: None,
-        }
+        let shapes = [problem.a_shape(), problem.b_shape(), problem.c_shape()];
+        let [a, b, c] = shapes.map(RawTensor::row_major);
+        RawGemm { a, b, c }
     }
 }
 

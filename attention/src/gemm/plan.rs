@@ -31,10 +31,8 @@ pub fn plan(
     let b = matrix(steps.input(b, offset_of!(GemmParams, b.address))?);
     let c = matrix(c.into());
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
-    let (row_tiles, column_tiles) = (
-        m.div_ceil(tile.rows as usize),
-        n.div_ceil(tile.columns as usize),
-    );
+    let row_tiles = m.div_ceil(tile.rows as usize);
+    let column_tiles = n.div_ceil(tile.columns as usize);
     let blocks = row_tiles as u128 * column_tiles as u128;
     grid(kernel.name, blocks)?;
     let params = GemmParams {

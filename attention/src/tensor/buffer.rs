@@ -123,7 +123,7 @@ impl<T: Pod> Buffer<T> {
     pub fn device(&self) -> Device {
         match &self.memory {
             Memory::Cpu(_) => Device::cpu(),
-            Memory::Gpu(memory) => Device::from(Arc::clone(memory.gpu())),
+            Memory::Gpu(memory) => Device(Some(Arc::clone(memory.gpu()))),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The element types of q, k, v and o, and of matrices.
 
 use super::Dtype;
+use super::sealed::Sealed;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -8,13 +9,15 @@ use half::{bf16, f16};
 ///
 /// The CPU computes in `f32`, whatever the type. Sealed: kernels exist for these types alone.
 pub trait Element:
-    sealed::Sealed + bytemuck::Pod + PartialEq + std::fmt::Debug + Send + Sync
+    Sealed + bytemuck::Pod + Into<f32> + PartialEq + std::fmt::Debug + Send + Sync
 {
     /// The type's name.
     const DTYPE: Dtype;
 
     /// The same value in `f32`.
-    fn to_f32(self) -> f32;
+    fn to_f32(self) -> f32 {
+        self.into()
+    }
 
     /// The nearest value, ties to even.
     fn from_f32(value: f32) -> Self;
@@ -32,20 +35,12 @@ pub trait Element:
     fn from_f32_slice(source: &[f32], target: &mut [Self]);
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 macro_rules! half_element {
     ($type:ident, $dtype:expr) => {
-        impl sealed::Sealed for $type {}
+        impl Sealed for $type {}
 
         impl Element for $type {
             const DTYPE: Dtype = $dtype;
-
-            fn to_f32(self) -> f32 {
-                self.to_f32()
-            }
 
             fn from_f32(value: f32) -> Self {
                 $type::from_f32(value)
@@ -65,14 +60,10 @@ macro_rules! half_element {
 half_element!(f16, Dtype::F16);
 half_element!(bf16, Dtype::Bf16);
 
-impl sealed::Sealed for f32 {}
+impl Sealed for f32 {}
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
-
-    fn to_f32(self) -> f32 {
-        self
-    }
 
     fn from_f32(value: f32) -> Self {
         value

@@ -24,12 +24,10 @@ impl<const R: usize> Layout<R> {
 
     /// Checks that a row-major tensor of 16-bit elements has so few that its bytes can be counted too.
     pub fn expect_countable_bytes(argument: &'static str, shape: [usize; R]) -> Result<()> {
-        let bytes =
-            Self::contiguous(shape).and_then(|layout| layout.len().checked_mul(size_of::<u16>()));
-        match bytes.map(isize::try_from) {
-            Some(Ok(_)) => Ok(()),
-            _ => Err(Error::Overflow(argument)),
-        }
+        let layout = Self::contiguous(shape);
+        let bytes = layout.and_then(|layout| layout.len().checked_mul(size_of::<u16>()));
+        let countable = bytes.is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        countable.then_some(()).ok_or(Error::Overflow(argument))
     }
 
     /// Number of elements. Overflows unless [`contiguous`](Self::contiguous) takes the shape.

@@ -20,6 +20,10 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 
+mod sealed {
+    pub trait Sealed {}
+}
+
 /// An `R`-dimensional tensor: a buffer, the position of the first element in it, a shape and strides.
 ///
 /// [`Tensor`] owns its buffer, [`TensorView`] borrows one, [`TensorViewMut`] borrows one to write.

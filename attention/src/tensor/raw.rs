@@ -3,8 +3,9 @@
 use super::{Layout, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
 use kernels::abi::TensorRef;
-use ndarray::ShapeBuilder;
-use ndarray::{ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, StrideShape};
+use ndarray::{
+    ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder,
+};
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
@@ -69,11 +70,8 @@ impl<const R: usize> RawTensor<R> {
     where
         [usize; R]: IntoDimension<Dim = D>,
     {
-        let (shape, lowest, backward) = self.in_host_memory();
-        // SAFETY: the caller's word; the memory starts at the lowest element.
-        let mut view = unsafe { ArrayView::from_shape_ptr(shape, lowest) };
-        backward.for_each(|axis| view.invert_axis(axis));
-        view
+        // SAFETY: the caller's word.
+        unsafe { self.in_host_memory().deref_into_view() }
     }
 
     /// The tensor in host memory, to write.
@@ -85,17 +83,13 @@ impl<const R: usize> RawTensor<R> {
     where
         [usize; R]: IntoDimension<Dim = D>,
     {
-        let (shape, lowest, backward) = self.in_host_memory();
-        // SAFETY: the caller's word; the memory starts at the lowest element.
-        let mut view = unsafe { ArrayViewMut::from_shape_ptr(shape, lowest) };
-        backward.for_each(|axis| view.invert_axis(axis));
-        view
+        // SAFETY: the caller's word.
+        unsafe { self.in_host_memory().deref_into_view_mut() }
     }
 
-    /// Shape and strides without signs, the lowest element, and the axes with a negative stride.
-    fn in_host_memory<T, D: Dimension>(
-        &self,
-    ) -> (StrideShape<D>, *mut T, impl Iterator<Item = Axis>)
+    /// # Safety
+    /// Every element lies in one allocation of host memory, aligned.
+    unsafe fn in_host_memory<T, D: Dimension>(&self) -> RawArrayViewMut<T, D>
     where
         [usize; R]: IntoDimension<Dim = D>,
     {
@@ -109,9 +103,14 @@ impl<const R: usize> RawTensor<R> {
             ),
             false => (self.used_strides(), first.wrapping_offset(low)),
         };
-        let backward = (0..R).filter(move |&axis| strides[axis] < 0).map(Axis);
         let shape = self.shape.strides(strides.map(isize::unsigned_abs));
-        (shape, lowest, backward)
+        // SAFETY: the caller's word; the memory starts at the lowest element.
+        let mut view = unsafe { RawArrayViewMut::from_shape_ptr(shape, lowest) };
+        // ndarray takes strides without signs.
+        for axis in (0..R).filter(|&axis| strides[axis] < 0) {
+            view.invert_axis(Axis(axis));
+        }
+        view
     }
 }
 

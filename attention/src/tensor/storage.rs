@@ -1,13 +1,14 @@
 //! Memory of a tensor: owned, borrowed, or borrowed to write.
 
 use super::buffer::Buffer;
+use super::sealed::Sealed;
 use bytemuck::Pod;
 use std::borrow::{Borrow, BorrowMut};
 
 /// The buffer of a tensor: [`Buffer<T>`] itself, `&Buffer<T>` or `&mut Buffer<T>`.
 ///
 /// Sealed: a tensor checks its layout against its buffer once.
-pub trait Storage: sealed::Sealed + Borrow<Buffer<<Self as Storage>::Item>> {
+pub trait Storage: Sealed + Borrow<Buffer<<Self as Storage>::Item>> {
     /// Type of the elements.
     type Item: Pod;
 }
@@ -15,13 +16,9 @@ pub trait Storage: sealed::Sealed + Borrow<Buffer<<Self as Storage>::Item>> {
 /// A [`Storage`] that can be written: [`Buffer<T>`] or `&mut Buffer<T>`.
 pub trait StorageMut: Storage + BorrowMut<Buffer<<Self as Storage>::Item>> {}
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 macro_rules! storage {
     ($($type:ty),+) => {$(
-        impl<T: Pod> sealed::Sealed for $type {}
+        impl<T: Pod> Sealed for $type {}
 
         impl<T: Pod> Storage for $type {
             type Item = T;
