@@ -2,7 +2,9 @@
 
 use crate::table;
 use anyhow::{Context, Result, ensure};
+use clap::builder::PossibleValuesParser;
 use comfy_table::Table;
+use glob::Pattern;
 use kernel_builder::ptxas::Usage;
 use kernel_builder::{Entry, Module, Package, ptxas, sass};
 use kernels::catalog::Target;
@@ -16,13 +18,13 @@ use std::path::{Path, PathBuf};
 pub struct Arguments {
     /// Only kernels of this name, in which `*` stands for any text; may be repeated
     #[arg(long, value_name = "NAME")]
-    pub kernel: Vec<String>,
+    pub kernel: Vec<Pattern>,
     /// The kernels of the ladder too
     #[arg(long)]
     pub ladder: bool,
     /// Only kernels of this PTX target
-    #[arg(long, value_parser = target)]
-    pub target: Option<Target>,
+    #[arg(long, value_parser = PossibleValuesParser::new(Target::ALL.iter().map(|target| target.name())))]
+    pub target: Option<String>,
     /// Compare registers, spills and machine code with the PTX in another folder, such as the
     /// `target/ptx` of another checkout
     #[arg(long, value_name = "FOLDER")]
@@ -39,14 +41,6 @@ fn ladder() -> Package {
     }
 }
 
-fn target(name: &str) -> Result<Target, String> {
-    let names: Vec<_> = Target::ALL.iter().map(|target| target.name()).collect();
-    let found = names.iter().position(|known| *known == name);
-    found
-        .map(|place| Target::ALL[place])
-        .ok_or_else(|| names.join(" or "))
-}
-
 /// Writes each module to `target/ptx/TARGET/MODULE.ptx` and prints a table of the entries, or what
 /// differs from another folder.
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -54,12 +48,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let packages = [Some(Package::kernels()), arguments.ladder.then(ladder)];
     for mut package in packages.into_iter().flatten() {
         package.kernels.retain(|kernel| {
-            let name = kernel.name();
+            let (name, target) = (kernel.name(), kernel.target().name());
             let mut patterns = arguments.kernel.iter();
-            (arguments.kernel.is_empty() || patterns.any(|pattern| fits(pattern, &name)))
-                && arguments
-                    .target
-                    .is_none_or(|target| kernel.target() == target)
+            (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(&name)))
+                && arguments.target.as_ref().is_none_or(|only| only == target)
         });
         modules.extend(kernel_builder::build(&package)?);
     }
@@ -74,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(other) = &arguments.compare {
         return compare(&modules, other);
     }
-    let ptxas = ptxas::find();
+    let ptxas = ptxas::find_tool("ptxas");
     let usages = ptxas.as_ref().map(|ptxas| ptxas::assemble(ptxas, &modules));
     let usages = usages.transpose()?.unwrap_or_default();
     println!("{}", table(&modules, &usages));
@@ -88,17 +80,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Whether a name fits a pattern, in which `*` stands for any text.
-fn fits(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, rest)) => name.strip_prefix(start).is_some_and(|name| {
-            let mut ends = name.char_indices().map(|(end, _)| end).chain([name.len()]);
-            ends.any(|end| fits(rest, &name[end..]))
-        }),
-    }
-}
-
 /// Where a module lies in a folder of PTX.
 fn path(folder: &Path, module: &Module) -> PathBuf {
     let file = format!("{}/{}.ptx", module.target.name(), module.name);
@@ -108,7 +89,7 @@ fn path(folder: &Path, module: &Module) -> PathBuf {
 /// Prints what differs between modules and those in another folder: registers, spills, and how often each
 /// instruction stands in the machine code, on each architecture.
 fn compare(modules: &[Module], other: &Path) -> Result<()> {
-    let ptxas = ptxas::find().context("no ptxas; type: cargo xtask setup")?;
+    let ptxas = ptxas::find_tool("ptxas").context("no ptxas; type: cargo xtask setup")?;
     let (mut compared, mut different, mut missing) = (0, 0, 0);
     for module in modules {
         let Ok(before) = std::fs::read_to_string(path(other, module)) else {
@@ -126,8 +107,7 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
             };
             let (old, new) = (assembled(&before)?, assembled(&module.text)?);
             for Entry { name, .. } in &module.entries {
-                let [old, new] = [&old, &new].map(|(usages, code)| counts(usages, code, name));
-                let changes = changes(&old, &new);
+                let changes = changes(name, [&old, &new]);
                 if !changes.is_empty() {
                     different += 1;
                     println!("{name} on {target}: {}", changes.join(", "));
@@ -143,38 +123,33 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of an entry, in the order in which they are told.
-type Counts<'a> = BTreeMap<(usize, &'a str), usize>;
-
-/// Each number that differs.
-fn changes(old: &Counts, new: &Counts) -> Vec<String> {
-    let whats: BTreeSet<_> = old.keys().chain(new.keys()).collect();
-    let of = |counts: &Counts, what| counts.get(what).copied().unwrap_or_default();
-    let pairs = whats
-        .into_iter()
-        .map(|what| (what.1, of(old, what), of(new, what)));
-    let changed = pairs.filter(|(_, old, new)| old != new);
-    changed
-        .map(|(what, old, new)| format!("{what} {old} -> {new}"))
-        .collect()
-}
-
-/// Registers, spills and instructions of an entry, then how often it has each opcode.
-fn counts<'a>(usages: &[Usage], code: &'a str, entry: &str) -> Counts<'a> {
-    let usage = usages.iter().find(|usage| usage.entry == entry);
-    let [registers, spills] = usage.map_or([0; 2], |usage| [usage.registers, usage.spills]);
-    let opcodes = sass::opcodes(code, entry);
+/// Each number of an entry that differs between reports with machine code: registers, spills and instructions, then
+/// how often it has each opcode.
+fn changes(entry: &str, texts: [&(Vec<Usage>, String); 2]) -> Vec<String> {
+    let opcodes = texts.map(|(_, code)| sass::opcodes(code, entry));
+    let usages = texts.map(|(usages, _)| usages.iter().find(|usage| usage.entry == entry));
+    let number = |of: fn(&Usage) -> u32| usages.map(|usage| usage.map_or(0, of) as usize);
     let whole = [
-        ("registers", registers as usize),
-        ("bytes spilled", spills as usize),
-        ("instructions", opcodes.values().sum()),
+        ("registers", number(|usage| usage.registers)),
+        ("bytes spilled", number(|usage| usage.spills)),
+        (
+            "instructions",
+            opcodes.each_ref().map(|counts| counts.values().sum()),
+        ),
     ];
-    let whole = whole.into_iter().enumerate();
-    let whole = whole.map(|(place, (what, count))| ((place, what), count));
-    let opcodes = opcodes
+    let names: BTreeSet<_> = opcodes.iter().flat_map(BTreeMap::keys).collect();
+    let count = |name: &str| {
+        opcodes
+            .each_ref()
+            .map(|counts| *counts.get(name).unwrap_or(&0))
+    };
+    let all = whole
         .into_iter()
-        .map(|(opcode, count)| ((3, opcode), count));
-    whole.chain(opcodes).collect()
+        .chain(names.into_iter().map(|name| (*name, count(name))));
+    let changed = all.filter(|(_, [old, new])| old != new);
+    changed
+        .map(|(what, [old, new])| format!("{what} {old} -> {new}"))
+        .collect()
 }
 
 /// Shared memory, registers and collective instructions of each entry.
@@ -208,10 +183,11 @@ fn table(modules: &[Module], usages: &[Usage]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::fits;
+    use super::Pattern;
 
     #[test]
     fn stars_stand_for_any_text() {
+        let fits = |pattern: &str, name| Pattern::new(pattern).expect("a pattern").matches(name);
         for pattern in ["forward_f16_d64", "*", "forward*", "*d64", "f*_*d6*4"] {
             assert!(fits(pattern, "forward_f16_d64"), "{pattern}");
         }

@@ -19,7 +19,7 @@ const TILES: &[&str] = &["cp.async", "ld.global.v4", "st.global.v4"];
 pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     let mut calls = calls(seqlen);
     calls.retain(|call| names.is_empty() || names.contains(&call.name));
-    let on_ladder = calls.iter().any(|call| call.ladder_dim.is_some());
+    let on_ladder = calls.iter().any(|call| call.is_rung);
     let features = if on_ladder { "--features ladder" } else { "" };
     let host = format!("--quiet --release -p host {features}");
     shell::run(&mut shell::cargo(&format!("build {host}")))?;
@@ -96,8 +96,9 @@ const COMBINED_KEYS: u32 = 512;
 struct Call {
     /// The kernel whose launches are counted, or the rung of the ladder: all of its launches are counted.
     name: &'static str,
-    /// The head dim of a rung.
-    ladder_dim: Option<u32>,
+    is_rung: bool,
+    /// The name, and the head dim of a rung.
+    label: String,
     arguments: String,
 }
 
@@ -125,7 +126,8 @@ fn calls(seqlen: u32) -> Vec<Call> {
     for name in Rung::ALL.iter().map(|rung| rung.name()) {
         calls.extend(LADDER_DIMS.map(|dim| Call {
             name,
-            ladder_dim: Some(dim),
+            is_rung: true,
+            label: format!("{name}, D = {dim}"),
             arguments: format!(
                 "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator {ONE_HEAD}"
             ),
@@ -161,19 +163,13 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
     };
     Call {
         name,
-        ladder_dim: None,
+        is_rung: false,
+        label: name.to_owned(),
         arguments: format!("{line} --dtype {dtype}"),
     }
 }
 
 impl Call {
-    fn label(&self) -> String {
-        match self.ladder_dim {
-            Some(dim) => format!("{}, D = {dim}", self.name),
-            None => self.name.to_owned(),
-        }
-    }
-
     /// Label and counters of each launch that is counted, as the program prints them.
     fn launches(&self, host: &str) -> Result<Vec<(String, Value)>> {
         let line = format!(
@@ -183,8 +179,8 @@ impl Call {
         let printed: Value = serde_json::from_str(&shell::output(&mut shell::cargo(&line))?)?;
         let launches = printed["counters"].as_array();
         let mut launches = launches.context("the command prints counters")?.clone();
-        launches.retain(|launch| self.ladder_dim.is_some() || launch["kernel"] == self.name);
-        let (label, of) = (self.label(), launches.len());
+        launches.retain(|launch| self.is_rung || launch["kernel"] == self.name);
+        let (label, of) = (&self.label, launches.len());
         ensure!(of > 0, "{label} was not launched");
         let label = |i| match of {
             1 => label.clone(),
@@ -203,7 +199,7 @@ mod tests {
     #[test]
     fn every_kernel_is_counted_once() {
         let calls = calls(100);
-        let counted = |name: &str| calls.iter().filter(|call| call.label() == name).count();
+        let counted = |name: &str| calls.iter().filter(|call| call.label == name).count();
         for kernel in KERNELS
             .iter()
             .filter(|kernel| !["pack", "bulk_copy"].contains(&kernel.name))

@@ -1,6 +1,7 @@
 //! Finding a compiler for the kernels.
 
 use crate::Error;
+use crate::ptxas::printed;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -36,12 +37,13 @@ impl Compiler {
     }
 
     fn with(rustc: &Path) -> Option<Self> {
-        let version = output(rustc, &["--version", "--verbose"])?;
+        let says = |line: &[&str]| printed(Command::new(rustc).args(line)).ok();
+        let version = says(&["--version", "--verbose"])?.trim().to_owned();
         let minor = version.strip_prefix("rustc 1.")?.split('.').next()?;
         if minor.parse::<u32>().ok()? < Self::MIN_MINOR {
             return None;
         }
-        let sysroot = PathBuf::from(output(rustc, &["--print", "sysroot"])?);
+        let sysroot = PathBuf::from(says(&["--print", "sysroot"])?.trim());
         let compiler = Compiler {
             rustc: sysroot.join("bin/rustc"),
             version,
@@ -50,10 +52,4 @@ impl Compiler {
         let source = compiler.library.join("core/src/lib.rs");
         (compiler.rustc.exists() && source.exists()).then_some(compiler)
     }
-}
-
-fn output(program: &Path, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then(|| text.trim().into())
 }

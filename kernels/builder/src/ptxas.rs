@@ -32,11 +32,6 @@ pub struct Usage {
     pub shared: u32,
 }
 
-/// Finds the assembler, [as any tool](find_tool).
-pub fn find() -> Option<PathBuf> {
-    find_tool("ptxas")
-}
-
 /// Finds a tool of the CUDA toolkit: where the variable of its name in capitals says, what `cargo
 /// xtask setup` installed, or the `PATH`.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
@@ -44,9 +39,7 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
     let installed = ["nvidia/cu13/bin", "nvidia/cuda_nvcc/bin"];
     let installed = installed.map(|path| tools_dir().join(path).join(name));
     let mut candidates = named.into_iter().chain(installed).chain([name.into()]);
-    candidates.find(|path| {
-        output(Command::new(path).arg("--version")).is_ok_and(|output| output.status.success())
-    })
+    candidates.find(|path| version(path).is_ok())
 }
 
 /// Where `cargo xtask setup` installs the tools.
@@ -126,8 +119,18 @@ pub fn usages(
 
 /// What a tool says of its version.
 pub(crate) fn version(tool: &Path) -> Result<String, Error> {
-    let output = output(Command::new(tool).arg("--version"))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into())
+    printed(Command::new(tool).arg("--version"))
+}
+
+/// What a program printed, unless it failed.
+pub(crate) fn printed(command: &mut Command) -> Result<String, Error> {
+    let output = output(command)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let source = std::io::Error::other(said.trim());
+    Err(Error::Run(command.get_program().into(), source))
 }
 
 /// What a program wrote, whether it failed or not.

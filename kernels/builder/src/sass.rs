@@ -1,6 +1,6 @@
 //! Machine code: what the assembler makes of PTX, disassembled and counted.
 
-use crate::ptxas::{find_tool, output, version};
+use crate::ptxas::{find_tool, printed, version};
 use crate::{Error, cache};
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,20 +18,9 @@ pub fn disassemble(text: &str, target: &str) -> Result<String, Error> {
         cache::write(&source, text)?;
         let mut assemble = Command::new(ptxas);
         assemble.args(["-arch", target, "-o"]).arg(&cubin);
-        succeed(assemble.arg(&source))?;
-        succeed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
+        printed(assemble.arg(&source))?;
+        printed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
     })
-}
-
-/// What a program wrote, unless it failed.
-fn succeed(command: &mut Command) -> Result<String, Error> {
-    let output = output(command)?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let source = std::io::Error::other(said.trim());
-    Err(Error::Run(command.get_program().into(), source))
 }
 
 /// How often each instruction occurs in an entry, by its name with modifiers.
