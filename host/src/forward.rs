@@ -123,18 +123,16 @@ fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Resul
             lse: &lse,
             acc: choice.acc,
         };
-        let checked = match args.run.check.rows() {
-            0 => None,
-            count => {
-                let rows = sample_rows(&problem, count, args.run.seed);
-                let found = check(&forward, &rows);
-                Some(Checked {
-                    rows: found.rows,
-                    worst: found.o,
-                    failure: (!found.passed()).then(|| found.to_string()),
-                })
+        let count = args.run.check.rows();
+        let checked = (count > 0).then(|| {
+            let rows = sample_rows(&problem, count, args.run.seed);
+            let found = check(&forward, &rows);
+            Checked {
+                rows: found.rows,
+                worst: found.o,
+                failure: (!found.passed()).then(|| found.to_string()),
             }
-        };
+        });
         let call = ForwardCall {
             splits: choice.splits,
             dtype: T::DTYPE.name(),

@@ -100,7 +100,7 @@ impl Gemm {
             let takes = named
                 .iter()
                 .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation));
-            let takes = Vec::from_iter(BTreeSet::from_iter(takes)).join(" or ");
+            let takes = Vec::from_iter(BTreeSet::from_iter(takes)).join(", ");
             let given = shown(dtype, self.accumulation);
             let reason = format!("is not for {given}; it takes {takes}");
             return Err(Error::unsuitable(name, reason));

@@ -148,7 +148,10 @@ fn what_is_wrong_is_said_in_a_line() {
     refused("--kernel gemm-multistage", &["type --device emulator"]);
     refused(
         "--kernel gemm-simple --dtype f32",
-        &["gemm-simple is not for f32", "takes dtype f16 or bf16"],
+        &[
+            "gemm-simple is not for f32",
+            "takes bf16 with accumulation in f32, f16 with",
+        ],
     );
     refused(
         "--kernel gemm-multistgae",
