@@ -171,11 +171,8 @@ where
 fn dim(given: &str) -> Result<usize, String> {
     const MAX: usize = MAX_HEAD_DIM as usize;
     let allowed = |&dim: &usize| (8..=MAX).contains(&dim) && dim.is_multiple_of(8);
-    value(
-        given,
-        allowed,
-        format_args!("a multiple of 8 from 8 to {MAX}"),
-    )
+    let must_be = format_args!("a multiple of 8 from 8 to {MAX}");
+    value(given, allowed, must_be)
 }
 
 /// Takes a number that is finite as an `f32`.

@@ -165,11 +165,8 @@ fn compute<T: Element>(args: &GemmArgs, device: &Device, problem: &GemmProblem) 
         let count = args.run.check.rows();
         let rows = sample(problem.m, count, args.run.seed);
         let columns = sample(problem.n, count, args.run.seed + 1);
-        let worst = match count {
-            0 => None,
-            _ => check(&product, &rows, &columns),
-        };
-        let checked = worst.map(|worst| Checked {
+        let worst = (count > 0).then(|| check(&product, &rows, &columns));
+        let checked = worst.flatten().map(|worst| Checked {
             rows: rows.len(),
             worst,
             failure: (!worst.passed()).then(|| element(&worst)),
