@@ -3,9 +3,7 @@
 use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
-use kernels::catalog::{
-    Auxiliary, Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM,
-};
+use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
 use ladder::Rung;
 use serde_json::Value;
 
@@ -102,14 +100,9 @@ struct Call {
     arguments: String,
 }
 
-/// Kernels that are counted: all except copies of unaligned inputs and in bulk, which these calls do not launch.
+/// Kernels that are counted: all except copies, which have no dtype; these calls do not launch them.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    KERNELS.iter().filter(|kernel| {
-        !matches!(
-            kernel.family,
-            Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy)
-        )
-    })
+    KERNELS.iter().filter(|kernel| kernel.dtype().is_some())
 }
 
 /// The kernel or rung of the ladder of this name, if it can be counted.

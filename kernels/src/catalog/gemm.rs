@@ -51,13 +51,8 @@ impl Spec for Gemm {
         match self.tile.stages {
             0 => format!("gemm_simple_{types}"),
             stages => {
-                let GemmTile {
-                    rows,
-                    columns,
-                    depth,
-                    ..
-                } = self.tile;
-                format!("gemm_{types}_{rows}x{columns}x{depth}x{stages}")
+                let GemmTile { rows, columns, .. } = self.tile;
+                format!("gemm_{types}_{rows}x{columns}x{}x{stages}", self.tile.depth)
             }
         }
     }
