@@ -23,16 +23,12 @@ pub fn choose(run: &Run) -> Result<Device> {
             },
         )?,
         DeviceName::Cuda(index) => cuda(index)?,
-        DeviceName::Auto => match cuda(0) {
-            Ok(device) => {
-                eprintln!("device: {} (the first CUDA device)", device.name());
-                device
-            }
-            Err(reason) => {
+        DeviceName::Auto => cuda(0)
+            .inspect(|device| eprintln!("device: {} (the first CUDA device)", device.name()))
+            .unwrap_or_else(|reason| {
                 eprintln!("device: CPU ({reason})");
                 Device::cpu()
-            }
-        },
+            }),
     })
 }
 

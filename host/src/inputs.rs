@@ -53,10 +53,8 @@ impl Source {
             let (found, expected) = (info.dtype, tensors[0].dtype);
             let allowed = matches!(found, FileDtype::F16 | FileDtype::BF16 | FileDtype::F32);
             ensure!(allowed, "{name} is {found}; it must be F16, BF16 or F32");
-            ensure!(
-                found == expected,
-                "{name} is {found}; it must be {expected}, like q"
-            );
+            let alike = found == expected;
+            ensure!(alike, "{name} is {found}; it must be {expected}, like q");
         }
         let shape = |i: usize| {
             let (name, shape) = (NAMES[i], &tensors[i].shape);
