@@ -220,7 +220,6 @@ impl Steps {
     }
 
     /// The plan, whose work the kernel of this name does.
-    #[must_use]
     pub fn finish(self, kernel: &'static str, splits: u32) -> Plan {
         Plan {
             kernel,

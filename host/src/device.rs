@@ -12,6 +12,7 @@ pub fn choose(run: &Run) -> Result<Device> {
         !run.counters || matches!(run.device, DeviceName::Emulator(_)),
         "--counters needs --device emulator"
     );
+    let cuda = |index| Device::with_driver(Cust::open(index)?);
     Ok(match run.device {
         DeviceName::Cpu => Device::cpu(),
         DeviceName::Emulator(class) => Device::emulator_of(
@@ -30,8 +31,4 @@ pub fn choose(run: &Run) -> Result<Device> {
                 Device::cpu()
             }),
     })
-}
-
-fn cuda(index: usize) -> attention::Result<Device> {
-    Device::with_driver(Cust::open(index)?)
 }

@@ -95,7 +95,7 @@ fn compute<T: Element>(task: &Task, source: Source, choices: &[Choice]) -> Resul
         .map(|data| rows_not_finite(data, problem.dim));
     if not_finite != [0; 3] {
         let ([q, k, v], dtype) = (not_finite, T::DTYPE.name());
-        progress.suspend(|| {
+        progress.bar.suspend(|| {
             eprintln!("note: rows with NaN or infinity, as {dtype}: {q} of q, {k} of k, {v} of v");
         });
     }

@@ -43,7 +43,7 @@ pub fn times(
             for [start, end] in &events {
                 times.push(end.since(start)?);
             }
-            progress.inc(events.len() as u64);
+            progress.bar.inc(events.len() as u64);
         }
         Ok(times)
     };

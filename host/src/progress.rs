@@ -1,7 +1,6 @@
 //! A progress bar on standard error.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::ops::Deref;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +8,9 @@ const DELAY: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(100);
 
 /// A bar that appears after two seconds, on a terminal only.
-pub struct Progress(ProgressBar);
+pub struct Progress {
+    pub bar: ProgressBar,
+}
 
 impl Progress {
     pub fn start() -> Self {
@@ -24,7 +25,7 @@ impl Progress {
         };
         // Without the thread there is no bar, but all else works.
         drop(thread::Builder::new().spawn(show));
-        Progress(bar)
+        Progress { bar }
     }
 
     /// Begins work of unknown length.
@@ -35,27 +36,19 @@ impl Progress {
     /// Begins work of `count` steps.
     pub fn steps(&self, what: &str, count: usize) {
         self.begin(what, "{spinner} {msg} {bar:30} {pos}/{len} [{elapsed}]");
-        self.set_length(count as u64);
-        self.set_position(0);
+        self.bar.set_length(count as u64);
+        self.bar.set_position(0);
     }
 
     fn begin(&self, what: &str, template: &str) {
         let style = ProgressStyle::with_template(template);
-        self.set_style(style.expect("a valid template"));
-        self.set_message(what.to_owned());
-    }
-}
-
-impl Deref for Progress {
-    type Target = ProgressBar;
-
-    fn deref(&self) -> &ProgressBar {
-        &self.0
+        self.bar.set_style(style.expect("a valid template"));
+        self.bar.set_message(what.to_owned());
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }

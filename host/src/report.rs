@@ -132,7 +132,7 @@ impl<'a, C: Call> Report<'a, C> {
             rows: checked.map(|checked| checked.rows),
             call,
         };
-        self.progress.suspend(|| {
+        self.progress.bar.suspend(|| {
             if self.run.json {
                 print(serde_json::to_string(&outcome)?)?;
             }
@@ -147,7 +147,7 @@ impl<'a, C: Call> Report<'a, C> {
 
     /// Prints the table if there was no JSON; `false` if the check found a result wrong.
     pub fn finish(self) -> io::Result<bool> {
-        self.progress.finish_and_clear();
+        self.progress.bar.finish_and_clear();
         if !self.run.json {
             print_outcomes(&self.outcomes)?;
         }

@@ -30,7 +30,6 @@ pub struct Emulator {
 impl Emulator {
     /// An emulated GPU with nothing in its memory; the facts decide the shared memory of a block, whatever the
     /// options say.
-    #[must_use]
     pub fn new(facts: Facts, options: Options) -> Self {
         Emulator {
             memory: Memory::new(),
@@ -47,7 +46,6 @@ impl Emulator {
     }
 
     /// Loads another text in place of a module's own: how a test shows that a fault in a kernel is noticed.
-    #[must_use]
     pub fn with_ptx(mut self, module: impl Into<String>, text: impl Into<String>) -> Self {
         self.replaced.insert(module.into(), text.into());
         self

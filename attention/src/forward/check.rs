@@ -76,7 +76,6 @@ pub struct Report {
 
 impl Report {
     /// Whether both are within their tolerance.
-    #[must_use]
     pub fn passed(&self) -> bool {
         self.o.passed() && self.lse.passed()
     }
@@ -105,7 +104,6 @@ pub struct Comparison {
 
 impl Comparison {
     /// Whether the largest difference is within the tolerance.
-    #[must_use]
     pub fn passed(&self) -> bool {
         self.max_abs_err <= self.tolerance
     }
@@ -166,7 +164,6 @@ pub(crate) fn sample(heads: usize, seqlen: usize, count: usize, seed: u64) -> Ve
 ///
 /// # Panics
 /// If `rows` is empty, or if a tensor has another size than the problem says.
-#[must_use]
 pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     let p = forward.problem;
     let kv_head = |row: usize| row / p.seqlen_q / p.group();

@@ -73,7 +73,6 @@ pub struct MainKernel {
 
 impl MainKernel {
     /// Blocks that a multiprocessor holds at once.
-    #[must_use]
     pub fn resident_blocks(&self, facts: &Facts) -> u32 {
         facts.resident_blocks(self.blocks_per_sm, self.shared_bytes)
     }
@@ -161,7 +160,6 @@ impl Draft {
     }
 
     /// Splits of the keys.
-    #[must_use]
     pub fn splits(&self) -> u32 {
         self.schedule.splits
     }
@@ -213,7 +211,6 @@ impl Draft {
     }
 
     /// The plan.
-    #[must_use]
     pub fn finish(self) -> Plan {
         self.steps
             .finish(self.kernel.entry.name, self.schedule.splits)

@@ -43,7 +43,6 @@ pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
 ///
 /// # Panics
 /// If a matrix has fewer elements than the problem says.
-#[must_use]
 pub fn check<T: Element>(
     product: &Product<T>,
     rows: &[usize],

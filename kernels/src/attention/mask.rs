@@ -20,7 +20,6 @@ pub trait Interval: Copy + Default {
     fn end(self) -> i32;
 
     /// The same, counted from number `origin`.
-    #[must_use]
     fn counted_from(self, origin: i32) -> Self;
 
     /// Whether it contains a number.

@@ -14,11 +14,9 @@ pub trait Rows: Copy {
     fn below(&self, above: u64, down: u32, row: u32) -> u64;
 
     /// The rows without the first `rows` rows.
-    #[must_use]
     fn skip(self, rows: u32) -> Self;
 
     /// The rows without the first `bytes` bytes of each.
-    #[must_use]
     fn skip_bytes(self, bytes: u64) -> Self;
 }
 
