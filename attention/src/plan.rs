@@ -9,6 +9,7 @@ use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel};
 use crate::ptx;
+pub use ::emulator::{Swizzle, TensorMap};
 use bytemuck::NoUninit;
 use kernels::catalog::{Kernel, Target};
 
@@ -29,6 +30,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Bytes of memory that the steps share while they run.
     pub workspace_bytes: usize,
+    /// Parts of the workspace that are zeros before the first step: their offsets and bytes.
+    pub zeros: Vec<(u64, usize)>,
 }
 
 /// One launch.
@@ -44,6 +47,19 @@ pub struct Step {
     pub params: Vec<u8>,
     /// Offsets in `params` of the addresses that count from the start of the workspace.
     pub places: Vec<usize>,
+    /// Tensor maps in `params`.
+    pub maps: Vec<MapPlace>,
+}
+
+/// A tensor map in a parameter block, as the driver encodes it.
+#[derive(Clone, Copy, Debug)]
+pub struct MapPlace {
+    /// Offset in the block.
+    pub place: usize,
+    /// The tensor and its boxes.
+    pub map: TensorMap,
+    /// Whether the tensor's address counts from the start of the workspace.
+    pub in_workspace: bool,
 }
 
 /// A kernel as its launches know it, whatever crate it was compiled from.
@@ -85,6 +101,10 @@ impl Plan {
             bytes => Some(unsafe { memory::Workspace::new(gpu, bytes, stream)? }),
         };
         let start = workspace.as_ref().map_or(0, memory::Workspace::address);
+        for &(offset, bytes) in &self.zeros {
+            // SAFETY: the part lies in the workspace; the stream is the caller's word.
+            unsafe { gpu.driver().zero(start + offset, bytes, stream)? };
+        }
         let mut launches = Vec::new();
         for step in &self.steps {
             let entry = step.entry;
@@ -97,12 +117,24 @@ impl Plan {
                     needed,
                 });
             }
+            let function = gpu.function(entry.name, entry.module, entry.ptx)?;
+            let mut params = step.params_at(start);
+            for &MapPlace {
+                place,
+                mut map,
+                in_workspace,
+            } in &step.maps
+            {
+                map.address += if in_workspace { start } else { 0 };
+                let encoded = gpu.tensor_map(&map)?;
+                params[place..][..encoded.len()].copy_from_slice(&encoded);
+            }
             let launch = Launch {
-                function: gpu.function(entry.name, entry.module, entry.ptx)?,
+                function,
                 blocks: step.blocks,
                 threads: entry.threads,
                 shared_bytes: step.shared_bytes,
-                argument: &step.params_at(start),
+                argument: &params,
                 stream,
             };
             // SAFETY: the caller's word; the addresses that `places` names lie in the workspace, and the module
@@ -134,6 +166,7 @@ impl Step {
             shared_bytes,
             params: bytemuck::bytes_of(params).to_vec(),
             places: places.to_vec(),
+            maps: Vec::new(),
         })
     }
 
@@ -184,6 +217,7 @@ pub struct Steps {
     pub(crate) places: Vec<usize>,
     /// Bytes of the workspace so far.
     bytes: usize,
+    zeros: Vec<(u64, usize)>,
 }
 
 impl Steps {
@@ -203,6 +237,16 @@ impl Steps {
         Ok(start.ok_or(Self::OVERFLOW)? as u64)
     }
 
+    /// Reserves bytes that are zeros before the first step.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub(crate) fn reserve_zeros(&mut self, bytes: usize) -> Result<u64> {
+        let offset = self.reserve([bytes, 1, 1])?;
+        self.zeros.push((offset, bytes));
+        Ok(offset)
+    }
+
     /// Adds a launch.
     ///
     /// # Errors
@@ -219,6 +263,13 @@ impl Steps {
         Ok(())
     }
 
+    /// Gives the last launch its tensor maps.
+    pub(crate) fn maps_of_last(&mut self, maps: Vec<MapPlace>) {
+        if let Some(step) = self.steps.last_mut() {
+            step.maps = maps;
+        }
+    }
+
     /// The plan, whose work the kernel of this name does.
     pub fn finish(self, kernel: &'static str, splits: u32) -> Plan {
         Plan {
@@ -226,6 +277,7 @@ impl Steps {
             splits,
             steps: self.steps,
             workspace_bytes: self.bytes,
+            zeros: self.zeros,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 /// How the rows of a box are permuted in shared memory: chunks of 16 bytes by XOR of bits of their
 /// address, so that a column of chunks has no bank conflicts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Swizzle {
     /// Rows lie as they are.
     #[default]
@@ -57,7 +57,7 @@ impl Swizzle {
 /// // The argument of the kernel.
 /// let _pointer = memory.upload(&map.encode());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMap {
     /// Address of the first element, a multiple of 16.
     pub address: u64,

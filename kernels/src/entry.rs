@@ -1,14 +1,15 @@
 //! The entry points. The builder writes them, a line for each kernel that it compiles, as the kernel's
 //! [specification](crate::catalog) says; cargo sees none.
 
-use crate::abi::{BulkCopyParams, ForwardParams, GemmParams, PackParams};
+use crate::abi::{BulkCopyParams, ForwardParams, GemmParams, PackParams, Sm90Params};
 use crate::attention::heads::{HeadGroup, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::score::Scaled;
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use crate::{attention, bulk_copy, gemm};
 
-/// Defines an entry point: `NAME(PARAMS) = KERNEL`.
+/// Defines an entry point: `NAME(PARAMS) = KERNEL`, or `NAME(PARAMS, maps) = KERNEL` of a kernel that also takes the
+/// generic address of its parameters.
 #[macro_export]
 macro_rules! entry {
     ($name:ident($params:ty) = $kernel:expr) => {
@@ -16,6 +17,24 @@ macro_rules! entry {
         unsafe extern "ptx-kernel" fn $name(params: $params) {
             // SAFETY: the launch is the caller's promise.
             unsafe { $kernel(&params) }
+        }
+    };
+    ($name:ident($params:ty, maps) = $kernel:expr) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "ptx-kernel" fn $name(params: $params) {
+            let maps: u64;
+            // SAFETY: the address of the parameter, which the compiler names so, is a constant; the launch is the
+            // caller's promise.
+            unsafe {
+                core::arch::asm!(
+                    concat!(
+                        "{{ .reg .b64 own; mov.b64 own, ", stringify!($name), "_param_0; ",
+                        "cvta.param.u64 {}, own; }}"
+                    ),
+                    out(reg64) maps, options(nomem, nostack)
+                );
+                $kernel(&params, maps)
+            }
         }
     };
 }

@@ -49,6 +49,7 @@ impl Planner for Ladder {
             blocks_per_sm: tile.blocks_per_sm,
             is_packed: false,
             takes_waves: false,
+            map_dim: None,
         };
         let splits = match shape.main_loop {
             Loop::Naive | Loop::Fa1 => Some(1),

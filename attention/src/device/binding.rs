@@ -49,7 +49,7 @@ macro_rules! cuda_functions {
         cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
         cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
         cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
-        cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
+        cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: *mut c_void);
         cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
         cuModuleLoadDataEx(
             module: *mut *mut c_void, image: *const c_void, options: u32,
@@ -57,6 +57,11 @@ macro_rules! cuda_functions {
         );
         cuModuleUnload(module: *mut c_void);
         cuStreamSynchronize(stream: *mut c_void);
+        cuTensorMapEncodeTiled(
+            map: *mut c_void, dtype: u32, rank: u32, address: *mut c_void, sizes: *const u64,
+            strides: *const u64, box_sizes: *const u32, steps: *const u32, interleave: u32,
+            swizzle: u32, promotion: u32, fill: u32
+        );
     }};
 }
 

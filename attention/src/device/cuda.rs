@@ -7,7 +7,7 @@ use super::binding::{Binding, Cudarc};
 use super::driver::{Driver, Handle, KEPT_BYTES, Launch, Stream};
 use super::facts::Facts;
 use crate::error::{Error, Result};
-use ::emulator::Counters;
+use ::emulator::{Counters, TensorMap};
 use cudarc::driver::sys;
 use kernels::catalog::class::SharedMemory;
 use std::ffi::{CStr, c_void};
@@ -224,10 +224,10 @@ impl<B: Binding> Driver for CudaDriver<B> {
         unsafe { self.call("waiting for a stream", || B::cuStreamSynchronize(stream)) }
     }
 
-    unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+    unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<()> {
         // SAFETY: the caller's word.
         self.call("filling device memory", || unsafe {
-            B::cuMemsetD8_v2(address, 0, bytes)
+            B::cuMemsetD8Async(address, 0, bytes, stream)
         })
     }
 
@@ -291,6 +291,31 @@ impl<B: Binding> Driver for CudaDriver<B> {
             B::cuFuncSetAttribute(function, attribute as u32, most)
         })?;
         Ok(Handle(function))
+    }
+
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]> {
+        #[repr(align(64))]
+        struct Encoded([u8; 128]);
+        let mut encoded = Encoded([0; 128]);
+        // SAFETY: the map is writable and aligned, and all arrays have the map's rank at least.
+        self.call("encoding a tensor map", || unsafe {
+            B::cuTensorMapEncodeTiled(
+                (&raw mut encoded).cast(),
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16 as u32,
+                map.rank,
+                map.address as *mut c_void,
+                map.sizes.as_ptr(),
+                map.strides.as_ptr(),
+                map.box_sizes.as_ptr(),
+                [1; 5].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as u32,
+                // The driver numbers swizzles by their width, as the emulator does.
+                map.swizzle as u32,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as u32,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as u32,
+            )
+        })?;
+        Ok(encoded.0)
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {

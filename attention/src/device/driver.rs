@@ -6,7 +6,7 @@
 
 use super::facts::Facts;
 use crate::error::Result;
-use ::emulator::Counters;
+use ::emulator::{Counters, TensorMap};
 use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -100,11 +100,11 @@ pub trait Driver: Debug + Send + Sync {
     /// `stream` is valid.
     unsafe fn wait(&self, stream: Stream) -> Result<()>;
 
-    /// Fills memory with zeros, in the order of the default stream.
+    /// Fills memory with zeros, in the order of a stream.
     ///
     /// # Safety
-    /// `bytes` bytes from the address, not 0, are allocated.
-    unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()>;
+    /// `bytes` bytes from the address, not 0, are allocated, and the stream is valid.
+    unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<()>;
 
     /// Copies host memory to the device, in the order of the default stream.
     ///
@@ -138,6 +138,9 @@ pub trait Driver: Debug + Send + Sync {
     /// # Safety
     /// The module is loaded.
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle>;
+
+    /// A tensor map, as the device's kernels read it. The elements are 16-bit numbers.
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]>;
 
     /// Queues a launch. An emulator runs it, and may say what it did.
     ///

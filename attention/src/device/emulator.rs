@@ -4,7 +4,7 @@ use super::driver::{Driver, Handle, Launch, Stream};
 use super::facts::Facts;
 use super::gpu::lock;
 use crate::error::{Error, Result};
-use ::emulator::{Argument, Counters, Memory, Module, Options};
+use ::emulator::{Argument, Counters, Memory, Module, Options, TensorMap};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
@@ -107,7 +107,7 @@ impl Driver for Emulator {
         Ok(())
     }
 
-    unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+    unsafe fn zero(&self, address: u64, bytes: usize, _: Stream) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.upload(address, &vec![0; bytes]) }
     }
@@ -149,6 +149,10 @@ impl Driver for Emulator {
         let name = name.to_string_lossy().into_owned();
         module.entry(&name).map_err(failure)?;
         Ok(push(&self.functions, (module, name)))
+    }
+
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]> {
+        Ok(map.encode())
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {

@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Handle, Stream};
 use crate::error::{Error, Result};
-use ::emulator::Counters;
+use ::emulator::{Counters, TensorMap};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
@@ -13,6 +13,9 @@ const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
 const UNSUPPORTED_PTX_VERSION: u32 = 222;
 
+/// Tensor maps that a device keeps.
+const KEPT_MAPS: usize = 256;
+
 /// What each launch of a call did, with the kernel's name, in launch order.
 pub type Launches = Vec<(&'static str, Counters)>;
 
@@ -21,6 +24,7 @@ pub type Launches = Vec<(&'static str, Counters)>;
 pub struct Gpu {
     driver: Box<dyn Driver>,
     loaded: Mutex<Loaded>,
+    maps: Mutex<HashMap<TensorMap, [u8; 128]>>,
     launches: Mutex<Launches>,
 }
 
@@ -37,6 +41,7 @@ impl Gpu {
         Gpu {
             driver: Box::new(driver),
             loaded: Mutex::default(),
+            maps: Mutex::default(),
             launches: Mutex::default(),
         }
     }
@@ -67,6 +72,20 @@ impl Gpu {
         let symbol = CString::new(name).expect("kernel names have no NUL");
         // SAFETY: the module was loaded, and `drop` alone unloads it.
         Ok(*entry.insert(unsafe { self.driver.function(module, &symbol)? }))
+    }
+
+    /// A tensor map, encoded; a few are kept, since calls often come again with the same tensors.
+    pub fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]> {
+        let mut maps = lock(&self.maps);
+        if let Some(encoded) = maps.get(map) {
+            return Ok(*encoded);
+        }
+        if maps.len() == KEPT_MAPS {
+            maps.clear();
+        }
+        let encoded = self.driver.tensor_map(map)?;
+        maps.insert(*map, encoded);
+        Ok(encoded)
     }
 
     fn load(&self, module: &'static str, ptx: String) -> Result<Handle> {

@@ -3,6 +3,7 @@
 use super::driver::Stream;
 use super::gpu::Gpu;
 use crate::error::Result;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A number of bytes on a device.
@@ -19,7 +20,7 @@ impl Memory {
         let memory = Self::uninitialized(gpu, bytes)?;
         if bytes > 0 {
             // SAFETY: the memory is `bytes` long.
-            unsafe { gpu.driver().zero(memory.address, bytes)? };
+            unsafe { gpu.driver().zero(memory.address, bytes, null_mut())? };
         }
         Ok(memory)
     }

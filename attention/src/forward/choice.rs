@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn the_default_is_the_smallest_that_holds_the_dim() {
         let name = |rows, dim| resolved(None, [1, 2, rows, dim], [1, 1, 90, dim]);
-        assert_eq!(name(500, 40), Ok("forward_f16_d64"));
-        assert_eq!(name(500, 256), Ok("forward_f16_d256"));
+        assert_eq!(name(500, 40), Ok("hopper_f16_d64"));
+        assert_eq!(name(500, 256), Ok("hopper_f16_d256"));
         assert_eq!(name(3, 40), Ok("decode_f16_d64"));
         assert_eq!(name(50, 40), Ok("packed_f16_d64"));
     }

@@ -5,10 +5,12 @@ use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::plan::{Entry, Plan, Steps};
+use crate::plan::{Entry, MapPlace, Plan, Steps, Swizzle, TensorMap};
+use crate::tensor::RawTensor;
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, ForwardParams, Order, TensorRef};
-use kernels::catalog::{self, Auxiliary, Dtype, Family, Kernel, Kind};
+use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, TensorRef};
+use kernels::catalog::{self, Auxiliary, Dtype, Family, Forward, Kernel, Kind};
+use kernels::layout::descriptor::Panels;
 use std::fmt::Debug;
 use std::mem::offset_of;
 
@@ -21,16 +23,43 @@ pub(super) fn plan(
     args: &RawForward,
     splits: Option<u32>,
 ) -> Result<Plan> {
+    let kernel = match kernel.takes_maps() && ![args.q, args.k, args.v].iter().all(has_map) {
+        true => without_maps(kernel, problem, facts),
+        false => kernel,
+    };
     let mut draft = Draft::new(kernel.into(), problem, facts, args, splits)?;
     let splits = draft.splits() > 1;
     if splits {
         draft.reserve_partials(problem.dim)?;
     }
-    draft.launch(|params| params)?;
+    match draft.kernel.map_dim {
+        Some(dim) => draft.launch_by_maps(problem, dim, facts)?,
+        None => draft.launch(|params| params)?,
+    }
     if splits {
         draft.combine()?;
     }
     Ok(draft.finish())
+}
+
+/// Whether a tensor map can describe a tensor, or its copy if it is not aligned: strides are positive, and below 2^40
+/// bytes (`cuTensorMapEncodeTiled`).
+fn has_map(tensor: &RawTensor) -> bool {
+    let used = TensorRef::from(*tensor);
+    let strides = [used.batch_stride, used.head_stride, used.row_stride];
+    tensor.shape.iter().zip(strides).all(|(&extent, stride)| {
+        extent <= 1 || (0 < stride && stride < 1 << 39) || (stride < 0 && !used.is_aligned())
+    })
+}
+
+/// The kernel that computes the same without tensor maps.
+fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static Kernel {
+    let forward = kernel.forward().expect("it computes attention");
+    let kind = Kind::Plain {
+        causal: problem.causal,
+    };
+    let plain = Forward::of(kind, forward.dtype, forward.dim, facts.class());
+    catalog::kernel(Family::Forward(plain))
 }
 
 /// Plans attention calls by kernels of another crate, for [`Attention::planner`](super::Attention::planner).
@@ -69,6 +98,9 @@ pub struct MainKernel {
     pub is_packed: bool,
     /// Whether heads take turns in waves, because their tiles differ in work.
     pub takes_waves: bool,
+    /// Head dim of a kernel that loads by tensor maps; such kernels take tiles as they come, in a block for each
+    /// multiprocessor.
+    pub map_dim: Option<u32>,
 }
 
 impl MainKernel {
@@ -93,7 +125,11 @@ impl From<&'static Kernel> for MainKernel {
             shared_bytes: kernel.shared_bytes(),
             blocks_per_sm: kernel.blocks_per_sm(),
             is_packed: forward.kind.is_packed(),
-            takes_waves: forward.kind == Kind::Plain { causal: true },
+            takes_waves: matches!(
+                forward.kind,
+                Kind::Plain { causal: true } | Kind::Hopper { causal: true }
+            ),
+            map_dim: kernel.takes_maps().then_some(forward.dim),
         }
     }
 }
@@ -193,6 +229,91 @@ impl Draft {
         let params = block(self.params);
         self.steps
             .launch(kernel.entry, blocks, kernel.shared_bytes, &params)
+    }
+
+    /// Adds a launch of a kernel that loads by tensor maps: a block for each multiprocessor, or fewer if there are
+    /// fewer tiles.
+    fn launch_by_maps(&mut self, problem: &Problem, dim: u32, facts: &Facts) -> Result<()> {
+        let (tiles, forward) = (self.schedule.blocks, self.params);
+        let blocks = tiles.min(facts.multiprocessors);
+        let width = Panels::width_for(dim);
+        let places = std::mem::take(&mut self.steps.places);
+        let map = |tensor: TensorRef, heads: usize, rows: usize, box_rows: u32, own, place| {
+            // The stride of an axis of one element is never used, but must be valid.
+            let bytes = |stride: i64| match stride {
+                0 => 2 * dim as u64,
+                stride => 2 * stride as u64,
+            };
+            MapPlace {
+                place,
+                map: TensorMap {
+                    address: tensor.address,
+                    element_bytes: 2,
+                    rank: 4,
+                    sizes: [problem.dim, rows, heads, problem.batch, 1].map(|size| size as u64),
+                    strides: [
+                        tensor.row_stride,
+                        tensor.head_stride,
+                        tensor.batch_stride,
+                        0,
+                    ]
+                    .map(bytes),
+                    box_sizes: [width, box_rows, 1, 1, 1],
+                    swizzle: if width == 64 {
+                        Swizzle::B128
+                    } else {
+                        Swizzle::B64
+                    },
+                },
+                in_workspace: places.contains(&own),
+            }
+        };
+        let (heads, kv_heads) = (problem.heads, problem.kv_heads);
+        let (rows, keys) = (problem.seqlen_q, problem.seqlen_kv);
+        let (br, bc) = (self.kernel.q_rows, self.kernel.keys);
+        let maps = vec![
+            map(
+                forward.q,
+                heads,
+                rows,
+                br,
+                offset_of!(ForwardParams, q.address),
+                offset_of!(Sm90Params, q),
+            ),
+            map(
+                forward.k,
+                kv_heads,
+                keys,
+                bc,
+                offset_of!(ForwardParams, k.address),
+                offset_of!(Sm90Params, k),
+            ),
+            map(
+                forward.v,
+                kv_heads,
+                keys,
+                bc,
+                offset_of!(ForwardParams, v.address),
+                offset_of!(Sm90Params, v),
+            ),
+        ];
+        let offset = offset_of!(Sm90Params, forward);
+        self.steps.places = places.iter().map(|place| place + offset).collect();
+        let mut params = Sm90Params {
+            forward,
+            tiles,
+            ..Sm90Params::default()
+        };
+        if tiles > blocks {
+            params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
+            self.steps.places.push(offset_of!(Sm90Params, counter));
+        }
+        let kernel = self.kernel;
+        self.steps
+            .launch(kernel.entry, blocks.into(), kernel.shared_bytes, &params)?;
+        self.steps.maps_of_last(maps);
+        self.steps.places = places;
+        Ok(())
     }
 
     /// Adds the launch that makes o and lse of partial results: a warp takes up to 128 columns of a row.

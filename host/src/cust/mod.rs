@@ -4,9 +4,13 @@ mod symbols;
 
 use attention::device::{Binding, CudaDriver};
 use attention::{bind_cuda_functions, cuda_functions};
-// For a function that cust does not declare: a module with all of these and `symbols`' own.
-use cust::sys;
 use std::ffi::{c_char, c_void};
+
+/// cust's declarations, and one that it lacks.
+mod functions {
+    pub use super::symbols::cuTensorMapEncodeTiled;
+    pub use cust::sys::*;
+}
 
 /// A GPU that the program reaches through `cust`.
 pub type Cust = CudaDriver<CustFunctions>;
@@ -20,5 +24,5 @@ impl Binding for CustFunctions {
         symbols::library()
     }
 
-    cuda_functions!(bind_cuda_functions sys);
+    cuda_functions!(bind_cuda_functions functions);
 }

@@ -27,6 +27,11 @@ pub fn check(entry: &Entry) -> Result<(), Error> {
             return Err(Error::contract(name, format!("{meaning}: {}", line.trim())));
         }
     }
+    // The assembler then gives consumers no more registers than a launch gives all.
+    if entry.kernel.collectives().setmaxnreg > 0 && entry.body.contains("trap;") {
+        let rule = "panics in code that both roles share".to_owned();
+        return Err(Error::contract(name, rule));
+    }
     let found = Collectives::count(&entry.body).named();
     let expected = entry.kernel.collectives().named();
     for ((instruction, found), (_, expected)) in found.into_iter().zip(expected) {
@@ -56,6 +61,12 @@ mod tests {
             "shfl.sync.",
             "redux.sync.",
             "vote.sync.",
+            "wgmma.mma_async.",
+            "wgmma.fence.",
+            "wgmma.commit_group.",
+            "wgmma.wait_group.",
+            "setmaxnreg.",
+            "cp.async.bulk.tensor.4d.shared::cluster.",
             "mbarrier.init.",
             "mbarrier.arrive.",
             "mbarrier.try_wait.",
@@ -97,6 +108,12 @@ mod tests {
             match kernel.collectives().shfl {
                 0 => check(&bad).unwrap(),
                 _ => assert!(check(&bad).unwrap_err().to_string().contains("shfl")),
+            }
+            let mut bad = good.clone();
+            bad.body += "\ttrap;";
+            match kernel.collectives().setmaxnreg {
+                0 => check(&bad).unwrap(),
+                _ => assert!(check(&bad).unwrap_err().to_string().contains("both roles")),
             }
         }
     }

@@ -47,6 +47,10 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         let (name, module) = (kernel.name(), kernel.module());
         let (parameters, body) = find_entry(text, &name)
             .ok_or_else(|| Error::contract(&name, "is not in the compiler's output"))?;
+        let parameters = match kernel.takes_maps() {
+            true => parameters.replacen(".align 8", ".align 64", 1),
+            false => parameters.into(),
+        };
         let definition = format!(
             "\n.visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
             kernel.threads(),
@@ -125,12 +129,13 @@ mod tests {
         assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
             // Full and causal.
-            let masks = if module.name.starts_with("forward") {
-                2
-            } else {
-                1
-            };
+            let is_split = ["forward", "hopper"]
+                .iter()
+                .any(|f| module.name.starts_with(f));
+            let masks = if is_split { 2 } else { 1 };
             assert_eq!(module.entries.len(), masks, "{}", module.name);
+            let takes_maps = module.entries[0].kernel.takes_maps();
+            assert_eq!(module.text.contains(".param .align 64"), takes_maps);
             assert!(module.text.starts_with(".version 7.0\n.target sm_80\n"));
             assert!(module.text.contains("smem[]"));
             for entry in &module.entries {

@@ -6,6 +6,7 @@
 //! | `forward` | arguments of an attention kernel |
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
+//! | `sm90` | arguments of an attention kernel for Hopper |
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
@@ -16,6 +17,7 @@ mod forward;
 mod gemm;
 mod order;
 mod pack;
+mod sm90;
 mod tensor;
 
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
@@ -24,4 +26,5 @@ pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;
 pub use pack::PackParams;
+pub use sm90::{Sm90Params, TensorMap};
 pub use tensor::TensorRef;

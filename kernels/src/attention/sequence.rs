@@ -5,7 +5,8 @@ use crate::abi::{ForwardParams, TensorRef};
 /// The queries and keys of one batch entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
-    batch: u32,
+    /// Number of the batch entry.
+    pub batch: u32,
     /// Queries of a head.
     pub queries: u32,
     /// Keys of a head.

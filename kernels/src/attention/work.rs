@@ -23,12 +23,24 @@ impl<H: Heads> WorkTile<H> {
     /// The work of this block, in tiles of `br` rows.
     #[inline(always)]
     pub fn of_block(params: &ForwardParams, br: u32) -> Self {
-        let (split, tile, head) = params.order.place(special::block());
+        Self::at(params, special::block(), br)
+    }
+
+    /// The work at a place of the [order](crate::abi::Order), in tiles of `br` rows.
+    #[inline(always)]
+    pub fn at(params: &ForwardParams, place: u32, br: u32) -> Self {
+        let (split, tile, head) = params.order.place(place);
         let (batch, head) = params.tile_heads.divide(head);
+        Self::new(params, split, batch, head, tile * br)
+    }
+
+    /// The rows from `first` on of heads `tile_head` of a batch entry, on a split of the keys.
+    #[inline(always)]
+    pub fn new(params: &ForwardParams, split: u32, batch: u32, tile_head: u32, first: u32) -> Self {
         WorkTile {
             sequence: Sequence::new(params, batch),
-            heads: H::new(params, head),
-            first: tile * br,
+            heads: H::new(params, tile_head),
+            first,
             split,
             dim: opaque(params.dim),
         }

@@ -59,6 +59,12 @@ collectives! {
     shfl: "shfl.sync" = "shfl.sync.";
     redux: "redux.sync" = "redux.sync.";
     vote: "vote.sync" = "vote.sync.";
+    wgmma: "wgmma" = "wgmma.mma_async.";
+    wgmma_fence: "wgmma.fence" = "wgmma.fence.";
+    wgmma_commit: "wgmma.commit" = "wgmma.commit_group.";
+    wgmma_wait: "wgmma.wait" = "wgmma.wait_group.";
+    setmaxnreg: "setmaxnreg" = "setmaxnreg.";
+    tensor_load: "tensor load" = "cp.async.bulk.tensor.4d.shared::cluster.";
     mbarrier_init: "mbarrier.init" = "mbarrier.init.";
     mbarrier_arrive: "mbarrier.arrive" = "mbarrier.arrive.";
     mbarrier_wait: "mbarrier.try_wait" = "mbarrier.try_wait.";

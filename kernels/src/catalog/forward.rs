@@ -2,7 +2,8 @@
 
 use super::class::Class;
 use super::collectives::{Collectives, Parts};
-use super::{Dtype, Spec, decode, generics, packed, plain, wide};
+use super::hopper::Roles;
+use super::{Dtype, Spec, Target, decode, generics, hopper, packed, plain, wide};
 
 /// Head dims of all kernels but the wide ones, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
@@ -40,15 +41,24 @@ pub enum Kind {
     Decode,
     /// Rows of one query head, causal or not, with head dims above 256.
     Wide,
+    /// As plain, by the instructions of Hopper.
+    Hopper {
+        /// As of plain kernels.
+        causal: bool,
+    },
 }
 
 impl Kind {
     /// All kinds; a [module](Spec::module) has the kinds that stand together.
-    pub const ALL: [&[Self]; 4] = [
+    pub const ALL: [&[Self]; 5] = [
         &[Kind::Plain { causal: false }, Kind::Plain { causal: true }],
         &[Kind::Packed],
         &[Kind::Decode],
         &[Kind::Wide],
+        &[
+            Kind::Hopper { causal: false },
+            Kind::Hopper { causal: true },
+        ],
     ];
 
     /// The head dims that have a kernel, ascending.
@@ -67,7 +77,7 @@ impl Kind {
     /// Whether the kernels compute attention with or without the causal mask.
     pub fn serves(self, causal: bool) -> bool {
         match self {
-            Kind::Plain { causal: mask } => mask == causal,
+            Kind::Plain { causal: mask } | Kind::Hopper { causal: mask } => mask == causal,
             Kind::Packed | Kind::Decode | Kind::Wide => true,
         }
     }
@@ -82,6 +92,7 @@ impl Kind {
             Kind::Packed => packed::tile(class, dim),
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
+            Kind::Hopper { .. } => hopper::tile(dim),
         }
     }
 }
@@ -163,7 +174,7 @@ impl Spec for Forward {
     /// with stages and slices of V.
     fn name(&self) -> String {
         let mask = match self.kind {
-            Kind::Plain { causal: true } => "_causal",
+            Kind::Plain { causal: true } | Kind::Hopper { causal: true } => "_causal",
             _ => "",
         };
         self.module() + mask
@@ -176,6 +187,7 @@ impl Spec for Forward {
             Kind::Packed => "packed",
             Kind::Decode => "decode",
             Kind::Wide => "wide",
+            Kind::Hopper { .. } => "hopper",
         };
         let tile = self.tile;
         let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
@@ -186,6 +198,17 @@ impl Spec for Forward {
             _ => format!("_{rows}x{keys}"),
         };
         format!("{family}_{}_d{}{tile}", self.dtype.name(), self.dim)
+    }
+
+    fn target(&self) -> Target {
+        match self.kind {
+            Kind::Hopper { .. } => Target::Sm90a,
+            _ => Target::Sm80,
+        }
+    }
+
+    fn takes_maps(&self) -> bool {
+        matches!(self.kind, Kind::Hopper { .. })
     }
 
     fn threads(&self) -> u32 {
@@ -199,12 +222,14 @@ impl Spec for Forward {
     fn shared_bytes(&self) -> u32 {
         match self.kind {
             Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
+            Kind::Hopper { .. } => hopper::shared_bytes(&self.tile, self.dim),
             _ => self.tile.shared_bytes(self.dim),
         }
     }
 
     fn is_for(&self, class: Class) -> bool {
-        *self == self.counterpart(class)
+        let runs = self.target().runs_on(class.compute_capability());
+        runs && *self == self.counterpart(class)
     }
 
     fn instance(&self) -> String {
@@ -215,6 +240,20 @@ impl Spec for Forward {
             Kind::Plain { causal: true } => "Causal, OneHead",
             Kind::Packed | Kind::Decode => "Either, HeadGroup",
             Kind::Wide => "Either, OneHead",
+            Kind::Hopper { causal } => {
+                let mask = if causal { "Causal" } else { "Full" };
+                let Roles {
+                    consumers,
+                    overlap,
+                    given,
+                    taken,
+                } = Roles::new(&tile, causal);
+                let sizes = generics(&[consumers, p.dt, p.kt, tile.stages]);
+                let generics = format!(
+                    "{element:?}, {mask}, OneHead, Scaled, {sizes}, {overlap}, {given}, {taken}"
+                );
+                return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
+            }
         };
         let (kernel, sizes) = match self.kind {
             Kind::Decode => {
@@ -257,6 +296,7 @@ impl Spec for Forward {
         match self.kind {
             Kind::Decode => decode::collectives(&parts),
             Kind::Wide => wide::collectives(&parts),
+            Kind::Hopper { causal } => hopper::collectives(&parts, causal),
             _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
             _ => plain::shared_rows(&parts, causal),
         }
@@ -282,7 +322,7 @@ mod tests {
     #[test]
     fn eight_warps_share_a_multiprocessor() {
         for (class, kernel) in
-            every().filter(|(_, k)| ![Kind::Decode, Kind::Wide].contains(&k.kind))
+            every().filter(|(_, k)| matches!(k.kind, Kind::Plain { .. } | Kind::Packed))
         {
             let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
             let tile = kernel.tile;
@@ -313,7 +353,7 @@ mod tests {
     /// A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's.
     #[test]
     fn all_threads_copy_every_tile() {
-        for (_, kernel) in every().filter(|(_, kernel)| kernel.kind != Kind::Wide) {
+        for (_, kernel) in every().filter(|(_, k)| k.kind != Kind::Wide && !k.takes_maps()) {
             let share = Share::new(0, kernel.threads(), kernel.dim / 8);
             assert_eq!(kernel.tile.keys % share.rows_per_step, 0, "{kernel:?}");
             assert_eq!(kernel.tile.q_rows % share.rows_per_step, 0, "{kernel:?}");

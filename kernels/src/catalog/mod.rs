@@ -9,7 +9,7 @@
 //! | `target` | PTX targets, and which devices run them |
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `forward` | attention: the specification and the list |
-//! | `plain`, `packed`, `decode`, `wide` | attention: the tiles of each class, losers included |
+//! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
 //! | `gemm`, `auxiliary` | the other families |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
@@ -20,6 +20,7 @@ pub mod collectives;
 mod decode;
 mod forward;
 mod gemm;
+mod hopper;
 mod packed;
 mod plain;
 pub mod select;
@@ -125,6 +126,11 @@ pub trait Spec: Sync {
     /// it likes.
     fn implies_copies(&self) -> bool {
         true
+    }
+
+    /// Whether the parameter block starts with tensor maps, which must lie at multiples of 64.
+    fn takes_maps(&self) -> bool {
+        false
     }
 
     /// Bytes that a thread may spill, stores and loads together.

@@ -2,7 +2,7 @@
 
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
-use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, kernel};
+use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target, kernel};
 
 /// What a kernel is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,8 @@ pub fn is_wide(dim: u32) -> bool {
 
 /// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
 /// [`HEAD_DIMS`] it is the wide kernel. Else the decode kernel if one of its tiles holds the rows of all
-/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty.
+/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty. Else the
+/// Hopper kernel on compute capability 9.0, and the plain one on others.
 pub fn select(request: &Request) -> Option<&'static Kernel> {
     let causal = request.causal;
     let of = |kind: Kind| {
@@ -55,6 +56,8 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         && rows <= u64::from(MAX_SEQLEN)
     {
         of(Kind::Packed)?
+    } else if Target::Sm90a.runs_on(request.compute_capability) {
+        of(Kind::Hopper { causal })?
     } else {
         plain
     };
@@ -103,10 +106,10 @@ mod tests {
         }
         // Heads of more rows, one alone, and more rows than have a number.
         for (seqlen_q, group) in [(65, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
-            assert_eq!(name(request(seqlen_q, group)), "forward_f16_d128_causal");
+            assert_eq!(name(request(seqlen_q, group)), "hopper_f16_d128_causal");
         }
         // Tiles of 64 rows.
-        for (seqlen_q, expected) in [(32, "packed_f16_d192"), (33, "forward_f16_d192_causal")] {
+        for (seqlen_q, expected) in [(32, "packed_f16_d192"), (33, "hopper_f16_d192_causal")] {
             let request = Request {
                 dim: 192,
                 ..request(seqlen_q, 8)
@@ -124,7 +127,7 @@ mod tests {
                 dim: 40,
                 ..long
             }),
-            "forward_f16_d64"
+            "hopper_f16_d64"
         );
         assert_eq!(
             name(Request {
@@ -190,6 +193,12 @@ mod tests {
                             class: Class::of(compute_capability, device),
                         });
                         let kernel = kernel.expect("a kernel");
+                        let kind = match kind {
+                            Kind::Plain { causal } if compute_capability == (9, 0) => {
+                                Kind::Hopper { causal }
+                            }
+                            kind => kind,
+                        };
                         let forward = Forward::of(kind, dtype, padded, class);
                         assert_eq!(kernel.family, Family::Forward(forward));
                         let blocks = device.resident_blocks(kernel.shared_bytes());
@@ -227,9 +236,10 @@ mod tests {
     /// What users and results know by name.
     #[test]
     fn the_choice_for_long_sequences_is_known() {
-        let of = |class, dim| {
+        let of = |class: Class, dim| {
             name(Request {
                 class,
+                compute_capability: class.compute_capability(),
                 dim,
                 ..request(4096, 1)
             })
@@ -237,7 +247,8 @@ mod tests {
         let names = |class| HEAD_DIMS.iter().map(move |&dim| of(class, dim));
         let plain = |dim| format!("forward_f16_d{dim}_causal");
         let tiled = |dim, tile| format!("forward_f16_d{dim}_{tile}_causal");
-        assert!(names(Class::Sm90).eq(HEAD_DIMS.iter().map(plain)));
+        let hopper = |dim| format!("hopper_f16_d{dim}_causal");
+        assert!(names(Class::Sm90).eq(HEAD_DIMS.iter().map(hopper)));
         assert!(names(Class::Sm80).eq([
             plain(&32),
             plain(&64),

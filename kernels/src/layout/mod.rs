@@ -3,8 +3,10 @@
 //!
 //! This is arithmetic without instructions, so that the host tests what the kernels run.
 
+pub mod descriptor;
 pub mod fragment;
 pub mod rows;
 pub mod share;
+pub mod sm90;
 pub mod swizzle;
 pub mod wide;

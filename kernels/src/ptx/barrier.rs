@@ -38,3 +38,20 @@ pub unsafe fn block_any(value: bool) -> bool {
     }
     any != 0
 }
+
+/// As [`some`]; returns whether `value` is true for any of these threads.
+///
+/// # Safety
+/// As [`some`].
+#[inline(always)]
+pub unsafe fn some_any(number: u32, threads: u32, value: bool) -> bool {
+    let any: u32;
+    // SAFETY: convergence is the caller's promise; the barrier itself touches no memory.
+    unsafe {
+        asm!(concat!("{{ .reg .pred own, any; setp.ne.u32 own, {}, 0; ",
+                "bar.red.or.pred any, {}, {}, own; selp.u32 {}, 1, 0, any; }}"),
+            in(reg32) u32::from(value), in(reg32) number, in(reg32) threads, out(reg32) any,
+            options(nostack));
+    }
+    any != 0
+}

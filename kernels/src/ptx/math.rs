@@ -18,4 +18,10 @@ arithmetic! {
 
     /// Products of two pairs of f16.
     mul_f16x2(a: u32 in reg32, b: u32 in reg32) -> u32 = "mul.rn.f16x2 {}, {}, {};";
+
+    /// `a * b + c` of pairs of f16.
+    fma_f16x2(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.f16x2 {}, {}, {}, {};";
+
+    /// `a * b + c` of pairs of bfloat16.
+    fma_bf16x2(a: u32 in reg32, b: u32 in reg32, c: u32 in reg32) -> u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
 }

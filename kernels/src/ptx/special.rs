@@ -40,3 +40,12 @@ pub fn block() -> u32 {
     unsafe { asm!("mov.u32 {}, %ctaid.x;", out(reg32) block, options(nomem, nostack)) }
     block
 }
+
+/// Blocks of the grid.
+#[inline(always)]
+pub fn blocks() -> u32 {
+    let blocks: u32;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {}, %nctaid.x;", out(reg32) blocks, options(nomem, nostack)) }
+    blocks
+}

@@ -18,6 +18,7 @@ mod pipeline;
 mod product;
 mod register;
 pub mod registers;
+mod ring;
 mod shared;
 pub mod whole;
 
@@ -27,4 +28,5 @@ pub use element::{Bf16, Element, F16};
 pub use pipeline::{CpAsync, Pipeline};
 pub use product::{multiply, multiply_transposed};
 pub use register::{Accumulator, Operand};
+pub use ring::Ring;
 pub use shared::{Arrangement, Fixed, SharedTile};

@@ -3,6 +3,7 @@
 //! | module | rows of a warp | for |
 //! |---|---|---|
 //! | `sm80` | its own | most shapes |
+//! | `sm90` | its own | Hopper |
 //! | `team` | shared with other warps | head dims whose O is too wide for a warp |
 //! | `wide` | shared with other warps | head dims above 256 |
 //! | `decode` | its own | few queries on many keys |
@@ -15,10 +16,12 @@
 
 mod decode;
 mod sm80;
+mod sm90;
 mod team;
 mod wide;
 
 pub use decode::decode;
 pub use sm80::sm80;
+pub use sm90::sm90;
 pub use team::team;
 pub use wide::wide;

@@ -1,0 +1,133 @@
+//! A query tile for each query head, on Hopper: the tiles, and what the main loop contains.
+
+use super::Tile;
+use super::collectives::{Collectives, Parts};
+use crate::layout::sm90::Sm90Memory;
+
+/// Rows of a warpgroup of consumers.
+pub(super) const ROWS: u32 = 64;
+
+/// How the warpgroups of a tile's block share its registers and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// Warpgroups that consume; one more produces.
+    pub consumers: u32,
+    /// Whether the softmax of a block of keys overlaps the products of its neighbours.
+    pub overlap: bool,
+    /// Registers of a producer's thread.
+    pub given: u32,
+    /// Registers of a consumer's thread.
+    pub taken: u32,
+}
+
+/// The tile for a head dim. O takes `dim / 2` registers, S `keys / 2`, and P half as many.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 % without a mask, +3 % under the causal one, where it
+/// spills. 96: keys 64, -3 %. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
+/// to -3 %. 256: keys 80, -1 to -7 %.
+pub(super) fn tile(dim: u32) -> Tile {
+    let (consumers, keys, stages) = match dim {
+        32 => (4, 64, 8),
+        64 => (4, 64, 4),
+        96 => (3, 96, 4),
+        128 => (3, 64, 4),
+        192 => (2, 96, 2),
+        256 => (2, 64, 2),
+        _ => panic!("no tile for this head dim"),
+    };
+    Tile {
+        q_rows: ROWS * consumers,
+        keys,
+        warps: 4 * (consumers + 1),
+        team: 1,
+        stages,
+        v_slices: 1,
+        q_slices: 0,
+        blocks_per_sm: 1,
+    }
+}
+
+impl Roles {
+    /// The roles in a tile. Four warpgroups fill the tensor cores in turns; fewer overlap their own work.
+    /// Together the roles have no more registers than the launch gave all warpgroups alike.
+    #[must_use]
+    pub fn new(tile: &Tile, causal: bool) -> Self {
+        let consumers = tile.q_rows / ROWS;
+        let (overlap, given, taken) = match consumers {
+            // Overlap: +1 to 3 % without a mask; under the causal one it spills.
+            4 => (!causal && tile.stages == 4, 24, 112),
+            3 => (true, 32, 160),
+            _ => (true, 40, 232),
+        };
+        Roles {
+            consumers,
+            overlap,
+            given,
+            taken,
+        }
+    }
+}
+
+/// Shared memory of a tile's block.
+pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
+    Sm90Memory::new(0, [tile.q_rows, tile.keys, dim], tile.stages).bytes()
+}
+
+/// Scores of the first block, of masked ones and of whole ones; the product of a block before the latter two, and of
+/// the last block. By `mma`, scores that do not fit, and products with infinities that the mask hides.
+pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
+    let (dt, nt) = (parts.dt, parts.kt);
+    let causal = u32::from(causal);
+    Collectives {
+        mma: 2 * nt + causal * 2 * 4 * dt,
+        ldmatrix: 1 + nt + causal * 2 * dt,
+        // The block's, and before a negated Q; a vote on V of the first block, and of other masked ones.
+        bar: 2 + causal * 2,
+        vote: 1,
+        // The number of the warpgroup; maxima at three places and sums, in two rounds for two rows; O transposed.
+        shfl: 1 + 4 * 4 + 4 * dt,
+        wgmma: 3 * dt + 3 * nt,
+        wgmma_fence: 6,
+        wgmma_commit: 6,
+        wgmma_wait: 6,
+        setmaxnreg: 2,
+        // Q, K and V.
+        tensor_load: 3,
+        mbarrier_init: 2 + 4 * parts.tile.stages,
+        // Loads, and no more tiles; a block passed by; K and V released three times; Q.
+        mbarrier_arrive: 3 + 1 + 2 + 6 + 1,
+        // The compiler writes the consumers' wait for Q twice, before the loop over tiles and at its end.
+        mbarrier_wait: 4 + 2 + 2 + 6 + causal * 2,
+        ..Collectives::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::HEAD_DIMS;
+    use crate::catalog::class::Class;
+
+    /// The registers of a multiprocessor, in the granularity of an allocation.
+    #[test]
+    fn registers_suffice() {
+        for &dim in HEAD_DIMS {
+            for causal in [false, true] {
+                let tile = tile(dim);
+                let roles = Roles::new(&tile, causal);
+                let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
+                let needed = roles.given + roles.consumers * roles.taken;
+                assert!(needed <= at_launch * (roles.consumers + 1), "{dim}");
+                assert!(roles.given < at_launch && at_launch < roles.taken, "{dim}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_fit_their_class() {
+        for &dim in HEAD_DIMS {
+            let bytes = shared_bytes(&tile(dim), dim);
+            assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Shared memory of the Hopper forward kernel.
+
+use super::descriptor::Panels;
+
+/// The tiles of Q, and of K and V for each stage; barriers, and what the block has to do.
+///
+/// ```text
+/// Q | K of stage 0, 1, ... | V of stage 0, 1, ... | zeros | barriers | job
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Sm90Memory {
+    base: u32,
+    q_rows: u32,
+    keys: u32,
+    dim: u32,
+    stages: u32,
+}
+
+impl Sm90Memory {
+    /// Bytes of the zeros: 8 rows of a panel, which a descriptor without strides repeats.
+    pub const ZERO_BYTES: u32 = 1024;
+
+    /// The memory of a block from shared address `base` on, a multiple of 1024.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(base: u32, [q_rows, keys, dim]: [u32; 3], stages: u32) -> Self {
+        Sm90Memory {
+            base,
+            q_rows,
+            keys,
+            dim,
+            stages,
+        }
+    }
+
+    /// Q.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q(&self) -> Panels {
+        self.panels(self.base, self.q_rows)
+    }
+
+    /// K of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn k(&self, stage: u32) -> Panels {
+        let base = self.base + self.q_bytes() + stage * self.kv_bytes();
+        self.panels(base, self.keys)
+    }
+
+    /// V of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v(&self, stage: u32) -> Panels {
+        self.k(self.stages + stage)
+    }
+
+    /// Bytes of Q.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_bytes(&self) -> u32 {
+        self.q_rows * self.dim * 2
+    }
+
+    /// Bytes of K or V of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn kv_bytes(&self) -> u32 {
+        self.keys * self.dim * 2
+    }
+
+    /// The zeros.
+    #[must_use]
+    #[inline(always)]
+    pub const fn zeros(&self) -> u32 {
+        self.k(2 * self.stages).base
+    }
+
+    /// The barrier of Q that says that it has landed; the next one says that it is read.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_full(&self) -> u32 {
+        self.zeros() + Self::ZERO_BYTES
+    }
+
+    /// As [`q_full`](Self::q_full), of K of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn k_full(&self, stage: u32) -> u32 {
+        self.q_full() + 16 + stage * 16
+    }
+
+    /// As [`q_full`](Self::q_full), of V of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v_full(&self, stage: u32) -> u32 {
+        self.k_full(self.stages + stage)
+    }
+
+    /// Four numbers that say which tile is in work.
+    #[must_use]
+    #[inline(always)]
+    pub const fn job(&self) -> u32 {
+        self.k_full(2 * self.stages)
+    }
+
+    /// Bytes of all.
+    #[must_use]
+    #[inline(always)]
+    pub const fn bytes(&self) -> u32 {
+        self.job() + 16 - self.base
+    }
+
+    #[inline(always)]
+    const fn panels(&self, base: u32, rows: u32) -> Panels {
+        Panels {
+            base,
+            rows,
+            width: Panels::width_for(self.dim),
+        }
+    }
+}
