@@ -4,7 +4,7 @@ use attention::emulator::Options;
 use attention::{Attention, Class, Device, Error, Tensor, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};
-use tests::{Case, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// Fewer random cases than elsewhere: other tests run every kernel by name.
 const CASES: u32 = 24;
@@ -24,7 +24,11 @@ pub fn tests() -> Vec<Test> {
     };
     let random = Class::ALL.iter().flat_map(of_class);
     let limit = Test::emulator("shared_memory_is_limited", |_| shared_memory_is_limited());
-    random.chain([limit]).collect()
+    let hopper = [
+        Test::emulator("sm90::tensors_without_maps", |_| tensors_without_maps()),
+        Test::emulator("sm90::more_tiles_than_blocks", |_| more_tiles_than_blocks()),
+    ];
+    random.chain([limit]).chain(hopper).collect()
 }
 
 fn emulated(class: Class) -> Result<Device, Error> {
@@ -58,6 +62,100 @@ fn shared_memory_is_limited() -> Outcome {
                 assert_eq!((needed, available), (128 << 10, 99 << 10));
             }
             Err(error) => return Err(error.into()),
+        }
+    }
+    PASSED
+}
+
+/// The kernel that computes attention in the last call on a device.
+fn ran(device: &Device) -> &'static str {
+    let mut launched = device.counters().into_iter().map(|(name, _)| name);
+    let main = launched.find(|name| *name != "pack");
+    main.expect("attention")
+}
+
+/// Where TMA cannot address q, k or v, the plain kernel takes Hopper's place.
+fn tensors_without_maps() -> Outcome {
+    let device = emulated(Class::Sm90)?;
+    let several = Case {
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        seqlen_q: 70,
+        ..Case::default()
+    };
+    let one = Case {
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        ..several.clone()
+    };
+    let plain = "forward_f16_d64";
+    let hopper = "hopper_f16_d64";
+    for (case, layout, expected) in [
+        (&several, Layout::Bhnd, hopper),
+        (&several, Layout::Bnhd, hopper),
+        (&several, Layout::Padded, hopper),
+        // Copies have maps.
+        (&several, Layout::OddRows, hopper),
+        (&several, Layout::OddReversed, hopper),
+        (&several, Layout::Reversed, plain),
+        (&several, Layout::Broadcast, plain),
+        (&several, Layout::OneRow, plain),
+        // A single head has no stride.
+        (&one, Layout::Broadcast, hopper),
+        (&one, Layout::Reversed, plain),
+    ] {
+        for causal in [false, true] {
+            let case = Case {
+                causal,
+                ..case.clone()
+            };
+            let (q, k, v) = (case.clone(), case.clone(), case.clone());
+            for case in [
+                Case { q: layout, ..q },
+                Case { k: layout, ..k },
+                Case { v: layout, ..v },
+            ] {
+                case.check(&device)?;
+                let mask = if causal { "_causal" } else { "" };
+                assert_eq!(ran(&device), format!("{expected}{mask}"), "{case}");
+            }
+        }
+    }
+    PASSED
+}
+
+/// A block of a Hopper kernel that is done takes the next tile, which a counter in the workspace tells.
+fn more_tiles_than_blocks() -> Outcome {
+    let options = Options {
+        counters: true,
+        ..Options::default()
+    };
+    let device = Device::emulator_of(Class::Sm90, options)?;
+    for (seed, (batch, taken)) in [(3, 150), (3, 150), (2, 0), (3, 150)]
+        .into_iter()
+        .enumerate()
+    {
+        for causal in [false, true] {
+            // One tile for each of 50 heads; there are 132 multiprocessors.
+            Case {
+                batch,
+                heads: 50,
+                kv_heads: 10,
+                seqlen_q: 70,
+                seqlen_kv: 70,
+                dim: 32,
+                causal,
+                seed: seed as u64,
+                ..Case::default()
+            }
+            .check(&device)?;
+            assert!(ran(&device).starts_with("hopper_f16_d32"));
+            let [(_, counters)] = &device.counters()[..] else {
+                return Err("one launch".into());
+            };
+            assert_eq!(counters.total_of("atom").executed, taken);
         }
     }
     PASSED

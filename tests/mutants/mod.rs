@@ -7,6 +7,7 @@ mod change;
 mod combine;
 mod decode;
 mod forward;
+mod hopper;
 mod pack;
 mod packed;
 mod shared_rows;
@@ -16,6 +17,7 @@ use attention::emulator::{Module, Options};
 use attention::{Class, Device, Facts, device::Emulator, ptx};
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use ndarray::{Axis, s};
+use std::collections::BTreeSet;
 use tests::{Case, Inputs, Layout, PASSED, Test};
 
 /// Which of the lines that fit a mutation it changes.
@@ -42,6 +44,7 @@ const FULL: &str = "forward_f16_d64";
 pub fn tests() -> Vec<Test> {
     let families = [
         forward::MUTANTS,
+        hopper::MUTANTS,
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,
@@ -49,15 +52,28 @@ pub fn tests() -> Vec<Test> {
         packed::MUTANTS,
     ];
     let mutants = families.into_iter().flatten();
+    let kernels: BTreeSet<_> = mutants.clone().map(|mutant| mutant.kernel).collect();
     let mutants = mutants.map(|mutant| {
         let name = mutant.what.replace(' ', "_");
         Test::emulator(format!("{}::{name}", mutant.kernel), |_| {
-            let by = mutant.caught().ok_or("not caught")?;
+            let kernel = named(mutant.kernel);
+            let text = mutant.apply(&entry(kernel));
+            Module::parse(&text, mutant.what).unwrap_or_else(|error| panic!("{error}"));
+            let by = caught(kernel, &text).ok_or("not caught")?;
             println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
             PASSED
         })
     });
-    mutants.collect()
+    let unchanged = kernels.into_iter().map(|name| {
+        Test::emulator(format!("{name}::unchanged"), move |_| {
+            let kernel = named(name);
+            match caught(kernel, &entry(kernel)) {
+                Some(by) => Err(by.into()),
+                None => PASSED,
+            }
+        })
+    });
+    mutants.chain(unchanged).collect()
 }
 
 /// The kernel of that name.
@@ -79,19 +95,28 @@ fn entry(kernel: &Kernel) -> String {
 /// A GPU with shared memory for a kernel, which loads another text for its module.
 fn device(kernel: &Kernel, text: &str, options: Options) -> attention::Result<Device> {
     let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    let facts = Facts::emulated(*class.expect("of some class"));
+    // Two multiprocessors, so that persistent blocks compute several tiles.
+    let facts = Facts {
+        multiprocessors: 2,
+        ..Facts::emulated(*class.expect("of some class"))
+    };
     Device::with_driver(Emulator::new(facts, options).with_ptx(kernel.module, text))
 }
 
-/// Ragged cases: with grouped heads, aligned and not, split and not, and with scores that raise the maxima of
-/// some rows in the main loop.
-fn cases(kernel: &Kernel) -> [(Case, Inputs); 5] {
+/// Ragged cases: with grouped heads, aligned and not, split and not, with scores that raise the maxima of some
+/// rows in the main loop, with a negative scale, and with an infinity that the causal mask hides.
+fn cases(kernel: &Kernel) -> Vec<(Case, Inputs)> {
     let forward = kernel.forward().expect("it computes attention");
+    // Hopper's tiles have more rows, and its rings more stages.
+    let (seqlen_q, seqlen_kv) = match kernel.takes_maps() {
+        true => (300, 400),
+        false => (150, 210),
+    };
     let case = Case {
         dtype: forward.dtype.into(),
         heads: 2,
-        seqlen_q: 150,
-        seqlen_kv: 210,
+        seqlen_q,
+        seqlen_kv,
         dim: forward.dim as usize,
         causal: forward.kind.serves(true),
         kernel: Some(kernel.name.to_owned()),
@@ -107,28 +132,38 @@ fn cases(kernel: &Kernel) -> [(Case, Inputs); 5] {
         kv_heads,
         ..case.clone()
     };
-    let cases = [
+    let random = [
         case.clone(),
         lying(Layout::Padded, 1, 2),
         lying(Layout::OddRows, 2, 1),
         // The copy of v ends with the workspace.
         lying(Layout::OddRows, 1, 1),
-        case.clone(),
     ];
-    let mut cases = cases.map(|case| {
+    let mut cases = Vec::from(random.map(|case| {
         let inputs = case.inputs();
         (case, inputs)
-    });
-    let (rising, inputs) = &mut cases[4];
-    let scale = (rising.dim as f32).sqrt().recip();
-    for (i, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
+    }));
+    let mut rising = case.inputs();
+    let scale = (case.dim as f32).sqrt().recip();
+    for (i, mut queries) in rising.q.axis_iter_mut(Axis(2)).enumerate() {
         let rises = i.is_multiple_of(32);
         queries.slice_mut(s![.., .., 0]).fill(f32::from(rises));
     }
-    for (j, mut keys) in inputs.k.axis_iter_mut(Axis(2)).enumerate() {
-        let rise = 0.25 / scale * (rising.seqlen_kv - 1 - j) as f32;
+    for (j, mut keys) in rising.k.axis_iter_mut(Axis(2)).enumerate() {
+        let rise = 0.25 / scale * (seqlen_kv - 1 - j) as f32;
         keys.slice_mut(s![.., .., 0]).fill(rise);
     }
+    let mut infinite = case.inputs();
+    infinite
+        .v
+        .slice_mut(s![.., .., seqlen_kv - 1, 0])
+        .fill(f32::INFINITY);
+    let negative = Case {
+        scale: Some(-scale),
+        ..case.clone()
+    };
+    let inputs = negative.inputs();
+    cases.extend([(case.clone(), rising), (negative, inputs), (case, infinite)]);
     cases
 }
 
@@ -161,40 +196,37 @@ impl Mutant {
         });
         lines.collect::<Vec<_>>().join("\n")
     }
+}
 
-    /// What catches it.
-    fn caught(&self) -> Option<String> {
-        let mutated = named(self.kernel);
-        // A combine kernel shows its faults after one that splits, the pack kernel before any.
-        let kernel = match mutated.family {
-            Family::Auxiliary(_) => named(FULL),
-            _ => mutated,
+/// What catches a fault in the text of a kernel.
+fn caught(mutated: &'static Kernel, text: &str) -> Option<String> {
+    // A combine kernel shows its faults after one that splits, the pack kernel before any.
+    let kernel = match mutated.family {
+        Family::Auxiliary(_) => named(FULL),
+        _ => mutated,
+    };
+    let cases = cases(kernel);
+    for seed in 0..3 {
+        let options = Options {
+            seed,
+            instruction_budget: 1 << 20,
+            ..Options::default()
         };
-        let text = self.apply(&entry(mutated));
-        Module::parse(&text, self.what).unwrap_or_else(|error| panic!("{error}"));
-        let cases = cases(kernel);
-        for seed in 0..3 {
-            let options = Options {
-                seed,
-                instruction_budget: 1 << 20,
-                ..Options::default()
-            };
-            for (case, inputs) in &cases {
-                let device = device(mutated, &text, options).expect("an emulated GPU");
-                let ran = case.run(&device, inputs).map(|_| ());
-                // Cases have margins around their tensors; these copies are of whole buffers.
-                let copied = || match mutated.family {
-                    Family::Auxiliary(Auxiliary::Pack) => {
-                        copies_are_of_every_element(&device).map(|_| ())
-                    }
-                    _ => Ok(()),
-                };
-                if let Err(failed) = ran.and_then(|()| copied()) {
-                    let reason = failed.message().unwrap_or_default();
-                    return Some(reason.lines().next().unwrap_or_default().to_owned());
+        for (case, inputs) in &cases {
+            let device = device(mutated, text, options).expect("an emulated GPU");
+            let ran = case.run(&device, inputs).map(|_| ());
+            // Cases have margins around their tensors; these copies are of whole buffers.
+            let copied = || match mutated.family {
+                Family::Auxiliary(Auxiliary::Pack) => {
+                    copies_are_of_every_element(&device).map(|_| ())
                 }
+                _ => Ok(()),
+            };
+            if let Err(failed) = ran.and_then(|()| copied()) {
+                let reason = failed.message().unwrap_or_default();
+                return Some(reason.lines().next().unwrap_or_default().to_owned());
             }
         }
-        None
     }
+    None
 }
