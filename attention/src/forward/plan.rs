@@ -270,13 +270,13 @@ impl Draft {
         };
         let (heads, kv_heads) = (problem.heads, problem.kv_heads);
         let (rows, keys) = (problem.seqlen_q, problem.seqlen_kv);
-        let (br, bc) = (self.kernel.q_rows, self.kernel.keys);
+        let bc = self.kernel.keys;
         let maps = vec![
             map(
                 forward.q,
                 heads,
                 rows,
-                br,
+                64,
                 offset_of!(ForwardParams, q.address),
                 offset_of!(Sm90Params, q),
             ),

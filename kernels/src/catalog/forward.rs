@@ -92,7 +92,7 @@ impl Kind {
             Kind::Packed => packed::tile(class, dim),
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
-            Kind::Hopper { .. } => hopper::tile(dim),
+            Kind::Hopper { causal } => hopper::tile(dim, causal),
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::descriptor::Panels;
 
-/// The tiles of Q, and of K and V for each stage; barriers, and what the block has to do.
+/// The tiles of Q, and of K and V for each stage; barriers; and for each warpgroup of consumers what it has to do.
 ///
 /// ```text
-/// Q | K of stage 0, 1, ... | V of stage 0, 1, ... | zeros | barriers | job
+/// Q | K of stage 0, 1, ... | V of stage 0, 1, ... | zeros | barriers | jobs
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Sm90Memory {
@@ -33,18 +33,19 @@ impl Sm90Memory {
         }
     }
 
-    /// Q.
+    /// The 64 rows of Q of a warpgroup.
     #[must_use]
     #[inline(always)]
-    pub const fn q(&self) -> Panels {
-        self.panels(self.base, self.q_rows)
+    pub const fn q(&self, warpgroup: u32) -> Panels {
+        self.panels(self.base + warpgroup * self.q_bytes(), 64)
     }
 
     /// K of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn k(&self, stage: u32) -> Panels {
-        let base = self.base + self.q_bytes() + stage * self.kv_bytes();
+        let q_bytes = self.q_rows * self.dim * 2;
+        let base = self.base + q_bytes + stage * self.kv_bytes();
         self.panels(base, self.keys)
     }
 
@@ -55,11 +56,11 @@ impl Sm90Memory {
         self.k(self.stages + stage)
     }
 
-    /// Bytes of Q.
+    /// Bytes of a warpgroup's Q.
     #[must_use]
     #[inline(always)]
     pub const fn q_bytes(&self) -> u32 {
-        self.q_rows * self.dim * 2
+        64 * self.dim * 2
     }
 
     /// Bytes of K or V of a stage.
@@ -76,18 +77,18 @@ impl Sm90Memory {
         self.k(2 * self.stages).base
     }
 
-    /// The barrier of Q that says that it has landed; the next one says that it is read.
+    /// The barrier of a warpgroup's Q that says that it has landed; the next one says that it is read.
     #[must_use]
     #[inline(always)]
-    pub const fn q_full(&self) -> u32 {
-        self.zeros() + Self::ZERO_BYTES
+    pub const fn q_full(&self, warpgroup: u32) -> u32 {
+        self.zeros() + Self::ZERO_BYTES + warpgroup * 16
     }
 
     /// As [`q_full`](Self::q_full), of K of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn k_full(&self, stage: u32) -> u32 {
-        self.q_full() + 16 + stage * 16
+        self.q_full(self.q_rows / 64) + stage * 16
     }
 
     /// As [`q_full`](Self::q_full), of V of a stage.
@@ -97,18 +98,18 @@ impl Sm90Memory {
         self.k_full(self.stages + stage)
     }
 
-    /// Four numbers that say which tile is in work.
+    /// Four numbers that say which tile a warpgroup has in work.
     #[must_use]
     #[inline(always)]
-    pub const fn job(&self) -> u32 {
-        self.k_full(2 * self.stages)
+    pub const fn job(&self, warpgroup: u32) -> u32 {
+        self.k_full(2 * self.stages) + warpgroup * 16
     }
 
     /// Bytes of all.
     #[must_use]
     #[inline(always)]
     pub const fn bytes(&self) -> u32 {
-        self.job() + 16 - self.base
+        self.job(self.q_rows / 64) - self.base
     }
 
     #[inline(always)]

@@ -73,8 +73,10 @@ pub unsafe fn sm90<
     unsafe {
         let thread = special::thread(128 * (W + 1));
         if thread == 0 {
-            mbarrier::init(memory.q_full(), 1);
-            mbarrier::init(memory.q_full() + 8, 4 * W);
+            for warpgroup in 0..W {
+                mbarrier::init(memory.q_full(warpgroup), 1);
+                mbarrier::init(memory.q_full(warpgroup) + 8, 4);
+            }
             for stage in 0..2 * S {
                 mbarrier::init(memory.k_full(stage), 1);
                 mbarrier::init(memory.k_full(stage) + 8, 4 * W);
@@ -256,46 +258,59 @@ unsafe fn produce<
                 0 => tile + special::blocks(),
                 counter => special::blocks() + global::count(counter, params.tiles - 1),
             };
-            q.acquire(memory.q_full());
-            job.store(memory.job());
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
-            load(
-                memory.q(),
-                q_map,
-                memory.q_full(),
-                memory.q_bytes(),
-                part.first,
-                part.work.heads.first(),
-                batch,
-            );
-            q = q.next();
+            let load_k = |place: Ring<S>, j: u32| {
+                let (k, full) = (memory.k(place.stage()), memory.k_full(place.stage()));
+                place.acquire(full);
+                let row = (part.keys + j * bc) as i32;
+                load(k, k_map, full, memory.kv_bytes(), row, head, batch);
+            };
+            // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
             let mut j = part.blocks(br, bc);
+            if j > 0 {
+                load_k(place, j - 1);
+            }
+            // Each warpgroup goes on when its own rows are there: they do not wait for one another.
+            let mut warpgroup = 0;
+            while warpgroup < W {
+                let full = memory.q_full(warpgroup);
+                q.acquire(full);
+                job.store(memory.job(warpgroup));
+                let row = part.first + (warpgroup * ROWS) as i32;
+                let (to, bytes) = (memory.q(warpgroup), memory.q_bytes());
+                load(to, q_map, full, bytes, row, part.work.heads.first(), batch);
+                warpgroup = opaque(warpgroup + 1);
+            }
+            q = q.next();
             while j > 0 {
                 j = opaque(j - 1);
+                if j > 0 {
+                    load_k(place.next(), j - 1);
+                }
+                let (v, full) = (memory.v(place.stage()), memory.v_full(place.stage()));
+                place.acquire(full);
                 let row = (part.keys + j * bc) as i32;
-                let (k, k_full) = (memory.k(place.stage()), memory.k_full(place.stage()));
-                place.acquire(k_full);
-                load(k, k_map, k_full, memory.kv_bytes(), row, head, batch);
-                let (v, v_full) = (memory.v(place.stage()), memory.v_full(place.stage()));
-                place.acquire(v_full);
-                load(v, v_map, v_full, memory.kv_bytes(), row, head, batch);
+                load(v, v_map, full, memory.kv_bytes(), row, head, batch);
                 place = place.next();
             }
             if tile >= params.tiles {
                 break;
             }
         }
-        q.acquire(memory.q_full());
-        Job::NONE.store(memory.job());
-        mbarrier::arrive(memory.q_full());
+        let mut warpgroup = 0;
+        while warpgroup < W {
+            q.acquire(memory.q_full(warpgroup));
+            Job::NONE.store(memory.job(warpgroup));
+            mbarrier::arrive(memory.q_full(warpgroup));
+            warpgroup = opaque(warpgroup + 1);
+        }
     }
 }
 
 /// A warpgroup's way through the stages, and where it reads.
 struct Consumer<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool> {
     memory: Sm90Memory,
-    /// The first row of Q.
-    row: u32,
+    warpgroup: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.
     block: Ring<S>,
 }
@@ -327,13 +342,14 @@ where
     /// Line 8: `S = Q K^T`, issued as a group.
     #[inline(always)]
     unsafe fn issue_scores<E: Element>(&self, s: &mut [Accumulator; NT]) {
-        let (q, k) = (self.memory.q(), self.memory.k(self.block.stage()));
+        // Opaque: the compiler would hold each operand's word over the tile.
+        let q = self.memory.q(opaque(self.warpgroup));
+        let k = self.memory.k(self.block.stage());
         // SAFETY: the caller's promise.
         unsafe {
             self.block.wait(self.memory.k_full(self.block.stage()));
             wgmma::fence();
-            // Opaque: the compiler would hold each operand's word over the tile.
-            let (a, b) = (q.rows(opaque(self.row)), k.rows(0));
+            let (a, b) = (q.rows(0), k.rows(0));
             for dt in 0..DT as u32 {
                 let (a, b) = (a.skip(q.to_columns(dt)), b.skip(k.to_columns(dt)));
                 match (E::IS_BF16, dt > 0) {
@@ -384,20 +400,9 @@ where
         }
     }
 
-    /// The scores of the first block.
+    /// `O += P V` of a block, and the scores of the next one, [waited for](Self::wait_scores) later.
     #[inline(always)]
-    unsafe fn first<E: Element>(&self, s: &mut [Accumulator; NT]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.issue_scores::<E>(s);
-            wgmma::wait::<0>();
-            wgmma::pin(s);
-        }
-    }
-
-    /// `O += P V` of a block, and the scores of the next one, which are there at the return.
-    #[inline(always)]
-    unsafe fn step<E: Element>(
+    unsafe fn issue_step<E: Element>(
         &mut self,
         s: &mut [Accumulator; NT],
         o: &mut [Accumulator; DT],
@@ -411,11 +416,21 @@ where
             if OVERLAP {
                 self.issue_scores::<E>(s);
                 self.issue_product::<E>(last, o, p, leave_out);
-                wgmma::wait::<1>();
             } else {
                 self.finish::<E>(last, o, p, leave_out);
                 self.issue_scores::<E>(s);
-                wgmma::wait::<0>();
+            }
+        }
+    }
+
+    /// Waits for the scores, after which `PENDING` groups were issued.
+    #[inline(always)]
+    unsafe fn wait_scores<const PENDING: u32>(&self, s: &mut [Accumulator; NT]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match OVERLAP {
+                true => wgmma::wait::<PENDING>(),
+                false => wgmma::wait::<0>(),
             }
             wgmma::pin(s);
         }
@@ -467,7 +482,10 @@ where
     /// As line 8, of the 16 rows of a warp, by itself.
     #[inline(always)]
     unsafe fn warp_scores<E: Element>(&self, row: u32) -> [Accumulator; NT] {
-        let (q, k) = (self.memory.q(), self.memory.k(self.block.stage()));
+        let (q, k) = (
+            self.memory.q(self.warpgroup),
+            self.memory.k(self.block.stage()),
+        );
         let lane = special::lane();
         let (a_row, a_chunk) = fragment::ldmatrix_rows_first(lane);
         let (b_row, b_chunk) = fragment::ldmatrix_chunks_first(lane);
@@ -590,15 +608,15 @@ unsafe fn consume<
     let mut q = Ring::<1>(0);
     let mut consumer = Consumer::<DT, NT, S, OVERLAP> {
         memory,
-        row,
+        warpgroup,
         block: Ring(0),
     };
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
     unsafe {
         loop {
-            q.wait(memory.q_full());
-            let job = Job::load(memory.job());
+            q.wait(memory.q_full(warpgroup));
+            let job = Job::load(memory.job(warpgroup));
             if job.split == Job::NONE.split {
                 break;
             }
@@ -609,18 +627,26 @@ unsafe fn consume<
                 j = opaque(j - 1);
                 consumer.pass();
             }
+            // One lane releases Q and the job, after all have read them. Returns the job once more.
+            let release_q = |q: Ring<1>| {
+                let job = again(|| Job::load(memory.job(warpgroup)));
+                barrier::warp();
+                q.release(memory.q_full(warpgroup));
+                job
+            };
             let mut o = [Accumulator::ZERO; DT];
+            let job;
             let mut softmax = Softmax::<1>::new(scale);
             if j > 0 {
                 if scale.negative {
                     let (_, warp_row, lane) = who();
-                    negate(memory.q(), row + warp_row, lane, 16 * DT as u32);
+                    negate(memory.q(warpgroup), warp_row, lane, 16 * DT as u32);
                     barrier::some(1 + warpgroup, 128);
                 }
                 let keys = |j: u32| {
                     let (part, (_, warp_row, _)) = again(|| {
                         (
-                            Part::<H, M>::new(params, Job::load(memory.job()), row),
+                            Part::<H, M>::new(params, Job::load(memory.job(warpgroup)), row),
                             who(),
                         )
                     });
@@ -631,13 +657,17 @@ unsafe fn consume<
                     });
                     keys
                 };
-                // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V. Returns
-                // whether it has added the product itself.
+                // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V, while the
+                // tensor cores compute the scores.
+                let look = |consumer: &Consumer<DT, NT, S, OVERLAP>| {
+                    !M::UNIFORM && consumer.has_non_finite::<E>(who().0, warpgroup)
+                };
+                // Adds the product where there are some.
                 let guard = |consumer: &Consumer<DT, NT, S, OVERLAP>,
+                             found: bool,
                              o: &mut [Accumulator; DT],
                              p: &mut [Operand; NT],
                              j: u32| {
-                    let found = !M::UNIFORM && consumer.has_non_finite::<E>(who().0, warpgroup);
                     if found {
                         cold_path();
                         consumer.add_guarded::<E>(o, p, keys(j));
@@ -646,7 +676,6 @@ unsafe fn consume<
                     if !M::UNIFORM {
                         barrier::warp();
                     }
-                    found
                 };
                 // Blocks `exact..j` take exact maxima: all down to the last one that the first row sees, so that each row
                 // has seen a key.
@@ -655,15 +684,19 @@ unsafe fn consume<
 
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
-                consumer.first::<E>(&mut s);
+                consumer.issue_scores::<E>(&mut s);
+                let mut leave_out = look(&consumer);
+                consumer.wait_scores::<0>(&mut s);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
-                let mut leave_out = guard(&consumer, &mut o, &mut p, j);
+                guard(&consumer, leave_out, &mut o, &mut p, j);
                 // No product is under way from a step to the next: the assembler would wait for each one.
                 while j > exact {
                     j -= 1;
-                    consumer.step::<E>(&mut s, &mut o, &p, leave_out);
+                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                    leave_out = look(&consumer);
+                    consumer.wait_scores::<1>(&mut s);
                     let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
                     consumer.release_k();
                     consumer.settle(&mut o);
@@ -671,11 +704,12 @@ unsafe fn consume<
                         o[dt].scale_rows(factors);
                     }
                     [p] = to_operands::<E, 1, NT>([s]);
-                    leave_out = guard(&consumer, &mut o, &mut p, j);
+                    guard(&consumer, leave_out, &mut o, &mut p, j);
                 }
                 while j > 0 {
                     j -= 1;
-                    consumer.step::<E>(&mut s, &mut o, &p, leave_out);
+                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                    consumer.wait_scores::<1>(&mut s);
                     leave_out = false;
                     let mut tiles = [s];
                     let sums = softmax.apply(&mut tiles);
@@ -687,7 +721,7 @@ unsafe fn consume<
                         softmax.add(sums);
                     } else {
                         cold_path();
-                        s = consumer.warp_scores::<E>(row + who().1);
+                        s = consumer.warp_scores::<E>(who().1);
                         barrier::warp();
                         let maxima = softmax.maxima(&s);
                         factors = softmax.update(0, &mut s, maxima);
@@ -702,13 +736,12 @@ unsafe fn consume<
                     consumer.release_k();
                     [p] = to_operands::<E, 1, NT>([s]);
                 }
+                job = release_q(q);
                 consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
                 consumer.block = consumer.block.next();
+            } else {
+                job = release_q(q);
             }
-            let job = again(|| Job::load(memory.job()));
-            // One lane releases Q and the job, after all have read it.
-            barrier::warp();
-            q.release(memory.q_full());
             q = q.next();
             store::<E, H, M, W, DT>(params, job, o, &softmax);
         }
