@@ -79,7 +79,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the phase of a stage not flipped by a consumer",
         kernel: FULL,
         pattern: "bfe.u32",
-        which: Nth(5),
+        which: Nth(7),
         change: zero,
     },
     Mutant {
@@ -114,7 +114,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "K multiplied before it is there",
         kernel: WIDE,
         pattern: "@!done bra again",
-        which: Nth(10),
+        which: Nth(11),
         change: |l| l.replace("@!done bra again;", ""),
     },
     Mutant {
@@ -172,13 +172,6 @@ pub const MUTANTS: &[Mutant] = &[
             let job = 8 + 8 * 16;
             format!("{l} {{ .reg .b32 late; ld.shared.b32 late, [{empty}+{job}]; }}")
         },
-    },
-    Mutant {
-        what: "V released before all lanes have read it",
-        kernel: CAUSAL,
-        pattern: "bar.warp.sync",
-        which: Nth(0),
-        change: remove,
     },
     Mutant {
         what: "Q not released",
@@ -499,7 +492,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "the end of the keys off by one",
         kernel: FULL,
         pattern: "setp.gt.s32",
-        which: Nth(7),
+        which: Nth(6),
         change: |l| l.replace(".gt.", ".ge."),
     },
     Mutant {
