@@ -85,7 +85,7 @@ mod tests {
                 .map_err(|error| error.to_string())
         };
         for (line, expected) in [
-            ("--dim 40", "forward_f16_d64"),
+            ("--dim 40", "hopper_f16_d64"),
             (
                 "--dim 64 --causal --target sm_120",
                 "forward_f16_d64_128x48_causal",

@@ -3,9 +3,8 @@
 use super::{Layout, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
 use kernels::abi::TensorRef;
-use ndarray::{
-    ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder,
-};
+use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, RawData};
+use ndarray::{ShapeBuilder, StrideShape};
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
@@ -71,7 +70,7 @@ impl<const R: usize> RawTensor<R> {
         [usize; R]: IntoDimension<Dim = D>,
     {
         // SAFETY: the caller's word.
-        unsafe { self.in_host_memory().deref_into_view() }
+        self.in_host_memory(|shape, first| unsafe { ArrayView::from_shape_ptr(shape, first) })
     }
 
     /// The tensor in host memory, to write.
@@ -84,17 +83,19 @@ impl<const R: usize> RawTensor<R> {
         [usize; R]: IntoDimension<Dim = D>,
     {
         // SAFETY: the caller's word.
-        unsafe { self.in_host_memory().deref_into_view_mut() }
+        self.in_host_memory(|shape, first| unsafe { ArrayViewMut::from_shape_ptr(shape, first) })
     }
 
-    /// # Safety
-    /// Every element lies in one allocation of host memory, aligned.
-    unsafe fn in_host_memory<T, D: Dimension>(&self) -> RawArrayViewMut<T, D>
+    /// What `new` makes of the shape and the lowest element in host memory.
+    fn in_host_memory<S: RawData, D: Dimension>(
+        &self,
+        new: impl FnOnce(StrideShape<D>, *mut S::Elem) -> ArrayBase<S, D>,
+    ) -> ArrayBase<S, D>
     where
         [usize; R]: IntoDimension<Dim = D>,
     {
         let (low, _) = self.layout().span().expect("it is in the address space");
-        let first = with_exposed_provenance_mut::<T>(self.address as usize);
+        let first = with_exposed_provenance_mut::<S::Elem>(self.address as usize);
         let (strides, lowest) = match self.layout().is_empty() {
             // There need be no memory.
             true => (
@@ -104,8 +105,7 @@ impl<const R: usize> RawTensor<R> {
             false => (self.used_strides(), first.wrapping_offset(low)),
         };
         let shape = self.shape.strides(strides.map(isize::unsigned_abs));
-        // SAFETY: the caller's word; the memory starts at the lowest element.
-        let mut view = unsafe { RawArrayViewMut::from_shape_ptr(shape, lowest) };
+        let mut view = new(shape, lowest);
         // ndarray takes strides without signs.
         for axis in (0..R).filter(|&axis| strides[axis] < 0) {
             view.invert_axis(Axis(axis));
