@@ -72,6 +72,7 @@
 //! list of `instructions/mod.rs`.
 
 mod block;
+mod body;
 mod bulk;
 mod cfg;
 mod clocks;
@@ -84,6 +85,7 @@ mod launch;
 mod mbarrier;
 mod memory;
 mod module;
+mod parser;
 mod pool;
 mod products;
 mod registers;
