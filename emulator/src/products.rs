@@ -1,7 +1,7 @@
 //! Products under way: the `wgmma` that a warp has issued and not waited for.
 //!
 //! Registers of such a product are the tensor cores': the warp's other instructions may not touch
-//! them, but for products of the same shape that go on with the same accumulators. A product sees what
+//! them. Only products of the same shape may go on with the same accumulators. A product sees what
 //! other instructions did to its registers only after a `wgmma.fence`.
 
 use crate::error::{Rule, Violation};

@@ -2,7 +2,7 @@
 //! computation.
 //!
 //! A is 64x16, B 16xN and D 64xN. Warp `w` has rows `16w..16w + 16` of D, and of A where A lies in
-//! registers, in the layouts of `mma`: accumulators `4j..4j + 4` are those of columns `8j..8j + 8`.
+//! registers, in the layouts of `mma`: accumulators `4j..4j + 4` hold columns `8j..8j + 8`.
 //!
 //! # Operands in shared memory
 //! A descriptor of 64 bits gives the address (bits 0 to 13), the leading offset (16 to 29), the stride
