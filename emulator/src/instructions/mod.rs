@@ -12,14 +12,13 @@ mod cp_async;
 mod fence;
 mod float;
 mod integer;
-mod ldmatrix;
+mod matrices;
 mod mbarrier;
 mod memory;
 mod mma;
 mod movement;
 mod setmaxnreg;
 mod shuffle;
-mod stmatrix;
 mod tensor_copy;
 mod wgmma;
 
@@ -39,7 +38,7 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     control::decode,
     mma::decode,
     memory::decode,
-    ldmatrix::decode,
+    matrices::decode,
     convert::decode,
     cp_async::decode,
     shuffle::decode,
@@ -51,7 +50,6 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
     tensor_copy::decode,
     setmaxnreg::decode,
     atomic::decode,
-    stmatrix::decode,
 ];
 
 /// Turns a statement into an action.
