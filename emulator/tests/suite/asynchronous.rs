@@ -1,7 +1,7 @@
 //! Mbarriers and bulk copies: what they do, and every rule that a kernel can break with them.
 
-use crate::tiny::{module, run_module};
-use emulator::{Access, Error, Options, Rule};
+use crate::tiny::{module, run_module, schedule};
+use emulator::{Access, Error, Rule};
 
 /// Two threads of two warps: `$0` is the producer's way, `$1` the consumer's; `%r10` is the address
 /// of an mbarrier for one arrival, `%r11` and `%r12` are buffers.
@@ -36,12 +36,7 @@ fn run(body: &str, threads: u32) -> Result<Vec<u32>, Error> {
     let text = module(body).replace("sm_80", "sm_90a");
     let input: Vec<u32> = (100..164).collect();
     let results = (0..10).map(|seed| {
-        let options = Options {
-            seed,
-            instruction_budget: 10_000,
-            ..Options::default()
-        };
-        run_module(&text, threads, &input, &options).map(|words| words.concat())
+        run_module(&text, threads, &input, &schedule(seed)).map(|words| words.concat())
     });
     let mut results: Vec<_> = results.collect();
     assert!(

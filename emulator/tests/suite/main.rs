@@ -4,6 +4,7 @@
 mod asynchronous;
 mod fuzz;
 mod instructions;
+mod mutants;
 mod pipeline;
 mod ring;
 mod rules;

@@ -1,6 +1,8 @@
 //! A pipeline of Hopper's instructions: a producer loads tiles by tensor copies, two warpgroups multiply
 //! them, and the result leaves by `stmatrix` and a tensor copy. What can go wrong between them.
 
+use crate::mutants::{self, Mutant};
+use crate::tiny::schedule;
 use emulator::{Argument, Counters, Error, Memory, Module, Options, Swizzle, TensorMap, launch};
 use half::f16;
 use rand::rngs::StdRng;
@@ -38,14 +40,8 @@ $begin:
     setp.ne.b32 %p0, %thread, 0;
     @%p0 bra $end;
 $produce:
-    and.b32 %stage, %step, 1;
-    mad.lo.s32 %tile, %stage, 24576, %smem;
-    shl.b32 %full, %stage, 4;
-    add.s32 %full, %full, %smem;
-    add.s32 %full, %full, 49152;
+    STAGE
     add.s32 %empty, %full, 8;
-    shr.u32 %parity, %step, 1;
-    and.b32 %parity, %parity, 1;
     xor.b32 %parity, %parity, 1;
     { .reg .pred done;
     again: mbarrier.try_wait.parity.shared::cta.b64 done, [%empty], %parity;
@@ -65,13 +61,7 @@ $produce:
 $consume:
     setmaxnreg.inc.sync.aligned.u32 240;
 $multiply:
-    and.b32 %stage, %step, 1;
-    mad.lo.s32 %tile, %stage, 24576, %smem;
-    shl.b32 %full, %stage, 4;
-    add.s32 %full, %full, %smem;
-    add.s32 %full, %full, 49152;
-    shr.u32 %parity, %step, 1;
-    and.b32 %parity, %parity, 1;
+    STAGE
     { .reg .pred done;
     again: mbarrier.try_wait.parity.shared::cta.b64 done, [%full], %parity;
     @!done bra again; }
@@ -123,6 +113,15 @@ $first:
     cp.async.bulk.wait_group.read 0;
 $end:";
 
+/// The step's stage: its tile, its mbarrier `%full` and the parity of the phase.
+const STAGE: &str = "and.b32 %stage, %step, 1;
+    mad.lo.s32 %tile, %stage, 24576, %smem;
+    shl.b32 %full, %stage, 4;
+    add.s32 %full, %full, %smem;
+    add.s32 %full, %full, 49152;
+    shr.u32 %parity, %step, 1;
+    and.b32 %parity, %parity, 1;";
+
 /// The kernel's module.
 pub fn text() -> String {
     let accumulators: Vec<_> = (0..32).map(|i| format!("%d{i}")).collect();
@@ -156,6 +155,7 @@ pub fn text() -> String {
     let products: String = [0, 2, 4, 6].into_iter().map(product).collect();
     let stores: String = (0..4).map(store).collect();
     let body = BODY
+        .replace("STAGE", STAGE)
         .replace("PRODUCTS", &products)
         .replace("STORES", &stores)
         .replace("STEPS", &STEPS.to_string());
@@ -182,8 +182,7 @@ pub fn text() -> String {
     )
 }
 
-/// What a mutant changes, all places where it stands, and a part of what catches it.
-const MUTANTS: &[(&str, &str, &str, &str)] = &[
+const MUTANTS: &[Mutant] = &[
     (
         "a transaction count too small",
         "[%full], 24576;",
@@ -482,16 +481,8 @@ pub fn run(text: &str, options: &Options) -> Result<(bool, Counters), Error> {
 
 /// What is wrong with a module, if anything.
 fn fault(text: &str, seed: u64) -> Option<String> {
-    let options = Options {
-        seed,
-        instruction_budget: 10_000,
-        ..Options::default()
-    };
-    match run(text, &options) {
-        Ok((is_right, _)) => (!is_right).then(|| "wrong result".to_owned()),
-        Err(Error::Fault(fault)) => Some(fault.rule.to_string()),
-        Err(error) => panic!("{error}"),
-    }
+    let outcome = run(text, &schedule(seed));
+    mutants::fault(outcome.map(|(is_right, _)| is_right))
 }
 
 #[test]
@@ -521,20 +512,7 @@ fn work_of_the_pipeline_is_counted() {
     assert_eq!(counters.total_of("stmatrix").bank_conflicts(), 0);
 }
 
-/// Under each of several schedules.
 #[test]
 fn every_mutant_of_the_pipeline_is_caught() {
-    let mut missed = Vec::new();
-    for (what, from, to, says) in MUTANTS {
-        assert!(text().contains(from), "{what} changes nothing");
-        let mutant = text().replace(from, to);
-        for seed in 0..5 {
-            match fault(&mutant, seed) {
-                Some(fault) if fault.contains(says) && seed > 0 => {}
-                Some(fault) if fault.contains(says) => println!("{what:40} {fault}"),
-                other => missed.push(format!("{what}, seed {seed}: {other:?}")),
-            }
-        }
-    }
-    assert!(missed.is_empty(), "not caught: {missed:#?}");
+    mutants::assert_caught("pipeline", &text(), MUTANTS, 0..5, fault);
 }

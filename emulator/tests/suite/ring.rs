@@ -1,8 +1,8 @@
 //! A ring of two buffers that bulk copies fill and empty: a producer, a consumer, and what can go
 //! wrong between them.
 
-use crate::tiny::{module, run_module};
-use emulator::{Error, Options};
+use crate::mutants::{self, Mutant};
+use crate::tiny::{module, run_module, schedule};
 
 /// Tiles of 256 bytes, `WORDS` of 4 bytes for all threads of the two warps together.
 const BODY: &str = "
@@ -65,8 +65,7 @@ $next:
     @%p0 bra $tile;
     cp.async.bulk.wait_group 0;";
 
-/// What a mutant changes, all places where it stands, and a part of what catches it.
-const MUTANTS: &[(&str, &str, &str, &str)] = &[
+const MUTANTS: &[Mutant] = &[
     (
         "a transaction count too small",
         "[%r3], 256;\n    add",
@@ -229,46 +228,30 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
 
 /// The ring's module.
 pub fn text() -> String {
-    module(BODY).replace("sm_80", "sm_90a")
+    around(BODY)
 }
 
-/// Runs a ring's module; what is wrong, if anything.
-fn fault(text: &str, seed: u64) -> Option<String> {
+/// The module around a ring's body.
+fn around(body: &str) -> String {
+    module(body).replace("sm_80", "sm_90a")
+}
+
+/// Runs a ring's body; what is wrong, if anything.
+fn fault(body: &str, seed: u64) -> Option<String> {
     let input: Vec<u32> = (0..512).map(|n| n * 40503).collect();
     let expected: Vec<u32> = input.iter().map(|word| !word).collect();
-    let options = Options {
-        seed,
-        instruction_budget: 10_000,
-        ..Options::default()
-    };
-    match run_module(text, 64, &input, &options) {
-        Ok(words) => (words.concat() != expected).then(|| "wrong result".to_owned()),
-        Err(Error::Fault(fault)) => Some(fault.rule.to_string()),
-        Err(error) => panic!("{error}"),
-    }
+    let outcome = run_module(&around(body), 64, &input, &schedule(seed));
+    mutants::fault(outcome.map(|words| words.concat() == expected))
 }
 
 #[test]
 fn the_ring_is_clean_under_every_schedule() {
     for seed in 0..100 {
-        assert_eq!(fault(&text(), seed), None, "seed {seed}");
+        assert_eq!(fault(BODY, seed), None, "seed {seed}");
     }
 }
 
-/// Under each of several schedules.
 #[test]
 fn every_mutant_of_the_ring_is_caught() {
-    let mut missed = Vec::new();
-    for (what, from, to, says) in MUTANTS {
-        assert!(BODY.contains(from), "{what} changes nothing");
-        let mutant = text().replace(from, to);
-        for seed in 0..20 {
-            match fault(&mutant, seed) {
-                Some(fault) if fault.contains(says) && seed > 0 => {}
-                Some(fault) if fault.contains(says) => println!("{what:50} {:24} {fault}", "ring"),
-                other => missed.push(format!("{what}, seed {seed}: {other:?}")),
-            }
-        }
-    }
-    assert!(missed.is_empty(), "not caught: {missed:#?}");
+    mutants::assert_caught("ring", BODY, MUTANTS, 0..20, fault);
 }

@@ -9,18 +9,22 @@ pub const WORDS: usize = 8;
 /// output, `%in` of a read-only buffer; `%tid`, `%lane` and `%warp` are the thread's; `smem` is
 /// shared memory.
 pub fn module(body: &str) -> String {
+    let registers = ".reg .pred %p<16>; .reg .b16 %h<16>; .reg .b32 %r<64>; .reg .b64 %d<16>;";
+    module_for("sm_80", WORDS, &format!("{registers}\n{body}"))
+}
+
+/// As [`module`], for a target and with `words` words of a thread. The body declares other registers.
+pub fn module_for(target: &str, words: usize, body: &str) -> String {
     format!(
         "
-        .version 7.0
-        .target sm_80
+        .version 8.0
+        .target {target}
         .address_size 64
         .extern .shared .align 1024 .b8 smem[];
         .visible .entry tiny(.param .u64 out, .param .u64 input)
         {{
-            .reg .pred %p<16>;
-            .reg .b16 %h<16>;
-            .reg .b32 %r<64>, %tid, %lane, %warp, %smem;
-            .reg .b64 %d<16>, %out, %in;
+            .reg .b32 %tid, %lane, %warp, %smem;
+            .reg .b64 %out, %in;
             ld.param.u64 %out, [out];
             ld.param.u64 %in, [input];
             mov.u32 %tid, %tid.x;
@@ -31,8 +35,17 @@ pub fn module(body: &str) -> String {
             {body}
             ret;
         }}",
-        4 * WORDS
+        4 * words
     )
+}
+
+/// A schedule, for kernels of few instructions.
+pub fn schedule(seed: u64) -> Options {
+    Options {
+        seed,
+        instruction_budget: 10_000,
+        ..Options::default()
+    }
 }
 
 /// Runs a kernel body with `threads` threads and 1024 bytes of shared memory; returns the words
@@ -88,17 +101,12 @@ pub fn warp(body: &str, input: &[u32]) -> Vec<[u32; WORDS]> {
 /// Runs a kernel that must break a rule under each of several schedules; the report of the first.
 #[track_caller]
 pub fn fault(body: &str, threads: u32, input: &[u32]) -> Fault {
-    let mut faults = (0..10).map(|seed| {
-        let options = Options {
-            seed,
-            instruction_budget: 10_000,
-            ..Options::default()
-        };
-        match run_with(body, threads, input, &options) {
+    let mut faults = (0..10).map(
+        |seed| match run_with(body, threads, input, &schedule(seed)) {
             Err(Error::Fault(fault)) => *fault,
             other => panic!("seed {seed}: no rule was broken: {other:?}"),
-        }
-    });
+        },
+    );
     let first = faults.next().expect("some seeds");
     faults.for_each(drop);
     first

@@ -1,6 +1,7 @@
 //! Products of warpgroups: all layouts against plain arithmetic, and every rule that a kernel can break
 //! with them.
 
+use crate::tiny::module_for;
 use emulator::{Argument, Counters, Error, Memory, Module, Options, launch};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -12,42 +13,26 @@ const BYTES: usize = 100 << 10;
 /// A kernel of `threads` threads around a body. Its threads copy the input to shared memory at `smem`;
 /// `%out` is the address of the thread's `words` words of output, `%d0` to `%d127` are accumulators.
 fn module(threads: u32, words: usize, body: &str) -> String {
-    format!(
-        "
-        .version 8.0
-        .target sm_90a
-        .address_size 64
-        .extern .shared .align 1024 .b8 smem[];
-        .visible .entry tiny(.param .u64 out, .param .u64 input)
-        {{
-            .reg .pred %p<8>;
-            .reg .b32 %r<32>, %a<8>, %d<128>, %tid, %lane, %warp, %smem;
-            .reg .b64 %rd<8>, %out, %in;
-            ld.param.u64 %out, [out];
-            ld.param.u64 %in, [input];
-            mov.u32 %tid, %tid.x;
-            and.b32 %lane, %tid, 31;
-            shr.u32 %warp, %tid, 5;
-            mad.wide.u32 %out, %tid, {}, %out;
-            mov.u32 %smem, smem;
-            shl.b32 %r0, %tid, 4;
+    let body = format!(
+        ".reg .pred %p<8>;
+        .reg .b32 %r<32>, %a<8>, %d<128>;
+        .reg .b64 %rd<8>;
+        shl.b32 %r0, %tid, 4;
         $fill:
-            cvt.u64.u32 %rd0, %r0;
-            add.s64 %rd0, %rd0, %in;
-            ld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%rd0];
-            add.s32 %r5, %r0, %smem;
-            st.shared.v4.b32 [%r5], {{%r1, %r2, %r3, %r4}};
-            add.s32 %r0, %r0, {};
-            setp.lt.u32 %p0, %r0, {BYTES};
-            @%p0 bra $fill;
-            fence.proxy.async.shared::cta;
-            bar.sync 0;
-            {body}
-            ret;
-        }}",
-        4 * words,
+        cvt.u64.u32 %rd0, %r0;
+        add.s64 %rd0, %rd0, %in;
+        ld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%rd0];
+        add.s32 %r5, %r0, %smem;
+        st.shared.v4.b32 [%r5], {{%r1, %r2, %r3, %r4}};
+        add.s32 %r0, %r0, {};
+        setp.lt.u32 %p0, %r0, {BYTES};
+        @%p0 bra $fill;
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        {body}",
         16 * threads
-    )
+    );
+    module_for("sm_90a", words, &body)
 }
 
 /// Runs a module over an image of shared memory; the words of all threads, and what it counted.
