@@ -247,7 +247,7 @@ impl Steps {
         Ok(offset)
     }
 
-    /// Adds a launch.
+    /// Adds a launch, and gives it.
     ///
     /// # Errors
     /// If there are more blocks than a launch can have.
@@ -257,17 +257,9 @@ impl Steps {
         blocks: u128,
         shared_bytes: u32,
         params: &P,
-    ) -> Result<()> {
+    ) -> Result<&mut Step> {
         let step = Step::new(entry, blocks, shared_bytes, params, &self.places)?;
-        self.steps.push(step);
-        Ok(())
-    }
-
-    /// Gives the last launch its tensor maps.
-    pub(crate) fn maps_of_last(&mut self, maps: Vec<MapPlace>) {
-        if let Some(step) = self.steps.last_mut() {
-            step.maps = maps;
-        }
+        Ok(self.steps.push_mut(step))
     }
 
     /// The plan, whose work the kernel of this name does.

@@ -52,6 +52,39 @@ fn has_map(tensor: &RawTensor) -> bool {
     })
 }
 
+/// The tensor map of a `[batch, heads, rows, dim]` tensor, for boxes of `box_rows` rows and the columns of one panel of a
+/// kernel for `kernel_dim`.
+fn tensor_map(
+    tensor: TensorRef,
+    [batch, heads, rows, dim]: [usize; 4],
+    kernel_dim: u32,
+    box_rows: u32,
+) -> TensorMap {
+    let width = Panels::width_for(kernel_dim);
+    let strides = [
+        tensor.row_stride,
+        tensor.head_stride,
+        tensor.batch_stride,
+        0,
+    ];
+    TensorMap {
+        address: tensor.address,
+        element_bytes: 2,
+        rank: 4,
+        sizes: [dim, rows, heads, batch, 1].map(|size| size as u64),
+        // The stride of an axis of one element is never used, but must be valid.
+        strides: strides.map(|stride| match stride {
+            0 => 2 * u64::from(kernel_dim),
+            stride => 2 * stride as u64,
+        }),
+        box_sizes: [width, box_rows, 1, 1, 1],
+        swizzle: match width {
+            64 => Swizzle::B128,
+            _ => Swizzle::B64,
+        },
+    }
+}
+
 /// The kernel that computes the same without tensor maps.
 fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static Kernel {
     let forward = kernel.forward().expect("it computes attention");
@@ -227,78 +260,62 @@ impl Draft {
     pub fn launch<P: NoUninit>(&mut self, block: impl FnOnce(ForwardParams) -> P) -> Result<()> {
         let (kernel, blocks) = (self.kernel, u128::from(self.schedule.blocks));
         let params = block(self.params);
-        self.steps
-            .launch(kernel.entry, blocks, kernel.shared_bytes, &params)
+        let steps = &mut self.steps;
+        steps.launch(kernel.entry, blocks, kernel.shared_bytes, &params)?;
+        Ok(())
     }
 
     /// Adds a launch of a kernel that loads by tensor maps: a block for each multiprocessor, or fewer if there are
     /// fewer tiles.
     fn launch_by_maps(&mut self, problem: &Problem, dim: u32, facts: &Facts) -> Result<()> {
-        let (tiles, forward) = (self.schedule.blocks, self.params);
-        let blocks = tiles.min(facts.multiprocessors);
-        let width = Panels::width_for(dim);
+        /// Queries of a box; a warpgroup takes one box.
+        const BOX_QUERIES: u32 = 64;
+        let (kernel, forward) = (self.kernel, self.params);
         let places = std::mem::take(&mut self.steps.places);
-        let map = |tensor: TensorRef, heads: usize, rows: usize, box_rows: u32, own, place| {
-            // The stride of an axis of one element is never used, but must be valid.
-            let bytes = |stride: i64| match stride {
-                0 => 2 * dim as u64,
-                stride => 2 * stride as u64,
-            };
-            MapPlace {
-                place,
-                map: TensorMap {
-                    address: tensor.address,
-                    element_bytes: 2,
-                    rank: 4,
-                    sizes: [problem.dim, rows, heads, problem.batch, 1].map(|size| size as u64),
-                    strides: [
-                        tensor.row_stride,
-                        tensor.head_stride,
-                        tensor.batch_stride,
-                        0,
-                    ]
-                    .map(bytes),
-                    box_sizes: [width, box_rows, 1, 1, 1],
-                    swizzle: if width == 64 {
-                        Swizzle::B128
-                    } else {
-                        Swizzle::B64
-                    },
-                },
-                in_workspace: places.contains(&own),
-            }
-        };
-        let (heads, kv_heads) = (problem.heads, problem.kv_heads);
-        let (rows, keys) = (problem.seqlen_q, problem.seqlen_kv);
-        let bc = self.kernel.keys;
-        let maps = vec![
-            map(
-                forward.q,
-                heads,
-                rows,
-                64,
-                offset_of!(ForwardParams, q.address),
+        let (heads, queries) = (problem.heads, problem.seqlen_q);
+        let (kv_heads, keys) = (problem.kv_heads, problem.seqlen_kv);
+        let q = offset_of!(ForwardParams, q.address);
+        let k = offset_of!(ForwardParams, k.address);
+        let v = offset_of!(ForwardParams, v.address);
+        let maps = [
+            (
                 offset_of!(Sm90Params, q),
+                forward.q,
+                q,
+                [heads, queries],
+                BOX_QUERIES,
             ),
-            map(
-                forward.k,
-                kv_heads,
-                keys,
-                bc,
-                offset_of!(ForwardParams, k.address),
+            (
                 offset_of!(Sm90Params, k),
+                forward.k,
+                k,
+                [kv_heads, keys],
+                kernel.keys,
             ),
-            map(
-                forward.v,
-                kv_heads,
-                keys,
-                bc,
-                offset_of!(ForwardParams, v.address),
+            (
                 offset_of!(Sm90Params, v),
+                forward.v,
+                v,
+                [kv_heads, keys],
+                kernel.keys,
             ),
         ];
-        let offset = offset_of!(Sm90Params, forward);
-        self.steps.places = places.iter().map(|place| place + offset).collect();
+        let maps = maps.map(
+            |(place, tensor, address, [heads, rows], box_rows)| MapPlace {
+                place,
+                map: tensor_map(
+                    tensor,
+                    [problem.batch, heads, rows, problem.dim],
+                    dim,
+                    box_rows,
+                ),
+                in_workspace: places.contains(&address),
+            },
+        );
+        let tiles = self.schedule.blocks;
+        let blocks = tiles.min(facts.multiprocessors);
+        let inner = offset_of!(Sm90Params, forward);
+        self.steps.places = places.iter().map(|place| place + inner).collect();
         let mut params = Sm90Params {
             forward,
             tiles,
@@ -308,10 +325,11 @@ impl Draft {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             self.steps.places.push(offset_of!(Sm90Params, counter));
         }
-        let kernel = self.kernel;
-        self.steps
-            .launch(kernel.entry, blocks.into(), kernel.shared_bytes, &params)?;
-        self.steps.maps_of_last(maps);
+        let (blocks, shared_bytes) = (blocks.into(), kernel.shared_bytes);
+        let step = self
+            .steps
+            .launch(kernel.entry, blocks, shared_bytes, &params)?;
+        step.maps = maps.into();
         self.steps.places = places;
         Ok(())
     }
@@ -327,8 +345,9 @@ impl Draft {
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
         let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
         let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));
-        self.steps
-            .launch(kernel.into(), blocks, kernel.shared_bytes(), params)
+        let steps = &mut self.steps;
+        steps.launch(kernel.into(), blocks, kernel.shared_bytes(), params)?;
+        Ok(())
     }
 
     /// The plan.

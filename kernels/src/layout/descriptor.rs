@@ -76,7 +76,7 @@ impl Panels {
         self.descriptor(self.base, self.panel_bytes())
     }
 
-    /// Bytes from an operand of 16 columns to that of slice `slice` of the columns.
+    /// Bytes from the operand of the first 16 columns to slice `slice`.
     #[must_use]
     #[inline(always)]
     pub const fn to_columns(self, slice: u32) -> u32 {
@@ -84,7 +84,7 @@ impl Panels {
         slice / slices * self.panel_bytes() + slice % slices * 32
     }
 
-    /// Bytes from an operand of 16 rows to that of slice `slice` of the rows.
+    /// Bytes from the operand of the first 16 rows to slice `slice`.
     #[must_use]
     #[inline(always)]
     pub const fn to_rows(self, slice: u32) -> u32 {

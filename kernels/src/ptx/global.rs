@@ -70,17 +70,11 @@ pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N], coun
     }
 }
 
-/// Reads a counter and adds 1; from `last` on it goes back to 0.
-///
-/// # Safety
-/// `address` is 4-byte aligned and writable, by such calls alone.
-#[inline(always)]
-pub unsafe fn count(address: u64, last: u32) -> u32 {
-    let old: u32;
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("atom.global.inc.u32 {}, [{}], {};", out(reg32) old, in(reg64) address,
-            in(reg32) last, options(nostack));
-    }
-    old
+instructions! {
+    /// Reads a counter and adds 1; from `last` on it goes back to 0.
+    ///
+    /// # Safety
+    /// `address` is 4-byte aligned and writable, by such calls alone.
+    count(address: u64 in reg64, last: u32 in reg32) -> old: u32 =
+        "atom.global.inc.u32 {}, [{}], {};";
 }

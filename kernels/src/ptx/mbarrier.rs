@@ -19,6 +19,15 @@ instructions! {
     /// `barrier` is initialised, and its phase expects this arrival.
     arrive(barrier: u32 in reg32) = "mbarrier.arrive.shared::cta.b64 _, [{}];";
 
+    /// As [`arrive`], once for the warp, without a branch and without a register that holds the lane.
+    ///
+    /// # Safety
+    /// As [`arrive`]. All lanes make the same call, after a barrier of the warp or an instruction that waits for all of
+    /// them.
+    arrive_once(barrier: u32 in reg32) =
+        "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        "@first mbarrier.arrive.shared::cta.b64 _, [{}]; }}";
+
     /// As [`arrive`]; the phase then also waits for `bytes` bytes of copies.
     ///
     /// # Safety
@@ -41,19 +50,4 @@ instructions! {
 pub fn fence_init() {
     // SAFETY: orders memory accesses, makes none.
     unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) }
-}
-
-/// As [`arrive`], once for the warp, without a branch and without a register that holds the lane.
-///
-/// # Safety
-/// As [`arrive`]. All lanes make the same call, after a barrier of the warp or an instruction that waits for all of
-/// them.
-#[inline(always)]
-pub unsafe fn arrive_once(barrier: u32) {
-    // SAFETY: the address is the caller's promise.
-    unsafe {
-        asm!("{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;",
-            "@first mbarrier.arrive.shared::cta.b64 _, [{}]; }}",
-            in(reg32) barrier, options(nostack));
-    }
 }

@@ -1,7 +1,7 @@
 //! `wgmma`: asynchronous matrix products of a warpgroup, four warps that start at a multiple of four.
 //!
 //! A product multiplies 64 rows of A by columns of B, 16 deep. B, and A too or not, lie in shared memory, described
-//! by [`Descriptor`]s. A warp has 16 of the rows; its accumulators lie in its lanes as those of
+//! by [`Descriptor`]s. A warp has 16 of the rows; its accumulators lie in its lanes as for
 //! [`mma`](super::mma).
 //!
 //! ```text
@@ -14,38 +14,28 @@
 //! is one `asm!`, and [`pin`] says at the fence and the wait that the accumulators are new values.
 
 use crate::layout::descriptor::Descriptor;
-use crate::tile::Accumulator;
+use crate::tile::{Accumulator, Element, Operand};
 use core::arch::asm;
 
-/// Orders accesses of registers before the products that follow: needed before the first product of a group, unless
-/// all its accumulators come from products of the same shape.
-///
-/// # Safety
-/// All lanes of the warpgroup make the same call.
-#[inline(always)]
-pub unsafe fn fence() {
-    // SAFETY: convergence is the caller's promise.
-    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) }
-}
+instructions! {
+    /// Orders accesses of registers before the products that follow: needed before the first product of a group, unless
+    /// all its accumulators come from products of the same shape.
+    ///
+    /// # Safety
+    /// All lanes of the warpgroup make the same call.
+    fence() = "wgmma.fence.sync.aligned;";
 
-/// Closes the group of products issued since the last call.
-///
-/// # Safety
-/// As [`fence`].
-#[inline(always)]
-pub unsafe fn commit() {
-    // SAFETY: convergence is the caller's promise.
-    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
-}
+    /// Closes the group of products issued since the last call.
+    ///
+    /// # Safety
+    /// As [`fence`].
+    commit() = "wgmma.commit_group.sync.aligned;";
 
-/// Waits until all but the `PENDING` last groups are complete.
-///
-/// # Safety
-/// All lanes of the warp make the same call.
-#[inline(always)]
-pub unsafe fn wait<const PENDING: u32>() {
-    // SAFETY: convergence is the caller's promise.
-    unsafe { asm!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack)) }
+    /// Waits until all but the `PENDING` last groups are complete.
+    ///
+    /// # Safety
+    /// All lanes of the warp make the same call.
+    wait<PENDING>() = "wgmma.wait_group.sync.aligned {};";
 }
 
 /// Makes accumulators values that the compiler cannot move across this point.
@@ -61,19 +51,19 @@ pub fn pin<const NT: usize>(tiles: &mut [Accumulator; NT]) {
 
 /// Products with accumulators of 64 rows by as many slices of 16 columns as the array has tiles.
 pub trait Product {
-    /// `self = a * b^T`, or `self += a * b^T`, of 16-bit elements whose rows are 16 deep along memory.
+    /// `self = a * b^T`, or `self += a * b^T` where `add` says so, a constant after inlining, of 16-bit elements whose rows are 16 deep along memory.
     ///
     /// # Safety
     /// All lanes of the warpgroup make the same call, after a [`fence`]. The operands are written and visible to the
     /// asynchronous proxy. No thread writes them, and this thread does not touch `self`, before the
     /// [`wait`] for the product's group.
-    unsafe fn rows<const BF16: bool, const ADD: bool>(&mut self, a: Descriptor, b: Descriptor);
+    unsafe fn rows<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool);
 
     /// `self += a * b`, with `a` in registers, 16 rows a warp, and 16 rows of `b`, whose columns lie along memory.
     ///
     /// # Safety
     /// As [`rows`](Self::rows).
-    unsafe fn columns<const BF16: bool>(&mut self, a: [u32; 4], b: Descriptor);
+    unsafe fn columns<E: Element>(&mut self, a: Operand, b: Descriptor);
 }
 
 /// The text for eight registers more.
@@ -113,10 +103,10 @@ macro_rules! products {
     ($($tiles:literal $columns:literal $others:tt;)*) => {
         $(impl Product for [Accumulator; $tiles] {
             #[inline(always)]
-            unsafe fn rows<const BF16: bool, const ADD: bool>(&mut self, a: Descriptor, b: Descriptor) {
+            unsafe fn rows<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (BF16, ADD) {
+                    match (E::IS_BF16, add) {
                         (false, false) => products!(@rows self $columns $others "f16" out "0", a, b),
                         (false, true) => products!(@rows self $columns $others "f16" inout "1", a, b),
                         (true, false) => products!(@rows self $columns $others "bf16" out "0", a, b),
@@ -126,10 +116,10 @@ macro_rules! products {
             }
 
             #[inline(always)]
-            unsafe fn columns<const BF16: bool>(&mut self, a: [u32; 4], b: Descriptor) {
+            unsafe fn columns<E: Element>(&mut self, a: Operand, b: Descriptor) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    if BF16 {
+                    if E::IS_BF16 {
                         products!(@columns self $columns $others "bf16", a, b);
                     } else {
                         products!(@columns self $columns $others "f16", a, b);
@@ -151,7 +141,7 @@ macro_rules! products {
         product!($self $columns $others $dtype inout
             "{{ .reg .b64 b; mov.b64 b, {{{b}, {b_high}}}" ";" " ",
             "{{{a0}, {a1}, {a2}, {a3}}}, b, 1, 1, 1, 1; }}",
-            a0 = in(reg32) $a[0], a1 = in(reg32) $a[1], a2 = in(reg32) $a[2], a3 = in(reg32) $a[3],
+            a0 = in(reg32) $a.0[0], a1 = in(reg32) $a.0[1], a2 = in(reg32) $a.0[2], a3 = in(reg32) $a.0[3],
             b = in(reg32) $b.low, b_high = in(reg32) $b.high,
         )
     };

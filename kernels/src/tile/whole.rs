@@ -41,6 +41,14 @@ pub fn mask<const MT: usize, const NT: usize>(
     }
 }
 
+/// Multiplies the rows of a row of tiles: row `g` by `factors[0]`, row `g + 8` by `factors[1]`.
+#[inline(always)]
+pub fn scale_rows<const NT: usize>(tiles: &mut [Accumulator; NT], factors: [f32; 2]) {
+    for nt in 0..NT {
+        tiles[nt].scale_rows(factors);
+    }
+}
+
 /// All tiles rounded to `E`, as A operands.
 #[inline(always)]
 pub fn to_operands<E: Element, const MT: usize, const NT: usize>(

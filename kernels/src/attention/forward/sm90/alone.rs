@@ -1,0 +1,134 @@
+//! What a warp computes by itself, by `mma.sync` from the same tiles: scores that do not fit the maxima so far, and
+//! products with infinities and NaN that some rows must not see.
+
+use super::consumer::Consumer;
+use crate::attention::mask::{Interval, Prefix};
+use crate::layout::fragment;
+use crate::ptx::{barrier, bulk, ldmatrix, shared, special};
+use crate::tile::registers::{fence, opaque};
+use crate::tile::{Accumulator, Element, Operand};
+
+impl<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool>
+    Consumer<DT, NT, S, OVERLAP>
+{
+    /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
+    /// them after a barrier of the warpgroup.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call; Q has landed, and no product reads it.
+    #[inline(always)]
+    pub unsafe fn negate_q(&self, row: u32) {
+        let q = self.memory.q(self.warpgroup);
+        let (mut i, end) = (special::lane(), opaque(16 * 2 * DT as u32));
+        while i < end {
+            let address = q.chunk(row + i % 16, i / 16 * 8);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let pairs = shared::load_u32x4(address);
+                shared::store_u32x4(address, pairs.map(|pair| pair ^ 0x8000_8000));
+            }
+            i += 32;
+        }
+        bulk::fence();
+    }
+
+    /// Line 8 for the 16 rows of a warp from `row` on.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call, with Q and K of the block landed.
+    #[inline(always)]
+    pub unsafe fn warp_scores<E: Element>(&self, row: u32) -> [Accumulator; NT] {
+        let (q, k) = (
+            self.memory.q(self.warpgroup),
+            self.memory.k(self.block.stage()),
+        );
+        let lane = special::lane();
+        let (a_row, a_chunk) = fragment::ldmatrix_rows_first(lane);
+        let (b_row, b_chunk) = fragment::ldmatrix_chunks_first(lane);
+        let mut s = [Accumulator::ZERO; NT];
+        let (mut column, end) = (0, opaque(16 * DT as u32));
+        while column < end {
+            // SAFETY: the caller's promise; the addresses lie in the tiles.
+            unsafe {
+                let a = ldmatrix::x4(q.chunk(row + a_row, column + 8 * a_chunk));
+                for nt in 0..NT {
+                    let b_row = 16 * nt as u32 + b_row;
+                    let b = ldmatrix::x4(k.chunk(b_row, column + 8 * b_chunk));
+                    s[nt].mma::<E>(Operand(a), Operand(b));
+                }
+            }
+            column += 16;
+        }
+        s
+    }
+
+    /// Whether V of the block holds an infinity or a NaN: the same answer for the whole warpgroup, where the thread is
+    /// number `thread`.
+    ///
+    /// # Safety
+    /// Every lane of the warpgroup makes the same call.
+    #[inline(always)]
+    pub unsafe fn has_non_finite<E: Element>(&self, thread: u32) -> bool {
+        let v = self.memory.v(self.block.stage());
+        // 16-byte chunks of a thread, a few of which are read at once.
+        let chunks = NT * DT / 4;
+        let at_once = if chunks.is_multiple_of(4) { 4 } else { 1 };
+        let mut found = 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.block.wait(self.memory.v_full(self.block.stage()));
+            let (mut address, end) = (v.base + thread * 16, v.base + opaque(2048 * chunks as u32));
+            while address < end {
+                for i in 0..at_once {
+                    let pairs = shared::load_u32x4(address + 2048 * i);
+                    for i in 0..4 {
+                        found = E::add_zero_times(found, pairs[i]);
+                    }
+                }
+                address += 2048 * at_once;
+            }
+            barrier::some_any(1 + self.warpgroup, 128, found != 0)
+        }
+    }
+
+    /// Line 10 for the 16 rows of a warp: with 0 for the elements of V that are not finite, and NaN where a row sees such an
+    /// element.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call, with V of the block landed.
+    #[inline(always)]
+    pub unsafe fn add_guarded<E: Element>(
+        &self,
+        o: &mut [Accumulator; DT],
+        p: &mut [Operand; NT],
+        keys: [Prefix; 2],
+    ) {
+        let v = self.memory.v(self.block.stage());
+        let (mut row, end) = (0, opaque(16 * NT as u32));
+        while row < end {
+            let lane = special::lane();
+            let (lane_row, chunk) = fragment::ldmatrix_rows_first(lane);
+            let seen = Operand::ones::<E>(lane, keys.map(|keys| keys.counted_from(row as i32)));
+            for dt in 0..DT {
+                let mut count = Accumulator::ZERO;
+                // SAFETY: the caller's promise; the address lies in the tile.
+                unsafe {
+                    fence();
+                    let column = 16 * dt as u32 + 8 * chunk;
+                    let v = Operand(ldmatrix::x4_trans(v.chunk(row + lane_row, column)));
+                    let (finite, non_finite) = v.split_non_finite::<E>();
+                    o[dt].mma::<E>(p[0], finite);
+                    count.mma::<E>(seen, non_finite);
+                }
+                o[dt].spoil(count);
+            }
+            // Registers have no index, so the next slice moves to the front. In the end P is as before.
+            let first = p[0];
+            for nt in 1..NT {
+                p[nt - 1] = p[nt];
+            }
+            p[NT - 1] = first;
+            row += 16;
+        }
+    }
+}

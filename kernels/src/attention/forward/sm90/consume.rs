@@ -1,0 +1,200 @@
+//! The consumers' loop over tiles and blocks of keys: Algorithm 1 of FlashAttention-2 (Dao 2023).
+
+use super::ROWS;
+use super::consumer::Consumer;
+use super::job::{Job, Part};
+use super::store::store;
+use crate::abi::ForwardParams;
+use crate::attention::Softmax;
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, Prefix};
+use crate::attention::score::Score;
+use crate::layout::sm90::Sm90Memory;
+use crate::ptx::wgmma::Product;
+use crate::ptx::{barrier, mbarrier, special, vote};
+use crate::tile::registers::{again, opaque};
+use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
+use crate::tile::{Accumulator, Element, Operand, Ring};
+use core::hint::cold_path;
+
+/// Computes the warpgroup's rows of the block's tiles.
+///
+/// # Safety
+/// As [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
+#[inline(always)]
+pub unsafe fn consume<
+    E: Element,
+    M: Mask<Keys = Prefix>,
+    H: Heads,
+    C: Score,
+    const W: u32,
+    const DT: usize,
+    const NT: usize,
+    const S: u32,
+    const OVERLAP: bool,
+>(
+    params: &ForwardParams,
+    memory: Sm90Memory,
+    warpgroup: u32,
+) where
+    [Accumulator; DT]: Product,
+    [Accumulator; NT]: Product,
+{
+    let (br, bc) = (W * ROWS, 16 * NT as u32);
+    let row = warpgroup * ROWS;
+    // The thread's number in the warpgroup, and its warp's first row.
+    // SAFETY: the block has this many threads.
+    let who = || {
+        let thread = unsafe { special::thread(128 * (W + 1)) };
+        (thread % 128, thread / 32 % 4 * 16)
+    };
+    let scale = C::new(params).scale();
+    let mut q = Ring::<1>(0);
+    let mut consumer = Consumer::<DT, NT, S, OVERLAP> {
+        memory,
+        warpgroup,
+        block: Ring(0),
+    };
+    // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
+    // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
+    unsafe {
+        loop {
+            q.wait(memory.q_full(warpgroup));
+            let job = Job::load(memory.job(warpgroup));
+            if job.split == Job::NONE.split {
+                break;
+            }
+            let part = Part::<H, M>::new(params, job, row);
+            let own = part.blocks(ROWS, bc);
+            let mut j = Part::<H, M>::new(params, job, 0).blocks(br, bc);
+            while j > own {
+                j = opaque(j - 1);
+                consumer.pass();
+            }
+            // Gives Q and the job back; returns the job once more.
+            let release_q = || {
+                let job = again(|| Job::load(memory.job(warpgroup)));
+                mbarrier::arrive(memory.q_full(warpgroup) + 8);
+                job
+            };
+            let mut o = [Accumulator::ZERO; DT];
+            let job;
+            let mut softmax = Softmax::<1>::new(scale);
+            if j > 0 {
+                if scale.negative {
+                    consumer.negate_q(who().1);
+                    barrier::some(1 + warpgroup, 128);
+                }
+                let keys = |j: u32| {
+                    let (part, (_, warp_row)) = again(|| {
+                        (
+                            Part::<H, M>::new(params, Job::load(memory.job(warpgroup)), row),
+                            who(),
+                        )
+                    });
+                    let [keys] = map_rows::<_, 1>(|i| {
+                        let row = part.first + (warp_row + i) as i32;
+                        let query = part.work.query(row.max(0) as u32);
+                        part.mask.keys_of_block(query, (j * bc) as i32)
+                    });
+                    keys
+                };
+                // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V, while the
+                // tensor cores compute the scores.
+                let look = |consumer: &Consumer<DT, NT, S, OVERLAP>| {
+                    !M::UNIFORM && consumer.has_non_finite::<E>(who().0)
+                };
+                // Adds the product where there are some.
+                let guard = |consumer: &Consumer<DT, NT, S, OVERLAP>,
+                             found: bool,
+                             o: &mut [Accumulator; DT],
+                             p: &mut [Operand; NT],
+                             j: u32| {
+                    if found {
+                        cold_path();
+                        consumer.add_guarded::<E>(o, p, keys(j));
+                        // One lane releases V, after all have read it.
+                        barrier::warp();
+                    }
+                };
+                // Blocks `exact..j` take exact maxima: all down to the last one that the first row sees, so that each row
+                // has seen a key.
+                let [first, _] = part.ends(ROWS);
+                let exact = (((first.end as u32).max(1) - 1) / bc).min(j - 1);
+
+                j -= 1;
+                let mut s = [Accumulator::ZERO; NT];
+                consumer.issue_scores::<E>(&mut s);
+                let mut leave_out = look(&consumer);
+                consumer.wait_scores::<0>(&mut s);
+                exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                consumer.release_k();
+                let [mut p] = to_operands::<E, 1, NT>([s]);
+                guard(&consumer, leave_out, &mut o, &mut p, j);
+                // No product is under way from a step to the next: the assembler would wait for each one.
+                while j > exact {
+                    j -= 1;
+                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                    leave_out = look(&consumer);
+                    consumer.wait_scores::<1>(&mut s);
+                    let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                    consumer.release_k();
+                    consumer.settle(&mut o);
+                    scale_rows(&mut o, factors);
+                    [p] = to_operands::<E, 1, NT>([s]);
+                    guard(&consumer, leave_out, &mut o, &mut p, j);
+                }
+                while j > 0 {
+                    j -= 1;
+                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                    consumer.wait_scores::<1>(&mut s);
+                    leave_out = false;
+                    let mut tiles = [s];
+                    let sums = softmax.apply(&mut tiles);
+                    [s] = tiles;
+                    // The branch keeps the exponentials before the wait, which the assembler would move up.
+                    let fit = !vote::any(!sums.fit());
+                    let mut factors = [1.0; 2];
+                    if fit {
+                        softmax.add(sums);
+                    } else {
+                        cold_path();
+                        s = consumer.warp_scores::<E>(who().1);
+                        barrier::warp();
+                        let maxima = softmax.maxima(&s);
+                        factors = softmax.update(0, &mut s, maxima);
+                    }
+                    consumer.settle(&mut o);
+                    if !fit {
+                        cold_path();
+                        scale_rows(&mut o, factors);
+                    }
+                    consumer.release_k();
+                    [p] = to_operands::<E, 1, NT>([s]);
+                }
+                job = release_q();
+                consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
+                consumer.block = consumer.block.next();
+            } else {
+                job = release_q();
+            }
+            q = q.next();
+            store::<E, H, M, W, DT>(params, job, o, &softmax);
+        }
+    }
+}
+
+/// Line 9 with exact maxima, where each row sees only `keys`; returns the factors of O.
+#[inline(always)]
+unsafe fn exact_softmax<const NT: usize>(
+    softmax: &mut Softmax<1>,
+    s: &mut [Accumulator; NT],
+    keys: [Prefix; 2],
+) -> [f32; 2] {
+    let mut tiles = [*s];
+    mask(&mut tiles, [keys]);
+    [*s] = tiles;
+    // SAFETY: the caller's promise.
+    let maxima = unsafe { softmax.maxima(s) };
+    softmax.update(0, s, maxima)
+}

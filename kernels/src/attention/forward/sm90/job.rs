@@ -1,0 +1,135 @@
+//! Which tile a block computes, and what its rows see.
+
+use crate::abi::{ForwardParams, MAX_SEQLEN};
+use crate::attention::WorkTile;
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, Prefix, seen_blocks};
+use crate::attention::sequence::Sequence;
+use crate::ptx::shared;
+use core::hint::assert_unchecked;
+
+/// Which tile a block computes. The producer decides, and the consumers read it from shared memory: where a tile
+/// lies takes divisions, and the results would take their registers.
+#[derive(Clone, Copy)]
+pub struct Job {
+    /// The split of the keys.
+    pub split: u32,
+    batch: u32,
+    /// The number of the tile's heads in the batch entry.
+    head: u32,
+    /// The first row. Tiles end at the last row, so that the first one may start before row 0: the tile that lacks rows
+    /// is the one with the fewest keys.
+    first: i32,
+}
+
+impl Job {
+    /// No tile is left.
+    pub const NONE: Self = Job {
+        split: u32::MAX,
+        batch: 0,
+        head: 0,
+        first: 0,
+    };
+
+    /// The job at a place of the order, in tiles of `br` rows.
+    #[inline(always)]
+    pub fn at<H: Heads>(params: &ForwardParams, place: u32, br: u32) -> Self {
+        let (split, tile, head) = params.order.place(place);
+        let (batch, head) = params.tile_heads.divide(head);
+        let rows = H::new(params, head).row_count(Sequence::new(params, batch).queries);
+        Job {
+            split,
+            batch,
+            head,
+            first: (tile * br + rows) as i32 - (rows.div_ceil(br) * br) as i32,
+        }
+    }
+
+    /// Reads a job from shared memory.
+    ///
+    /// # Safety
+    /// Another [`store`](Self::store) wrote it there, visible to this thread.
+    #[inline(always)]
+    pub unsafe fn load(address: u32) -> Self {
+        // SAFETY: the caller's promise.
+        let [split, batch, head, first] = unsafe { shared::load_u32x4(address) };
+        let first = first as i32;
+        Job {
+            split,
+            batch,
+            head,
+            first,
+        }
+    }
+
+    /// Writes the job to shared memory.
+    ///
+    /// # Safety
+    /// `address` is a multiple of 16 in the block's shared memory, and no other thread uses these 16 bytes.
+    #[inline(always)]
+    pub unsafe fn store(self, address: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            shared::store_u32x4(
+                address,
+                [self.split, self.batch, self.head, self.first as u32],
+            );
+        }
+    }
+}
+
+/// A tile, its mask, and the rows that a block or a warpgroup has of it.
+pub struct Part<H, M> {
+    /// The tile; its own first row is not used.
+    pub work: WorkTile<H>,
+    /// Which keys its queries see.
+    pub mask: M,
+    /// The first row.
+    pub first: i32,
+    /// Rows of all tiles of the heads.
+    pub rows: i32,
+    /// Keys before the split.
+    pub keys: u32,
+}
+
+impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
+    /// The rows of a job from row `skip` of its tile on.
+    #[inline(always)]
+    pub fn new(params: &ForwardParams, job: Job, skip: u32) -> Self {
+        let work = WorkTile::<H>::new(params, job.split, job.batch, job.head, 0);
+        let split = work.keys(params);
+        // Else the mask checks the order of its bounds, and the code that both roles then share makes the assembler
+        // ignore the consumers' registers.
+        // SAFETY: a launch has no longer sequence.
+        unsafe { assert_unchecked(split.keys <= MAX_SEQLEN) }
+        Part {
+            mask: M::new(params, work.sequence, split),
+            first: job.first + skip as i32,
+            rows: work.row_count() as i32,
+            keys: split.first,
+            work,
+        }
+    }
+
+    /// What the first and the last of `count` rows see that exist.
+    #[inline(always)]
+    pub fn ends(&self, count: u32) -> [Prefix; 2] {
+        let last = self.first + count as i32 - 1;
+        [self.keys_of(self.first), self.keys_of(last)]
+    }
+
+    /// The keys of a row, or of the first row if it lies before it.
+    #[inline(always)]
+    fn keys_of(&self, row: i32) -> Prefix {
+        self.mask.keys(self.work.query(row.max(0) as u32))
+    }
+
+    /// How many blocks some of the first `count` rows see: none if no such row exists.
+    #[inline(always)]
+    pub fn blocks(&self, count: u32, bc: u32) -> u32 {
+        match self.first + count as i32 > 0 {
+            true => seen_blocks(self.ends(count), bc).end,
+            false => 0,
+        }
+    }
+}

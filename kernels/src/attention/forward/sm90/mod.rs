@@ -1,0 +1,112 @@
+//! The forward kernel for Hopper: a producer warp loads by TMA, warpgroups of consumers multiply by `wgmma`.
+//!
+//! Blocks are persistent: each takes tiles until none is left. A tile has Br = 64 W query rows, 64 for each of `W`
+//! warpgroups. The producer walks over the keys of the tile in blocks of Bc, from the last visible one to the first,
+//! through `S` stages. Each warpgroup walks behind it, at its own pace.
+//!
+//! Two schedules of the consumers:
+//!
+//! - *Overlap*: while the tensor cores add `P V` of a block to O, and before that compute the scores of the next one,
+//!   the warpgroup turns these scores into probabilities. It needs registers for S and P at once.
+//! - *Serial*: scores, softmax, `P V`, one after the other. More warpgroups fill the tensor cores in turns.
+//!
+//! The first blocks, at the edge of the mask, take exact maxima. The others try the maxima of the blocks before: see
+//! [`Softmax`](crate::attention::Softmax).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `job` | which tile a block computes, and what its rows see |
+//! | `produce` | the producer: loads of Q, K and V |
+//! | `consume` | the consumers' loop over tiles and blocks of keys: Algorithm 1 |
+//! | `consumer` | its products, issued and waited for |
+//! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
+//! | `store` | O and lse, or partial results, stored |
+
+mod alone;
+mod consume;
+mod consumer;
+mod job;
+mod produce;
+mod store;
+
+use crate::abi::Sm90Params;
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, Prefix};
+use crate::attention::score::Score;
+use crate::layout::sm90::Sm90Memory;
+use crate::ptx::wgmma::Product;
+use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::tile::{Accumulator, Element};
+use consume::consume;
+use produce::produce;
+
+/// Rows of a warpgroup.
+const ROWS: u32 = 64;
+
+/// Computes tiles of O and lse, each on its split of the keys.
+///
+/// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, and a step takes `16 * NT` keys.
+/// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+///
+/// # Safety
+/// Launched as [`Sm90Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are
+/// readable (q, k, v) and writable (o, lse) in full; `maps` is the generic address of `params`.
+#[inline(always)]
+pub unsafe fn sm90<
+    E: Element,
+    M: Mask<Keys = Prefix>,
+    H: Heads,
+    C: Score,
+    const W: u32,
+    const DT: usize,
+    const NT: usize,
+    const S: u32,
+    const OVERLAP: bool,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Sm90Params,
+    maps: u64,
+) where
+    [Accumulator; DT]: Product,
+    [Accumulator; NT]: Product,
+{
+    let memory = Sm90Memory::new(
+        shared::base(),
+        [W * ROWS, 16 * NT as u32, 16 * DT as u32],
+        S,
+    );
+    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
+    // role.
+    unsafe {
+        let thread = special::thread(128 * (W + 1));
+        if thread == 0 {
+            for warpgroup in 0..W {
+                mbarrier::init(memory.q_full(warpgroup), 1);
+                // Every lane releases Q, which all of them read in part.
+                mbarrier::init(memory.q_full(warpgroup) + 8, 128);
+            }
+            for stage in 0..2 * S {
+                mbarrier::init(memory.k_full(stage), 1);
+                mbarrier::init(memory.k_full(stage) + 8, 4 * W);
+            }
+            mbarrier::fence_init();
+        }
+        if thread < Sm90Memory::ZERO_BYTES / 16 {
+            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
+            bulk::fence();
+        }
+        barrier::block();
+        // The same in all lanes, which the assembler sees.
+        let warpgroup = shuffle::of_lane(f32::from_bits(thread / 128), 0).to_bits();
+        if warpgroup == W {
+            setmaxnreg::decrease::<GIVEN>();
+            if thread == 128 * W {
+                produce::<M, H, W, DT, NT, S>(params, maps, memory);
+            }
+        } else {
+            setmaxnreg::increase::<TAKEN>();
+            consume::<E, M, H, C, W, DT, NT, S, OVERLAP>(&params.forward, memory, warpgroup);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The producer: one thread loads Q, K and V of the block's tiles.
+
+use super::ROWS;
+use super::job::{Job, Part};
+use crate::abi::Sm90Params;
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, Prefix};
+use crate::layout::descriptor::Panels;
+use crate::layout::sm90::Sm90Memory;
+use crate::ptx::{global, mbarrier, special, tensor};
+use crate::tile::Ring;
+use crate::tile::registers::opaque;
+
+/// Loads Q, K and V of the block's tiles.
+///
+/// # Safety
+/// As [`sm90`](super::sm90), with initialised barriers, in one thread of the block.
+#[inline(always)]
+pub unsafe fn produce<
+    M: Mask<Keys = Prefix>,
+    H: Heads,
+    const W: u32,
+    const DT: usize,
+    const NT: usize,
+    const S: u32,
+>(
+    params: &Sm90Params,
+    maps: u64,
+    memory: Sm90Memory,
+) {
+    let (br, bc) = (W * ROWS, 16 * NT as u32);
+    let [q_map, k_map, v_map] = [maps, maps + 128, maps + 256];
+    let width = Panels::width_for(16 * DT as u32);
+    // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
+    unsafe {
+        let load =
+            |to: Panels, map: u64, full: u32, bytes: u32, row: i32, head: u32, batch: u32| {
+                mbarrier::arrive_expect(full, bytes);
+                let mut panel = 0;
+                while panel < 16 * DT as u32 / width {
+                    let (to, column) = (to.base + panel * to.panel_bytes(), panel * width);
+                    tensor::load(to, map, column as i32, row, head as i32, batch as i32, full);
+                    // Opaque: the loop stays one.
+                    panel = opaque(panel + 1);
+                }
+            };
+        let mut q = Ring::<1>(0);
+        let mut place = Ring::<S>(0);
+        let mut tile = special::block();
+        // There are no more blocks than tiles.
+        loop {
+            let job = Job::at::<H>(&params.forward, tile, br);
+            let part = Part::<H, M>::new(&params.forward, job, 0);
+            // Blocks that are done early take more tiles, where a counter tells which are left.
+            tile = match params.counter {
+                0 => tile + special::blocks(),
+                counter => special::blocks() + global::count(counter, params.tiles - 1),
+            };
+            let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
+            let load_k = |place: Ring<S>, j: u32| {
+                let (k, full) = (memory.k(place.stage()), memory.k_full(place.stage()));
+                place.acquire(full);
+                let row = (part.keys + j * bc) as i32;
+                load(k, k_map, full, memory.kv_bytes(), row, head, batch);
+            };
+            // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
+            let mut j = part.blocks(br, bc);
+            if j > 0 {
+                load_k(place, j - 1);
+            }
+            // Each warpgroup goes on when its own rows are there: they do not wait for one another.
+            let mut warpgroup = 0;
+            while warpgroup < W {
+                let full = memory.q_full(warpgroup);
+                q.acquire(full);
+                job.store(memory.job(warpgroup));
+                let row = part.first + (warpgroup * ROWS) as i32;
+                let (to, bytes) = (memory.q(warpgroup), memory.q_bytes());
+                load(to, q_map, full, bytes, row, part.work.heads.first(), batch);
+                warpgroup = opaque(warpgroup + 1);
+            }
+            q = q.next();
+            while j > 0 {
+                j = opaque(j - 1);
+                if j > 0 {
+                    load_k(place.next(), j - 1);
+                }
+                let (v, full) = (memory.v(place.stage()), memory.v_full(place.stage()));
+                place.acquire(full);
+                let row = (part.keys + j * bc) as i32;
+                load(v, v_map, full, memory.kv_bytes(), row, head, batch);
+                place = place.next();
+            }
+            if tile >= params.tiles {
+                break;
+            }
+        }
+        let mut warpgroup = 0;
+        while warpgroup < W {
+            q.acquire(memory.q_full(warpgroup));
+            Job::NONE.store(memory.job(warpgroup));
+            mbarrier::arrive(memory.q_full(warpgroup));
+            warpgroup = opaque(warpgroup + 1);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! After the loop over blocks of keys: a warp stores O and lse of its rows, or partial results of a split.
+
+use super::job::{Job, Part};
+use crate::abi::ForwardParams;
+use crate::attention::heads::Heads;
+use crate::attention::mask::{Mask, Prefix};
+use crate::attention::sequence::Sequence;
+use crate::attention::{Softmax, Total, WorkTile};
+use crate::layout::rows::Rows;
+use crate::ptx::{global, shuffle, special};
+use crate::tile::registers::again;
+use crate::tile::{Accumulator, Element};
+
+/// Lines 12 to 15: stores the results of the warp's 16 rows. Four lanes of a row exchange pairs, so that each has 16 bytes
+/// to store.
+///
+/// # Safety
+/// As [`sm90`](super::sm90); every lane of the warp makes the same call.
+#[inline(always)]
+pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, const DT: usize>(
+    params: &ForwardParams,
+    job: Job,
+    o: [Accumulator; DT],
+    softmax: &Softmax<1>,
+) {
+    let (part, lane) = again(|| {
+        // SAFETY: the block has this many threads.
+        let thread = unsafe { special::thread(128 * (W + 1)) };
+        let row = thread / 32 * 16;
+        (Part::<H, M>::new(params, job, row), thread % 32)
+    });
+    let row_of = |r: usize| part.first + (lane / 4 + 8 * r as u32) as i32;
+    // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
+    // warp.
+    unsafe {
+        let [totals] = softmax.totals();
+        if Sequence::split_count(params) > 1 {
+            for r in 0..2 {
+                let row = row_of(r);
+                if row >= 0 && row < part.rows {
+                    store_partial_row(params, &part.work, row as u32, lane, &o, r, totals[r]);
+                }
+            }
+            return;
+        }
+        let finished = totals.map(Total::finish);
+        let mut chunks = [[[0; 4]; 2]; DT];
+        for pair in 0..DT / 2 {
+            for r in 0..2 {
+                let mut pairs = [0; 4];
+                for i in 0..4 {
+                    let tile = o[2 * pair + i / 2].0;
+                    let (a, b) = (tile[4 * (i % 2) + 2 * r], tile[4 * (i % 2) + 2 * r + 1]);
+                    pairs[i] = E::pack(a * finished[r].0, b * finished[r].0);
+                }
+                chunks[pair][r] = shuffle::transpose(pairs, lane);
+            }
+        }
+        let rows = part.work.q_rows(&params.o);
+        for r in 0..2 {
+            let row = row_of(r);
+            if row < 0 || row >= part.rows {
+                continue;
+            }
+            let address = rows.at(row as u32);
+            for pair in 0..DT / 2 {
+                let column = 32 * pair as u32 + 8 * (lane % 4);
+                if column < rows.elements() {
+                    let address = address + 2 * u64::from(column);
+                    if params.o_aligned != 0 {
+                        global::store_u32x4(address, chunks[pair][r]);
+                    } else {
+                        global::store_elements(address, chunks[pair][r], 8);
+                    }
+                }
+            }
+            if lane % 4 == 0 {
+                global::store_f32(part.work.lse(params, row as u32), finished[r].1);
+            }
+        }
+    }
+}
+
+/// Stores the partial results of a row: its part of O that the lane holds, not divided by l; and m and l.
+///
+/// [`store_partial`](crate::attention::store_partial) does so for the rows of `sm80`'s warps, all from row 0 on. A function
+/// of one row for both leaves O of some `sm80` kernels in local memory.
+///
+/// # Safety
+/// As [`store`]; the row exists.
+#[inline(always)]
+unsafe fn store_partial_row<H: Heads, const DT: usize>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    row: u32,
+    lane: u32,
+    o: &[Accumulator; DT],
+    r: usize,
+    total: Total,
+) {
+    let index = work.partial(params, row);
+    let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
+    for dt in 0..DT {
+        let [a, b, c, d] = o[dt].row(r);
+        let column = 16 * dt as u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if column < params.dim {
+                global::store_f32x2(address + 4 * u64::from(column), [a, b]);
+            }
+            if column + 8 < params.dim {
+                global::store_f32x2(address + 4 * u64::from(column) + 32, [c, d]);
+            }
+        }
+    }
+    if lane % 4 == 0 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            global::store_f32x2(params.partial_softmax + 8 * index, [total.max, total.sum]);
+        }
+    }
+}
