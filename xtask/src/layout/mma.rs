@@ -29,7 +29,7 @@ pub fn holders<const N: usize>(
 }
 
 /// Holders of an A operand: row m, column k.
-fn a() -> Holders {
+pub fn a() -> Holders {
     holders(4, |lane, r| {
         let (m, k) = fragment::operand_a(lane, r);
         [(m, k), (m, k + 1)]
@@ -45,7 +45,7 @@ fn b() -> Holders {
 }
 
 /// Holders of a pair of accumulators: row m, column n.
-fn c() -> Holders {
+pub fn c() -> Holders {
     holders(8, |lane, i| [fragment::accumulator(lane, i)])
 }
 

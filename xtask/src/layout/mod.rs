@@ -2,6 +2,7 @@
 
 mod causal;
 mod color;
+mod descriptor;
 mod drawing;
 mod ldmatrix;
 mod loops;
@@ -13,6 +14,7 @@ mod smem;
 mod swizzle;
 mod terminal;
 mod warps;
+mod wgmma;
 
 use drawing::Drawing;
 use std::io::Write;
@@ -43,6 +45,11 @@ enum Subject {
     /// swizzle
     #[command(allow_negative_numbers = true)]
     Smem(smem::Arguments),
+    /// The warp, lane and register that hold each element of wgmma's accumulators, and of A in registers
+    Wgmma,
+    /// The chunks that wgmma reads from a tile in shared memory, and the matrix descriptor that says so
+    #[command(allow_negative_numbers = true)]
+    Descriptor(descriptor::Arguments),
     /// The order in which fa1 and split-q go through query tiles and blocks of keys
     Loops,
     /// The warp of a block that computes each part of S and O
@@ -75,6 +82,8 @@ fn draw(subject: &Subject) -> Result<Drawing, String> {
         Subject::Ldmatrix(arguments) => Ok(ldmatrix::draw(arguments)),
         Subject::Swizzle(arguments) => swizzle::draw(arguments),
         Subject::Smem(arguments) => smem::draw(arguments),
+        Subject::Wgmma => Ok(wgmma::draw()),
+        Subject::Descriptor(arguments) => descriptor::draw(arguments),
         Subject::Loops => Ok(loops::draw()),
         Subject::Warps => Ok(warps::draw()),
         Subject::Ring => Ok(ring::draw()),
@@ -110,8 +119,16 @@ mod tests {
     }
 
     /// The drawings in the docs, all without options.
-    const DRAWINGS: [&str; 7] = [
-        "mma", "ldmatrix", "swizzle", "smem", "loops", "warps", "ring",
+    const DRAWINGS: [&str; 9] = [
+        "mma",
+        "ldmatrix",
+        "swizzle",
+        "smem",
+        "wgmma",
+        "descriptor",
+        "loops",
+        "warps",
+        "ring",
     ];
 
     #[test]
@@ -152,6 +169,10 @@ mod tests {
             "smem --dim 160",
             "smem --access 4x16",
             "smem --access 1x4 --dim 96",
+            "wgmma",
+            "descriptor",
+            "descriptor --dim 96 --rows 32 --slice 0",
+            "descriptor --dim 256 --rows 64 --slice 3",
             "loops",
             "warps",
             "ring",
@@ -204,7 +225,12 @@ mod tests {
 
     #[test]
     fn a_negative_number_is_no_option() {
-        for arguments in ["swizzle --dim -64", "smem --dim -64", "swizzle --rows -1"] {
+        for arguments in [
+            "swizzle --dim -64",
+            "smem --dim -64",
+            "swizzle --rows -1",
+            "descriptor --slice -1",
+        ] {
             let words = ["layout"].into_iter().chain(arguments.split(' '));
             let refused = Task::try_parse_from(words).err().expect("refused");
             let said = refused.to_string();

@@ -39,15 +39,36 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
     swizzle.check(rows, dim)?;
     let offset = |row, chunk| swizzle.offset(dim, row, chunk);
     let chunks = dim * 2 / CHUNK_BYTES;
+    let columns = Axis::new(0..chunks).every(8).titled(["chunk"]);
+    let [tile, memory] = panels(rows, columns, offset, |_, group| Color::hue(group));
+    let (name, rule) = describe(swizzle, dim);
+    let title = format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}");
+    let cost = cost(rows, chunks, offset);
+    let banks = (0..8).map(|group| (Color::hue(group), four(group)));
+    Ok(Drawing::new(title, &format!("{NOTES}{rule}\n{cost}"))
+        .legend("banks", banks.collect())
+        .below(tile)
+        .beside(memory))
+}
+
+/// A tile of 16-byte chunks, each at its offset, and the memory that they take. `color` is for an offset and its group of
+/// four banks.
+pub fn panels(
+    rows: u32,
+    columns: Axis,
+    offset: impl Fn(u32, u32) -> u32,
+    color: impl Fn(u32, u32) -> Color,
+) -> [Panel; 2] {
+    let chunks = columns.labels.len() as u32;
     let tile = Panel::new(
         "The tile: where each chunk lands",
         "row",
         Axis::new(0..rows).every(8),
-        Axis::new(0..chunks).every(8).titled(["chunk"]),
+        columns,
         |row, chunk| {
             let offset = offset(row, chunk);
             let group = offset / CHUNK_BYTES % 8;
-            Cell::new(offset, four(group), Color::hue(group))
+            Cell::new(offset, four(group), color(offset, group))
         },
     );
     let all = (0..rows).flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));
@@ -60,22 +81,18 @@ pub fn draw(arguments: &Arguments) -> Result<Drawing, String> {
         "offset",
         Axis::new((0..end).step_by(LINE as usize)).every(8),
         Axis::new((0..8).map(four)).titled(["banks"]),
-        |line, group| match landed.get(&(line * LINE + group * CHUNK_BYTES)) {
-            Some((row, chunk)) => {
-                let chunk = format!("chunk {chunk}");
-                Cell::new(format!("row {row}"), chunk, Color::hue(group))
+        |line, group| {
+            let offset = line * LINE + group * CHUNK_BYTES;
+            match landed.get(&offset) {
+                Some((row, chunk)) => {
+                    let chunk = format!("chunk {chunk}");
+                    Cell::new(format!("row {row}"), chunk, color(offset, group))
+                }
+                None => Cell::default(),
             }
-            None => Cell::default(),
         },
     );
-    let (name, rule) = describe(swizzle, dim);
-    let title = format!("{rows} rows of {dim} 16-bit elements in shared memory: {name}");
-    let cost = cost(rows, chunks, offset);
-    let banks = (0..8).map(|group| (Color::hue(group), four(group)));
-    Ok(Drawing::new(title, &format!("{NOTES}{rule}\n{cost}"))
-        .legend("banks", banks.collect())
-        .below(tile)
-        .beside(memory))
+    [tile, memory]
 }
 
 /// An arrangement's name, and what it does.
@@ -138,7 +155,7 @@ mod tests {
         .unwrap()
     }
 
-    fn panels(drawing: &Drawing) -> [&Panel; 2] {
+    fn drawn_panels(drawing: &Drawing) -> [&Panel; 2] {
         let [tile, memory] = &drawing.rows[1][..] else {
             panic!("two panels");
         };
@@ -152,7 +169,7 @@ mod tests {
     #[test]
     fn chunks_are_drawn_where_they_land() {
         let drawing = drawn("own", 64);
-        let [tile, memory] = panels(&drawing);
+        let [tile, memory] = drawn_panels(&drawing);
         // Chunk 3 of row 5: 3 ^ 5 = 6.
         let offset = 5 * 128 + 6 * 16;
         let cell = Cell::new(offset, "24-27", Color::hue(6));
@@ -164,7 +181,7 @@ mod tests {
     #[test]
     fn padding_leaves_chunks_free() {
         let drawing = drawn("pad", 64);
-        let [_, memory] = panels(&drawing);
+        let [_, memory] = drawn_panels(&drawing);
         assert_eq!(memory.cells[1][0], Cell::default());
         assert_eq!(memory.cells[1][1].lines[0], "row 1");
         let unused = memory.cells.iter().flatten().filter(|c| c.color.is_none());
