@@ -82,9 +82,10 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     Collectives {
         mma: 2 * nt + causal * 2 * 4 * dt,
         ldmatrix: 1 + nt + causal * 2 * dt,
-        // The block's, and before a negated Q; a vote on V of the first block, and of other masked ones.
+        // The block's, and before a negated Q; on V of the first block, and of other masked ones.
         bar: 2 + causal * 2,
-        vote: 1,
+        // Whether scores fit; as the barriers on V.
+        vote: 1 + causal * 2,
         // The number of the warpgroup; maxima at three places and sums, in two rounds for two rows; O transposed.
         shfl: 1 + 4 * 4 + 4 * dt,
         wgmma: 3 * dt + 3 * nt,

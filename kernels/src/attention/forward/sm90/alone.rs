@@ -4,7 +4,7 @@
 use super::consumer::Consumer;
 use crate::attention::mask::{Interval, Prefix};
 use crate::layout::fragment;
-use crate::ptx::{barrier, bulk, ldmatrix, shared, special};
+use crate::ptx::{barrier, bulk, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
 
@@ -77,17 +77,20 @@ impl<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool>
         // SAFETY: the caller's promise.
         unsafe {
             self.block.wait(self.memory.v_full(self.block.stage()));
-            let (mut address, end) = (v.base + thread * 16, v.base + opaque(2048 * chunks as u32));
-            while address < end {
+            let (mut skipped, end) = (0, opaque(2048 * chunks as u32));
+            // The count of rounds and the answer are the same in all lanes, and the assembler sees it. Else it takes the
+            // warps for divergent from here on, and moves each word of a descriptor to a uniform register.
+            while skipped < end {
                 for i in 0..at_once {
-                    let pairs = shared::load_u32x4(address + 2048 * i);
+                    let chunk = v.base + thread * 16 + skipped + 2048 * i;
+                    let pairs = shared::load_u32x4(chunk);
                     for i in 0..4 {
                         found = E::add_zero_times(found, pairs[i]);
                     }
                 }
-                address += 2048 * at_once;
+                skipped += 2048 * at_once;
             }
-            barrier::some_any(1 + self.warpgroup, 128, found != 0)
+            vote::any(barrier::some_any(1 + self.warpgroup, 128, found != 0))
         }
     }
 
