@@ -92,7 +92,7 @@ impl Kind {
             Kind::Packed => packed::tile(class, dim),
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
-            Kind::Hopper { causal } => hopper::tile(dim, causal),
+            Kind::Hopper { .. } => hopper::tile(dim),
         }
     }
 }
@@ -244,14 +244,12 @@ impl Spec for Forward {
                 let mask = if causal { "Causal" } else { "Full" };
                 let Roles {
                     consumers,
-                    overlap,
                     given,
                     taken,
-                } = Roles::new(&tile, causal);
+                } = Roles::new(&tile);
                 let sizes = generics(&[consumers, p.dt, p.kt, tile.stages]);
-                let generics = format!(
-                    "{element:?}, {mask}, OneHead, Scaled, {sizes}, {overlap}, {given}, {taken}"
-                );
+                let generics =
+                    format!("{element:?}, {mask}, OneHead, Scaled, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
             }
         };

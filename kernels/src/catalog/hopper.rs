@@ -12,8 +12,6 @@ pub(super) const ROWS: u32 = 64;
 pub struct Roles {
     /// Warpgroups that consume; one more produces.
     pub consumers: u32,
-    /// Whether the softmax of a block of keys overlaps the products of its neighbours.
-    pub overlap: bool,
     /// Registers of a producer's thread.
     pub given: u32,
     /// Registers of a consumer's thread.
@@ -22,15 +20,14 @@ pub struct Roles {
 
 /// The tile for a head dim. O takes `dim / 2` registers, S `keys / 2`, and P half as many.
 ///
-/// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 % without a mask, +3 % under the causal one, where it
-/// spills. 96: keys 64, -3 %. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
+/// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 %. 96: keys 64, -3 %; under the causal mask +8 % at 1024
+/// queries, -4 % at 4096. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
 /// to -3 %. 256: keys 80, -1 to -7 %.
-pub(super) fn tile(dim: u32, causal: bool) -> Tile {
+pub(super) fn tile(dim: u32) -> Tile {
     let (consumers, keys, stages) = match dim {
         32 => (4, 64, 8),
         64 => (4, 64, 4),
-        // Under the causal mask 96 keys spill.
-        96 => (3, if causal { 64 } else { 96 }, 4),
+        96 => (3, 96, 4),
         128 => (3, 64, 4),
         192 => (2, 96, 2),
         256 => (2, 64, 2),
@@ -49,20 +46,17 @@ pub(super) fn tile(dim: u32, causal: bool) -> Tile {
 }
 
 impl Roles {
-    /// The roles in a tile. Four warpgroups fill the tensor cores in turns; fewer overlap their own work.
-    /// Together the roles have no more registers than the launch gave all warpgroups alike.
+    /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
     #[must_use]
-    pub fn new(tile: &Tile, causal: bool) -> Self {
+    pub fn new(tile: &Tile) -> Self {
         let consumers = tile.q_rows / ROWS;
-        let (overlap, given, taken) = match consumers {
-            // Overlap: +1 to 3 % without a mask; under the causal one it spills.
-            4 => (!causal && tile.stages == 4, 24, 112),
-            3 => (true, 32, 160),
-            _ => (true, 40, 232),
+        let (given, taken) = match consumers {
+            4 => (24, 112),
+            3 => (32, 160),
+            _ => (40, 232),
         };
         Roles {
             consumers,
-            overlap,
             given,
             taken,
         }
@@ -114,24 +108,20 @@ mod tests {
     #[test]
     fn registers_suffice() {
         for &dim in HEAD_DIMS {
-            for causal in [false, true] {
-                let tile = tile(dim, causal);
-                let roles = Roles::new(&tile, causal);
-                let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
-                let needed = roles.given + roles.consumers * roles.taken;
-                assert!(needed <= at_launch * (roles.consumers + 1), "{dim}");
-                assert!(roles.given < at_launch && at_launch < roles.taken, "{dim}");
-            }
+            let tile = tile(dim);
+            let roles = Roles::new(&tile);
+            let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
+            let needed = roles.given + roles.consumers * roles.taken;
+            assert!(needed <= at_launch * (roles.consumers + 1), "{dim}");
+            assert!(roles.given < at_launch && at_launch < roles.taken, "{dim}");
         }
     }
 
     #[test]
     fn tiles_fit_their_class() {
         for &dim in HEAD_DIMS {
-            for causal in [false, true] {
-                let bytes = shared_bytes(&tile(dim, causal), dim);
-                assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
-            }
+            let bytes = shared_bytes(&tile(dim), dim);
+            assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
         }
     }
 }

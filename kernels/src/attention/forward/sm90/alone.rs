@@ -8,9 +8,7 @@ use crate::ptx::{barrier, bulk, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
 
-impl<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool>
-    Consumer<DT, NT, S, OVERLAP>
-{
+impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
     /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
     /// them after a barrier of the warpgroup.
     ///

@@ -31,7 +31,6 @@ pub unsafe fn consume<
     const DT: usize,
     const NT: usize,
     const S: u32,
-    const OVERLAP: bool,
 >(
     params: &ForwardParams,
     memory: Sm90Memory,
@@ -50,7 +49,7 @@ pub unsafe fn consume<
     };
     let scale = C::new(params).scale();
     let mut q = Ring::<1>(0);
-    let mut consumer = Consumer::<DT, NT, S, OVERLAP> {
+    let mut consumer = Consumer::<DT, NT, S> {
         memory,
         warpgroup,
         block: Ring(0),
@@ -101,11 +100,11 @@ pub unsafe fn consume<
                 };
                 // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V, while the
                 // tensor cores compute the scores.
-                let look = |consumer: &Consumer<DT, NT, S, OVERLAP>| {
+                let look = |consumer: &Consumer<DT, NT, S>| {
                     !M::UNIFORM && consumer.has_non_finite::<E>(who().0)
                 };
                 // Adds the product where there are some.
-                let guard = |consumer: &Consumer<DT, NT, S, OVERLAP>,
+                let guard = |consumer: &Consumer<DT, NT, S>,
                              found: bool,
                              o: &mut [Accumulator; DT],
                              p: &mut [Operand; NT],

@@ -6,7 +6,7 @@ use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element, Operand, Ring};
 
 /// A warpgroup's way through the stages, and where it reads.
-pub struct Consumer<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool> {
+pub struct Consumer<const DT: usize, const NT: usize, const S: u32> {
     /// The block's shared memory.
     pub memory: Sm90Memory,
     /// The warpgroup's number.
@@ -15,8 +15,7 @@ pub struct Consumer<const DT: usize, const NT: usize, const S: u32, const OVERLA
     pub block: Ring<S>,
 }
 
-impl<const DT: usize, const NT: usize, const S: u32, const OVERLAP: bool>
-    Consumer<DT, NT, S, OVERLAP>
+impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S>
 where
     [Accumulator; DT]: Product,
     [Accumulator; NT]: Product,
@@ -115,13 +114,8 @@ where
         self.block = last.next();
         // SAFETY: the caller's promise.
         unsafe {
-            if OVERLAP {
-                self.issue_scores::<E>(s);
-                self.issue_product::<E>(last, o, p, leave_out);
-            } else {
-                self.finish::<E>(last, o, p, leave_out);
-                self.issue_scores::<E>(s);
-            }
+            self.issue_scores::<E>(s);
+            self.issue_product::<E>(last, o, p, leave_out);
         }
     }
 
@@ -133,10 +127,7 @@ where
     pub unsafe fn wait_scores<const PENDING: u32>(&self, s: &mut [Accumulator; NT]) {
         // SAFETY: the caller's promise.
         unsafe {
-            match OVERLAP {
-                true => wgmma::wait::<PENDING>(),
-                false => wgmma::wait::<0>(),
-            }
+            wgmma::wait::<PENDING>();
             wgmma::pin(s);
         }
     }
@@ -147,13 +138,11 @@ where
     /// As [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn settle(&self, o: &mut [Accumulator; DT]) {
-        if OVERLAP {
-            // SAFETY: the caller's promise.
-            unsafe {
-                wgmma::wait::<0>();
-                wgmma::pin(o);
-                self.release_v(Ring(self.block.0 - 1));
-            }
+        // SAFETY: the caller's promise.
+        unsafe {
+            wgmma::wait::<0>();
+            wgmma::pin(o);
+            self.release_v(Ring(self.block.0 - 1));
         }
     }
 

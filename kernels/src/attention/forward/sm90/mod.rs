@@ -4,11 +4,8 @@
 //! warpgroups. The producer walks over the keys of the tile in blocks of Bc, from the last visible one to the first,
 //! through `S` stages. Each warpgroup walks behind it, at its own pace.
 //!
-//! Two schedules of the consumers:
-//!
-//! - *Overlap*: while the tensor cores add `P V` of a block to O, and before that compute the scores of the next one,
-//!   the warpgroup turns these scores into probabilities. It needs registers for S and P at once.
-//! - *Serial*: scores, softmax, `P V`, one after the other. More warpgroups fill the tensor cores in turns.
+//! While the tensor cores add `P V` of a block to O, and before that compute the scores of the next one, a warpgroup turns
+//! these scores into probabilities.
 //!
 //! The first blocks, at the edge of the mask, take exact maxima. The others try the maxima of the blocks before: see
 //! [`Softmax`](crate::attention::Softmax).
@@ -61,7 +58,6 @@ pub unsafe fn sm90<
     const DT: usize,
     const NT: usize,
     const S: u32,
-    const OVERLAP: bool,
     const GIVEN: u32,
     const TAKEN: u32,
 >(
@@ -106,7 +102,7 @@ pub unsafe fn sm90<
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, W, DT, NT, S, OVERLAP>(&params.forward, memory, warpgroup);
+            consume::<E, M, H, C, W, DT, NT, S>(&params.forward, memory, warpgroup);
         }
     }
 }
