@@ -244,10 +244,11 @@ impl Spec for Forward {
                 let mask = if causal { "Causal" } else { "Full" };
                 let Roles {
                     consumers,
+                    q_slots,
                     given,
                     taken,
                 } = Roles::new(&tile);
-                let sizes = generics(&[consumers, p.dt, p.kt, tile.stages]);
+                let sizes = generics(&[consumers, p.dt, p.kt, q_slots, tile.stages]);
                 let generics =
                     format!("{element:?}, {mask}, OneHead, Scaled, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");

@@ -12,6 +12,8 @@ pub(super) const ROWS: u32 = 64;
 pub struct Roles {
     /// Warpgroups that consume; one more produces.
     pub consumers: u32,
+    /// Slots for a warpgroup's Q: two for each where there is room.
+    pub q_slots: u32,
     /// Registers of a producer's thread.
     pub given: u32,
     /// Registers of a consumer's thread.
@@ -22,7 +24,7 @@ pub struct Roles {
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 %. 96: keys 64, -3 %; under the causal mask +8 % at 1024
 /// queries, -4 % at 4096. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
-/// to -3 %. 256: keys 80, -1 to -7 %.
+/// to -3 %. 192, 256: a third slot of Q, level. 256: keys 80, -1 to -7 %.
 pub(super) fn tile(dim: u32) -> Tile {
     let (consumers, keys, stages) = match dim {
         32 => (4, 64, 8),
@@ -50,13 +52,14 @@ impl Roles {
     #[must_use]
     pub fn new(tile: &Tile) -> Self {
         let consumers = tile.q_rows / ROWS;
-        let (given, taken) = match consumers {
-            4 => (24, 112),
-            3 => (32, 160),
-            _ => (40, 232),
+        let (q_slots, given, taken) = match consumers {
+            4 => (8, 24, 112),
+            3 => (6, 32, 160),
+            _ => (2, 40, 232),
         };
         Roles {
             consumers,
+            q_slots,
             given,
             taken,
         }
@@ -65,7 +68,8 @@ impl Roles {
 
 /// Shared memory of a tile's block.
 pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
-    Sm90Memory::new(0, [tile.q_rows, tile.keys, dim], tile.stages).bytes()
+    let q_rows = Roles::new(tile).q_slots * ROWS;
+    Sm90Memory::new(0, [q_rows, tile.keys, dim], tile.stages).bytes()
 }
 
 /// Scores of the first block, of masked ones and of whole ones; the product of a block before the latter two, and of
@@ -73,6 +77,7 @@ pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
 pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     let (dt, nt) = (parts.dt, parts.kt);
     let causal = u32::from(causal);
+    let roles = Roles::new(&parts.tile);
     Collectives {
         mma: 2 * nt + causal * 2 * 4 * dt,
         ldmatrix: 1 + nt + causal * 2 * dt,
@@ -89,7 +94,7 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
         setmaxnreg: 2,
         // Q, V, and K of the first block and of others.
         tensor_load: 4,
-        mbarrier_init: 2 * parts.tile.q_rows / ROWS + 4 * parts.tile.stages,
+        mbarrier_init: 2 * roles.q_slots + 4 * parts.tile.stages,
         // Loads, and no more tiles; a block passed by; K and V released three times, Q twice.
         mbarrier_arrive: 4 + 1 + 2 + 6 + 2,
         // The compiler writes the consumers' wait for Q twice, before the loop over tiles and at its end.

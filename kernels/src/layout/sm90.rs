@@ -2,7 +2,7 @@
 
 use super::descriptor::Panels;
 
-/// The tiles of Q, and of K and V for each stage; barriers; and for each warpgroup of consumers what it has to do.
+/// Slots of 64 rows of Q, K and V for each stage, barriers, and for each slot of Q the tile that it belongs to.
 ///
 /// ```text
 /// Q | K of stage 0, 1, ... | V of stage 0, 1, ... | zeros | barriers | jobs
@@ -33,11 +33,11 @@ impl Sm90Memory {
         }
     }
 
-    /// The 64 rows of Q of a warpgroup.
+    /// The 64 rows of Q in a slot.
     #[must_use]
     #[inline(always)]
-    pub const fn q(&self, warpgroup: u32) -> Panels {
-        self.panels(self.base + warpgroup * self.q_bytes(), 64)
+    pub const fn q(&self, slot: u32) -> Panels {
+        self.panels(self.base + slot * self.q_bytes(), 64)
     }
 
     /// K of a stage.
@@ -56,7 +56,7 @@ impl Sm90Memory {
         self.k(self.stages + stage)
     }
 
-    /// Bytes of a warpgroup's Q.
+    /// Bytes of a slot of Q.
     #[must_use]
     #[inline(always)]
     pub const fn q_bytes(&self) -> u32 {
@@ -77,11 +77,11 @@ impl Sm90Memory {
         self.k(2 * self.stages).base
     }
 
-    /// The barrier of a warpgroup's Q that says that it has landed; the next one says that it is read.
+    /// The barrier of a slot of Q that says that it has landed; the next one says that it is read.
     #[must_use]
     #[inline(always)]
-    pub const fn q_full(&self, warpgroup: u32) -> u32 {
-        self.zeros() + Self::ZERO_BYTES + warpgroup * 16
+    pub const fn q_full(&self, slot: u32) -> u32 {
+        self.zeros() + Self::ZERO_BYTES + slot * 16
     }
 
     /// As [`q_full`](Self::q_full), of K of a stage.
@@ -98,11 +98,11 @@ impl Sm90Memory {
         self.k_full(self.stages + stage)
     }
 
-    /// Four numbers that say which tile a warpgroup has in work.
+    /// Four numbers that say to which tile a slot of Q belongs.
     #[must_use]
     #[inline(always)]
-    pub const fn job(&self, warpgroup: u32) -> u32 {
-        self.k_full(2 * self.stages) + warpgroup * 16
+    pub const fn job(&self, slot: u32) -> u32 {
+        self.k_full(2 * self.stages) + slot * 16
     }
 
     /// Bytes of all.

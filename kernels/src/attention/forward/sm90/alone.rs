@@ -16,7 +16,7 @@ impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
     /// Every lane of the warp makes the same call; Q has landed, and no product reads it.
     #[inline(always)]
     pub unsafe fn negate_q(&self, row: u32) {
-        let q = self.memory.q(self.warpgroup);
+        let q = self.memory.q(self.slot);
         let (mut i, end) = (special::lane(), opaque(16 * 2 * DT as u32));
         while i < end {
             let address = q.chunk(row + i % 16, i / 16 * 8);
@@ -36,10 +36,7 @@ impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
     /// Every lane of the warp makes the same call, with Q and K of the block landed.
     #[inline(always)]
     pub unsafe fn warp_scores<E: Element>(&self, row: u32) -> [Accumulator; NT] {
-        let (q, k) = (
-            self.memory.q(self.warpgroup),
-            self.memory.k(self.block.stage()),
-        );
+        let (q, k) = (self.memory.q(self.slot), self.memory.k(self.block.stage()));
         let lane = special::lane();
         let (a_row, a_chunk) = fragment::ldmatrix_rows_first(lane);
         let (b_row, b_chunk) = fragment::ldmatrix_chunks_first(lane);

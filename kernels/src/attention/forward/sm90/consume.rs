@@ -30,6 +30,7 @@ pub unsafe fn consume<
     const W: u32,
     const DT: usize,
     const NT: usize,
+    const NQ: u32,
     const S: u32,
 >(
     params: &ForwardParams,
@@ -48,21 +49,25 @@ pub unsafe fn consume<
         (thread % 128, thread / 32 % 4 * 16)
     };
     let scale = C::new(params).scale();
-    let mut q = Ring::<1>(0);
+    let mut q = Ring::<NQ>(warpgroup);
     let mut consumer = Consumer::<DT, NT, S> {
         memory,
         warpgroup,
+        slot: warpgroup,
         block: Ring(0),
     };
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
     unsafe {
-        loop {
-            q.wait(memory.q_full(warpgroup));
-            let job = Job::load(memory.job(warpgroup));
-            if job.split == Job::NONE.split {
-                break;
-            }
+        // The next tile, whose Q has landed with it.
+        let next_job = |q: Ring<NQ>| {
+            q.wait(memory.q_full(q.stage()));
+            Job::load(memory.job(q.stage()))
+        };
+        let mut job = next_job(q);
+        while job.split != Job::NONE.split {
+            let slot = q.stage();
+            consumer.slot = slot;
             let part = Part::<H, M>::new(params, job, row);
             let own = part.blocks(ROWS, bc);
             let mut j = Part::<H, M>::new(params, job, 0).blocks(br, bc);
@@ -72,12 +77,11 @@ pub unsafe fn consume<
             }
             // Gives Q and the job back; returns the job once more.
             let release_q = || {
-                let job = again(|| Job::load(memory.job(warpgroup)));
-                mbarrier::arrive(memory.q_full(warpgroup) + 8);
+                let job = again(|| Job::load(memory.job(slot)));
+                mbarrier::arrive(memory.q_full(slot) + 8);
                 job
             };
             let mut o = [Accumulator::ZERO; DT];
-            let job;
             let mut softmax = Softmax::<1>::new(scale);
             if j > 0 {
                 if scale.negative {
@@ -87,7 +91,7 @@ pub unsafe fn consume<
                 let keys = |j: u32| {
                     let (part, (_, warp_row)) = again(|| {
                         (
-                            Part::<H, M>::new(params, Job::load(memory.job(warpgroup)), row),
+                            Part::<H, M>::new(params, Job::load(memory.job(slot)), row),
                             who(),
                         )
                     });
@@ -177,8 +181,9 @@ pub unsafe fn consume<
             } else {
                 job = release_q();
             }
-            q = q.next();
+            q = Ring(q.0 + W);
             store::<E, H, M, W, DT>(params, job, o, &softmax);
+            job = next_job(q);
         }
     }
 }

@@ -11,6 +11,8 @@ pub struct Consumer<const DT: usize, const NT: usize, const S: u32> {
     pub memory: Sm90Memory,
     /// The warpgroup's number.
     pub warpgroup: u32,
+    /// Where Q of its tile lies.
+    pub slot: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.
     pub block: Ring<S>,
 }
@@ -49,7 +51,7 @@ where
     #[inline(always)]
     pub unsafe fn issue_scores<E: Element>(&self, s: &mut [Accumulator; NT]) {
         // Opaque: the compiler would hold each operand's word over the tile.
-        let q = self.memory.q(opaque(self.warpgroup));
+        let q = self.memory.q(opaque(self.slot));
         let k = self.memory.k(self.block.stage());
         // SAFETY: the caller's promise.
         unsafe {

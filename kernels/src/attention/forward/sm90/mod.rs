@@ -2,7 +2,8 @@
 //!
 //! Blocks are persistent: each takes tiles until none is left. A tile has Br = 64 W query rows, 64 for each of `W`
 //! warpgroups. The producer walks over the keys of the tile in blocks of Bc, from the last visible one to the first,
-//! through `S` stages. Each warpgroup walks behind it, at its own pace.
+//! through `S` stages. Each warpgroup walks behind it, at its own pace. `NQ` slots hold Q of a warpgroup each: with more than
+//! `W`, Q of the next tile is there when a warpgroup is done.
 //!
 //! While the tensor cores add `P V` of a block to O, and before that compute the scores of the next one, a warpgroup turns
 //! these scores into probabilities.
@@ -57,6 +58,7 @@ pub unsafe fn sm90<
     const W: u32,
     const DT: usize,
     const NT: usize,
+    const NQ: u32,
     const S: u32,
     const GIVEN: u32,
     const TAKEN: u32,
@@ -69,7 +71,7 @@ pub unsafe fn sm90<
 {
     let memory = Sm90Memory::new(
         shared::base(),
-        [W * ROWS, 16 * NT as u32, 16 * DT as u32],
+        [NQ * ROWS, 16 * NT as u32, 16 * DT as u32],
         S,
     );
     // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
@@ -77,10 +79,10 @@ pub unsafe fn sm90<
     unsafe {
         let thread = special::thread(128 * (W + 1));
         if thread == 0 {
-            for warpgroup in 0..W {
-                mbarrier::init(memory.q_full(warpgroup), 1);
+            for slot in 0..NQ {
+                mbarrier::init(memory.q_full(slot), 1);
                 // Every lane releases Q, which all of them read in part.
-                mbarrier::init(memory.q_full(warpgroup) + 8, 128);
+                mbarrier::init(memory.q_full(slot) + 8, 128);
             }
             for stage in 0..2 * S {
                 mbarrier::init(memory.k_full(stage), 1);
@@ -98,11 +100,11 @@ pub unsafe fn sm90<
         if warpgroup == W {
             setmaxnreg::decrease::<GIVEN>();
             if thread == 128 * W {
-                produce::<M, H, W, DT, NT, S>(params, maps, memory);
+                produce::<M, H, W, DT, NT, NQ, S>(params, maps, memory);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, W, DT, NT, S>(&params.forward, memory, warpgroup);
+            consume::<E, M, H, C, W, DT, NT, NQ, S>(&params.forward, memory, warpgroup);
         }
     }
 }

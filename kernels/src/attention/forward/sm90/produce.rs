@@ -22,6 +22,7 @@ pub unsafe fn produce<
     const W: u32,
     const DT: usize,
     const NT: usize,
+    const NQ: u32,
     const S: u32,
 >(
     params: &Sm90Params,
@@ -44,18 +45,13 @@ pub unsafe fn produce<
                     panel = opaque(panel + 1);
                 }
             };
-        let mut q = Ring::<1>(0);
+        let mut q = Ring::<NQ>(0);
         let mut place = Ring::<S>(0);
         let mut tile = special::block();
         // There are no more blocks than tiles.
         loop {
             let job = Job::at::<H>(&params.forward, tile, br);
             let part = Part::<H, M>::new(&params.forward, job, 0);
-            // Blocks that are done early take more tiles, where a counter tells which are left.
-            tile = match params.counter {
-                0 => tile + special::blocks(),
-                counter => special::blocks() + global::count(counter, params.tiles - 1),
-            };
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
             let load_k = |place: Ring<S>, j: u32| {
                 let (k, full) = (memory.k(place.stage()), memory.k_full(place.stage()));
@@ -71,15 +67,15 @@ pub unsafe fn produce<
             // Each warpgroup goes on when its own rows are there: they do not wait for one another.
             let mut warpgroup = 0;
             while warpgroup < W {
-                let full = memory.q_full(warpgroup);
+                let (slot, full) = (q.stage(), memory.q_full(q.stage()));
                 q.acquire(full);
-                job.store(memory.job(warpgroup));
+                job.store(memory.job(slot));
                 let row = part.first + (warpgroup * ROWS) as i32;
-                let (to, bytes) = (memory.q(warpgroup), memory.q_bytes());
+                let (to, bytes) = (memory.q(slot), memory.q_bytes());
                 load(to, q_map, full, bytes, row, part.work.heads.first(), batch);
+                q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
-            q = q.next();
             while j > 0 {
                 j = opaque(j - 1);
                 if j > 0 {
@@ -91,15 +87,23 @@ pub unsafe fn produce<
                 load(v, v_map, full, memory.kv_bytes(), row, head, batch);
                 place = place.next();
             }
+            // Blocks that are done early take more tiles, where a counter tells which are left. Asked only now: who asks
+            // early takes a tile that another block could begin before.
+            tile = match params.counter {
+                0 => tile + special::blocks(),
+                counter => special::blocks() + global::count(counter, params.tiles - 1),
+            };
             if tile >= params.tiles {
                 break;
             }
         }
         let mut warpgroup = 0;
         while warpgroup < W {
-            q.acquire(memory.q_full(warpgroup));
-            Job::NONE.store(memory.job(warpgroup));
-            mbarrier::arrive(memory.q_full(warpgroup));
+            let (slot, full) = (q.stage(), memory.q_full(q.stage()));
+            q.acquire(full);
+            Job::NONE.store(memory.job(slot));
+            mbarrier::arrive(full);
+            q = q.next();
             warpgroup = opaque(warpgroup + 1);
         }
     }
