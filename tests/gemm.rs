@@ -1,13 +1,17 @@
 //! Matrix products: every kernel, every size, every layout.
 
+use attention::device::Emulator;
 use attention::emulator::Options;
-use attention::{Accumulation, Device, Dtype, Error, Gemm, GemmProblem, RawGemm, Tensor, f16};
+use attention::{Accumulation, Class, Device, Dtype, Facts, Gemm, GemmProblem, Tensor, f16};
 use kernels::catalog::{KERNELS, Kernel};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tests::strategy::check_each;
 use tests::{GemmCase, Outcome, PASSED, Rows, Test};
+
+/// What a test does on a device.
+type Run = fn(&Device) -> Outcome;
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -19,19 +23,26 @@ pub fn tests() -> Vec<Test> {
             moves_no_more_than_needed(kernel)
         })
     });
-    let others = [
-        Test::new("random", random),
-        Test::cpu("random_in_f32", random_in_f32),
-        Test::new("lengths_of_one", lengths_of_one),
-        Test::new("no_columns", no_columns),
-        Test::new("nothing_to_do", nothing_to_do),
-        Test::new("long_sums", long_sums),
-        Test::new("infinities_and_nan", infinities_and_nan),
-        Test::new("huge_values", huge_values),
-        Test::new("positive_values", positive_values),
-        Test::new("equal_bits", equal_bits),
-        Test::new("options", options),
+    let persistent = kernels().filter(|kernel| kernel.takes_maps());
+    let schedules = persistent.map(|kernel| {
+        Test::emulator(format!("schedules::{}", kernel.name), move |_| {
+            every_schedule_is_clean(kernel)
+        })
+    });
+    let others: [(_, Run); _] = [
+        ("random", random),
+        ("lengths_of_one", lengths_of_one),
+        ("no_columns", no_columns),
+        ("nothing_to_do", nothing_to_do),
+        ("long_sums", long_sums),
+        ("infinities_and_nan", infinities_and_nan),
+        ("huge_values", huge_values),
+        ("positive_values", positive_values),
+        ("equal_bits", equal_bits),
+        ("options", options),
     ];
+    let others = others.map(|(name, run)| Test::new(name, move |device| run(&with_all(device)?)));
+    let in_f32 = Test::cpu("random_in_f32", random_in_f32);
     let far = [
         ("far_rows_of_a", [Rows::Far, Rows::Packed, Rows::Packed]),
         (
@@ -51,7 +62,17 @@ pub fn tests() -> Vec<Test> {
             far_rows(device, &case)
         })
     });
-    all_sizes.chain(counters).chain(others).chain(far).collect()
+    let others = others.into_iter().chain([in_f32]);
+    let of_kernels = all_sizes.chain(counters).chain(schedules);
+    of_kernels.chain(others).chain(far).collect()
+}
+
+/// The device, or the emulated one that runs every kernel.
+fn with_all(device: &Device) -> attention::Result<Device> {
+    match device.is_emulator() {
+        true => Device::emulator_of(Class::Sm90, Options::default()),
+        false => Ok(device.clone()),
+    }
 }
 
 /// The case with a kernel of the catalog.
@@ -68,6 +89,12 @@ fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
 /// Whole, ragged and single tiles; whole and partial steps of k, and fewer steps than stages; rows that move
 /// in 16-byte pieces and others.
 fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
+    let device = &with_all(device)?;
+    let gemm = by(kernel, GemmCase::default()).options(device);
+    let dtype = kernel.dtype().expect("it has one").into();
+    if !device.is_cpu() && !gemm.suitable(device, dtype)?.contains(&kernel.name) {
+        return Ok(Completion::ignored_with("not for this GPU"));
+    }
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (rows, columns) = (tile.rows as usize, tile.columns as usize);
     for (m, n, k, [a, b, c]) in [
@@ -107,32 +134,18 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
                 ..GemmCase::default()
             },
         );
-        match case.check(device) {
-            Ok(_) => {}
-            // This GPU may have too little shared memory.
-            Err(_) if !fits(device, &case) => {
-                return Ok(Completion::ignored_with("too little shared memory"));
-            }
-            failed => return failed,
-        }
+        case.check(device)?;
     }
     PASSED
 }
 
-fn fits(device: &Device, case: &GemmCase) -> bool {
-    let args = RawGemm::row_major(case.problem);
-    let plan = case.options(device).plan(device.facts(), case.dtype, &args);
-    !matches!(plan, Err(Error::SharedMemory { .. }))
-}
-
 /// No bank conflicts in shared memory, and only whole sectors of A, B and C.
 fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
-    // An H100 has shared memory for every kernel.
     let options = Options {
         counters: true,
         ..Options::default()
     };
-    let device = Device::emulator_of(attention::Class::Sm90, options)?;
+    let device = Device::emulator_of(Class::Sm90, options)?;
     let case = GemmCase {
         problem: GemmProblem {
             m: 300,
@@ -161,9 +174,46 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
     PASSED
 }
 
+/// Blocks with several tiles, of more steps than stages.
+fn every_schedule_is_clean(kernel: &'static Kernel) -> Outcome {
+    let facts = Facts {
+        multiprocessors: 2,
+        ..Facts::emulated(Class::Sm90)
+    };
+    let problem = GemmProblem {
+        m: 150,
+        n: 300,
+        k: 600,
+    };
+    for seed in 0..20 {
+        let options = Options {
+            seed,
+            ..Options::default()
+        };
+        let device = Device::with_driver(Emulator::new(facts, options))?;
+        let case = GemmCase {
+            problem,
+            seed,
+            ..GemmCase::default()
+        };
+        by(kernel, case).check(&device)?;
+    }
+    PASSED
+}
+
 /// Any sizes and layouts.
 fn random(device: &Device) -> Outcome {
-    check_each(96, cases(), |case| case.check(device))
+    check_each(96, cases(), |case| {
+        let suitable = families(device, &case);
+        let kernel = case.kernel.filter(|kernel| suitable.contains(kernel));
+        GemmCase { kernel, ..case }.check(device)
+    })
+}
+
+/// The families of kernels for a case's types.
+fn families(device: &Device, case: &GemmCase) -> Vec<&'static str> {
+    let gemm = Gemm::new().accumulation(case.accumulation);
+    gemm.families(device, case.dtype).expect("kernels")
 }
 
 fn random_in_f32(device: &Device) -> Outcome {
@@ -191,8 +241,7 @@ fn cases() -> impl Strategy<Value = GemmCase> {
     let inputs = || prop_oneof![8 => select(Rows::OUTPUTS), 1 => Just(Rows::One)];
     let kernels = prop_oneof![
         2 => Just(None),
-        1 => Just(Some(attention::gemm::SIMPLE)),
-        1 => Just(Some(attention::gemm::MULTISTAGE)),
+        3 => select(&attention::gemm::FAMILIES[..]).prop_map(Some),
     ];
     let layouts = (inputs(), inputs(), select(Rows::OUTPUTS));
     let sizes = (size(), size(), prop_oneof![0..=300_usize, size()]);
@@ -210,25 +259,26 @@ fn cases() -> impl Strategy<Value = GemmCase> {
     )
 }
 
-/// The default kernel and both families, in every type.
-fn variants(case: &GemmCase) -> Vec<GemmCase> {
+/// All families of kernels, in every type.
+fn variants(device: &Device, case: &GemmCase) -> Vec<GemmCase> {
     let kinds = [
         (Dtype::F16, Accumulation::Single),
         (Dtype::Bf16, Accumulation::Single),
         (Dtype::F16, Accumulation::Half),
     ];
-    let kernels = [attention::gemm::SIMPLE, attention::gemm::MULTISTAGE].map(Some);
-    let variants = kinds
-        .into_iter()
-        .flat_map(|kind| kernels.map(|kernel| (kind, kernel)));
-    variants
-        .map(|((dtype, accumulation), kernel)| GemmCase {
+    let variants = kinds.into_iter().flat_map(|(dtype, accumulation)| {
+        let case = GemmCase {
             dtype,
             accumulation,
-            kernel,
+            ..case.clone()
+        };
+        let names = families(device, &case).into_iter();
+        names.map(move |name| GemmCase {
+            kernel: Some(name),
             ..case.clone()
         })
-        .collect()
+    });
+    variants.collect()
 }
 
 fn lengths_of_one(device: &Device) -> Outcome {
@@ -242,7 +292,7 @@ fn lengths_of_one(device: &Device) -> Outcome {
                 c,
                 ..GemmCase::default()
             };
-            for case in variants(&case) {
+            for case in variants(device, &case) {
                 case.check(device)?;
             }
         }
@@ -259,7 +309,7 @@ fn of_depth(k: usize) -> GemmCase {
 
 /// k = 0: an empty sum is zero.
 fn no_columns(device: &Device) -> Outcome {
-    for case in variants(&of_depth(0)) {
+    for case in variants(device, &of_depth(0)) {
         case.check(device)?;
     }
     let a = Tensor::<f16, 2>::zeros(device, [5, 0])?;
@@ -279,14 +329,17 @@ fn nothing_to_do(device: &Device) -> Outcome {
 
 /// Many more steps than there are stages.
 fn long_sums(device: &Device) -> Outcome {
-    for case in variants(&GemmCase {
-        problem: GemmProblem {
-            m: 20,
-            n: 30,
-            k: 5000,
+    for case in variants(
+        device,
+        &GemmCase {
+            problem: GemmProblem {
+                m: 20,
+                n: 30,
+                k: 5000,
+            },
+            ..GemmCase::default()
         },
-        ..GemmCase::default()
-    }) {
+    ) {
         case.check(device)?;
     }
     PASSED
@@ -294,7 +347,7 @@ fn long_sums(device: &Device) -> Outcome {
 
 /// One element of A or B spoils one row or column of C, and nothing else.
 fn infinities_and_nan(device: &Device) -> Outcome {
-    for case in variants(&of_depth(101)) {
+    for case in variants(device, &of_depth(101)) {
         for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let [mut a, mut b] = case.inputs();
             a[[149, 100]] = special;
@@ -311,7 +364,7 @@ fn infinities_and_nan(device: &Device) -> Outcome {
 /// Sums at the end of the range and beyond, and sums with parts beyond it: f16 ends at 65504, bf16 where f32
 /// does.
 fn huge_values(device: &Device) -> Outcome {
-    for case in variants(&GemmCase::default()) {
+    for case in variants(device, &GemmCase::default()) {
         let scale = match case.dtype {
             Dtype::F16 => 1000.0,
             Dtype::Bf16 | Dtype::F32 => 1e19,
@@ -326,7 +379,7 @@ fn huge_values(device: &Device) -> Outcome {
 
 /// All products have one sign: the errors of the sums do not cancel.
 fn positive_values(device: &Device) -> Outcome {
-    for case in variants(&of_depth(1000)) {
+    for case in variants(device, &of_depth(1000)) {
         let [a, b] = case.inputs().map(|values| values.mapv(f32::abs));
         case.run(device, &a, &b)?;
     }

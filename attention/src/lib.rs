@@ -37,6 +37,7 @@ pub mod plan;
 pub mod ptx;
 pub mod random;
 mod tensor;
+mod tensor_map;
 
 pub use ::emulator;
 pub use device::{Device, Event, Facts};

@@ -6,7 +6,6 @@ use crate::shape::Dtype;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::{Context, Result, bail, ensure};
 use attention::gemm::check::{Product, check, sample};
-use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
     Accumulation, Device, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
@@ -129,7 +128,7 @@ impl Subject for GemmShape {
         let any = self.any_kernel();
         let names = match choice {
             _ if device.is_cpu() => any.suitable(device, dtype)?,
-            Choice::Auto => vec![MULTISTAGE, SIMPLE],
+            Choice::Auto => any.families(device, dtype)?,
             Choice::All => any.suitable(device, dtype)?,
             Choice::Ladder => bail!("the ladder has no matrix products"),
             Choice::Named(names) => names.iter().map(String::as_str).collect(),

@@ -8,8 +8,8 @@ use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::{Result, ensure};
 use attention::check::Comparison;
+use attention::gemm::MULTISTAGE;
 use attention::gemm::check::{Product, check, sample};
-use attention::gemm::{MULTISTAGE, SIMPLE};
 use attention::{
     Accumulation, Device, Dtype, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
@@ -40,8 +40,9 @@ pub struct GemmArgs {
     /// Type of the accumulators; f16 for f16 elements only, and not on the CPU
     #[arg(long, default_value = "f32", value_parser = one_of(&Accumulation::ALL, Accumulation::name))]
     acc: Accumulation,
-    /// auto: gemm-simple and gemm-multistage, each with its best kernel; all: every kernel of the two
-    /// that fits the device; one of these two names; or the name of a kernel from --list-kernels
+    /// auto: gemm-simple, gemm-multistage and, on compute capability 9.0, gemm-hopper, each with its best kernel;
+    /// all: every kernel of these that fits the device; one of these names; or the name of a kernel from
+    /// --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
     kernel: String,
     #[arg(long, value_name = "COUNT", value_parser = whole(all_stages()))]
@@ -115,10 +116,7 @@ fn calls(
     }
     let names = match args.kernel.as_str() {
         "all" => any.suitable(device, dtype)?,
-        "auto" if device.is_cpu() => any.suitable(device, dtype)?,
-        // It has no stages.
-        "auto" if args.stages.is_some() => vec![MULTISTAGE],
-        "auto" => vec![SIMPLE, MULTISTAGE],
+        "auto" => any.families(device, dtype)?,
         name => vec![name],
     };
     let call = |name: &str| {

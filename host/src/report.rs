@@ -6,7 +6,7 @@ use crate::measure::median;
 use crate::progress::Progress;
 use attention::Device;
 use attention::check::Comparison;
-use attention::gemm::{MULTISTAGE, SIMPLE};
+use attention::gemm::{HOPPER, MULTISTAGE, SIMPLE};
 use attention::kernel;
 use comfy_table::{CellAlignment, Table, presets};
 use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel};
@@ -206,6 +206,11 @@ pub fn list_kernels() -> io::Result<()> {
         MULTISTAGE,
         "--acc, --stages",
         "cp.async through a ring of swizzled tiles; of its kernels, the one whose tile suits best",
+    ]);
+    gemm.add_row([
+        HOPPER,
+        "",
+        "on compute capability 9.0: a producer loads by TMA, consumers multiply by wgmma",
     ]);
     print(gemm)?;
     print("the subcommand gemm runs these: gemm --kernel NAME")

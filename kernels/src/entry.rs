@@ -1,7 +1,9 @@
 //! The entry points. The builder writes them, a line for each kernel that it compiles, as the kernel's
 //! [specification](crate::catalog) says; cargo sees none.
 
-use crate::abi::{BulkCopyParams, ForwardParams, GemmParams, PackParams, Sm90Params};
+use crate::abi::{
+    BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams, Sm90Params,
+};
 use crate::attention::heads::{HeadGroup, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::score::Scaled;

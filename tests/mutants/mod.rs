@@ -7,6 +7,7 @@ mod change;
 mod combine;
 mod decode;
 mod forward;
+mod gemm;
 mod hopper;
 mod pack;
 mod packed;
@@ -16,6 +17,7 @@ use crate::emulated::copies_are_of_every_element;
 use attention::emulator::{Module, Options};
 use attention::{Class, Device, Facts, device::Emulator, ptx};
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
+use libtest_mimic::Failed;
 use ndarray::{Axis, s};
 use std::collections::BTreeSet;
 use tests::{Case, Inputs, Layout, PASSED, Test};
@@ -44,6 +46,7 @@ const FULL: &str = "forward_f16_d64";
 pub fn tests() -> Vec<Test> {
     let families = [
         forward::MUTANTS,
+        gemm::MUTANTS,
         hopper::MUTANTS,
         shared_rows::MUTANTS,
         decode::MUTANTS,
@@ -200,33 +203,48 @@ impl Mutant {
 
 /// What catches a fault in the text of a kernel.
 fn caught(mutated: &'static Kernel, text: &str) -> Option<String> {
-    // A combine kernel shows its faults after one that splits, the pack kernel before any.
-    let kernel = match mutated.family {
-        Family::Auxiliary(_) => named(FULL),
-        _ => mutated,
-    };
-    let cases = cases(kernel);
+    let runs = runs(mutated);
     for seed in 0..3 {
         let options = Options {
             seed,
             instruction_budget: 1 << 20,
             ..Options::default()
         };
-        for (case, inputs) in &cases {
+        for run in &runs {
             let device = device(mutated, text, options).expect("an emulated GPU");
-            let ran = case.run(&device, inputs).map(|_| ());
-            // Cases have margins around their tensors; these copies are of whole buffers.
-            let copied = || match mutated.family {
-                Family::Auxiliary(Auxiliary::Pack) => {
-                    copies_are_of_every_element(&device).map(|_| ())
-                }
-                _ => Ok(()),
-            };
-            if let Err(failed) = ran.and_then(|()| copied()) {
+            if let Err(failed) = run(&device) {
                 let reason = failed.message().unwrap_or_default();
                 return Some(reason.lines().next().unwrap_or_default().to_owned());
             }
         }
     }
     None
+}
+
+/// A case to run on a device.
+type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
+
+/// What shows a fault of a kernel.
+fn runs(mutated: &'static Kernel) -> Vec<Run> {
+    if mutated.gemm().is_some() {
+        return gemm::cases(mutated)
+            .map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) })
+            .into();
+    }
+    // A combine kernel shows its faults after one that splits, the pack kernel before any.
+    let kernel = match mutated.family {
+        Family::Auxiliary(_) => named(FULL),
+        _ => mutated,
+    };
+    let run = |(case, inputs): (Case, Inputs)| -> Run {
+        Box::new(move |device| {
+            case.run(device, &inputs)?;
+            // Cases have margins around their tensors; these copies are of whole buffers.
+            match mutated.family {
+                Family::Auxiliary(Auxiliary::Pack) => copies_are_of_every_element(device).map(drop),
+                _ => Ok(()),
+            }
+        })
+    };
+    cases(kernel).into_iter().map(run).collect()
 }

@@ -76,7 +76,7 @@ pub(crate) fn resolve(
 
 /// The GPU kernel of a name, if it can compute the problem.
 fn named(name: &str, dtype: Dtype, problem: &Problem) -> Result<&'static Kernel> {
-    let products = [gemm::SIMPLE, gemm::MULTISTAGE];
+    let products = gemm::FAMILIES;
     match catalog::named(name) {
         _ if products.contains(&name) => Err(Error::Multiplies(name.to_owned())),
         Some(kernel) if kernel.gemm().is_some() => Err(Error::Multiplies(name.to_owned())),

@@ -5,7 +5,7 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::plan::CPU;
 use crate::tensor::Dtype;
-use kernels::catalog::{self, KERNELS, Kernel};
+use kernels::catalog::{self, GemmKind, KERNELS, Kernel};
 use std::collections::BTreeSet;
 
 /// The name of the kernel without shared memory.
@@ -13,6 +13,9 @@ pub const SIMPLE: &str = "gemm-simple";
 
 /// The name of the pipelined kernels, of which the tile that suits the problem is taken.
 pub const MULTISTAGE: &str = "gemm-multistage";
+
+/// The name of the kernels for Hopper (compute capability 9.0).
+pub const HOPPER: &str = "gemm-hopper";
 
 impl Gemm {
     /// Names of all kernels that can compute with these options on a device, whatever kernel the
@@ -27,18 +30,34 @@ impl Gemm {
         };
         dtype.of_kernels()?;
         let candidates = self.candidates(None, dtype)?;
-        let fits = |kernel: &&&Kernel| facts.fits(kernel.shared_bytes());
-        let fitting = candidates.iter().filter(fits);
-        Ok(fitting.map(|kernel| kernel.name).collect())
+        let running = candidates.iter().filter(|kernel| runs(kernel, facts));
+        Ok(running.map(|kernel| kernel.name).collect())
     }
 
-    /// The kernel for a device with these facts. The CPU has neither facts nor a kernel; it has no stages and adds
-    /// up in f32.
+    /// Names of the families ([`SIMPLE`], [`MULTISTAGE`], [`HOPPER`]) that have [such](Self::suitable) a kernel.
+    ///
+    /// # Errors
+    /// As [`suitable`](Self::suitable).
+    pub fn families(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
+        let suitable = self.suitable(device, dtype)?;
+        if device.is_cpu() {
+            return Ok(suitable);
+        }
+        let of = |family: &&str| {
+            kernels()
+                .any(|(kernel, gemm)| family_of(gemm) == *family && suitable.contains(&kernel.name))
+        };
+        Ok(FAMILIES.into_iter().filter(of).collect())
+    }
+
+    /// The kernel for a device with these facts, and inputs that have tensor maps or not. The CPU has neither facts nor
+    /// a kernel; it has no stages and adds up in f32.
     pub(super) fn resolve(
         &self,
         dtype: Dtype,
         problem: &GemmProblem,
         facts: Option<&Facts>,
+        has_maps: bool,
     ) -> Result<Option<&'static Kernel>> {
         self.expect_accumulation(dtype)?;
         let Some(facts) = facts else {
@@ -51,8 +70,15 @@ impl Gemm {
             };
         };
         dtype.of_kernels()?;
-        let name = self.kernel.as_deref().unwrap_or(MULTISTAGE);
-        let candidates = self.candidates(Some(name), dtype)?;
+        let family = |name| self.candidates(Some(name), dtype);
+        // Where the device and the options have a Hopper kernel, it is the fastest at all sizes.
+        let hopper = family(HOPPER).is_ok_and(|kernels| kernels.iter().all(|k| runs(k, facts)));
+        let fastest = if hopper { HOPPER } else { MULTISTAGE };
+        let name = self.kernel.as_deref().unwrap_or(fastest);
+        let mut candidates = family(name)?;
+        if !has_maps && candidates[0].takes_maps() {
+            candidates = family(MULTISTAGE)?;
+        }
         let best = |kernels: &[&'static Kernel]| {
             let fits = |kernel: &&Kernel| facts.fits(kernel.shared_bytes());
             let fitting = kernels.iter().copied().filter(fits);
@@ -61,12 +87,11 @@ impl Gemm {
         if let Some(kernel) = best(&candidates) {
             return Ok(Some(kernel));
         }
-        let others = self.candidates(Some(MULTISTAGE), dtype).unwrap_or_default();
         Err(Error::SharedMemory {
             kernel: candidates[0].name,
             needed: candidates[0].shared_bytes(),
             available: facts.shared.block,
-            instead: best(&others).map(|kernel| kernel.name),
+            instead: best(&family(MULTISTAGE).unwrap_or_default()).map(|kernel| kernel.name),
         })
     }
 
@@ -75,15 +100,16 @@ impl Gemm {
         let named: Vec<_> = kernels()
             .filter(|(kernel, gemm)| match name {
                 None => true,
-                Some(SIMPLE) => gemm.tile.stages == 0,
-                Some(MULTISTAGE) => gemm.tile.stages > 0,
-                Some(name) => kernel.name == name,
+                Some(name) => [kernel.name, family_of(gemm)].contains(&name),
             })
             .collect();
         let name = name.unwrap_or("all");
         if named.is_empty() {
             let names = kernels().map(|(kernel, _)| kernel.name);
-            let names = [SIMPLE, MULTISTAGE].into_iter().chain(names).chain([CPU]);
+            let names = [SIMPLE, MULTISTAGE, HOPPER]
+                .into_iter()
+                .chain(names)
+                .chain([CPU]);
             return Err(match name {
                 CPU => Error::unsuitable(CPU, "runs on the CPU only"),
                 _ => Error::unknown_kernel(name, names),
@@ -130,10 +156,26 @@ impl Gemm {
     }
 }
 
+/// The names that stand for several kernels, the fastest first.
+pub const FAMILIES: [&str; 3] = [HOPPER, MULTISTAGE, SIMPLE];
+
+fn family_of(gemm: &catalog::Gemm) -> &'static str {
+    match gemm.kind {
+        GemmKind::Simple => SIMPLE,
+        GemmKind::Multistage => MULTISTAGE,
+        GemmKind::Hopper => HOPPER,
+    }
+}
+
 /// Every matrix product of the catalog: of equally fast ones the better first.
 fn kernels() -> impl Iterator<Item = (&'static Kernel, &'static catalog::Gemm)> {
     let kernels = KERNELS.iter();
     kernels.filter_map(|kernel| Some((kernel, kernel.gemm()?)))
+}
+
+/// Whether a device with these facts runs a kernel.
+fn runs(kernel: &Kernel, facts: &Facts) -> bool {
+    facts.fits(kernel.shared_bytes()) && kernel.target().runs_on(facts.compute_capability)
 }
 
 /// Blocks of a kernel that a multiprocessor holds at once.
@@ -141,8 +183,8 @@ pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
     facts.resident_blocks(kernel.blocks_per_sm(), kernel.shared_bytes())
 }
 
-/// A measure of the time that a kernel takes: the number of its waves, of as many blocks as the GPU holds, times
-/// the elements of a wave. Small tiles wait more for shared memory.
+/// A measure of the time that a kernel takes, beside others of its family: the number of its waves, of as many blocks as
+/// the GPU holds, times the elements of a wave. Small tiles wait more for shared memory, and on Hopper for the L2 cache.
 fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
     let (rows, columns) = (tile.rows as usize, tile.columns as usize);
@@ -151,4 +193,138 @@ fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
     let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
     waves * resident * (rows * columns) as f64 * slowness
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Accumulation, FAMILIES, Gemm, HOPPER, MULTISTAGE, SIMPLE};
+    use crate::device::{Device, Facts};
+    use crate::error::Error;
+    use crate::gemm::{GemmProblem, RawGemm};
+    use crate::tensor::Dtype;
+    use kernels::catalog::class::{Class, SharedMemory};
+
+    const H100: Facts = Facts::emulated(Class::Sm90);
+
+    /// The kernel of row-major f16 matrices, changed by `change`.
+    fn kernel(
+        gemm: &Gemm,
+        facts: &Facts,
+        [m, n, k]: [usize; 3],
+        change: fn(&mut RawGemm),
+    ) -> &'static str {
+        let mut args = RawGemm::row_major(GemmProblem { m, n, k });
+        change(&mut args);
+        let plan = gemm.plan(Some(facts), Dtype::F16, &args);
+        plan.expect("a kernel").kernel
+    }
+
+    #[test]
+    fn hopper_kernels_serve_hopper() {
+        let of = |facts: Facts, size| kernel(&Gemm::new(), &facts, size, |_| {});
+        let large = [8192, 8192, 8192];
+        assert_eq!(of(H100, large), "gemm_hopper_f16_f32_128x256x64x4");
+        for class in [Class::Sm80, Class::Sm86, Class::Sm100] {
+            let name = of(Facts::emulated(class), large);
+            assert!(name.starts_with("gemm_f16_f32"), "{name}");
+        }
+        // A device of that generation with less shared memory.
+        let small = SharedMemory {
+            block: 163 << 10,
+            multiprocessor: 164 << 10,
+        };
+        let name = of(
+            Facts {
+                shared: small,
+                ..H100
+            },
+            large,
+        );
+        assert!(name.starts_with("gemm_f16_f32"), "{name}");
+    }
+
+    /// As measured on an H200 (`docs/tuning.md`).
+    #[test]
+    fn matrices_that_leave_few_tiles_have_small_ones() {
+        let of = |size| kernel(&Gemm::new(), &H100, size, |_| {});
+        for size in [
+            [128, 8192, 8192],
+            [8192, 128, 8192],
+            [1024, 1024, 1024],
+            [1, 1, 1],
+        ] {
+            assert_eq!(of(size), "gemm_hopper_f16_f32_64x128x64x8", "{size:?}");
+        }
+        for size in [
+            [2048, 2048, 2048],
+            [3000, 3000, 3000],
+            [81_920, 256, 256],
+            [8192, 8192, 128],
+        ] {
+            assert_eq!(of(size), "gemm_hopper_f16_f32_128x256x64x4", "{size:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_tensor_map_goes_to_a_multistage_kernel() {
+        let size = [8192, 8192, 8192];
+        for gemm in [Gemm::new(), Gemm::new().kernel(HOPPER)] {
+            let of = |size, change| kernel(&gemm, &H100, size, change);
+            for name in [
+                of(size, |args| args.a.strides[0] = -8192),
+                of(size, |args| args.b.strides[0] = 0),
+                of(size, |args| args.b.strides[0] = 1 << 39),
+                of([8192, 8192, 0], |_| {}),
+            ] {
+                assert!(name.starts_with("gemm_f16_f32"), "{name}");
+            }
+            // A copy has a map, and so has one row, whatever its stride.
+            for name in [
+                of(size, |args| args.a.strides[0] = -8193),
+                of(size, |args| args.b.address = 2),
+                of([1, 8192, 8192], |args| args.a.strides[0] = -8),
+            ] {
+                assert!(name.starts_with("gemm_hopper"), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn options_decide_among_families() {
+        let of = |gemm: Gemm| kernel(&gemm, &H100, [8192, 8192, 8192], |_| {});
+        let half = Accumulation::Half;
+        assert!(of(Gemm::new().accumulation(half)).starts_with("gemm_f16_f16"));
+        assert!(of(Gemm::new().stages(3)).starts_with("gemm_f16_f32"));
+        assert_eq!(of(Gemm::new().stages(8)), "gemm_hopper_f16_f32_64x128x64x8");
+        assert!(of(Gemm::new().kernel(MULTISTAGE)).starts_with("gemm_f16_f32"));
+        let refused = |gemm: Gemm| {
+            let args = RawGemm::row_major(GemmProblem { m: 1, n: 1, k: 1 });
+            gemm.plan(Some(&H100), Dtype::F16, &args)
+                .expect_err("refused")
+        };
+        let sums = refused(Gemm::new().kernel(HOPPER).accumulation(half));
+        assert!(matches!(sums, Error::UnsuitableKernel { .. }), "{sums}");
+        let stages = refused(Gemm::new().stages(7)).to_string();
+        assert!(stages.contains("stages 3, 4, 5"), "{stages}");
+    }
+
+    #[test]
+    fn families_are_those_of_the_device_and_the_options() {
+        let of = |class, gemm: Gemm| {
+            let device = Device::emulator_of(class, Default::default());
+            device.map(|device| gemm.families(&device, Dtype::F16).expect("kernels"))
+        };
+        let Ok(found) = of(Class::Sm90, Gemm::new()) else {
+            return;
+        };
+        assert_eq!(found, FAMILIES);
+        let older = of(Class::Sm80, Gemm::new());
+        assert_eq!(older, Ok(vec![MULTISTAGE, SIMPLE]));
+        let half = of(Class::Sm90, Gemm::new().accumulation(Accumulation::Half));
+        assert_eq!(half, Ok(vec![MULTISTAGE, SIMPLE]));
+        assert_eq!(
+            of(Class::Sm90, Gemm::new().stages(4)),
+            Ok(vec![HOPPER, MULTISTAGE])
+        );
+    }
 }

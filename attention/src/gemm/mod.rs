@@ -7,7 +7,7 @@ mod options;
 mod plan;
 mod problem;
 
-pub use choice::{MULTISTAGE, SIMPLE};
+pub use choice::{FAMILIES, HOPPER, MULTISTAGE, SIMPLE};
 pub use kernels::catalog::Accumulation;
 pub use options::{Gemm, RawGemm};
 pub use problem::GemmProblem;

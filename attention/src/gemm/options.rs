@@ -8,6 +8,7 @@ use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
+use crate::tensor_map::has_map;
 use half::{bf16, f16};
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
@@ -66,8 +67,11 @@ impl Gemm {
         Self::default()
     }
 
-    /// The kernel to use: [`SIMPLE`](super::SIMPLE), [`MULTISTAGE`](super::MULTISTAGE), or a name from [`suitable`](Self::suitable).
-    /// Default: the pipelined kernel whose tile suits the problem.
+    /// The kernel to use: [`SIMPLE`](super::SIMPLE), [`MULTISTAGE`](super::MULTISTAGE), [`HOPPER`](super::HOPPER), or a
+    /// name from [`suitable`](Self::suitable). Default: the fastest one.
+    ///
+    /// A Hopper kernel addresses A and B by tensor maps. It leaves inputs that have none, such as rows in reverse order,
+    /// to a multistage kernel.
     pub fn kernel(mut self, name: impl Into<String>) -> Self {
         self.kernel = Some(name.into());
         self
@@ -174,7 +178,8 @@ impl Gemm {
             matrix.expect_rows(argument, axis)?;
         }
         c.layout().expect_injective("c")?;
-        match self.resolve(dtype, &problem, facts)?.zip(facts) {
+        let has_maps = problem.k > 0 && [*a, *b].iter().all(|&input| has_map(&input.into()));
+        match self.resolve(dtype, &problem, facts, has_maps)?.zip(facts) {
             None => Ok(Steps::default().finish(CPU, 1)),
             Some((kernel, facts)) => plan(kernel, &problem, args, facts),
         }

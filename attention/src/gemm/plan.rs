@@ -4,9 +4,10 @@ use super::choice::resident_blocks;
 use super::{GemmProblem, RawGemm};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::plan::{Plan, Steps, grid};
+use crate::plan::{MapPlace, Plan, Steps, grid};
 use crate::tensor::RawTensor;
-use kernels::abi::{GemmParams, MatrixRef, Order, TensorRef};
+use crate::tensor_map::tensor_map;
+use kernels::abi::{GemmParams, HopperGemmParams, MatrixRef, Order, TensorRef};
 use kernels::catalog::Kernel;
 use std::mem::offset_of;
 
@@ -50,8 +51,65 @@ pub fn plan(
             group_rows(kernel, facts).min(row_tiles as u32),
         ),
     };
-    steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    if kernel.takes_maps() {
+        launch_by_maps(&mut steps, kernel, params, facts)?;
+    } else {
+        steps.launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+    }
     Ok(steps.finish(kernel.name, 1))
+}
+
+/// Adds the launch of a kernel that loads by tensor maps, whose blocks take one tile after the other: as few blocks as
+/// have no more tiles each than a block for each multiprocessor would.
+fn launch_by_maps(
+    steps: &mut Steps,
+    kernel: &'static Kernel,
+    gemm: GemmParams,
+    facts: &Facts,
+) -> Result<()> {
+    let tile = kernel.gemm().expect("it multiplies matrices").tile;
+    let places = std::mem::take(&mut steps.places);
+    let map = |place, matrix: MatrixRef, address, rows: u32, box_rows| {
+        let tensor = TensorRef {
+            address: matrix.address,
+            row_stride: matrix.row_stride,
+            ..TensorRef::default()
+        };
+        let shape = [1, 1, rows as usize, gemm.k as usize];
+        MapPlace {
+            place,
+            map: tensor_map(tensor, shape, tile.depth, box_rows),
+            in_workspace: places.contains(&address),
+        }
+    };
+    let a = offset_of!(GemmParams, a.address);
+    let b = offset_of!(GemmParams, b.address);
+    let maps = [
+        map(
+            offset_of!(HopperGemmParams, a),
+            gemm.a,
+            a,
+            gemm.m,
+            tile.rows,
+        ),
+        map(
+            offset_of!(HopperGemmParams, b),
+            gemm.b,
+            b,
+            gemm.n,
+            tile.columns,
+        ),
+    ];
+    let params = HopperGemmParams {
+        gemm,
+        tiles: gemm.order.blocks(),
+        ..HopperGemmParams::default()
+    };
+    let tiles_of_block = params.tiles.div_ceil(facts.multiprocessors);
+    let blocks = params.tiles.div_ceil(tiles_of_block);
+    let step = steps.launch(kernel.into(), blocks.into(), kernel.shared_bytes(), &params)?;
+    step.maps = maps.into();
+    Ok(())
 }
 
 /// Rows of tiles whose tiles take turns, column by column: with them the blocks that run together cover
@@ -67,16 +125,16 @@ fn group_rows(kernel: &Kernel, facts: &Facts) -> u32 {
 mod tests {
     use crate::device::Facts;
     use crate::error::Error;
-    use crate::gemm::{Gemm, GemmProblem, RawGemm};
+    use crate::gemm::{Gemm, GemmProblem, HOPPER, MULTISTAGE, RawGemm};
     use crate::plan::Plan;
     use crate::tensor::{Dtype, RawTensor};
-    use kernels::abi::GemmParams;
+    use kernels::abi::{GemmParams, HopperGemmParams};
     use kernels::catalog::class::Class;
     use std::mem::offset_of;
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 
-    fn plan(k: usize, a_stride: isize, b: u64, c_stride: isize) -> Plan {
+    fn plan(kernel: &str, k: usize, a_stride: isize, b: u64, c_stride: isize) -> Plan {
         let matrix = |address, shape, row_stride| RawTensor {
             address,
             shape,
@@ -87,7 +145,9 @@ mod tests {
             b: matrix(b, [200, k], 64),
             c: matrix(1 << 30, [300, 200], c_stride),
         };
-        let plan = Gemm::new().plan(Some(&H100), Dtype::F16, &args);
+        let plan = Gemm::new()
+            .kernel(kernel)
+            .plan(Some(&H100), Dtype::F16, &args);
         plan.expect("a grid")
     }
 
@@ -100,35 +160,87 @@ mod tests {
 
     #[test]
     fn only_what_needs_it_is_copied() {
-        let c_aligned = offset_of!(GemmParams, c_aligned);
-        for (plan, copied) in [
-            (plan(64, 64, 1 << 21, 200), [false, false]),
-            (plan(64, 65, 1 << 21, 200), [true, false]),
-            (plan(64, -72, 2 + (1 << 21), 200), [false, true]),
+        for (k, a_stride, b, copied) in [
+            (64, 64, 1 << 21, [false, false]),
+            (64, 65, 1 << 21, [true, false]),
+            (64, 72, 2 + (1 << 21), [false, true]),
             // What lies behind the rows must not count.
-            (plan(61, 64, 1 << 21, 200), [true, true]),
+            (61, 64, 1 << 21, [true, true]),
             // Nothing is read.
-            (plan(0, 65, 2, 200), [false, false]),
+            (0, 65, 2, [false, false]),
         ] {
-            let product = plan.steps.last().expect("a product");
-            assert_eq!(product.entry.name, plan.kernel);
-            let places = [
-                offset_of!(GemmParams, a.address),
-                offset_of!(GemmParams, b.address),
-            ];
-            let found = places.map(|place| product.places.contains(&place));
-            assert_eq!(found, copied);
-            assert_eq!(plan.steps.len(), 1 + product.places.len());
-            assert_eq!(plan.workspace_bytes > 0, copied.contains(&true));
-            assert_eq!(param(&plan, c_aligned), 1);
-            assert_eq!(param(&plan, offset_of!(GemmParams, k)) % 8, 0);
+            for kernel in [MULTISTAGE, HOPPER] {
+                let plan = plan(kernel, k, a_stride, b, 200);
+                let product = plan.steps.last().expect("a product");
+                assert_eq!(product.entry.name, plan.kernel);
+                let maps: Vec<_> = product.maps.iter().map(|map| map.in_workspace).collect();
+                let inner = if maps.is_empty() {
+                    let places = [
+                        offset_of!(GemmParams, a.address),
+                        offset_of!(GemmParams, b.address),
+                    ];
+                    assert_eq!(places.map(|place| product.places.contains(&place)), copied);
+                    0
+                } else {
+                    assert_eq!(maps, copied);
+                    offset_of!(HopperGemmParams, gemm)
+                };
+                assert_eq!(maps.is_empty(), kernel == MULTISTAGE || k == 0);
+                let copies = copied.iter().filter(|&&copied| copied).count();
+                assert_eq!(plan.steps.len(), 1 + copies);
+                assert_eq!(plan.workspace_bytes > 0, copies > 0);
+                assert_eq!(param(&plan, inner + offset_of!(GemmParams, c_aligned)), 1);
+                assert_eq!(param(&plan, inner + offset_of!(GemmParams, k)) % 8, 0);
+            }
         }
-        assert_eq!(param(&plan(64, 64, 1 << 21, 201), c_aligned), 0);
+        let odd_c = plan(MULTISTAGE, 64, 64, 1 << 21, 201);
+        assert_eq!(param(&odd_c, offset_of!(GemmParams, c_aligned)), 0);
+    }
+
+    /// Boxes are a tile's rows of A and of B.
+    #[test]
+    fn maps_are_of_the_matrices() {
+        let plan = plan("gemm_hopper_f16_f32_128x256x64x4", 61, 72, 1 << 21, 200);
+        let step = plan.steps.last().expect("a product");
+        let maps: Vec<_> = step
+            .maps
+            .iter()
+            .map(|place| (place.place, place.map))
+            .collect();
+        let [(a_place, a), (b_place, b)] = maps[..] else {
+            panic!("two maps: {maps:?}")
+        };
+        assert_eq!([a_place, b_place], [0, 128]);
+        assert_eq!(
+            (a.sizes, a.box_sizes),
+            ([64, 300, 1, 1, 1], [64, 128, 1, 1, 1])
+        );
+        assert_eq!(
+            (b.sizes, b.box_sizes),
+            ([64, 200, 1, 1, 1], [64, 256, 1, 1, 1])
+        );
+        // Copies without gaps.
+        assert_eq!((a.strides[0], b.strides[0]), (128, 128));
+        assert_eq!(a.address.abs_diff(b.address), 300 * 128);
+    }
+
+    #[test]
+    fn persistent_blocks_have_equal_work_or_one_tile_less() {
+        for (size, blocks) in [(8192, 128), (4096, 128), (256, 2), (2176, 77)] {
+            let args = RawGemm::row_major(GemmProblem {
+                m: size,
+                n: size,
+                k: 64,
+            });
+            let gemm = Gemm::new().kernel("gemm_hopper_f16_f32_128x256x64x4");
+            let plan = gemm.plan(Some(&H100), Dtype::F16, &args).expect("a grid");
+            assert_eq!(plan.steps[0].blocks, blocks, "{size}");
+        }
     }
 
     #[test]
     fn copies_have_room_for_whole_pieces() {
-        let plan = plan(61, 64, 1 << 21, 200);
+        let plan = plan(MULTISTAGE, 61, 64, 1 << 21, 200);
         assert_eq!(plan.workspace_bytes, 300 * 64 * 2 + 200 * 64 * 2);
     }
 

@@ -1,6 +1,6 @@
 //! The argument block of a matrix product.
 
-use super::Order;
+use super::{Order, TensorMap};
 
 /// Where a row-major matrix of 16-bit elements lies in device memory.
 ///
@@ -52,3 +52,22 @@ pub struct GemmParams {
 
 /// The most columns of A and B: 16-byte pieces of a tile's rows are counted in 32 bits.
 pub const MAX_DEPTH: u32 = 1 << 28;
+
+/// Arguments of a matrix product by tensor maps, with k at least 1. The kernel's parameter lies at a multiple of 64.
+///
+/// The grid is one-dimensional, with at most a block for each tile of C; blocks take tiles until none is left.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HopperGemmParams {
+    /// Boxes of a tile's rows of a, as one head of one batch entry, and 64 columns.
+    pub a: TensorMap,
+    /// The same of b.
+    pub b: TensorMap,
+    /// The rest; of the references to a and b none is used.
+    pub gemm: GemmParams,
+    /// Tiles of C.
+    pub tiles: u32,
+    /// Unused.
+    pub padding: u32,
+}

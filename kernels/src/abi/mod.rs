@@ -23,7 +23,7 @@ mod tensor;
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use forward::{ForwardParams, MAX_SEQLEN};
-pub use gemm::{GemmParams, MAX_DEPTH, MatrixRef};
+pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;
 pub use pack::PackParams;
 pub use sm90::{Sm90Params, TensorMap};

@@ -1,17 +1,30 @@
 //! Matrix products, and how their blocks divide the work.
 
 use super::collectives::{Collectives, bar, cp_async, ldmatrix, mma};
-use super::{Accumulation, Dtype, Spec, generics};
+use super::{Accumulation, Dtype, Spec, Target, generics};
 
-/// A matrix product; a simple one where its tile has no stages.
+/// A matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
+    /// How operands reach the tensor cores.
+    pub kind: GemmKind,
     /// Element type of A, B and C.
     pub dtype: Dtype,
     /// Type that products are summed in.
     pub accumulation: Accumulation,
     /// How a block divides the work.
     pub tile: GemmTile,
+}
+
+/// How operands reach the tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmKind {
+    /// Straight from global memory, without stages.
+    Simple,
+    /// By `cp.async` through stages in shared memory.
+    Multistage,
+    /// By TMA through stages, on Hopper alone.
+    Hopper,
 }
 
 /// Rows, columns, depth and stages of the multistage kernels' tiles.
@@ -27,6 +40,9 @@ const MULTISTAGE: [[u32; 4]; 9] = [
     [64, 64, 64, 4],
 ];
 
+/// Rows, columns, depth and stages of the Hopper kernels' tiles.
+const HOPPER: [[u32; 4]; 2] = [[128, 256, 64, 4], [64, 128, 64, 8]];
+
 /// All matrix products.
 pub(super) fn all() -> impl Iterator<Item = Gemm> {
     let types = [
@@ -34,61 +50,94 @@ pub(super) fn all() -> impl Iterator<Item = Gemm> {
         (Dtype::Bf16, Accumulation::Single),
         (Dtype::F16, Accumulation::Half),
     ];
-    let gemm = |(dtype, accumulation), tile| Gemm {
-        dtype,
-        accumulation,
-        tile,
-    };
-    let simple = types.map(|types| gemm(types, GemmTile::SIMPLE));
-    let multistage =
-        types.map(|types| MULTISTAGE.map(|size| gemm(types, GemmTile::multistage(size))));
-    simple.into_iter().chain(multistage.into_iter().flatten())
+    let multistage = MULTISTAGE.map(GemmTile::multistage);
+    let hopper = HOPPER.map(GemmTile::hopper);
+    let simple = [(GemmKind::Simple, GemmTile::SIMPLE)].into_iter();
+    let tiles = simple
+        .chain(multistage.map(|tile| (GemmKind::Multistage, tile)))
+        .chain(hopper.map(|tile| (GemmKind::Hopper, tile)));
+    let gemms = tiles.flat_map(move |(kind, tile)| {
+        types.map(|(dtype, accumulation)| Gemm {
+            kind,
+            dtype,
+            accumulation,
+            tile,
+        })
+    });
+    gemms.filter(|gemm| (gemm.kind, gemm.accumulation) != (GemmKind::Hopper, Accumulation::Half))
 }
 
 impl Spec for Gemm {
     fn name(&self) -> String {
         let types = format!("{}_{}", self.dtype.name(), self.accumulation.name());
-        match self.tile.stages {
-            0 => format!("gemm_simple_{types}"),
-            stages => {
-                let GemmTile { rows, columns, .. } = self.tile;
-                format!("gemm_{types}_{rows}x{columns}x{}x{stages}", self.tile.depth)
-            }
+        let GemmTile {
+            rows,
+            columns,
+            depth,
+            stages,
+            ..
+        } = self.tile;
+        let tile = format!("{types}_{rows}x{columns}x{depth}x{stages}");
+        match self.kind {
+            GemmKind::Simple => format!("gemm_simple_{types}"),
+            GemmKind::Multistage => format!("gemm_{tile}"),
+            GemmKind::Hopper => format!("gemm_hopper_{tile}"),
         }
     }
 
+    fn target(&self) -> Target {
+        match self.kind {
+            GemmKind::Hopper => Target::Sm90a,
+            _ => Target::Sm80,
+        }
+    }
+
+    fn takes_maps(&self) -> bool {
+        self.kind == GemmKind::Hopper
+    }
+
+    /// A warpgroup more produces, on Hopper.
     fn threads(&self) -> u32 {
-        32 * self.tile.warps_down * self.tile.warps_across
+        let producers = if self.takes_maps() { 4 } else { 0 };
+        32 * (self.tile.warps_down * self.tile.warps_across + producers)
     }
 
     fn blocks_per_sm(&self) -> u32 {
         self.tile.blocks_per_sm
     }
 
-    /// The tiles of A and B of each stage, later C.
+    /// The tiles of A and B of each stage; later C, or on Hopper two barriers a stage.
     fn shared_bytes(&self) -> u32 {
-        let GemmTile { rows, columns, .. } = self.tile;
-        match self.tile.stages {
-            0 => 0,
-            stages => {
-                let ring = stages * (rows + columns) * self.tile.depth * 2;
-                ring.max(rows * columns * 2)
-            }
+        let GemmTile {
+            rows,
+            columns,
+            stages,
+            ..
+        } = self.tile;
+        let ring = stages * (rows + columns) * self.tile.depth * 2;
+        match self.kind {
+            GemmKind::Simple => 0,
+            GemmKind::Multistage => ring.max(rows * columns * 2),
+            GemmKind::Hopper => ring + stages * 16,
         }
     }
 
     fn instance(&self) -> String {
         let (element, sums, tile) = (self.dtype, self.accumulation, self.tile);
         let [mt, nt] = tile.warp_tiles();
-        let mut sizes = vec![tile.warps_down, tile.warps_across, mt, nt];
-        let kernel = match tile.stages {
-            0 => "simple",
-            stages => {
-                sizes.extend([tile.depth / 16, stages]);
-                "multistage"
+        let warps = [tile.warps_down, tile.warps_across, mt, nt];
+        let (kernel, sizes) = match self.kind {
+            GemmKind::Simple => ("simple", generics(&warps)),
+            GemmKind::Multistage => {
+                let ring = [tile.depth / 16, tile.stages];
+                ("multistage", generics(&[&warps[..], &ring].concat()))
+            }
+            GemmKind::Hopper => {
+                let [given, taken] = tile.hopper_registers();
+                let sizes = generics(&[tile.warps_down / 4, nt, tile.stages, given, taken]);
+                return format!("(HopperGemmParams, maps) = gemm::hopper::<{element:?}, {sizes}>");
             }
         };
-        let sizes = generics(&sizes);
         format!("(GemmParams) = gemm::{kernel}::<{element:?}, {sums:?}, {sizes}>")
     }
 
@@ -99,8 +148,10 @@ impl Spec for Gemm {
         let [mt, nt] = self.tile.warp_tiles();
         let slices = self.tile.depth / 16;
         let products = mma(slices * 2 * mt * nt);
-        if self.tile.stages == 0 {
-            return products;
+        match self.kind {
+            GemmKind::Simple => return products,
+            GemmKind::Multistage => {}
+            GemmKind::Hopper => return self.tile.hopper_collectives(),
         }
         let chunks = (self.tile.rows + self.tile.columns) * self.tile.depth / 8;
         let copies = cp_async(self.tile.stages * chunks / self.threads());
@@ -121,7 +172,7 @@ pub struct GemmTile {
     pub warps_down: u32,
     /// Warps beside each other: each takes `columns / warps_across` columns, a multiple of 16.
     pub warps_across: u32,
-    /// Tiles of A and B in shared memory, one worked on and the others on their way; 0 in a kernel
+    /// Tiles of A and B in shared memory, one or two worked on and the others on their way; 0 in a kernel
     /// without shared memory.
     pub stages: u32,
     /// Blocks that should fit on one multiprocessor.
@@ -164,6 +215,53 @@ impl GemmTile {
                 32 => 3,
                 _ => 8 / (warps_down * warps_across),
             },
+        }
+    }
+
+    /// A Hopper kernel's tile: each warpgroup has 64 rows and all columns; one of 64 rows for matrices that leave few
+    /// tiles.
+    ///
+    /// A stage is 64 columns deep, a panel of 128 bytes a row. Losers, on an H200 (`docs/tuning.md`): 256x128x64 x4,
+    /// 192x128x64 x4, 128x128x64 x4, 128x64x64 x8, 64x256x64 x4.
+    const fn hopper([rows, columns, depth, stages]: [u32; 4]) -> Self {
+        GemmTile {
+            rows,
+            columns,
+            depth,
+            warps_down: rows / 16,
+            warps_across: 1,
+            stages,
+            blocks_per_sm: 1,
+        }
+    }
+
+    /// Registers of a thread that produces, and of one that consumes, in a Hopper kernel. A launch gives each of 256
+    /// threads 256, and each of 384 threads 168.
+    const fn hopper_registers(&self) -> [u32; 2] {
+        match self.rows {
+            64 => [40, 256],
+            _ => [40, 232],
+        }
+    }
+
+    /// Products of the first stage and of the others; a warp releases a stage at two places. C is transposed among four
+    /// lanes.
+    fn hopper_collectives(&self) -> Collectives {
+        let [_, nt] = self.warp_tiles();
+        Collectives {
+            bar: 1,
+            // The number of the warpgroup; four for each 16 columns of C.
+            shfl: 1 + 4 * nt,
+            wgmma: 2 * self.depth / 16,
+            wgmma_fence: 2,
+            wgmma_commit: 2,
+            wgmma_wait: 2,
+            setmaxnreg: 2,
+            tensor_load: 2,
+            mbarrier_init: 2 * self.stages,
+            mbarrier_arrive: 1 + 2,
+            mbarrier_wait: 1 + 2,
+            ..Collectives::NONE
         }
     }
 

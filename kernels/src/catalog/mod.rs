@@ -29,7 +29,7 @@ mod wide;
 
 pub use auxiliary::Auxiliary;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
-pub use gemm::{Gemm, GemmTile};
+pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use target::Target;
 
 use class::Class;
@@ -113,7 +113,8 @@ pub trait Spec: Sync {
 
     /// Whether the library may take the kernel on devices of a class.
     fn is_for(&self, class: Class) -> bool {
-        self.shared_bytes() <= class.shared_memory().block
+        let fits = self.shared_bytes() <= class.shared_memory().block;
+        fits && self.target().runs_on(class.compute_capability())
     }
 
     /// Parameter block and body of the entry point: `(PARAMS) = KERNEL::<GENERICS>`, as Rust.
@@ -271,6 +272,7 @@ mod tests {
             "pack",
             "gemm_simple_f16_f16",
             "gemm_bf16_f32_256x128x64x3",
+            "gemm_hopper_bf16_f32_128x256x64x4",
         ] {
             assert!(named(name).is_some(), "{name}");
         }

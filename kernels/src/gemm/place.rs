@@ -15,7 +15,13 @@ impl CTile {
     /// The tile of this block, of `rows` rows and `columns` columns.
     #[inline(always)]
     pub fn of_block(params: &GemmParams, rows: u32, columns: u32) -> Self {
-        let (_, column, row) = params.order.place(special::block());
+        Self::at(params, special::block(), rows, columns)
+    }
+
+    /// The tile at a place of the order, of `rows` rows and `columns` columns.
+    #[inline(always)]
+    pub fn at(params: &GemmParams, place: u32, rows: u32, columns: u32) -> Self {
+        let (_, column, row) = params.order.place(place);
         CTile {
             row: row * rows,
             column: column * columns,

@@ -5,7 +5,7 @@
 
 use super::{Accumulator, Arrangement, Element, Operand, SharedTile};
 use crate::attention::mask::Interval;
-use crate::ptx::{barrier, special};
+use crate::ptx::{barrier, shuffle, special};
 
 /// Calls `f` with the number of each of the lane's rows.
 #[inline(always)]
@@ -55,6 +55,22 @@ pub fn to_operands<E: Element, const MT: usize, const NT: usize>(
     tiles: [[Accumulator; NT]; MT],
 ) -> [[Operand; NT]; MT] {
     tiles.map(|row| row.map(Accumulator::to_operand::<E>))
+}
+
+/// 8 elements of row `g` (`r = 0`) or `g + 8` (`r = 1`) of two tiles side by side, rounded to `E`: the four lanes of a
+/// row exchange pairs, and lane `i` of them gets columns `8 i` to `8 i + 7`.
+///
+/// # Safety
+/// Every lane of the warp makes the same call; `lane` is its own.
+#[inline(always)]
+pub unsafe fn row_chunk<E: Element>(tiles: [Accumulator; 2], r: usize, lane: u32) -> [u32; 4] {
+    let mut pairs = [0; 4];
+    for i in 0..2 {
+        let [a, b, c, d] = tiles[i].row(r);
+        (pairs[2 * i], pairs[2 * i + 1]) = (E::pack(a, b), E::pack(c, d));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { shuffle::transpose(pairs, lane) }
 }
 
 /// Replaces the `MT` times 16 rows of a shared tile by what `f` returns for each 16x16 tile.
