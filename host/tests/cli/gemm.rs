@@ -51,37 +51,47 @@ fn sizes_of_zero_are_no_error() {
 }
 
 #[test]
-fn the_emulator_runs_both_kinds() {
-    let line = "gemm --device emulator --json --m 70 --n 130 --k 37 --acc f16 --counters";
-    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
-    if finished.stderr.contains("built without GPU kernels") {
+fn the_emulator_runs_every_family() {
+    if !attention::ptx::COMPILED {
         return;
     }
-    assert_eq!(finished.status, Some(0), "{}", finished.stderr);
-    let outcomes: Vec<Value> = finished
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
-    let kernels: Vec<_> = outcomes
-        .iter()
-        .map(|o| o["kernel"].as_str().expect("a name"))
-        .collect();
-    assert_eq!(kernels.len(), 2);
-    assert_eq!(kernels[0], "gemm_simple_f16_f16");
-    assert!(kernels[1].starts_with("gemm_f16_f16_"), "{}", kernels[1]);
-    for outcome in &outcomes {
-        assert_eq!(
-            (&outcome["passed"], &outcome["acc"]),
-            (&true.into(), &"f16".into())
-        );
-        assert_eq!(
-            outcome["counters"]
-                .as_array()
-                .and_then(|launches| launches.last())
-                .map(|product| (&product["kernel"], &product["bank_conflicts"])),
-            Some((&outcome["kernel"], &Value::Array(Vec::new())))
-        );
+    let half = ["gemm_f16_f16_", "gemm_simple_f16_f16"];
+    let single = [
+        "gemm_hopper_f16_f32_",
+        "gemm_f16_f32_",
+        "gemm_simple_f16_f32",
+    ];
+    for (device, acc, expected) in [
+        ("emulator", "f16", &half[..]),
+        ("emulator", "f32", &single[1..]),
+        ("emulator:sm_90", "f16", &half),
+        ("emulator:sm_90", "f32", &single),
+    ] {
+        let line =
+            format!("gemm --device {device} --json --m 70 --n 130 --k 37 --acc {acc} --counters");
+        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+        let outcomes: Vec<Value> = finished
+            .stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect();
+        assert_eq!(outcomes.len(), expected.len(), "{line}");
+        for (outcome, expected) in outcomes.iter().zip(expected) {
+            let kernel = outcome["kernel"].as_str().expect("a name");
+            assert!(kernel.starts_with(expected), "{kernel}");
+            assert_eq!(
+                (&outcome["passed"], &outcome["acc"]),
+                (&true.into(), &acc.into())
+            );
+            assert_eq!(
+                outcome["counters"]
+                    .as_array()
+                    .and_then(|launches| launches.last())
+                    .map(|product| (&product["kernel"], &product["bank_conflicts"])),
+                Some((&outcome["kernel"], &Value::Array(Vec::new())))
+            );
+        }
     }
 }
 
@@ -172,8 +182,8 @@ fn what_is_wrong_is_said_in_a_line() {
             mistyped(&format!("--{option} {wrong}"), &[&value, allowed]);
         }
     }
-    for wrong in ["-1", "2", "6"] {
-        let reasons = [&format!("'{wrong}'"), "from 3 to 5"];
+    for wrong in ["-1", "2", "9"] {
+        let reasons = [&format!("'{wrong}'"), "from 3 to 8"];
         mistyped(&format!("--stages {wrong}"), &reasons);
     }
     mistyped("--iters 0", &["--iters", "from 1 to"]);
