@@ -1,6 +1,6 @@
 //! Assembling the PTX for real architectures, as the driver will, to see registers and spills.
 
-use crate::{Error, Module, cache, target_dir};
+use crate::{Error, Module, cache, sass, target_dir};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Spec, Target};
 use rayon::prelude::*;
@@ -50,8 +50,8 @@ pub fn tools_dir() -> PathBuf {
 /// Assembles all modules for the [targets] of their kernels.
 ///
 /// # Errors
-/// [`Error::Ptxas`] if one is rejected, [`Error::Contract`] if an entry spills, or a block needs more
-/// shared memory than a device has.
+/// [`Error::Ptxas`] if one is rejected, [`Error::Contract`] if an entry spills, a block needs more shared memory than a
+/// device has, or, with `nvdisasm` at hand, [the machine code](sass::check) is not what a kernel for Hopper implies.
 pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let jobs: Vec<_> = modules
         .iter()
@@ -67,6 +67,12 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
             let usage = usages.iter().find(|usage| usage.entry == entry.name);
             let usage = usage.ok_or_else(|| Error::contract(&entry.name, "has no report"))?;
             check(entry.kernel, usage)?;
+        }
+        if *target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
+            let code = sass::disassemble(&module.text, target)?;
+            for entry in &module.entries {
+                sass::check(entry.kernel, &code)?;
+            }
         }
         Ok(usages)
     });

@@ -2,6 +2,7 @@
 
 use crate::ptxas::{find_tool, printed, version};
 use crate::{Error, cache};
+use kernels::catalog::Spec;
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -21,6 +22,37 @@ pub fn disassemble(text: &str, target: &str) -> Result<String, Error> {
         printed(assemble.arg(&source))?;
         printed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
     })
+}
+
+/// Checks an entry's machine code: an `HGMMA` for each `wgmma`, and no `WARPSYNC` beside them.
+///
+/// With a `WARPSYNC` the assembler takes warps for divergent, since a loop's count or a branch differs between lanes
+/// in its eyes. It then moves each word of a descriptor to a uniform register before each `wgmma`: 3 to 7 % of the time
+/// (`docs/tuning.md`).
+///
+/// # Errors
+/// [`Error::Contract`] with the entry and the instruction.
+pub fn check(kernel: &dyn Spec, sass: &str) -> Result<(), Error> {
+    let expected = kernel.collectives().wgmma as usize;
+    if expected == 0 {
+        return Ok(());
+    }
+    let name = kernel.name();
+    let opcodes = opcodes(sass, &name);
+    let count = |what: &str| -> usize {
+        let named = opcodes
+            .iter()
+            .filter(|(opcode, _)| opcode.starts_with(what));
+        named.map(|(_, count)| count).sum()
+    };
+    for (what, expected) in [("HGMMA", expected), ("WARPSYNC", 0)] {
+        let found = count(what);
+        if found != expected {
+            let rule = format!("{found} {what} in the machine code, the source implies {expected}");
+            return Err(Error::contract(&name, rule));
+        }
+    }
+    Ok(())
 }
 
 /// How often each instruction occurs in an entry, by its name with modifiers.
@@ -50,7 +82,8 @@ pub fn name(code: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::opcodes;
+    use super::{check, opcodes};
+    use crate::Package;
 
     #[test]
     fn instructions_of_one_entry_are_counted() {
@@ -75,5 +108,24 @@ mod tests {
             counts,
             [("BRA", 1), ("EXIT", 1), ("HMMA.16816.F32", 2), ("LDC", 1)]
         );
+    }
+
+    #[test]
+    fn warps_of_a_kernel_with_wgmma_stay_together() {
+        let mut kernels = Package::kernels().kernels.into_iter();
+        let kernel = kernels.find(|kernel| kernel.name() == "hopper_f16_d32");
+        let kernel = kernel.expect("in the catalog");
+        let products = kernel.collectives().wgmma as usize;
+        let sass = |products, syncs| {
+            let line = |code| format!("        /*0000*/    {code} ;\n");
+            let products = line("HGMMA.64x64x16.F32 R24, gdesc[UR4], R24").repeat(products);
+            let syncs = line("WARPSYNC.ALL").repeat(syncs);
+            format!(".text.hopper_f16_d32:\n{products}{syncs}")
+        };
+        assert!(check(kernel, &sass(products, 0)).is_ok());
+        for (products, syncs) in [(products, 1), (products - 1, 0), (products + 1, 0)] {
+            let error = check(kernel, &sass(products, syncs)).map_err(|error| error.to_string());
+            assert!(error.is_err_and(|error| error.contains("in the machine code")));
+        }
     }
 }
