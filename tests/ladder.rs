@@ -4,13 +4,14 @@ use crate::maxima::walks;
 use crate::repeats::repeat;
 use crate::special_values;
 use attention::emulator::Options;
-use attention::{Accumulation, Device, Dtype, bf16, f16};
+use attention::{Accumulation, Class, Device, Dtype, bf16, f16};
 use ladder::{Ladder, OStore, Rung, Swizzles};
+use libtest_mimic::Completion;
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, first_fitting, of_dims, on_rung};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
-/// Random cases of each kind; on the emulator fewer than elsewhere, for there are eight kernels.
+/// Random cases of each kind; on the emulator fewer than elsewhere, for there are twelve kernels.
 fn count(device: &Device) -> u32 {
     if device.is_emulator() { 20 } else { 128 }
 }
@@ -29,7 +30,7 @@ pub fn tests() -> Vec<Test> {
 fn of_rung(rung: Rung) -> Vec<Test> {
     let test = |name: &str, run: fn(&Device, Rung) -> Outcome| {
         Test::kernels(format!("{}::{name}", rung.name()), move |device| {
-            run(device, rung)
+            with_device(device, rung, |device| run(device, rung))
         })
     };
     let mut tests = vec![
@@ -63,9 +64,11 @@ fn of_rung(rung: Rung) -> Vec<Test> {
     }
     if rung.has_options() {
         tests.push(test("options", options));
-        tests.push(test("blocks_without_keys", blocks_without_keys));
         tests.push(test("large_scores_in_f16", large_scores_in_f16));
         tests.push(test("like_keys_in_f16", like_keys_in_f16));
+    }
+    if rung != Rung::Naive {
+        tests.push(test("blocks_without_keys", blocks_without_keys));
     }
     tests.push(Test::emulator(
         format!("{}::schedules", rung.name()),
@@ -81,10 +84,31 @@ fn of_rung(rung: Rung) -> Vec<Test> {
         let variants = move |case: &Case| variants(rung, case);
         tests.push(Test::kernels(
             format!("{}::{name}", rung.name()),
-            move |device| special(device, &variants),
+            move |device| with_device(device, rung, |device| special(device, &variants)),
         ));
     }
     tests
+}
+
+/// Calls `run` with the device, or an emulated one that runs the rung; of GPUs only with one that does.
+fn with_device(device: &Device, rung: Rung, run: impl Fn(&Device) -> Outcome) -> Outcome {
+    let runs = |device: &Device| {
+        let facts = device.facts().expect("it runs kernels");
+        rung.target().runs_on(facts.compute_capability)
+    };
+    match device.is_emulator() {
+        true => run(&emulated(rung, Options::default())?),
+        false if runs(device) => run(device),
+        false => Ok(Completion::ignored_with("its GPU is no Hopper")),
+    }
+}
+
+/// An emulated GPU that runs the rung.
+fn emulated(rung: Rung, options: Options) -> attention::Result<Device> {
+    match rung.is_for_hopper() {
+        true => Device::emulator_of(Class::Sm90, options),
+        false => Device::emulator(options),
+    }
 }
 
 /// Cases of head dims beyond the range of the main kernels.
@@ -129,9 +153,11 @@ fn variants(rung: Rung, case: &Case) -> Vec<Case> {
         ..case.clone()
     };
     if !rung.has_options() {
+        // `naive` and `fa1` do not split.
+        let splits = if rung.is_for_hopper() { 2 } else { 1 };
         return vec![
             of(Dtype::F16, false, wide, 1, ladder),
-            of(Dtype::Bf16, true, 64, 1, ladder),
+            of(Dtype::Bf16, true, 64, splits, ladder),
         ];
     }
     let one = Ladder {
@@ -190,7 +216,12 @@ fn options(device: &Device, rung: Rung) -> Outcome {
 
 /// A block none of whose rows sees a key stores zeros, over what it may have begun to load.
 fn blocks_without_keys(device: &Device, rung: Rung) -> Outcome {
-    for (stages, &o_store) in (1..=3).flat_map(|n| OStore::ALL.iter().map(move |o| (n, o))) {
+    let all = (1..=3).flat_map(|n| OStore::ALL.iter().map(move |o| (Some(n), Some(*o))));
+    let options: Vec<_> = match rung.has_options() {
+        true => all.collect(),
+        false => vec![(None, None)],
+    };
+    for (stages, o_store) in options {
         for dim in [64, 136] {
             let case = Case {
                 seqlen_q: 300,
@@ -199,8 +230,8 @@ fn blocks_without_keys(device: &Device, rung: Rung) -> Outcome {
                 causal: true,
                 splits: 1,
                 ladder: Some(Ladder {
-                    stages: Some(stages),
-                    o_store: Some(o_store),
+                    stages,
+                    o_store,
                     ..Ladder::new(rung)
                 }),
                 ..Case::default()
@@ -266,10 +297,11 @@ fn like_keys_in_f16(device: &Device, rung: Rung) -> Outcome {
 /// yet or overwrites what another still reads: the emulator tells.
 fn schedules(rung: Rung) -> Outcome {
     for seed in 0..6 {
-        let device = Device::emulator(Options {
+        let options = Options {
             seed,
             ..Options::default()
-        })?;
+        };
+        let device = emulated(rung, options)?;
         let stages: &[_] = match rung.has_options() {
             true => &[Some(1), Some(2), Some(3)],
             false => &[None],

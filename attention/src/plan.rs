@@ -9,6 +9,7 @@ use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel};
 use crate::ptx;
+pub use crate::tensor_map::has_map;
 pub use ::emulator::{Swizzle, TensorMap};
 use bytemuck::NoUninit;
 use kernels::catalog::{Kernel, Target};

@@ -183,11 +183,15 @@ pub fn list_kernels() -> io::Result<()> {
     kernels.add_row([kernel::CPU, "CPU", "any", "1024", "any"]);
     print(kernels)?;
 
-    let mut ladder = empty_table(&["ladder", "dim up to", "options", "what it shows"], [1]);
+    let mut ladder = empty_table(
+        &["ladder", "target", "dim up to", "options", "what it shows"],
+        [2],
+    );
     for rung in Rung::ALL {
         let options = if rung.has_options() { "all" } else { "none" };
         ladder.add_row([
             rung.name(),
+            rung.target().name(),
             &rung.max_dim().to_string(),
             options,
             rung.lesson(),

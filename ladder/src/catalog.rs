@@ -1,10 +1,21 @@
 //! The compiled kernels of the ladder, and which one computes what.
 
-use crate::options::{NAIVE_ROWS, Rung, TeamsMemory, pitch};
+use crate::options::{HopperMemory, NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
 use kernels::catalog::collectives::{Collectives, Parts, bar, ldmatrix, mma, redux, shfl};
-use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Tile};
+use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Target, Tile};
 use std::sync::LazyLock;
+
+impl Rung {
+    /// PTX target of its kernels.
+    #[must_use]
+    pub fn target(self) -> Target {
+        match self.is_for_hopper() {
+            true => Target::Sm90a,
+            false => Target::Sm80,
+        }
+    }
+}
 
 /// The specification of a kernel of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +49,8 @@ pub enum Loop {
     RowsInRegisters,
     /// `split-kv`, `tiled-qk` and `tiled-qkv`.
     Teams,
+    /// One of the rungs for Hopper.
+    Hopper(Rung),
 }
 
 /// Where Q is in the main loop of rows.
@@ -107,16 +120,29 @@ impl Shape {
         }
     }
 
+    /// Two warpgroups of 64 rows. At D = 64 two blocks share a multiprocessor.
+    fn hopper(rung: Rung, dtype: Dtype, dim: u32) -> Self {
+        Shape {
+            main_loop: Loop::Hopper(rung),
+            m_tiles: 1,
+            n_tiles: if dim == 128 { 8 } else { 4 },
+            o_tiles: dim / 16,
+            ..Self::naive(dtype)
+        }
+    }
+
     /// How a block divides the work.
     #[must_use]
     pub fn tile(&self) -> Tile {
-        let warps = if self.team == 1 || self.m_tiles == 4 {
-            4
-        } else {
-            8
+        let warps = match self.main_loop {
+            Loop::Hopper(Rung::Wgmma | Rung::Tma) => 4 * Self::WARPGROUPS,
+            Loop::Hopper(_) => 4 * (Self::WARPGROUPS + 1),
+            _ if self.team == 1 || self.m_tiles == 4 => 4,
+            _ => 8,
         };
         let (q_rows, keys) = match self.main_loop {
             Loop::Naive => (NAIVE_ROWS, 32),
+            Loop::Hopper(_) => (64 * Self::WARPGROUPS, 16 * self.n_tiles),
             _ => (
                 16 * self.m_tiles * (warps / self.team),
                 16 * self.n_tiles * self.team,
@@ -127,13 +153,17 @@ impl Shape {
             keys,
             warps,
             team: self.team,
-            stages: 1,
+            stages: if self.is_hopper() { 4 } else { 1 },
             v_slices: 1,
             q_slices: match self.main_loop {
                 Loop::RowsInRegisters => self.o_tiles,
                 _ => 0,
             },
-            blocks_per_sm: if warps == 4 { 2 } else { 1 },
+            blocks_per_sm: match self.is_hopper() {
+                true if self.o_tiles <= 4 => 2,
+                false if warps == 4 => 2,
+                _ => 1,
+            },
         }
     }
 
@@ -143,6 +173,10 @@ impl Shape {
         let (tile, columns) = (self.tile(), 16 * self.o_tiles * self.team);
         let tiles = match self.main_loop {
             Loop::Naive => return 0,
+            Loop::Hopper(_) => {
+                let sizes = [tile.keys, columns];
+                return HopperMemory::new(0, Self::WARPGROUPS, sizes, tile.stages).bytes();
+            }
             Loop::Fa1 => return tile.shared_bytes(columns),
             Loop::Rows | Loop::RowsInRegisters => {
                 let q = tile.q_rows * pitch(options, columns);
@@ -160,6 +194,22 @@ impl Shape {
         };
         // On its way out, O takes their place.
         tiles.max(tile.q_rows * columns.next_multiple_of(64) * 2)
+    }
+
+    /// Warpgroups that multiply, in the rungs for Hopper.
+    const WARPGROUPS: u32 = 2;
+
+    /// Whether it is a rung for Hopper.
+    fn is_hopper(&self) -> bool {
+        matches!(self.main_loop, Loop::Hopper(_))
+    }
+
+    /// Registers of a thread that loads and of one that multiplies, as generics: together no more than a launch gives.
+    fn registers(&self) -> &'static str {
+        match self.tile().blocks_per_sm {
+            2 => "24, 104",
+            _ => "40, 232",
+        }
     }
 
     /// The largest head dim.
@@ -186,6 +236,7 @@ impl Spec for Shape {
         let dim = self.dim();
         match self.main_loop {
             Loop::Naive => format!("naive_{types}"),
+            Loop::Hopper(rung) => format!("{}_{types}_d{dim}", rung.name().replace('-', "_")),
             Loop::Fa1 => format!("fa1_{types}_d{dim}"),
             Loop::Rows => format!("split_q_{types}_d{dim}"),
             Loop::RowsInRegisters => format!("shared_qkv_{types}_d{dim}"),
@@ -216,9 +267,24 @@ impl Spec for Shape {
             ..
         } = self;
         let Tile {
-            warps, q_slices, ..
+            warps,
+            q_slices,
+            stages,
+            ..
         } = self.tile();
         let kernel = match self.main_loop {
+            Loop::Hopper(rung) => {
+                let sizes = format!("{}, {ot}, {nt}, {stages}", Self::WARPGROUPS);
+                let registers = self.registers();
+                match rung {
+                    Rung::Wgmma => format!("hopper::wgmma::<{dtype:?}, {sizes}>"),
+                    Rung::Tma => format!("hopper::tma::<{dtype:?}, {sizes}>"),
+                    _ => {
+                        let turns = rung == Rung::PingPong;
+                        format!("hopper::specialised::<{dtype:?}, {turns}, {sizes}, {registers}>")
+                    }
+                }
+            }
             Loop::Naive => format!("naive::naive::<{dtype:?}>"),
             Loop::Fa1 => format!("fa1::fa1::<{dtype:?}, {warps}, {ot}, {nt}>"),
             Loop::Rows | Loop::RowsInRegisters => {
@@ -231,7 +297,10 @@ impl Spec for Shape {
                 )
             }
         };
-        format!("(LadderParams) = {kernel}")
+        match self.takes_maps() {
+            true => format!("(Sm90Params, maps) = {kernel}"),
+            false => format!("(LadderParams) = {kernel}"),
+        }
     }
 
     fn collectives(&self) -> Collectives {
@@ -241,7 +310,19 @@ impl Spec for Shape {
             Loop::Fa1 => fa1(&parts),
             Loop::Rows | Loop::RowsInRegisters => rows(&parts, self.acc),
             Loop::Teams => teams(&parts),
+            Loop::Hopper(rung) => hopper(&parts, rung),
         }
+    }
+
+    fn target(&self) -> Target {
+        match self.is_hopper() {
+            true => Target::Sm90a,
+            false => Target::Sm80,
+        }
+    }
+
+    fn takes_maps(&self) -> bool {
+        self.is_hopper() && self.main_loop != Loop::Hopper(Rung::Wgmma)
     }
 
     fn implies_copies(&self) -> bool {
@@ -249,7 +330,7 @@ impl Spec for Shape {
     }
 
     fn most_spills(&self) -> u32 {
-        MOST_SPILLS
+        if self.is_hopper() { 0 } else { MOST_SPILLS }
     }
 }
 
@@ -296,6 +377,52 @@ fn teams(parts: &Parts) -> Collectives {
     bar(4) + exchanges + softmax + parts.in_loops(WINDOW, KEYS) + o_store(parts.mt * parts.ot)
 }
 
+/// Both products, the softmax and O by shuffles, once each; by `mma` the product with infinities that the mask hides.
+fn hopper(parts: &Parts, rung: Rung) -> Collectives {
+    let (dt, kt, stages) = (parts.dt, parts.kt, parts.tile.stages);
+    // The loads that wait for nothing, and one after each of the two waits of a step.
+    let copies = parts.copies(parts.tile.q_rows) + parts.copies((stages - 1 + 2) * parts.tile.keys);
+    let products = Collectives {
+        mma: 2 * 2 * dt,
+        ldmatrix: dt,
+        // A vote on V, and the same answer for the assembler.
+        bar: 1,
+        vote: 1,
+        // The number of the warpgroup; maxima and sums, in two rounds for two rows; O transposed.
+        shfl: 1 + 4 + 4 + 4 * dt,
+        wgmma: dt + kt,
+        wgmma_fence: 2,
+        wgmma_commit: 2,
+        wgmma_wait: 2,
+        ..Collectives::NONE
+    };
+    let tma = Collectives {
+        // Q, the first tiles, and one after each release.
+        tensor_load: 4,
+        mbarrier_init: 1 + stages,
+        mbarrier_arrive: 4,
+        // Q, K and V.
+        mbarrier_wait: 3,
+        ..bar(1 + 2)
+    };
+    let specialised = Collectives {
+        setmaxnreg: 2,
+        tensor_load: 2,
+        mbarrier_init: 1 + 2 * stages,
+        mbarrier_arrive: 2 + 2,
+        mbarrier_wait: 3 + 1,
+        ..bar(1)
+    };
+    products
+        + match rung {
+            Rung::Wgmma => copies + bar(2),
+            Rung::Tma => tma,
+            Rung::Specialised => specialised,
+            // The first turn, and a turn taken and passed.
+            _ => specialised + bar(3),
+        }
+}
+
 /// O by shuffles, four for each 16x16 tile, or through shared memory.
 fn o_store(tiles: u32) -> Collectives {
     shfl(4 * tiles) + bar(2)
@@ -326,6 +453,11 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
             shapes.extend([32, 64, 96, 128, 256].map(|dim| Shape::rows(types, dim, q)));
         }
         shapes.extend(TEAMS.map(|team| Shape::teams(types, team)));
+    }
+    for &rung in Rung::ALL.iter().filter(|rung| rung.is_for_hopper()) {
+        for dtype in Dtype::ALL {
+            shapes.extend([64, 128, 256].map(|dim| Shape::hopper(rung, dtype, dim)));
+        }
     }
     let kernel = |shape: Shape| Kernel {
         name: shape.name().leak(),
@@ -370,6 +502,7 @@ pub fn variants(
         Rung::SplitQ | Rung::SharedKv => Loop::Rows,
         Rung::SharedQkv => Loop::RowsInRegisters,
         Rung::SplitKv | Rung::TiledQk | Rung::TiledQkv => Loop::Teams,
+        Rung::Wgmma | Rung::Tma | Rung::Specialised | Rung::PingPong => Loop::Hopper(rung),
     };
     let serves = |kernel: &&Kernel| {
         let shape = kernel.shape;
@@ -392,7 +525,6 @@ pub fn variants(
         ..Options::LEAST
     };
     let options = match rung {
-        Rung::Naive | Rung::Fa1 => [Some(Options::LEAST), None],
         Rung::SplitQ => [Some(ring(2 * stages)), None],
         Rung::SharedKv | Rung::SharedQkv | Rung::TiledQkv => [Some(ring(stages)), None],
         // K and V whole where they fit, else in slices.
@@ -422,6 +554,7 @@ pub fn variants(
                 ..ring(stages)
             }),
         ],
+        _ => [Some(Options::LEAST), None],
     };
     Some((kernel, options))
 }

@@ -1,7 +1,8 @@
 //! The entry points, which the builder writes: a line for each kernel of the catalog.
 
 use crate::params::LadderParams;
-use crate::{fa1, naive, rows, teams};
+use crate::{fa1, hopper, naive, rows, teams};
+use kernels::abi::Sm90Params;
 use kernels::entry;
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 

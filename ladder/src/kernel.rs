@@ -126,6 +126,12 @@ impl Ladder {
     ) -> Result<(Chosen, &'a Facts)> {
         self.check_options(dtype, problem.dim)?;
         let facts = facts.ok_or_else(|| Error::NotOnCpu(self.name().to_owned()))?;
+        if !self.runs_on(facts) {
+            let (major, minor) = facts.compute_capability;
+            return Err(self.unsuitable(format!(
+                "is for compute capability 9.0 (Hopper); the device has {major}.{minor}"
+            )));
+        }
         let fits = |stages| self.fitting(dtype, problem.dim, stages, facts);
         let found = match self.stages {
             Some(stages) => fits(stages),
@@ -152,7 +158,9 @@ impl Ladder {
                 true => Ladder { rung, ..*self },
                 false => Ladder::new(rung),
             });
-            let mut others = others.filter(|other| other.check_options(dtype, problem.dim).is_ok());
+            let mut others = others.filter(|other| {
+                other.runs_on(facts) && other.check_options(dtype, problem.dim).is_ok()
+            });
             let other = others.find_map(|other| {
                 let most = other.stages.unwrap_or(1);
                 let fits = |&n: &u32| other.fitting(dtype, problem.dim, n, facts).is_some();
@@ -174,6 +182,11 @@ impl Ladder {
             ))
         })?;
         Ok((found, facts))
+    }
+
+    /// Whether a device has the instructions.
+    fn runs_on(&self, facts: &Facts) -> bool {
+        self.rung.target().runs_on(facts.compute_capability)
     }
 
     /// Whether there is such a kernel with such options.
@@ -361,6 +374,19 @@ mod tests {
                         ..Ladder::new(rung)
                     };
                     let available = class.shared_memory().block;
+                    if !rung.target().runs_on(class.compute_capability()) {
+                        let message = refused(ladder, dtype, dim, class);
+                        let (major, minor) = class.compute_capability();
+                        assert!(
+                            message.contains("is for compute capability 9.0"),
+                            "{message}"
+                        );
+                        assert!(
+                            message.ends_with(&format!("has {major}.{minor}")),
+                            "{message}"
+                        );
+                        continue;
+                    }
                     match chosen(ladder, dtype, dim, class) {
                         Ok(chosen) => {
                             assert!(chosen.shared_bytes <= available, "{ladder:?}, {dim}");
@@ -478,7 +504,7 @@ mod tests {
             stages: Some(stages),
             ..Ladder::new(rung)
         };
-        for rung in [Rung::Naive, Rung::Fa1] {
+        for rung in [Rung::Naive, Rung::Fa1, Rung::Tma] {
             let message = refused(stages(rung, 3), Dtype::F16, 64, class);
             assert!(
                 message.contains("has no option stages") && message.contains("split-q"),

@@ -7,6 +7,7 @@
 //! | `fa1` | `fa1` |
 //! | `rows` | `split-q`, `shared-kv`, `shared-qkv`: a warp has query rows of its own |
 //! | `teams` | `split-kv`, `tiled-qk`, `tiled-qkv`: warps share query rows |
+//! | `hopper` | `wgmma`, `tma`, `specialised`, `ping-pong`: the instructions of Hopper |
 //! | `half` | products summed in f16 or f32 |
 //! | `ring` | the buffers that tiles pass through |
 //! | `slices` | `P V` under a mask, in loops |
@@ -35,6 +36,8 @@ mod entry;
 mod fa1;
 #[cfg(target_arch = "nvptx64")]
 mod half;
+#[cfg(target_arch = "nvptx64")]
+mod hopper;
 #[cfg(target_arch = "nvptx64")]
 mod naive;
 #[cfg(target_arch = "nvptx64")]

@@ -2,6 +2,7 @@
 //! arithmetic, the same on the host and on the GPU.
 
 use crate::params::Options;
+use kernels::layout::descriptor::Panels;
 use kernels::layout::swizzle::{CHUNK_BYTES, Swizzle};
 
 /// A kernel of the ladder, by the name that users know.
@@ -23,6 +24,14 @@ pub enum Rung {
     TiledQk,
     /// V in slices too.
     TiledQkv,
+    /// Hopper's products.
+    Wgmma,
+    /// Hopper's copies.
+    Tma,
+    /// Warpgroups that load, and others that multiply.
+    Specialised,
+    /// Warpgroups that take turns.
+    PingPong,
 }
 
 impl Rung {
@@ -36,6 +45,10 @@ impl Rung {
         Rung::SharedQkv,
         Rung::TiledQk,
         Rung::TiledQkv,
+        Rung::Wgmma,
+        Rung::Tma,
+        Rung::Specialised,
+        Rung::PingPong,
     ];
 
     /// The name on the command line.
@@ -50,6 +63,10 @@ impl Rung {
             Rung::SharedQkv => "shared-qkv",
             Rung::TiledQk => "tiled-qk",
             Rung::TiledQkv => "tiled-qkv",
+            Rung::Wgmma => "wgmma",
+            Rung::Tma => "tma",
+            Rung::Specialised => "specialised",
+            Rung::PingPong => "ping-pong",
         }
     }
 
@@ -69,6 +86,10 @@ impl Rung {
             Rung::SharedQkv => "Q is read to registers, and K and V take its place",
             Rung::TiledQk => "Q and K in slices of the head dim: their shared memory is constant",
             Rung::TiledQkv => "V in slices of the keys as well",
+            Rung::Wgmma => "Hopper: warpgroups multiply by wgmma, straight from shared memory",
+            Rung::Tma => "Hopper: one thread loads by TMA",
+            Rung::Specialised => "Hopper: one warpgroup loads, others multiply",
+            Rung::PingPong => "Hopper: two warpgroups take turns at the softmax",
         }
     }
 
@@ -81,10 +102,19 @@ impl Rung {
         }
     }
 
+    /// Whether it is for Hopper (compute capability 9.0) alone.
+    #[must_use]
+    pub const fn is_for_hopper(self) -> bool {
+        matches!(
+            self,
+            Rung::Wgmma | Rung::Tma | Rung::Specialised | Rung::PingPong
+        )
+    }
+
     /// Whether stages, swizzles, accumulators and the way to store O can be chosen.
     #[must_use]
     pub const fn has_options(self) -> bool {
-        !matches!(self, Rung::Naive | Rung::Fa1)
+        !matches!(self, Rung::Naive | Rung::Fa1) && !self.is_for_hopper()
     }
 }
 
@@ -205,6 +235,91 @@ const fn swizzle(options: &Options, row_chunks: u32, tensor: u32) -> Swizzle {
     match options.swizzled >> tensor & 1 {
         1 => Swizzle::new(row_chunks),
         _ => Swizzle::none(row_chunks + options.padding),
+    }
+}
+
+/// Shared memory of a block of warpgroups: Q, the stages that K and V pass through, barriers.
+#[derive(Clone, Copy, Debug)]
+pub struct HopperMemory {
+    base: u32,
+    warpgroups: u32,
+    keys: u32,
+    dim: u32,
+    stages: u32,
+}
+
+impl HopperMemory {
+    /// For `warpgroups` warpgroups that multiply, and tiles of `keys` keys and `dim` columns, from shared address
+    /// `base` on, a multiple of 1024.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(base: u32, warpgroups: u32, [keys, dim]: [u32; 2], stages: u32) -> Self {
+        HopperMemory {
+            base,
+            warpgroups,
+            keys,
+            dim,
+            stages,
+        }
+    }
+
+    /// The 64 rows of Q of a warpgroup.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q(&self, warpgroup: u32) -> Panels {
+        self.panels(self.base + warpgroup * self.q_bytes(), 64)
+    }
+
+    /// The tile of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn tile(&self, stage: u32) -> Panels {
+        let stages = self.base + self.warpgroups * self.q_bytes();
+        self.panels(stages + stage * self.tile_bytes(), self.keys)
+    }
+
+    /// Bytes of a warpgroup's Q.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_bytes(&self) -> u32 {
+        64 * self.dim * 2
+    }
+
+    /// Bytes of a tile.
+    #[must_use]
+    #[inline(always)]
+    pub const fn tile_bytes(&self) -> u32 {
+        self.keys * self.dim * 2
+    }
+
+    /// The barrier that says that the tile of a stage has landed; the next one says that it is read.
+    #[must_use]
+    #[inline(always)]
+    pub const fn full(&self, stage: u32) -> u32 {
+        self.tile(self.stages).base + 16 * stage
+    }
+
+    /// The barrier that says that Q has landed.
+    #[must_use]
+    #[inline(always)]
+    pub const fn q_full(&self) -> u32 {
+        self.full(self.stages)
+    }
+
+    /// Bytes of all.
+    #[must_use]
+    #[inline(always)]
+    pub const fn bytes(&self) -> u32 {
+        self.q_full() + 16 - self.base
+    }
+
+    #[inline(always)]
+    const fn panels(&self, base: u32, rows: u32) -> Panels {
+        Panels {
+            base,
+            rows,
+            width: Panels::width_for(self.dim),
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::catalog::{Kernel, Loop};
 use crate::kernel::Ladder;
-use crate::options::NaivePass;
+use crate::options::{NaivePass, Rung};
 use crate::params::{LadderParams, Options};
-use attention::plan::{Draft, Entry, MainKernel, Plan};
+use attention::plan::{Draft, Entry, MainKernel, Plan, has_map};
 use attention::{Facts, Planner, Problem, RawForward, Result, ptx};
 use kernels::catalog::{Dtype, Spec};
 
@@ -23,7 +23,8 @@ impl From<&'static Kernel> for Entry {
 }
 
 impl Planner for Ladder {
-    /// `naive` and `fa1` do not split the keys.
+    /// `naive` and `fa1` do not split the keys. `wgmma` computes in the place of the other rungs for Hopper what no tensor
+    /// map can describe.
     fn plan(
         &self,
         facts: Option<&Facts>,
@@ -32,7 +33,12 @@ impl Planner for Ladder {
         args: &RawForward,
         splits: Option<u32>,
     ) -> Result<Plan> {
-        let (chosen, facts) = self.choose(dtype, problem, facts)?;
+        let has_maps = [args.q, args.k, args.v].iter().all(has_map);
+        let ladder = match self.rung.is_for_hopper() && !has_maps {
+            true => Ladder::new(Rung::Wgmma),
+            false => *self,
+        };
+        let (chosen, facts) = ladder.choose(dtype, problem, facts)?;
         self.check_compiled()?;
         let (shape, options) = (chosen.kernel.shape, chosen.options);
         let tile = shape.tile();
@@ -49,7 +55,7 @@ impl Planner for Ladder {
             blocks_per_sm: tile.blocks_per_sm,
             is_packed: false,
             takes_waves: false,
-            map_dim: None,
+            map_dim: shape.takes_maps().then(|| shape.dim()),
         };
         let splits = match shape.main_loop {
             Loop::Naive | Loop::Fa1 => Some(1),
@@ -69,7 +75,11 @@ impl Planner for Ladder {
         if combines {
             draft.reserve_partials(problem.dim)?;
         }
-        draft.launch(block(options))?;
+        match shape.takes_maps() {
+            // A block for each tile.
+            true => draft.launch_by_maps(problem, shape.dim(), u32::MAX)?,
+            false => draft.launch(block(options))?,
+        }
         if combines {
             draft.combine()?;
         }

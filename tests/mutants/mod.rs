@@ -11,11 +11,14 @@ mod gemm;
 mod hopper;
 mod pack;
 mod packed;
+#[cfg(feature = "ladder")]
+mod rungs;
 mod shared_rows;
 
 use crate::emulated::copies_are_of_every_element;
 use attention::emulator::{Module, Options};
-use attention::{Class, Device, Facts, device::Emulator, ptx};
+use attention::plan::Entry;
+use attention::{Class, Device, Facts, device::Emulator};
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use libtest_mimic::Failed;
 use ndarray::{Axis, s};
@@ -53,24 +56,26 @@ pub fn tests() -> Vec<Test> {
         combine::MUTANTS,
         pack::MUTANTS,
         packed::MUTANTS,
+        #[cfg(feature = "ladder")]
+        rungs::MUTANTS,
     ];
     let mutants = families.into_iter().flatten();
     let kernels: BTreeSet<_> = mutants.clone().map(|mutant| mutant.kernel).collect();
     let mutants = mutants.map(|mutant| {
         let name = mutant.what.replace(' ', "_");
         Test::emulator(format!("{}::{name}", mutant.kernel), |_| {
-            let kernel = named(mutant.kernel);
-            let text = mutant.apply(&entry(kernel));
+            let subject = Subject::named(mutant.kernel);
+            let text = mutant.apply(&subject.text());
             Module::parse(&text, mutant.what).unwrap_or_else(|error| panic!("{error}"));
-            let by = caught(kernel, &text).ok_or("not caught")?;
+            let by = subject.caught(&text).ok_or("not caught")?;
             println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
             PASSED
         })
     });
     let unchanged = kernels.into_iter().map(|name| {
         Test::emulator(format!("{name}::unchanged"), move |_| {
-            let kernel = named(name);
-            match caught(kernel, &entry(kernel)) {
+            let subject = Subject::named(name);
+            match subject.caught(&subject.text()) {
                 Some(by) => Err(by.into()),
                 None => PASSED,
             }
@@ -79,36 +84,90 @@ pub fn tests() -> Vec<Test> {
     mutants.chain(unchanged).collect()
 }
 
-/// The kernel of that name.
-fn named(name: &str) -> &'static Kernel {
-    catalog::named(name).expect("in the catalog")
+/// A kernel with faults.
+struct Subject {
+    entry: Entry,
+    /// A class of devices that run it.
+    class: Class,
+    /// What shows the faults.
+    runs: Vec<Run>,
 }
 
-/// The module of a kernel with this entry alone.
-fn entry(kernel: &Kernel) -> String {
-    const ENTRY: &str = ".visible .entry ";
-    let text = ptx::module(kernel.module).expect("compiled, as the emulator is there");
-    let mut parts = text.split(ENTRY);
-    let head = parts.next().unwrap_or_default();
-    let start = format!("{}(", kernel.name);
-    let entry = parts.find(|part| part.starts_with(&start));
-    format!("{head}{ENTRY}{}", entry.expect("in its module"))
+/// A case to run on a device.
+type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
+
+impl Subject {
+    /// The kernel of that name.
+    fn named(name: &str) -> Self {
+        #[cfg(feature = "ladder")]
+        if let Some(subject) = rungs::subject(name) {
+            return subject;
+        }
+        let kernel = catalog::named(name).expect("in the catalog");
+        let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+        Subject {
+            entry: kernel.into(),
+            class: *class.expect("of some class"),
+            runs: runs(kernel),
+        }
+    }
+
+    /// The kernel's module with its entry alone.
+    fn text(&self) -> String {
+        const ENTRY: &str = ".visible .entry ";
+        let Entry {
+            name, module, ptx, ..
+        } = self.entry;
+        let text = ptx(module).expect("compiled, as the emulator is there");
+        let mut parts = text.split(ENTRY);
+        let head = parts.next().unwrap_or_default();
+        let start = format!("{name}(");
+        let entry = parts.find(|part| part.starts_with(&start));
+        format!("{head}{ENTRY}{}", entry.expect("in its module"))
+    }
+
+    /// A GPU with shared memory for the kernel, which loads another text for its module.
+    fn device(&self, text: &str, options: Options) -> attention::Result<Device> {
+        // Two multiprocessors, so that persistent blocks compute several tiles.
+        let facts = Facts {
+            multiprocessors: 2,
+            ..Facts::emulated(self.class)
+        };
+        Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.module, text))
+    }
+
+    /// What catches a fault in the text of the kernel.
+    fn caught(&self, text: &str) -> Option<String> {
+        for seed in 0..3 {
+            let options = Options {
+                seed,
+                instruction_budget: 1 << 20,
+                ..Options::default()
+            };
+            for run in &self.runs {
+                let device = self.device(text, options).expect("an emulated GPU");
+                if let Err(failed) = run(&device) {
+                    let reason = failed.message().unwrap_or_default();
+                    return Some(reason.lines().next().unwrap_or_default().to_owned());
+                }
+            }
+        }
+        None
+    }
 }
 
-/// A GPU with shared memory for a kernel, which loads another text for its module.
-fn device(kernel: &Kernel, text: &str, options: Options) -> attention::Result<Device> {
-    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    // Two multiprocessors, so that persistent blocks compute several tiles.
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(*class.expect("of some class"))
+/// What shows a fault of a kernel.
+fn runs(mutated: &'static Kernel) -> Vec<Run> {
+    if mutated.gemm().is_some() {
+        return gemm::cases(mutated)
+            .map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) })
+            .into();
+    }
+    // A combine kernel shows its faults after one that splits, the pack kernel before any.
+    let kernel = match mutated.family {
+        Family::Auxiliary(_) => catalog::named(FULL).expect("in the catalog"),
+        _ => mutated,
     };
-    Device::with_driver(Emulator::new(facts, options).with_ptx(kernel.module, text))
-}
-
-/// Ragged cases: with grouped heads, aligned and not, split and not, with scores that raise the maxima of some
-/// rows in the main loop, with a negative scale, and with an infinity that the causal mask hides.
-fn cases(kernel: &Kernel) -> Vec<(Case, Inputs)> {
     let forward = kernel.forward().expect("it computes attention");
     // Hopper's tiles have more rows, and its rings more stages.
     let (seqlen_q, seqlen_kv) = match kernel.takes_maps() {
@@ -117,15 +176,40 @@ fn cases(kernel: &Kernel) -> Vec<(Case, Inputs)> {
     };
     let case = Case {
         dtype: forward.dtype.into(),
-        heads: 2,
         seqlen_q,
         seqlen_kv,
         dim: forward.dim as usize,
         causal: forward.kind.serves(true),
         kernel: Some(kernel.name.to_owned()),
-        splits: 1,
         ..Case::default()
     };
+    let mut runs = runs_like(&case);
+    // Cases have margins around their tensors; these copies are of whole buffers.
+    if let Family::Auxiliary(Auxiliary::Pack) = mutated.family {
+        runs.push(Box::new(|device| {
+            copies_are_of_every_element(device).map(drop)
+        }));
+    }
+    runs
+}
+
+/// Runs of the [`cases`] that a case stands for.
+fn runs_like(case: &Case) -> Vec<Run> {
+    let run = |(case, inputs): (Case, Inputs)| -> Run {
+        Box::new(move |device| case.run(device, &inputs).map(drop))
+    };
+    cases(case).into_iter().map(run).collect()
+}
+
+/// Ragged cases: with grouped heads, aligned and not, split and not, with scores that raise the maxima of some
+/// rows in the main loop, with a negative scale, and with an infinity that the causal mask hides.
+fn cases(case: &Case) -> Vec<(Case, Inputs)> {
+    let case = Case {
+        heads: 2,
+        splits: 1,
+        ..case.clone()
+    };
+    let seqlen_kv = case.seqlen_kv;
     let lying = |layout, splits, kv_heads| Case {
         q: layout,
         k: layout,
@@ -199,52 +283,4 @@ impl Mutant {
         });
         lines.collect::<Vec<_>>().join("\n")
     }
-}
-
-/// What catches a fault in the text of a kernel.
-fn caught(mutated: &'static Kernel, text: &str) -> Option<String> {
-    let runs = runs(mutated);
-    for seed in 0..3 {
-        let options = Options {
-            seed,
-            instruction_budget: 1 << 20,
-            ..Options::default()
-        };
-        for run in &runs {
-            let device = device(mutated, text, options).expect("an emulated GPU");
-            if let Err(failed) = run(&device) {
-                let reason = failed.message().unwrap_or_default();
-                return Some(reason.lines().next().unwrap_or_default().to_owned());
-            }
-        }
-    }
-    None
-}
-
-/// A case to run on a device.
-type Run = Box<dyn Fn(&Device) -> Result<(), Failed>>;
-
-/// What shows a fault of a kernel.
-fn runs(mutated: &'static Kernel) -> Vec<Run> {
-    if mutated.gemm().is_some() {
-        return gemm::cases(mutated)
-            .map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) })
-            .into();
-    }
-    // A combine kernel shows its faults after one that splits, the pack kernel before any.
-    let kernel = match mutated.family {
-        Family::Auxiliary(_) => named(FULL),
-        _ => mutated,
-    };
-    let run = |(case, inputs): (Case, Inputs)| -> Run {
-        Box::new(move |device| {
-            case.run(device, &inputs)?;
-            // Cases have margins around their tensors; these copies are of whole buffers.
-            match mutated.family {
-                Family::Auxiliary(Auxiliary::Pack) => copies_are_of_every_element(device).map(drop),
-                _ => Ok(()),
-            }
-        })
-    };
-    cases(kernel).into_iter().map(run).collect()
 }

@@ -116,13 +116,16 @@ pub fn name(name: &str) -> Result<&'static str, &'static str> {
 /// Calls that launch each kernel; rungs of the ladder with the options that suit each.
 fn calls(seqlen: u32) -> Vec<Call> {
     let mut calls: Vec<_> = kernels().map(|kernel| of_kernel(kernel, seqlen)).collect();
-    for name in Rung::ALL.iter().map(|rung| rung.name()) {
+    for rung in Rung::ALL {
+        let name = rung.name();
+        let runs = |class: &&Class| rung.target().runs_on(class.compute_capability());
+        let class = Class::ALL.iter().find(runs).expect("of some class").name();
         calls.extend(LADDER_DIMS.map(|dim| Call {
             name,
             is_rung: true,
             label: format!("{name}, D = {dim}"),
             arguments: format!(
-                "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator {ONE_HEAD}"
+                "--kernel {name} --dim {dim} --seqlen {seqlen} --device emulator:{class} {ONE_HEAD}"
             ),
         }));
     }

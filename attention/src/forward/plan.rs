@@ -32,7 +32,7 @@ pub(super) fn plan(
         draft.reserve_partials(problem.dim)?;
     }
     match draft.kernel.map_dim {
-        Some(dim) => draft.launch_by_maps(problem, dim, facts)?,
+        Some(dim) => draft.launch_by_maps(problem, dim, facts.multiprocessors)?,
         None => draft.launch(|params| params)?,
     }
     if splits {
@@ -87,8 +87,7 @@ pub struct MainKernel {
     pub is_packed: bool,
     /// Whether heads take turns in waves, because their tiles differ in work.
     pub takes_waves: bool,
-    /// Head dim of a kernel that loads by tensor maps; such kernels take tiles as they come, in a block for each
-    /// multiprocessor.
+    /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,
 }
 
@@ -221,9 +220,12 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds a launch of a kernel that loads by tensor maps: a block for each multiprocessor, or fewer if there are
+    /// Adds a launch of a kernel for head dims up to `dim` that loads by tensor maps: `blocks` blocks, or fewer if there are
     /// fewer tiles.
-    fn launch_by_maps(&mut self, problem: &Problem, dim: u32, facts: &Facts) -> Result<()> {
+    ///
+    /// # Errors
+    /// If there are more blocks than a launch can have.
+    pub fn launch_by_maps(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
         /// Queries of a box; a warpgroup takes one box.
         const BOX_QUERIES: u32 = 64;
         let (kernel, forward) = (self.kernel, self.params);
@@ -269,7 +271,7 @@ impl Draft {
             },
         );
         let tiles = self.schedule.blocks;
-        let blocks = tiles.min(facts.multiprocessors);
+        let blocks = tiles.min(blocks);
         let inner = offset_of!(Sm90Params, forward);
         self.steps.places = places.iter().map(|place| place + inner).collect();
         let mut params = Sm90Params {

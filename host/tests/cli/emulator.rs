@@ -6,7 +6,12 @@ use kernels::catalog::{Dtype, KERNELS, Kind};
 use ladder::Rung;
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
-    let line = format!("--device emulator {line}");
+    let device = if line.contains("--device") {
+        ""
+    } else {
+        "--device emulator"
+    };
+    let line = format!("{device} {line}");
     let finished = run(&line.split_whitespace().collect::<Vec<_>>());
     if attention::ptx::COMPILED {
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
@@ -68,8 +73,11 @@ fn rungs(filter: fn(Rung) -> bool) -> Vec<&'static str> {
 #[test]
 fn the_ladder_is_all_that_serve() {
     for (line, expected) in [
-        ("", rungs(|_| true)),
-        ("--dtype bf16 --causal", rungs(|_| true)),
+        ("", rungs(|rung| !rung.is_for_hopper())),
+        (
+            "--device emulator:sm_90 --dtype bf16 --causal",
+            rungs(|_| true),
+        ),
         ("--dim 264", rungs(|rung| rung.max_dim() > 256)),
         ("--stages 1", rungs(Rung::has_options)),
         ("--swizzle none", rungs(Rung::has_options)),
@@ -212,6 +220,10 @@ fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
         (
             "--kernel split-q --stages 3 --dim 256 --device emulator:sm_86",
             ["split-q needs", "would fit"],
+        ),
+        (
+            "--kernel tma --device emulator:sm_86",
+            ["tma is for compute capability 9.0", "has 8.6"],
         ),
     ] {
         let device = if line.contains("--device") {

@@ -55,7 +55,7 @@ collectives! {
     mma: "mma.sync" = "mma.sync.";
     ldmatrix: "ldmatrix" = "ldmatrix.sync.";
     cp_async: "cp.async" = "cp.async.cg.";
-    bar: "bar" = "bar.sync " | "bar.red.";
+    bar: "bar" = "bar.sync " | "bar.arrive " | "bar.red.";
     shfl: "shfl.sync" = "shfl.sync.";
     redux: "redux.sync" = "redux.sync.";
     vote: "vote.sync" = "vote.sync.";

@@ -1,4 +1,4 @@
-//! `bar.sync`, `bar.red` and `bar.warp.sync`: execution barriers that also order memory.
+//! `bar.sync`, `bar.arrive`, `bar.red` and `bar.warp.sync`: execution barriers that also order memory.
 
 use core::arch::asm;
 
@@ -15,6 +15,13 @@ instructions! {
     /// # Safety
     /// Exactly these threads must reach the same call.
     some(number: u32 in reg32, threads: u32 in reg32) = "bar.sync {}, {};";
+
+    /// Arrives at barrier `number` of `threads` threads, some of which [wait](some) for the others: this thread does not
+    /// wait. Its earlier accesses to shared memory are visible to those that do.
+    ///
+    /// # Safety
+    /// Every lane of the warp must reach the same call; arrivals and waits are of exactly these threads.
+    arrive(number: u32 in reg32, threads: u32 in reg32) = "bar.arrive {}, {};";
 
     /// Waits for all lanes of the warp; their earlier accesses to shared memory are visible after it.
     ///

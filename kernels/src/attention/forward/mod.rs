@@ -16,7 +16,7 @@
 
 mod decode;
 mod sm80;
-mod sm90;
+pub mod sm90;
 mod team;
 mod wide;
 

@@ -86,8 +86,6 @@ pub struct Part<H, M> {
     pub mask: M,
     /// The first row.
     pub first: i32,
-    /// Rows of all tiles of the heads.
-    pub rows: i32,
     /// Keys before the split.
     pub keys: u32,
 }
@@ -105,7 +103,6 @@ impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
         Part {
             mask: M::new(params, work.sequence, split),
             first: job.first + skip as i32,
-            rows: work.row_count() as i32,
             keys: split.first,
             work,
         }

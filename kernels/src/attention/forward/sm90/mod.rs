@@ -20,12 +20,12 @@
 //! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
 //! | `store` | O and lse, or partial results, stored |
 
-mod alone;
+pub mod alone;
 mod consume;
 mod consumer;
 mod job;
 mod produce;
-mod store;
+pub mod store;
 
 use crate::abi::Sm90Params;
 use crate::attention::heads::Heads;

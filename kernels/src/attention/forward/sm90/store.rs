@@ -29,7 +29,25 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
         let row = thread / 32 * 16;
         (Part::<H, M>::new(params, job, row), thread % 32)
     });
-    let row_of = |r: usize| part.first + (lane / 4 + 8 * r as u32) as i32;
+    // SAFETY: the caller's promise.
+    unsafe { store_rows::<E, H, DT>(params, &part.work, part.first, lane, o, softmax) }
+}
+
+/// As [`store`], for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
+///
+/// # Safety
+/// As [`store`], in lane `lane`.
+#[inline(always)]
+pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    first: i32,
+    lane: u32,
+    o: [Accumulator; DT],
+    softmax: &Softmax<1>,
+) {
+    let rows = work.row_count() as i32;
+    let row_of = |r: usize| first + (lane / 4 + 8 * r as u32) as i32;
     // SAFETY: the caller's promise. Only this warp stores these rows; no branch on a row holds an instruction of a
     // warp.
     unsafe {
@@ -37,8 +55,8 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
         if Sequence::split_count(params) > 1 {
             for r in 0..2 {
                 let row = row_of(r);
-                if row >= 0 && row < part.rows {
-                    store_partial_row(params, &part.work, row as u32, lane, &o, r, totals[r]);
+                if row >= 0 && row < rows {
+                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r]);
                 }
             }
             return;
@@ -56,16 +74,16 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
                 chunks[pair][r] = shuffle::transpose(pairs, lane);
             }
         }
-        let rows = part.work.q_rows(&params.o);
+        let to = work.q_rows(&params.o);
         for r in 0..2 {
             let row = row_of(r);
-            if row < 0 || row >= part.rows {
+            if row < 0 || row >= rows {
                 continue;
             }
-            let address = rows.at(row as u32);
+            let address = to.at(row as u32);
             for pair in 0..DT / 2 {
                 let column = 32 * pair as u32 + 8 * (lane % 4);
-                if column < rows.elements() {
+                if column < to.elements() {
                     let address = address + 2 * u64::from(column);
                     if params.o_aligned != 0 {
                         global::store_u32x4(address, chunks[pair][r]);
@@ -75,7 +93,7 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
                 }
             }
             if lane % 4 == 0 {
-                global::store_f32(part.work.lse(params, row as u32), finished[r].1);
+                global::store_f32(work.lse(params, row as u32), finished[r].1);
             }
         }
     }
