@@ -112,7 +112,10 @@ impl Task<'_> {
     /// The kernels of the ladder that serve the problem and that there is memory for, or all that serve it if
     /// there is memory for none; the scores of `naive` are the first to be too large.
     fn ladder(&self) -> Result<Vec<Choice>> {
-        let rungs = Rung::ALL.iter().map(|rung| self.on_rung(rung));
+        // Only the kernels with options can take one.
+        let takes = |rung: &&Rung| rung.has_options() || self.args.ladder_option().is_none();
+        let rungs = Rung::ALL.iter().filter(takes);
+        let rungs = rungs.map(|rung| self.on_rung(rung));
         let (serve, others): (Vec<_>, Vec<_>) = rungs.partition(Result::is_ok);
         if let (true, Some(Err(reason))) = (serve.is_empty(), others.into_iter().next_back()) {
             return Err(reason.into());
