@@ -191,7 +191,11 @@ fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
     let blocks = problem.m.div_ceil(rows) as f64 * problem.n.div_ceil(columns) as f64;
     let resident = f64::from(resident_blocks(kernel, facts));
     let waves = (blocks / (f64::from(facts.multiprocessors) * resident)).ceil();
-    let slowness = if rows * columns < 128 * 128 { 1.5 } else { 1.0 };
+    let slowness = match (rows, columns) {
+        (64, _) => 1.5,
+        (_, 192) => 1.05,
+        _ => 1.0,
+    };
     waves * resident * (rows * columns) as f64 * slowness
 }
 
@@ -243,25 +247,42 @@ mod tests {
         assert!(name.starts_with("gemm_f16_f32"), "{name}");
     }
 
-    /// As measured on an H200 (`docs/tuning.md`).
+    /// The fastest on an H200 (`docs/tuning.md`).
     #[test]
-    fn matrices_that_leave_few_tiles_have_small_ones() {
-        let of = |size| kernel(&Gemm::new(), &H100, size, |_| {});
-        for size in [
-            [128, 8192, 8192],
-            [8192, 128, 8192],
-            [1024, 1024, 1024],
-            [1, 1, 1],
+    fn tiles_leave_little_of_the_gpu_idle() {
+        for (tile, sizes) in [
+            (
+                "128x256x64x4",
+                [
+                    [8192, 8192, 8192],
+                    [2048, 2048, 2048],
+                    [512, 8192, 8192],
+                    [81_920, 256, 256],
+                ],
+            ),
+            (
+                "128x192x64x4",
+                [
+                    [3072, 3072, 3072],
+                    [1536, 1536, 4096],
+                    [384, 8192, 8192],
+                    [768, 8192, 8192],
+                ],
+            ),
+            (
+                "64x128x64x8",
+                [
+                    [1, 1, 1],
+                    [1024, 1024, 1024],
+                    [256, 8192, 8192],
+                    [8192, 128, 8192],
+                ],
+            ),
         ] {
-            assert_eq!(of(size), "gemm_hopper_f16_f32_64x128x64x8", "{size:?}");
-        }
-        for size in [
-            [2048, 2048, 2048],
-            [3000, 3000, 3000],
-            [81_920, 256, 256],
-            [8192, 8192, 128],
-        ] {
-            assert_eq!(of(size), "gemm_hopper_f16_f32_128x256x64x4", "{size:?}");
+            for size in sizes {
+                let name = kernel(&Gemm::new(), &H100, size, |_| {});
+                assert_eq!(name, format!("gemm_hopper_f16_f32_{tile}"), "{size:?}");
+            }
         }
     }
 

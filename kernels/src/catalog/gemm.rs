@@ -41,7 +41,7 @@ const MULTISTAGE: [[u32; 4]; 9] = [
 ];
 
 /// Rows, columns, depth and stages of the Hopper kernels' tiles.
-const HOPPER: [[u32; 4]; 2] = [[128, 256, 64, 4], [64, 128, 64, 8]];
+const HOPPER: [[u32; 4]; 3] = [[128, 256, 64, 4], [128, 192, 64, 4], [64, 128, 64, 8]];
 
 /// All matrix products.
 pub(super) fn all() -> impl Iterator<Item = Gemm> {
@@ -218,11 +218,11 @@ impl GemmTile {
         }
     }
 
-    /// A Hopper kernel's tile: each warpgroup has 64 rows and all columns; one of 64 rows for matrices that leave few
-    /// tiles.
+    /// A Hopper kernel's tile: each warpgroup has 64 rows and all columns. The largest tile reads least; the others are for
+    /// matrices that leave a part of the GPU idle with it.
     ///
     /// A stage is 64 columns deep, a panel of 128 bytes a row. Losers, on an H200 (`docs/tuning.md`): 256x128x64 x4,
-    /// 192x128x64 x4, 128x128x64 x4, 128x64x64 x8, 64x256x64 x4.
+    /// 192x192x64 x4, 192x128x64 x4, 128x128x64 x4, 128x64x64 x8, 64x256x64 x4.
     const fn hopper([rows, columns, depth, stages]: [u32; 4]) -> Self {
         GemmTile {
             rows,
