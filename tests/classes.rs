@@ -74,7 +74,7 @@ fn ran(device: &Device) -> &'static str {
     main.expect("attention")
 }
 
-/// Where TMA cannot address q, k or v, the plain kernel takes Hopper's place.
+/// Where TMA cannot address q, k or v, the plain kernel or the wide one takes Hopper's place.
 fn tensors_without_maps() -> Outcome {
     let device = emulated(Class::Sm90)?;
     let several = Case {
@@ -89,6 +89,10 @@ fn tensors_without_maps() -> Outcome {
         heads: 1,
         kv_heads: 1,
         ..several.clone()
+    };
+    let large = Case {
+        dim: 272,
+        ..one.clone()
     };
     let plain = "forward_f16_d64";
     let hopper = "hopper_f16_d64";
@@ -105,6 +109,8 @@ fn tensors_without_maps() -> Outcome {
         // A single head has no stride.
         (&one, Layout::Broadcast, hopper),
         (&one, Layout::Reversed, plain),
+        (&large, Layout::Padded, "hopper_f16_d384"),
+        (&large, Layout::Reversed, "wide_f16_d384"),
     ] {
         for causal in [false, true] {
             let case = Case {
@@ -118,7 +124,10 @@ fn tensors_without_maps() -> Outcome {
                 Case { v: layout, ..v },
             ] {
                 case.check(&device)?;
-                let mask = if causal { "_causal" } else { "" };
+                let mask = match causal && !expected.starts_with("wide") {
+                    true => "_causal",
+                    false => "",
+                };
                 assert_eq!(ran(&device), format!("{expected}{mask}"), "{case}");
             }
         }

@@ -3,7 +3,7 @@
 use attention::emulator::Options;
 use attention::{Class, Device, Error, kernel};
 use kernels::catalog::{
-    Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, Kind, MAX_HEAD_DIM, WIDE_DIMS,
+    Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, MAX_HEAD_DIM, WIDE_DIMS,
 };
 use libtest_mimic::Completion;
 use tests::{Case, Layout, PASSED, Test};
@@ -52,13 +52,11 @@ fn cases(kernel: &'static Kernel) -> impl Iterator<Item = Case> {
     let dtype = kernel.dtype().unwrap_or(Dtype::F16);
     let forward = kernel.forward();
     let (dims, [rows, keys]) = match forward {
-        Some(Forward {
-            kind, dim, tile, ..
-        }) => {
+        Some(Forward { dim, tile, .. }) => {
             let below = HEAD_DIMS.iter().chain(WIDE_DIMS).rev();
             let below = below.copied().find(|below| below < dim).unwrap_or(0);
             // Products of wide heads take the emulator long.
-            let key_blocks = if *kind == Kind::Wide { 2 } else { 5 };
+            let key_blocks = if *dim > 256 { 2 } else { 5 };
             let sizes = [2 * tile.q_rows, key_blocks * tile.keys.max(64)];
             ([below + 8, *dim], sizes)
         }

@@ -38,9 +38,11 @@ pub fn tests() -> Vec<Test> {
         ("repeats", repeats),
     ];
     let kernels = kernels.map(|(name, run)| Test::kernels(name, run));
-    let special = special_values::all()
-        .into_iter()
-        .map(|(name, special)| Test::kernels(name, move |device| special(device, &variants)));
+    let special = special_values::all().into_iter().map(|(name, special)| {
+        Test::kernels(name, move |device| {
+            special(device, &|case| variants(device, case))
+        })
+    });
     let schedules = Test::emulator("schedules", |_| schedules());
     let tests = of_classes.chain(kernels).chain(special);
     tests.chain([schedules]).collect()
@@ -69,7 +71,8 @@ fn any(device: &Device) -> Outcome {
     check_some(device, count(device), small())
 }
 
-/// The default for every head dim with a kernel of its own, and the one below, is wide, and the only one.
+/// Only wide kernels and those of Hopper serve these head dims: each head dim with a kernel of its own, and the next
+/// one.
 fn each_dim(device: &Device) -> Outcome {
     for (i, dim) in [264, 384, 392, 512, 520, 768, 776, 1024]
         .into_iter()
@@ -84,14 +87,23 @@ fn each_dim(device: &Device) -> Outcome {
             ..Case::default()
         };
         let names = kernel::suitable(device, case.dtype, &case.problem()?)?;
-        assert!(!names.is_empty() && names.iter().all(|name| name.starts_with("wide_")));
-        case.check(device)?;
+        assert!(names.iter().any(|name| name.starts_with("wide_")));
+        for name in names {
+            assert!(name.starts_with("wide_") || name.starts_with("hopper_"));
+            let kernel = Some(name.to_owned());
+            Case {
+                kernel,
+                ..case.clone()
+            }
+            .check(device)?;
+        }
     }
     PASSED
 }
 
-/// Both dtypes, causal or not, V whole and in slices, a head dim that is padded, several splits.
-fn variants(case: &Case) -> Vec<Case> {
+/// Both dtypes, causal or not, V whole and in slices, a head dim that is padded, several splits; each by every kernel of the
+/// device that serves it.
+fn variants(device: &Device, case: &Case) -> Vec<Case> {
     let variants = [
         (Dtype::F16, false, 264, 1),
         (Dtype::Bf16, true, 512, 2),
@@ -104,7 +116,15 @@ fn variants(case: &Case) -> Vec<Case> {
         splits,
         ..case.clone()
     });
-    variants.to_vec()
+    let by_each = |case: Case| {
+        let problem = case.problem().expect("a valid case");
+        let names = kernel::suitable(device, case.dtype, &problem).expect("a dtype of kernels");
+        names.into_iter().map(move |name| Case {
+            kernel: Some(name.to_owned()),
+            ..case.clone()
+        })
+    };
+    variants.into_iter().flat_map(by_each).collect()
 }
 
 /// A block none of whose rows sees a key stores zeros.
@@ -123,7 +143,7 @@ fn blocks_without_keys(device: &Device) -> Outcome {
 }
 
 fn repeats(device: &Device) -> Outcome {
-    for case in variants(&Case::default()) {
+    for case in variants(device, &Case::default()) {
         match case.dtype {
             Dtype::F16 => repeat::<f16>(device, &case)?,
             Dtype::Bf16 => repeat::<bf16>(device, &case)?,

@@ -4,7 +4,7 @@
 use crate::abi::{
     BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams, Sm90Params,
 };
-use crate::attention::heads::{HeadGroup, OneHead};
+use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::score::Scaled;
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};

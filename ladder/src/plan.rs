@@ -55,6 +55,8 @@ impl Planner for Ladder {
             blocks_per_sm: tile.blocks_per_sm,
             is_packed: false,
             takes_waves: false,
+            slices: 1,
+            v_chunks: 1,
             map_dim: shape.takes_maps().then(|| shape.dim()),
         };
         let splits = match shape.main_loop {

@@ -9,7 +9,7 @@ pub use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Kind};
+use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel};
 
 /// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
 /// default one first.
@@ -119,7 +119,7 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         Some(format!("is for {mask}"))
     } else if (forward.dim as usize) < dim {
         Some(format!("serves dim up to {}, not {dim}", forward.dim))
-    } else if forward.kind == Kind::Wide && !is_wide(dim as u32) {
+    } else if is_wide(forward.dim) && !is_wide(dim as u32) {
         Some(format!("serves dim above 256, not {dim}"))
     } else if forward.kind.is_packed()
         && problem.seqlen_q as u128 * problem.group() as u128 > u128::from(MAX_SEQLEN)
@@ -166,6 +166,8 @@ mod tests {
         let name = |rows, dim| resolved(None, [1, 2, rows, dim], [1, 1, 90, dim]);
         assert_eq!(name(500, 40), Ok("hopper_f16_d64"));
         assert_eq!(name(500, 256), Ok("hopper_f16_d256"));
+        assert_eq!(name(500, 264), Ok("hopper_f16_d384"));
+        assert_eq!(name(64, 264), Ok("wide_f16_d384"));
         assert_eq!(name(3, 40), Ok("decode_f16_d64"));
         assert_eq!(name(50, 40), Ok("packed_f16_d64"));
     }
@@ -180,6 +182,8 @@ mod tests {
             "forward_bf16_d64",
             "forward_f16_d64_causal",
             "decode_f16_d32",
+            "wide_f16_d384",
+            "hopper_f16_d384",
             "combine_f16",
             "pack",
             CPU,

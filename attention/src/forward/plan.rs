@@ -9,6 +9,7 @@ use crate::plan::{Entry, MapPlace, Plan, Steps};
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, TensorRef};
+use kernels::catalog::select::is_wide;
 use kernels::catalog::{self, Auxiliary, Dtype, Family, Forward, Kernel, Kind};
 use std::fmt::Debug;
 use std::mem::offset_of;
@@ -44,8 +45,11 @@ pub(super) fn plan(
 /// The kernel that computes the same without tensor maps.
 fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static Kernel {
     let forward = kernel.forward().expect("it computes attention");
-    let kind = Kind::Plain {
-        causal: problem.causal,
+    let kind = match is_wide(forward.dim) {
+        true => Kind::Wide,
+        false => Kind::Plain {
+            causal: problem.causal,
+        },
     };
     let plain = Forward::of(kind, forward.dtype, forward.dim, facts.class());
     catalog::kernel(Family::Forward(plain))
@@ -87,6 +91,10 @@ pub struct MainKernel {
     pub is_packed: bool,
     /// Whether heads take turns in waves, because their tiles differ in work.
     pub takes_waves: bool,
+    /// Slices of O's columns, each with query tiles of its own.
+    pub slices: u32,
+    /// Boxes in which V of a step is loaded by tensor maps, each with as many keys.
+    pub v_chunks: u32,
     /// Head dim of a kernel that loads by tensor maps.
     pub map_dim: Option<u32>,
 }
@@ -117,6 +125,8 @@ impl From<&'static Kernel> for MainKernel {
                 forward.kind,
                 Kind::Plain { causal: true } | Kind::Hopper { causal: true }
             ),
+            slices: forward.slices(),
+            v_chunks: forward.memory().map_or(1, |memory| memory.v_chunks()),
             map_dim: kernel.takes_maps().then_some(forward.dim),
         }
     }
@@ -145,7 +155,7 @@ impl Draft {
         splits: Option<u32>,
     ) -> Result<Self> {
         let schedule = Schedule::new(&kernel, problem, facts, splits)?;
-        let tile_heads = problem.heads / schedule.packed as usize;
+        let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         let mut steps = Steps::default();
         let o = TensorRef::from(args.o);
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
@@ -255,7 +265,7 @@ impl Draft {
                 forward.v,
                 v,
                 [kv_heads, keys],
-                kernel.keys,
+                kernel.keys / kernel.v_chunks,
             ),
         ];
         let maps = maps.map(
@@ -301,7 +311,11 @@ impl Draft {
     pub fn combine(&mut self) -> Result<()> {
         let dtype = self.kernel.dtype;
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Combine(dtype)));
-        let params = &self.params;
+        let params = &ForwardParams {
+            // Their slices of O's columns are together again.
+            tile_heads: Divisor::new(self.params.tile_heads.value / self.kernel.slices),
+            ..self.params
+        };
         let rows = u128::from(params.batch_heads) * u128::from(params.seqlen_q);
         let warps = rows * u128::from(params.dim.div_ceil(128).next_power_of_two());
         let blocks = warps.div_ceil(u128::from(Auxiliary::WARPS));

@@ -47,7 +47,7 @@ pub struct Schedule {
     pub split_keys: u32,
     /// Blocks in all.
     pub blocks: u32,
-    /// Heads whose query tiles take turns.
+    /// Heads whose query tiles take turns; each slice of O's columns counts.
     pub wave_heads: u32,
 }
 
@@ -63,7 +63,7 @@ impl Schedule {
     ) -> Result<Self> {
         let packed = if kernel.is_packed { problem.group() } else { 1 };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
-        let heads = (problem.batch * problem.heads / packed) as u128;
+        let heads = (problem.batch * problem.heads / packed) as u128 * u128::from(kernel.slices);
         let rows = problem.seqlen_q as u128 * packed as u128;
         let q_tiles = rows.div_ceil(u128::from(kernel.q_rows));
         let grid = |blocks| grid(kernel.entry.name, blocks);
@@ -117,15 +117,16 @@ fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
 /// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
 /// keeps its keys and values closest.
 fn wave_heads(kernel: &MainKernel, problem: &Problem, l2_bytes: u32) -> u32 {
+    // Slices of a head read the same keys.
     if !kernel.takes_waves {
-        return 1;
+        return kernel.slices;
     }
-    // The rest is for q, o and what comes next: `docs/tuning.md`.
-    let share = l2_bytes as usize / 3 * 2;
+    // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
+    let share = l2_bytes as usize / 3 * if kernel.slices == 1 { 2 } else { 6 };
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
     let fitting = (share / kv_bytes).max(1).saturating_mul(problem.group());
     let heads = problem.batch * problem.heads;
-    heads.div_ceil(heads.div_ceil(fitting)) as u32
+    heads.div_ceil(heads.div_ceil(fitting)) as u32 * kernel.slices
 }
 
 #[cfg(test)]
@@ -219,7 +220,8 @@ mod tests {
             let rows = seqlen_q * s.packed as usize;
             prop_assert_eq!(s.q_tiles as usize, rows.div_ceil(tile.q_rows as usize));
             let heads = 6 * group / s.packed as usize;
-            prop_assert_eq!(s.blocks, (heads as u32) * s.q_tiles * s.splits);
+            let slices = if kernel.takes_maps() && tile.team == 2 { 2 } else { 1 };
+            prop_assert_eq!(s.blocks, (heads as u32) * slices * s.q_tiles * s.splits);
         }
     }
 

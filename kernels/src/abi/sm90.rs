@@ -17,7 +17,7 @@ pub struct Sm90Params {
     pub q: TensorMap,
     /// Boxes of Bc rows of k, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
     pub k: TensorMap,
-    /// As `k`, of v.
+    /// Boxes of v, of as many rows as a chunk has keys, and one panel's columns.
     pub v: TensorMap,
     /// The rest.
     pub forward: ForwardParams,

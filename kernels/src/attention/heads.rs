@@ -16,6 +16,12 @@ pub trait Heads: Copy {
     /// The first head.
     fn first(self) -> u32;
 
+    /// Which slice of O's columns the tiles compute, where several tiles share them.
+    #[inline(always)]
+    fn slice(self) -> u32 {
+        0
+    }
+
     /// The key/value head that all of them read.
     fn kv_head(self) -> u32;
 
@@ -70,6 +76,55 @@ impl Heads for OneHead {
     #[inline(always)]
     fn rows(self, _tensor: &TensorRef, first_head: Strided) -> Strided {
         first_head
+    }
+}
+
+/// One query head, whose tiles have one of `SLICES` equal slices of O's columns: tile head `SLICES * head + slice`.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadSlice<const SLICES: u32> {
+    head: OneHead,
+    slice: u32,
+}
+
+impl<const SLICES: u32> Heads for HeadSlice<SLICES> {
+    type Rows = Strided;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, tile_head: u32) -> Self {
+        HeadSlice {
+            head: OneHead::new(params, tile_head / SLICES),
+            slice: tile_head % SLICES,
+        }
+    }
+
+    #[inline(always)]
+    fn first(self) -> u32 {
+        self.head.first()
+    }
+
+    #[inline(always)]
+    fn slice(self) -> u32 {
+        self.slice
+    }
+
+    #[inline(always)]
+    fn kv_head(self) -> u32 {
+        self.head.kv_head()
+    }
+
+    #[inline(always)]
+    fn row_count(self, queries: u32) -> u32 {
+        self.head.row_count(queries)
+    }
+
+    #[inline(always)]
+    fn query_and_head(self, row: u32) -> (u32, u32) {
+        self.head.query_and_head(row)
+    }
+
+    #[inline(always)]
+    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Strided {
+        self.head.rows(tensor, first_head)
     }
 }
 
@@ -137,6 +192,7 @@ mod tests {
         let mut rows = Vec::new();
         for tile_head in 0..tile_heads {
             let heads = H::new(params, tile_head);
+            assert_eq!(heads.slice(), 0);
             let of_tile: Vec<_> = (0..heads.row_count(params.seqlen_q))
                 .map(|row| heads.query_and_head(row))
                 .collect();
@@ -166,6 +222,14 @@ mod tests {
                     (0..kv_heads * group).map(move |head| (query, head, head / group))
                 })
                 .collect();
+            for tile_head in 0..3 * kv_heads * group {
+                let (head, slice) = (tile_head / 3, tile_head % 3);
+                let sliced = HeadSlice::<3>::new(&params, tile_head);
+                prop_assert_eq!((sliced.first(), sliced.slice()), (head, slice));
+                prop_assert_eq!(sliced.kv_head(), head / group);
+                prop_assert_eq!(sliced.query_and_head(seqlen_q - 1), (seqlen_q - 1, head));
+                prop_assert_eq!(sliced.row_count(seqlen_q), seqlen_q);
+            }
             for rows in [
                 rows::<OneHead>(&params, kv_heads * group),
                 rows::<HeadGroup>(&params, kv_heads),

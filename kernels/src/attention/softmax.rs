@@ -39,6 +39,9 @@ impl SoftmaxScale {
 /// binary16). `m` is at most the row's largest score, so no more probabilities vanish than with the true maximum.
 const MOST: f32 = 16384.0;
 
+/// The largest probability of a block that keeps the maxima, in base 2: that of [`MOST`].
+const MOST_LOG2: f32 = 14.0;
+
 /// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
 pub struct Softmax<const MT: usize> {
     max: [[f32; 2]; MT],
@@ -112,6 +115,25 @@ impl<const MT: usize> Softmax<MT> {
     pub fn resume(&mut self, mt: usize, r: usize, Total { max, sum }: Total) {
         self.max[mt][r] = max;
         self.sum[mt][r] = sum;
+    }
+
+    /// Whether the old maxima serve a block of raw scores: none is so large that its probability would not fit.
+    ///
+    /// They do not serve a row that saw no key. NaN does not matter: it stays NaN under any maximum.
+    #[inline(always)]
+    pub fn serves<const NT: usize>(&self, s: &[[Accumulator; NT]; MT]) -> bool {
+        let mut serves = true;
+        for mt in 0..MT {
+            for r in 0..2 {
+                let mut max = f32::NEG_INFINITY;
+                for nt in 0..NT {
+                    let [a, b, c, d] = s[mt][nt].row(r);
+                    max = max.max(a.max(b)).max(c.max(d));
+                }
+                serves &= math::fma(max, self.scale, -self.max[mt][r]) <= MOST_LOG2;
+            }
+        }
+        serves
     }
 
     /// Turns a block's raw scores into probabilities relative to the old maxima. They are useful only if their sums

@@ -4,6 +4,7 @@ use super::class::Class;
 use super::collectives::{Collectives, Parts};
 use super::hopper::Roles;
 use super::{Dtype, Spec, Target, decode, generics, hopper, packed, plain, wide};
+use crate::layout::sm90::Sm90Memory;
 
 /// Head dims of all kernels but the wide ones, ascending.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
@@ -65,6 +66,7 @@ impl Kind {
     pub fn dims(self) -> &'static [u32] {
         match self {
             Kind::Wide => WIDE_DIMS,
+            Kind::Hopper { .. } => hopper::DIMS,
             _ => HEAD_DIMS,
         }
     }
@@ -106,7 +108,8 @@ pub struct Tile {
     pub keys: u32,
     /// Warps of a block; each has `q_rows * team / warps` rows.
     pub warps: u32,
-    /// Warps that share rows, each with a part of the keys and of O's columns; 1 where each has its own.
+    /// Warps that share rows, each with a part of the keys and of O's columns; 1 where each has its own. In Hopper
+    /// kernels blocks that share rows, each with a part of O's columns.
     pub team: u32,
     /// K/V buffers in shared memory: 2, in decode kernels 2 or more, and 1 where warps share rows. The
     /// next blocks load while one is worked on.
@@ -141,6 +144,20 @@ impl Forward {
             dim,
             tile: kind.tile(class, dim),
         }
+    }
+
+    /// Slices of O's columns, each with query tiles of its own.
+    pub fn slices(&self) -> u32 {
+        match self.kind {
+            Kind::Hopper { .. } => self.tile.team,
+            _ => 1,
+        }
+    }
+
+    /// Shared memory of a kernel that loads by tensor maps.
+    pub fn memory(&self) -> Option<Sm90Memory> {
+        self.takes_maps()
+            .then(|| hopper::memory(&self.tile, self.dim))
     }
 
     /// The kernel of the same kind, dtype and head dim for another class's devices, perhaps this one.
@@ -222,7 +239,7 @@ impl Spec for Forward {
     fn shared_bytes(&self) -> u32 {
         match self.kind {
             Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
-            Kind::Hopper { .. } => hopper::shared_bytes(&self.tile, self.dim),
+            Kind::Hopper { .. } => hopper::memory(&self.tile, self.dim).bytes(),
             _ => self.tile.shared_bytes(self.dim),
         }
     }
@@ -248,9 +265,13 @@ impl Spec for Forward {
                     given,
                     taken,
                 } = Roles::new(&tile);
-                let sizes = generics(&[consumers, p.dt, p.kt, q_slots, tile.stages]);
+                let heads = match self.slices() {
+                    1 => "OneHead".to_owned(),
+                    slices => format!("HeadSlice<{slices}>"),
+                };
+                let sizes = generics(&[consumers, p.dt, p.ot, p.kt, q_slots, tile.stages]);
                 let generics =
-                    format!("{element:?}, {mask}, OneHead, Scaled, {sizes}, {given}, {taken}");
+                    format!("{element:?}, {mask}, {heads}, Scaled, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
             }
         };

@@ -20,7 +20,11 @@ pub struct Roles {
     pub taken: u32,
 }
 
-/// The tile for a head dim. O takes `dim / 2` registers, S `keys / 2`, and P half as many.
+/// Head dims of the Hopper kernels, ascending.
+pub(super) const DIMS: &[u32] = &[32, 64, 96, 128, 192, 256, 384, 512];
+
+/// The tile for a head dim. O takes `dim / 2` registers, S `keys / 2`, and P half as many. Above 256 O does not fit:
+/// two blocks have half of its columns each, and both compute the scores.
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 %. 96: keys 64, -3 %; under the causal mask +8 % at 1024
 /// queries, -4 % at 4096. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
@@ -33,13 +37,15 @@ pub(super) fn tile(dim: u32) -> Tile {
         128 => (3, 64, 4),
         192 => (2, 96, 2),
         256 => (2, 64, 2),
+        384 => (2, 96, 1),
+        512 => (2, 64, 1),
         _ => panic!("no tile for this head dim"),
     };
     Tile {
         q_rows: ROWS * consumers,
         keys,
         warps: 4 * (consumers + 1),
-        team: 1,
+        team: if dim > 256 { 2 } else { 1 },
         stages,
         v_slices: 1,
         q_slices: 0,
@@ -67,38 +73,44 @@ impl Roles {
 }
 
 /// Shared memory of a tile's block.
-pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
+pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
     let q_rows = Roles::new(tile).q_slots * ROWS;
-    Sm90Memory::new(0, [q_rows, tile.keys, dim], tile.stages).bytes()
+    let sizes = [q_rows, tile.keys, dim, dim / tile.team];
+    Sm90Memory::new(0, sizes, tile.stages)
 }
 
 /// Scores of the first block, of masked ones and of whole ones; the product of a block before the latter two, and of
-/// the last block. By `mma`, scores that do not fit, and products with infinities that the mask hides.
+/// the last block. By `mma`, scores that do not fit, unless K passes in chunks, and products with infinities that the
+/// mask hides.
 pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
-    let (dt, nt) = (parts.dt, parts.kt);
+    let (dt, ot, nt, stages) = (parts.dt, parts.ot, parts.kt, parts.tile.stages);
+    let memory = memory(&parts.tile, parts.dim);
+    let (k, v) = (memory.k_chunks(), memory.v_chunks());
     let causal = u32::from(causal);
     let roles = Roles::new(&parts.tile);
+    let again = u32::from(stages > 1);
+    // Q, V, and K of the first block and of others.
+    let loads = 1 + v + 2 * k;
     Collectives {
-        mma: 2 * nt + causal * 2 * 4 * dt,
-        ldmatrix: 1 + nt + causal * 2 * dt,
+        mma: again * 2 * nt + causal * 2 * 4 * ot,
+        ldmatrix: again * (1 + nt) + causal * 2 * ot,
         // The block's, and before a negated Q; on V of the first block, and of other masked ones.
         bar: 2 + causal * 2,
         // Whether scores fit; as the barriers on V.
         vote: 1 + causal * 2,
         // The number of the warpgroup; maxima at three places and sums, in two rounds for two rows; O transposed.
-        shfl: 1 + 4 * 4 + 4 * dt,
+        shfl: 1 + 4 * 4 + 4 * ot,
         wgmma: 3 * dt + 3 * nt,
         wgmma_fence: 6,
-        wgmma_commit: 6,
-        wgmma_wait: 6,
+        wgmma_commit: 3 * (k + v),
+        wgmma_wait: 3 * (k + v),
         setmaxnreg: 2,
-        // Q, V, and K of the first block and of others.
-        tensor_load: 4,
-        mbarrier_init: 2 * roles.q_slots + 4 * parts.tile.stages,
+        tensor_load: loads,
+        mbarrier_init: 2 * roles.q_slots + 2 * memory.chunks(),
         // Loads, and no more tiles; a block passed by; K and V released three times, Q twice.
-        mbarrier_arrive: 4 + 1 + 2 + 6 + 2,
+        mbarrier_arrive: loads + 1 + 4 * (k + v) + 2,
         // The compiler writes the consumers' wait for Q twice, before the loop over tiles and at its end.
-        mbarrier_wait: 5 + 2 + 2 + 6 + causal * 2,
+        mbarrier_wait: loads + 1 + 2 + 4 * (k + v) + causal * 2 * v,
         ..Collectives::NONE
     }
 }
@@ -106,13 +118,12 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::HEAD_DIMS;
     use crate::catalog::class::Class;
 
     /// The registers of a multiprocessor, in the granularity of an allocation.
     #[test]
     fn registers_suffice() {
-        for &dim in HEAD_DIMS {
+        for &dim in DIMS {
             let tile = tile(dim);
             let roles = Roles::new(&tile);
             let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
@@ -124,8 +135,8 @@ mod tests {
 
     #[test]
     fn tiles_fit_their_class() {
-        for &dim in HEAD_DIMS {
-            let bytes = shared_bytes(&tile(dim), dim);
+        for &dim in DIMS {
+            let bytes = memory(&tile(dim), dim).bytes();
             assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
         }
     }

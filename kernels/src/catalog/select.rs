@@ -29,7 +29,8 @@ pub fn is_wide(dim: u32) -> bool {
 }
 
 /// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
-/// [`HEAD_DIMS`] it is the wide kernel. Else the decode kernel if one of its tiles holds the rows of all
+/// [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
+/// queries. Else the decode kernel if one of its tiles holds the rows of all
 /// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty. Else the
 /// Hopper kernel on compute capability 9.0, and the plain one on others.
 pub fn select(request: &Request) -> Option<&'static Kernel> {
@@ -38,8 +39,13 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         let dim = kind.dims().iter().find(|&&dim| dim >= request.dim)?;
         Some(Forward::of(kind, request.dtype, *dim, request.class))
     };
+    let is_hopper = Target::Sm90a.runs_on(request.compute_capability);
     if is_wide(request.dim) {
-        return found(of(Kind::Wide)?, request);
+        let hopper = of(Kind::Hopper { causal }).filter(|hopper| {
+            // With fewer the other half of a tile, which the wide kernel does not have, costs what it gains.
+            is_hopper && request.seqlen_q > hopper.tile.q_rows / 2
+        });
+        return found(hopper.or(of(Kind::Wide))?, request);
     }
     let (decode, plain) = (of(Kind::Decode)?, of(Kind::Plain { causal })?);
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
@@ -56,7 +62,7 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         && rows <= u64::from(MAX_SEQLEN)
     {
         of(Kind::Packed)?
-    } else if Target::Sm90a.runs_on(request.compute_capability) {
+    } else if is_hopper {
         of(Kind::Hopper { causal })?
     } else {
         plain
@@ -137,15 +143,19 @@ mod tests {
             }),
             "decode_bf16_d192"
         );
-        for (dim, expected) in [(264, "wide_f16_d384"), (1024, "wide_f16_d1024")] {
-            assert_eq!(name(Request { dim, ..long }), expected);
-            assert_eq!(
-                name(Request {
-                    dim,
-                    ..request(1, 1)
-                }),
-                expected
-            );
+        for (dim, rows, expected) in [
+            (264, 4096, "hopper_f16_d384_causal"),
+            (512, 65, "hopper_f16_d512_causal"),
+            (512, 64, "wide_f16_d512"),
+            (264, 1, "wide_f16_d384"),
+            (520, 4096, "wide_f16_d768"),
+            (1024, 1, "wide_f16_d1024"),
+        ] {
+            let request = Request {
+                dim,
+                ..request(rows, 1)
+            };
+            assert_eq!(name(request), expected);
         }
         assert_eq!(select(&Request { dim: 1032, ..long }), None);
         let old = Request {
@@ -225,8 +235,12 @@ mod tests {
                     });
                     let kernel = kernel.expect("a kernel");
                     let padded = *WIDE_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    let wide = Forward::of(Kind::Wide, dtype, padded, class);
-                    assert_eq!(kernel.family, Family::Forward(wide));
+                    let kind = match compute_capability {
+                        (9, 0) if dim <= 512 => Kind::Hopper { causal },
+                        _ => Kind::Wide,
+                    };
+                    let expected = Forward::of(kind, dtype, padded, class);
+                    assert_eq!(kernel.family, Family::Forward(expected));
                     assert!(device.resident_blocks(kernel.shared_bytes()) == 1);
                 }
             }

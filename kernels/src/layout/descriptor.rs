@@ -61,6 +61,22 @@ impl Panels {
         self.rows * self.width * 2
     }
 
+    /// The tile without its first panels.
+    #[must_use]
+    #[inline(always)]
+    pub const fn skip_panels(self, panels: u32) -> Self {
+        let base = self.base + panels * self.panel_bytes();
+        Panels { base, ..self }
+    }
+
+    /// The tile from row `first` on, a multiple of 8; its panels are as far apart as before.
+    #[must_use]
+    #[inline(always)]
+    pub const fn skip_rows(self, first: u32) -> Self {
+        let base = self.base + first * self.width * 2;
+        Panels { base, ..self }
+    }
+
     /// The operand of the first 16 columns, and the rows from `first` on, a multiple of 8.
     #[must_use]
     #[inline(always)]

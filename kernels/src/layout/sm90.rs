@@ -7,30 +7,71 @@ use super::descriptor::Panels;
 /// ```text
 /// Q | K of stage 0, 1, ... | V of stage 0, 1, ... | zeros | barriers | jobs
 /// ```
+///
+/// K and V of a single stage pass in chunks, each with barriers of its own: K in chunks of columns, V in chunks of keys.
+/// So the next block's first chunk loads while the last one of this block is in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Sm90Memory {
     base: u32,
     q_rows: u32,
     keys: u32,
     dim: u32,
+    columns: u32,
     stages: u32,
+    /// Tiles of V that would fill the place of K.
+    k_tiles: u32,
+    k_chunks: u32,
+    v_chunks: u32,
 }
 
 impl Sm90Memory {
     /// Bytes of the zeros: 8 rows of a panel, which a descriptor without strides repeats.
     pub const ZERO_BYTES: u32 = 1024;
 
-    /// The memory of a block from shared address `base` on, a multiple of 1024.
+    /// The memory of a block from shared address `base` on, a multiple of 1024. `columns`, which divide `dim`, are the
+    /// columns of V that the block reads.
     #[must_use]
     #[inline(always)]
-    pub const fn new(base: u32, [q_rows, keys, dim]: [u32; 3], stages: u32) -> Self {
+    pub const fn new(base: u32, [q_rows, keys, dim, columns]: [u32; 4], stages: u32) -> Self {
         Sm90Memory {
             base,
             q_rows,
             keys,
             dim,
+            columns,
             stages,
+            k_tiles: stages * dim / columns,
+            k_chunks: Self::k_chunks_of(stages, dim),
+            v_chunks: Self::v_chunks_of(stages),
         }
+    }
+
+    /// Chunks of K of a stage, of so many stages.
+    #[must_use]
+    #[inline(always)]
+    pub const fn k_chunks_of(stages: u32, dim: u32) -> u32 {
+        if stages == 1 { dim / 128 } else { 1 }
+    }
+
+    /// Chunks of V of a stage, of so many stages.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v_chunks_of(stages: u32) -> u32 {
+        if stages == 1 { 2 } else { 1 }
+    }
+
+    /// Chunks of K of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn k_chunks(&self) -> u32 {
+        self.k_chunks
+    }
+
+    /// Chunks of V of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v_chunks(&self) -> u32 {
+        self.v_chunks
     }
 
     /// The 64 rows of Q in a slot.
@@ -45,7 +86,7 @@ impl Sm90Memory {
     #[inline(always)]
     pub const fn k(&self, stage: u32) -> Panels {
         let q_bytes = self.q_rows * self.dim * 2;
-        let base = self.base + q_bytes + stage * self.kv_bytes();
+        let base = self.base + q_bytes + stage * self.k_bytes();
         self.panels(base, self.keys)
     }
 
@@ -53,7 +94,9 @@ impl Sm90Memory {
     #[must_use]
     #[inline(always)]
     pub const fn v(&self, stage: u32) -> Panels {
-        self.k(self.stages + stage)
+        let q_bytes = self.q_rows * self.dim * 2;
+        let base = self.base + q_bytes + (self.k_tiles + stage) * self.v_bytes();
+        self.panels(base, self.keys)
     }
 
     /// Bytes of a slot of Q.
@@ -63,18 +106,25 @@ impl Sm90Memory {
         64 * self.dim * 2
     }
 
-    /// Bytes of K or V of a stage.
+    /// Bytes of K of a stage.
     #[must_use]
     #[inline(always)]
-    pub const fn kv_bytes(&self) -> u32 {
+    pub const fn k_bytes(&self) -> u32 {
         self.keys * self.dim * 2
+    }
+
+    /// Bytes of V of a stage.
+    #[must_use]
+    #[inline(always)]
+    pub const fn v_bytes(&self) -> u32 {
+        self.keys * self.columns * 2
     }
 
     /// The zeros.
     #[must_use]
     #[inline(always)]
     pub const fn zeros(&self) -> u32 {
-        self.k(2 * self.stages).base
+        self.v(self.stages).base
     }
 
     /// The barrier of a slot of Q that says that it has landed; the next one says that it is read.
@@ -84,25 +134,32 @@ impl Sm90Memory {
         self.zeros() + Self::ZERO_BYTES + slot * 16
     }
 
-    /// As [`q_full`](Self::q_full), of K of a stage.
+    /// As [`q_full`](Self::q_full), of K of a stage, or of its first chunk; every chunk's barriers are 16 bytes.
     #[must_use]
     #[inline(always)]
     pub const fn k_full(&self, stage: u32) -> u32 {
         self.q_full(self.q_rows / 64) + stage * 16
     }
 
-    /// As [`q_full`](Self::q_full), of V of a stage.
+    /// As [`k_full`](Self::k_full), of V of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn v_full(&self, stage: u32) -> u32 {
-        self.k_full(self.stages + stage)
+        self.k_full(self.stages * self.k_chunks + stage)
+    }
+
+    /// Chunks of all stages of K and V.
+    #[must_use]
+    #[inline(always)]
+    pub const fn chunks(&self) -> u32 {
+        self.stages * (self.k_chunks + self.v_chunks)
     }
 
     /// Four numbers that say to which tile a slot of Q belongs.
     #[must_use]
     #[inline(always)]
     pub const fn job(&self, slot: u32) -> u32 {
-        self.k_full(2 * self.stages) + slot * 16
+        self.v_full(self.stages * self.v_chunks) + slot * 16
     }
 
     /// Bytes of all.

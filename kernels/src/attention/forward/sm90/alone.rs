@@ -9,7 +9,7 @@ use crate::ptx::{barrier, bulk, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
 
-impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
+impl<const DT: usize, const OT: usize, const NT: usize, const S: u32> Consumer<DT, OT, NT, S> {
     /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
     /// them after a barrier of the warpgroup.
     ///
@@ -69,7 +69,10 @@ impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
         // SAFETY: the caller's promise.
         unsafe {
             self.block.wait(self.memory.v_full(self.block.stage()));
-            has_non_finite::<E, DT, NT>(v, thread, 1 + self.warpgroup)
+            if S == 1 {
+                self.block.wait(self.memory.v_full(self.block.stage()) + 16);
+            }
+            has_non_finite::<E, OT, NT>(v, thread, 1 + self.warpgroup)
         }
     }
 
@@ -81,13 +84,13 @@ impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S> {
     #[inline(always)]
     pub unsafe fn add_guarded<E: Element>(
         &self,
-        o: &mut [Accumulator; DT],
+        o: &mut [Accumulator; OT],
         p: &mut [Operand; NT],
         keys: [Prefix; 2],
     ) {
         let v = self.memory.v(self.block.stage());
         // SAFETY: the caller's promise.
-        unsafe { add_guarded::<E, DT, NT>(v, o, p, keys) }
+        unsafe { add_guarded::<E, OT, NT>(v, o, p, keys) }
     }
 }
 

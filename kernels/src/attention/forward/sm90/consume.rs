@@ -29,6 +29,7 @@ pub unsafe fn consume<
     C: Score,
     const W: u32,
     const DT: usize,
+    const OT: usize,
     const NT: usize,
     const NQ: u32,
     const S: u32,
@@ -37,7 +38,7 @@ pub unsafe fn consume<
     memory: Sm90Memory,
     warpgroup: u32,
 ) where
-    [Accumulator; DT]: Product,
+    [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
     let (br, bc) = (W * ROWS, 16 * NT as u32);
@@ -50,7 +51,7 @@ pub unsafe fn consume<
     };
     let scale = C::new(params).scale();
     let mut q = Ring::<NQ>(warpgroup);
-    let mut consumer = Consumer::<DT, NT, S> {
+    let mut consumer = Consumer::<DT, OT, NT, S> {
         memory,
         warpgroup,
         slot: warpgroup,
@@ -81,7 +82,7 @@ pub unsafe fn consume<
                 mbarrier::arrive(memory.q_full(slot) + 8);
                 job
             };
-            let mut o = [Accumulator::ZERO; DT];
+            let mut o = [Accumulator::ZERO; OT];
             let mut softmax = Softmax::<1>::new(scale);
             if j > 0 {
                 if scale.negative {
@@ -102,15 +103,15 @@ pub unsafe fn consume<
                     });
                     keys
                 };
-                // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V, while the
-                // tensor cores compute the scores.
-                let look = |consumer: &Consumer<DT, NT, S>| {
+                // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V: while the
+                // tensor cores compute the scores or, of chunks, once V of the block before is released.
+                let look = |consumer: &Consumer<DT, OT, NT, S>| {
                     !M::UNIFORM && consumer.has_non_finite::<E>(who().0)
                 };
                 // Adds the product where there are some.
-                let guard = |consumer: &Consumer<DT, NT, S>,
+                let guard = |consumer: &Consumer<DT, OT, NT, S>,
                              found: bool,
-                             o: &mut [Accumulator; DT],
+                             o: &mut [Accumulator; OT],
                              p: &mut [Operand; NT],
                              j: u32| {
                     if found {
@@ -128,44 +129,66 @@ pub unsafe fn consume<
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
                 consumer.issue_scores::<E>(&mut s);
-                let mut leave_out = look(&consumer);
-                consumer.wait_scores::<0>(&mut s);
+                let mut leave_out = S > 1 && look(&consumer);
+                consumer.wait_scores(&mut s, false);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
+                if S == 1 {
+                    leave_out = look(&consumer);
+                }
                 guard(&consumer, leave_out, &mut o, &mut p, j);
                 // No product is under way from a step to the next: the assembler would wait for each one.
                 while j > exact {
                     j -= 1;
                     consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
-                    leave_out = look(&consumer);
-                    consumer.wait_scores::<1>(&mut s);
+                    leave_out = S > 1 && look(&consumer);
+                    consumer.wait_scores(&mut s, true);
                     let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
                     consumer.release_k();
                     consumer.settle(&mut o);
                     scale_rows(&mut o, factors);
                     [p] = to_operands::<E, 1, NT>([s]);
+                    if S == 1 {
+                        leave_out = look(&consumer);
+                    }
                     guard(&consumer, leave_out, &mut o, &mut p, j);
                 }
                 while j > 0 {
                     j -= 1;
                     consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
-                    consumer.wait_scores::<1>(&mut s);
-                    leave_out = false;
+                    consumer.wait_scores(&mut s, true);
+                    // Opaque with chunks: else the compiler copies the step, for the first one, which may leave V out.
+                    leave_out = S == 1 && opaque(0) > 0;
                     let mut tiles = [s];
-                    let sums = softmax.apply(&mut tiles);
-                    [s] = tiles;
-                    // The branch keeps the exponentials before the wait, which the assembler would move up.
-                    let fit = !vote::any(!sums.fit());
                     let mut factors = [1.0; 2];
-                    if fit {
-                        softmax.add(sums);
+                    let fit;
+                    if S == 1 {
+                        // K is gone, so its scores are compared while they are there.
+                        fit = !vote::any(!softmax.serves(&tiles));
+                        if fit {
+                            let sums = softmax.apply(&mut tiles);
+                            [s] = tiles;
+                            softmax.add(sums);
+                        } else {
+                            cold_path();
+                            let maxima = softmax.maxima(&s);
+                            factors = softmax.update(0, &mut s, maxima);
+                        }
                     } else {
-                        cold_path();
-                        s = consumer.warp_scores::<E>(who().1);
-                        barrier::warp();
-                        let maxima = softmax.maxima(&s);
-                        factors = softmax.update(0, &mut s, maxima);
+                        let sums = softmax.apply(&mut tiles);
+                        [s] = tiles;
+                        // The branch keeps the exponentials before the wait, which the assembler would move up.
+                        fit = !vote::any(!sums.fit());
+                        if fit {
+                            softmax.add(sums);
+                        } else {
+                            cold_path();
+                            s = consumer.warp_scores::<E>(who().1);
+                            barrier::warp();
+                            let maxima = softmax.maxima(&s);
+                            factors = softmax.update(0, &mut s, maxima);
+                        }
                     }
                     consumer.settle(&mut o);
                     if !fit {
@@ -182,7 +205,7 @@ pub unsafe fn consume<
                 job = release_q();
             }
             q = Ring(q.0 + W);
-            store::<E, H, M, W, DT>(params, job, o, &softmax);
+            store::<E, H, M, W, OT>(params, job, o, &softmax);
             job = next_job(q);
         }
     }

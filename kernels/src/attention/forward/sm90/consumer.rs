@@ -6,7 +6,7 @@ use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element, Operand, Ring};
 
 /// A warpgroup's way through the stages, and where it reads.
-pub struct Consumer<const DT: usize, const NT: usize, const S: u32> {
+pub struct Consumer<const DT: usize, const OT: usize, const NT: usize, const S: u32> {
     /// The block's shared memory.
     pub memory: Sm90Memory,
     /// The warpgroup's number.
@@ -17,11 +17,17 @@ pub struct Consumer<const DT: usize, const NT: usize, const S: u32> {
     pub block: Ring<S>,
 }
 
-impl<const DT: usize, const NT: usize, const S: u32> Consumer<DT, NT, S>
+impl<const DT: usize, const OT: usize, const NT: usize, const S: u32> Consumer<DT, OT, NT, S>
 where
-    [Accumulator; DT]: Product,
+    [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
+    /// Whether K and V pass in chunks: then K is gone when its scores are there, and V of a block comes after V of the
+    /// block before it is released.
+    pub const CHUNKS: bool = S == 1;
+    const K_CHUNKS: u32 = Sm90Memory::k_chunks_of(S, 16 * DT as u32);
+    const V_CHUNKS: u32 = Sm90Memory::v_chunks_of(S);
+
     /// Passes a block by that the warpgroup does not see.
     ///
     /// # Safety
@@ -38,13 +44,31 @@ where
         unsafe {
             self.block.wait(k);
             self.block.release(k);
+            if Self::CHUNKS {
+                self.pass_chunks(k, Self::K_CHUNKS);
+            }
             self.block.wait(v);
             self.block.release(v);
+            if Self::CHUNKS {
+                self.pass_chunks(v, Self::V_CHUNKS);
+            }
         }
         self.block = self.block.next();
     }
 
-    /// Line 8: `S = Q K^T`, issued as a group.
+    /// Passes all chunks of K or V by but the first one.
+    #[inline(always)]
+    unsafe fn pass_chunks(&self, full: u32, count: u32) {
+        for chunk in 1..count {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.block.wait(full + 16 * chunk);
+                self.block.release(full + 16 * chunk);
+            }
+        }
+    }
+
+    /// Line 8: `S = Q K^T`, issued as a group for each chunk of K; all chunks but the last are released.
     ///
     /// # Safety
     /// As [`pass`](Self::pass).
@@ -59,19 +83,51 @@ where
             wgmma::fence();
             let (a, b) = (q.rows(0), k.rows(0));
             for dt in 0..DT as u32 {
+                let in_chunk = DT as u32 / Self::K_CHUNKS;
+                if Self::CHUNKS && dt > 0 && dt.is_multiple_of(in_chunk) {
+                    self.next_chunk(dt / in_chunk);
+                }
                 let (a, b) = (a.skip(q.to_columns(dt)), b.skip(k.to_columns(dt)));
                 s.rows::<E>(a, b, dt > 0);
             }
             wgmma::commit();
+            if Self::CHUNKS {
+                self.release_chunk(Self::K_CHUNKS - 2);
+            }
         }
     }
 
-    /// Line 10: `O += P V`, issued as a group; `O += P 0` where `V` is to be left out.
+    /// Between the products of two chunks of K: closes the group of the first one, and waits for chunk `next`.
+    #[inline(always)]
+    unsafe fn next_chunk(&self, next: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            wgmma::commit();
+            if next > 1 {
+                self.release_chunk(next - 2);
+            }
+            self.block
+                .wait(self.memory.k_full(self.block.stage()) + 16 * next);
+        }
+    }
+
+    /// Waits for the products of a chunk of K, after which one group was issued, and gives it back.
+    #[inline(always)]
+    unsafe fn release_chunk(&self, chunk: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            wgmma::wait::<1>();
+            let full = self.memory.k_full(self.block.stage()) + 16 * chunk;
+            self.block.release(full);
+        }
+    }
+
+    /// Line 10: `O += P V`, issued as a group for each chunk of V; `O += P 0` where `V` is to be left out.
     #[inline(always)]
     unsafe fn issue_product<E: Element>(
         &self,
         block: Ring<S>,
-        o: &mut [Accumulator; DT],
+        o: &mut [Accumulator; OT],
         p: &[Operand; NT],
         leave_out: bool,
     ) {
@@ -92,6 +148,10 @@ where
             b.high = opaque(b.high);
             let step = opaque(if leave_out { 0 } else { v.to_rows(1) / 16 });
             for nt in 0..NT {
+                if Self::CHUNKS && nt == NT / 2 {
+                    wgmma::commit();
+                    block.wait(self.memory.v_full(block.stage()) + 16);
+                }
                 let mut b = b;
                 b.low += nt as u32 * step;
                 o.columns::<E>(p[nt], b);
@@ -108,7 +168,7 @@ where
     pub unsafe fn issue_step<E: Element>(
         &mut self,
         s: &mut [Accumulator; NT],
-        o: &mut [Accumulator; DT],
+        o: &mut [Accumulator; OT],
         p: &[Operand; NT],
         leave_out: bool,
     ) {
@@ -121,16 +181,26 @@ where
         }
     }
 
-    /// Waits for the scores, after which `PENDING` groups were issued.
+    /// Waits for the scores; `of_step` if [`issue_step`](Self::issue_step) issued them.
     ///
     /// # Safety
     /// As [`pass`](Self::pass).
     #[inline(always)]
-    pub unsafe fn wait_scores<const PENDING: u32>(&self, s: &mut [Accumulator; NT]) {
+    pub unsafe fn wait_scores(&self, s: &mut [Accumulator; NT], of_step: bool) {
         // SAFETY: the caller's promise.
         unsafe {
-            wgmma::wait::<PENDING>();
+            match of_step {
+                // The groups of the product come after them.
+                true if Self::CHUNKS => wgmma::wait::<2>(),
+                true => wgmma::wait::<1>(),
+                false => wgmma::wait::<0>(),
+            }
             wgmma::pin(s);
+            if Self::CHUNKS {
+                let last = Self::K_CHUNKS - 1;
+                self.block
+                    .release(self.memory.k_full(self.block.stage()) + 16 * last);
+            }
         }
     }
 
@@ -139,13 +209,9 @@ where
     /// # Safety
     /// As [`pass`](Self::pass).
     #[inline(always)]
-    pub unsafe fn settle(&self, o: &mut [Accumulator; DT]) {
+    pub unsafe fn settle(&self, o: &mut [Accumulator; OT]) {
         // SAFETY: the caller's promise.
-        unsafe {
-            wgmma::wait::<0>();
-            wgmma::pin(o);
-            self.release_v(Ring(self.block.0 - 1));
-        }
+        unsafe { self.wait_product(Ring(self.block.0 - 1), o) }
     }
 
     /// `O += P V` of a block, which is there at the return.
@@ -156,32 +222,47 @@ where
     pub unsafe fn finish<E: Element>(
         &self,
         block: Ring<S>,
-        o: &mut [Accumulator; DT],
+        o: &mut [Accumulator; OT],
         p: &[Operand; NT],
         leave_out: bool,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             self.issue_product::<E>(block, o, p, leave_out);
-            wgmma::wait::<0>();
-            wgmma::pin(o);
-            self.release_v(block);
+            self.wait_product(block, o);
         }
     }
 
-    /// Gives K back, whose scores are there.
+    /// Gives K back, whose scores are there: a whole block, which may be read until now.
     ///
     /// # Safety
     /// As [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn release_k(&self) {
+        if !Self::CHUNKS {
+            // SAFETY: the caller's promise.
+            unsafe { self.block.release(self.memory.k_full(self.block.stage())) }
+        }
+    }
+
+    /// Waits for the products of a block, the last ones issued, and gives V back.
+    #[inline(always)]
+    unsafe fn wait_product(&self, block: Ring<S>, o: &mut [Accumulator; OT]) {
         // SAFETY: the caller's promise.
-        unsafe { self.block.release(self.memory.k_full(self.block.stage())) }
+        unsafe {
+            if Self::CHUNKS {
+                wgmma::wait::<1>();
+                self.release_v(block, 0);
+            }
+            wgmma::wait::<0>();
+            wgmma::pin(o);
+            self.release_v(block, Self::V_CHUNKS - 1);
+        }
     }
 
     #[inline(always)]
-    unsafe fn release_v(&self, block: Ring<S>) {
+    unsafe fn release_v(&self, block: Ring<S>, chunk: u32) {
         // SAFETY: the caller's promise.
-        unsafe { block.release(self.memory.v_full(block.stage())) }
+        unsafe { block.release(self.memory.v_full(block.stage()) + 16 * chunk) }
     }
 }

@@ -6,7 +6,8 @@
 //! `W`, Q of the next tile is there when a warpgroup is done.
 //!
 //! While the tensor cores add `P V` of a block to O, and before that compute the scores of the next one, a warpgroup turns
-//! these scores into probabilities.
+//! these scores into probabilities. With a single stage K and V of a block pass in chunks ([`Sm90Memory`]): each loads again
+//! as soon as its products are done.
 //!
 //! The first blocks, at the edge of the mask, take exact maxima. The others try the maxima of the blocks before: see
 //! [`Softmax`](crate::attention::Softmax).
@@ -43,7 +44,8 @@ const ROWS: u32 = 64;
 
 /// Computes tiles of O and lse, each on its split of the keys.
 ///
-/// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, and a step takes `16 * NT` keys.
+/// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, of which a block computes
+/// `16 * OT` of O's columns, the slice that `H` names. A step takes `16 * NT` keys.
 /// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
@@ -57,6 +59,7 @@ pub unsafe fn sm90<
     C: Score,
     const W: u32,
     const DT: usize,
+    const OT: usize,
     const NT: usize,
     const NQ: u32,
     const S: u32,
@@ -66,12 +69,12 @@ pub unsafe fn sm90<
     params: &Sm90Params,
     maps: u64,
 ) where
-    [Accumulator; DT]: Product,
+    [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
     let memory = Sm90Memory::new(
         shared::base(),
-        [NQ * ROWS, 16 * NT as u32, 16 * DT as u32],
+        [NQ * ROWS, 16 * NT as u32, 16 * DT as u32, 16 * OT as u32],
         S,
     );
     // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
@@ -84,9 +87,9 @@ pub unsafe fn sm90<
                 // Every lane releases Q, which all of them read in part.
                 mbarrier::init(memory.q_full(slot) + 8, 128);
             }
-            for stage in 0..2 * S {
-                mbarrier::init(memory.k_full(stage), 1);
-                mbarrier::init(memory.k_full(stage) + 8, 4 * W);
+            for chunk in 0..memory.chunks() {
+                mbarrier::init(memory.k_full(chunk), 1);
+                mbarrier::init(memory.k_full(chunk) + 8, 4 * W);
             }
             mbarrier::fence_init();
         }
@@ -100,11 +103,11 @@ pub unsafe fn sm90<
         if warpgroup == W {
             setmaxnreg::decrease::<GIVEN>();
             if thread == 128 * W {
-                produce::<M, H, W, DT, NT, NQ, S>(params, maps, memory);
+                produce::<M, H, W, DT, OT, NT, NQ, S>(params, maps, memory);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, W, DT, NT, NQ, S>(&params.forward, memory, warpgroup);
+            consume::<E, M, H, C, W, DT, OT, NT, NQ, S>(&params.forward, memory, warpgroup);
         }
     }
 }

@@ -21,6 +21,7 @@ pub unsafe fn produce<
     H: Heads,
     const W: u32,
     const DT: usize,
+    const OT: usize,
     const NT: usize,
     const NQ: u32,
     const S: u32,
@@ -30,21 +31,28 @@ pub unsafe fn produce<
     memory: Sm90Memory,
 ) {
     let (br, bc) = (W * ROWS, 16 * NT as u32);
+    let (dim, columns) = (16 * DT as u32, 16 * OT as u32);
     let [q_map, k_map, v_map] = [maps, maps + 128, maps + 256];
     let width = Panels::width_for(16 * DT as u32);
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
-        let load =
-            |to: Panels, map: u64, full: u32, bytes: u32, row: i32, head: u32, batch: u32| {
-                mbarrier::arrive_expect(full, bytes);
-                let mut panel = 0;
-                while panel < 16 * DT as u32 / width {
-                    let (to, column) = (to.base + panel * to.panel_bytes(), panel * width);
-                    tensor::load(to, map, column as i32, row, head as i32, batch as i32, full);
-                    // Opaque: the loop stays one.
-                    panel = opaque(panel + 1);
-                }
-            };
+        // Loads panels: so many columns from the first of `columns` on.
+        let load = |to: Panels,
+                    map: u64,
+                    full: u32,
+                    bytes: u32,
+                    columns: [u32; 2],
+                    place: (i32, u32, u32)| {
+            let ([first, columns], (row, head, batch)) = (columns, place);
+            mbarrier::arrive_expect(full, bytes);
+            let mut panel = 0;
+            while panel < columns / width {
+                let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
+                tensor::load(to, map, column as i32, row, head as i32, batch as i32, full);
+                // Opaque: the loop stays one.
+                panel = opaque(panel + 1);
+            }
+        };
         let mut q = Ring::<NQ>(0);
         let mut place = Ring::<S>(0);
         let mut tile = special::block();
@@ -54,10 +62,16 @@ pub unsafe fn produce<
             let part = Part::<H, M>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
             let load_k = |place: Ring<S>, j: u32| {
-                let (k, full) = (memory.k(place.stage()), memory.k_full(place.stage()));
-                place.acquire(full);
-                let row = (part.keys + j * bc) as i32;
-                load(k, k_map, full, memory.kv_bytes(), row, head, batch);
+                let chunks = memory.k_chunks();
+                each::<S>(chunks, |chunk| {
+                    let full = memory.k_full(place.stage()) + 16 * chunk;
+                    let columns = dim / chunks;
+                    let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
+                    place.acquire(full);
+                    let (row, bytes) = ((part.keys + j * bc) as i32, memory.k_bytes() / chunks);
+                    let columns = [chunk * columns, columns];
+                    load(k, k_map, full, bytes, columns, (row, head, batch));
+                });
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
             let mut j = part.blocks(br, bc);
@@ -71,8 +85,15 @@ pub unsafe fn produce<
                 q.acquire(full);
                 job.store(memory.job(slot));
                 let row = part.first + (warpgroup * ROWS) as i32;
-                let (to, bytes) = (memory.q(slot), memory.q_bytes());
-                load(to, q_map, full, bytes, row, part.work.heads.first(), batch);
+                let place = (row, part.work.heads.first(), batch);
+                load(
+                    memory.q(slot),
+                    q_map,
+                    full,
+                    memory.q_bytes(),
+                    [0, dim],
+                    place,
+                );
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
@@ -81,10 +102,17 @@ pub unsafe fn produce<
                 if j > 0 {
                     load_k(place.next(), j - 1);
                 }
-                let (v, full) = (memory.v(place.stage()), memory.v_full(place.stage()));
-                place.acquire(full);
-                let row = (part.keys + j * bc) as i32;
-                load(v, v_map, full, memory.kv_bytes(), row, head, batch);
+                let chunks = memory.v_chunks();
+                each::<S>(chunks, |chunk| {
+                    let full = memory.v_full(place.stage()) + 16 * chunk;
+                    let skipped = chunk * (bc / chunks);
+                    let v = memory.v(place.stage()).skip_rows(skipped);
+                    place.acquire(full);
+                    let row = (part.keys + j * bc + skipped) as i32;
+                    let bytes = memory.v_bytes() / chunks;
+                    let columns = [part.work.heads.slice() * columns, columns];
+                    load(v, v_map, full, bytes, columns, (row, head, batch));
+                });
                 place = place.next();
             }
             // Blocks that are done early take more tiles, where a counter tells which are left. Asked only now: who asks
@@ -105,6 +133,18 @@ pub unsafe fn produce<
             mbarrier::arrive(full);
             q = q.next();
             warpgroup = opaque(warpgroup + 1);
+        }
+    }
+}
+
+/// Calls `f` with the number of each chunk of a stage, of `S` stages.
+#[inline(always)]
+fn each<const S: u32>(count: u32, f: impl Fn(u32)) {
+    f(0);
+    // A loop of one step would change how the compiler orders the instructions of kernels without chunks.
+    if S == 1 {
+        for chunk in 1..count {
+            f(chunk);
         }
     }
 }

@@ -17,10 +17,10 @@ use crate::tile::{Accumulator, Element};
 /// # Safety
 /// As [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
-pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, const DT: usize>(
+pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, const OT: usize>(
     params: &ForwardParams,
     job: Job,
-    o: [Accumulator; DT],
+    o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
     let (part, lane) = again(|| {
@@ -30,7 +30,7 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
         (Part::<H, M>::new(params, job, row), thread % 32)
     });
     // SAFETY: the caller's promise.
-    unsafe { store_rows::<E, H, DT>(params, &part.work, part.first, lane, o, softmax) }
+    unsafe { store_rows::<E, H, OT>(params, &part.work, part.first, lane, o, softmax) }
 }
 
 /// As [`store`], for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
@@ -38,12 +38,12 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
 /// # Safety
 /// As [`store`], in lane `lane`.
 #[inline(always)]
-pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
+pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
     first: i32,
     lane: u32,
-    o: [Accumulator; DT],
+    o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
     let rows = work.row_count() as i32;
@@ -62,8 +62,8 @@ pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
             return;
         }
         let finished = totals.map(Total::finish);
-        let mut chunks = [[[0; 4]; 2]; DT];
-        for pair in 0..DT / 2 {
+        let mut chunks = [[[0; 4]; 2]; OT];
+        for pair in 0..OT / 2 {
             for r in 0..2 {
                 let mut pairs = [0; 4];
                 for i in 0..4 {
@@ -75,14 +75,15 @@ pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
             }
         }
         let to = work.q_rows(&params.o);
+        let first_column = 16 * OT as u32 * work.heads.slice();
         for r in 0..2 {
             let row = row_of(r);
             if row < 0 || row >= rows {
                 continue;
             }
             let address = to.at(row as u32);
-            for pair in 0..DT / 2 {
-                let column = 32 * pair as u32 + 8 * (lane % 4);
+            for pair in 0..OT / 2 {
+                let column = first_column + 32 * pair as u32 + 8 * (lane % 4);
                 if column < to.elements() {
                     let address = address + 2 * u64::from(column);
                     if params.o_aligned != 0 {
@@ -92,7 +93,7 @@ pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
                     }
                 }
             }
-            if lane % 4 == 0 {
+            if lane % 4 == 0 && first_column == 0 {
                 global::store_f32(work.lse(params, row as u32), finished[r].1);
             }
         }
@@ -107,20 +108,21 @@ pub unsafe fn store_rows<E: Element, H: Heads, const DT: usize>(
 /// # Safety
 /// As [`store`]; the row exists.
 #[inline(always)]
-unsafe fn store_partial_row<H: Heads, const DT: usize>(
+unsafe fn store_partial_row<H: Heads, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
     row: u32,
     lane: u32,
-    o: &[Accumulator; DT],
+    o: &[Accumulator; OT],
     r: usize,
     total: Total,
 ) {
     let index = work.partial(params, row);
     let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
-    for dt in 0..DT {
+    let first_column = 16 * OT as u32 * work.heads.slice();
+    for dt in 0..OT {
         let [a, b, c, d] = o[dt].row(r);
-        let column = 16 * dt as u32;
+        let column = first_column + 16 * dt as u32;
         // SAFETY: the caller's promise.
         unsafe {
             if column < params.dim {
@@ -131,7 +133,7 @@ unsafe fn store_partial_row<H: Heads, const DT: usize>(
             }
         }
     }
-    if lane % 4 == 0 {
+    if lane % 4 == 0 && first_column == 0 {
         // SAFETY: the caller's promise.
         unsafe {
             global::store_f32x2(params.partial_softmax + 8 * index, [total.max, total.sum]);
