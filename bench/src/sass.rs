@@ -90,7 +90,8 @@ mod tests {
                 "--dim 64 --causal --target sm_120",
                 "forward_f16_d64_128x48_causal",
             ),
-            ("--dim 512", "wide_f16_d512"),
+            ("--dim 512", "hopper_f16_d512"),
+            ("--dim 520", "wide_f16_d768"),
             ("--kernel split-q --dtype bf16", "split_q_bf16_d64"),
             (
                 "--kernel shared-kv:stages=2:acc=f16 --dim 72",
