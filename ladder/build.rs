@@ -9,6 +9,9 @@ mod options;
 #[path = "src/params.rs"]
 #[allow(dead_code, reason = "the library's")]
 mod params;
+#[path = "src/timeline.rs"]
+#[allow(dead_code, unused_imports, reason = "the library's")]
+mod timeline;
 
 use kernel_builder::{Error, Package, embed};
 use std::path::PathBuf;
@@ -20,11 +23,10 @@ fn main() {
     for variable in ["KERNEL_RUSTC", "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    let kernels = catalog::KERNELS.iter();
     let package = Package {
         name: "ladder",
         uses: &["kernels"],
-        kernels: kernels.map(|kernel| &kernel.shape as _).collect(),
+        kernels: catalog::specs(),
     };
     let modules = match std::env::var_os("CARGO_FEATURE_PTX") {
         Some(_) => kernel_builder::build(&package),

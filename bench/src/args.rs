@@ -106,12 +106,19 @@ pub struct Profile {
     /// kernels, of matrix products too
     #[arg(long)]
     pub sass: bool,
+    /// Record what the roles of a block of a kernel for Hopper do over time instead; needs the feature `ladder`. plot
+    /// draws it
+    #[arg(long, conflicts_with_all = ["sass", "kernel", "splits"])]
+    pub timeline: bool,
     /// The architecture that --sass assembles for
     #[arg(long, value_name = "SM", default_value = "sm_90", requires = "sass", value_parser = targets())]
     pub target: String,
     /// Folder of ncu's reports
     #[arg(long, value_name = "FOLDER", default_value = "profiles")]
     pub reports: PathBuf,
+    /// Folder of results, for --timeline
+    #[arg(long, value_name = "FOLDER", default_value = "RESULTS")]
+    pub results: PathBuf,
 }
 
 /// One call of one kernel.

@@ -18,6 +18,7 @@ mod shape;
 mod stats;
 mod subject;
 mod table;
+mod timeline;
 
 use anyhow::{Context, Result, ensure};
 use args::{Args, PeerName, Task};
@@ -66,6 +67,7 @@ fn run(args: &Args) -> Result<(), Failure> {
         None => bench(&args.run, || shapes(&args.run)),
         Some(Task::Plot(plot)) => plot::run(plot).map_err(Failure::Input),
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),
+        Some(Task::Profile(profile)) if profile.timeline => timeline::run(profile),
         Some(Task::Profile(profile)) => profile::run(profile),
         Some(Task::Launch { call }) => launch::run(call).map_err(Failure::Run),
     }

@@ -4,10 +4,11 @@ use crate::gemm::GemmShape;
 use crate::shape::Shape;
 use crate::stats;
 use crate::subject::Subject;
+use crate::timeline::Timeline;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -143,20 +144,42 @@ impl<S: Subject> Results<S> {
 /// # Errors
 /// If there are none, or one cannot be read.
 pub fn all(folder: &Path) -> Result<Vec<Results>> {
-    let context = || format!("no results in {}", folder.display());
     let mut all = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(context)? {
-        let path = entry?.path();
-        let is_json = path
-            .extension()
-            .is_some_and(|extension| extension == "json");
-        if is_json && !has_products(&path) {
+    for path in files(folder)? {
+        if !has_products(&path) && Timeline::load(&path).is_err() {
             all.push(Results::load(&path)?);
         }
     }
-    ensure!(!all.is_empty(), context());
+    ensure!(!all.is_empty(), "no results in {}", folder.display());
     all.sort_by(|a, b| a.date.cmp(&b.date));
     Ok(all)
+}
+
+/// The timelines in a folder.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn timelines(folder: &Path) -> Result<Vec<Timeline>> {
+    let files = files(folder)?.into_iter();
+    Ok(files
+        .filter_map(|path| Timeline::load(&path).ok())
+        .collect())
+}
+
+/// The files of a folder whose names end in `json`, in the order of their names.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.with_context(|| format!("no results in {}", folder.display()))?;
+    let paths: Result<Vec<_>, _> = entries
+        .map(|entry| Ok::<_, std::io::Error>(entry?.path()))
+        .collect();
+    let mut paths = paths?;
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "json")
+    });
+    paths.sort();
+    Ok(paths)
 }
 
 /// Whether a file holds results of matrix products.

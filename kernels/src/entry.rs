@@ -4,6 +4,7 @@
 use crate::abi::{
     BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams, Sm90Params,
 };
+use crate::attention::forward::Unwatched;
 use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
 use crate::attention::score::Scaled;

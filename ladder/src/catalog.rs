@@ -2,6 +2,7 @@
 
 use crate::options::{HopperMemory, NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
+use crate::timeline::TIMELINES;
 use kernels::catalog::collectives::{Collectives, Parts, bar, ldmatrix, mma, redux, shfl};
 use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Target, Tile};
 use std::sync::LazyLock;
@@ -465,6 +466,15 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     };
     shapes.into_iter().map(kernel).collect()
 });
+
+/// The specifications of all kernels of this crate, with [`TIMELINES`].
+#[must_use]
+pub fn specs() -> Vec<&'static dyn Spec> {
+    let kernels = KERNELS.iter().map(|kernel| &kernel.shape as &dyn Spec);
+    kernels
+        .chain(TIMELINES.iter().map(|timeline| timeline as _))
+        .collect()
+}
 
 /// The kernel of a name.
 #[must_use]

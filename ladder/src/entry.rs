@@ -1,8 +1,14 @@
 //! The entry points, which the builder writes: a line for each kernel of the catalog.
 
 use crate::params::LadderParams;
+use crate::stamps::Stamps;
+use crate::timeline::TimelineParams;
 use crate::{fa1, hopper, naive, rows, teams};
 use kernels::abi::Sm90Params;
+use kernels::attention::forward::sm90;
+use kernels::attention::heads::OneHead;
+use kernels::attention::mask::{Causal, Full};
+use kernels::attention::score::Scaled;
 use kernels::entry;
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 

@@ -12,12 +12,13 @@
 //! | `ring` | the buffers that tiles pass through |
 //! | `slices` | `P V` under a mask, in loops |
 //! | `store` | three ways to store O |
+//! | `stamps` | what writes a [`timeline`] of Hopper's kernels |
 //!
 //! The launch decides what costs little at run time: stages, swizzles, the mask, how O is stored. So one
 //! compiled kernel serves several rungs.
 //!
 //! For the host, [`options`] has the rungs and their options, [`catalog`] the compiled kernels, and
-//! `Ladder` (feature `launch`) runs them.
+//! `Ladder` (feature `launch`) runs them; [`timeline`] has Hopper's kernels under watch, and `Recorder` runs them.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
@@ -29,6 +30,9 @@ pub mod options;
 pub mod params;
 #[cfg(feature = "launch")]
 mod plan;
+#[cfg(feature = "launch")]
+mod recorder;
+pub mod timeline;
 
 #[cfg(target_arch = "nvptx64")]
 mod entry;
@@ -47,6 +51,8 @@ mod rows;
 #[cfg(target_arch = "nvptx64")]
 mod slices;
 #[cfg(target_arch = "nvptx64")]
+mod stamps;
+#[cfg(target_arch = "nvptx64")]
 mod store;
 #[cfg(target_arch = "nvptx64")]
 mod teams;
@@ -54,3 +60,5 @@ mod teams;
 #[cfg(feature = "launch")]
 pub use kernel::{Ladder, MAX_STAGES, with_options};
 pub use options::{OStore, Rung, Swizzles};
+#[cfg(feature = "launch")]
+pub use recorder::Recorder;

@@ -10,6 +10,11 @@ use kernels::catalog::{Dtype, Spec};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
+/// The PTX text of a module of this crate.
+pub(crate) fn compiled(module: &str) -> Option<String> {
+    ptx::text(COMPILED_MODULES?, module)
+}
+
 impl From<&'static Kernel> for Entry {
     fn from(kernel: &'static Kernel) -> Self {
         Entry {
@@ -17,7 +22,7 @@ impl From<&'static Kernel> for Entry {
             module: kernel.name,
             target: kernel.shape.target(),
             threads: kernel.shape.threads(),
-            ptx: |module| ptx::text(COMPILED_MODULES?, module),
+            ptx: compiled,
         }
     }
 }

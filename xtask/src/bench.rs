@@ -14,11 +14,14 @@ pub struct Arguments {
     pub bench: Vec<OsString>,
 }
 
-/// Whether an argument names the ladder or one of its kernels, perhaps in a list or with options.
+/// Whether an argument names the ladder or one of its kernels, perhaps in a list or with options; or a timeline, which
+/// its kernels record.
 fn is_of_the_ladder(argument: &OsString) -> bool {
     let argument = argument.to_string_lossy();
     let mut words = argument.split([',', ':', '=']);
-    words.any(|word| word == "ladder" || Rung::ALL.iter().any(|rung| rung.name() == word))
+    words.any(|word| {
+        ["ladder", "--timeline"].contains(&word) || Rung::ALL.iter().any(|rung| rung.name() == word)
+    })
 }
 
 /// Runs the binary, with the kernels of the ladder if an argument names them, and ends with its exit status.

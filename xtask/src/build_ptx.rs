@@ -33,11 +33,10 @@ pub struct Arguments {
 
 /// The kernels of the ladder.
 fn ladder() -> Package {
-    let kernels = ladder::catalog::KERNELS.iter();
     Package {
         name: "ladder",
         uses: &["kernels"],
-        kernels: kernels.map(|kernel| &kernel.shape as _).collect(),
+        kernels: ladder::catalog::specs(),
     }
 }
 

@@ -29,7 +29,10 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
         let emulator = Emulator::parse_from(line.chain(arguments.iter().cloned()));
         return count::run(emulator.seqlen, &emulator.kernels);
     }
-    bench::run("profile --reports target/profiles", arguments)?;
+    bench::run(
+        "profile --reports target/profiles --results bench/RESULTS",
+        arguments,
+    )?;
     if has("--help") || has("-h") {
         println!("\nOr: {}", Emulator::command().render_help());
     }

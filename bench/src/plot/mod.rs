@@ -2,10 +2,12 @@
 
 mod bars;
 mod curves;
+mod timeline;
 
 use crate::args::Plot;
 use crate::print;
 use crate::results::{self, Results, slug};
+use crate::timeline::Timeline;
 use anyhow::{Context, Result, bail, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -31,12 +33,18 @@ const DEFAULT: &str = "this project";
 /// A chart: the end of its file's name, and the SVG.
 type Chart = (String, String);
 
-/// Draws the given results, or the results of the folder: curves of the newest full grid, bars of the ladder.
+/// Draws the given results, or the results of the folder: curves of the newest full grid, bars of the ladder,
+/// timelines.
 ///
 /// # Errors
 /// If no results can be drawn, or a file cannot be read or written.
 pub fn run(args: &Plot) -> Result<()> {
+    let timelines = match &args.file {
+        Some(file) => Timeline::load(file).into_iter().collect(),
+        None => results::timelines(&args.results)?,
+    };
     let all = match &args.file {
+        Some(_) if !timelines.is_empty() => Vec::new(),
         Some(file) => {
             let products = results::has_products(file);
             ensure!(!products, "{} has matrix products; {DRAWN}", file.display());
@@ -44,7 +52,7 @@ pub fn run(args: &Plot) -> Result<()> {
         }
         None => results::all(&args.results)?,
     };
-    let charts = charts(&all)?;
+    let charts = charts(&all, &timelines)?;
     if let ([], Some(file), [only]) = (&charts[..], &args.file, &all[..]) {
         let reason = curves::obstacle(only).unwrap_or("is empty");
         bail!("{} {reason}; {DRAWN}", file.display());
@@ -60,15 +68,19 @@ pub fn run(args: &Plot) -> Result<()> {
     Ok(())
 }
 
-const DRAWN: &str = "charts are of several sequence lengths, as of --grid full, or of the ladder";
+const DRAWN: &str =
+    "charts are of several sequence lengths, as of --grid full, of the ladder, or timelines";
 
-/// Every chart of these results, which are in the order of their dates.
-fn charts(all: &[Results]) -> Result<Vec<Chart>> {
+/// Every chart of these results, which are in the order of their dates, and of timelines.
+fn charts(all: &[Results], timelines: &[Timeline]) -> Result<Vec<Chart>> {
     let newest = all
         .iter()
         .rfind(|results| curves::obstacle(results).is_none());
     let mut charts = newest.map(curves::charts).transpose()?.unwrap_or_default();
     charts.extend(bars::chart(all)?);
+    for timeline in timelines {
+        charts.push(timeline::chart(timeline)?);
+    }
     for (name, _) in &mut charts {
         *name = slug(name);
     }
@@ -121,13 +133,19 @@ mod tests {
     use crate::args::Plot;
     use crate::grid::Grid;
     use crate::results::tests::{products, results};
-    use crate::results::{Results, all, slug};
+    use crate::results::{Results, all, slug, timelines};
     use std::path::Path;
 
     #[test]
     fn charts_of_the_repository_are_current() {
-        let drawn = charts(&all(Path::new("RESULTS")).expect("results")).expect("drawn");
-        assert_eq!(drawn.len(), 3, "two element types and the ladder");
+        let folder = Path::new("RESULTS");
+        let timelines = timelines(folder).expect("readable");
+        let drawn = charts(&all(folder).expect("results"), &timelines).expect("drawn");
+        assert_eq!(
+            drawn.len(),
+            3 + timelines.len(),
+            "two element types, the ladder, timelines"
+        );
         for (name, svg) in drawn {
             let kept = std::fs::read_to_string(format!("charts/{name}.svg"));
             assert!(
@@ -176,7 +194,7 @@ mod tests {
     #[test]
     fn bars_are_of_rungs_without_options_and_of_peers() {
         let full = results(&Grid::Full, |_| 0.5);
-        let drawn = charts(&[full.clone(), ladder()]).expect("drawn");
+        let drawn = charts(&[full.clone(), ladder()], &[]).expect("drawn");
         let (name, svg) = drawn.last().expect("bars");
         assert_eq!(*name, slug("NVIDIA H200 ladder"));
         for word in [
@@ -190,12 +208,12 @@ mod tests {
         }
         assert!(!svg.contains("stages=1") && !svg.contains("NaN"));
         assert_eq!(
-            charts(&[full]).expect("drawn").len(),
+            charts(&[full], &[]).expect("drawn").len(),
             2,
             "no bars without a ladder"
         );
         assert_eq!(
-            charts(&[ladder()]).expect("drawn").len(),
+            charts(&[ladder()], &[]).expect("drawn").len(),
             1,
             "no curves of a ladder"
         );

@@ -81,6 +81,11 @@ fn special<T: Value>(d: &Decoder, to: &Operand, name: &str) -> Decoded {
             c.write(to, [T::truncate(u64::from(c.launch.grid[axis])); 32]);
             Ok(())
         }),
+        // A warp's own time: it goes on by one with each instruction.
+        ("%clock", None) => lanes(move |c| {
+            c.write(to, [T::truncate(c.warp.executed); 32]);
+            Ok(())
+        }),
         ("%laneid", None) => lanes(move |c| {
             c.write(to, std::array::from_fn(|lane| T::truncate(lane as u64)));
             Ok(())

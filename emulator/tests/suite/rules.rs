@@ -391,7 +391,7 @@ fn bad_modules_do_not_load() {
     assert!(body("ld.param.u64 %r0, [out];").contains("expected a register of 64 bits"));
     assert!(body("ld.param.f32 %d0, [out];").contains("expected a register of 32 bits"));
     assert!(body(".reg .b32 %x<4000000000>;").contains("registers"));
-    assert!(body("mov.u32 %r0, %clock;").contains("special register"));
+    assert!(body("mov.u32 %r0, %smid;").contains("special register"));
     assert!(
         error(".version 7.0 .target sm_80 .address_size 64 .extern .func f;")
             .contains("not supported")

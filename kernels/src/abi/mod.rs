@@ -7,12 +7,14 @@
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
 //! | `sm90` | arguments of an attention kernel for Hopper |
+//! | `event` | points in the work of its roles |
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
 
 mod bulk_copy;
 mod divide;
+mod event;
 mod forward;
 mod gemm;
 mod order;
@@ -22,6 +24,7 @@ mod tensor;
 
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
+pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;

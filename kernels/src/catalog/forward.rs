@@ -270,8 +270,9 @@ impl Spec for Forward {
                     slices => format!("HeadSlice<{slices}>"),
                 };
                 let sizes = generics(&[consumers, p.dt, p.ot, p.kt, q_slots, tile.stages]);
-                let generics =
-                    format!("{element:?}, {mask}, {heads}, Scaled, {sizes}, {given}, {taken}");
+                let generics = format!(
+                    "{element:?}, {mask}, {heads}, Scaled, Unwatched, {sizes}, {given}, {taken}"
+                );
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
             }
         };

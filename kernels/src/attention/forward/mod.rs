@@ -22,6 +22,6 @@ mod wide;
 
 pub use decode::decode;
 pub use sm80::sm80;
-pub use sm90::sm90;
+pub use sm90::{Unwatched, Watch, sm90};
 pub use team::team;
 pub use wide::wide;

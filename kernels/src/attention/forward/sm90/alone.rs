@@ -9,7 +9,9 @@ use crate::ptx::{barrier, bulk, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
 
-impl<const DT: usize, const OT: usize, const NT: usize, const S: u32> Consumer<DT, OT, NT, S> {
+impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
+    Consumer<T, DT, OT, NT, S>
+{
     /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
     /// them after a barrier of the warpgroup.
     ///

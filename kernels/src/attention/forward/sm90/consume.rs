@@ -4,7 +4,8 @@ use super::ROWS;
 use super::consumer::Consumer;
 use super::job::{Job, Part};
 use super::store::store;
-use crate::abi::ForwardParams;
+use super::watch::Watch;
+use crate::abi::{Event, ForwardParams};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
@@ -16,6 +17,7 @@ use crate::tile::registers::{again, opaque};
 use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
+use core::marker::PhantomData;
 
 /// Computes the warpgroup's rows of the block's tiles.
 ///
@@ -27,6 +29,7 @@ pub unsafe fn consume<
     M: Mask<Keys = Prefix>,
     H: Heads,
     C: Score,
+    T: Watch,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -37,6 +40,7 @@ pub unsafe fn consume<
     params: &ForwardParams,
     memory: Sm90Memory,
     warpgroup: u32,
+    notes: u64,
 ) where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
@@ -51,11 +55,13 @@ pub unsafe fn consume<
     };
     let scale = C::new(params).scale();
     let mut q = Ring::<NQ>(warpgroup);
-    let mut consumer = Consumer::<DT, OT, NT, S> {
+    let mut consumer = Consumer::<T, DT, OT, NT, S> {
         memory,
         warpgroup,
         slot: warpgroup,
         block: Ring(0),
+        notes,
+        watch: PhantomData::<T>,
     };
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the tile and the warpgroup alone; the cold ones hold instructions of a warp alone.
@@ -67,6 +73,7 @@ pub unsafe fn consume<
         };
         let mut job = next_job(q);
         while job.split != Job::NONE.split {
+            consumer.note(consumer.block, Event::Q);
             let slot = q.stage();
             consumer.slot = slot;
             let part = Part::<H, M>::new(params, job, row);
@@ -105,11 +112,11 @@ pub unsafe fn consume<
                 };
                 // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V: while the
                 // tensor cores compute the scores or, of chunks, once V of the block before is released.
-                let look = |consumer: &Consumer<DT, OT, NT, S>| {
+                let look = |consumer: &Consumer<T, DT, OT, NT, S>| {
                     !M::UNIFORM && consumer.has_non_finite::<E>(who().0)
                 };
                 // Adds the product where there are some.
-                let guard = |consumer: &Consumer<DT, OT, NT, S>,
+                let guard = |consumer: &Consumer<T, DT, OT, NT, S>,
                              found: bool,
                              o: &mut [Accumulator; OT],
                              p: &mut [Operand; NT],
@@ -132,8 +139,10 @@ pub unsafe fn consume<
                 let mut leave_out = S > 1 && look(&consumer);
                 consumer.wait_scores(&mut s, false);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                consumer.note(consumer.block, Event::Softmax);
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
+                consumer.note(consumer.block, Event::P);
                 if S == 1 {
                     leave_out = look(&consumer);
                 }
@@ -145,10 +154,12 @@ pub unsafe fn consume<
                     leave_out = S > 1 && look(&consumer);
                     consumer.wait_scores(&mut s, true);
                     let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                    consumer.note(consumer.block, Event::Softmax);
                     consumer.release_k();
                     consumer.settle(&mut o);
                     scale_rows(&mut o, factors);
                     [p] = to_operands::<E, 1, NT>([s]);
+                    consumer.note(consumer.block, Event::P);
                     if S == 1 {
                         leave_out = look(&consumer);
                     }
@@ -190,6 +201,7 @@ pub unsafe fn consume<
                             factors = softmax.update(0, &mut s, maxima);
                         }
                     }
+                    consumer.note(consumer.block, Event::Softmax);
                     consumer.settle(&mut o);
                     if !fit {
                         cold_path();
@@ -197,6 +209,7 @@ pub unsafe fn consume<
                     }
                     consumer.release_k();
                     [p] = to_operands::<E, 1, NT>([s]);
+                    consumer.note(consumer.block, Event::P);
                 }
                 job = release_q();
                 consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
@@ -206,6 +219,7 @@ pub unsafe fn consume<
             }
             q = Ring(q.0 + W);
             store::<E, H, M, W, OT>(params, job, o, &softmax);
+            consumer.note(consumer.block, Event::Stored);
             job = next_job(q);
         }
     }

@@ -1,12 +1,15 @@
 //! The consumers' products: issued on the tensor cores, and waited for.
 
+use super::watch::Watch;
+use crate::abi::Event;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::{self, Product};
 use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element, Operand, Ring};
+use core::marker::PhantomData;
 
 /// A warpgroup's way through the stages, and where it reads.
-pub struct Consumer<const DT: usize, const OT: usize, const NT: usize, const S: u32> {
+pub struct Consumer<T, const DT: usize, const OT: usize, const NT: usize, const S: u32> {
     /// The block's shared memory.
     pub memory: Sm90Memory,
     /// The warpgroup's number.
@@ -15,9 +18,14 @@ pub struct Consumer<const DT: usize, const OT: usize, const NT: usize, const S: 
     pub slot: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.
     pub block: Ring<S>,
+    /// Where its watch notes.
+    pub notes: u64,
+    /// Its watch.
+    pub watch: PhantomData<T>,
 }
 
-impl<const DT: usize, const OT: usize, const NT: usize, const S: u32> Consumer<DT, OT, NT, S>
+impl<T: Watch, const DT: usize, const OT: usize, const NT: usize, const S: u32>
+    Consumer<T, DT, OT, NT, S>
 where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
@@ -80,6 +88,7 @@ where
         // SAFETY: the caller's promise.
         unsafe {
             self.block.wait(self.memory.k_full(self.block.stage()));
+            self.note(self.block, Event::K);
             wgmma::fence();
             let (a, b) = (q.rows(0), k.rows(0));
             for dt in 0..DT as u32 {
@@ -91,6 +100,7 @@ where
                 s.rows::<E>(a, b, dt > 0);
             }
             wgmma::commit();
+            self.note(self.block, Event::ScoresIssued);
             if Self::CHUNKS {
                 self.release_chunk(Self::K_CHUNKS - 2);
             }
@@ -135,6 +145,7 @@ where
         // SAFETY: the caller's promise.
         unsafe {
             block.wait(self.memory.v_full(block.stage()));
+            self.note(block, Event::V);
             wgmma::pin(o);
             wgmma::fence();
             let mut b = v.columns();
@@ -157,6 +168,7 @@ where
                 o.columns::<E>(p[nt], b);
             }
             wgmma::commit();
+            self.note(block, Event::ProductIssued);
         }
     }
 
@@ -196,6 +208,7 @@ where
                 false => wgmma::wait::<0>(),
             }
             wgmma::pin(s);
+            self.note(self.block, Event::Scores);
             if Self::CHUNKS {
                 let last = Self::K_CHUNKS - 1;
                 self.block
@@ -233,6 +246,16 @@ where
         }
     }
 
+    /// Tells the watch.
+    ///
+    /// # Safety
+    /// As [`pass`](Self::pass).
+    #[inline(always)]
+    pub unsafe fn note(&self, block: Ring<S>, event: Event) {
+        // SAFETY: the caller's promise.
+        unsafe { T::note(self.notes, block.0, event) }
+    }
+
     /// Gives K back, whose scores are there: a whole block, which may be read until now.
     ///
     /// # Safety
@@ -256,6 +279,7 @@ where
             }
             wgmma::wait::<0>();
             wgmma::pin(o);
+            self.note(block, Event::Product);
             self.release_v(block, Self::V_CHUNKS - 1);
         }
     }

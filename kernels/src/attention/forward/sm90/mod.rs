@@ -20,6 +20,7 @@
 //! | `consumer` | its products, issued and waited for |
 //! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
 //! | `store` | O and lse, or partial results, stored |
+//! | `watch` | what may watch the roles |
 
 pub mod alone;
 mod consume;
@@ -27,8 +28,8 @@ mod consumer;
 mod job;
 mod produce;
 pub mod store;
+mod watch;
 
-use crate::abi::Sm90Params;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
 use crate::attention::score::Score;
@@ -38,6 +39,7 @@ use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
 use crate::tile::{Accumulator, Element};
 use consume::consume;
 use produce::produce;
+pub use watch::{Unwatched, Watch};
 
 /// Rows of a warpgroup.
 const ROWS: u32 = 64;
@@ -49,7 +51,7 @@ const ROWS: u32 = 64;
 /// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// Launched as [`Sm90Params`] and the kernel's row of the [catalog](crate::catalog) say, with tensors that are
+/// Launched as [`Sm90Params`](crate::abi::Sm90Params) and the kernel's row of the [catalog](crate::catalog) say, with tensors that are
 /// readable (q, k, v) and writable (o, lse) in full; `maps` is the generic address of `params`.
 #[inline(always)]
 pub unsafe fn sm90<
@@ -57,6 +59,7 @@ pub unsafe fn sm90<
     M: Mask<Keys = Prefix>,
     H: Heads,
     C: Score,
+    T: Watch,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -66,12 +69,13 @@ pub unsafe fn sm90<
     const GIVEN: u32,
     const TAKEN: u32,
 >(
-    params: &Sm90Params,
+    params: &T::Params,
     maps: u64,
 ) where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
+    let (params, notes) = (T::work(params), T::notes(params));
     let memory = Sm90Memory::new(
         shared::base(),
         [NQ * ROWS, 16 * NT as u32, 16 * DT as u32, 16 * OT as u32],
@@ -103,11 +107,16 @@ pub unsafe fn sm90<
         if warpgroup == W {
             setmaxnreg::decrease::<GIVEN>();
             if thread == 128 * W {
-                produce::<M, H, W, DT, OT, NT, NQ, S>(params, maps, memory);
+                produce::<M, H, T, W, DT, OT, NT, NQ, S>(params, maps, memory, notes);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, W, DT, OT, NT, NQ, S>(&params.forward, memory, warpgroup);
+            consume::<E, M, H, C, T, W, DT, OT, NT, NQ, S>(
+                &params.forward,
+                memory,
+                warpgroup,
+                notes,
+            );
         }
     }
 }

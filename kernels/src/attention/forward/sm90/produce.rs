@@ -2,7 +2,8 @@
 
 use super::ROWS;
 use super::job::{Job, Part};
-use crate::abi::Sm90Params;
+use super::watch::Watch;
+use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
 use crate::layout::descriptor::Panels;
@@ -19,6 +20,7 @@ use crate::tile::registers::opaque;
 pub unsafe fn produce<
     M: Mask<Keys = Prefix>,
     H: Heads,
+    T: Watch,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -29,6 +31,7 @@ pub unsafe fn produce<
     params: &Sm90Params,
     maps: u64,
     memory: Sm90Memory,
+    notes: u64,
 ) {
     let (br, bc) = (W * ROWS, 16 * NT as u32);
     let (dim, columns) = (16 * DT as u32, 16 * OT as u32);
@@ -62,12 +65,14 @@ pub unsafe fn produce<
             let part = Part::<H, M>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
             let load_k = |place: Ring<S>, j: u32| {
+                T::note(notes, place.0, Event::NeedsK);
                 let chunks = memory.k_chunks();
                 each::<S>(chunks, |chunk| {
                     let full = memory.k_full(place.stage()) + 16 * chunk;
                     let columns = dim / chunks;
                     let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
                     place.acquire(full);
+                    T::note(notes, place.0, Event::LoadsK);
                     let (row, bytes) = ((part.keys + j * bc) as i32, memory.k_bytes() / chunks);
                     let columns = [chunk * columns, columns];
                     load(k, k_map, full, bytes, columns, (row, head, batch));
@@ -102,12 +107,14 @@ pub unsafe fn produce<
                 if j > 0 {
                     load_k(place.next(), j - 1);
                 }
+                T::note(notes, place.0, Event::NeedsV);
                 let chunks = memory.v_chunks();
                 each::<S>(chunks, |chunk| {
                     let full = memory.v_full(place.stage()) + 16 * chunk;
                     let skipped = chunk * (bc / chunks);
                     let v = memory.v(place.stage()).skip_rows(skipped);
                     place.acquire(full);
+                    T::note(notes, place.0, Event::LoadsV);
                     let row = (part.keys + j * bc + skipped) as i32;
                     let bytes = memory.v_bytes() / chunks;
                     let columns = [part.work.heads.slice() * columns, columns];
