@@ -9,6 +9,7 @@ mod definition;
 mod emulated;
 mod errors;
 mod gemm;
+mod hopper_packed;
 mod kernels;
 #[cfg(feature = "ladder")]
 mod ladder;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         ("emulated", emulated::tests()),
         ("errors", errors::tests()),
         ("gemm", gemm::tests()),
+        ("hopper_packed", hopper_packed::tests()),
         ("kernels", kernels::tests()),
         #[cfg(feature = "ladder")]
         ("ladder", ladder::tests()),

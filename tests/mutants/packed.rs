@@ -8,6 +8,8 @@ use super::{
 
 /// Packs heads, in two tiles a warp.
 const PACKED: &str = "packed_f16_d64";
+/// Packs heads, and consumers copy Q.
+const HOPPER: &str = "hopper_packed_f16_d128";
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -30,5 +32,55 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "bar.sync 0",
         which: Last,
         change: remove,
+    },
+    // Q on Hopper.
+    Mutant {
+        what: "no barrier after the copy of Q",
+        kernel: HOPPER,
+        pattern: "bar.sync %r",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "no proxy fence after the copy of Q",
+        kernel: HOPPER,
+        pattern: "fence.proxy.async",
+        which: Last,
+        change: remove,
+    },
+    Mutant {
+        what: "rows of Q before the first one",
+        kernel: HOPPER,
+        pattern: "max.s32",
+        which: Nth(0),
+        change: always_first,
+    },
+    Mutant {
+        what: "a row of Q of another query",
+        kernel: HOPPER,
+        pattern: "shr.u64",
+        which: Nth(16),
+        change: always_first,
+    },
+    Mutant {
+        what: "a chunk of Q beside its place",
+        kernel: HOPPER,
+        pattern: "st.shared.v4",
+        which: Nth(2),
+        change: |l| l.replace(']', "+16]"),
+    },
+    Mutant {
+        what: "a job that is not announced",
+        kernel: HOPPER,
+        pattern: "mbarrier.arrive.shared",
+        which: Nth(0),
+        change: remove,
+    },
+    Mutant {
+        what: "a job written before the last one is read",
+        kernel: HOPPER,
+        pattern: "@!done bra again",
+        which: Nth(1),
+        change: |l| l.replace("@!done bra again;", ""),
     },
 ];

@@ -23,7 +23,7 @@ pub(super) fn plan(
     args: &RawForward,
     splits: Option<u32>,
 ) -> Result<Plan> {
-    let kernel = match kernel.takes_maps() && ![args.q, args.k, args.v].iter().all(has_map) {
+    let kernel = match lacks_map(kernel, args) {
         true => without_maps(kernel, problem, facts),
         false => kernel,
     };
@@ -42,17 +42,29 @@ pub(super) fn plan(
     Ok(draft.finish())
 }
 
+/// Whether a kernel loads a tensor by a map, and no map can describe it. Packed kernels copy q without one.
+fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
+    let forward = kernel.forward().expect("it computes attention");
+    let by_maps: &[_] = match forward.kind {
+        Kind::Hopper { .. } => &[args.q, args.k, args.v],
+        Kind::HopperPacked => &[args.k, args.v],
+        _ => &[],
+    };
+    !by_maps.iter().all(has_map)
+}
+
 /// The kernel that computes the same without tensor maps.
 fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static Kernel {
     let forward = kernel.forward().expect("it computes attention");
-    let kind = match is_wide(forward.dim) {
-        true => Kind::Wide,
-        false => Kind::Plain {
+    let kind = match forward.kind {
+        Kind::HopperPacked => Kind::Packed,
+        _ if is_wide(forward.dim) => Kind::Wide,
+        _ => Kind::Plain {
             causal: problem.causal,
         },
     };
-    let plain = Forward::of(kind, forward.dtype, forward.dim, facts.class());
-    catalog::kernel(Family::Forward(plain))
+    let instead = Forward::of(kind, forward.dtype, forward.dim, facts.class());
+    catalog::kernel(Family::Forward(instead))
 }
 
 /// Plans attention calls by kernels of another crate, for [`Attention::planner`](super::Attention::planner).
@@ -231,7 +243,7 @@ impl Draft {
     }
 
     /// Adds a launch of a kernel for head dims up to `dim` that loads by tensor maps: `blocks` blocks, or fewer if there are
-    /// fewer tiles.
+    /// fewer tiles. A packed kernel has no map of q.
     ///
     /// # Errors
     /// If there are more blocks than a launch can have.
@@ -245,29 +257,24 @@ impl Draft {
         let q = offset_of!(ForwardParams, q.address);
         let k = offset_of!(ForwardParams, k.address);
         let v = offset_of!(ForwardParams, v.address);
-        let maps = [
-            (
-                offset_of!(Sm90Params, q),
-                forward.q,
-                q,
-                [heads, queries],
-                BOX_QUERIES,
-            ),
-            (
-                offset_of!(Sm90Params, k),
-                forward.k,
-                k,
-                [kv_heads, keys],
-                kernel.keys,
-            ),
-            (
-                offset_of!(Sm90Params, v),
-                forward.v,
-                v,
-                [kv_heads, keys],
-                kernel.keys / kernel.v_chunks,
-            ),
+        let q_map = (
+            offset_of!(Sm90Params, q),
+            forward.q,
+            q,
+            [heads, queries],
+            BOX_QUERIES,
+        );
+        let kv_map = |place, tensor, address, box_keys| {
+            let sizes = [kv_heads, keys];
+            (place, tensor, address, sizes, box_keys)
+        };
+        let v_keys = kernel.keys / kernel.v_chunks;
+        let kv_maps = [
+            kv_map(offset_of!(Sm90Params, k), forward.k, k, kernel.keys),
+            kv_map(offset_of!(Sm90Params, v), forward.v, v, v_keys),
         ];
+        let maps = (!kernel.is_packed).then_some(q_map).into_iter();
+        let maps = maps.chain(kv_maps);
         let maps = maps.map(
             |(place, tensor, address, [heads, rows], box_rows)| MapPlace {
                 place,
@@ -290,7 +297,8 @@ impl Draft {
             ..Sm90Params::default()
         };
         // Tiles of one length take turns without it, which saves the launch that clears it.
-        let differ = problem.causal || !queries.is_multiple_of(kernel.q_rows as usize);
+        let rows = queries * self.schedule.packed as usize;
+        let differ = problem.causal || !rows.is_multiple_of(kernel.q_rows as usize);
         if tiles > blocks && differ {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             self.steps.places.push(offset_of!(Sm90Params, counter));
@@ -299,7 +307,7 @@ impl Draft {
         let step = self
             .steps
             .launch(kernel.entry, blocks, shared_bytes, &params)?;
-        step.maps = maps.into();
+        step.maps = maps.collect();
         self.steps.places = places;
         Ok(())
     }

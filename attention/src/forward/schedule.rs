@@ -244,6 +244,10 @@ mod tests {
         let packed = "packed_f16_d128";
         assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 33);
         assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
+        // 132 places, and a split of 103 steps.
+        let packed = "hopper_packed_f16_d128";
+        assert_eq!(automatic(packed, [1, 64, 16], [8, 131_072], 128), 16);
+        assert_eq!(automatic(packed, [64, 64, 16], [8, 4096], 128), 1);
         // 16 key blocks take as long as two splits of 8, 32 longer than four.
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 512], 128), 1);
         assert_eq!(automatic("decode_f16_d128", [1, 1, 1], [1, 1024], 128), 4);

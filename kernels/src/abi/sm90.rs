@@ -13,7 +13,7 @@ pub type TensorMap = [u64; 16];
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sm90Params {
-    /// Boxes of 64 rows of q, `[batch, heads, seqlen_q, dim]`, and one panel's columns.
+    /// Boxes of 64 rows of q, `[batch, heads, seqlen_q, dim]`, and one panel's columns. Unused in packed kernels.
     pub q: TensorMap,
     /// Boxes of Bc rows of k, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
     pub k: TensorMap,

@@ -7,6 +7,9 @@ use crate::layout::rows::{Grouped, Rows, Strided};
 ///
 /// Later rows are never earlier queries, so that under the causal mask later rows see no fewer keys.
 pub trait Heads: Copy {
+    /// Whether the rows of a tile lie a stride apart, as those of a box of a tensor map do.
+    const STRIDED: bool;
+
     /// Where the rows of q and o lie.
     type Rows: Rows;
 
@@ -14,25 +17,25 @@ pub trait Heads: Copy {
     fn new(params: &ForwardParams, tile_head: u32) -> Self;
 
     /// The first head.
-    fn first(self) -> u32;
+    fn first(&self) -> u32;
 
     /// Which slice of O's columns the tiles compute, where several tiles share them.
     #[inline(always)]
-    fn slice(self) -> u32 {
+    fn slice(&self) -> u32 {
         0
     }
 
     /// The key/value head that all of them read.
-    fn kv_head(self) -> u32;
+    fn kv_head(&self) -> u32;
 
     /// Rows of all tiles together.
-    fn row_count(self, queries: u32) -> u32;
+    fn row_count(&self, queries: u32) -> u32;
 
     /// The query of a row, and its head.
-    fn query_and_head(self, row: u32) -> (u32, u32);
+    fn query_and_head(&self, row: u32) -> (u32, u32);
 
     /// The rows of q or o, from the address of the first head's first row.
-    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Self::Rows;
+    fn rows(&self, tensor: &TensorRef, first_head: Strided) -> Self::Rows;
 }
 
 /// One query head: row `r` is its query `r`.
@@ -43,6 +46,7 @@ pub struct OneHead {
 }
 
 impl Heads for OneHead {
+    const STRIDED: bool = true;
     type Rows = Strided;
 
     #[inline(always)]
@@ -54,27 +58,27 @@ impl Heads for OneHead {
     }
 
     #[inline(always)]
-    fn first(self) -> u32 {
+    fn first(&self) -> u32 {
         self.head
     }
 
     #[inline(always)]
-    fn kv_head(self) -> u32 {
+    fn kv_head(&self) -> u32 {
         self.group.divide(self.head).0
     }
 
     #[inline(always)]
-    fn row_count(self, queries: u32) -> u32 {
+    fn row_count(&self, queries: u32) -> u32 {
         queries
     }
 
     #[inline(always)]
-    fn query_and_head(self, row: u32) -> (u32, u32) {
+    fn query_and_head(&self, row: u32) -> (u32, u32) {
         (row, self.head)
     }
 
     #[inline(always)]
-    fn rows(self, _tensor: &TensorRef, first_head: Strided) -> Strided {
+    fn rows(&self, _tensor: &TensorRef, first_head: Strided) -> Strided {
         first_head
     }
 }
@@ -87,6 +91,7 @@ pub struct HeadSlice<const SLICES: u32> {
 }
 
 impl<const SLICES: u32> Heads for HeadSlice<SLICES> {
+    const STRIDED: bool = true;
     type Rows = Strided;
 
     #[inline(always)]
@@ -98,32 +103,32 @@ impl<const SLICES: u32> Heads for HeadSlice<SLICES> {
     }
 
     #[inline(always)]
-    fn first(self) -> u32 {
+    fn first(&self) -> u32 {
         self.head.first()
     }
 
     #[inline(always)]
-    fn slice(self) -> u32 {
+    fn slice(&self) -> u32 {
         self.slice
     }
 
     #[inline(always)]
-    fn kv_head(self) -> u32 {
+    fn kv_head(&self) -> u32 {
         self.head.kv_head()
     }
 
     #[inline(always)]
-    fn row_count(self, queries: u32) -> u32 {
+    fn row_count(&self, queries: u32) -> u32 {
         self.head.row_count(queries)
     }
 
     #[inline(always)]
-    fn query_and_head(self, row: u32) -> (u32, u32) {
+    fn query_and_head(&self, row: u32) -> (u32, u32) {
         self.head.query_and_head(row)
     }
 
     #[inline(always)]
-    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Strided {
+    fn rows(&self, tensor: &TensorRef, first_head: Strided) -> Strided {
         self.head.rows(tensor, first_head)
     }
 }
@@ -137,6 +142,7 @@ pub struct HeadGroup {
 }
 
 impl Heads for HeadGroup {
+    const STRIDED: bool = false;
     type Rows = Grouped;
 
     #[inline(always)]
@@ -148,28 +154,28 @@ impl Heads for HeadGroup {
     }
 
     #[inline(always)]
-    fn first(self) -> u32 {
+    fn first(&self) -> u32 {
         self.kv_head * self.group.value
     }
 
     #[inline(always)]
-    fn kv_head(self) -> u32 {
+    fn kv_head(&self) -> u32 {
         self.kv_head
     }
 
     #[inline(always)]
-    fn row_count(self, queries: u32) -> u32 {
+    fn row_count(&self, queries: u32) -> u32 {
         queries * self.group.value
     }
 
     #[inline(always)]
-    fn query_and_head(self, row: u32) -> (u32, u32) {
+    fn query_and_head(&self, row: u32) -> (u32, u32) {
         let (query, head) = self.group.divide(row);
         (query, self.first() + head)
     }
 
     #[inline(always)]
-    fn rows(self, tensor: &TensorRef, first_head: Strided) -> Grouped {
+    fn rows(&self, tensor: &TensorRef, first_head: Strided) -> Grouped {
         Grouped {
             head: first_head,
             head_bytes: 2 * tensor.head_stride,

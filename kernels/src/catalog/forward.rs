@@ -47,11 +47,13 @@ pub enum Kind {
         /// As of plain kernels.
         causal: bool,
     },
+    /// As packed, by the instructions of Hopper.
+    HopperPacked,
 }
 
 impl Kind {
     /// All kinds; a [module](Spec::module) has the kinds that stand together.
-    pub const ALL: [&[Self]; 5] = [
+    pub const ALL: [&[Self]; 6] = [
         &[Kind::Plain { causal: false }, Kind::Plain { causal: true }],
         &[Kind::Packed],
         &[Kind::Decode],
@@ -60,6 +62,7 @@ impl Kind {
             Kind::Hopper { causal: false },
             Kind::Hopper { causal: true },
         ],
+        &[Kind::HopperPacked],
     ];
 
     /// The head dims that have a kernel, ascending.
@@ -67,20 +70,21 @@ impl Kind {
         match self {
             Kind::Wide => WIDE_DIMS,
             Kind::Hopper { .. } => hopper::DIMS,
+            Kind::HopperPacked => hopper::PACKED_DIMS,
             _ => HEAD_DIMS,
         }
     }
 
     /// Whether query heads that share a key/value head share query tiles.
     pub fn is_packed(self) -> bool {
-        matches!(self, Kind::Packed | Kind::Decode)
+        matches!(self, Kind::Packed | Kind::Decode | Kind::HopperPacked)
     }
 
     /// Whether the kernels compute attention with or without the causal mask.
     pub fn serves(self, causal: bool) -> bool {
         match self {
             Kind::Plain { causal: mask } | Kind::Hopper { causal: mask } => mask == causal,
-            Kind::Packed | Kind::Decode | Kind::Wide => true,
+            Kind::Packed | Kind::Decode | Kind::Wide | Kind::HopperPacked => true,
         }
     }
 
@@ -95,6 +99,7 @@ impl Kind {
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
             Kind::Hopper { .. } => hopper::tile(dim),
+            Kind::HopperPacked => hopper::packed_tile(dim),
         }
     }
 }
@@ -205,6 +210,7 @@ impl Spec for Forward {
             Kind::Decode => "decode",
             Kind::Wide => "wide",
             Kind::Hopper { .. } => "hopper",
+            Kind::HopperPacked => "hopper_packed",
         };
         let tile = self.tile;
         let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
@@ -219,13 +225,13 @@ impl Spec for Forward {
 
     fn target(&self) -> Target {
         match self.kind {
-            Kind::Hopper { .. } => Target::Sm90a,
+            Kind::Hopper { .. } | Kind::HopperPacked => Target::Sm90a,
             _ => Target::Sm80,
         }
     }
 
     fn takes_maps(&self) -> bool {
-        matches!(self.kind, Kind::Hopper { .. })
+        matches!(self.kind, Kind::Hopper { .. } | Kind::HopperPacked)
     }
 
     fn threads(&self) -> u32 {
@@ -239,7 +245,9 @@ impl Spec for Forward {
     fn shared_bytes(&self) -> u32 {
         match self.kind {
             Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
-            Kind::Hopper { .. } => hopper::memory(&self.tile, self.dim).bytes(),
+            Kind::Hopper { .. } | Kind::HopperPacked => {
+                hopper::memory(&self.tile, self.dim).bytes()
+            }
             _ => self.tile.shared_bytes(self.dim),
         }
     }
@@ -257,22 +265,25 @@ impl Spec for Forward {
             Kind::Plain { causal: true } => "Causal, OneHead",
             Kind::Packed | Kind::Decode => "Either, HeadGroup",
             Kind::Wide => "Either, OneHead",
-            Kind::Hopper { causal } => {
-                let mask = if causal { "Causal" } else { "Full" };
+            Kind::Hopper { .. } | Kind::HopperPacked => {
+                let heads = match self.slices() {
+                    1 => "OneHead".to_owned(),
+                    slices => format!("HeadSlice<{slices}>"),
+                };
+                let rows = match self.kind {
+                    Kind::Hopper { causal: false } => format!("Full, {heads}"),
+                    Kind::Hopper { causal: true } => format!("Causal, {heads}"),
+                    _ => "Either, HeadGroup".to_owned(),
+                };
                 let Roles {
                     consumers,
                     q_slots,
                     given,
                     taken,
                 } = Roles::new(&tile);
-                let heads = match self.slices() {
-                    1 => "OneHead".to_owned(),
-                    slices => format!("HeadSlice<{slices}>"),
-                };
                 let sizes = generics(&[consumers, p.dt, p.ot, p.kt, q_slots, tile.stages]);
-                let generics = format!(
-                    "{element:?}, {mask}, {heads}, Scaled, Unwatched, {sizes}, {given}, {taken}"
-                );
+                let generics =
+                    format!("{element:?}, {rows}, Scaled, Unwatched, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
             }
         };
@@ -318,6 +329,7 @@ impl Spec for Forward {
             Kind::Decode => decode::collectives(&parts),
             Kind::Wide => wide::collectives(&parts),
             Kind::Hopper { causal } => hopper::collectives(&parts, causal),
+            Kind::HopperPacked => hopper::packed_collectives(&parts),
             _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
             _ => plain::shared_rows(&parts, causal),
         }

@@ -42,10 +42,34 @@ pub(super) fn tile(dim: u32) -> Tile {
         _ => panic!("no tile for this head dim"),
     };
     Tile {
+        team: if dim > 256 { 2 } else { 1 },
+        ..of_roles(consumers, keys, stages)
+    }
+}
+
+/// Head dims of [`packed_tile`], ascending.
+pub(super) const PACKED_DIMS: &[u32] = &[128, 256];
+
+/// The tile of rows of all heads that share keys. Device memory is to bound it, so bytes on their way count: 128 to 160
+/// KB of K and V.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 128: keys 64, -2 to -10 %; keys 96, 0 to -5 %; keys 128 in two stages, -4 to
+/// -15 %.
+pub(super) fn packed_tile(dim: u32) -> Tile {
+    match dim {
+        128 => of_roles(2, 80, 4),
+        256 => of_roles(2, 64, 2),
+        _ => panic!("no tile for this head dim"),
+    }
+}
+
+/// A tile of this many warpgroups that consume.
+fn of_roles(consumers: u32, keys: u32, stages: u32) -> Tile {
+    Tile {
         q_rows: ROWS * consumers,
         keys,
         warps: 4 * (consumers + 1),
-        team: if dim > 256 { 2 } else { 1 },
+        team: 1,
         stages,
         v_slices: 1,
         q_slices: 0,
@@ -115,16 +139,31 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     }
 }
 
+/// As [`collectives`], of the causal code, whether causal or not; but consumers copy Q, before a barrier.
+pub(super) fn packed_collectives(parts: &Parts) -> Collectives {
+    let causal = collectives(parts, true);
+    Collectives {
+        tensor_load: causal.tensor_load - 1,
+        bar: causal.bar + 1,
+        ..causal
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::catalog::class::Class;
 
+    /// Every tile, with its head dim.
+    fn tiles() -> impl Iterator<Item = (u32, Tile)> {
+        let plain = DIMS.iter().map(|&dim| (dim, tile(dim)));
+        plain.chain(PACKED_DIMS.iter().map(|&dim| (dim, packed_tile(dim))))
+    }
+
     /// The registers of a multiprocessor, in the granularity of an allocation.
     #[test]
     fn registers_suffice() {
-        for &dim in DIMS {
-            let tile = tile(dim);
+        for (dim, tile) in tiles() {
             let roles = Roles::new(&tile);
             let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
             let needed = roles.given + roles.consumers * roles.taken;
@@ -135,8 +174,8 @@ mod tests {
 
     #[test]
     fn tiles_fit_their_class() {
-        for &dim in DIMS {
-            let bytes = memory(&tile(dim), dim).bytes();
+        for (dim, tile) in tiles() {
+            let bytes = memory(&tile, dim).bytes();
             assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
         }
     }

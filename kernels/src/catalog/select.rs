@@ -23,6 +23,9 @@ pub struct Request {
     pub class: Class,
 }
 
+/// The largest head dim for which Hopper's packed kernels, padded, are not faster than the others.
+const MMA_PACKED_DIM: u32 = 64;
+
 /// Whether a head dim is above [`HEAD_DIMS`].
 pub fn is_wide(dim: u32) -> bool {
     HEAD_DIMS.last().is_some_and(|&most| dim > most)
@@ -31,8 +34,8 @@ pub fn is_wide(dim: u32) -> bool {
 /// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
 /// [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
 /// queries. Else the decode kernel if one of its tiles holds the rows of all
-/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty. Else the
-/// Hopper kernel on compute capability 9.0, and the plain one on others.
+/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty; else the
+/// plain one. On compute capability 9.0 the latter two are Hopper's, where it has them.
 pub fn select(request: &Request) -> Option<&'static Kernel> {
     let causal = request.causal;
     let of = |kind: Kind| {
@@ -47,25 +50,39 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         });
         return found(hopper.or(of(Kind::Wide))?, request);
     }
-    let (decode, plain) = (of(Kind::Decode)?, of(Kind::Plain { causal })?);
+    let decode = of(Kind::Decode)?;
     let rows = u64::from(request.seqlen_q) * u64::from(request.group);
-    // Above a head dim of 192 products take the time, from half a tile of rows on: with 64 rows packed
-    // kernels were 1.28 times as fast on an H200.
+    let packed = match of(Kind::HopperPacked) {
+        Some(packed) if is_hopper && request.dim > MMA_PACKED_DIM => packed,
+        _ => of(Kind::Packed)?,
+    };
+    let has_packed = packed.kind == Kind::HopperPacked && request.group > 1;
     let decode_rows = match decode.dim {
-        ..=192 => decode.tile.q_rows,
-        _ => decode.tile.q_rows / 2,
+        // Products take the time, from half a tile of rows on: with 64 rows packed kernels were 1.28 times as fast on
+        // an H200.
+        193.. => decode.tile.q_rows / 2,
+        // Hopper's packed kernel was 1.14 times as fast with 16 rows.
+        96 if has_packed => decode.tile.q_rows / 8,
+        // It was level with 48 rows, and 1.04 times as fast with 56.
+        128 if has_packed => decode.tile.q_rows / 4 * 3,
+        _ => decode.tile.q_rows,
+    };
+    // A padded packed kernel has to win by more.
+    let plain = of(Kind::Plain { causal })?;
+    let alone = match is_hopper {
+        true => of(Kind::Hopper { causal })?,
+        false => plain,
+    };
+    let half = match packed.kind == Kind::HopperPacked && packed.dim == alone.dim {
+        true => alone.tile.q_rows / 2,
+        false => plain.tile.q_rows / 2,
     };
     let chosen = if rows <= u64::from(decode_rows) {
         decode
-    } else if request.group > 1
-        && request.seqlen_q <= plain.tile.q_rows / 2
-        && rows <= u64::from(MAX_SEQLEN)
-    {
-        of(Kind::Packed)?
-    } else if is_hopper {
-        of(Kind::Hopper { causal })?
+    } else if request.group > 1 && request.seqlen_q <= half && rows <= u64::from(MAX_SEQLEN) {
+        packed
     } else {
-        plain
+        alone
     };
     found(chosen, request)
 }
@@ -94,33 +111,63 @@ mod tests {
         }
     }
 
+    /// The request on a device of the same tiles without Hopper's instructions.
+    fn older(request: Request) -> Request {
+        Request {
+            compute_capability: (8, 0),
+            ..request
+        }
+    }
+
     fn name(request: Request) -> &'static str {
         select(&request).expect("a kernel").name
     }
 
     #[test]
     fn decode_kernels_serve_few_rows() {
-        for (seqlen_q, group) in [(1, 1), (1, 64), (16, 1), (16, 4), (64, 1), (32, 2)] {
+        for (seqlen_q, group) in [(1, 1), (1, 48), (16, 1), (16, 3), (64, 1), (24, 2)] {
             assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
+        }
+        // Of more rows Hopper's packed kernel makes more.
+        for (seqlen_q, group) in [(1, 49), (1, 64), (16, 4), (32, 2)] {
+            let request = request(seqlen_q, group);
+            assert_eq!(name(request), "hopper_packed_f16_d128");
+            assert_eq!(name(Request { dim: 64, ..request }), "decode_f16_d64");
+            assert_eq!(name(older(request)), "decode_f16_d128");
         }
     }
 
     #[test]
     fn packed_kernels_serve_heads_that_fill_tiles_together() {
         for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
-            assert_eq!(name(request(seqlen_q, group)), "packed_f16_d128");
+            let request = request(seqlen_q, group);
+            assert_eq!(name(request), "hopper_packed_f16_d128");
+            assert_eq!(name(Request { dim: 64, ..request }), "packed_f16_d64");
+            assert_eq!(name(older(request)), "packed_f16_d128");
         }
+        assert_eq!(name(request(96, 2)), "hopper_packed_f16_d128");
         // Heads of more rows, one alone, and more rows than have a number.
-        for (seqlen_q, group) in [(65, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
+        for (seqlen_q, group) in [(97, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
             assert_eq!(name(request(seqlen_q, group)), "hopper_f16_d128_causal");
         }
-        // Tiles of 64 rows.
-        for (seqlen_q, expected) in [(32, "packed_f16_d192"), (33, "hopper_f16_d192_causal")] {
+        // Padded kernels take fewer queries; none serves 32.
+        for (dim, seqlen_q, expected) in [
+            (192, 8, "decode_f16_d192"),
+            (192, 9, "hopper_packed_f16_d256"),
+            (192, 32, "hopper_packed_f16_d256"),
+            (192, 33, "hopper_f16_d192_causal"),
+            (96, 1, "decode_f16_d96"),
+            (96, 2, "hopper_packed_f16_d128"),
+            (96, 64, "hopper_packed_f16_d128"),
+            (96, 65, "hopper_f16_d96_causal"),
+            (32, 64, "packed_f16_d32"),
+            (32, 65, "hopper_f16_d32_causal"),
+        ] {
             let request = Request {
-                dim: 192,
+                dim,
                 ..request(seqlen_q, 8)
             };
-            assert_eq!(name(request), expected);
+            assert_eq!(name(request), expected, "{dim}, {seqlen_q}");
         }
     }
 
@@ -203,11 +250,14 @@ mod tests {
                             class: Class::of(compute_capability, device),
                         });
                         let kernel = kernel.expect("a kernel");
-                        let kind = match kind {
+                        let (kind, padded) = match kind {
                             Kind::Plain { causal } if compute_capability == (9, 0) => {
-                                Kind::Hopper { causal }
+                                (Kind::Hopper { causal }, padded)
                             }
-                            kind => kind,
+                            Kind::Packed if compute_capability == (9, 0) && dim > 64 => {
+                                (Kind::HopperPacked, if dim > 128 { 256 } else { 128 })
+                            }
+                            kind => (kind, padded),
                         };
                         let forward = Forward::of(kind, dtype, padded, class);
                         assert_eq!(kernel.family, Family::Forward(forward));

@@ -15,6 +15,9 @@ loads! {
     /// Reads 4 bytes.
     load_u32 = "ld.global.b32 {}, [{}];" (a: u32 in reg32);
 
+    /// Reads 16 bytes.
+    load_u32x4 = "ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];" [a b c d: u32 in reg32; 4];
+
     /// Reads two f32.
     load_f32x2 = "ld.global.v2.b32 {{{}, {}}}, [{}];" [a b: f32 in reg32; 2];
 

@@ -5,34 +5,13 @@ use super::consumer::Consumer;
 use crate::attention::mask::{Interval, Prefix};
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
-use crate::ptx::{barrier, bulk, ldmatrix, shared, special, vote};
+use crate::ptx::{barrier, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
 
 impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
     Consumer<T, DT, OT, NT, S>
 {
-    /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
-    /// them after a barrier of the warpgroup.
-    ///
-    /// # Safety
-    /// Every lane of the warp makes the same call; Q has landed, and no product reads it.
-    #[inline(always)]
-    pub unsafe fn negate_q(&self, row: u32) {
-        let q = self.memory.q(self.slot);
-        let (mut i, end) = (special::lane(), opaque(16 * 2 * DT as u32));
-        while i < end {
-            let address = q.chunk(row + i % 16, i / 16 * 8);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let pairs = shared::load_u32x4(address);
-                shared::store_u32x4(address, pairs.map(|pair| pair ^ 0x8000_8000));
-            }
-            i += 32;
-        }
-        bulk::fence();
-    }
-
     /// Line 8 for the 16 rows of a warp from `row` on.
     ///
     /// # Safety

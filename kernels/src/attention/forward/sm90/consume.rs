@@ -92,6 +92,11 @@ pub unsafe fn consume<
             let mut o = [Accumulator::ZERO; OT];
             let mut softmax = Softmax::<1>::new(scale);
             if j > 0 {
+                if !H::STRIDED {
+                    let warp_row = who().1;
+                    consumer.copy_q(params, &part.work, part.first + warp_row as i32, warp_row);
+                    barrier::some(1 + warpgroup, 128);
+                }
                 if scale.negative {
                     consumer.negate_q(who().1);
                     barrier::some(1 + warpgroup, 128);

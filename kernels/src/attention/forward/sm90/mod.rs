@@ -18,6 +18,7 @@
 //! | `produce` | the producer: loads of Q, K and V |
 //! | `consume` | the consumers' loop over tiles and blocks of keys: Algorithm 1 |
 //! | `consumer` | its products, issued and waited for |
+//! | `query` | Q, negated or copied by the consumers |
 //! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
 //! | `store` | O and lse, or partial results, stored |
 //! | `watch` | what may watch the roles |
@@ -27,6 +28,7 @@ mod consume;
 mod consumer;
 mod job;
 mod produce;
+mod query;
 pub mod store;
 mod watch;
 

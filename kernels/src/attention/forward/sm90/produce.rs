@@ -89,16 +89,15 @@ pub unsafe fn produce<
                 let (slot, full) = (q.stage(), memory.q_full(q.stage()));
                 q.acquire(full);
                 job.store(memory.job(slot));
-                let row = part.first + (warpgroup * ROWS) as i32;
-                let place = (row, part.work.heads.first(), batch);
-                load(
-                    memory.q(slot),
-                    q_map,
-                    full,
-                    memory.q_bytes(),
-                    [0, dim],
-                    place,
-                );
+                if H::STRIDED {
+                    let row = part.first + (warpgroup * ROWS) as i32;
+                    let place = (row, part.work.heads.first(), batch);
+                    let (to, bytes) = (memory.q(slot), memory.q_bytes());
+                    load(to, q_map, full, bytes, [0, dim], place);
+                } else {
+                    // The warpgroup copies its rows itself.
+                    mbarrier::arrive(full);
+                }
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
