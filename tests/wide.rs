@@ -71,7 +71,7 @@ fn any(device: &Device) -> Outcome {
     check_some(device, count(device), small())
 }
 
-/// Only wide kernels and those of Hopper serve these head dims: each head dim with a kernel of its own, and the next
+/// Only wide kernels and Hopper's serve these head dims: each head dim with a kernel of its own, and the next
 /// one.
 fn each_dim(device: &Device) -> Outcome {
     for (i, dim) in [264, 384, 392, 512, 520, 768, 776, 1024]

@@ -39,7 +39,7 @@ impl SoftmaxScale {
 /// binary16). `m` is at most the row's largest score, so no more probabilities vanish than with the true maximum.
 const MOST: f32 = 16384.0;
 
-/// The largest probability of a block that keeps the maxima, in base 2: that of [`MOST`].
+/// The base-2 logarithm of the largest probability of a block that keeps the maxima.
 const MOST_LOG2: f32 = 14.0;
 
 /// Running maximum and sum of the rows of `MT` 16-row tiles, two rows a lane in each.
