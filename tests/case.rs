@@ -125,6 +125,17 @@ pub struct Outputs {
 }
 
 impl Case {
+    /// The case with each of these element types, masks (causal or not), head dims and splits.
+    pub fn with_each<const N: usize>(&self, variants: [(Dtype, bool, usize, u32); N]) -> [Case; N] {
+        variants.map(|(dtype, causal, dim, splits)| Case {
+            dtype,
+            causal,
+            dim,
+            splits,
+            ..self.clone()
+        })
+    }
+
     /// Runs the case on normally distributed inputs and checks all that [`run`](Case::run) checks.
     ///
     /// # Errors

@@ -50,18 +50,11 @@ fn packed(case: Case) -> Case {
 
 /// Both dtypes, causal or not, a head dim that is padded, several splits.
 fn variants(case: &Case) -> Vec<Case> {
-    let variants = [
+    let variants = case.with_each([
         (Dtype::F16, false, 128, 1),
         (Dtype::Bf16, true, 128, 1),
         (Dtype::F16, true, 104, 3),
-    ];
-    let variants = variants.map(|(dtype, causal, dim, splits)| Case {
-        dtype,
-        causal,
-        dim,
-        splits,
-        ..case.clone()
-    });
+    ]);
     variants.map(packed).to_vec()
 }
 

@@ -104,18 +104,11 @@ fn each_dim(device: &Device) -> Outcome {
 /// Both dtypes, causal or not, V whole and in slices, a head dim that is padded, several splits; each by every kernel of the
 /// device that serves it.
 fn variants(device: &Device, case: &Case) -> Vec<Case> {
-    let variants = [
+    let variants = case.with_each([
         (Dtype::F16, false, 264, 1),
         (Dtype::Bf16, true, 512, 2),
         (Dtype::F16, true, 520, 1),
-    ];
-    let variants = variants.map(|(dtype, causal, dim, splits)| Case {
-        dtype,
-        causal,
-        dim,
-        splits,
-        ..case.clone()
-    });
+    ]);
     let by_each = |case: Case| {
         let problem = case.problem().expect("a valid case");
         let names = kernel::suitable(device, case.dtype, &problem).expect("a dtype of kernels");

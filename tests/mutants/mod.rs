@@ -50,7 +50,9 @@ pub fn tests() -> Vec<Test> {
     let families = [
         forward::MUTANTS,
         gemm::MUTANTS,
-        hopper::MUTANTS,
+        hopper::pipeline::MUTANTS,
+        hopper::products::MUTANTS,
+        hopper::chunks::MUTANTS,
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,

@@ -7,7 +7,7 @@ use crate::layout::rows::{Grouped, Rows, Strided};
 ///
 /// Later rows are never earlier queries, so that under the causal mask later rows see no fewer keys.
 pub trait Heads: Copy {
-    /// Whether the rows of a tile lie a stride apart, as those of a box of a tensor map do.
+    /// Whether the rows of a tile lie a stride apart, as the rows of a tensor map's box do.
     const STRIDED: bool;
 
     /// Where the rows of q and o lie.

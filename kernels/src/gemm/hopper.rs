@@ -158,7 +158,7 @@ unsafe fn consume<E: Element, const W: u32, const NT: usize, const S: u32>(
             let mut sums = [Accumulator::ZERO; NT];
             let mut stage = Stage::<S>::at::<W, NT>(place);
             multiply::<E, NT, S>(&mut sums, &stage, warpgroup, false);
-            // While the products of a stage run, those of the next one are issued behind them.
+            // While the products of a stage run, the next stage's products are issued behind them.
             let mut steps = params.gemm.k.div_ceil(DEPTH) - 1;
             while steps > 0 {
                 steps -= 1;
