@@ -2,8 +2,8 @@
 //! element type after each step, the measure of how close a result can come.
 
 use super::Problem;
-use crate::tensor::Element;
-use half::f16;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
@@ -58,7 +58,7 @@ impl<'a> Reference<'a> {
         self.attend(row, scores, |x| x)
     }
 
-    /// The result of an implementation that keeps scores, probabilities and output in `T`.
+    /// The result of an implementation that keeps scores and probabilities in `T`, before o is rounded to `T`.
     ///
     /// The scale is applied to the keys first, so that a product of large q and k whose score is
     /// ordinary does not overflow.
@@ -172,10 +172,7 @@ impl<'a> Reference<'a> {
         for (e, value) in exponentials.iter().zip(values.rows()) {
             o.scaled_add(round(e / l), &value);
         }
-        Row {
-            o: o.mapv_into(round),
-            lse: m + l.ln(),
-        }
+        Row { o, lse: m + l.ln() }
     }
 }
 
@@ -188,6 +185,16 @@ pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
 /// The nearest value of `T`.
 pub(crate) fn round<T: Element>(x: f64) -> f64 {
     f64::from(T::from_f32(x as f32).to_f32())
+}
+
+/// Half a unit in the last place of `x`, a normal number of `T`.
+pub(crate) fn half_unit<T: Element>(x: f64) -> f64 {
+    let epsilon = match T::DTYPE {
+        Dtype::F16 => f16::EPSILON.into(),
+        Dtype::Bf16 => bf16::EPSILON.into(),
+        Dtype::F32 => f64::from(f32::EPSILON),
+    };
+    x.abs().log2().floor().exp2() * epsilon / 2.0
 }
 
 /// The larger of two numbers, NaN if either is NaN.
