@@ -11,6 +11,7 @@ use crate::mbarrier::Mbarriers;
 use crate::module::Instruction;
 use crate::pool::Pool;
 use crate::products::Products;
+use crate::random::Random;
 use crate::registers::{LANES, Reg, Row, Value};
 use crate::shared::{Accessor, Shared};
 use crate::warp::{State, Warp};
@@ -127,7 +128,7 @@ impl<'a> Block<'a> {
             shared: Shared::new(launch.shared_bytes, warps, warpgroups),
             barriers: Default::default(),
             mbarriers: Mbarriers::default(),
-            bulk: BulkCopies::default(),
+            bulk: BulkCopies::new(Random::new(!launch.options.seed, position)),
             pool: launch
                 .kernel
                 .registers_at_launch
@@ -208,6 +209,9 @@ impl<'a> Block<'a> {
             self.wake();
             return Ok(Resolved::GoOn);
         }
+        if self.end_sleep() {
+            return Ok(Resolved::GoOn);
+        }
         let polling = |warp: &Warp| matches!(warp.state, State::Polling { .. });
         let waiting = self.warps.iter().filter(|warp| polling(warp)).count();
         if waiting == 0 {
@@ -220,6 +224,20 @@ impl<'a> Block<'a> {
             warp.state = State::Running;
         }
         Ok(Resolved::GoOn)
+    }
+
+    /// Wakes the warps that sleep, if there are some: other blocks may have changed what they wait for.
+    fn end_sleep(&mut self) -> bool {
+        let sleeps = |warp: &&mut Warp| warp.state == State::Sleeping;
+        let mut any = false;
+        for warp in self.warps.iter_mut().filter(sleeps) {
+            warp.state = State::Running;
+            any = true;
+        }
+        if any {
+            std::thread::yield_now();
+        }
+        any
     }
 
     /// Executes a warp's next instruction.
@@ -427,6 +445,7 @@ impl<'a> Block<'a> {
                     let owned = pool.map_or(0, |pool| pool.owned[index]);
                     format!("for {count} registers, and has {owned}; {free} are free for one warp")
                 }
+                State::Sleeping => "for the end of its sleep".to_owned(),
                 State::AtWarpgroup => "for the other warps of its warpgroup".to_owned(),
             };
             let kernel = self.launch.kernel;
@@ -441,7 +460,7 @@ impl<'a> Block<'a> {
     }
 
     /// Ends the block, once every warp has exited.
-    fn finish(&self) -> Result<(), Box<Fault>> {
+    fn finish(&mut self) -> Result<(), Box<Fault>> {
         let finished = self.bulk.finish(&self.launch.global);
         finished.map_err(|late| self.late_fault(late))
     }
@@ -501,30 +520,5 @@ impl Stall {
             };
         }
         self.in_vain < Self::MOST_IN_VAIN
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, block: [u32; 3]) -> Self {
-        let mut random = Random(seed);
-        for part in block {
-            random.0 = random.next() ^ u64::from(part);
-        }
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// A number below `bound`, nearly uniform.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
     }
 }

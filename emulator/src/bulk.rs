@@ -2,13 +2,15 @@
 //!
 //! A load, from global to shared memory, lands when no warp can go on without it: as late as the
 //! rules allow. A store, from shared to global memory, reads its source and writes its destination
-//! when its thread waits for that.
+//! when its thread waits for that. A reduction adds to its destination at some moment until then, in an
+//! order among the block's reductions that is drawn from the launch's seed.
 
 use crate::clocks::Knowledge;
 use crate::counters::Tally;
 use crate::error::{Rule, Violation};
 use crate::mbarrier::Mbarriers;
 use crate::memory::Global;
+use crate::random::Random;
 use crate::shared::{Accessor, BULK_ALIGNMENT, Shared};
 use crate::tensor_map::{CHUNK, TensorMap};
 
@@ -42,7 +44,11 @@ pub(crate) struct Store {
     pub to: Place,
     pub bytes: u32,
     pub line: u32,
-    /// The source, once read.
+    /// Whether the source is added to the destination, as f32.
+    pub adds: bool,
+    /// Whether it was added already.
+    pub added: bool,
+    /// The source, once its thread has waited for its reading.
     pub read: Option<Vec<u8>>,
 }
 
@@ -50,13 +56,41 @@ pub(crate) struct Store {
 pub(crate) type Late = (usize, u32, Box<Violation>);
 
 /// The bulk copies of a block.
-#[derive(Default)]
 pub(crate) struct BulkCopies {
     pub loads: Vec<Load>,
     pub stores: Vec<Store>,
+    /// Decides when reductions add.
+    random: Random,
 }
 
 impl BulkCopies {
+    pub fn new(random: Random) -> Self {
+        BulkCopies {
+            loads: Vec::new(),
+            stores: Vec::new(),
+            random,
+        }
+    }
+
+    /// Lets some of the reductions that are under way add to their destinations.
+    pub fn drift(&mut self, global: &Global, shared: &Shared) -> Result<(), Late> {
+        while self.random.below(2) == 0 {
+            let waiting = |store: &&mut Store| store.adds && !store.added;
+            let count = self.stores.iter_mut().filter(waiting).count() as u64;
+            if count == 0 {
+                break;
+            }
+            let chosen = self.random.below(count) as usize;
+            let mut stores = self.stores.iter_mut().filter(waiting);
+            let store = stores.nth(chosen).expect("chosen among them");
+            // Nobody may change the source until its thread has waited.
+            let source = shared.peek(store.from, store.bytes);
+            write(global, store, source).map_err(|v| (store.thread.0, store.line, v))?;
+            store.added = true;
+        }
+        Ok(())
+    }
+
     /// Lands a load.
     pub fn land(
         &mut self,
@@ -98,12 +132,13 @@ impl BulkCopies {
         if reads_only {
             return Ok(());
         }
-        let due: Vec<_> = self.stores.extract_if(.., is_due).collect();
-        due.iter().try_for_each(|store| write(global, store))
+        let mut due: Vec<_> = self.stores.extract_if(.., is_due).collect();
+        self.random.shuffle(&mut due);
+        due.iter().try_for_each(|store| finish(global, store))
     }
 
     /// Ends the block: no load may be under way, and no store may still read its source.
-    pub fn finish(&self, global: &Global) -> Result<(), Late> {
+    pub fn finish(&mut self, global: &Global) -> Result<(), Late> {
         let unfinished = |(warp, lane), line, address: u32| {
             let rule = Rule::UnfinishedBulkCopy;
             Err((warp, line, Violation::at(rule, lane, address.into())))
@@ -111,12 +146,13 @@ impl BulkCopies {
         if let Some(load) = self.loads.first() {
             return unfinished(load.thread, load.line, load.to);
         }
+        self.random.shuffle(&mut self.stores);
         for store in &self.stores {
             if store.read.is_none() {
                 return unfinished(store.thread, store.line, store.from);
             }
             let late = |violation| (store.thread.0, store.line, violation);
-            write(global, store).map_err(late)?;
+            finish(global, store).map_err(late)?;
         }
         Ok(())
     }
@@ -147,12 +183,16 @@ pub(crate) fn fetch(global: &Global, load: &Load) -> Result<Vec<u8>, Box<Violati
     Ok(bytes)
 }
 
-/// Checks that the destination of a store may be written.
+/// Checks that the destination of a store may be written and, where it is added to, read.
 pub(crate) fn check_destination(global: &Global, store: &Store) -> Result<(), Box<Violation>> {
     let lane = store.thread.1;
     match &store.to {
         Place::Bytes(address) => {
-            global.writable(lane, *address, BULK_ALIGNMENT, store.bytes as usize)?;
+            let mut bytes = vec![0; store.bytes as usize];
+            global.writable(lane, *address, BULK_ALIGNMENT, bytes.len())?;
+            if store.adds {
+                global.read(lane, *address, BULK_ALIGNMENT, &mut bytes)?;
+            }
         }
         Place::Box(map, coordinates) => {
             for part in map.rows(*coordinates).filter_map(|(_, part)| part) {
@@ -164,14 +204,23 @@ pub(crate) fn check_destination(global: &Global, store: &Store) -> Result<(), Bo
     Ok(())
 }
 
-/// Writes the destination of a store that has read its source.
-fn write(global: &Global, store: &Store) -> Result<(), Box<Violation>> {
-    let bytes = store.read.as_ref().expect("it was read first");
+/// Writes the destination of a store that has read its source, unless it was added already.
+fn finish(global: &Global, store: &Store) -> Result<(), Box<Violation>> {
+    match &store.read {
+        Some(source) if !store.added => write(global, store, source),
+        Some(_) => Ok(()),
+        None => unreachable!("it was read first"),
+    }
+}
+
+/// Writes the bytes of its source to the destination of a store, or adds them.
+fn write(global: &Global, store: &Store, bytes: &[u8]) -> Result<(), Box<Violation>> {
     let lane = store.thread.1;
     match &store.to {
+        Place::Bytes(address) if store.adds => global.add_f32(lane, *address, bytes),
         Place::Bytes(address) => global.write(lane, *address, BULK_ALIGNMENT, bytes),
         Place::Box(map, coordinates) => {
-            let mut rows = bytes.clone();
+            let mut rows = bytes.to_vec();
             for (to, from) in map.swizzled_chunks(store.from) {
                 rows[to..to + CHUNK].copy_from_slice(&bytes[from..from + CHUNK]);
             }

@@ -7,7 +7,7 @@
 //! # What is modelled
 //! - Instructions that rustc's back end and this project's assembly use, one file for each family in
 //!   `instructions`. A module with any other instruction does not load.
-//! - Mbarriers, bulk and tensor copies, proxy fences, `wgmma` and `setmaxnreg`, in modules whose target
+//! - Mbarriers, bulk and tensor copies, bulk reductions, proxy fences, `wgmma` and `setmaxnreg`, in modules whose target
 //!   is `sm_90` or later. A [`TensorMap`] takes the place of what the driver encodes.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
@@ -88,6 +88,7 @@ mod module;
 mod parser;
 mod pool;
 mod products;
+mod random;
 mod registers;
 mod shared;
 mod source;

@@ -4,6 +4,8 @@
 //! buffer, and a freed address is never used again.
 
 use crate::error::{Rule, Violation};
+use crate::instructions::canonical_bits;
+use crate::shared::BULK_ALIGNMENT;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
@@ -241,6 +243,19 @@ impl Global {
         value.copy_from_slice(&change(before).to_le_bytes()[..bytes as usize]);
         self.write(lane, address, bytes, value)?;
         Ok(before)
+    }
+
+    /// Adds f32 to those at an address, a multiple of 16: each at once.
+    pub fn add_f32(&self, lane: u32, address: u64, values: &[u8]) -> Result<(), Box<Violation>> {
+        let _updating = self.updating.lock().expect(POISONED);
+        let mut sums = vec![0; values.len()];
+        self.read(lane, address, BULK_ALIGNMENT, &mut sums)?;
+        for (sum, value) in sums.chunks_exact_mut(4).zip(values.chunks_exact(4)) {
+            let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+            let total = canonical_bits(number(sum) + number(value));
+            sum.copy_from_slice(&total.to_le_bytes());
+        }
+        self.write(lane, address, BULK_ALIGNMENT, &sums)
     }
 
     /// The bytes of a buffer that a kernel may write.

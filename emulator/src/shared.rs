@@ -258,6 +258,11 @@ impl Shared {
         self.bytes[start..start + bytes as usize].to_vec()
     }
 
+    /// The source of a bulk copy that was started and not waited for.
+    pub fn peek(&self, address: u32, bytes: u32) -> &[u8] {
+        &self.bytes[(address - SHARED_BASE) as usize..][..bytes as usize]
+    }
+
     /// Starts a product of a warpgroup; its number.
     pub fn start_product(&mut self, warpgroup: usize, line: u32) -> u32 {
         let lines = &mut self.products.lines[warpgroup];

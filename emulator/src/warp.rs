@@ -21,6 +21,8 @@ pub(crate) enum State {
     },
     /// At a `setmaxnreg` to this count, until the block has enough.
     AwaitingRegisters(u32),
+    /// In `nanosleep`, until no other warp can go on.
+    Sleeping,
     /// At an instruction of the warpgroup, until its other warps are there.
     AtWarpgroup,
     Exited,

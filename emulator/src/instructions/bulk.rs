@@ -1,8 +1,10 @@
-//! `cp.async.bulk`: copies of many bytes by one thread, which run beside the computation.
+//! `cp.async.bulk` and `cp.reduce.async.bulk`: copies of many bytes by one thread, which run beside the
+//! computation.
 //!
 //! A copy to shared memory is complete when a phase of its mbarrier is. A copy to global memory
 //! belongs to a group of its thread, as `cp.async` does, and there are two things to wait for: that
-//! its source was read (`.read`), and that its destination was written.
+//! its source was read (`.read`), and that its destination was written. A reduction adds to its destination; in which
+//! order reductions add is open.
 
 use super::memory::address;
 use super::{for_each_lane, lanes, shared_address};
@@ -15,13 +17,17 @@ use crate::shared::BULK_ALIGNMENT;
 use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
+    if d.opcode() == "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32" {
+        d.require_target(90)?;
+        return store(d, true);
+    }
     let Some(rest) = d.opcode().strip_prefix("cp.async.bulk.") else {
         return Ok(None);
     };
     let operation = match rest {
         "shared::cluster.global.mbarrier::complete_tx::bytes"
         | "shared::cta.global.mbarrier::complete_tx::bytes" => load(d),
-        "global.shared::cta.bulk_group" => store(d),
+        "global.shared::cta.bulk_group" => store(d, false),
         "commit_group" => commit(d),
         "wait_group" => wait(d, false),
         "wait_group.read" => wait(d, true),
@@ -87,7 +93,7 @@ pub(super) fn start_load(
 }
 
 /// `[to], [from], bytes`
-fn store(d: &mut Decoder) -> Decoded {
+fn store(d: &mut Decoder, adds: bool) -> Decoded {
     let [to, from, bytes] = d.operands()?;
     let (to, from) = (address(d, to, false)?, address(d, from, true)?);
     let bytes: Reg<u32> = d.source(bytes)?;
@@ -96,7 +102,7 @@ fn store(d: &mut Decoder) -> Decoded {
         for_each_lane(c.active, |lane| {
             check_size(lane, bytes[lane])?;
             let to = Place::Bytes(to[lane]);
-            start_store(c, lane, to, from[lane], bytes[lane], BULK_ALIGNMENT)
+            start_store(c, lane, to, from[lane], bytes[lane], BULK_ALIGNMENT, adds)
         })
     })
 }
@@ -109,6 +115,7 @@ pub(super) fn start_store(
     from: u64,
     bytes: u32,
     alignment: u32,
+    adds: bool,
 ) -> Result<(), Box<Violation>> {
     let store = Store {
         thread: (c.warp.index, lane as u32),
@@ -117,6 +124,8 @@ pub(super) fn start_store(
         to,
         bytes,
         line: c.line,
+        adds,
+        added: false,
         read: None,
     };
     let who = c.warp.accessor(lane as u32, c.line);
@@ -127,7 +136,8 @@ pub(super) fn start_store(
         store.to.count(bytes, true, c.tally);
     }
     c.bulk.stores.push(store);
-    Ok(())
+    let drifted = c.bulk.drift(&c.launch.global, c.shared);
+    drifted.map_err(|(warp, _, violation)| violation.by(warp))
 }
 
 fn commit(d: &mut Decoder) -> Decoded {

@@ -1,7 +1,10 @@
-//! `bra`, `ret`, `exit` and `trap`.
+//! `bra`, `ret`, `exit`, `trap` and `nanosleep`.
 
+use super::lanes;
 use crate::decode::{Action, Decoded, Decoder};
+use crate::registers::Reg;
 use crate::syntax::Operand;
+use crate::warp::State;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match d.opcode() {
@@ -20,6 +23,15 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         "trap" => {
             d.operands::<0>()?;
             Ok(Some(Action::Trap))
+        }
+        // A loop that waits for other blocks has one, so that the warps of this block go on.
+        "nanosleep.u32" => {
+            let [time] = d.operands()?;
+            let _: Reg<u32> = d.source(time)?;
+            lanes(|c| {
+                c.warp.state = State::Sleeping;
+                Ok(())
+            })
         }
         _ => Ok(None),
     }

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 /// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
 /// payload of a NaN, so this works on bits.
 #[inline(always)]
-pub(super) fn canonical_bits(x: f32) -> u32 {
+pub(crate) fn canonical_bits(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits << 1 > 0xff << 24 {
         0x7fff_ffff

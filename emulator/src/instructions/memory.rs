@@ -52,13 +52,15 @@ impl Shape {
             "b64" | "u64" | "s64" | "f64" => 64,
             _ => return None,
         };
-        let (mut space, mut count) = (None, 1);
+        let (mut space, mut count, mut ordered) = (None, 1, false);
         for modifier in modifiers.split('.') {
             match modifier {
                 "global" => space = Some(Space::Global),
                 "shared" | "shared::cta" => space = Some(Space::Shared),
                 "v2" => count = 2,
                 "v4" => count = 4,
+                // The order of accesses to global memory is not modelled.
+                "acquire" | "release" | "relaxed" | "gpu" => ordered = true,
                 "volatile" | "weak" | "nc" | "ca" | "cg" | "cs" | "wb" | "L2::128B"
                 | "L2::256B" | "L1::no_allocate" | "L1::evict_last" | "L1::evict_first" => {}
                 _ => return None,
@@ -70,7 +72,8 @@ impl Shape {
             bits,
             signed,
         };
-        (shape.bytes() <= 16).then_some(shape)
+        let known = !ordered || shape.space == Space::Global;
+        (known && shape.bytes() <= 16).then_some(shape)
     }
 }
 

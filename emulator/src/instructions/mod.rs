@@ -24,6 +24,7 @@ mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
 pub(crate) use cp_async::Copies;
+pub(crate) use float::canonical_bits;
 
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes};

@@ -63,7 +63,15 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
                 let (from, to) = (from.read(c)?, to.read(c)?);
                 for_each_lane(c.active, |lane| {
                     let (map, place) = to.of_lane(c, lane)?;
-                    start_store(c, lane, place, from[lane], map.box_bytes(), BOX_ALIGNMENT)
+                    start_store(
+                        c,
+                        lane,
+                        place,
+                        from[lane],
+                        map.box_bytes(),
+                        BOX_ALIGNMENT,
+                        false,
+                    )
                 })
             })
         }
