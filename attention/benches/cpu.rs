@@ -1,12 +1,9 @@
 //! The CPU path, and the emulator: `cargo bench -p attention`.
 
 use attention::emulator::Options;
-use attention::{Attention, Device, Element, Tensor, bf16, f16};
+use attention::{Attention, Device, Element, Problem, Tensor, bf16, f16, random};
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
-use rand_distr::StandardNormal;
 
 fn main() {
     divan::main();
@@ -19,21 +16,38 @@ fn main() {
     sample_count = 10,
 )]
 fn forward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, bool)) {
-    let mut rng = SmallRng::seed_from_u64(0);
-    let mut tensor = || {
-        let shape = [1, 4, seqlen, dim];
-        let data: Vec<T> = (0..shape.iter().product())
-            .map(|_| T::from_f32(rng.sample(StandardNormal)))
-            .collect();
-        Tensor::new(&Device::cpu(), shape, &data).expect("a valid tensor")
-    };
-    let (q, k, v) = (tensor(), tensor(), tensor());
+    let shape = [1, 4, seqlen, dim];
+    let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
+    let inputs = random::inputs::<T>(&problem, 0);
+    let [q, k, v] =
+        inputs.map(|data| Tensor::new(&Device::cpu(), shape, &data).expect("a valid tensor"));
     let call = Attention::new().causal(causal);
-    let problem = attention::Problem::new(q.shape(), k.shape(), v.shape(), causal, None)
-        .expect("a valid problem");
     bencher
         .counter(ItemsCount::new(problem.flops() as u64))
         .bench_local(|| call.forward(&q, &k, &v).expect("a valid call"));
+}
+
+/// The same of the backward pass, 2.5 times as many.
+#[divan::bench(
+    types = [f16, f32],
+    args = [(1024, 64, false), (1024, 128, false), (4096, 64, false), (4096, 64, true)],
+    sample_count = 10,
+)]
+fn backward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, bool)) {
+    let shape = [1, 4, seqlen, dim];
+    let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
+    let [q, k, v, d_o] = [(0, 0), (0, 1), (0, 2), (1, 0)].map(|(seed, tensor)| {
+        let data = &random::inputs::<T>(&problem, seed)[tensor];
+        Tensor::new(&Device::cpu(), shape, data).expect("a valid tensor")
+    });
+    let call = Attention::new().causal(causal);
+    let (o, lse) = call.forward(&q, &k, &v).expect("a valid call");
+    bencher
+        .counter(ItemsCount::new(problem.backward_flops() as u64))
+        .bench_local(|| {
+            call.backward(&q, &k, &v, &o, &lse, &d_o)
+                .expect("a valid call")
+        });
 }
 
 /// One head of 1024 queries and keys on the emulator; items are warp-instructions.

@@ -30,6 +30,9 @@ pub enum Error {
     /// An element type that no kernel has.
     #[error("no kernel computes {}, only f16 and bf16; use the CPU", .0.name())]
     NoKernels(Dtype),
+    /// A head dim whose gradients only the CPU computes.
+    #[error("no kernel computes the backward pass for dim {0}; use the CPU")]
+    NoBackward(usize),
     /// A tensor with more bytes than the address space holds.
     #[error("the size of {0} overflows; use smaller sizes")]
     Overflow(&'static str),

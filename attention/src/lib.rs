@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! [`Gemm`] multiplies matrices, with kernels of the same parts.
+//! [`Attention::backward`] gives the gradients of q, k and v. [`Gemm`] multiplies matrices, with kernels of the same parts.
 //!
 //! A [`TensorView`] is a part of a tensor, or a tensor with its axes in another order: packed queries,
 //! keys and values are used [where they lie](TensorBase). Owners of other device memory call
@@ -28,6 +28,7 @@
 //! kernels are compiled when this crate is built, if the compiler has its library source
 //! (`rustup component add rust-src`).
 
+pub mod backward;
 pub mod device;
 mod error;
 mod forward;
@@ -40,6 +41,7 @@ mod tensor;
 mod tensor_map;
 
 pub use ::emulator;
+pub use backward::RawBackward;
 pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
 pub use forward::{Attention, Planner, Problem, RawForward, check, choice as kernel, reference};

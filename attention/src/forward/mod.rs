@@ -3,7 +3,7 @@
 pub mod check;
 pub mod choice;
 pub(crate) mod cpu;
-mod options;
+pub(crate) mod options;
 pub(crate) mod plan;
 mod problem;
 pub mod reference;

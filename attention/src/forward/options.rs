@@ -41,15 +41,17 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Attention {
-    causal: bool,
-    scale: Option<f32>,
-    kernel: Wanted,
+    pub(crate) causal: bool,
+    pub(crate) scale: Option<f32>,
+    pub(crate) kernel: Wanted,
     splits: u32,
+    /// Whether a gradient may be summed in any order.
+    pub(crate) any_order: bool,
 }
 
 /// Which kernel.
 #[derive(Clone, Debug, Default)]
-enum Wanted {
+pub(crate) enum Wanted {
     #[default]
     Best,
     Named(String),

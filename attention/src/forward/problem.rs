@@ -4,8 +4,9 @@ use crate::error::{Error, Result, expect_at_most};
 use crate::tensor::{Layout, expect_shape};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
+use std::ops::Range;
 
-/// Sizes and options of one attention forward pass.
+/// Sizes and options of one attention call.
 ///
 /// The feature `serde` reads and writes it as these fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,7 +135,49 @@ impl Problem {
         }
     }
 
-    /// Floating-point operations by the convention of the field: two products of two operations
+    /// Rectangles of rows and keys: together they hold each pair of `rows` and `keys` that see each other, once,
+    /// and no other pair.
+    ///
+    /// Products over rectangles need no mask, which 0 * NaN would pass.
+    pub(crate) fn visible(
+        &self,
+        rows: Range<usize>,
+        keys: Range<usize>,
+    ) -> Vec<(Range<usize>, Range<usize>)> {
+        let mut rectangles = Vec::new();
+        self.add_visible(rows, keys, &mut rectangles);
+        rectangles
+    }
+
+    fn add_visible(
+        &self,
+        rows: Range<usize>,
+        keys: Range<usize>,
+        rectangles: &mut Vec<(Range<usize>, Range<usize>)>,
+    ) {
+        if rows.is_empty() || keys.is_empty() {
+            return;
+        }
+        let seen_by_all = self.key_limit(rows.start).clamp(keys.start, keys.end);
+        if seen_by_all > keys.start {
+            rectangles.push((rows.clone(), keys.start..seen_by_all));
+        }
+        // The rest is a triangle, empty for a single row.
+        let keys = seen_by_all..self.key_limit(rows.end - 1).min(keys.end);
+        let middle = rows.start + rows.len() / 2;
+        if rows.len() > 1 {
+            self.add_visible(rows.start..middle, keys.clone(), rectangles);
+            self.add_visible(middle..rows.end, keys, rectangles);
+        }
+    }
+
+    /// Floating-point operations of the backward pass by the convention of the field: five products where the
+    /// forward pass has two.
+    pub fn backward_flops(&self) -> f64 {
+        2.5 * self.flops()
+    }
+
+    /// Floating-point operations of the forward pass by the convention of the field: two products of two operations
     /// each, half of that if causal.
     pub fn flops(&self) -> f64 {
         let [batch, heads, seqlen_q, dim] = self.q_shape().map(|n| n as f64);
@@ -164,5 +207,30 @@ mod tests {
         assert_eq!(limits(3, 3), [1, 2, 3]);
         assert_eq!(limits(2, 5), [4, 5]);
         assert_eq!(limits(5, 2), [0, 0, 0, 1, 2]);
+    }
+
+    #[test]
+    fn rectangles_hold_each_visible_pair_once() {
+        for (seqlen_q, seqlen_kv) in [(1, 1), (13, 13), (9, 20), (20, 9), (1, 20), (20, 1)] {
+            for causal in [false, true] {
+                let shape = |rows| [1, 1, rows, 8];
+                let (q, kv) = (shape(seqlen_q), shape(seqlen_kv));
+                let problem = Problem::new(q, kv, kv, causal, None).unwrap();
+                for (first, last) in [(0, seqlen_q), (seqlen_q / 3, seqlen_q / 2), (0, 1)] {
+                    for keys in [0..seqlen_kv, seqlen_kv / 3..seqlen_kv / 2, 0..1] {
+                        let mut pairs = Vec::new();
+                        for (rows, keys) in problem.visible(first..last, keys.clone()) {
+                            pairs.extend(rows.flat_map(|i| keys.clone().map(move |j| (i, j))));
+                        }
+                        pairs.sort_unstable();
+                        let seen = |i: usize| keys.start..keys.end.min(problem.key_limit(i));
+                        let expected: Vec<_> = (first..last)
+                            .flat_map(|i| seen(i).map(move |j| (i, j)))
+                            .collect();
+                        assert_eq!(pairs, expected, "{problem:?}, {first}..{last}, {keys:?}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,6 @@
+//! The gradients of scaled dot-product attention.
+
+pub(crate) mod cpu;
+mod options;
+
+pub use options::RawBackward;

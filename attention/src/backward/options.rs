@@ -1,0 +1,438 @@
+//! The backward call.
+
+use super::cpu::{self, Inputs};
+use crate::device::{Device, Facts, Stream};
+use crate::error::{Error, Result};
+use crate::forward::options::Wanted;
+use crate::forward::{Attention, Problem, choice};
+use crate::plan::{CPU, Plan, Steps};
+use crate::tensor::{
+    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
+    expect_shape,
+};
+use half::{bf16, f16};
+
+/// Tensors of a backward pass by address, for [`Attention::backward_raw`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RawBackward {
+    /// Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in dim.
+    pub q: RawTensor,
+    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub k: RawTensor,
+    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub v: RawTensor,
+    /// Output of the forward pass, `[batch, heads, seqlen_q, dim]`.
+    pub o: RawTensor,
+    /// Row log-sum-exp of the forward pass, `f32[batch, heads, seqlen_q]`, contiguous.
+    pub lse: RawTensor<3>,
+    /// Gradient of o, `[batch, heads, seqlen_q, dim]`.
+    pub d_o: RawTensor,
+    /// Gradient of lse, `f32[batch, heads, seqlen_q]`, contiguous; zeros if there is none.
+    pub d_lse: Option<RawTensor<3>>,
+    /// Gradient of q, `[batch, heads, seqlen_q, dim]`.
+    pub dq: RawTensor,
+    /// Gradient of k, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub dk: RawTensor,
+    /// Gradient of v, `[batch, kv_heads, seqlen_kv, dim]`.
+    pub dv: RawTensor,
+}
+
+impl RawBackward {
+    /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
+    /// tensors do not exist yet.
+    pub fn row_major(problem: &Problem) -> Self {
+        let [q, kv] = [problem.q_shape(), problem.kv_shape()].map(RawTensor::row_major);
+        RawBackward {
+            q,
+            k: kv,
+            v: kv,
+            o: q,
+            lse: RawTensor::row_major(problem.lse_shape()),
+            d_o: q,
+            d_lse: None,
+            dq: q,
+            dk: kv,
+            dv: kv,
+        }
+    }
+}
+
+impl Attention {
+    /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
+    /// be faster on a GPU, where sums of dq then have any order. The CPU is always deterministic.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.any_order = !deterministic;
+        self
+    }
+
+    /// What a [backward](Self::backward) call launches on a device with these facts; nothing on the CPU, which is
+    /// `None`.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_plan(
+        &self,
+        facts: Option<&Facts>,
+        dtype: Dtype,
+        args: &RawBackward,
+    ) -> Result<Plan> {
+        self.backward_plan_of(&self.backward_checked(args)?, facts, dtype)
+    }
+
+    /// Computes the gradients of q, k and v, in this order and of these shapes, on the device of the inputs.
+    ///
+    /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`; o and lse are what
+    /// [`forward`](Self::forward) gives for them with the same options; `d_o` is the gradient of o,
+    /// `[batch, heads, seqlen_q, dim]`.
+    ///
+    /// With `S = scale q k^T`, `P = exp(S - lse)`, `dP = d_o v^T`, `delta = rowsum(d_o * o)` and
+    /// `dS = P * (dP - delta)`, the gradients are `dq = scale dS k`, `dk = scale dS^T q` and `dv = P^T d_o`; dk and dv
+    /// are sums over the query heads that share a key/value head. Pairs that the mask hides have no part in any of
+    /// them, whatever q, k, v and `d_o` hold there, nor have rows with `lse = -inf`: their dq is 0.
+    ///
+    /// GPUs compute head dims up to 256, in f16 and bf16; the CPU computes all.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 1, 8], &[0.0_f32; 8])?;
+    /// let k = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[2.0; 8], [6.0; 8]].concat())?;
+    /// let d_o = Tensor::new(&device, [1, 1, 1, 8], &[1.0; 8])?;
+    ///
+    /// let attention = Attention::new().scale(1.0);
+    /// let (o, lse) = attention.forward(&q, &k, &v)?;
+    /// let (dq, dk, dv) = attention.backward(&q, &k, &v, &o, &lse, &d_o)?;
+    ///
+    /// // Both keys weigh 1/2, and moving weight to the second raises the sum of o: dS = [-8, 8].
+    /// assert_eq!(dq.to_vec()?, [16.0; 8]);
+    /// assert_eq!(dk.to_vec()?, [0.0; 16]);
+    /// assert_eq!(dv.to_vec()?, [0.5; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Says which argument is wrong, or what the device lacks: a GPU has no kernel for head dims above 256. A
+    /// failure while a GPU computes shows when its results are read.
+    pub fn backward<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = T>>,
+        v: &TensorBase<impl Storage<Item = T>>,
+        o: &TensorBase<impl Storage<Item = T>>,
+        lse: &TensorBase<impl Storage<Item = f32>, 3>,
+        d_o: &TensorBase<impl Storage<Item = T>>,
+    ) -> Result<(Tensor<T>, Tensor<T>, Tensor<T>)> {
+        let problem = Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)?;
+        let mut dq = Tensor::zeros(&q.device(), problem.q_shape())?;
+        let mut dk = Tensor::zeros(&q.device(), problem.kv_shape())?;
+        let mut dv = Tensor::zeros(&q.device(), problem.kv_shape())?;
+        self.backward_into(q, k, v, o, lse, d_o, None, &mut dq, &mut dk, &mut dv)?;
+        Ok((dq, dk, dv))
+    }
+
+    /// Like [`backward`](Self::backward), into tensors of the caller: `dq`, `dk` and `dv` of any strides that give
+    /// every element its own place, with unit stride in dim.
+    ///
+    /// `d_lse` `[batch, heads, seqlen_q]` is the gradient of lse, for a loss that depends on it:
+    /// `delta = rowsum(d_o * o) - d_lse`. It is contiguous, as lse is.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
+    pub fn backward_into<T: Element>(
+        &self,
+        q: &TensorBase<impl Storage<Item = T>>,
+        k: &TensorBase<impl Storage<Item = T>>,
+        v: &TensorBase<impl Storage<Item = T>>,
+        o: &TensorBase<impl Storage<Item = T>>,
+        lse: &TensorBase<impl Storage<Item = f32>, 3>,
+        d_o: &TensorBase<impl Storage<Item = T>>,
+        d_lse: Option<TensorView<'_, f32, 3>>,
+        dq: &mut TensorBase<impl StorageMut<Item = T>>,
+        dk: &mut TensorBase<impl StorageMut<Item = T>>,
+        dv: &mut TensorBase<impl StorageMut<Item = T>>,
+    ) -> Result<()> {
+        let device = q.device();
+        expect_device(&device, [("k", k.device()), ("v", v.device())])?;
+        expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
+        expect_device(&device, [("d_o", d_o.device())])?;
+        if let Some(d_lse) = d_lse {
+            expect_device(&device, [("d_lse", d_lse.device())])?;
+        }
+        expect_device(
+            &device,
+            [
+                ("dq", dq.device()),
+                ("dk", dk.device()),
+                ("dv", dv.device()),
+            ],
+        )?;
+        let args = RawBackward {
+            q: q.as_raw(),
+            k: k.as_raw(),
+            v: v.as_raw(),
+            o: o.as_raw(),
+            lse: lse.as_raw(),
+            d_o: d_o.as_raw(),
+            d_lse: d_lse.map(|d_lse| d_lse.as_raw()),
+            dq: dq.as_raw_mut(),
+            dk: dk.as_raw_mut(),
+            dv: dv.as_raw_mut(),
+        };
+        // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared. No other
+        // argument borrows the buffer of dq, dk or dv, so they overlap nothing. A buffer that is dropped early is
+        // freed by the driver after the work on the default stream.
+        unsafe { self.backward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
+    }
+
+    /// Like [`backward_into`](Self::backward_into), on memory of any owner and on the caller's stream. On a CUDA
+    /// device the call returns before the work is done.
+    ///
+    /// Memory that the kernels share, addresses and the stream are as for [`forward_raw`](Self::forward_raw).
+    ///
+    /// # Errors
+    /// Says which argument is wrong, or what the device lacks.
+    ///
+    /// # Safety
+    /// - Every element of the tensors, by the sizes in `args`, lies in live memory of the device, aligned to its
+    ///   type, until the work is done.
+    /// - Tensors of four axes hold elements of `dtype`; lse and d_lse hold `f32`.
+    /// - Until then nothing else writes the inputs, or touches dq, dk or dv. No element of dq, dk or dv is an
+    ///   element of another tensor.
+    /// - `stream` is null or a live stream of the device's primary context.
+    pub unsafe fn backward_raw(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawBackward,
+        stream: Stream,
+    ) -> Result<()> {
+        let problem = self.backward_checked(args)?;
+        let plan = self.backward_plan_of(&problem, device.facts(), dtype)?;
+        if !device.is_cpu() {
+            // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
+            return unsafe { plan.run(device, stream) };
+        }
+        let backward = match dtype {
+            Dtype::F16 => backward_cpu::<f16>,
+            Dtype::Bf16 => backward_cpu::<bf16>,
+            Dtype::F32 => backward_cpu::<f32>,
+        };
+        // SAFETY: the caller's word.
+        unsafe { backward(&problem, args) };
+        Ok(())
+    }
+
+    /// The problem that the tensors pose, if they are what the call takes.
+    fn backward_checked(&self, args: &RawBackward) -> Result<Problem> {
+        let &RawBackward {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            d_o,
+            d_lse,
+            dq,
+            dk,
+            dv,
+        } = args;
+        let problem = Problem::new(q.shape, k.shape, v.shape, self.causal, self.scale)?;
+        for (argument, tensor) in [("o", o), ("d_o", d_o), ("dq", dq)] {
+            expect_shape(argument, &problem.q_shape(), &tensor.shape)?;
+        }
+        for (argument, tensor) in [("dk", dk), ("dv", dv)] {
+            expect_shape(argument, &problem.kv_shape(), &tensor.shape)?;
+        }
+        for (argument, tensor) in [("lse", Some(lse)), ("d_lse", d_lse)] {
+            let Some(tensor) = tensor else { continue };
+            expect_shape(argument, &problem.lse_shape(), &tensor.shape)?;
+            if !tensor.layout().is_contiguous() {
+                return Err(Error::NotContiguous(argument));
+            }
+        }
+        let inputs = [("q", q), ("k", k), ("v", v), ("o", o), ("d_o", d_o)];
+        let gradients = [("dq", dq), ("dk", dk), ("dv", dv)];
+        for (argument, tensor) in inputs.into_iter().chain(gradients) {
+            tensor.expect_rows(argument, "dim")?;
+        }
+        for (argument, tensor) in gradients {
+            tensor.layout().expect_injective(argument)?;
+        }
+        Ok(problem)
+    }
+
+    fn backward_plan_of(
+        &self,
+        problem: &Problem,
+        facts: Option<&Facts>,
+        dtype: Dtype,
+    ) -> Result<Plan> {
+        if facts.is_some() {
+            dtype.of_kernels()?;
+            return Err(Error::NoBackward(problem.dim));
+        }
+        let name = match &self.kernel {
+            Wanted::Best => None,
+            Wanted::Named(name) => Some(name.as_str()),
+            Wanted::Planned(_) => {
+                let reason = "computes no gradients";
+                return Err(Error::unsuitable("of another crate", reason));
+            }
+        };
+        choice::resolve(name, dtype, problem, None)?;
+        Ok(Steps::default().finish(CPU, 1))
+    }
+}
+
+/// # Safety
+/// As for [`Attention::backward_raw`] on the CPU, with `T` the element type.
+unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) {
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [q, k, v, o, d_o] =
+        [args.q, args.k, args.v, args.o, args.d_o].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: as above.
+    let lse = unsafe { args.lse.view::<f32, _>() };
+    // SAFETY: as above.
+    let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view::<f32, _>() });
+    let inputs = Inputs {
+        q,
+        k,
+        v,
+        o,
+        lse: lse.as_slice().expect("contiguous"),
+        d_o,
+        d_lse: d_lse
+            .as_ref()
+            .map(|d_lse| d_lse.as_slice().expect("contiguous")),
+    };
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `backward_checked` found a place
+    // for every element.
+    let gradients = [args.dq, args.dk, args.dv].map(|output| unsafe { output.view_mut() });
+    cpu::backward(problem, &inputs, gradients);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RawBackward;
+    use crate::device::{Device, Facts};
+    use crate::error::Error;
+    use crate::forward::{Attention, Planner, Problem};
+    use crate::plan::{CPU, Plan};
+    use crate::tensor::{Dtype, RawTensor};
+    use kernels::catalog::class::Class;
+
+    fn problem(dim: usize) -> Problem {
+        let shape = [1, 2, 3, dim];
+        Problem::new(shape, shape, shape, false, None).expect("valid")
+    }
+
+    /// The error of a call of dim 8 whose tensors `spoil` changed.
+    fn refused(spoil: impl FnOnce(&mut RawBackward)) -> Error {
+        let mut args = RawBackward::row_major(&problem(8));
+        args.d_lse = Some(args.lse);
+        spoil(&mut args);
+        // SAFETY: the call is refused before it uses any memory.
+        let done = unsafe {
+            Attention::new().backward_raw(&Device::cpu(), Dtype::F16, &args, std::ptr::null_mut())
+        };
+        done.expect_err("refused")
+    }
+
+    #[test]
+    fn arguments_are_named() {
+        type Tensors = [(&'static str, fn(&mut RawBackward) -> &mut RawTensor); 8];
+        const TENSORS: Tensors = [
+            ("q", |args| &mut args.q),
+            ("k", |args| &mut args.k),
+            ("v", |args| &mut args.v),
+            ("o", |args| &mut args.o),
+            ("d_o", |args| &mut args.d_o),
+            ("dq", |args| &mut args.dq),
+            ("dk", |args| &mut args.dk),
+            ("dv", |args| &mut args.dv),
+        ];
+        for (name, tensor) in TENSORS {
+            let error = refused(|args| tensor(args).strides[3] = 2).to_string();
+            assert!(
+                error.starts_with(&format!("{name} has stride 2 in dim")),
+                "{error}"
+            );
+            let far = refused(|args| tensor(args).strides[2] = isize::MAX / 2);
+            assert_eq!(far, Error::Overflow(name));
+            // Another length of q is another problem.
+            if name != "q" {
+                let error = refused(|args| tensor(args).shape[0] = 5).to_string();
+                assert!(error.contains("has shape [5, 2, 3, 8]"), "{error}");
+                assert!(error.starts_with(name), "{error}");
+            }
+        }
+        for (name, tensor) in &TENSORS[5..] {
+            let error = refused(|args| tensor(args).strides[2] = 7).to_string();
+            assert!(
+                error.starts_with(&format!("{name} has overlapping strides")),
+                "{error}"
+            );
+        }
+        let shape = refused(|args| args.lse.shape[2] = 4).to_string();
+        assert!(shape.starts_with("lse has shape [1, 2, 4]"), "{shape}");
+        let gaps = refused(|args| args.lse.strides[1] = 4);
+        assert_eq!(gaps, Error::NotContiguous("lse"));
+        let d_lse = |change: fn(&mut RawTensor<3>)| {
+            refused(|args| change(args.d_lse.as_mut().expect("given")))
+        };
+        let shape = d_lse(|d_lse| d_lse.shape[2] = 4).to_string();
+        assert!(shape.starts_with("d_lse has shape [1, 2, 4]"), "{shape}");
+        assert_eq!(
+            d_lse(|d_lse| d_lse.strides[1] = 4),
+            Error::NotContiguous("d_lse")
+        );
+    }
+
+    #[derive(Debug)]
+    struct NoPlan;
+
+    impl Planner for NoPlan {
+        fn plan(
+            &self,
+            _: Option<&Facts>,
+            _: kernels::catalog::Dtype,
+            _: &Problem,
+            _: &crate::forward::RawForward,
+            _: Option<u32>,
+        ) -> crate::error::Result<Plan> {
+            unreachable!("it plans no backward pass")
+        }
+    }
+
+    #[test]
+    fn plans_say_what_a_device_lacks() {
+        let plan = |attention: Attention, facts: Option<&Facts>, dtype, dim| {
+            let args = RawBackward::row_major(&problem(dim));
+            let plan = attention.backward_plan(facts, dtype, &args);
+            plan.map(|plan| (plan.kernel, plan.steps.len()))
+        };
+        let attention = Attention::new().deterministic(false);
+        let on_cpu = plan(attention.clone(), None, Dtype::F32, 512);
+        assert_eq!(on_cpu, Ok((CPU, 0)));
+        let gpu = Facts::emulated(Class::Sm80);
+        let wide = plan(attention.clone(), Some(&gpu), Dtype::F16, 264);
+        assert_eq!(wide, Err(Error::NoBackward(264)));
+        let f32 = plan(attention.clone(), Some(&gpu), Dtype::F32, 64);
+        assert_eq!(f32, Err(Error::NoKernels(Dtype::F32)));
+        let named = plan(
+            attention.clone().kernel("forward_f16_d64"),
+            None,
+            Dtype::F16,
+            64,
+        );
+        assert!(matches!(named, Err(Error::NotOnCpu(_))), "{named:?}");
+        let planned = plan(attention.planner(NoPlan), None, Dtype::F16, 64);
+        let message = planned.expect_err("no gradients").to_string();
+        assert_eq!(message, "kernel of another crate computes no gradients");
+    }
+}
