@@ -2,6 +2,7 @@
 //! printed it, that case alone.
 
 mod alignment;
+mod backward_rows;
 mod bulk_copy;
 mod classes;
 mod counters;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     }
     harness::main([
         ("alignment", alignment::tests()),
+        ("backward_rows", backward_rows::tests()),
         ("bulk_copy", bulk_copy::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),

@@ -15,7 +15,7 @@ pub fn tests() -> Vec<Test> {
         .filter(|kernel| {
             !matches!(
                 kernel.family,
-                Family::Gemm(_) | Family::Auxiliary(Auxiliary::BulkCopy)
+                Family::Backward(_) | Family::Gemm(_) | Family::Auxiliary(Auxiliary::BulkCopy)
             )
         })
         .map(|kernel| {

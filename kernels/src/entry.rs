@@ -2,7 +2,8 @@
 //! [specification](crate::catalog) says; cargo sees none.
 
 use crate::abi::{
-    BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams, Sm90Params,
+    BackwardParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams,
+    Sm90Params,
 };
 use crate::attention::forward::Unwatched;
 use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};

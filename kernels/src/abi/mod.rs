@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `tensor` | where a tensor lies in device memory |
 //! | `forward` | arguments of an attention kernel |
+//! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
 //! | `sm90` | arguments of an attention kernel for Hopper |
@@ -12,6 +13,7 @@
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
 
+mod backward;
 mod bulk_copy;
 mod divide;
 mod event;
@@ -22,6 +24,7 @@ mod pack;
 mod sm90;
 mod tensor;
 
+pub use backward::{BackwardParams, ROW_PADDING};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use event::Event;

@@ -7,6 +7,7 @@
 //! | [`heads`] | which head and which query a row of a tile is | both |
 //! | `work` | the query tile and the split of the keys that a block takes | PTX |
 //! | `forward` | the main loops, one a file | PTX |
+//! | `backward` | the kernels of the backward pass, one a file | PTX |
 //! | `warp` | a warp's rows of Q, O, m and l, and the lines of the algorithm on them | PTX |
 //! | `team` | warps that share query rows | PTX |
 //! | `score` | what happens to a score between `Q K^T` and the softmax | PTX |
@@ -20,6 +21,8 @@ pub mod heads;
 pub mod mask;
 pub mod sequence;
 
+#[cfg(target_arch = "nvptx64")]
+pub mod backward;
 #[cfg(target_arch = "nvptx64")]
 pub mod combine;
 #[cfg(target_arch = "nvptx64")]

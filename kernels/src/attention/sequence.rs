@@ -1,6 +1,7 @@
 //! The lengths of a batch entry, and where its rows start: nothing else reads lengths from the parameters.
 
 use crate::abi::{ForwardParams, TensorRef};
+use crate::layout::rows::Strided;
 
 /// The queries and keys of one batch entry.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +39,17 @@ impl Sequence {
     #[inline(always)]
     pub fn offset(self, tensor: &TensorRef) -> i64 {
         i64::from(self.batch) * tensor.batch_stride
+    }
+
+    /// The rows of a head, with `elements` elements each.
+    #[inline(always)]
+    pub fn head_rows(self, tensor: &TensorRef, head: u32, elements: u32) -> Strided {
+        let offset = self.offset(tensor) + i64::from(head) * tensor.head_stride;
+        Strided {
+            address: tensor.address.wrapping_add_signed(2 * offset),
+            row_bytes: 2 * tensor.row_stride,
+            elements,
+        }
     }
 
     /// Rows of the partial results of one split: the queries of all heads of all batch entries.
@@ -97,8 +109,9 @@ impl Sequence {
         heads * u64::from(self.queries) + u64::from(row)
     }
 
+    /// Index of a head among the heads of all batch entries.
     #[inline(always)]
-    fn head_index(self, params: &ForwardParams, head: u32) -> u64 {
+    pub fn head_index(self, params: &ForwardParams, head: u32) -> u64 {
         u64::from(self.batch) * u64::from(params.heads) + u64::from(head)
     }
 }

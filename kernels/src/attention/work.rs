@@ -79,12 +79,7 @@ impl<H: Heads> WorkTile<H> {
 
     #[inline(always)]
     fn head_rows(&self, tensor: &TensorRef, head: u32) -> Strided {
-        let offset = self.sequence.offset(tensor) + i64::from(head) * tensor.head_stride;
-        Strided {
-            address: tensor.address.wrapping_add_signed(2 * offset),
-            row_bytes: 2 * tensor.row_stride,
-            elements: self.dim,
-        }
+        self.sequence.head_rows(tensor, head, self.dim)
     }
 
     /// Address of the lse of a row.

@@ -10,11 +10,12 @@
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `forward` | attention: the specification and the list |
 //! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
-//! | `gemm`, `auxiliary` | the other families |
+//! | `backward`, `gemm`, `auxiliary` | the other families |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
 mod auxiliary;
+mod backward;
 pub mod class;
 pub mod collectives;
 mod decode;
@@ -28,6 +29,7 @@ mod target;
 mod wide;
 
 pub use auxiliary::Auxiliary;
+pub use backward::Backward;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use target::Target;
@@ -151,6 +153,8 @@ fn generics(numbers: &[u32]) -> String {
 pub enum Family {
     /// Attention.
     Forward(Forward),
+    /// The backward pass of attention.
+    Backward(Backward),
     /// Matrix products.
     Gemm(Gemm),
     /// Sums of partial results, and copies.
@@ -162,6 +166,7 @@ impl Family {
     pub fn spec(&self) -> &(dyn Spec + 'static) {
         match self {
             Family::Forward(spec) => spec,
+            Family::Backward(spec) => spec,
             Family::Gemm(spec) => spec,
             Family::Auxiliary(spec) => spec,
         }
@@ -195,6 +200,7 @@ impl Kernel {
             Family::Forward(Forward { dtype, .. })
             | Family::Gemm(Gemm { dtype, .. })
             | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
+            Family::Backward(backward) => Some(backward.dtype()),
             Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy) => None,
         }
     }
@@ -230,6 +236,7 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
     let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
     let families = families.chain([Family::Auxiliary(Auxiliary::Pack)]);
+    let families = families.chain(backward::all().map(Family::Backward));
     let families = families.chain(gemm::all().map(Family::Gemm));
     let families = families.chain([Family::Auxiliary(Auxiliary::BulkCopy)]);
     families.map(Kernel::new).collect()

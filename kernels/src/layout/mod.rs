@@ -1,5 +1,5 @@
 //! Where elements lie: in global memory ([`rows`]), in shared memory ([`swizzle`]) and in the registers of a warp
-//! ([`fragment`]); and which thread copies which of them ([`share`]).
+//! ([`fragment`]); which thread copies which of them ([`share`]); and in which order numbers are summed ([`sum`]).
 //!
 //! This is arithmetic without instructions, so that the host tests what the kernels run.
 
@@ -8,5 +8,6 @@ pub mod fragment;
 pub mod rows;
 pub mod share;
 pub mod sm90;
+pub mod sum;
 pub mod swizzle;
 pub mod wide;

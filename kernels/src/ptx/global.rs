@@ -35,6 +35,21 @@ pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(unsafe { load_u32(address) })
 }
 
+/// Reads eight 16-bit elements, one at a time: those of [`load_u32x4`] at any element.
+///
+/// # Safety
+/// `address` is 2-byte aligned, and 8 elements from there on are readable.
+#[inline(always)]
+pub unsafe fn load_elements(address: u64) -> [u32; 4] {
+    let mut pairs = [0; 4];
+    for i in 0..8 {
+        // SAFETY: the caller's promise.
+        let element = unsafe { load_u16(address + 2 * i as u64) };
+        pairs[i / 2] |= u32::from(element) << (16 * (i % 2));
+    }
+    pairs
+}
+
 stores! {
     u64 in reg64, "# Safety
 `address` is a multiple of the value's bytes, which are writable by this thread alone.";

@@ -1,0 +1,52 @@
+//! The argument block of the kernels of a backward pass.
+
+use super::{ForwardParams, TensorRef};
+
+/// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
+///
+/// A grid is one-dimensional. The first kernel has a warp for each 8 rows of each query head, padding included. The
+/// main kernel has a block for each key tile of each key/value head. The last one has a warp for each 16 rows and 32
+/// columns of dq, padding included.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BackwardParams {
+    /// The forward pass: its inputs and results, all of which are inputs here. Tiles are of keys: `tile_heads` counts
+    /// key/value heads, and [`order`](ForwardParams::order) says which block takes which key tile. There is one split.
+    pub forward: ForwardParams,
+    /// Gradient of o, as o; [aligned](TensorRef::is_aligned), as q, k and v.
+    pub d_o: TensorRef,
+    /// Gradient of q, as q; must not overlap other tensors.
+    pub dq: TensorRef,
+    /// Gradient of k, as k.
+    pub dk: TensorRef,
+    /// Gradient of v, as v.
+    pub dv: TensorRef,
+    /// Device address of the gradient of lse, `f32[batch, heads, seqlen_q]`, contiguous; 0 if it is 0.
+    pub d_lse: u64,
+    /// Device address of the row statistics, `f32[batch * heads, 2, padded_rows]`, at a multiple of 16: first
+    /// `lse * log2(e)`, infinity where a row sees no key or is padding; then `delta`, 0 there.
+    pub rows: u64,
+    /// Device address of the f32 sums of dq, not scaled, `f32[batch * heads, padded_rows, sum_columns]`, zeros before
+    /// the main kernel. Elements of a 16x16 tile lie in the [order of sums](crate::layout::sum).
+    pub dq_sum: u64,
+    /// Device address of `u32[batch * heads, padded_rows / Br]`, which count the key tiles that are added to each
+    /// query tile of dq; zeros before the main kernel. 0 if tiles may be added in any order.
+    pub turns: u64,
+    /// Queries of a head, rounded up to a multiple of [`ROW_PADDING`].
+    pub padded_rows: u32,
+    /// Columns of the sums of dq: a multiple of 32, at least the head dim.
+    pub sum_columns: u32,
+    /// 1 if dq is [aligned](TensorRef::is_aligned), else 0.
+    pub dq_aligned: u32,
+    /// 1 if dk is aligned, else 0.
+    pub dk_aligned: u32,
+    /// 1 if dv is aligned, else 0.
+    pub dv_aligned: u32,
+    /// Unused.
+    pub padding: u32,
+}
+
+/// The number of rows whose multiples query heads are padded to in the workspace of a backward pass: a multiple of every
+/// query tile.
+pub const ROW_PADDING: u32 = 128;

@@ -1,0 +1,18 @@
+//! The backward pass: gradients of q, k and v from the gradient of o (FlashAttention-2, Algorithm 2).
+//!
+//! With `S = scale q kᵀ`, `P = exp(S - lse)`, `dP = do vᵀ`, `delta = rowsum(do * o) - d_lse` and `dS = P * (dP - delta)`:
+//!
+//! ```text
+//! dv = Pᵀ do      dk = scale dSᵀ q      dq = scale dS k
+//! ```
+//!
+//! | module | step |
+//! |---|---|
+//! | `prepare` | lse in base 2 and delta of each row |
+//! | `convert` | dq, from sums to 16 bits |
+
+mod convert;
+mod prepare;
+
+pub use convert::convert;
+pub use prepare::prepare;

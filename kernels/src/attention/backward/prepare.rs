@@ -1,0 +1,88 @@
+//! Statistics of the rows: `lse * log2(e)` and `delta = rowsum(do * o) - d_lse`.
+//!
+//! Heads are padded to whole query tiles. In padding, and where a row sees no key, lse is infinity: `P = exp(S - lse)`
+//! is 0 there.
+
+use crate::abi::BackwardParams;
+use crate::attention::sequence::Sequence;
+use crate::layout::rows::Rows;
+use crate::ptx::{global, math, shuffle, special};
+use crate::tile::Element;
+
+/// Lanes of a row.
+const LANES: u32 = 4;
+
+/// Elements that a lane reads at a time.
+const ELEMENTS: u32 = 8;
+
+/// Writes the statistics of the block's rows, eight a warp, with `W` warps a block.
+///
+/// # Safety
+/// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable o, do, lse
+/// and gradient of lse, and writable statistics.
+#[inline(always)]
+pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
+    let forward = &params.forward;
+    // SAFETY: the launch has this many threads a block.
+    let thread = unsafe { special::thread(32 * W) };
+    let block_rows = 32 / LANES * W;
+    let tiles = params.padded_rows / block_rows;
+    let block = special::block();
+    let (head_index, tile) = (block / tiles, block % tiles);
+    let row = tile * block_rows + thread / LANES;
+    let sequence = Sequence::new(forward, head_index / forward.heads);
+    let head = head_index % forward.heads;
+    let exists = row < sequence.queries;
+
+    let mut sum = 0.0;
+    if exists {
+        let address = |tensor| sequence.head_rows(tensor, head, forward.dim).at(row);
+        let (o, d_o) = (address(&forward.o), address(&params.d_o));
+        let mut column = thread % LANES * ELEMENTS;
+        while column < forward.dim {
+            let offset = 2 * u64::from(column);
+            // SAFETY: elements of a row that exists; do is aligned, and so is o where the launch says so.
+            let (o, d_o) = unsafe {
+                let o = match forward.o_aligned {
+                    0 => global::load_elements(o + offset),
+                    _ => global::load_u32x4(o + offset),
+                };
+                (o, global::load_u32x4(d_o + offset))
+            };
+            for i in 0..4 {
+                for half in 0..2 {
+                    let widen = |pair: u32| E::widen((pair >> (16 * half)) as u16);
+                    sum = math::fma(widen(d_o[i]), widen(o[i]), sum);
+                }
+            }
+            column += LANES * ELEMENTS;
+        }
+    }
+    // SAFETY: every lane reaches this call.
+    let mut delta = unsafe { shuffle::reduce::<LANES>(sum, |a, b| a + b) };
+    let mut lse = f32::INFINITY;
+    if exists {
+        let index = 4 * sequence.row_index(forward, head, row);
+        // SAFETY: the row exists; the gradient of lse is there where its address is not 0.
+        unsafe {
+            let found = global::load_f32(forward.lse + index);
+            if params.d_lse != 0 {
+                delta -= global::load_f32(params.d_lse + index);
+            }
+            if found == f32::NEG_INFINITY {
+                delta = 0.0;
+            } else {
+                lse = found * core::f32::consts::LOG2_E;
+            }
+        }
+    }
+    if thread % LANES == 0 {
+        let rows = u64::from(params.padded_rows);
+        let place = params.rows + 4 * (2 * u64::from(head_index) * rows + u64::from(row));
+        // SAFETY: only this lane stores the statistics of this row.
+        unsafe {
+            global::store_f32(place, lse);
+            global::store_f32(place + 4 * rows, delta);
+        }
+    }
+}
