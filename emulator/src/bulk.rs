@@ -83,8 +83,11 @@ impl BulkCopies {
             let chosen = self.random.below(count) as usize;
             let mut stores = self.stores.iter_mut().filter(waiting);
             let store = stores.nth(chosen).expect("chosen among them");
-            // Nobody may change the source until its thread has waited.
-            let source = shared.peek(store.from, store.bytes);
+            let source = match &store.read {
+                Some(source) => source,
+                // Nobody may change it until its thread has waited.
+                None => shared.peek(store.from, store.bytes),
+            };
             write(global, store, source).map_err(|v| (store.thread.0, store.line, v))?;
             store.added = true;
         }

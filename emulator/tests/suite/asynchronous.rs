@@ -549,6 +549,24 @@ fn reductions_add_in_any_order() {
     assert_eq!(ordered, [0.0; 30]);
 }
 
+/// What is written over a source that was read is not added.
+#[test]
+fn a_reduction_adds_what_it_read() {
+    let text = format!(
+        "fence.proxy.async.shared::cta; {REDUCE} [%out], [%r11], 16;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+        st.shared.v4.b32 [smem], {{%r2, %r2, %r2, %r2}};
+        fence.proxy.async.shared::cta; {REDUCE} [%out], [%r11], 16;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;"
+    );
+    let text = module(&format!("{SETUP} {}", sums(1.0, 2.0, 4.0, &text)));
+    let text = text.replace("sm_80", "sm_90a");
+    for seed in 0..30 {
+        let words = run_module(&text, 1, &[0], &schedule(seed)).unwrap();
+        assert_eq!(f32::from_bits(words[0][0]), 7.0);
+    }
+}
+
 #[test]
 fn a_reduction_has_the_rules_of_a_store() {
     let end = "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;";
