@@ -41,7 +41,7 @@ use super::Problem;
 use super::reference::{Reference, half_unit, max_finite, round};
 use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
-use ndarray::Array1;
+use ndarray::{Array1, ArrayView1};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
@@ -172,109 +172,136 @@ pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     let p = forward.problem;
     let kv_head = |row: usize| row / p.seqlen_q / p.group();
     let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
-    let deviation = by_kv_head
+    let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
+    let worse = |(o, lse): (Deviation, Comparison), (other_o, other_lse): (Deviation, _)| {
+        (o.worse(other_o), lse.worse(other_lse, excess))
+    };
+    let (o, lse) = by_kv_head
         .into_par_iter()
         .filter_map(|rows| {
             let elements = p.seqlen_kv * p.dim;
             let [k, v] = [forward.k, forward.v]
                 .map(|tensor| &tensor[kv_head(rows[0]) * elements..][..elements]);
             let reference = Reference::new(p, k, v);
-            let of_row = |&row: &usize| Deviation::of_row(forward, &reference, row);
-            rows.par_iter().map(of_row).reduce_with(Deviation::worse)
+            let of_row = |&row: &usize| of_row(forward, &reference, row);
+            rows.par_iter().map(of_row).reduce_with(worse)
         })
-        .reduce_with(Deviation::worse)
+        .reduce_with(worse)
         .expect("rows to compare");
     Report {
         rows: rows.len(),
-        o: Comparison {
-            tolerance: 2.0 * deviation.low + 2.0 * deviation.rounding + deviation.sums,
-            ..deviation.o
-        },
-        lse: deviation.lse,
+        o: o.within(2.0),
+        lse,
     }
 }
 
-/// How far one row, or the worst of several, lies from the reference.
-struct Deviation {
-    /// Without its tolerance, which depends on all rows.
-    o: Comparison,
+/// How rows of a tensor lie from the reference, without the tolerance, which depends on all of them.
+pub(crate) struct Deviation {
+    worst: Comparison,
     /// `max|low - ref|`.
     low: f64,
     /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
     rounding: f64,
     /// What the rounding of sums may add.
     sums: f64,
-    lse: Comparison,
 }
 
 impl Deviation {
-    fn of_row<T: Element>(forward: &Forward<T>, reference: &Reference, row: usize) -> Self {
-        let p = forward.problem;
-        let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
-        let [b, h] = [head / p.heads, head % p.heads];
-        let widen = |tensor: &[T]| -> Array1<f64> {
-            let elements = tensor[row * p.dim..][..p.dim].iter();
-            elements.map(|x| f64::from(x.to_f32())).collect()
+    /// Of row `[batch, head, row]` in an element type whose plain algorithm finds `low` before it rounds it.
+    pub fn of_row<T: Element>(
+        [b, h, i]: [usize; 3],
+        found: &[T],
+        expected: ArrayView1<f64>,
+        low: ArrayView1<f64>,
+        sums: f64,
+    ) -> Self {
+        let found = |d: usize| f64::from(found[d].to_f32());
+        // Numbers beyond the range of the type round to infinity.
+        let in_range = |x: f64| {
+            if round::<T>(x).is_finite() {
+                x
+            } else {
+                f64::NAN
+            }
         };
-        let [q, o] = [forward.q, forward.o].map(widen);
-        let lse = f64::from(forward.lse[row]);
-        let expected = reference.exact(i, q.view());
-        let low = reference.low::<T>(i, q.view());
-
-        let o_error = |d: usize| difference(o[d], expected.o[d]);
-        let worst = (0..p.dim)
-            .max_by(|&a, &b| o_error(a).total_cmp(&o_error(b)))
+        let error = |d: usize| difference(found(d), in_range(expected[d]));
+        let worst = (0..expected.len())
+            .max_by(|&a, &b| error(a).total_cmp(&error(b)))
             .expect("dim > 0");
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
         let rounding = |x: f64| half_unit::<T>(x).max((through_low(x) - x).abs());
-        let off = |o: &Array1<f64>| max_finite((o - &expected.o).mapv_into(f64::abs));
-
-        let score = q.dot(&q).sqrt() * reference.key_norm;
-        let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
-            (Dtype::F32, _) => (reference.single_sums(i, q.view(), &expected), 0.0),
-            (_, Accumulation::Single) => (0.0, 0.0),
-            (_, Accumulation::Half) => reference.half_sums(i, q.view(), &expected),
-        };
-        let roundings = if expected.lse.is_finite() {
-            p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
-        } else {
-            0.0
-        };
+        let off = |low: Array1<f64>| max_finite((low - expected).mapv_into(f64::abs));
         Deviation {
-            o: Comparison {
-                max_abs_err: o_error(worst),
+            worst: Comparison {
+                max_abs_err: error(worst),
                 tolerance: f64::NAN,
                 worst: [b, h, i, worst],
-                found: o[worst],
-                expected: expected.o[worst],
+                found: found(worst),
+                expected: expected[worst],
             },
-            low: off(&low.o).max(off(&low.o.mapv(round::<T>))),
-            rounding: max_finite(expected.o.mapv(rounding)),
-            sums: o_sums,
-            lse: Comparison {
-                max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
-                    difference(lse, expected.lse)
-                } else {
-                    f64::INFINITY
-                },
-                tolerance: roundings * 2_f64.powi(-24) + lse_sums,
-                worst: [b, h, i, 0],
-                found: lse,
-                expected: expected.lse,
-            },
+            low: off(low.to_owned()).max(off(low.mapv(round::<T>))),
+            rounding: max_finite(expected.mapv(rounding)),
+            sums,
         }
     }
 
-    fn worse(self, other: Self) -> Self {
-        let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
+    /// The larger of each measure.
+    pub fn worse(self, other: Self) -> Self {
         Deviation {
-            o: self.o.worse(other.o, |o| o.max_abs_err),
+            worst: self.worst.worse(other.worst, |worst| worst.max_abs_err),
             low: self.low.max(other.low),
             rounding: self.rounding.max(other.rounding),
             sums: self.sums.max(other.sums),
-            lse: self.lse.worse(other.lse, excess),
         }
     }
+
+    /// The worst element, whose error may be `factor` times the largest of the plain algorithm.
+    pub fn within(self, factor: f64) -> Comparison {
+        Comparison {
+            tolerance: factor * self.low + 2.0 * self.rounding + self.sums,
+            ..self.worst
+        }
+    }
+}
+
+/// The deviation of o, and the worst lse.
+fn of_row<T: Element>(
+    forward: &Forward<T>,
+    reference: &Reference,
+    row: usize,
+) -> (Deviation, Comparison) {
+    let p = forward.problem;
+    let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
+    let [b, h] = [head / p.heads, head % p.heads];
+    let [q, o] = [forward.q, forward.o].map(|tensor| &tensor[row * p.dim..][..p.dim]);
+    let q: Array1<f64> = q.iter().map(|x| f64::from(x.to_f32())).collect();
+    let lse = f64::from(forward.lse[row]);
+    let expected = reference.exact(i, q.view());
+    let low = reference.low::<T>(i, q.view());
+    let score = q.dot(&q).sqrt() * reference.key_norm;
+    let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
+        (Dtype::F32, _) => (reference.single_sums(i, q.view(), &expected), 0.0),
+        (_, Accumulation::Single) => (0.0, 0.0),
+        (_, Accumulation::Half) => reference.half_sums(i, q.view(), &expected),
+    };
+    let roundings = if expected.lse.is_finite() {
+        p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
+    } else {
+        0.0
+    };
+    let lse = Comparison {
+        max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
+            difference(lse, expected.lse)
+        } else {
+            f64::INFINITY
+        },
+        tolerance: roundings * 2_f64.powi(-24) + lse_sums,
+        worst: [b, h, i, 0],
+        found: lse,
+        expected: expected.lse,
+    };
+    let o = Deviation::of_row([b, h, i], o, expected.o.view(), low.o.view(), o_sums);
+    (o, lse)
 }
 
 /// `|found - expected|` of two finite numbers, 0 for two others, and infinity for one of each.

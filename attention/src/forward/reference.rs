@@ -198,7 +198,7 @@ pub(crate) fn half_unit<T: Element>(x: f64) -> f64 {
 }
 
 /// The larger of two numbers, NaN if either is NaN.
-fn max_or_nan(a: f64, b: f64) -> f64 {
+pub(crate) fn max_or_nan(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }
 
