@@ -2,6 +2,7 @@
 //! printed it, that case alone.
 
 mod alignment;
+mod backward;
 mod backward_rows;
 mod bulk_copy;
 mod classes;
@@ -27,16 +28,24 @@ mod views;
 mod wide;
 
 use std::process::ExitCode;
-use tests::{Case, Test, harness};
+use tests::{BackwardCase, Case, Test, harness};
 
 fn main() -> ExitCode {
     if let Ok(case) = std::env::var("ATTENTION_CASE") {
-        let case: Case = serde_json::from_str(&case).expect("a case as a failed test printed it");
-        let test = Test::new("case", move |device| case.check(device));
+        // A backward case holds a forward case; no field of a forward case is required.
+        let test = match serde_json::from_str::<BackwardCase>(&case) {
+            Ok(case) => Test::new("case", move |device| case.check(device)),
+            Err(_) => {
+                let case = serde_json::from_str::<Case>(&case);
+                let case = case.expect("a case as a failed test printed it");
+                Test::new("case", move |device| case.check(device))
+            }
+        };
         return harness::main([("printed", vec![test])]);
     }
     harness::main([
         ("alignment", alignment::tests()),
+        ("backward", backward::tests()),
         ("backward_rows", backward_rows::tests()),
         ("bulk_copy", bulk_copy::tests()),
         ("classes", classes::tests()),

@@ -5,7 +5,7 @@
 //! kernels in the program, the device's tests are reported as ignored, with the reason.
 
 use attention::emulator::Options;
-use attention::{Device, Error};
+use attention::{Attention, Device, Dtype, Error, Problem, RawBackward};
 use host::Cust;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub type Outcome = Result<Completion, Failed>;
 /// A test that ran to its end.
 pub const PASSED: Outcome = Ok(Completion::Completed);
 
-/// Forward passes compared with the reference, for each device.
+/// Passes compared with the reference, for each device.
 static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
 /// A test: a name, the kinds of devices it runs on, and what it does there.
@@ -74,6 +74,24 @@ impl Test {
         }
     }
 
+    /// A test of the backward pass for every device; ignored on a device that has no kernel for it.
+    pub fn backward(
+        name: impl Into<String>,
+        run: impl Fn(&Device) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Test::new(name, move |device| match lacks_backward(device) {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => run(device),
+        })
+    }
+
+    /// The test by the name `group::NAME`.
+    #[must_use]
+    pub fn within(self, group: &str) -> Self {
+        let name = format!("{group}::{}", self.name);
+        Test { name, ..self }
+    }
+
     /// A test for the CPU only.
     pub fn cpu(
         name: impl Into<String>,
@@ -119,7 +137,17 @@ impl Test {
     }
 }
 
-/// Runs the tests that the command line selects, and prints how many forward passes they compared.
+/// What a device says that has no kernel for the backward pass of a common head dim.
+fn lacks_backward(device: &Device) -> Option<Error> {
+    let shape = [1, 1, 1, 64];
+    let problem = Problem::new(shape, shape, shape, false, None).expect("a valid problem");
+    let args = RawBackward::row_major(&problem);
+    let plan = Attention::new().backward_plan(device.facts(), Dtype::F16, &args);
+    plan.err()
+        .filter(|error| matches!(error, Error::NoBackward(_)))
+}
+
+/// Runs the tests that the command line selects, and prints how many passes they compared.
 #[must_use]
 pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> ExitCode {
     let devices: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, kind.open())).collect();
@@ -142,7 +170,7 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
     }
     let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
     for (device, runs) in RUNS.lock().expect("counted").iter() {
-        println!("{device}: {runs} forward passes compared with the reference");
+        println!("{device}: {runs} passes compared with the reference");
     }
     conclusion.exit_code()
 }

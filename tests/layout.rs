@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 /// How a `[batch, heads, rows, dim]` tensor lies in memory. The dim stride is always 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Layout {
     /// Row-major.
+    #[default]
     Bhnd,
     /// Heads beside each other in a row, as a projection leaves them: `[batch, rows, heads, dim]`.
     Bnhd,

@@ -3,7 +3,8 @@
 use attention::Dtype;
 use tests::{Case, PASSED, Test};
 
-const LENGTHS: &[(usize, usize)] = &[
+/// Queries and keys.
+pub const LENGTHS: &[(usize, usize)] = &[
     (1, 1),
     (239, 1),
     (799, 3),

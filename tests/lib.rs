@@ -4,6 +4,7 @@
 //! A test is a function of a [`Device`](attention::Device): the CPU, the emulator and the GPU run the same
 //! one.
 
+pub mod backward_case;
 pub mod case;
 pub mod gemm_case;
 pub mod guarded;
@@ -11,6 +12,7 @@ pub mod harness;
 pub mod layout;
 pub mod strategy;
 
+pub use backward_case::{BackwardCase, BackwardInputs, Gradients};
 pub use case::{Case, Inputs};
 pub use gemm_case::{GemmCase, Rows};
 pub use guarded::Guarded;

@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// The named tensor, as `f32`.
-fn load<D: Dimension>(name: &str, shape: impl ShapeBuilder<Dim = D>) -> Array<f32, D> {
+pub fn load<D: Dimension>(name: &str, shape: impl ShapeBuilder<Dim = D>) -> Array<f32, D> {
     let file = SafeTensors::deserialize(DATA).expect("a safetensors file");
     let view = file.tensor(name).expect("a tensor of that name");
     let bytes = view.data();

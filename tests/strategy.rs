@@ -1,6 +1,6 @@
 //! Random [cases](Case).
 
-use crate::{Case, Layout, Outcome, PASSED};
+use crate::{BackwardCase, Case, Layout, Outcome, PASSED};
 use attention::{Accumulation, Device, Dtype, RawForward, kernel};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 use proptest::option;
@@ -53,6 +53,28 @@ pub fn cases() -> impl Strategy<Value = Case> {
             v,
             o,
             seed,
+        }
+    })
+}
+
+/// Random backward passes of these forward passes: every layout, with and without a gradient of lse, in any order or in
+/// one.
+pub fn backward_of(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = BackwardCase> {
+    let outputs = || select(Layout::OUTPUTS);
+    let layouts = (input_layouts(), outputs(), outputs(), outputs());
+    let options = (any::<bool>(), any::<bool>());
+    (cases, layouts, options).prop_map(|(forward, (d_o, dq, dk, dv), (d_lse, any_order))| {
+        BackwardCase {
+            forward: Case {
+                splits: 0,
+                ..forward
+            },
+            d_o,
+            dq,
+            dk,
+            dv,
+            d_lse,
+            any_order,
         }
     })
 }

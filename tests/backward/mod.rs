@@ -1,0 +1,26 @@
+//! The backward pass.
+
+mod definition;
+mod lengths;
+mod random;
+mod real_data;
+mod special_values;
+mod views;
+
+use tests::Test;
+
+/// The tests of this folder.
+pub fn tests() -> Vec<Test> {
+    let files = [
+        ("definition", definition::tests()),
+        ("lengths", lengths::tests()),
+        ("random", random::tests()),
+        ("real_data", real_data::tests()),
+        ("special_values", special_values::tests()),
+        ("views", views::tests()),
+    ];
+    let named = |(file, tests): (&'static str, Vec<Test>)| {
+        tests.into_iter().map(move |test| test.within(file))
+    };
+    files.into_iter().flat_map(named).collect()
+}
