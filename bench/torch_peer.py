@@ -8,7 +8,7 @@ Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 Then it answers each command on standard input, until that ends:
 
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
-               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "seed": 0}}
+               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0}}
     or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
@@ -47,8 +47,8 @@ BACKENDS = {
     "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
     "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# GPU clock cycles that a launch from Python may take, with ample room.
-LAUNCH_CYCLES = 200_000
+# GPU clock cycles that a call from Python may take, with ample room; autograd takes longer than a function.
+LAUNCH_CYCLES = {"forward": 200_000, "backward": 600_000}
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -57,33 +57,44 @@ class Attention:
 
     contenders = list(BACKENDS)
 
-    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, causal, scale, dtype, seed):
+    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, causal, scale, dtype, seed, **options):
         torch.manual_seed(seed)
+        self.backward = options.get("pass") == "backward"
 
         def normal(heads, seqlen):
-            return torch.randn(batch, heads, seqlen, dim, device="cuda", dtype=DTYPES[dtype])
+            shape = batch, heads, seqlen, dim
+            return torch.randn(shape, device="cuda", dtype=DTYPES[dtype], requires_grad=self.backward)
 
         self.inputs = normal(heads, seqlen_q), normal(kv_heads, seqlen_kv), normal(kv_heads, seqlen_kv)
+        self.d_o = normal(heads, seqlen_q).detach() if self.backward else None
         self.options = {"is_causal": causal, "scale": scale}
         if kv_heads != heads:
             self.options["enable_gqa"] = True
         # torch aligns the mask top-left, the project bottom-right.
         self.same_mask = not causal or seqlen_q == seqlen_kv
 
+    @contextlib.contextmanager
     def chosen(self, contender):
-        """A context in which calls take this contender."""
-        return sdpa_kernel(BACKENDS[contender])
+        """Gives the call to time."""
 
-    def call(self):
-        return scaled_dot_product_attention(*self.inputs, **self.options)
+        def forward():
+            return scaled_dot_product_attention(*self.inputs, **self.options)
+
+        with sdpa_kernel(BACKENDS[contender]):
+            if not self.backward:
+                yield forward
+                return
+            with torch.enable_grad():
+                o = forward()
+            yield lambda: torch.autograd.grad(o, self.inputs, self.d_o, retain_graph=True)
 
     def refusal(self, contender):
         """Why a contender does not serve the shape, or None."""
         if not self.same_mask:
             return "its causal mask is aligned top-left"
         try:
-            with self.chosen(contender):
-                self.call()
+            with self.chosen(contender) as call:
+                call()
             torch.cuda.synchronize()
         except RuntimeError as error:
             return first_line(error)
@@ -108,11 +119,10 @@ class Gemm:
             matmul.allow_fp16_accumulation = self.half
             self.half = False
 
-    def chosen(self, _):
-        return contextlib.nullcontext()
+    backward = False
 
-    def call(self):
-        torch.matmul(self.a, self.b.T, out=self.c)
+    def chosen(self, _):
+        return contextlib.nullcontext(lambda: torch.matmul(self.a, self.b.T, out=self.c))
 
     def refusal(self, _):
         return "this torch cannot add up in f16" if self.half else None
@@ -124,14 +134,15 @@ SUBJECT = Gemm if sys.argv[1:] == ["gemm"] else Attention
 def milliseconds(shape, contender, lead, iters):
     """The GPU's time for each launch; they are queued back to back, with events around each."""
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(iters)]
-    with shape.chosen(contender):
+    cycles = LAUNCH_CYCLES["backward" if shape.backward else "forward"]
+    with shape.chosen(contender) as call:
         # The GPU waits until all is queued, so that a slow launch does not count as a slow kernel.
-        torch.cuda._sleep(LAUNCH_CYCLES * (lead + iters))
+        torch.cuda._sleep(cycles * (lead + iters))
         for _ in range(lead):
-            shape.call()
+            call()
         for start, end in pairs:
             start.record()
-            shape.call()
+            call()
             end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
@@ -160,5 +171,5 @@ def main():
             reply(error=first_line(error))
 
 
-with torch.inference_mode():
+with torch.no_grad():
     main()

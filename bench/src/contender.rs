@@ -1,12 +1,14 @@
 //! The project's own kernels, on one shape's inputs.
 
+use crate::gradients::Gradients;
 use crate::run::Plan;
-use crate::shape::Shape;
+use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use attention::check::{self, Forward};
 use attention::{
-    Accumulation, Attention, Device, Element, Error, Problem, RawForward, Tensor, kernel, random,
+    Accumulation, Attention, Device, Element, Error, Problem, RawBackward, RawForward, Tensor,
+    kernel, random,
 };
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
@@ -54,6 +56,9 @@ impl Choice {
     /// # Errors
     /// If a name or an option is unknown, or no kernel serves the shape.
     pub fn kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
+        if shape.pass == Pass::Backward {
+            return self.backward_kernels(device, shape);
+        }
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
         let mut names = match self {
             Choice::Auto | Choice::All => {
@@ -84,10 +89,40 @@ impl Choice {
         }
     }
 
+    /// The same for a backward pass: each kernel by itself and with sums in [any order](ANY_ORDER).
+    fn backward_kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
+        let names = match self {
+            Choice::Named(names) => names.clone(),
+            Choice::Auto | Choice::All => vec!["auto".to_owned()],
+            Choice::Ladder => bail!("the ladder has no backward pass"),
+        };
+        let args = RawBackward::row_major(&shape.problem()?);
+        let mut kernels = Vec::new();
+        for name in names {
+            let attention = self.attention(&name, shape, 0);
+            let plan = attention.backward_plan(device.facts(), shape.dtype.into(), &args)?;
+            match self {
+                Choice::Named(_) => kernels.push(name),
+                _ => kernels.extend(
+                    [String::new(), ANY_ORDER.to_owned()].map(|end| plan.kernel.to_owned() + &end),
+                ),
+            }
+        }
+        Ok(kernels)
+    }
+
     /// The call that runs the kernel `name`, one of [`kernels`](Self::kernels), on `splits` splits of the keys; 0
     /// means the default.
     pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention {
         let attention = Attention::new().causal(shape.causal).splits(splits);
+        if shape.pass == Pass::Backward {
+            let kernel = name.strip_suffix(ANY_ORDER);
+            let attention = attention.deterministic(kernel.is_none());
+            return match kernel.unwrap_or(name) {
+                "auto" => attention,
+                name => attention.kernel(name),
+            };
+        }
         match (self, name.parse::<Ladder>()) {
             (Choice::Auto, _) => attention,
             (_, Ok(ladder)) => attention.planner(ladder),
@@ -129,16 +164,21 @@ fn ladder() -> impl Iterator<Item = Ladder> {
     })
 }
 
+/// The end of the name of a backward kernel that may sum dq in any order.
+pub const ANY_ORDER: &str = ":any-order";
+
 /// Inputs and outputs of one shape, on the device.
 pub struct Bench<T> {
-    problem: Problem,
+    pub problem: Problem,
     seed: u64,
-    host: [Vec<T>; 3],
-    q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
-    o: Tensor<T>,
-    lse: Tensor<f32, 3>,
+    pub host: [Vec<T>; 3],
+    pub q: Tensor<T>,
+    pub k: Tensor<T>,
+    pub v: Tensor<T>,
+    pub o: Tensor<T>,
+    pub lse: Tensor<f32, 3>,
+    /// Of a backward pass, which is then what [`launch`](Self::launch) launches.
+    pub gradients: Option<Gradients<T>>,
 }
 
 impl<T: Element> Bench<T> {
@@ -155,7 +195,16 @@ impl<T: Element> Bench<T> {
             problem,
             seed,
             host,
+            gradients: None,
         })
+    }
+
+    /// The same for a backward pass, after the forward pass.
+    pub fn backward(device: &Device, problem: Problem, seed: u64) -> Result<Self> {
+        let mut bench = Self::new(device, problem, seed)?;
+        bench.launch(&Attention::new().causal(problem.causal))?;
+        bench.gradients = Some(Gradients::new(device, &problem, seed)?);
+        Ok(bench)
     }
 
     /// Queues one launch.
@@ -163,7 +212,13 @@ impl<T: Element> Bench<T> {
         let Bench {
             q, k, v, o, lse, ..
         } = self;
-        Ok(attention.forward_into(q, k, v, o, lse)?)
+        let launched = match &mut self.gradients {
+            None => attention.forward_into(q, k, v, o, lse),
+            Some(Gradients { d_o, dq, dk, dv }) => {
+                attention.backward_into(q, k, v, o, lse, d_o, None, dq, dk, dv)
+            }
+        };
+        Ok(launched?)
     }
 
     /// Runs the kernel once and compares some rows with the reference: wrong results are not timed.
@@ -190,22 +245,34 @@ impl<T: Element> Bench<T> {
 /// The chosen kernels on one shape's inputs.
 pub struct Calls<T> {
     bench: Bench<T>,
-    calls: Vec<(String, Attention, u32)>,
+    calls: Vec<(String, Attention, Option<u32>)>,
 }
 
 impl<T: Element> Calls<T> {
     /// Draws random inputs and checks each kernel's result.
     pub fn new(shape: &Shape, device: &Device, plan: &Plan) -> Result<Self> {
         let problem = shape.problem()?;
-        let mut bench = Bench::new(device, problem, plan.seed)?;
+        let mut bench = match shape.pass {
+            Pass::Forward => Bench::new(device, problem, plan.seed)?,
+            Pass::Backward => Bench::backward(device, problem, plan.seed)?,
+        };
         let mut calls = Vec::new();
         for name in plan.kernel.kernels(device, shape)? {
             let attention = plan.kernel.attention(&name, shape, plan.splits);
-            let args = RawForward::row_major(&problem);
-            let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
-            let ladder = name.parse::<Ladder>();
-            let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
-            bench.check(&attention, acc).with_context(|| name.clone())?;
+            let (checked, splits) = match shape.pass {
+                Pass::Forward => {
+                    let args = RawForward::row_major(&problem);
+                    let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
+                    let ladder = name.parse::<Ladder>();
+                    let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
+                    (bench.check(&attention, acc), Some(splits))
+                }
+                Pass::Backward => {
+                    let checked = Gradients::<T>::check(device, &problem, &attention, plan.seed);
+                    (checked, None)
+                }
+            };
+            checked.with_context(|| name.clone())?;
             calls.push((name, attention, splits));
         }
         Ok(Calls { bench, calls })
@@ -215,7 +282,9 @@ impl<T: Element> Calls<T> {
 impl<T: Element> Contenders for Calls<T> {
     fn names(&self) -> Vec<(String, Option<u32>)> {
         let calls = self.calls.iter();
-        calls.map(|(name, _, n)| (name.clone(), Some(*n))).collect()
+        calls
+            .map(|(name, _, splits)| (name.clone(), *splits))
+            .collect()
     }
 
     fn launch(&mut self, contender: usize) -> Result<()> {
@@ -226,7 +295,7 @@ impl<T: Element> Contenders for Calls<T> {
 #[cfg(test)]
 mod tests {
     use super::Choice;
-    use crate::shape::{Dtype, Shape};
+    use crate::shape::{Dtype, Pass, Shape};
     use crate::subject::Subject;
     use attention::Device;
 
@@ -239,6 +308,7 @@ mod tests {
         dim: 64,
         dtype: Dtype::F16,
         causal: false,
+        pass: Pass::Forward,
     };
 
     #[test]

@@ -1,6 +1,6 @@
 //! The shapes of a run.
 
-use crate::shape::{Dtype, Shape};
+use crate::shape::{Dtype, Pass, Shape};
 use anyhow::{Context, Result, bail, ensure};
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -13,6 +13,8 @@ pub enum Grid {
     Quick,
     /// Every length, head dim, dtype and mask of the project's goal.
     Full,
+    /// The backward passes of the full grid.
+    Backward,
     /// Few queries on many keys.
     Decode,
     /// The shapes on which the lesson compares the ladder's kernels.
@@ -30,6 +32,7 @@ impl FromStr for Grid {
         Ok(match name {
             "quick" => Grid::Quick,
             "full" => Grid::Full,
+            "backward" => Grid::Backward,
             "decode" => Grid::Decode,
             "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
@@ -47,6 +50,7 @@ impl Grid {
         let path = match self {
             Grid::Quick => return Ok(quick()),
             Grid::Full => return Ok(full()),
+            Grid::Backward => return Ok(backward()),
             Grid::Decode => return Ok(decode()),
             Grid::Ladder => return Ok(ladder()),
             Grid::Gemm => bail!("--grid: gemm has no shapes of attention"),
@@ -70,6 +74,7 @@ impl Grid {
         match self {
             Grid::Quick => Some("quick".to_owned()),
             Grid::Full => None,
+            Grid::Backward => Some("backward".to_owned()),
             Grid::Decode => Some("decode".to_owned()),
             Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
@@ -116,6 +121,14 @@ fn full() -> Vec<Shape> {
                 shapes.extend(sizes.map(|&size| shape(size, dim, dtype, causal)));
             }
         }
+    }
+    shapes
+}
+
+fn backward() -> Vec<Shape> {
+    let mut shapes = full();
+    for shape in &mut shapes {
+        shape.pass = Pass::Backward;
     }
     shapes
 }
@@ -171,6 +184,7 @@ fn shape(
         dim,
         dtype,
         causal,
+        pass: Pass::Forward,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::args::Call;
 use crate::contender::Bench;
-use crate::shape::Dtype;
+use crate::shape::{Dtype, Pass};
 use anyhow::Result;
 use attention::{Device, Element, bf16, f16};
 
@@ -19,6 +19,11 @@ fn launch<T: Element>(call: &Call) -> Result<()> {
     let attention = call
         .choice()
         .attention(&call.kernel, &call.shape, call.splits);
-    Bench::<T>::new(&device, call.shape.problem()?, 0)?.launch(&attention)?;
+    let problem = call.shape.problem()?;
+    let mut bench = match call.shape.pass {
+        Pass::Forward => Bench::<T>::new(&device, problem, 0)?,
+        Pass::Backward => Bench::backward(&device, problem, 0)?,
+    };
+    bench.launch(&attention)?;
     Ok(device.synchronize()?)
 }

@@ -4,6 +4,7 @@ mod args;
 mod contender;
 mod copy;
 mod gemm;
+mod gradients;
 mod grid;
 mod launch;
 mod ncu;
@@ -200,6 +201,8 @@ mod tests {
             ("--iters 0", "at least 1"),
             ("--grid nope", "cannot read nope"),
             ("--dim 33", "multiple of 8"),
+            ("--pass sideways", "[possible values: forward, backward]"),
+            ("--pass backward --kernel zzz", "no kernel \"zzz\""),
             ("--kernel zzz", "no kernel \"zzz\""),
             ("--kernel split-q:swizzle=foo", "swizzle=foo"),
             ("--grid gemm --kernel gemm-simpel", "gemm-simple"),

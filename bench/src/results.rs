@@ -208,7 +208,7 @@ pub mod tests {
     pub fn results(grid: &Grid, ratio: impl Fn(usize) -> f64) -> Results {
         let shapes = grid.shapes().expect("a valid grid");
         let measurements = shapes.into_iter().enumerate().map(|(i, shape)| {
-            let flops = shape.problem().expect("a valid shape").flops();
+            let flops = shape.flops().expect("a valid shape");
             let timing = |name: &str, ms: Option<f64>| Timing {
                 name: name.to_owned(),
                 splits: (name == "forward_x").then_some(1),

@@ -148,6 +148,7 @@ mod tests {
     use crate::peers::tests::fake;
     use crate::results::Results;
     use crate::results::tests::results;
+    use crate::shape::Pass;
     use attention::Device;
 
     #[test]
@@ -208,6 +209,7 @@ mod tests {
             measurements: Vec::new(),
             ..results(&Grid::Quick, |_| 1.0)
         };
+        shapes[0].pass = Pass::Backward;
         let mut saved = 0;
         let progress = |results: &Results| {
             saved += 1;
@@ -221,7 +223,10 @@ mod tests {
         for (measurement, shape) in results.measurements.iter().zip(&shapes) {
             assert_eq!(measurement.shape, *shape);
             assert_eq!(measurement.kernels[0].name, "cpu");
-            assert_eq!(measurement.kernels[0].splits, Some(1));
+            let splits = (shape.pass == Pass::Forward).then_some(1);
+            assert_eq!(measurement.kernels[0].splits, splits);
+            let any_order = measurement.kernels.get(1).map(|timing| &*timing.name);
+            assert_eq!(any_order, splits.is_none().then_some("cpu:any-order"));
             assert!(measurement.kernels[0].speed.is_some());
             let [flash, picky] = &measurement.peers[..] else {
                 panic!("two peers");

@@ -1,6 +1,6 @@
 //! The size of one attention call: on the command line, in a file of shapes, and in results.
 
-use crate::contender::{Calls, Choice, on_ladder};
+use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
 use crate::run::Plan;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
@@ -42,6 +42,37 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default)]
     pub causal: bool,
+    /// Attention, or its gradient
+    #[arg(long, default_value = "forward")]
+    #[serde(default, skip_serializing_if = "Pass::is_forward")]
+    pub pass: Pass,
+}
+
+/// What a call computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pass {
+    /// o and lse of q, k and v
+    #[default]
+    Forward,
+    /// dq, dk and dv of a gradient of o
+    Backward,
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+        })
+    }
+}
+
+impl Pass {
+    /// Whether it is the forward pass, which files need not name.
+    pub fn is_forward(&self) -> bool {
+        *self == Pass::Forward
+    }
 }
 
 /// An element type by name.
@@ -138,21 +169,32 @@ impl Subject for Shape {
 
     fn bytes(&self) -> f64 {
         let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
-        (2 * size_of::<u16>() * self.batch * rows * self.dim) as f64
+        // Forward q, k, v and o; backward also their gradients.
+        let tensors = if self.pass.is_forward() { 2 } else { 4 };
+        (tensors * size_of::<u16>() * self.batch * rows * self.dim) as f64
     }
 
     fn flops(&self) -> Result<f64> {
-        Ok(self.problem()?.flops())
+        let problem = self.problem()?;
+        Ok(match self.pass {
+            Pass::Forward => problem.flops(),
+            Pass::Backward => problem.backward_flops(),
+        })
     }
 
     fn setup(&self) -> Result<Value> {
         let mut setup = json!(self.problem()?);
         setup["dtype"] = json!(self.dtype);
+        setup["pass"] = json!(self.pass);
         Ok(setup)
     }
 
     fn check_name(&self, name: &str) -> Result<()> {
         let (dtype, problem) = (self.dtype.into(), self.problem()?);
+        let name = match self.pass {
+            Pass::Forward => name,
+            Pass::Backward => name.strip_suffix(ANY_ORDER).unwrap_or(name),
+        };
         match on_ladder(name)? {
             Some(_) => Ok(()),
             None => exists(kernel::check(&Device::cpu(), name, dtype, &problem)),
@@ -178,13 +220,18 @@ impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(
             f,
-            "B {} H {} N {} D {} {} {}",
+            "B {} H {} N {} D {} {} {}{}",
             self.batch,
             self.heads_label(),
             self.seqlen_label(),
             self.dim,
             self.dtype,
-            self.mask()
+            self.mask(),
+            if self.pass.is_forward() {
+                ""
+            } else {
+                " backward"
+            },
         )
     }
 }

@@ -75,25 +75,24 @@ fn row<S: Subject>(
     row
 }
 
-/// Geometric mean and minimum of the ratios of the default kernels to the baseline; `None` without a ratio.
+/// A line for each peer: geometric mean and minimum of the ratios of the default kernels to it; `None` without a ratio.
 pub fn summary<S: Subject>(results: &Results<S>) -> Option<String> {
-    let ratios: Vec<_> = results
-        .measurements
-        .iter()
-        .filter_map(|measurement| {
-            Some((
-                measurement.ratio(measurement.kernels.first()?)?,
-                measurement,
-            ))
-        })
-        .collect();
+    let lines = results.peers().into_iter();
+    let lines: Vec<_> = lines.filter_map(|peer| ratios(results, peer)).collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+fn ratios<S: Subject>(results: &Results<S>, peer: &str) -> Option<String> {
+    let ratios = results.measurements.iter().filter_map(|measurement| {
+        let own = measurement.kernels.first()?.speed?.tflops;
+        Some((own / measurement.peer(peer)?, measurement))
+    });
+    let ratios: Vec<_> = ratios.collect();
     let (minimum, slowest) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
     let ratios: Vec<_> = ratios.iter().map(|(ratio, _)| *ratio).collect();
     let below = ratios.iter().filter(|&&ratio| ratio < 1.0).count();
     Some(format!(
-        "ratio to {}: geometric mean {:.3}, minimum {minimum:.3} ({}), below 1.00: {below} of \
-         {} shapes",
-        S::BASELINE,
+        "ratio to {peer}: geometric mean {:.3}, minimum {minimum:.3} ({}), below 1.00: {below} of {} shapes",
         stats::geometric_mean(&ratios),
         slowest.shape,
         ratios.len(),

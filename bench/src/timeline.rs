@@ -274,6 +274,7 @@ pub fn activity(event: Event) -> &'static str {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::shape::Pass;
     use attention::Class;
     use attention::emulator::Options;
 
@@ -292,6 +293,7 @@ pub mod tests {
         dim: 128,
         dtype: Dtype::F16,
         causal: false,
+        pass: Pass::Forward,
     };
 
     /// A role passes the points of each block of keys in their order, and each consumer computes all blocks.

@@ -3,14 +3,14 @@
 use super::{Area, COLORS, Chart, DEFAULT, FAINT, GRID, INK, above, canvas, text};
 use crate::results::{Measurement, Results};
 use crate::roofline::{self, Roofline};
-use crate::shape::Dtype;
+use crate::shape::{Dtype, Pass};
 use anyhow::Result;
 use plotters::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why results make no curves.
 pub fn obstacle(results: &Results) -> Option<&'static str> {
-    let panels = [Dtype::F16, Dtype::Bf16].map(|dtype| panels(results, dtype));
+    let panels: Vec<_> = KINDS.iter().map(|&kind| panels(results, kind)).collect();
     let mut panels = panels.iter().flatten().peekable();
     if panels.peek().is_none() {
         return Some("has nothing with as many queries as keys");
@@ -24,18 +24,47 @@ pub fn obstacle(results: &Results) -> Option<&'static str> {
     has_options.then_some("has kernels with options")
 }
 
-/// A chart for each element type.
-pub fn charts(results: &Results) -> Result<Vec<Chart>> {
+/// Whether results hold curves of a pass.
+pub fn shows(results: &Results, pass: Pass) -> bool {
+    let mut measurements = results.measurements.iter();
+    obstacle(results).is_none() && measurements.any(|m| m.shape.pass == pass)
+}
+
+/// A chart for each element type of a pass.
+pub fn charts(results: &Results, pass: Pass) -> Result<Vec<Chart>> {
     let mut charts = Vec::new();
-    for dtype in [Dtype::F16, Dtype::Bf16] {
-        let panels = panels(results, dtype);
+    for kind in KINDS.into_iter().filter(|kind| kind.pass == pass) {
+        let panels = panels(results, kind);
         if !panels.is_empty() {
-            let name = format!("{} {dtype}", results.device);
-            charts.push((name, chart(results, dtype, &panels)?));
+            let name = match pass {
+                Pass::Forward => format!("{} {}", results.device, kind.dtype),
+                Pass::Backward => format!("{} {pass} {}", results.device, kind.dtype),
+            };
+            charts.push((name, chart(results, kind, &panels)?));
         }
     }
     Ok(charts)
 }
+
+/// What the shapes of one chart have in common.
+#[derive(Clone, Copy)]
+struct Kind {
+    pass: Pass,
+    dtype: Dtype,
+}
+
+impl Kind {
+    const fn new(pass: Pass, dtype: Dtype) -> Self {
+        Kind { pass, dtype }
+    }
+}
+
+const KINDS: [Kind; 4] = [
+    Kind::new(Pass::Forward, Dtype::F16),
+    Kind::new(Pass::Forward, Dtype::Bf16),
+    Kind::new(Pass::Backward, Dtype::F16),
+    Kind::new(Pass::Backward, Dtype::Bf16),
+];
 
 /// One head dim and mask.
 #[derive(Debug, PartialEq)]
@@ -46,13 +75,14 @@ struct Panel {
     lines: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
-/// The panels of an element type, by head dim, full before causal. Where shapes share a length, the one
+/// The panels of a chart, by head dim, full before causal. Where shapes share a length, the one
 /// with the most heads is shown.
-fn panels(results: &Results, dtype: Dtype) -> Vec<Panel> {
+fn panels(results: &Results, Kind { pass, dtype }: Kind) -> Vec<Panel> {
     let mut shown: BTreeMap<(usize, bool, usize), &Measurement> = BTreeMap::new();
     for measurement in &results.measurements {
         let shape = &measurement.shape;
-        if shape.dtype != dtype || shape.seqlen != shape.seqlen_kv() {
+        let is_kind = (shape.pass, shape.dtype) == (pass, dtype);
+        if !is_kind || shape.seqlen != shape.seqlen_kv() {
             continue;
         }
         let heads = |m: &Measurement| m.shape.batch * m.shape.heads;
@@ -98,8 +128,11 @@ fn points(measurement: &Measurement) -> Vec<(String, f64)> {
 
 /// A kernel's name without dtype and mask, which the panel names.
 fn family(name: &str, dtype: Dtype) -> String {
-    let prefix = format!("forward_{dtype}_");
-    let name = name.strip_prefix(&prefix).unwrap_or(name);
+    let prefixes = [Pass::Forward, Pass::Backward].map(|pass| format!("{pass}_{dtype}_"));
+    let mut prefixes = prefixes.iter();
+    let name = prefixes
+        .find_map(|prefix| name.strip_prefix(prefix))
+        .unwrap_or(name);
     name.strip_suffix("_causal").unwrap_or(name).to_owned()
 }
 
@@ -115,7 +148,7 @@ fn legend(results: &Results, panels: &[Panel]) -> Vec<String> {
     names
 }
 
-fn chart(results: &Results, dtype: Dtype, panels: &[Panel]) -> Result<String> {
+fn chart(results: &Results, kind: Kind, panels: &[Panel]) -> Result<String> {
     let roofline = roofline::find(&results.device);
     let names = legend(results, panels);
     let points = || {
@@ -128,8 +161,8 @@ fn chart(results: &Results, dtype: Dtype, panels: &[Panel]) -> Result<String> {
     let max = 1.06 * fastest.max(roofline.map_or(0.0, |roofline| roofline.dense));
     let dims: BTreeSet<_> = panels.iter().map(|panel| panel.dim).collect();
     let title = format!(
-        "Attention forward, {dtype}, on {}: TFLOP/s over sequence length",
-        results.device
+        "Attention {}, {}, on {}: TFLOP/s over sequence length",
+        kind.pass, kind.dtype, results.device
     );
     let mut svg = String::new();
     {
@@ -222,15 +255,16 @@ fn dot<C>(at: C, index: usize) -> Circle<C, i32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{charts, family, obstacle, panels};
+    use super::{Kind, charts, family, obstacle, panels};
     use crate::grid::Grid;
     use crate::results::tests::results;
-    use crate::shape::Dtype;
+    use crate::shape::{Dtype, Pass};
 
     #[test]
     fn a_panel_for_each_head_dim_and_mask() {
         let results = results(&Grid::Full, |_| 0.5);
-        let panels = panels(&results, Dtype::Bf16);
+        let kind = Kind::new(Pass::Forward, Dtype::Bf16);
+        let panels = panels(&results, kind);
         let keys: Vec<_> = panels
             .iter()
             .map(|panel| (panel.dim, panel.causal))
@@ -253,16 +287,25 @@ mod tests {
 
     #[test]
     fn charts_name_all_they_show() {
-        let charts = charts(&results(&Grid::Full, |_| 0.5)).expect("drawn");
-        assert_eq!(charts.len(), 2);
-        for ((_, svg), dtype) in charts.into_iter().zip([Dtype::F16, Dtype::Bf16]) {
+        let drawn = [
+            (Grid::Full, Pass::Forward),
+            (Grid::Backward, Pass::Backward),
+        ];
+        let drawn = drawn.map(|(grid, pass)| {
+            let charts = charts(&results(&grid, |_| 0.5), pass).expect("drawn");
+            assert_eq!(charts.len(), 2);
+            let titles =
+                [Dtype::F16, Dtype::Bf16].map(|dtype| format!("{pass}, {dtype}, on NVIDIA H200"));
+            charts.into_iter().zip(titles).collect::<Vec<_>>()
+        });
+        for ((_, svg), title) in drawn.concat() {
             for word in [
                 "this project",
                 "SDPA flash",
                 "head dim 256, causal",
                 "mma.sync 650",
                 "16384",
-                &format!("forward, {dtype}, on NVIDIA H200"),
+                &title,
             ] {
                 assert!(svg.contains(word), "{word}");
             }
@@ -293,5 +336,6 @@ mod tests {
     fn names_say_what_the_panel_does_not() {
         assert_eq!(family("forward_f16_d96_causal", Dtype::F16), "d96");
         assert_eq!(family("forward_bf16_d64_64x64", Dtype::Bf16), "d64_64x64");
+        assert_eq!(family("backward_f16_d64", Dtype::F16), "d64");
     }
 }

@@ -7,6 +7,7 @@ mod timeline;
 use crate::args::Plot;
 use crate::print;
 use crate::results::{self, Results, slug};
+use crate::shape::Pass;
 use crate::timeline::Timeline;
 use anyhow::{Context, Result, bail, ensure};
 use plotters::coord::Shift;
@@ -33,8 +34,8 @@ const DEFAULT: &str = "this project";
 /// A chart: the end of its file's name, and the SVG.
 type Chart = (String, String);
 
-/// Draws the given results, or the results of the folder: curves of the newest full grid, bars of the ladder,
-/// timelines.
+/// Draws the given results, or the results of the folder: curves of the newest full grid of each pass, bars of the
+/// ladder, timelines.
 ///
 /// # Errors
 /// If no results can be drawn, or a file cannot be read or written.
@@ -68,15 +69,16 @@ pub fn run(args: &Plot) -> Result<()> {
     Ok(())
 }
 
-const DRAWN: &str =
-    "charts are of several sequence lengths, as of --grid full, of the ladder, or timelines";
+const DRAWN: &str = "charts are of several sequence lengths, as of --grid full or backward, of the ladder, or timelines";
 
 /// Every chart of these results, which are in the order of their dates, and of timelines.
 fn charts(all: &[Results], timelines: &[Timeline]) -> Result<Vec<Chart>> {
-    let newest = all
-        .iter()
-        .rfind(|results| curves::obstacle(results).is_none());
-    let mut charts = newest.map(curves::charts).transpose()?.unwrap_or_default();
+    let mut charts = Vec::new();
+    for pass in [Pass::Forward, Pass::Backward] {
+        if let Some(newest) = all.iter().rfind(|results| curves::shows(results, pass)) {
+            charts.extend(curves::charts(newest, pass)?);
+        }
+    }
     charts.extend(bars::chart(all)?);
     for timeline in timelines {
         charts.push(timeline::chart(timeline)?);
@@ -207,6 +209,11 @@ mod tests {
             assert!(svg.contains(word), "{word}");
         }
         assert!(!svg.contains("stages=1") && !svg.contains("NaN"));
+        let backward = results(&Grid::Backward, |_| 0.5);
+        let both = charts(&[full.clone(), backward], &[]).expect("drawn");
+        let names: Vec<_> = both.iter().map(|(name, _)| name.as_str()).collect();
+        let expected = ["f16", "bf16", "backward-f16", "backward-bf16"];
+        assert_eq!(names, expected.map(|name| format!("nvidia-h200-{name}")));
         assert_eq!(
             charts(&[full], &[]).expect("drawn").len(),
             2,
