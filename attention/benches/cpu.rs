@@ -36,10 +36,10 @@ fn forward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, b
 fn backward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, bool)) {
     let shape = [1, 4, seqlen, dim];
     let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
-    let [q, k, v, d_o] = [(0, 0), (0, 1), (0, 2), (1, 0)].map(|(seed, tensor)| {
-        let data = &random::inputs::<T>(&problem, seed)[tensor];
-        Tensor::new(&Device::cpu(), shape, data).expect("a valid tensor")
-    });
+    let [q, k, v] = random::inputs::<T>(&problem, 0);
+    let d_o = random::output_gradient(&problem, 0);
+    let [q, k, v, d_o] = [q, k, v, d_o]
+        .map(|data| Tensor::new(&Device::cpu(), shape, &data).expect("a valid tensor"));
     let call = Attention::new().causal(causal);
     let (o, lse) = call.forward(&q, &k, &v).expect("a valid call");
     bencher

@@ -26,6 +26,12 @@ pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
 }
 
+/// Row-major d_o `[batch, heads, seqlen_q, dim]` of standard normal numbers, unlike those of [`inputs`] for a seed.
+pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
+    let mut seeds = StdRng::seed_from_u64(!seed);
+    normal(problem.q_shape().iter().product(), &mut seeds)
+}
+
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.
 pub fn matrices<T: Element>(problem: &GemmProblem, seed: u64) -> [Vec<T>; 2] {
     let mut seeds = StdRng::seed_from_u64(seed);

@@ -12,8 +12,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Computes exact attention, softmax(scale * Q K^T + mask) V, on an NVIDIA GPU or on the CPU, checks
-/// the result against a plain f64 implementation, and prints how long it took.
+/// Computes exact attention, softmax(scale * Q K^T + mask) V, or its gradients, on an NVIDIA GPU or on the CPU,
+/// checks the result against a plain f64 implementation, and prints how long it took.
 ///
 /// Exit status: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
 #[derive(Debug, Parser)]
@@ -51,6 +51,9 @@ pub struct Args {
     /// random inputs]
     #[arg(long, value_parser = one_of(&Dtype::ALL, Dtype::name))]
     pub dtype: Option<Dtype>,
+    /// What to compute: o and lse, their gradients dq, dk and dv, or both, with a row of the table each
+    #[arg(long, default_value = "forward")]
+    pub pass: Pass,
     /// Query i sees only keys up to i + seqlen_kv - seqlen
     #[arg(long)]
     pub causal: bool,
@@ -77,10 +80,11 @@ pub struct Args {
     /// kernels naive and fa1 do not split
     #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = whole(0..=u32::MAX))]
     pub splits: u32,
-    /// Read q, k and v from a safetensors file: [batch, heads, seqlen, dim], F16, BF16 or F32
+    /// Read q, k and v from a safetensors file, and d_o, the gradient of o, if it is there: [batch, heads, seqlen,
+    /// dim], F16, BF16 or F32
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Write o and lse to a safetensors file, once the check has passed
+    /// Write o and lse, or dq, dk and dv, or all, to a safetensors file, once the check has passed
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print the table of kernels and do nothing else
@@ -198,6 +202,17 @@ pub enum Task {
     /// and print how long it took
     #[command(allow_negative_numbers = true)]
     Gemm(GemmArgs),
+}
+
+/// Which passes are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pass {
+    /// Attention
+    Forward,
+    /// Its gradients
+    Backward,
+    /// Attention, then its gradients
+    Both,
 }
 
 /// Which rows are checked.

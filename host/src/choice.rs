@@ -1,10 +1,10 @@
 //! The kernels that `--kernel` names.
 
-use crate::args::{Args, Check};
+use crate::args::{Args, Check, Pass};
 use crate::memory::{bytes, expect_free};
 use anyhow::{Result, bail, ensure};
 use attention::kernel;
-use attention::{Accumulation, Attention, Device, Dtype, Error, Problem, RawForward};
+use attention::{Accumulation, Attention, Device, Dtype, Error, Problem, RawBackward, RawForward};
 use ladder::{Ladder, Rung, with_options};
 use std::slice;
 
@@ -30,7 +30,8 @@ pub struct Choice {
 }
 
 impl Task<'_> {
-    /// The kernels to run; each of them serves the problem.
+    /// The kernels of the forward pass to run; each of them serves the problem. The best one, where it only prepares
+    /// the backward pass.
     pub fn choices(&self) -> Result<Vec<Choice>> {
         let Task { args, device, .. } = self;
         ensure!(
@@ -40,13 +41,17 @@ impl Task<'_> {
         );
         let suitable = || kernel::suitable(device, self.dtype, &self.problem);
         let named = |name: &str| self.named(name);
-        let choices: Vec<_> = match args.kernel.as_str() {
+        let kernel = match args.pass {
+            Pass::Backward => "auto",
+            _ => &args.kernel,
+        };
+        let choices: Vec<_> = match kernel {
             "auto" => suitable()?.into_iter().take(1).map(named).collect(),
             "all" => suitable()?.into_iter().map(named).collect(),
             "ladder" => self.ladder(),
             name => named(name).map(|choice| vec![choice]),
         }?;
-        let (kernel, count) = (&args.kernel, choices.len());
+        let count = choices.len();
         ensure!(
             count <= 1 || args.output.is_none(),
             "--output takes the result of one kernel; --kernel {kernel} runs {count}"
@@ -59,17 +64,54 @@ impl Task<'_> {
         Ok(choices)
     }
 
+    /// The kernel of the backward pass to run, if that is computed; it serves the problem.
+    pub fn backward(&self) -> Result<Option<Choice>> {
+        let Args { pass, kernel, .. } = self.args;
+        if *pass == Pass::Forward {
+            return Ok(None);
+        }
+        let any = ["auto", "all"].contains(&kernel.as_str());
+        ensure!(
+            *pass == Pass::Backward || any || kernel == kernel::CPU,
+            "--pass both takes no --kernel {kernel}, because each pass has its own kernels"
+        );
+        let is_rung = Rung::ALL.iter().any(|rung| rung.name() == kernel);
+        ensure!(
+            !is_rung && kernel != "ladder",
+            "--kernel {kernel} computes the forward pass alone"
+        );
+        ensure!(
+            *pass == Pass::Both || self.args.splits <= 1,
+            "--splits is for the forward pass; type --pass both"
+        );
+        let mut call = self.call();
+        if !any {
+            call = call.kernel(kernel);
+        }
+        let tensors = RawBackward::row_major(&self.problem);
+        let plan = call.backward_plan(self.device.facts(), self.dtype, &tensors)?;
+        Ok(Some(Choice {
+            name: plan.kernel.to_owned(),
+            call,
+            acc: Accumulation::default(),
+            splits: plan.splits,
+            workspace_bytes: plan.workspace_bytes,
+        }))
+    }
+
+    /// The options of both passes.
+    fn call(&self) -> Attention {
+        let call = Attention::new().causal(self.problem.causal);
+        call.scale(self.problem.scale)
+    }
+
     fn choice(
         &self,
         name: String,
         acc: Accumulation,
         by: impl FnOnce(Attention) -> Attention,
     ) -> attention::Result<Choice> {
-        let call = Attention::new()
-            .causal(self.problem.causal)
-            .scale(self.problem.scale)
-            .splits(self.args.splits);
-        let call = by(call);
+        let call = by(self.call().splits(self.args.splits));
         let tensors = RawForward::row_major(&self.problem);
         let plan = call.plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Choice {
@@ -138,18 +180,34 @@ impl Task<'_> {
         let [qo, kv] =
             [problem.q_shape(), problem.kv_shape()].map(|shape| bytes(shape, self.dtype.bytes()));
         let lse = bytes(problem.lse_shape(), size_of::<f32>());
-        let (inputs, outputs) = (qo + 2 * kv, qo + lse);
+        let (mut inputs, mut outputs) = (qo + 2 * kv, qo + lse);
+        let with_gradients = self.args.pass != Pass::Forward;
+        if with_gradients {
+            inputs += qo;
+            outputs += qo + 2 * kv;
+        }
         let workspaces = choices.iter().map(|choice| choice.workspace_bytes);
         let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
-        // The host keeps the inputs for the check, and o and lse twice: the poison, or the file.
+        // The host keeps the inputs for the check, and the outputs twice: the poison, or the file.
         let on_host = inputs + 2 * outputs;
-        // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64.
+        // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64; for the check of gradients,
+        // k, v, q and d_o, and parts of dk and dv, whose work on the CPU takes less.
         let head = bytes([4, problem.seqlen_kv, problem.dim], size_of::<f64>());
+        let count = self.args.run.check.rows();
+        let gradients = if with_gradients {
+            let keys = problem.seqlen_kv.min(count.max(problem.seqlen_kv / 16));
+            let rows = [2, problem.group(), problem.seqlen_q, problem.dim];
+            head / 2
+                + bytes(rows, size_of::<f64>())
+                + bytes([36, keys, problem.dim], size_of::<f64>())
+        } else {
+            0
+        };
         let heads = match self.args.run.check {
-            Check::Off => 0,
+            Check::Off if !with_gradients => 0,
             _ => problem.batch.saturating_mul(problem.kv_heads),
         };
-        let check = head * heads.min(rayon::current_num_threads()) as u128;
+        let check = head.max(gradients) * heads.min(rayon::current_num_threads()) as u128;
         let sizes = match self.args.input {
             None => "batch, heads, seqlen and dim are",
             Some(_) => "the tensors of --input are",

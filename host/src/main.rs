@@ -4,12 +4,12 @@ mod args;
 mod choice;
 mod counters;
 mod device;
-mod forward;
 mod gemm;
 mod inputs;
 mod measure;
 mod memory;
 mod output;
+mod passes;
 mod progress;
 mod report;
 mod safetensors;
@@ -63,7 +63,7 @@ fn run(args: &Args) -> Result<bool> {
             report::list_kernels()?;
             Ok(true)
         }
-        None => forward::run(args),
+        None => passes::run(args),
         Some(Task::Gemm(args)) => gemm::run(args),
     }
 }

@@ -19,6 +19,14 @@ pub struct Output {
     target: Option<PathBuf>,
 }
 
+/// What was computed: row-major tensors.
+pub struct Results<T> {
+    /// o and lse.
+    pub forward: Option<(Vec<T>, Vec<f32>)>,
+    /// dq, dk and dv.
+    pub gradients: Option<[Vec<T>; 3]>,
+}
+
 impl Output {
     /// Opens the file before any work is done; `input` is the file that q, k and v come from.
     ///
@@ -49,20 +57,36 @@ impl Output {
         })
     }
 
-    /// Writes o and lse.
+    /// Writes what was computed.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn write<T: Element>(&self, problem: &Problem, o: &[T], lse: &[f32]) -> Result<()> {
+    pub fn write<T: Element>(&self, problem: &Problem, results: &Results<T>) -> Result<()> {
         let dtype = match T::DTYPE {
             Dtype::F16 => FileDtype::F16,
             Dtype::Bf16 => FileDtype::BF16,
             Dtype::F32 => FileDtype::F32,
         };
-        let (o_shape, lse_shape) = (problem.q_shape().to_vec(), problem.lse_shape().to_vec());
-        let o = TensorView::new(dtype, o_shape, bytemuck::cast_slice(o))?;
-        let lse = TensorView::new(FileDtype::F32, lse_shape, bytemuck::cast_slice(lse))?;
-        let bytes = serialize([("o", o), ("lse", lse)], None)?;
+        let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
+        let mut tensors = Vec::new();
+        if let Some((o, lse)) = &results.forward {
+            let lse_shape = problem.lse_shape().to_vec();
+            tensors.push(("o", dtype, q_shape.to_vec(), bytemuck::cast_slice(o)));
+            tensors.push(("lse", FileDtype::F32, lse_shape, bytemuck::cast_slice(lse)));
+        }
+        if let Some([dq, dk, dv]) = &results.gradients {
+            for (name, shape, gradient) in [
+                ("dq", q_shape, dq),
+                ("dk", kv_shape, dk),
+                ("dv", kv_shape, dv),
+            ] {
+                tensors.push((name, dtype, shape.to_vec(), bytemuck::cast_slice(gradient)));
+            }
+        }
+        let views = tensors
+            .into_iter()
+            .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(dtype, shape, bytes)?)));
+        let bytes = serialize(views.collect::<Result<Vec<_>>>()?, None)?;
         self.put(&bytes).with_context(|| unwritable(&self.typed))
     }
 

@@ -100,6 +100,10 @@ impl<'a, C: Call> Report<'a, C> {
         }
     }
 
+    pub fn progress(&self) -> &'a Progress {
+        self.progress
+    }
+
     /// Adds a kernel's outcome; `false` if the check found its result wrong.
     ///
     /// # Panics

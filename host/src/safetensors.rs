@@ -47,6 +47,11 @@ impl SafeTensors {
         })
     }
 
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.header.info(name).is_some()
+    }
+
     /// The dtype, shape and place of a tensor.
     ///
     /// # Errors

@@ -93,6 +93,7 @@ fn options() {
     mistype("--iters 0", &["--iters", "from 1 to"]);
     mistype("--dtype f64", &["--dtype", "f16", "bf16"]);
     mistype("--check some", &["--check", "sample", "full", "off"]);
+    mistype("--pass back", &["--pass", "forward, backward, both"]);
     mistype("--sequence 5", &["--sequence"]);
     mistype("--input x --dim 8", &["--input", "--dim"]);
     refuse(

@@ -1,5 +1,6 @@
 //! The command, run as a user would. Everything here holds with and without a GPU.
 
+mod backward;
 mod bad;
 mod emulator;
 mod files;

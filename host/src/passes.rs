@@ -1,0 +1,271 @@
+//! `attention`: the forward and the backward pass, measured and checked.
+
+use crate::args::{Args, Pass};
+use crate::choice::{Choice, Task};
+use crate::device;
+use crate::inputs::{Inputs, Source, rows_not_finite};
+use crate::measure;
+use crate::memory::poisoned;
+use crate::output::{Output, Results};
+use crate::progress::Progress;
+use crate::report::{Call, Checked, Report};
+use anyhow::Result;
+use attention::backward::{
+    self,
+    check::{Backward, sample_keys},
+};
+use attention::check::{Forward, check, sample_rows};
+use attention::{Dtype, Element, Problem, Tensor, bf16, f16};
+use serde::Serialize;
+use std::fmt;
+
+const FORWARD: &str = "forward";
+const BACKWARD: &str = "backward";
+
+/// An attention call: what was computed, and how it was divided.
+#[derive(Serialize)]
+struct AttentionCall {
+    /// "forward" or "backward".
+    pass: &'static str,
+    /// Splits of the keys.
+    splits: u32,
+    /// Element type of q, k, v and o.
+    dtype: &'static str,
+    /// Sizes and options.
+    #[serde(flatten)]
+    problem: Problem,
+}
+
+impl fmt::Display for AttentionCall {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Problem {
+            batch,
+            heads,
+            kv_heads,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            causal,
+            ..
+        } = self.problem;
+        let dtype = self.dtype;
+        let causal = if causal { ", causal" } else { "" };
+        write!(
+            f,
+            "batch {batch}, heads {heads}, kv_heads {kv_heads}, seqlen {seqlen_q}, \
+             seqlen_kv {seqlen_kv}, dim {dim}, {dtype}{causal}"
+        )
+    }
+}
+
+impl Call for AttentionCall {
+    fn columns(&self) -> Vec<(&str, String)> {
+        let pass = self.pass.to_owned();
+        vec![("pass", pass), ("splits", self.splits.to_string())]
+    }
+
+    fn flops(&self) -> f64 {
+        match self.pass {
+            BACKWARD => self.problem.backward_flops(),
+            _ => self.problem.flops(),
+        }
+    }
+}
+
+/// Whether all checks passed.
+pub fn run(args: &Args) -> Result<bool> {
+    let source = Source::open(args)?;
+    let task = Task {
+        args,
+        device: &device::choose(&args.run)?,
+        dtype: source.dtype,
+        problem: source.problem,
+    };
+    let mut choices = task.choices()?;
+    let backward = task.backward()?;
+    choices.extend(backward);
+    task.expect_memory(&choices)?;
+    let backward = choices.pop_if(|_| args.pass != Pass::Forward);
+    match task.dtype {
+        Dtype::F16 => compute::<f16>(&task, source, &choices, backward),
+        Dtype::Bf16 => compute::<bf16>(&task, source, &choices, backward),
+        Dtype::F32 => compute::<f32>(&task, source, &choices, backward),
+    }
+}
+
+/// The tensors of a problem: in host memory, and on the device.
+struct Tensors<T: Element> {
+    inputs: Inputs<T>,
+    q: Tensor<T>,
+    k: Tensor<T>,
+    v: Tensor<T>,
+}
+
+fn compute<T: Element>(
+    task: &Task,
+    source: Source,
+    choices: &[Choice],
+    backward: Option<Choice>,
+) -> Result<bool> {
+    let &Task {
+        args,
+        device,
+        problem,
+        ..
+    } = task;
+    let output = args.output.as_ref();
+    let output = output.map(|path| Output::open(path, source.file()));
+    let output = output.transpose()?;
+    let progress = Progress::start();
+    progress.stage("preparing the inputs");
+    let inputs: Inputs<T> = source.load()?;
+    note_not_finite(&inputs, &problem, &progress);
+    let [q, k, v] = &inputs.qkv;
+    let tensors = Tensors {
+        q: Tensor::new(device, problem.q_shape(), q)?,
+        k: Tensor::new(device, problem.kv_shape(), k)?,
+        v: Tensor::new(device, problem.kv_shape(), v)?,
+        inputs,
+    };
+    let mut report = Report::new(&args.run, device, &progress);
+    let mut results = Results {
+        forward: None,
+        gradients: None,
+    };
+    let mut right = true;
+    if args.pass != Pass::Backward {
+        for choice in choices {
+            results.forward = forward(task, choice, &tensors, &mut report)?;
+            right &= results.forward.is_some();
+        }
+    }
+    if let Some(choice) = backward {
+        results.gradients = gradients(task, &choice, &choices[0], &tensors, &mut report)?;
+        right &= results.gradients.is_some();
+    }
+    if let Some(output) = output.filter(|_| right) {
+        output.write(&problem, &results)?;
+    }
+    Ok(report.finish()?)
+}
+
+/// Says how many rows hold NaN or infinity, if any do.
+fn note_not_finite<T: Element>(inputs: &Inputs<T>, problem: &Problem, progress: &Progress) {
+    let named = ["q", "k", "v", "d_o"].into_iter();
+    let tensors = named.zip(inputs.qkv.iter().chain(&inputs.d_o));
+    let counts = tensors.map(|(name, data)| (name, rows_not_finite(data, problem.dim)));
+    let counts: Vec<_> = counts.collect();
+    if counts.iter().any(|(_, rows)| *rows > 0) {
+        let counts = counts
+            .iter()
+            .map(|(name, rows)| format!("{rows} of {name}"));
+        let counts = Vec::from_iter(counts).join(", ");
+        let dtype = T::DTYPE.name();
+        progress.bar.suspend(|| {
+            eprintln!("note: rows with NaN or infinity, as {dtype}: {counts}");
+        });
+    }
+}
+
+/// A kernel's o and lse, unless they are wrong.
+fn forward<T: Element>(
+    task: &Task,
+    choice: &Choice,
+    tensors: &Tensors<T>,
+    report: &mut Report<AttentionCall>,
+) -> Result<Option<(Vec<T>, Vec<f32>)>> {
+    let (run, device, problem) = (&task.args.run, task.device, &task.problem);
+    let Choice { name, call, .. } = choice;
+    let Tensors { q, k, v, inputs } = tensors;
+    let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
+    let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
+    let times = measure::times(run, device, report.progress(), name, || {
+        call.forward_into(q, k, v, &mut o, &mut lse)
+    })?;
+    let (o, lse) = (o.to_vec()?, lse.to_vec()?);
+
+    report.progress().stage(&format!("checking {name}"));
+    let [q, k, v] = &inputs.qkv;
+    let forward = Forward {
+        problem,
+        q,
+        k,
+        v,
+        o: &o,
+        lse: &lse,
+        acc: choice.acc,
+    };
+    let count = run.check.rows();
+    let checked = (count > 0).then(|| {
+        let found = check(&forward, &sample_rows(problem, count, run.seed));
+        Checked {
+            rows: found.rows,
+            worst: found.o,
+            failure: (!found.passed()).then(|| found.to_string()),
+        }
+    });
+    let passed = report.add(name, task.call_of(FORWARD, choice), &times, checked)?;
+    Ok(passed.then_some((o, lse)))
+}
+
+/// A kernel's dq, dk and dv, unless they are wrong; o and lse come from a kernel of the forward pass.
+fn gradients<T: Element>(
+    task: &Task,
+    choice: &Choice,
+    forward: &Choice,
+    tensors: &Tensors<T>,
+    report: &mut Report<AttentionCall>,
+) -> Result<Option<[Vec<T>; 3]>> {
+    let (run, device, problem) = (&task.args.run, task.device, &task.problem);
+    let Choice { name, call, .. } = choice;
+    let Tensors { q, k, v, inputs } = tensors;
+    let given = inputs.d_o.as_ref().expect("it is needed");
+    let d_o = Tensor::new(device, problem.q_shape(), given)?;
+    let (o, lse) = forward.call.forward(q, k, v)?;
+    let poison = T::from_f32(f32::NAN);
+    let mut dq = poisoned(device, problem.q_shape(), poison)?;
+    let mut dk = poisoned(device, problem.kv_shape(), poison)?;
+    let mut dv = poisoned(device, problem.kv_shape(), poison)?;
+    let times = measure::times(run, device, report.progress(), name, || {
+        call.backward_into(q, k, v, &o, &lse, &d_o, None, &mut dq, &mut dk, &mut dv)
+    })?;
+    let gradients = [dq.to_vec()?, dk.to_vec()?, dv.to_vec()?];
+
+    report.progress().stage(&format!("checking {name}"));
+    let ([q, k, v], [dq, dk, dv]) = (&inputs.qkv, &gradients);
+    let backward = Backward {
+        problem,
+        q,
+        k,
+        v,
+        d_o: given,
+        d_lse: None,
+        dq,
+        dk,
+        dv,
+    };
+    let count = run.check.rows();
+    let checked = (count > 0).then(|| {
+        let rows = sample_rows(problem, count, run.seed);
+        let keys = sample_keys(problem, count, run.seed);
+        let found = backward::check::check(&backward, &rows, &keys);
+        Checked {
+            rows: found.rows + found.keys,
+            worst: found.worst(),
+            failure: (!found.passed()).then(|| found.to_string()),
+        }
+    });
+    let passed = report.add(name, task.call_of(BACKWARD, choice), &times, checked)?;
+    Ok(passed.then_some(gradients))
+}
+
+impl Task<'_> {
+    fn call_of(&self, pass: &'static str, choice: &Choice) -> AttentionCall {
+        AttentionCall {
+            pass,
+            splits: choice.splits,
+            dtype: self.dtype.name(),
+            problem: self.problem,
+        }
+    }
+}
