@@ -14,16 +14,14 @@ pub struct Gradients<T> {
 }
 
 impl<T: Element> Gradients<T> {
-    /// The same gradient of o, row-major, as on the device.
-    fn d_o(problem: &Problem, seed: u64) -> Vec<T> {
-        let [d_o, ..] = random::inputs(problem, seed.wrapping_add(1));
-        d_o
-    }
-
     /// Draws a random gradient of o.
     pub fn new(device: &Device, problem: &Problem, seed: u64) -> Result<Self> {
         Ok(Gradients {
-            d_o: Tensor::new(device, problem.q_shape(), &Self::d_o(problem, seed))?,
+            d_o: Tensor::new(
+                device,
+                problem.q_shape(),
+                &random::output_gradient(problem, seed),
+            )?,
             dq: Tensor::zeros(device, problem.q_shape())?,
             dk: Tensor::zeros(device, problem.kv_shape())?,
             dv: Tensor::zeros(device, problem.kv_shape())?,
@@ -57,7 +55,7 @@ impl<T: Element> Gradients<T> {
                 q,
                 k,
                 v,
-                d_o: &Self::d_o(&part, seed),
+                d_o: &random::output_gradient(&part, seed),
                 d_lse: None,
                 dq: &dq?,
                 dk: &dk?,

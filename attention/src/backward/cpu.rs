@@ -215,10 +215,10 @@ impl Products {
         for (mut s, lse) in s.rows_mut().into_iter().zip(&queries.lse[rows.clone()]) {
             s.mapv_inplace(|s| (s - lse).exp());
         }
-        // 2. dV += P^T dO.
-        general_mat_mul(1.0, &s.t(), &d_o, 1.0, &mut dv);
-        // 3. dP = dO V^T, and dS = P * (dP - delta).
+        // 2. dP = dO V^T.
         general_mat_mul(1.0, &d_o, &v.t(), 0.0, &mut dp);
+        // 3. dV += P^T dO, and dS = P * (dP - delta).
+        general_mat_mul(1.0, &s.t(), &d_o, 1.0, &mut dv);
         let rows_of_s = s.rows_mut().into_iter().zip(dp.rows());
         for ((mut s, dp), delta) in rows_of_s.zip(&queries.delta[rows]) {
             s.zip_mut_with(&dp, |s, dp| *s *= dp - delta);
