@@ -16,6 +16,8 @@ pub fn tests() -> Vec<Test> {
         Test::new("strides", strides),
         Test::new("views_outside_the_buffer", views_outside_the_buffer),
         Test::cuda("other_devices", other_devices),
+        Test::new("backward_arguments", backward_arguments),
+        Test::kernels("backward_of_wide_heads", backward_of_wide_heads),
     ]
 }
 
@@ -269,5 +271,69 @@ fn other_devices(device: &Device) -> Outcome {
             matches!(error, Error::DeviceMismatch { argument: found, .. } if found == argument);
         assert!(named, "{error:?}");
     }
+    PASSED
+}
+
+/// What each tensor of the backward pass must be; the library's own tests go through all of them.
+fn backward_arguments(device: &Device) -> Outcome {
+    let [batch, heads, seqlen, dim] = SHAPE;
+    let longer = [batch, heads, seqlen + 1, dim];
+    let input = tensor(device, SHAPE)?;
+    let lse = Tensor::<f32, 3>::zeros(device, [batch, heads, seqlen])?;
+    let attention = Attention::new();
+    for argument in ["o", "lse", "d_o", "d_lse", "dq", "dk", "dv"] {
+        let of = |name: &str| {
+            let shape = if name == argument { longer } else { SHAPE };
+            tensor(device, shape)
+        };
+        let rows = |name: &str| {
+            let rows = seqlen + usize::from(name == argument);
+            Tensor::<f32, 3>::zeros(device, [batch, heads, rows])
+        };
+        let (mut dq, mut dk, mut dv) = (of("dq")?, of("dk")?, of("dv")?);
+        let error = attention.backward_into(
+            &input,
+            &input,
+            &input,
+            &of("o")?,
+            &rows("lse")?,
+            &of("d_o")?,
+            Some(rows("d_lse")?.view()),
+            &mut dq,
+            &mut dk,
+            &mut dv,
+        );
+        let named =
+            matches!(&error, Err(Error::Shape { argument: found, .. }) if *found == argument);
+        assert!(named, "{argument}: {error:?}");
+    }
+    if device.is_cpu() {
+        return PASSED;
+    }
+    let elsewhere = tensor(&Device::cpu(), SHAPE)?;
+    for (argument, o, d_o) in [("o", &elsewhere, &input), ("d_o", &input, &elsewhere)] {
+        let error = attention.backward(&input, &input, &input, o, &lse, d_o);
+        let named = matches!(&error, Err(Error::DeviceMismatch { argument: found, .. }) if *found == argument);
+        assert!(named, "{argument}: {error:?}");
+    }
+    PASSED
+}
+
+/// Only the CPU computes them, and f32.
+fn backward_of_wide_heads(device: &Device) -> Outcome {
+    let lse = Tensor::<f32, 3>::zeros(device, [1, 1, 3])?;
+    let attention = Attention::new();
+    for dim in [264, 512, 1024] {
+        let x = tensor(device, [1, 1, 3, dim])?;
+        let error = attention
+            .backward(&x, &x, &x, &x, &lse, &x)
+            .expect_err("too wide");
+        assert_eq!(error, Error::NoBackward(dim));
+    }
+    let x = Tensor::new(device, [1, 1, 3, 8], &[1.0_f32; 24])?;
+    let error = attention
+        .backward(&x, &x, &x, &x, &lse, &x)
+        .expect_err("f32");
+    assert_eq!(error, Error::NoKernels(Dtype::F32));
     PASSED
 }

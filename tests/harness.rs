@@ -85,6 +85,15 @@ impl Test {
         })
     }
 
+    /// The test on GPUs only.
+    #[must_use]
+    pub fn on_gpus(self) -> Self {
+        Test {
+            on: &[Kind::Cuda, Kind::Cust],
+            ..self
+        }
+    }
+
     /// The test by the name `group::NAME`.
     #[must_use]
     pub fn within(self, group: &str) -> Self {

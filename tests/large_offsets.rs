@@ -2,7 +2,7 @@
 
 use attention::Device;
 use libtest_mimic::Completion;
-use tests::{Case, Layout, Outcome, Test};
+use tests::{BackwardCase, Case, Layout, Outcome, Test};
 
 /// A little more than 2^31 elements of 2 bytes.
 const BYTES: u64 = 5 << 30;
@@ -64,12 +64,44 @@ pub fn tests() -> Vec<Test> {
             },
         ),
     ];
-    cases
-        .map(|(name, case)| Test::cuda(name, move |device| check(&case, device)))
-        .into()
+    let tests = cases.map(|(name, case)| {
+        Test::cuda(name, move |device| when_free(device, || case.check(device)))
+    });
+    let mut tests = Vec::from(tests);
+    let near = BackwardCase::default();
+    let far = Layout::FarRows;
+    for (name, case) in [
+        (
+            "rows_of_d_o",
+            BackwardCase {
+                d_o: far,
+                ..near.clone()
+            },
+        ),
+        (
+            "rows_of_dq",
+            BackwardCase {
+                dq: far,
+                ..near.clone()
+            },
+        ),
+        (
+            "rows_of_dk",
+            BackwardCase {
+                dk: far,
+                ..near.clone()
+            },
+        ),
+        ("rows_of_dv", BackwardCase { dv: far, ..near }),
+    ] {
+        let test = move |device: &Device| when_free(device, || case.check(device));
+        tests.push(Test::backward(name, test).on_gpus());
+    }
+    tests
 }
 
-fn check(case: &Case, device: &Device) -> Outcome {
+/// Runs a case if there is memory for it.
+fn when_free(device: &Device, check: impl FnOnce() -> Outcome) -> Outcome {
     // The host keeps the memory as it was before the run, and as it is after.
     for (device, needed) in [(device, BYTES), (&Device::cpu(), 2 * BYTES)] {
         let free = host::free_memory(device)?;
@@ -79,5 +111,5 @@ fn check(case: &Case, device: &Device) -> Outcome {
             return Ok(Completion::ignored_with(reason));
         }
     }
-    case.check(device)
+    check()
 }
