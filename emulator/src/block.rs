@@ -104,6 +104,18 @@ pub(crate) struct Block<'a> {
     mbarriers: Mbarriers,
     bulk: BulkCopies,
     pool: Option<Pool>,
+    /// Chooses the warp that takes a turn.
+    random: Random,
+    stall: Stall,
+}
+
+/// How a block stands after some turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    GoesOn,
+    /// All of its warps wait, some of them for other blocks.
+    Sleeps,
+    Ended,
 }
 
 impl<'a> Block<'a> {
@@ -133,26 +145,36 @@ impl<'a> Block<'a> {
                 .kernel
                 .registers_at_launch
                 .map(|registers| Pool::new(registers, warps)),
+            random: Random::new(launch.options.seed, position),
+            stall: Stall::default(),
         }
     }
 
     /// Runs the block to its end; `tallies` has an element for each instruction.
     pub fn run(mut self, tallies: &mut [Tally]) -> Result<(), Box<Fault>> {
-        let mut random = Random::new(self.launch.options.seed, self.position);
-        let mut stall = Stall::default();
-        loop {
+        while self.go_on(tallies, u64::MAX)? != Progress::Ended {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Runs the block until it ends, until all of its warps wait for other blocks, or for this many turns of warps.
+    pub fn go_on(&mut self, tallies: &mut [Tally], turns: u64) -> Result<Progress, Box<Fault>> {
+        self.end_sleep();
+        for _ in 0..turns {
             let is_running = |w: &&Warp| w.state == State::Running;
             let running = self.warps.iter().filter(is_running).count() as u64;
             if running == 0 {
-                match self.resolve_stall(&mut stall, &mut random)? {
+                match self.resolve_stall()? {
                     Resolved::GoOn => continue,
-                    Resolved::End => return self.finish(),
+                    Resolved::Sleep => return Ok(Progress::Sleeps),
+                    Resolved::End => return self.finish().map(|()| Progress::Ended),
                 }
             }
-            let chosen = random.below(running) as usize;
+            let chosen = self.random.below(running) as usize;
             let warp = self.warps.iter().filter(is_running).nth(chosen);
             let warp = warp.expect("chosen among them").index;
-            for _ in 0..=random.below(MAX_TURN) {
+            for _ in 0..=self.random.below(MAX_TURN) {
                 self.step(warp, tallies)?;
                 if self.warps[warp].state != State::Running {
                     break;
@@ -160,6 +182,16 @@ impl<'a> Block<'a> {
             }
             self.wake();
         }
+        Ok(Progress::GoesOn)
+    }
+
+    /// Instructions that its warps have executed.
+    pub fn executed(&self) -> u64 {
+        self.warps.iter().map(|warp| warp.executed).sum()
+    }
+
+    pub fn warp_count(&self) -> u64 {
+        self.warps.len() as u64
     }
 
     /// Lets warps go on whose phase is complete by now, or for which there are enough registers.
@@ -181,11 +213,7 @@ impl<'a> Block<'a> {
 
     /// Resolves a state in which no warp can go on by itself. A copy lands that a warp waits for; if
     /// there is none, waits at mbarriers end, as they do on a GPU after some time.
-    fn resolve_stall(
-        &mut self,
-        stall: &mut Stall,
-        random: &mut Random,
-    ) -> Result<Resolved, Box<Fault>> {
+    fn resolve_stall(&mut self) -> Result<Resolved, Box<Fault>> {
         let is_awaited = |number: usize| {
             let mut states = self.warps.iter().map(|warp| warp.state);
             states.any(|s| matches!(s, State::Polling { mbarrier, .. } if mbarrier == number))
@@ -196,7 +224,7 @@ impl<'a> Block<'a> {
             .map(|(index, _)| index)
             .collect();
         if !awaited.is_empty() {
-            let load = awaited[random.below(awaited.len() as u64) as usize];
+            let load = awaited[self.random.below(awaited.len() as u64) as usize];
             let Block {
                 bulk,
                 mbarriers,
@@ -209,15 +237,15 @@ impl<'a> Block<'a> {
             self.wake();
             return Ok(Resolved::GoOn);
         }
-        if self.end_sleep() {
-            return Ok(Resolved::GoOn);
+        if self.warps.iter().any(|warp| warp.state == State::Sleeping) {
+            return Ok(Resolved::Sleep);
         }
         let polling = |warp: &Warp| matches!(warp.state, State::Polling { .. });
         let waiting = self.warps.iter().filter(|warp| polling(warp)).count();
         if waiting == 0 {
             return self.check_exits().map(|()| Resolved::End);
         }
-        if !stall.has_hope(self.mbarriers.changes, waiting) {
+        if !self.stall.has_hope(self.mbarriers.changes, waiting) {
             return Err(self.deadlock());
         }
         for warp in self.warps.iter_mut().filter(|warp| polling(warp)) {
@@ -226,18 +254,12 @@ impl<'a> Block<'a> {
         Ok(Resolved::GoOn)
     }
 
-    /// Wakes the warps that sleep, if there are some: other blocks may have changed what they wait for.
-    fn end_sleep(&mut self) -> bool {
+    /// Wakes the warps that sleep: other blocks may have changed what they wait for.
+    fn end_sleep(&mut self) {
         let sleeps = |warp: &&mut Warp| warp.state == State::Sleeping;
-        let mut any = false;
         for warp in self.warps.iter_mut().filter(sleeps) {
             warp.state = State::Running;
-            any = true;
         }
-        if any {
-            std::thread::yield_now();
-        }
-        any
     }
 
     /// Executes a warp's next instruction.
@@ -416,7 +438,7 @@ impl<'a> Block<'a> {
     }
 
     /// The fault of warps that wait for what never comes.
-    fn deadlock(&self) -> Box<Fault> {
+    pub fn deadlock(&self) -> Box<Fault> {
         let waiting = self.describe(0..self.warps.len());
         let mut warps = self.warps.iter();
         let warp = warps.find(|warp| warp.state != State::Exited);
@@ -494,6 +516,8 @@ impl<'a> Block<'a> {
 /// What follows a stall.
 enum Resolved {
     GoOn,
+    /// Warps wait for other blocks.
+    Sleep,
     End,
 }
 

@@ -1,17 +1,16 @@
 //! A launch: a kernel, its arguments, a grid of blocks.
 
-use crate::block::Block;
-use crate::counters::{Counters, Line, Tally};
-use crate::error::{Error, Fault};
+use crate::counters::{Counters, Line};
+use crate::error::Error;
+use crate::grid;
 use crate::memory::{Global, Memory};
 use crate::module::{Kernel, ParameterType};
 use crate::shared::MAX_CLOCK;
-use rayon::prelude::*;
 
 /// How to run a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Seed of the order in which the warps of a block take turns.
+    /// Seed of the order in which the warps of a block take turns, and blocks that meet.
     pub seed: u64,
     /// Instructions that a warp may execute; at most 2^26 - 2, the default. A kernel that needs more
     /// breaks [`Rule::Budget`](crate::Rule::Budget).
@@ -86,7 +85,8 @@ impl Launch<'_> {
 }
 
 /// Runs a kernel over `grid` blocks of `block` threads, with `shared_bytes` bytes of dynamic shared
-/// memory for each, and returns when all have ended. Blocks run in parallel.
+/// memory for each, and returns when all have ended. Blocks run in parallel or, where they add to the same sums or wait
+/// for each other, interleaved in an order drawn from the seed.
 ///
 /// ```
 /// use emulator::{Argument, Memory, Module, Options, launch};
@@ -142,28 +142,11 @@ pub fn launch(
         options: *options,
     };
     check_sizes(&launch)?;
-    let [width, height, depth] = grid.map(u64::from);
-    let tallies = (0..width * height * depth)
-        .into_par_iter()
-        .try_fold(
-            || vec![Tally::default(); kernel.instructions.len()],
-            |mut tallies, index| -> Result<_, Box<Fault>> {
-                let position = [
-                    index % width,
-                    index / width % height,
-                    index / width / height,
-                ];
-                Block::new(&launch, position.map(|i| i as u32)).run(&mut tallies)?;
-                Ok(tallies)
-            },
-        )
-        .try_reduce_with(|mut sum, tallies| {
-            for (sum, tally) in sum.iter_mut().zip(&tallies) {
-                sum.add(tally);
-            }
-            Ok(sum)
-        });
-    let tallies = tallies.expect("the grid is not empty")?;
+    let tallies = if kernel.blocks_meet {
+        grid::interleaved(&launch)?
+    } else {
+        grid::in_parallel(&launch)?
+    };
     let executed = kernel
         .instructions
         .iter()

@@ -80,6 +80,7 @@ mod counters;
 mod decode;
 mod error;
 mod findings;
+mod grid;
 mod instructions;
 mod launch;
 mod mbarrier;

@@ -46,6 +46,8 @@ pub struct Kernel {
     pub(crate) static_shared: u32,
     /// Whether it has `wgmma`.
     pub(crate) has_products: bool,
+    /// Whether blocks add to the same sums or wait for each other.
+    pub(crate) blocks_meet: bool,
 }
 
 /// A parameter of a kernel.

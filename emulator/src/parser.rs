@@ -186,9 +186,10 @@ impl<'a> Parser<'a> {
             .lay_out_shared(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
         let instructions = self.body(&mut scope)?;
-        let mut all = instructions.iter();
+        let has = |opcode: &str| instructions.iter().any(|i| i.opcode.starts_with(opcode));
         Ok(Kernel {
-            has_products: all.any(|i| i.opcode.starts_with("wgmma.")),
+            has_products: has("wgmma."),
+            blocks_meet: ["red.", "cp.reduce.", "nanosleep."].into_iter().any(has),
             name,
             file: self.file.to_owned(),
             files: Arc::default(),

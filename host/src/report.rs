@@ -9,7 +9,7 @@ use attention::check::Comparison;
 use attention::gemm::{HOPPER, MULTISTAGE, SIMPLE};
 use attention::kernel;
 use comfy_table::{CellAlignment, Table, presets};
-use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel};
+use kernels::catalog::{Backward, BackwardMain, Dtype, Family, Forward, Gemm, KERNELS, Kernel};
 use ladder::Rung;
 use serde::Serialize;
 use std::fmt::Display;
@@ -237,6 +237,10 @@ fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
             };
             let tile = [tile.q_rows, tile.keys, tile.stages];
             (Some(dim), causal, tile.map(Some))
+        }
+        Family::Backward(Backward::Main(BackwardMain { dim, tile, .. })) => {
+            let tile = [Some(tile.queries), Some(tile.keys), None];
+            (Some(dim), "both", tile)
         }
         Family::Gemm(Gemm { tile, .. }) => {
             let tile = [tile.rows, tile.columns, tile.stages];

@@ -1,8 +1,10 @@
 //! The gradients of scaled dot-product attention.
 
 pub mod check;
+mod choice;
 pub(crate) mod cpu;
 mod options;
+mod plan;
 mod reference;
 
 pub use options::RawBackward;

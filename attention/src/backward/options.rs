@@ -1,10 +1,11 @@
 //! The backward call.
 
 use super::cpu::{self, Inputs};
+use super::{choice, plan};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::forward::options::Wanted;
-use crate::forward::{Attention, Problem, choice};
+use crate::forward::{self, Attention, Problem};
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
@@ -76,7 +77,7 @@ impl Attention {
         dtype: Dtype,
         args: &RawBackward,
     ) -> Result<Plan> {
-        self.backward_plan_of(&self.backward_checked(args)?, facts, dtype)
+        self.backward_plan_of(&self.backward_checked(args)?, facts, dtype, args)
     }
 
     /// Computes the gradients of q, k and v, in this order and of these shapes, on the device of the inputs.
@@ -212,7 +213,7 @@ impl Attention {
         stream: Stream,
     ) -> Result<()> {
         let problem = self.backward_checked(args)?;
-        let plan = self.backward_plan_of(&problem, device.facts(), dtype)?;
+        let plan = self.backward_plan_of(&problem, device.facts(), dtype, args)?;
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe { plan.run(device, stream) };
@@ -271,11 +272,8 @@ impl Attention {
         problem: &Problem,
         facts: Option<&Facts>,
         dtype: Dtype,
+        args: &RawBackward,
     ) -> Result<Plan> {
-        if facts.is_some() {
-            dtype.of_kernels()?;
-            return Err(Error::NoBackward(problem.dim));
-        }
         let name = match &self.kernel {
             Wanted::Best => None,
             Wanted::Named(name) => Some(name.as_str()),
@@ -284,8 +282,12 @@ impl Attention {
                 return Err(Error::unsuitable("of another crate", reason));
             }
         };
-        choice::resolve(name, dtype, problem, None)?;
-        Ok(Steps::default().finish(CPU, 1))
+        let Some(facts) = facts else {
+            forward::choice::resolve(name, dtype, problem, None)?;
+            return Ok(Steps::default().finish(CPU, 1));
+        };
+        let kernel = choice::resolve(name, dtype, problem, facts)?;
+        plan::plan(kernel, problem, facts, args, !self.any_order)
     }
 }
 
@@ -422,6 +424,19 @@ mod tests {
         let gpu = Facts::emulated(Class::Sm80);
         let wide = plan(attention.clone(), Some(&gpu), Dtype::F16, 264);
         assert_eq!(wide, Err(Error::NoBackward(264)));
+        let narrow = plan(attention.clone(), Some(&gpu), Dtype::F16, 72);
+        assert_eq!(narrow, Ok(("backward_f16_d96", 3)));
+        let wrong = plan(
+            attention.clone().kernel("backward_f16_d32"),
+            Some(&gpu),
+            Dtype::F16,
+            64,
+        );
+        let message = wrong.expect_err("too narrow").to_string();
+        assert_eq!(
+            message,
+            "kernel backward_f16_d32 is for dims up to 32, not 64"
+        );
         let f32 = plan(attention.clone(), Some(&gpu), Dtype::F32, 64);
         assert_eq!(f32, Err(Error::NoKernels(Dtype::F32)));
         let named = plan(

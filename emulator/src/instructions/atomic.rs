@@ -1,13 +1,17 @@
-//! `atom`: read and change of global memory that no other atomic comes between.
+//! `atom` and `red`: read and change of global memory that no other atomic comes between.
 
 use super::memory::address;
-use super::{for_each_lane, lanes};
+use super::{canonical_bits, for_each_lane, lanes};
 use crate::decode::{Decoded, Decoder};
 use crate::registers::{Reg, Value};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
-    let Some(modifiers) = d.opcode().strip_prefix("atom.") else {
-        return Ok(None);
+    // A reduction gives nothing back.
+    let opcode = d.opcode();
+    let (modifiers, gives) = match (opcode.strip_prefix("atom."), opcode.strip_prefix("red.")) {
+        (Some(modifiers), _) => (modifiers, true),
+        (_, Some(modifiers)) => (modifiers, false),
+        _ => return Ok(None),
     };
     // The order of other accesses to global memory is not modelled.
     let orders = [
@@ -16,21 +20,31 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let mut rest: Vec<_> = modifiers.split('.').collect();
     rest.retain(|modifier| !orders.contains(modifier));
     match rest.as_slice() {
-        ["global", "add", "u32" | "s32"] => update(d, u32::wrapping_add),
-        ["global", "add", "u64"] => update(d, u64::wrapping_add),
-        ["global", "add", "f32"] => {
-            update(d, |a, b| (f32::from_bits(a) + f32::from_bits(b)).to_bits())
-        }
+        ["global", "add", "u32" | "s32"] => update(d, gives, u32::wrapping_add),
+        ["global", "add", "u64"] => update(d, gives, u64::wrapping_add),
+        ["global", "add", "f32"] => update(d, gives, |a, b| {
+            canonical_bits(f32::from_bits(a) + f32::from_bits(b))
+        }),
         // Counts up to the operand, then from 0 again.
-        ["global", "inc", "u32"] => update(d, |a: u32, b| if a >= b { 0 } else { a + 1 }),
+        ["global", "inc", "u32"] => update(d, gives, |a: u32, b| if a >= b { 0 } else { a + 1 }),
         _ => Ok(None),
     }
 }
 
-/// `d, [at], b`: the value at an address, which becomes `f(value, b)`.
-fn update<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> T + Send + Sync + 'static) -> Decoded {
-    let [to, at, b] = d.operands()?;
-    let (to, at): (Reg<T>, _) = (d.register(to)?, address(d, at, false)?);
+/// `d, [at], b`, or `[at], b` where it gives nothing: the value at an address, which becomes `f(value, b)`.
+fn update<T: Value>(
+    d: &mut Decoder,
+    gives: bool,
+    f: impl Fn(T, T) -> T + Send + Sync + 'static,
+) -> Decoded {
+    let (to, at, b) = if gives {
+        let [to, at, b] = d.operands()?;
+        (Some(d.register(to)?), at, b)
+    } else {
+        let [at, b] = d.operands()?;
+        (None, at, b)
+    };
+    let at = address(d, at, false)?;
     let b: Reg<T> = d.source(b)?;
     lanes(move |c| {
         let (at, b) = (at.read(c)?, c.read(b)?);
@@ -46,7 +60,9 @@ fn update<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> T + Send + Sync + 'stat
             before[lane] = T::truncate(value);
             Ok(())
         })?;
-        c.write(to, before);
+        if let Some(to) = to {
+            c.write(to, before);
+        }
         Ok(())
     })
 }

@@ -8,7 +8,7 @@
 use super::mask::Interval;
 use super::score::Score;
 use super::warp::Warp;
-use crate::ptx::{shuffle, special};
+use crate::ptx::{shuffle, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};
 
@@ -121,5 +121,66 @@ pub unsafe fn multiply_guarded<
             }
         }
         kt += 1;
+    }
+}
+
+/// `sum += a(mt, kt) b(kt, nt)` with 0 for the elements of `b` that are not finite. Then the sum becomes NaN where a
+/// row of `a`, which sees `seen` of the rows of `b`, sees such an element.
+///
+/// The two products come one after the other, and the second in a loop: few registers hold fragments.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, which is sound for `a` and `b`.
+#[inline(always)]
+pub unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
+    sum: &mut [[Accumulator; NT]; MT],
+    a: impl Fn(usize, usize) -> Operand,
+    b: impl Fn(u32, usize) -> Operand,
+    seen: [[impl Interval; 2]; MT],
+) {
+    for kt in 0..KT {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut left = [Operand::ZERO; MT];
+            for mt in 0..MT {
+                left[mt] = a(mt, kt);
+            }
+            for nt in 0..NT {
+                // Else the assembler reads `b` far ahead.
+                fence();
+                let (finite, _) = b(kt as u32, nt).split_non_finite::<E>();
+                for mt in 0..MT {
+                    sum[mt][nt].mma::<E>(left[mt], finite);
+                }
+            }
+        }
+    }
+    for nt in 0..NT {
+        let mut count = [Accumulator::ZERO; MT];
+        let end = opaque(KT as u32);
+        let mut kt = 0;
+        while kt < end {
+            let lane = special::lane();
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (_, non_finite) = b(kt, nt).split_non_finite::<E>();
+                for mt in 0..MT {
+                    let seen = seen[mt].map(|rows| rows.counted_from(16 * kt as i32));
+                    count[mt].mma::<E>(Operand::ones::<E>(lane, seen), non_finite);
+                }
+            }
+            kt += 1;
+        }
+        // A branch, so that the counts are not held to spoil all sums at the end.
+        let mut spoils = false;
+        for mt in 0..MT {
+            spoils |= count[mt].0.iter().any(|&count| count != 0.0);
+        }
+        // SAFETY: the caller's promise.
+        if unsafe { vote::any(spoils) } {
+            for mt in 0..MT {
+                sum[mt][nt].spoil(count[mt]);
+            }
+        }
     }
 }

@@ -1,15 +1,126 @@
 //! The backward pass: the specifications of its kernels, and their list.
 
-use super::collectives::{Collectives, shfl};
-use super::{Dtype, Spec};
+use super::class::Class;
+use super::collectives::{Collectives, bar, cp_async, ldmatrix, mma, redux, shfl, vote};
+use super::{Dtype, HEAD_DIMS, Spec, generics};
 
 /// A kernel of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backward {
     /// Statistics of the rows.
     Prepare(Dtype),
+    /// dk, dv and the sums of dq.
+    Main(BackwardMain),
     /// dq, from sums to 16 bits.
     Convert(Dtype),
+}
+
+/// The kernel that computes dk, dv and the sums of dq, causal or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BackwardMain {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Largest head dim; smaller multiples of 8 are padded with zeros while loading.
+    pub dim: u32,
+    /// Work division.
+    pub tile: BackwardTile,
+}
+
+/// How a block divides the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BackwardTile {
+    /// Keys of a block (Bc): two warps share `2 * keys / warps` of them, a multiple of 16.
+    pub keys: u32,
+    /// Queries of a step (Br), a multiple of 16.
+    pub queries: u32,
+    /// Warps of a block.
+    pub warps: u32,
+    /// Slices of 16 elements of the head dim whose fragments of K or V stay in registers.
+    pub kept: u32,
+    /// Warps side by side in dQ, each with a part of its columns: 2 or 4.
+    pub side_by_side: u32,
+}
+
+impl BackwardTile {
+    /// The tile of a class for a head dim: eight warps on a multiprocessor.
+    ///
+    /// # Panics
+    /// If `dim` is none of [`HEAD_DIMS`].
+    pub fn of(class: Class, dim: u32) -> Self {
+        let own = |keys, queries, warps, kept, side_by_side| BackwardTile {
+            keys,
+            queries,
+            warps,
+            kept,
+            side_by_side,
+        };
+        match (class, dim) {
+            (_, 32) => own(128, 64, 8, 2, 2),
+            (_, 64) => own(128, 64, 8, 4, 2),
+            (Class::Sm86, 96) => own(64, 64, 4, 0, 2),
+            (_, 96) => own(128, 64, 8, 0, 2),
+            (Class::Sm86, 128) => own(64, 32, 8, 8, 4),
+            (_, 128) => own(128, 64, 8, 0, 4),
+            (Class::Sm86, 192) => own(32, 32, 4, 0, 4),
+            (_, 192) => own(64, 64, 8, 0, 4),
+            (Class::Sm86, 256) => own(32, 32, 4, 0, 4),
+            (_, 256) => own(64, 32, 8, 0, 4),
+            _ => panic!("no tile for this head dim"),
+        }
+    }
+}
+
+impl BackwardMain {
+    /// The kernel for a class's devices.
+    pub fn of(dtype: Dtype, dim: u32, class: Class) -> Self {
+        BackwardMain {
+            dtype,
+            dim,
+            tile: BackwardTile::of(class, dim),
+        }
+    }
+
+    /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; those kept; a warp's part of dQ, as rows
+    /// and columns; and the block's keys.
+    fn parts(&self) -> [u32; 7] {
+        let tile = self.tile;
+        let (dt, nt) = (self.dim / 16, tile.queries / 16);
+        let one_below_other = tile.warps / tile.side_by_side;
+        [
+            2 * tile.keys / tile.warps / 16,
+            dt,
+            nt,
+            tile.kept,
+            nt / one_below_other,
+            dt / tile.side_by_side,
+            tile.keys / 16,
+        ]
+    }
+
+    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; dS; two stages of two statistics of each row.
+    pub const fn shared_bytes(&self) -> u32 {
+        let BackwardTile { keys, queries, .. } = self.tile;
+        let rows = 2 * keys + 2 * 2 * queries;
+        2 * rows * self.dim + 2 * keys * queries + 2 * 2 * 4 * queries
+    }
+
+    fn collectives(&self) -> Collectives {
+        let [mt, dt, nt, qt, qm, qn, kt] = self.parts();
+        let threads = 32 * self.tile.warps;
+        let BackwardTile { keys, queries, .. } = self.tile;
+        let copies = |rows: u32| cp_async(rows * self.dim / 8 / threads);
+        // Q, dO and a piece of the statistics.
+        let load = copies(2 * queries) + cp_async(1);
+        // K and V are kept, and K is searched for infinities.
+        let before = copies(2 * keys) + load + ldmatrix(mt * qt + mt * dt) + redux(1) + bar(2);
+        let first = mma(2 * mt * nt * dt) + ldmatrix(mt * (dt - qt) + nt * dt);
+        // After a look for infinities; guarded or not. A guarded product counts in loops over the rows.
+        let look = ldmatrix(nt * dt) + redux(1);
+        let second = mma(2 * 2 * mt * nt * dt + 2 * mt * dt) + ldmatrix(2 * nt * dt + dt);
+        let third = mma(2 * 2 * qm * qn * kt + 2 * qm * qn) + ldmatrix(2 * kt * (qm + qn) + qn);
+        // The tiles of a step, the two sides of P, and dS with its turn; after the last step once more.
+        before + load + first + look + second + third + bar(1 + 2 + 1 + 1) + vote(1 + dt + qn)
+    }
 }
 
 impl Backward {
@@ -22,56 +133,125 @@ impl Backward {
     pub fn dtype(&self) -> Dtype {
         match self {
             Backward::Prepare(dtype) | Backward::Convert(dtype) => *dtype,
+            Backward::Main(main) => main.dtype,
         }
     }
 }
 
-/// All kernels.
+/// All kernels: of equal tiles of several classes one.
 pub(super) fn all() -> impl Iterator<Item = Backward> {
-    let of = |dtype| [Backward::Prepare(dtype), Backward::Convert(dtype)];
-    Dtype::ALL.into_iter().flat_map(of)
+    let mut kernels = Vec::new();
+    for dtype in Dtype::ALL {
+        kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
+        for &dim in HEAD_DIMS {
+            for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
+                let kernel = Backward::Main(BackwardMain::of(dtype, dim, class));
+                if !kernels.contains(&kernel) {
+                    kernels.push(kernel);
+                }
+            }
+        }
+    }
+    kernels.into_iter()
 }
 
 impl Spec for Backward {
+    /// Of a main kernel, a tile that `sm_90` does not have is in the name: `BcxBr`.
     fn name(&self) -> String {
-        let step = match self {
-            Backward::Prepare(_) => "prepare",
-            Backward::Convert(_) => "convert",
-        };
-        format!("{}_{step}", self.module())
+        let module = self.module();
+        match self {
+            Backward::Prepare(_) => module + "_prepare",
+            Backward::Convert(_) => module + "_convert",
+            Backward::Main(_) => module,
+        }
     }
 
     fn module(&self) -> String {
-        format!("backward_{}", self.dtype().name())
+        let name = format!("backward_{}", self.dtype().name());
+        match self {
+            Backward::Main(BackwardMain { dim, tile, .. }) => match self.is_for(Class::Sm90) {
+                true => format!("{name}_d{dim}"),
+                false => format!("{name}_d{dim}_{}x{}", tile.keys, tile.queries),
+            },
+            _ => name,
+        }
     }
 
     fn threads(&self) -> u32 {
-        32 * Self::WARPS
+        match self {
+            Backward::Main(main) => 32 * main.tile.warps,
+            _ => 32 * Self::WARPS,
+        }
     }
 
     fn blocks_per_sm(&self) -> u32 {
-        8
+        match self {
+            Backward::Main(main) => 8 / main.tile.warps,
+            _ => 8,
+        }
     }
 
     fn shared_bytes(&self) -> u32 {
-        0
+        match self {
+            Backward::Main(main) => main.shared_bytes(),
+            _ => 0,
+        }
+    }
+
+    fn is_for(&self, class: Class) -> bool {
+        match self {
+            Backward::Main(main) => *main == BackwardMain::of(main.dtype, main.dim, class),
+            _ => true,
+        }
     }
 
     fn instance(&self) -> String {
-        let (element, warps) = (self.dtype(), Self::WARPS);
-        let step = match self {
-            Backward::Prepare(_) => "prepare",
-            Backward::Convert(_) => "convert",
+        let (element, warps) = (self.dtype(), self.threads() / 32);
+        let kernel = match self {
+            Backward::Prepare(_) => format!("prepare::<{element:?}, {warps}>"),
+            Backward::Convert(_) => format!("convert::<{element:?}, {warps}>"),
+            Backward::Main(main) => {
+                let sizes = generics(&main.parts());
+                format!("sm80::<{element:?}, Either, {warps}, {sizes}>")
+            }
         };
-        format!("(BackwardParams) = attention::backward::{step}::<{element:?}, {warps}>")
+        format!("(BackwardParams) = attention::backward::{kernel}")
     }
 
     fn collectives(&self) -> Collectives {
         match self {
             // Two rounds of a sum over a row's lanes.
             Backward::Prepare(_) => shfl(2),
+            Backward::Main(main) => main.collectives(),
             // Two transpositions of 4x4 pairs.
             Backward::Convert(_) => shfl(2 * 4),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::share::Share;
+
+    #[test]
+    fn tiles_fit_their_class() {
+        for &class in Class::ALL {
+            for &dim in HEAD_DIMS {
+                let main = BackwardMain::of(Dtype::F16, dim, class);
+                let (spec, tile) = (Backward::Main(main), main.tile);
+                let blocks = class.shared_memory().resident_blocks(spec.shared_bytes());
+                assert!(blocks > 0, "{class:?}: {main:?}");
+                // Warps share out dQ, and a thread copies whole columns of tiles.
+                let [mt, .., qm, qn, _] = main.parts();
+                assert_eq!(qm * qn * tile.warps * 256, tile.queries * dim, "{main:?}");
+                assert_eq!(mt * 16 * tile.warps, 2 * tile.keys, "{main:?}");
+                let share = Share::new(0, spec.threads(), dim / 8);
+                for rows in [tile.keys, tile.queries] {
+                    assert_eq!(rows % share.rows_per_step, 0, "{class:?}: {main:?}");
+                }
+                assert_eq!(crate::abi::ROW_PADDING % tile.queries, 0);
+            }
         }
     }
 }

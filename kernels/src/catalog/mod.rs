@@ -29,7 +29,7 @@ mod target;
 mod wide;
 
 pub use auxiliary::Auxiliary;
-pub use backward::Backward;
+pub use backward::{Backward, BackwardMain, BackwardTile};
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use target::Target;
@@ -277,6 +277,9 @@ mod tests {
             "decode_bf16_d96_64x32x3",
             "combine_f16",
             "pack",
+            "backward_f16_prepare",
+            "backward_bf16_d128",
+            "backward_f16_d256_32x32",
             "gemm_simple_f16_f16",
             "gemm_bf16_f32_256x128x64x3",
             "gemm_hopper_bf16_f32_128x256x64x4",

@@ -112,6 +112,8 @@ mod tests {
             assert_eq!(v, operand_b(lane, r));
             let (key, d) = ldmatrix(ldmatrix_chunks_first, false, lane, r);
             assert_eq!((d, key), operand_b(lane, r));
+            let (key, query) = ldmatrix(ldmatrix_chunks_first, true, lane, r);
+            assert_eq!((query, key), operand_a(lane, r));
         }
     }
 }

@@ -89,6 +89,30 @@ pub unsafe fn store_elements<const N: usize>(address: u64, pairs: [u32; N], coun
 }
 
 instructions! {
+    /// Waits until a counter is at least `least`: writes before each [`count_once`] that led there are visible to all lanes.
+    ///
+    /// # Safety
+    /// `address` is 4-byte aligned and readable. All lanes make the same call, and blocks that run lead there.
+    wait_for_count(address: u64 in reg64, least: u32 in reg32) =
+        "{{ .reg .pred early; .reg .b32 count;"
+        "again: ld.acquire.gpu.global.b32 count, [{}]; setp.lt.u32 early, count, {};"
+        "vote.sync.any.pred early, early, 0xffffffff;"
+        "@early nanosleep.u32 20; @early bra again; }}";
+
+    /// Adds 1 to a counter after earlier writes of the warp's first lane, once for the warp.
+    ///
+    /// # Safety
+    /// `address` is 4-byte aligned and writable, by such calls alone. All lanes make the same call.
+    count_once(address: u64 in reg64) =
+        "{{ .reg .pred first; .reg .b32 lane, old; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        "@first atom.release.gpu.global.add.u32 old, [{}], 1; }}";
+
+    /// Adds an f32.
+    ///
+    /// # Safety
+    /// `address` is 4-byte aligned and writable, by such calls alone.
+    add_f32(address: u64 in reg64, value: f32 in reg32) = "red.global.add.f32 [{}], {};";
+
     /// Reads a counter and adds 1; from `last` on it goes back to 0.
     ///
     /// # Safety

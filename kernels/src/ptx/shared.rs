@@ -33,6 +33,9 @@ thread writes them now.";
     /// Reads an f32.
     load_f32 = "ld.shared.f32 {}, [{}];" (a: f32 in reg32);
 
+    /// Reads two f32.
+    load_f32x2 = "ld.shared.v2.f32 {{{}, {}}}, [{}];" [a b: f32 in reg32; 2];
+
     /// Reads 16 bytes.
     load_u32x4 = "ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];" [a b c d: u32 in reg32; 4];
 }

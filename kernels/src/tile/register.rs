@@ -93,6 +93,17 @@ impl Accumulator {
         }
     }
 
+    /// Puts 0 into the columns that `columns[0]` lacks in row `g`, and `columns[1]` in row `g + 8`.
+    #[inline(always)]
+    pub fn zero_columns(&mut self, lane: u32, columns: [impl Interval; 2]) {
+        let columns = columns.map(|c| c.counted_from(fragment::accumulator(lane, 0).1 as i32));
+        for i in 0..8 {
+            if !columns[i / 2 % 2].contains(fragment::accumulator(0, i as u32).1 as i32) {
+                self.0[i] = 0.0;
+            }
+        }
+    }
+
     /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
     #[inline(always)]
     pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {

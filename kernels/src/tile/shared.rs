@@ -133,6 +133,38 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         Operand(unsafe { ldmatrix::x4_trans(self.operand_address(row, chunk, row16, d16)) })
     }
 
+    /// As [`b_trans`](Self::b_trans) of the tile `beside` slices right of `(row16, d16)`: `d16` is a multiple of a power
+    /// of two above `beside`, so that what depends on the warp is added once.
+    ///
+    /// # Safety
+    /// As [`a`](Self::a).
+    #[inline(always)]
+    pub unsafe fn b_trans_beside(
+        self,
+        lane: u32,
+        beside: u32,
+        row16: usize,
+        d16: usize,
+    ) -> Operand {
+        let (row, chunk) = fragment::ldmatrix_rows_first(lane);
+        let address = self.operand_address(row, chunk + 2 * beside, row16, d16);
+        // SAFETY: the address lies in the tile; the rest is the caller's promise.
+        Operand(unsafe { ldmatrix::x4_trans(address) })
+    }
+
+    /// The 16x16 tile `beside` slices right of `(row16, d16)`, as for [`b_trans_beside`](Self::b_trans_beside), as an A
+    /// operand with `k` down the rows: dS, for dQ = dS K.
+    ///
+    /// # Safety
+    /// As [`a`](Self::a).
+    #[inline(always)]
+    pub unsafe fn a_trans(self, lane: u32, beside: u32, row16: usize, d16: usize) -> Operand {
+        let (row, chunk) = fragment::ldmatrix_chunks_first(lane);
+        let address = self.operand_address(row, chunk + 2 * beside, row16, d16);
+        // SAFETY: the address lies in the tile; the rest is the caller's promise.
+        Operand(unsafe { ldmatrix::x4_trans(address) })
+    }
+
     /// Writes the 16x16 tile `(row16, d16)` from an A operand, without bank conflicts: the 8 rows of
     /// a register lie in distinct groups of 4 banks.
     ///

@@ -41,6 +41,21 @@ pub fn mask<const MT: usize, const NT: usize>(
     }
 }
 
+/// Puts 0 in the place of elements in columns that the row lacks; columns count from the first one.
+#[inline(always)]
+pub fn zero<const MT: usize, const NT: usize>(
+    x: &mut [[Accumulator; NT]; MT],
+    columns: [[impl Interval; 2]; MT],
+) {
+    let lane = special::lane();
+    for mt in 0..MT {
+        for nt in 0..NT {
+            let columns = columns[mt].map(|columns| columns.counted_from(16 * nt as i32));
+            x[mt][nt].zero_columns(lane, columns);
+        }
+    }
+}
+
 /// Multiplies the rows of a row of tiles: row `g` by `factors[0]`, row `g + 8` by `factors[1]`.
 #[inline(always)]
 pub fn scale_rows<const NT: usize>(tiles: &mut [Accumulator; NT], factors: [f32; 2]) {

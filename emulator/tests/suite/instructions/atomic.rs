@@ -1,7 +1,7 @@
-//! `atom`.
+//! `atom` and `red`, and blocks that add to the same numbers.
 
-use crate::tiny::{broken, warp};
-use emulator::Rule;
+use crate::tiny::{broken, module, schedule, warp};
+use emulator::{Argument, Error, Memory, Module, Rule, launch};
 
 #[test]
 fn atomics_give_what_was_there() {
@@ -33,6 +33,99 @@ fn atomics_give_what_was_there() {
         &[],
     );
     assert_eq!(out[0][2..4], [-32_i32 as u32, u32::MAX]);
+}
+
+#[test]
+fn reductions_change_memory_alone() {
+    let body = |instruction: &str| {
+        format!(
+            "ld.param.u64 %d0, [out]; mov.b32 %r0, 0; mov.b32 %r2, 7;
+            setp.eq.u32 %p0, %tid, 0; @%p0 st.global.b32 [%d0+8], %r0;
+            bar.warp.sync 0xffffffff;
+            {instruction}
+            st.global.b32 [%out], %r2;"
+        )
+    };
+    let out = warp(&body("red.release.gpu.global.add.u32 [%d0+8], 3;"), &[]);
+    assert_eq!((out[5][0], out[0][2]), (7, 96));
+    let out = warp(&body("red.global.add.f32 [%d0+8], 0f3f000000;"), &[]);
+    assert_eq!(f32::from_bits(out[0][2]), 16.0);
+    // The sum with a NaN is the canonical one, whatever its payload.
+    let out = warp(&body("red.global.add.f32 [%d0+8], 0f7fc12345;"), &[]);
+    assert_eq!(out[0][2], 0x7fff_ffff);
+}
+
+/// A launch of four blocks, in a schedule; the first word of memory, which is 2^24 before.
+fn four_blocks(body: &str, seed: u64) -> Result<f32, Error> {
+    let text = module(&format!(
+        "ld.param.u64 %out, [out]; mov.u32 %r5, %ctaid.x; {body}"
+    ));
+    let module = Module::parse(&text, "four.ptx")?;
+    let memory = Memory::new();
+    let out = memory.allocate(32);
+    let start = [16_777_216.0_f32.to_bits(), 0, 0, 0, 0, 0, 0, 0];
+    memory.write(out, bytemuck::cast_slice(&start)).unwrap();
+    let arguments = [Argument::U64(out), Argument::U64(out)];
+    let (kernel, options) = (module.entry("tiny")?, schedule(seed));
+    let (grid, block) = ([4, 1, 1], [1, 1, 1]);
+    launch(&memory, kernel, grid, block, 1024, &arguments, &options)?;
+    let mut words = [0_u32; 8];
+    let bytes = bytemuck::cast_slice_mut(&mut words);
+    memory.read(out, bytes).unwrap();
+    Ok(f32::from_bits(words[0]))
+}
+
+/// The first block takes 2^24 away, each other one adds 1: a 1 that comes before is lost.
+const ADD: &str = "setp.eq.u32 %p1, %r5, 0; selp.b32 %r1, 0fcb800000, 0f3f800000, %p1;
+    red.global.add.f32 [%out], %r1;";
+
+#[test]
+fn blocks_add_in_any_order() {
+    // So that blocks are cut short between turns.
+    let busy =
+        "mov.b32 %r7, 0; $more: add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 1500; @%p3 bra $more;";
+    let sums: Vec<_> = (0..40)
+        .map(|seed| four_blocks(&format!("{busy} {ADD}"), seed).unwrap())
+        .collect();
+    assert!(
+        sums.contains(&3.0) && sums.iter().any(|&sum| sum < 3.0),
+        "{sums:?}"
+    );
+}
+
+/// Waits until the count of blocks that have added is a register, and then adds.
+fn add_in_turn(turn: &str) -> String {
+    format!(
+        "$turn: ld.acquire.gpu.global.b32 %r6, [%out+16];
+        setp.eq.u32 %p2, %r6, {turn}; @%p2 bra $mine;
+        nanosleep.u32 20; bra.uni $turn;
+        $mine: {ADD} red.release.gpu.global.add.u32 [%out+16], 1;"
+    )
+}
+
+#[test]
+fn blocks_that_take_turns_add_in_order_whatever_runs_at_once() {
+    for seed in 0..20 {
+        assert_eq!(four_blocks(&add_in_turn("%r5"), seed).unwrap(), 3.0);
+    }
+}
+
+#[test]
+fn a_block_that_waits_for_a_later_one_may_wait_for_ever() {
+    let body = format!("sub.u32 %r8, 3, %r5; {}", add_in_turn("%r8"));
+    let results = (0..20).map(|seed| four_blocks(&body, seed));
+    let errors: Vec<_> = results.filter_map(Result::err).collect();
+    let is_deadlock = |error: &Error| matches!(error, Error::Fault(fault) if matches!(fault.rule, Rule::Deadlock { .. }));
+    // Where fewer blocks run at once than wait.
+    assert!(
+        !errors.is_empty() && errors.iter().all(is_deadlock),
+        "{errors:?}"
+    );
+    assert!(
+        errors[0].to_string().contains("for the end of its sleep"),
+        "{}",
+        errors[0]
+    );
 }
 
 #[test]

@@ -10,8 +10,8 @@ use crate::tile::{Accumulator, Element};
 /// Multiplies sums of dq by the scale and stores them: 16 rows and 32 columns a warp, with `W` warps a block.
 ///
 /// # Safety
-/// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with written sums and a
-/// writable dq.
+/// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with written sums,
+/// readable lse and a writable dq.
 #[inline(always)]
 pub unsafe fn convert<E: Element, const W: u32>(params: &BackwardParams) {
     let forward = &params.forward;
@@ -46,6 +46,11 @@ pub unsafe fn convert<E: Element, const W: u32>(params: &BackwardParams) {
         let chunk = unsafe { row_chunk::<E>(tiles, r as usize, lane) };
         let row = first + lane / 4 + 8 * r;
         if row < sequence.queries && column < forward.dim {
+            let lse = forward.lse + 4 * sequence.row_index(forward, head, row);
+            // SAFETY: the row exists.
+            let sees_none = unsafe { global::load_f32(lse) } == f32::NEG_INFINITY;
+            // Its sum is NaN where a key is infinite: 0 times infinity.
+            let chunk = if sees_none { [0; 4] } else { chunk };
             let address = dq.at(row) + 2 * u64::from(column);
             // SAFETY: only this lane stores these elements, and the row has as many.
             unsafe {

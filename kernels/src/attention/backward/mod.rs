@@ -9,10 +9,14 @@
 //! | module | step |
 //! |---|---|
 //! | `prepare` | lse in base 2 and delta of each row |
+//! | `sm80` | dk, dv and the sums of dq |
 //! | `convert` | dq, from sums to 16 bits |
 
 mod convert;
+mod job;
 mod prepare;
+mod sm80;
 
 pub use convert::convert;
 pub use prepare::prepare;
+pub use sm80::sm80;

@@ -1,0 +1,124 @@
+//! The plan of a backward call: copies of inputs whose rows are not aligned, statistics of the rows, the gradients, and
+//! dq from sums to 16 bits.
+
+use super::RawBackward;
+use crate::device::Facts;
+use crate::error::Result;
+use crate::forward::Problem;
+use crate::plan::{Plan, Steps, grid};
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
+use kernels::catalog::{self, Backward, BackwardMain, Family};
+use std::mem::offset_of;
+
+/// The plan for a [valid](Problem::validate) problem by a kernel that serves it.
+pub(super) fn plan(
+    main: BackwardMain,
+    problem: &Problem,
+    facts: &Facts,
+    args: &RawBackward,
+    deterministic: bool,
+) -> Result<Plan> {
+    let kernel = |backward| catalog::kernel(Family::Backward(backward));
+    let [prepare, convert] =
+        [Backward::Prepare(main.dtype), Backward::Convert(main.dtype)].map(kernel);
+    let main_kernel = kernel(Backward::Main(main));
+    let (heads, kv_heads) = (
+        problem.batch * problem.heads,
+        problem.batch * problem.kv_heads,
+    );
+    let key_tiles = problem.seqlen_kv.div_ceil(main.tile.keys as usize);
+    // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
+    let blocks = kv_heads as u128 * key_tiles as u128;
+    grid(main_kernel.name, blocks)?;
+    grid(main_kernel.name, heads as u128)?;
+    let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
+    let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
+    let bytes = |numbers: usize| {
+        let bytes = rows.checked_mul(numbers * size_of::<f32>());
+        bytes.ok_or(Steps::OVERFLOW)
+    };
+
+    let mut steps = Steps::default();
+    let forward = offset_of!(BackwardParams, forward);
+    let [q, k, v] = [
+        (args.q, offset_of!(ForwardParams, q.address)),
+        (args.k, offset_of!(ForwardParams, k.address)),
+        (args.v, offset_of!(ForwardParams, v.address)),
+    ]
+    .map(|(input, place)| steps.input(input, forward + place));
+    let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
+    let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
+    let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
+    // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
+    let mut params = BackwardParams {
+        forward: ForwardParams {
+            q: q?,
+            k: k?,
+            v: v?,
+            o,
+            lse: args.lse.address,
+            heads: problem.heads as u32,
+            tile_heads: Divisor::new(problem.kv_heads as u32),
+            group: Divisor::new(problem.group() as u32),
+            order: Order::new(
+                kv_heads as u32,
+                key_tiles as u32,
+                wave_heads(problem, facts.l2_bytes),
+            ),
+            seqlen_q: problem.seqlen_q as u32,
+            seqlen_kv: problem.seqlen_kv as u32,
+            dim: problem.dim as u32,
+            scale: problem.scale,
+            o_aligned: aligned(o),
+            batch_heads: heads as u32,
+            splits: 1,
+            split_keys: (key_tiles as u32) * main.tile.keys,
+            causal: u32::from(problem.causal),
+            ..ForwardParams::default()
+        },
+        d_o,
+        dq,
+        dk,
+        dv,
+        d_lse: args.d_lse.map_or(0, |d_lse| d_lse.address),
+        rows: steps.reserve([bytes(2)?, 1, 1])?,
+        dq_sum: steps.reserve_zeros(bytes(main.dim as usize)?)?,
+        turns: 0,
+        padded_rows: padded as u32,
+        sum_columns: main.dim,
+        dq_aligned: aligned(dq),
+        dk_aligned: aligned(dk),
+        dv_aligned: aligned(dv),
+        padding: 0,
+    };
+    steps.places.extend([
+        offset_of!(BackwardParams, rows),
+        offset_of!(BackwardParams, dq_sum),
+    ]);
+    if deterministic {
+        let tiles = rows / main.tile.queries as usize;
+        params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
+        steps.places.push(offset_of!(BackwardParams, turns));
+    }
+    let (rows, columns) = (rows as u128, u128::from(main.dim));
+    let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
+    steps.launch(prepare.into(), row_blocks, prepare.shared_bytes(), &params)?;
+    let shared_bytes = main_kernel.shared_bytes();
+    steps.launch(main_kernel.into(), blocks, shared_bytes, &params)?;
+    let warps = rows / 16 * columns / 32;
+    let blocks = warps.div_ceil(u128::from(Backward::WARPS));
+    steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
+    Ok(steps.finish(main_kernel.name, 1))
+}
+
+/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
+/// one size. Key tiles of a head add to the same rows of dq: with many heads they start far apart, and seldom wait
+/// for their turns.
+fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
+    let share = l2_bytes as usize / 3 * 2;
+    let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
+    let bytes = row_bytes * problem.seqlen_q * problem.group();
+    let heads = problem.batch * problem.kv_heads;
+    let fitting = (share / bytes).max(1);
+    heads.div_ceil(heads.div_ceil(fitting)) as u32
+}

@@ -1,0 +1,121 @@
+//! Which keys a block has, and which queries see them.
+
+use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
+use crate::attention::mask::{Interval, Mask, Span};
+use crate::attention::sequence::Sequence;
+use core::hint::assert_unchecked;
+
+/// The key tile of a block, and the query tiles that see some of it.
+#[derive(Clone, Copy)]
+pub struct Job<M> {
+    /// The lengths.
+    pub sequence: Sequence,
+    /// Which queries see a key.
+    pub mask: M,
+    /// The key/value head of the batch entry.
+    pub kv_head: u32,
+    /// The number of the key tile.
+    pub tile: u32,
+    /// Its first key.
+    pub first_key: u32,
+    /// The first query tile that sees one of its keys.
+    pub first: u32,
+    /// The query tile after the last.
+    pub end: u32,
+}
+
+impl<M: Mask> Job<M> {
+    /// The job at a place of the order, in tiles of `bc` keys and `br` queries.
+    #[inline(always)]
+    pub fn at(params: &ForwardParams, place: u32, bc: u32, br: u32) -> Self {
+        let (_, tile, head) = params.order.place(place);
+        let (batch, kv_head) = params.tile_heads.divide(head);
+        let sequence = Sequence::new(params, batch);
+        // Else the mask checks the order of its bounds, and panics.
+        // SAFETY: a launch has no longer sequence.
+        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        let mask = M::new(params, sequence, sequence.whole());
+        // The order begins with the last tile; under the causal mask the first key tile has the most queries.
+        let tile = sequence.keys.div_ceil(bc) - 1 - tile;
+        let first_key = tile * bc;
+        Job {
+            sequence,
+            mask,
+            kv_head,
+            tile,
+            first_key,
+            first: mask.queries(first_key as i32).start() as u32 / br,
+            end: sequence.queries.div_ceil(br),
+        }
+    }
+
+    /// Steps of the block: the query tiles of all heads of the group.
+    #[inline(always)]
+    pub fn steps(&self, params: &ForwardParams) -> u32 {
+        (self.end - self.first) * params.group.value
+    }
+
+    /// The queries that see a key: none if it does not exist.
+    #[inline(always)]
+    pub fn queries(&self, key: u32) -> Span {
+        match key < self.sequence.keys {
+            true => self.mask.queries(key as i32),
+            false => Span::default(),
+        }
+    }
+
+    /// The keys of the tile that a query sees, counted from the tile's first one: none if the query does not exist.
+    #[inline(always)]
+    pub fn keys(&self, query: u32) -> M::Keys {
+        match query < self.sequence.queries {
+            true => self.mask.keys(query as i32),
+            false => M::Keys::default(),
+        }
+        .counted_from(self.first_key as i32)
+    }
+
+    /// A query head of the group, in its batch entry.
+    #[inline(always)]
+    pub fn head(&self, params: &ForwardParams, in_group: u32) -> u32 {
+        self.kv_head * params.group.value + in_group
+    }
+
+    /// Number of a row of a query head of the group among the padded rows of all heads.
+    #[inline(always)]
+    pub fn padded_row(&self, params: &BackwardParams, in_group: u32, row: u32) -> u64 {
+        let head = self.head(&params.forward, in_group);
+        let head = self.sequence.head_index(&params.forward, head);
+        head * u64::from(params.padded_rows) + u64::from(row)
+    }
+}
+
+/// A query tile of a head: a step of the block.
+#[derive(Clone, Copy)]
+pub struct Step {
+    /// The query head in the group.
+    pub head: u32,
+    /// The query tile.
+    pub tile: u32,
+}
+
+impl Step {
+    /// The first step of a job.
+    #[inline(always)]
+    pub fn first<M>(job: &Job<M>) -> Self {
+        Step {
+            head: 0,
+            tile: job.first,
+        }
+    }
+
+    /// The step after this one.
+    #[inline(always)]
+    #[must_use]
+    pub fn next<M>(self, job: &Job<M>) -> Self {
+        let last = self.tile + 1 == job.end;
+        Step {
+            head: self.head + u32::from(last),
+            tile: if last { job.first } else { self.tile + 1 },
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! FlashAttention-2 backward (Dao 2023, Algorithm 2), one key tile a block.
+//!
+//! A block holds Bc keys and walks over the queries of all heads of the group in tiles of Br. Two warps share
+//! `16 * MT` of the keys, one on each side:
+//!
+//! ```text
+//! side 0    Sᵀ = K Qᵀ      P = exp(S - lse)       dV += Pᵀ dO
+//! side 1    dPᵀ = V dOᵀ    dS = P * (dP - delta)  dK += dSᵀ Q
+//! both                                            dQ = dS K
+//! ```
+//!
+//! A side has one of the two sums in registers, so that a warp can have twice as many keys as with both: each fragment
+//! of Q and dO then feeds twice as many products. The products are transposed, a row for each key: P and dS,
+//! rounded, are operands in registers. P passes through shared memory once, lane to lane; dS as a tile, for dQ.
+//!
+//! dQ is added to sums in device memory: in any order, or in turns, key tile after key tile. A block then waits only for
+//! blocks of earlier places of the order, which began before.
+//!
+//! Shared memory holds K, V, two stages of Q and dO, dS (before that P), and two stages of the row statistics.
+
+use super::job::{Job, Step};
+use crate::abi::BackwardParams;
+use crate::attention::mask::{Interval, Mask, Prefix};
+use crate::attention::non_finite::{has_non_finite, multiply_seen};
+use crate::layout::sum;
+use crate::ptx::{barrier, cp_async, global, math, shared, special};
+use crate::tile::registers::{again, opaque_in};
+use crate::tile::whole::{map_rows, to_operands, zero};
+use crate::tile::{
+    Accumulator, Copier, CpAsync, Element, Fixed, Operand, Pipeline, SharedTile, multiply,
+    multiply_transposed,
+};
+
+/// Computes dk and dv of the block's keys, and adds to the sums of dq.
+///
+/// The block has `W` warps; the head dim is at most `16 * DT`, and a step takes `16 * NT` queries. Of K and V, `QT` of the
+/// `DT` slices stay in registers. Of dQ, `WN` warps side by side have the columns.
+///
+/// # Safety
+/// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say: grid, block size and shared
+/// memory, with readable inputs and row statistics, and writable sums, dk and dv.
+#[inline(always)]
+pub unsafe fn sm80<
+    E: Element,
+    M: Mask<Keys = Prefix>,
+    const W: usize,
+    const MT: usize,
+    const DT: usize,
+    const NT: usize,
+    const QT: usize,
+    const QM: usize,
+    const QN: usize,
+    const KT: usize,
+>(
+    params: &BackwardParams,
+) {
+    let forward = &params.forward;
+    let (bc, br) = (16 * KT as u32, 16 * NT as u32);
+    let threads = 32 * W as u32;
+    // Who the thread is and what the block does, computed where it is used, in each step and, by another number of the
+    // step, once more: registers are few.
+    // SAFETY: the launch has this many threads a block.
+    let thread = |step: u32| opaque_in(unsafe { special::thread(threads) }, step);
+    let job = |step: u32| Job::<M>::at(forward, opaque_in(special::block(), step), bc, br);
+    let warp = |step: u32| thread(step) / 32;
+    let pairs = W as u32 / 2;
+    let side = |step: u32| warp(step) / pairs;
+    // The first of the warp's keys in the block.
+    let warp_key = |step: u32| warp(step) % pairs * 16 * MT as u32;
+
+    let k_tile = SharedTile::<DT>::new(shared::base());
+    let v_tile = k_tile.skip(bc);
+    let q_tile = |stage: u32| v_tile.skip(bc + stage * 2 * br);
+    let d_o_tile = |stage: u32| q_tile(stage).skip(br);
+    let ds_tile = SharedTile::<NT>::new(q_tile(2).base);
+    let rows_of = |stage: u32| ds_tile.skip(bc).base + stage * 8 * br;
+    // The warp's rows of K or V, later of dV or dK.
+    let own = |step: u32| k_tile.skip(side(step) * bc + warp_key(step));
+    // The warp's rows of dS, where before P passes from lane to lane.
+    let passed = |step: u32| ds_tile.skip(warp_key(step));
+
+    // SAFETY: called between the acquire and the commit of the stage's buffers.
+    let load = |stage: u32, step: Step| unsafe {
+        let (job, thread) = again(|| (job(step.tile), thread(step.tile)));
+        let first = step.tile * br;
+        let head = job.head(forward, step.head);
+        let exist = job.sequence.queries - first;
+        let rows = |tensor| {
+            let rows = job.sequence.head_rows(tensor, head, forward.dim);
+            Copier::new(rows, thread, threads)
+        };
+        rows(&forward.q).load(q_tile(stage), first, br, exist);
+        rows(&params.d_o).load(d_o_tile(stage), first, br, exist);
+        // lse of all rows of a head come before delta: as many 16-byte pieces of each.
+        let pieces = br / 4;
+        if thread < 2 * pieces {
+            let padded = u64::from(params.padded_rows);
+            let row = 2 * job.padded_row(params, step.head, 0) + u64::from(first);
+            let row = row + if thread < pieces { 0 } else { padded };
+            let from = params.rows + 4 * row + u64::from(thread % pieces * 16);
+            cp_async::copy16(rows_of(stage) + 16 * thread, from, 16);
+        }
+    };
+    let mut pipeline = CpAsync::<2>;
+    let (mut step, mut left) = again(|| (Step::first(&job(0)), job(0).steps(forward)));
+    // The counter of the query tile that the block has added to; 0 if there is none, or tiles are added in any order.
+    let mut turn = 0;
+    // dV or dK of the warp's keys.
+    let mut sum = [[Accumulator::ZERO; DT]; MT];
+
+    // SAFETY: all warps pass the same barriers, and the two of a pair their own. Every branch depends on the step
+    // and the warp alone, so all lanes reach every instruction of the warp.
+    unsafe {
+        pipeline.acquire();
+        {
+            let job = job(0);
+            let rows = |tensor| {
+                let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
+                Copier::new(rows, thread(0), threads)
+            };
+            let exist = job.sequence.keys - job.first_key;
+            rows(&forward.k).load(k_tile, job.first_key, bc, exist);
+            rows(&forward.v).load(v_tile, job.first_key, bc, exist);
+        }
+        load(left % 2, step);
+        pipeline.commit();
+        pipeline.peek();
+        let mut kept = [[Operand::ZERO; DT]; MT];
+        for mt in 0..MT {
+            for dt in 0..QT {
+                kept[mt][dt] = own(0).a(special::lane(), mt, dt);
+            }
+        }
+        // Whether the causal mask may hide an infinity or a NaN of K from some rows.
+        let spoiled = barrier::block_any(
+            !M::UNIFORM && side(0) == 0 && has_non_finite::<E, Fixed, MT, DT, DT>(own(0), |dt| dt),
+        );
+
+        while left > 0 {
+            // Tiles of this step are there, and all warps are done with the step before.
+            pipeline.wait();
+            if turn != 0 && warp(step.tile) == 0 {
+                global::count_once(turn);
+            }
+            // Steps take the two stages in turns.
+            let stage = left % 2;
+            pipeline.fill(|| {
+                if left > 1 {
+                    load(1 - stage, step.next(&job(step.tile)));
+                }
+            });
+            let first = step.tile * br;
+            // A key beyond the last one is seen by no query.
+            let whole = {
+                let job = job(first);
+                job.queries(job.first_key + bc - 1)
+            };
+            let masked = (first as i32) < whole.start() || whole.end() < (first + br) as i32;
+            let side = side(first);
+            // The right factors of the warp's two products.
+            let near = q_tile(stage).skip(side * br);
+            let far = q_tile(stage).skip((1 - side) * br);
+            // The queries that see each of the lane's keys, counted from the tile's first one.
+            let seen = || {
+                let job = job(left);
+                let key = job.first_key + warp_key(left);
+                map_rows(|i| job.queries(key + i).counted_from(first as i32))
+            };
+
+            // 1. Sᵀ = K Qᵀ; 2. dPᵀ = V dOᵀ
+            let mut x = [[Accumulator::ZERO; NT]; MT];
+            let lane = opaque_in(special::lane(), first);
+            let own = own(first);
+            let a = |dt: usize| {
+                let mut a = [Operand::ZERO; MT];
+                for mt in 0..MT {
+                    a[mt] = if dt < QT {
+                        kept[mt][dt]
+                    } else {
+                        own.a(lane, mt, dt)
+                    };
+                }
+                a
+            };
+            multiply_transposed::<E, Accumulator, Fixed, MT, NT, DT>(&mut x, a, near, lane);
+
+            // P = exp(S - lse); dS = P * (dP - delta)
+            let rows = rows_of(stage) + side * 4 * br;
+            let x: [[Operand; NT]; MT] = if side == 0 {
+                let scale = forward.scale * core::f32::consts::LOG2_E;
+                map_columns(&mut x, rows, |s, lse| math::exp2(math::fma(s, scale, -lse)));
+                if masked {
+                    zero(&mut x, seen());
+                }
+                let p = to_operands::<E, MT, NT>(x);
+                pass(passed(left).base, p);
+                barrier::some(1 + warp(left) % pairs, 64);
+                p
+            } else {
+                map_columns(&mut x, rows, |dp, delta| dp - delta);
+                barrier::some(1 + warp(left) % pairs, 64);
+                multiply_by::<E, MT, NT>(&mut x, passed(left).base);
+                if masked {
+                    zero(&mut x, seen());
+                }
+                let ds = to_operands::<E, MT, NT>(x);
+                // All lanes have read P.
+                barrier::warp();
+                passed(left).set_operands::<MT, NT>(0, ds);
+                ds
+            };
+
+            // 3. dV += Pᵀ dO; 4. dK += dSᵀ Q
+            if masked && !M::UNIFORM && has_non_finite::<E, Fixed, NT, DT, DT>(far, |dt| dt) {
+                multiply_seen::<E, MT, NT, DT>(
+                    &mut sum,
+                    |mt, nt| x[mt][nt],
+                    |nt, dt| far.skip(16 * nt).b_trans(special::lane(), 0, dt),
+                    seen(),
+                );
+            } else {
+                let a = |nt: usize| {
+                    let mut a = [Operand::ZERO; MT];
+                    for mt in 0..MT {
+                        a[mt] = x[mt][nt];
+                    }
+                    a
+                };
+                let lane = opaque_in(special::lane(), first);
+                multiply::<E, Fixed, MT, NT, DT, DT>(&mut sum, a, far, lane, |dt| dt);
+            }
+            let job = job(step.head);
+            let warp = warp(step.head);
+            let row = job.padded_row(params, step.head, first);
+            if params.turns != 0 {
+                turn = params.turns + 4 * (row / u64::from(br));
+                if warp == 0 {
+                    global::wait_for_count(turn, job.tile);
+                }
+            }
+            // dS is there, and the block's turn has come.
+            barrier::block();
+
+            // 5. dQ = dS K, of the warp's rows and columns.
+            let columns = (DT / QN) as u32;
+            let (down, right) = (warp / columns, warp % columns);
+            let row_warps = NT / QM;
+            let mut dq = [[Accumulator::ZERO; QN]; QM];
+            let lane = opaque_in(special::lane(), first);
+            if masked && spoiled {
+                let row = |mt: usize, i: u32| {
+                    let slice = (mt * row_warps) as u32 + down;
+                    job.keys(first + 16 * slice + i)
+                };
+                let mut keys = [[Prefix::default(); 2]; QM];
+                for mt in 0..QM {
+                    keys[mt] = [row(mt, lane / 4), row(mt, lane / 4 + 8)];
+                }
+                multiply_seen::<E, QM, KT, QN>(
+                    &mut dq,
+                    |mt, kt| ds_tile.a_trans(special::lane(), down, kt, mt * row_warps),
+                    |kt, nt| {
+                        let rows = k_tile.skip(16 * kt);
+                        rows.b_trans_beside(special::lane(), right, 0, nt * DT / QN)
+                    },
+                    keys,
+                );
+            } else {
+                for kt in 0..KT {
+                    let mut a = [Operand::ZERO; QM];
+                    for mt in 0..QM {
+                        a[mt] = ds_tile.a_trans(lane, down, kt, mt * row_warps);
+                    }
+                    for nt in 0..QN {
+                        let b = k_tile.b_trans_beside(lane, right, kt, nt * DT / QN);
+                        for mt in 0..QM {
+                            dq[mt][nt].mma::<E>(a[mt], b);
+                        }
+                    }
+                }
+            }
+            let place = |row16: u64, column16: u32, i: usize| {
+                let tile = sum::tile(row16, column16, 16 * DT as u32);
+                4 * (256 * tile + u64::from(sum::place(lane, i as u32)))
+            };
+            let row16 = row / u64::from(sum::TILE) + u64::from(down);
+            let to = params.dq_sum + place(row16, right, 0);
+            for mt in 0..QM {
+                for nt in 0..QN {
+                    for i in 0..8 {
+                        let further = place((mt * row_warps) as u64, (nt * DT / QN) as u32, i);
+                        global::add_f32(to + (further - place(0, 0, 0)), dq[mt][nt].0[i]);
+                    }
+                }
+            }
+            step = step.next(&job);
+            left -= 1;
+        }
+        // All warps are done with K and V, and have added to dQ.
+        pipeline.drain();
+        if turn != 0 && warp(0) == 0 {
+            global::count_once(turn);
+        }
+
+        // dK and dV leave through the warp's rows of K and V.
+        let (job, own) = again(|| (job(0), own(0)));
+        let key = job.first_key + warp_key(0);
+        if key >= job.sequence.keys {
+            return;
+        }
+        let (tensor, aligned, factor) = if side(0) == 0 {
+            (&params.dv, params.dv_aligned, 1.0)
+        } else {
+            (&params.dk, params.dk_aligned, forward.scale)
+        };
+        let lane = special::lane();
+        for mt in 0..MT {
+            for dt in 0..DT {
+                let mut tile = sum[mt][dt];
+                tile.scale_rows([factor; 2]);
+                own.set(lane, mt, dt, tile.to_operand::<E>());
+            }
+        }
+        barrier::warp();
+        let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
+        let (count, exist) = (16 * MT as u32, job.sequence.keys - key);
+        Copier::new(rows, lane, 32).store(own, key, count, exist, aligned != 0);
+    }
+}
+
+/// Replaces each element of tiles, whose columns are queries, by `f` of it and of its query's statistic.
+///
+/// # Safety
+/// The statistics at the shared address `rows` are written and visible.
+#[inline(always)]
+unsafe fn map_columns<const MT: usize, const NT: usize>(
+    x: &mut [[Accumulator; NT]; MT],
+    rows: u32,
+    f: impl Fn(f32, f32) -> f32,
+) {
+    let lane = special::lane();
+    for nt in 0..NT {
+        for half in 0..2 {
+            let column = 16 * nt as u32 + 8 * half as u32 + 2 * (lane % 4);
+            // SAFETY: the caller's promise.
+            let pair = unsafe { shared::load_f32x2(rows + 4 * column) };
+            for mt in 0..MT {
+                for i in 0..4 {
+                    let x = &mut x[mt][nt].0[4 * half + i];
+                    *x = f(*x, pair[i % 2]);
+                }
+            }
+        }
+    }
+}
+
+/// Writes operands for [`multiply_by`] of the same lane of another warp.
+///
+/// # Safety
+/// No other lane uses the lane's bytes at the shared address `to`.
+#[inline(always)]
+unsafe fn pass<const MT: usize, const NT: usize>(to: u32, operands: [[Operand; NT]; MT]) {
+    let to = to + 16 * special::lane();
+    for mt in 0..MT {
+        for nt in 0..NT {
+            // SAFETY: the caller's promise.
+            unsafe { shared::store_u32x4(to + 512 * (mt * NT + nt) as u32, operands[mt][nt].0) }
+        }
+    }
+}
+
+/// Multiplies each element by that of the operands which the same lane of another warp has [passed](pass).
+///
+/// # Safety
+/// The operands at the shared address `from` are written and visible.
+#[inline(always)]
+unsafe fn multiply_by<E: Element, const MT: usize, const NT: usize>(
+    x: &mut [[Accumulator; NT]; MT],
+    from: u32,
+) {
+    let from = from + 16 * special::lane();
+    for mt in 0..MT {
+        for nt in 0..NT {
+            // SAFETY: the caller's promise.
+            let pairs = unsafe { shared::load_u32x4(from + 512 * (mt * NT + nt) as u32) };
+            for i in 0..8 {
+                x[mt][nt].0[i] *= E::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);
+            }
+        }
+    }
+}
