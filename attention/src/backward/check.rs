@@ -433,6 +433,24 @@ mod tests {
             right.spoilt(spoil).passed()
         };
         assert!(nan_in_q(|_| ()));
+        // One head: no other row has a finite tolerance.
+        let infinite = |tensor: usize, element: usize| {
+            let p = Problem {
+                batch: 1,
+                heads: 1,
+                causal: false,
+                ..PROBLEM
+            };
+            let mut right = Right::<f16>::new(p);
+            right.inputs[tensor][element] = f16::NEG_INFINITY;
+            let report = Right::of(p, right.inputs, right.d_lse).spoilt(|_| ());
+            assert!(report.passed(), "{report}");
+            let found = [report.dq, report.dk, report.dv];
+            found.map(|gradient| gradient.tolerance < 0.05)
+        };
+        for tensor in 0..4 {
+            assert_eq!(infinite(tensor, 40 * 16 + 3), [true; 3], "tensor {tensor}");
+        }
         assert!(!nan_in_q(|[dq, ..]| dq[ROW * 16 + 5] = f16::ONE));
     }
 

@@ -4,7 +4,7 @@
 //! Both begin at q, k and v: neither reads the o and lse of the forward pass that they check the gradients of.
 
 use crate::forward::Problem;
-use crate::forward::reference::max_or_nan;
+use crate::forward::reference::{max_finite, max_or_nan};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use rayon::prelude::*;
 
@@ -57,8 +57,9 @@ fn norm(row: ArrayView1<f64>) -> f64 {
     row.dot(&row).sqrt()
 }
 
+/// The largest finite element.
 fn largest(row: ArrayView1<f64>) -> f64 {
-    row.fold(0.0, |largest, x| x.abs().max(largest))
+    max_finite(row.mapv(f64::abs))
 }
 
 /// How far a sum in f32 of `len` products of two rows may be off, by their norms and its value.
