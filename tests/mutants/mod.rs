@@ -3,6 +3,7 @@
 //!
 //! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each.
 
+mod backward;
 mod change;
 mod combine;
 mod decode;
@@ -57,6 +58,7 @@ pub fn tests() -> Vec<Test> {
         decode::MUTANTS,
         combine::MUTANTS,
         pack::MUTANTS,
+        backward::MUTANTS,
         packed::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
@@ -164,6 +166,9 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
         return gemm::cases(mutated)
             .map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) })
             .into();
+    }
+    if let Family::Backward(_) = mutated.family {
+        return backward::runs();
     }
     // A combine kernel shows its faults after one that splits, the pack kernel before any.
     let kernel = match mutated.family {

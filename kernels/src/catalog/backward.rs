@@ -158,22 +158,14 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
 impl Spec for Backward {
     /// Of a main kernel, a tile that `sm_90` does not have is in the name: `BcxBr`.
     fn name(&self) -> String {
-        let module = self.module();
-        match self {
-            Backward::Prepare(_) => module + "_prepare",
-            Backward::Convert(_) => module + "_convert",
-            Backward::Main(_) => module,
-        }
-    }
-
-    fn module(&self) -> String {
         let name = format!("backward_{}", self.dtype().name());
         match self {
+            Backward::Prepare(_) => name + "_prepare",
+            Backward::Convert(_) => name + "_convert",
             Backward::Main(BackwardMain { dim, tile, .. }) => match self.is_for(Class::Sm90) {
                 true => format!("{name}_d{dim}"),
                 false => format!("{name}_d{dim}_{}x{}", tile.keys, tile.queries),
             },
-            _ => name,
         }
     }
 
