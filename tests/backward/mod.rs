@@ -1,6 +1,7 @@
 //! The backward pass.
 
 mod definition;
+mod kernels;
 mod lengths;
 mod random;
 mod real_data;
@@ -13,6 +14,7 @@ use tests::Test;
 pub fn tests() -> Vec<Test> {
     let files = [
         ("definition", definition::tests()),
+        ("kernels", kernels::tests()),
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
