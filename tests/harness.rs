@@ -5,7 +5,7 @@
 //! kernels in the program, the device's tests are reported as ignored, with the reason.
 
 use attention::emulator::Options;
-use attention::{Attention, Device, Dtype, Error, Problem, RawBackward};
+use attention::{Attention, Class, Device, Dtype, Error, Problem, RawBackward};
 use host::Cust;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeMap;
@@ -99,6 +99,16 @@ impl Test {
     pub fn within(self, group: &str) -> Self {
         let name = format!("{group}::{}", self.name);
         Test { name, ..self }
+    }
+
+    /// A test of the emulator, on an emulated device of this class.
+    #[must_use]
+    pub fn emulated_as(&self, class: Class) -> Option<Self> {
+        let run = Arc::clone(&self.run);
+        let name = format!("{}_{class:?}", self.name).to_lowercase();
+        let run = move |_: &Device| run(&Device::emulator_of(class, Options::default())?);
+        let is_emulated = self.on.contains(&Kind::Emulator);
+        is_emulated.then(|| Test::emulator(name, run))
     }
 
     /// A test for the CPU only.

@@ -15,7 +15,10 @@ pub fn tests() -> Vec<Test> {
         .filter(|kernel| {
             !matches!(
                 kernel.family,
-                Family::Backward(_) | Family::Gemm(_) | Family::Auxiliary(Auxiliary::BulkCopy)
+                Family::Backward(_)
+                    | Family::HopperBackward(_)
+                    | Family::Gemm(_)
+                    | Family::Auxiliary(Auxiliary::BulkCopy)
             )
         })
         .map(|kernel| {

@@ -3,7 +3,7 @@
 
 use crate::abi::{
     BackwardParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams,
-    Sm90Params,
+    Sm90BackwardParams, Sm90Params,
 };
 use crate::attention::forward::Unwatched;
 use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};

@@ -8,6 +8,7 @@ mod real_data;
 mod special_values;
 mod views;
 
+use attention::Class;
 use tests::Test;
 
 /// The tests of this folder.
@@ -24,5 +25,11 @@ pub fn tests() -> Vec<Test> {
     let named = |(file, tests): (&'static str, Vec<Test>)| {
         tests.into_iter().map(move |test| test.within(file))
     };
-    files.into_iter().flat_map(named).collect()
+    let tests: Vec<Test> = files.into_iter().flat_map(named).collect();
+    // Hopper has kernels of its own.
+    let hopper = tests
+        .iter()
+        .filter_map(|test| test.emulated_as(Class::Sm90));
+    let hopper: Vec<_> = hopper.collect();
+    tests.into_iter().chain(hopper).collect()
 }

@@ -103,7 +103,12 @@ struct Call {
 /// Kernels that are counted: all except copies, which have no dtype, and kernels of the backward pass; these calls do
 /// not launch them.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    let is_backward = |kernel: &&Kernel| matches!(kernel.family, Family::Backward(_));
+    let is_backward = |kernel: &&Kernel| {
+        matches!(
+            kernel.family,
+            Family::Backward(_) | Family::HopperBackward(_)
+        )
+    };
     let others = KERNELS.iter().filter(move |kernel| !is_backward(kernel));
     others.filter(|kernel| kernel.dtype().is_some())
 }

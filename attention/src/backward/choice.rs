@@ -1,10 +1,23 @@
 //! Which kernel computes the gradients of a problem.
 
+use super::{RawBackward, hopper};
 use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::Dtype;
-use kernels::catalog::{Backward, BackwardMain, Family, HEAD_DIMS, named};
+use crate::tensor_map::has_map;
+use kernels::catalog::{
+    Backward, BackwardMain, Family, HEAD_DIMS, HopperBackward, HopperPart, Spec as _, Target, named,
+};
+
+/// The kernel that computes dk and dv.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Main {
+    /// By `mma.sync`, with sums of dq.
+    Plain(BackwardMain),
+    /// By Hopper's instructions.
+    Hopper(HopperBackward),
+}
 
 /// The kernel of that name, or the best one, for a device with these facts.
 ///
@@ -15,18 +28,45 @@ pub(super) fn resolve(
     dtype: Dtype,
     problem: &Problem,
     facts: &Facts,
-) -> Result<BackwardMain> {
+    args: &RawBackward,
+    deterministic: bool,
+) -> Result<Main> {
     let element = dtype.of_kernels()?;
     let mut dims = HEAD_DIMS.iter().copied();
     let dim = dims.find(|&dim| problem.dim <= dim as usize);
     let dim = dim.ok_or(Error::NoBackward(problem.dim))?;
-    let best = BackwardMain::of(element, dim, facts.class());
+    let plain = BackwardMain::of(element, dim, facts.class());
+    let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let Some(name) = name else {
-        return Ok(best);
+        // Stored dS asks for no order, sums in turns do; sums in any order need no dS.
+        let part = match hopper::may_store(problem) && (deterministic || problem.dim > 128) {
+            true => HopperPart::Keys,
+            false => HopperPart::Sums,
+        };
+        let hopper = HopperBackward::of(part, element, problem.dim as u32, problem.causal);
+        let runs = Target::Sm90a.runs_on(facts.compute_capability);
+        let hopper = hopper.filter(|kernel| runs && mapped && facts.fits(kernel.shared_bytes()));
+        return Ok(hopper.map_or(Main::Plain(plain), Main::Hopper));
     };
-    let Some(Family::Backward(Backward::Main(main))) = named(name).map(|kernel| kernel.family)
-    else {
-        return Err(Error::unsuitable(name, "computes no gradients"));
+    let main = match named(name).map(|kernel| kernel.family) {
+        Some(Family::Backward(Backward::Main(main))) => main,
+        Some(Family::HopperBackward(kernel)) if kernel.part != HopperPart::Queries => {
+            let obstacle = if kernel.dtype != element {
+                format!("is for dtype {}, not {}", kernel.dtype.name(), dtype.name())
+            } else if (kernel.dim as usize) < problem.dim {
+                format!("is for dims up to {}, not {}", kernel.dim, problem.dim)
+            } else if kernel.causal != problem.causal {
+                "is for the other mask".to_owned()
+            } else if !facts.fits(kernel.shared_bytes()) {
+                "needs more shared memory than a block has".to_owned()
+            } else if !mapped {
+                "loads by tensor maps, which cannot describe these strides".to_owned()
+            } else {
+                return Ok(Main::Hopper(kernel));
+            };
+            return Err(Error::unsuitable(name, obstacle));
+        }
+        _ => return Err(Error::unsuitable(name, "computes no gradients")),
     };
     let obstacle = if main.dtype != element {
         format!("is for dtype {}, not {}", main.dtype.name(), dtype.name())
@@ -36,7 +76,7 @@ pub(super) fn resolve(
         let (needed, available) = (main.shared_bytes(), facts.shared.block);
         format!("needs {needed} bytes of shared memory, and a block has {available}")
     } else {
-        return Ok(main);
+        return Ok(Main::Plain(main));
     };
     Err(Error::unsuitable(name, obstacle))
 }

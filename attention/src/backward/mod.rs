@@ -3,6 +3,7 @@
 pub mod check;
 mod choice;
 pub(crate) mod cpu;
+mod hopper;
 mod options;
 mod plan;
 mod reference;

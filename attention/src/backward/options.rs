@@ -286,8 +286,9 @@ impl Attention {
             forward::choice::resolve(name, dtype, problem, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
-        let kernel = choice::resolve(name, dtype, problem, facts)?;
-        plan::plan(kernel, problem, facts, args, !self.any_order)
+        let deterministic = !self.any_order;
+        let main = choice::resolve(name, dtype, problem, facts, args, deterministic)?;
+        plan::plan(main, problem, facts, args, deterministic)
     }
 }
 

@@ -2,31 +2,69 @@
 //! dq from sums to 16 bits.
 
 use super::RawBackward;
+use super::choice::Main;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
-use kernels::catalog::{self, Backward, BackwardMain, Family};
+use kernels::catalog::{self, Backward, Family, HopperBackward, HopperPart, Kernel};
 use std::mem::offset_of;
+
+/// A plan in the making.
+pub(super) struct Draft<'a> {
+    pub problem: &'a Problem,
+    pub deterministic: bool,
+    /// What all steps have in common, with [places](Steps::places) in the workspace.
+    pub params: BackwardParams,
+    pub steps: Steps,
+}
+
+impl Main {
+    fn kernel(&self) -> &'static Kernel {
+        catalog::kernel(match *self {
+            Main::Plain(main) => Family::Backward(Backward::Main(main)),
+            Main::Hopper(kernel) => Family::HopperBackward(kernel),
+        })
+    }
+
+    /// Keys of a tile and queries of a step.
+    fn tile(&self) -> [u32; 2] {
+        match self {
+            Main::Plain(main) => [main.tile.keys, main.tile.queries],
+            Main::Hopper(kernel) => [HopperBackward::TILE, kernel.queries()],
+        }
+    }
+
+    /// Columns of the sums of dq: none if dS is stored.
+    fn sum_columns(&self) -> u32 {
+        match self {
+            Main::Plain(main) => main.dim,
+            Main::Hopper(kernel) if kernel.part == HopperPart::Sums => kernel.dim,
+            Main::Hopper(_) => 0,
+        }
+    }
+}
 
 /// The plan for a [valid](Problem::validate) problem by a kernel that serves it.
 pub(super) fn plan(
-    main: BackwardMain,
+    main: Main,
     problem: &Problem,
     facts: &Facts,
     args: &RawBackward,
     deterministic: bool,
 ) -> Result<Plan> {
     let kernel = |backward| catalog::kernel(Family::Backward(backward));
-    let [prepare, convert] =
-        [Backward::Prepare(main.dtype), Backward::Convert(main.dtype)].map(kernel);
-    let main_kernel = kernel(Backward::Main(main));
+    let main_kernel = main.kernel();
+    let dtype = main_kernel.dtype().expect("it computes gradients of one");
+    let [prepare, convert] = [Backward::Prepare(dtype), Backward::Convert(dtype)].map(kernel);
+    let [tile_keys, step_queries] = main.tile();
+    let sum_columns = main.sum_columns();
     let (heads, kv_heads) = (
         problem.batch * problem.heads,
         problem.batch * problem.kv_heads,
     );
-    let key_tiles = problem.seqlen_kv.div_ceil(main.tile.keys as usize);
+    let key_tiles = problem.seqlen_kv.div_ceil(tile_keys as usize);
     // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
     let blocks = kv_heads as u128 * key_tiles as u128;
     grid(main_kernel.name, blocks)?;
@@ -72,7 +110,7 @@ pub(super) fn plan(
             o_aligned: aligned(o),
             batch_heads: heads as u32,
             splits: 1,
-            split_keys: (key_tiles as u32) * main.tile.keys,
+            split_keys: (key_tiles as u32) * tile_keys,
             causal: u32::from(problem.causal),
             ..ForwardParams::default()
         },
@@ -82,29 +120,49 @@ pub(super) fn plan(
         dv,
         d_lse: args.d_lse.map_or(0, |d_lse| d_lse.address),
         rows: steps.reserve([bytes(2)?, 1, 1])?,
-        dq_sum: steps.reserve_zeros(bytes(main.dim as usize)?)?,
+        dq_sum: 0,
         turns: 0,
         padded_rows: padded as u32,
-        sum_columns: main.dim,
+        sum_columns,
         dq_aligned: aligned(dq),
         dk_aligned: aligned(dk),
         dv_aligned: aligned(dv),
         padding: 0,
     };
-    steps.places.extend([
-        offset_of!(BackwardParams, rows),
-        offset_of!(BackwardParams, dq_sum),
-    ]);
-    if deterministic {
-        let tiles = rows / main.tile.queries as usize;
+    steps.places.push(offset_of!(BackwardParams, rows));
+    if sum_columns > 0 {
+        params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
+        steps.places.push(offset_of!(BackwardParams, dq_sum));
+    }
+    if sum_columns > 0 && deterministic {
+        let tiles = rows / step_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
     }
-    let (rows, columns) = (rows as u128, u128::from(main.dim));
+    let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
     steps.launch(prepare.into(), row_blocks, prepare.shared_bytes(), &params)?;
-    let shared_bytes = main_kernel.shared_bytes();
-    steps.launch(main_kernel.into(), blocks, shared_bytes, &params)?;
+    let mut draft = Draft {
+        problem,
+        deterministic,
+        params,
+        steps,
+    };
+    match main {
+        Main::Plain(_) => {
+            let shared_bytes = main_kernel.shared_bytes();
+            let steps = &mut draft.steps;
+            steps.launch(main_kernel.into(), blocks, shared_bytes, &params)?;
+        }
+        Main::Hopper(kernel) if kernel.part == HopperPart::Sums => {
+            draft.launch_hopper_sums(kernel, blocks)?;
+        }
+        Main::Hopper(kernel) => draft.launch_hopper_parts(kernel, facts)?,
+    }
+    let mut steps = draft.steps;
+    if sum_columns == 0 {
+        return Ok(steps.finish(main_kernel.name, 1));
+    }
     let warps = rows / 16 * columns / 32;
     let blocks = warps.div_ceil(u128::from(Backward::WARPS));
     steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
@@ -114,7 +172,7 @@ pub(super) fn plan(
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
 /// one size. Key tiles of a head add to the same rows of dq: with many heads they start far apart, and seldom wait
 /// for their turns.
-fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
+pub(super) fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
     let share = l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();

@@ -103,7 +103,9 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         Family::Auxiliary(Auxiliary::Pack) => {
             return Some("copies what other kernels compute with".to_owned());
         }
-        Family::Backward(_) => return Some("is of the backward pass".to_owned()),
+        Family::Backward(_) | Family::HopperBackward(_) => {
+            return Some("is of the backward pass".to_owned());
+        }
         Family::Gemm(_) => return Some("multiplies matrices".to_owned()),
         Family::Auxiliary(Auxiliary::BulkCopy) => return Some("copies numbers".to_owned()),
     };

@@ -56,6 +56,7 @@ mod tests {
         let instructions = [
             "mma.sync.",
             "ldmatrix.sync.",
+            "stmatrix.sync.",
             "cp.async.cg.",
             "bar.sync ",
             "shfl.sync.",
@@ -72,6 +73,7 @@ mod tests {
             "mbarrier.try_wait.",
             "cp.async.bulk.shared::cluster.global.",
             "cp.async.bulk.global.shared::cta.",
+            "cp.reduce.async.bulk.global.shared::cta.",
         ];
         for (instruction, (_, count)) in instructions.iter().zip(kernel.collectives().named()) {
             body += &format!("\t{instruction}x;\n").repeat(count as usize);

@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
             // Full and causal; packed rows have one kernel for both.
-            let is_split = ["forward", "hopper"]
+            let is_split = ["forward", "hopper", "backward_hopper"]
                 .iter()
                 .any(|f| module.name.starts_with(f));
             let masks = if is_split && !module.name.contains("packed") {

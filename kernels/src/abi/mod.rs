@@ -7,7 +7,7 @@
 //! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
-//! | `sm90` | arguments of an attention kernel for Hopper |
+//! | `sm90` | arguments of the attention kernels for Hopper |
 //! | `event` | points in the work of its roles |
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
@@ -32,5 +32,5 @@ pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;
 pub use pack::PackParams;
-pub use sm90::{Sm90Params, TensorMap};
+pub use sm90::{Sm90BackwardParams, Sm90Params, TensorMap};
 pub use tensor::TensorRef;

@@ -1,6 +1,6 @@
-//! The argument block of the Hopper forward kernel.
+//! The argument blocks of the Hopper attention kernels.
 
-use super::ForwardParams;
+use super::{BackwardParams, ForwardParams};
 
 /// A tensor map: where a tensor lies, and how boxes of it lie in shared memory. The driver encodes it
 /// (`cuTensorMapEncodeTiled`).
@@ -28,4 +28,33 @@ pub struct Sm90Params {
     pub tiles: u32,
     /// Unused.
     pub padding: u32,
+}
+
+/// Arguments of the main kernel of a backward pass that loads by tensor maps. The kernel's parameter lies at a multiple of
+/// 64.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sm90BackwardParams {
+    /// Boxes of Br rows of q, `[batch, heads, seqlen_q, dim]`, and one panel's columns.
+    pub q: TensorMap,
+    /// Boxes of 128 rows of k, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
+    pub k: TensorMap,
+    /// As `k`, of v.
+    pub v: TensorMap,
+    /// As `q`, of the gradient of o.
+    pub d_o: TensorMap,
+    /// The rest. A turn counts the halves of key tiles that are added.
+    pub backward: BackwardParams,
+    /// Device address of a `u32` that counts the blocks as they begin, and is 0 before a launch and after it. A block
+    /// takes the key tile of its count, so that it waits only for blocks that began before. 0 if a block takes the key
+    /// tile of its index, counted from `first_place`.
+    pub counter: u64,
+    /// Device address of dS, stored by the kernel of dK and dV for the kernel of dQ: see
+    /// [`DsImage`](crate::layout::sm90_backward::DsImage).
+    pub ds: u64,
+    /// The place in the order of the launch's first block: a launch may have a part of the heads.
+    pub first_place: u32,
+    /// The first query head of all batch entries that stored dS has.
+    pub first_head: u32,
 }

@@ -54,6 +54,7 @@ macro_rules! collectives {
 collectives! {
     mma: "mma.sync" = "mma.sync.";
     ldmatrix: "ldmatrix" = "ldmatrix.sync.";
+    stmatrix: "stmatrix" = "stmatrix.sync.";
     cp_async: "cp.async" = "cp.async.cg.";
     bar: "bar" = "bar.sync " | "bar.arrive " | "bar.red.";
     shfl: "shfl.sync" = "shfl.sync.";
@@ -70,6 +71,7 @@ collectives! {
     mbarrier_wait: "mbarrier.try_wait" = "mbarrier.try_wait.";
     bulk_load: "bulk load" = "cp.async.bulk.shared::cluster.global.";
     bulk_store: "bulk store" = "cp.async.bulk.global.shared::cta.";
+    bulk_add: "bulk add" = "cp.reduce.async.bulk.global.shared::cta.";
 }
 
 /// What the parts of a main loop imply: products of 16x16 tiles take two instructions.

@@ -10,7 +10,7 @@
 //! | [`class`] | classes of devices, told apart by what decides tiles |
 //! | `forward` | attention: the specification and the list |
 //! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
-//! | `backward`, `gemm`, `auxiliary` | the other families |
+//! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
@@ -22,6 +22,7 @@ mod decode;
 mod forward;
 mod gemm;
 mod hopper;
+mod hopper_backward;
 mod packed;
 mod plain;
 pub mod select;
@@ -32,6 +33,7 @@ pub use auxiliary::Auxiliary;
 pub use backward::{Backward, BackwardMain, BackwardTile};
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
+pub use hopper_backward::{HopperBackward, HopperPart};
 pub use target::Target;
 
 use class::Class;
@@ -155,6 +157,8 @@ pub enum Family {
     Forward(Forward),
     /// The backward pass of attention.
     Backward(Backward),
+    /// The backward pass on Hopper.
+    HopperBackward(HopperBackward),
     /// Matrix products.
     Gemm(Gemm),
     /// Sums of partial results, and copies.
@@ -167,6 +171,7 @@ impl Family {
         match self {
             Family::Forward(spec) => spec,
             Family::Backward(spec) => spec,
+            Family::HopperBackward(spec) => spec,
             Family::Gemm(spec) => spec,
             Family::Auxiliary(spec) => spec,
         }
@@ -201,6 +206,7 @@ impl Kernel {
             | Family::Gemm(Gemm { dtype, .. })
             | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
             Family::Backward(backward) => Some(backward.dtype()),
+            Family::HopperBackward(kernel) => Some(kernel.dtype),
             Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy) => None,
         }
     }
@@ -237,6 +243,7 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
     let families = families.chain([Family::Auxiliary(Auxiliary::Pack)]);
     let families = families.chain(backward::all().map(Family::Backward));
+    let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));
     let families = families.chain([Family::Auxiliary(Auxiliary::BulkCopy)]);
     families.map(Kernel::new).collect()

@@ -8,6 +8,7 @@ pub mod fragment;
 pub mod rows;
 pub mod share;
 pub mod sm90;
+pub mod sm90_backward;
 pub mod sum;
 pub mod swizzle;
 pub mod wide;

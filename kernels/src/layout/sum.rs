@@ -6,6 +6,9 @@
 /// Rows and columns of a tile.
 pub const TILE: u32 = 16;
 
+/// Bytes of a tile.
+pub const BYTES: u32 = TILE * TILE * 4;
+
 /// Place, in its tile of 256 numbers, of element `i` (0..8) of a lane's
 /// [accumulator](super::fragment::accumulator).
 #[inline(always)]

@@ -22,6 +22,24 @@ instructions! {
     /// until this thread's [`wait_read`] for the group.
     store(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
         "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};";
+
+    /// As [`store`], in the open group of the warp's first lane: once for the warp, without a branch.
+    ///
+    /// # Safety
+    /// As [`store`]; all lanes make the same call.
+    store_once(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
+        "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        "@first cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {}; }}";
+
+    /// Starts to add `bytes` bytes of f32 to those in global memory, in the open group of the warp's first lane: once for
+    /// the warp, without a branch. Additions of several calls may come in any order, unless one is [waited for](wait)
+    /// before the next.
+    ///
+    /// # Safety
+    /// As [`store`]; `global` is readable, too. All lanes make the same call.
+    add_f32_once(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
+        "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
+        "@first cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{}], [{}], {}; }}";
 }
 
 /// Closes the group of stores that this thread started since the last call.
@@ -43,6 +61,13 @@ pub fn wait_read<const PENDING: u32>() {
 pub fn wait<const PENDING: u32>() {
     // SAFETY: touches no memory itself.
     unsafe { asm!("cp.async.bulk.wait_group {};", const PENDING, options(nostack)) }
+}
+
+/// Makes writes to global memory that this thread knows of visible to the copies that it starts.
+#[inline(always)]
+pub fn fence_global() {
+    // SAFETY: orders memory accesses, makes none.
+    unsafe { asm!("fence.proxy.async.global;", options(nostack)) }
 }
 
 /// Makes this thread's writes to shared memory visible to the copies that it, or another thread after a

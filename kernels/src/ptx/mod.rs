@@ -22,6 +22,7 @@ pub mod setmaxnreg;
 pub mod shared;
 pub mod shuffle;
 pub mod special;
+pub mod stmatrix;
 pub mod tensor;
 pub mod vote;
 pub mod wgmma;

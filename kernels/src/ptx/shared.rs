@@ -21,6 +21,9 @@ stores! {
     /// Writes 4 bytes.
     store_u32 = "st.shared.b32 [{}], {};" (a: u32 in reg32);
 
+    /// Writes an f32.
+    store_f32 = "st.shared.b32 [{}], {};" (a: f32 in reg32);
+
     /// Writes 16 bytes.
     store_u32x4 = "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};" [a b c d: u32 in reg32; 4];
 }
@@ -29,6 +32,9 @@ loads! {
     u32 in reg32, "# Safety
 `address` is a multiple of the value's bytes, inside the block's shared memory; these bytes are written, and no other
 thread writes them now.";
+
+    /// Reads 4 bytes.
+    load_u32 = "ld.shared.b32 {}, [{}];" (a: u32 in reg32);
 
     /// Reads an f32.
     load_f32 = "ld.shared.f32 {}, [{}];" (a: f32 in reg32);

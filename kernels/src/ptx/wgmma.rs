@@ -59,6 +59,12 @@ pub trait Product {
     /// [`wait`] for the product's group.
     unsafe fn rows<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool);
 
+    /// As [`rows`](Self::rows), with 16 rows of `b`, whose columns lie along memory: `a * b`.
+    ///
+    /// # Safety
+    /// As [`rows`](Self::rows).
+    unsafe fn rows_columns<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool);
+
     /// `self += a * b`, with `a` in registers, 16 rows a warp, and 16 rows of `b`, whose columns lie along memory.
     ///
     /// # Safety
@@ -76,7 +82,7 @@ macro_rules! eight {
 /// One instruction: its text around the accumulators, and its other operands.
 macro_rules! product {
     ($self:ident $columns:literal [$($tile:literal)*] $dtype:literal $inout:ident
-        $head:literal $add:literal $set:literal, $tail:literal, $($operand:tt)*) => {
+        $head:literal $add:literal $set:literal, $tail:expr, $($operand:tt)*) => {
         asm!(
             concat!(
                 $head, $add, $set, "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $dtype, ".", $dtype,
@@ -107,10 +113,23 @@ macro_rules! products {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match (E::IS_BF16, add) {
-                        (false, false) => products!(@rows self $columns $others "f16" out "0", a, b),
-                        (false, true) => products!(@rows self $columns $others "f16" inout "1", a, b),
-                        (true, false) => products!(@rows self $columns $others "bf16" out "0", a, b),
-                        (true, true) => products!(@rows self $columns $others "bf16" inout "1", a, b),
+                        (false, false) => products!(@rows self $columns $others "f16" out "0" "0", a, b),
+                        (false, true) => products!(@rows self $columns $others "f16" inout "1" "0", a, b),
+                        (true, false) => products!(@rows self $columns $others "bf16" out "0" "0", a, b),
+                        (true, true) => products!(@rows self $columns $others "bf16" inout "1" "0", a, b),
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn rows_columns<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (E::IS_BF16, add) {
+                        (false, false) => products!(@rows self $columns $others "f16" out "0" "1", a, b),
+                        (false, true) => products!(@rows self $columns $others "f16" inout "1" "1", a, b),
+                        (true, false) => products!(@rows self $columns $others "bf16" out "0" "1", a, b),
+                        (true, true) => products!(@rows self $columns $others "bf16" inout "1" "1", a, b),
                     }
                 }
             }
@@ -128,11 +147,11 @@ macro_rules! products {
             }
         })*
     };
-    (@rows $self:ident $columns:literal $others:tt $dtype:literal $inout:ident $add:literal, $a:ident, $b:ident) => {
+    (@rows $self:ident $columns:literal $others:tt $dtype:literal $inout:ident $add:literal $trans:literal, $a:ident, $b:ident) => {
         product!($self $columns $others $dtype $inout
             "{{ .reg .b64 a, b; .reg .pred add; mov.b64 a, {{{a}, {a_high}}}; mov.b64 b, {{{b}, {b_high}}}; \
              setp.ne.b32 add, " $add ", 0; ",
-            "a, b, add, 1, 1, 0, 0; }}",
+            concat!("a, b, add, 1, 1, 0, ", $trans, "; }}"),
             a = in(reg32) $a.low, a_high = in(reg32) $a.high,
             b = in(reg32) $b.low, b_high = in(reg32) $b.high,
         )

@@ -10,13 +10,16 @@
 //! |---|---|
 //! | `prepare` | lse in base 2 and delta of each row |
 //! | `sm80` | dk, dv and the sums of dq |
+//! | `sm90` | dk, dv and the sums of dq, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
 
 mod convert;
 mod job;
 mod prepare;
 mod sm80;
+mod sm90;
 
 pub use convert::convert;
 pub use prepare::prepare;
 pub use sm80::sm80;
+pub use sm90::{sm90, sm90_query, sm90_wide};

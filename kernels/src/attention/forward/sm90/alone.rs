@@ -119,7 +119,7 @@ pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
     v: Panels,
     o: &mut [Accumulator; DT],
     p: &mut [Operand; NT],
-    keys: [Prefix; 2],
+    keys: [impl Interval; 2],
 ) {
     let (mut row, end) = (0, opaque(16 * NT as u32));
     while row < end {

@@ -1,0 +1,271 @@
+//! The consumers' loop over blocks of queries: Algorithm 2 of FlashAttention-2 (Dao 2023), with S and dP transposed.
+
+use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows};
+use super::job::job_at;
+use super::reduce::{SHARING, read, written};
+use super::store::store;
+use super::{CONSUMERS, KEYS, THREADS};
+use crate::abi::BackwardParams;
+use crate::attention::backward::job::Step;
+use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
+use crate::attention::mask::{Interval, Mask};
+use crate::layout::rows::Rows;
+use crate::layout::sm90_backward::Sm90BackwardMemory;
+use crate::layout::{fragment, sum};
+use crate::ptx::wgmma::{self, Product};
+use crate::ptx::{barrier, bulk, math, mbarrier, shared, special, stmatrix};
+use crate::tile::registers::{again, opaque};
+use crate::tile::{Accumulator, Element, Ring};
+use core::hint::cold_path;
+
+/// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ.
+///
+/// # Safety
+/// As [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
+#[inline(always)]
+pub unsafe fn consume<
+    E: Element,
+    M: Mask,
+    const DT: usize,
+    const NT: usize,
+    const QT: usize,
+    const STORES: bool,
+>(
+    params: &BackwardParams,
+    memory: Sm90BackwardMemory,
+    place: u32,
+    warpgroup: u32,
+) where
+    [Accumulator; DT]: Product,
+    [Accumulator; NT]: Product,
+    [Accumulator; QT]: Product,
+{
+    let br = 16 * NT as u32;
+    let skipped = warpgroup * KEYS;
+    let job = job_at::<M, STORES>(&params.forward, place, br);
+    // Blocks of queries within these need no mask.
+    let whole = job.queries(job.first_key + skipped + KEYS - 1);
+    let (k, v) = (memory.k(), memory.v());
+    let scale = params.forward.scale * core::f32::consts::LOG2_E;
+    // SAFETY: the block has this many threads.
+    let who = || unsafe { special::thread(THREADS) % 128 };
+    let mut dk = [Accumulator::ZERO; DT];
+    let mut dv = [Accumulator::ZERO; DT];
+    let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);
+    let mut step = Step::first(&job);
+    let mut left = job.steps(&params.forward);
+    // SAFETY: every stage is waited for before it is read, and released after. All branches depend on the step and the
+    // warpgroup alone.
+    unsafe {
+        mbarrier::wait(memory.k_full(), 0);
+        let in_keys =
+            !M::UNIFORM && !STORES && has_non_finite::<E, DT, 8>(k, who(), SEARCH + warpgroup);
+        while left > 0 {
+            let stage = ring.stage();
+            let (q, d_o, ds_tile) = (
+                memory.q(stage),
+                memory.d_o(stage),
+                memory.ds(if STORES { 0 } else { stage }),
+            );
+            // The numbers of the lane's columns of a row's statistics.
+            let pair = |rows: u32, nt: usize, half: usize| {
+                let column = 16 * nt as u32 + 8 * half as u32 + 2 * (special::lane() % 4);
+                shared::load_f32x2(rows + 4 * column)
+            };
+
+            let first_query = (step.tile * br) as i32;
+            let masked = first_query < whole.start || first_query + br as i32 > whole.end;
+            ring.wait(memory.q_full(stage));
+            ring.wait(memory.d_o_full(stage));
+            let mut leave_out = LeaveOut::default();
+            if masked && !M::UNIFORM {
+                leave_out = LeaveOut {
+                    queries: has_non_finite::<E, DT, NT>(q, who(), SEARCH + warpgroup)
+                        | has_non_finite::<E, DT, NT>(d_o, who(), SEARCH + warpgroup),
+                    keys: in_keys,
+                };
+            }
+
+            // 1. Sᵀ = K Qᵀ
+            let mut s = [Accumulator::ZERO; NT];
+            let mut dp = [Accumulator::ZERO; NT];
+            for nt in 0..NT {
+                for half in 0..2 {
+                    let delta = pair(memory.delta(stage), nt, half);
+                    for i in 0..4 {
+                        dp[nt].0[4 * half + i] = -delta[i % 2];
+                    }
+                }
+            }
+            wgmma::pin(&mut dp);
+            wgmma::fence();
+            let (a, b) = (k.rows(skipped), q.rows(0));
+            for dt in 0..DT as u32 {
+                let (a, b) = (a.skip(k.to_columns(dt)), b.skip(q.to_columns(dt)));
+                s.rows::<E>(a, b, dt > 0);
+            }
+            wgmma::commit();
+
+            // 2. dPᵀ - delta = V dOᵀ - delta
+            let (a, b) = (v.rows(skipped), d_o.rows(0));
+            for dt in 0..DT as u32 {
+                let (a, b) = (a.skip(v.to_columns(dt)), b.skip(d_o.to_columns(dt)));
+                dp.rows::<E>(a, b, true);
+            }
+            wgmma::commit();
+
+            // P = exp(S - lse)
+            wgmma::wait::<1>();
+            wgmma::pin(&mut s);
+            for nt in 0..NT {
+                for half in 0..2 {
+                    let lse = pair(memory.lse(stage), nt, half);
+                    for i in 0..4 {
+                        let x = &mut s[nt].0[4 * half + i];
+                        *x = math::exp2(math::fma(*x, scale, -lse[i % 2]));
+                    }
+                }
+            }
+
+            wgmma::wait::<0>();
+            wgmma::pin(&mut dp);
+            // The queries that see a lane's two keys.
+            let queries = || {
+                let thread = who();
+                let key = job.first_key + skipped + thread / 32 * 16 + thread % 32 / 4;
+                [key, key + 8].map(|key| job.queries(key).counted_from(first_query))
+            };
+            if masked {
+                let queries = queries();
+                for nt in 0..NT {
+                    let queries = queries.map(|queries| queries.counted_from(16 * nt as i32));
+                    s[nt].zero_columns(special::lane(), queries);
+                    dp[nt].zero_columns(special::lane(), queries);
+                }
+            }
+            let mut p = s.map(Accumulator::to_operand::<E>);
+
+            // 3. dV += Pᵀ dO
+            wgmma::pin(&mut dv);
+            wgmma::fence();
+            let columns = Columns::new::<M>(d_o, memory.zeros(), leave_out.queries);
+            for nt in 0..NT {
+                dv.columns::<E>(p[nt], columns.slice(nt as u32));
+            }
+            wgmma::commit();
+
+            // dS = P * (dP - delta)
+            let mut ds = product(&s, &dp).map(Accumulator::to_operand::<E>);
+
+            // dS, a row for each query.
+            let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
+            let key = skipped + who() / 32 * 16 + 8 * chunk;
+            if STORES {
+                barrier::some(read(warpgroup), SHARING);
+            }
+            for nt in 0..NT {
+                let to = ds_tile.chunk(16 * nt as u32 + row, key);
+                stmatrix::x4_trans(to, ds[nt].0);
+            }
+            bulk::fence();
+            let mut dq = [Accumulator::ZERO; QT];
+            let (row, k_part) = match br {
+                128 => (64 * warpgroup, k),
+                _ => (0, k.skip_panels(warpgroup)),
+            };
+            if STORES {
+                barrier::arrive(written(warpgroup), SHARING);
+            } else {
+                barrier::warp();
+                mbarrier::arrive_once(memory.ds_full(stage));
+                ring.wait(memory.ds_full(stage));
+
+                // 5. dQ = dS K
+                let columns = Columns::new::<M>(k_part, memory.zeros(), leave_out.keys);
+                wgmma::fence();
+                for i in 0..CONSUMERS * KEYS / 16 {
+                    let a = ds_tile.rows(row).skip(ds_tile.to_columns(i));
+                    dq.rows_columns::<E>(a, columns.slice(i), i > 0);
+                }
+                wgmma::commit();
+            }
+
+            // 4. dK += dSᵀ Q
+            wgmma::pin(&mut dk);
+            wgmma::fence();
+            let columns = Columns::new::<M>(q, memory.zeros(), leave_out.queries);
+            for nt in 0..NT {
+                dk.columns::<E>(ds[nt], columns.slice(nt as u32));
+            }
+            wgmma::commit();
+
+            wgmma::wait::<1>();
+            wgmma::pin(&mut dv);
+            if !STORES {
+                wgmma::pin(&mut dq);
+                if leave_out.keys {
+                    cold_path();
+                    let row = row + who() / 32 * 16;
+                    let keys = again(|| {
+                        let query = first_query + (row + special::lane() / 4) as i32;
+                        [query, query + 8].map(|query| {
+                            let keys = job.mask.keys(query);
+                            keys.counted_from(job.first_key as i32)
+                        })
+                    });
+                    add_guarded_rows::<E, QT>(ds_tile, row, k_part, &mut dq, keys);
+                }
+                barrier::some(read(warpgroup), SHARING);
+                let to = memory.dq(warpgroup) + who() / 32 * QT as u32 * sum::BYTES;
+                for qt in 0..QT {
+                    for i in 0..8 {
+                        let place = sum::place(special::lane(), i as u32);
+                        shared::store_f32(to + qt as u32 * sum::BYTES + 4 * place, dq[qt].0[i]);
+                    }
+                }
+                bulk::fence();
+                barrier::arrive(written(warpgroup), SHARING);
+            }
+
+            wgmma::wait::<0>();
+            wgmma::pin(&mut dk);
+            if leave_out.queries {
+                cold_path();
+                add_guarded::<E, DT, NT>(d_o, &mut dv, &mut p, queries());
+                add_guarded::<E, DT, NT>(q, &mut dk, &mut ds, queries());
+                barrier::warp();
+            }
+            ring.release(memory.d_o_full(stage));
+            ring.release(memory.q_full(stage));
+            ring = ring.next();
+            step = step.next(&job);
+            left = opaque(left - 1);
+        }
+        let job = again(|| job_at::<M, STORES>(&params.forward, place, br));
+        let first = job.first_key + skipped;
+        let count = job.sequence.keys.saturating_sub(first);
+        let rows = |tensor| {
+            let rows = job
+                .sequence
+                .head_rows(tensor, job.kv_head, params.forward.dim);
+            rows.skip(first)
+        };
+        store::<E, DT>(&dv, rows(&params.dv), count, params.dv_aligned);
+        for dt in 0..DT {
+            dk[dt].scale_rows([params.forward.scale; 2]);
+        }
+        store::<E, DT>(&dk, rows(&params.dk), count, params.dk_aligned);
+    }
+}
+
+/// The products of elements.
+#[inline(always)]
+fn product<const NT: usize>(a: &[Accumulator; NT], b: &[Accumulator; NT]) -> [Accumulator; NT] {
+    let mut products = *a;
+    for nt in 0..NT {
+        for i in 0..8 {
+            products[nt].0[i] *= b[nt].0[i];
+        }
+    }
+    products
+}

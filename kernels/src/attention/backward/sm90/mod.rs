@@ -1,0 +1,128 @@
+//! The backward kernel for Hopper: two warpgroups multiply by `wgmma`, a third one loads and adds up dQ.
+//!
+//! A block has 128 keys of a key/value head, 64 for each consuming warpgroup, and walks over the queries of all heads
+//! of the group in blocks of Br. S and dP are computed transposed, a row for each key: so P and dS, rounded, are
+//! operands of dV and dK in registers. Only dS passes through shared memory, for dQ.
+//!
+//! The third warpgroup has three warps at work: one loads by TMA, and each of the others adds a half of dQ's tile to the
+//! sums in device memory by the copy engine.
+//!
+//! Sums of dQ may be added in any order, or [in turns](reduce): key tile after key tile, so that the result is the same
+//! from run to run.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `job` | which keys a block has, and which queries see them |
+//! | `produce` | loads |
+//! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
+//! | `guard` | products without infinities and NaN that the mask hides |
+//! | `reduce` | dQ added to the sums |
+//! | `keep` | dS stored, in place of dQ |
+//! | `wide` | dK and dV of wide heads: a kernel of its own |
+//! | `query` | dQ from stored dS: a kernel of its own |
+//! | `store` | dK and dV stored |
+
+mod consume;
+mod guard;
+mod job;
+mod keep;
+mod produce;
+mod query;
+mod reduce;
+mod store;
+mod wide;
+
+use crate::abi::Sm90BackwardParams;
+use crate::attention::mask::Mask;
+use crate::layout::sm90_backward::Sm90BackwardMemory;
+use crate::ptx::wgmma::Product;
+use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::tile::{Accumulator, Element};
+use consume::consume;
+use keep::keep;
+use produce::produce;
+pub use query::sm90_query;
+use reduce::reduce;
+pub use wide::sm90_wide;
+
+/// Keys of a warpgroup.
+const KEYS: u32 = 64;
+
+/// Warpgroups that consume.
+const CONSUMERS: u32 = 2;
+
+/// Threads of a block.
+const THREADS: u32 = 128 * (CONSUMERS + 1);
+
+/// Computes dK and dV of the block's keys, and adds to dQ of the queries that see them.
+///
+/// The head dim is at most `16 * DT`; a step takes `16 * NT` queries, of which a warpgroup has `16 * QT` columns of dQ: all of
+/// 64 of 128 queries, or half of them. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+///
+/// # Safety
+/// Launched as [`Sm90BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable inputs and row
+/// statistics and writable sums, dk and dv; `maps` is the generic address of `params`.
+#[inline(always)]
+pub unsafe fn sm90<
+    E: Element,
+    M: Mask,
+    const DT: usize,
+    const NT: usize,
+    const QT: usize,
+    const STORES: bool,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+) where
+    [Accumulator; DT]: Product,
+    [Accumulator; NT]: Product,
+    [Accumulator; QT]: Product,
+{
+    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, 16 * DT as u32);
+    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
+    // role.
+    unsafe {
+        let thread = special::thread(THREADS);
+        if thread == 0 {
+            mbarrier::init(memory.k_full(), 1);
+            for stage in 0..Sm90BackwardMemory::STAGES {
+                mbarrier::init(memory.q_full(stage), 1);
+                mbarrier::init(memory.q_full(stage) + 8, 4 * CONSUMERS);
+                mbarrier::init(memory.d_o_full(stage), 1);
+                mbarrier::init(memory.d_o_full(stage) + 8, 4 * CONSUMERS);
+                mbarrier::init(memory.ds_full(stage), 4 * CONSUMERS);
+            }
+            mbarrier::fence_init();
+            shared::store_u32(memory.job(), job::take(params));
+        }
+        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
+            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
+            bulk::fence();
+        }
+        barrier::block();
+        // The same in all lanes, which the assembler sees.
+        let uniform = |value: u32| shuffle::of_lane(f32::from_bits(value), 0).to_bits();
+        let place = uniform(shared::load_u32(memory.job()));
+        let warpgroup = uniform(thread / 128);
+        if warpgroup == CONSUMERS {
+            setmaxnreg::decrease::<GIVEN>();
+            let warp = uniform(thread / 32 % 4);
+            if warp == 0 {
+                if thread % 32 == 0 {
+                    produce::<M, DT, NT, STORES>(params, maps, memory, place);
+                }
+            } else if warp <= CONSUMERS {
+                if STORES {
+                    keep::<M, NT>(params, memory, place, warp - 1);
+                } else {
+                    reduce::<M, DT, NT>(&params.backward, memory, place, warp - 1);
+                }
+            }
+        } else {
+            setmaxnreg::increase::<TAKEN>();
+            consume::<E, M, DT, NT, QT, STORES>(&params.backward, memory, place, warpgroup);
+        }
+    }
+}

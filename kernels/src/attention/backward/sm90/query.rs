@@ -1,0 +1,253 @@
+//! dQ from stored dS: a matrix product.
+//!
+//! A block has 128 queries, 64 for each of two warpgroups, and walks over the tiles of keys that they see. A third
+//! warpgroup loads dS as it was stored, and K by TMA. dQ is complete in registers: nothing is summed in memory, so the
+//! result is the same from run to run.
+
+use super::guard::{Columns, SEARCH, add_guarded_rows};
+use super::store::store;
+use super::{CONSUMERS, THREADS};
+use crate::abi::{MAX_SEQLEN, Sm90BackwardParams};
+use crate::attention::forward::sm90::alone::has_non_finite;
+use crate::attention::mask::{Interval, Mask};
+use crate::attention::sequence::Sequence;
+use crate::layout::rows::Rows;
+use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
+use crate::ptx::wgmma::{self, Product};
+use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, special, tensor};
+use crate::tile::registers::{again, opaque};
+use crate::tile::{Accumulator, Element, Ring};
+use core::hint::{assert_unchecked, cold_path};
+
+/// Queries of a block.
+const ROWS: u32 = 128;
+
+/// The queries of a block, and what they see.
+#[derive(Clone, Copy)]
+struct Job<M> {
+    sequence: Sequence,
+    mask: M,
+    head: u32,
+    /// The first query.
+    first: u32,
+    /// Tiles of 128 keys of which some of the queries see something.
+    tiles: u32,
+    /// Those of them that all queries see whole.
+    whole: u32,
+}
+
+impl<M: Mask> Job<M> {
+    #[inline(always)]
+    fn of_block(params: &Sm90BackwardParams) -> Self {
+        let forward = &params.backward.forward;
+        let (_, tile, head) = forward.order.place(params.first_place + special::block());
+        let (batch, head) = forward.tile_heads.divide(head);
+        let sequence = Sequence::new(forward, batch);
+        // SAFETY: a launch has no longer sequence.
+        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        let mask = M::new(forward, sequence, sequence.whole());
+        let first = tile * ROWS;
+        let last = (first + ROWS).min(sequence.queries) - 1;
+        let ends = [first, last].map(|query| mask.keys(query as i32).end() as u32);
+        Job {
+            sequence,
+            mask,
+            head,
+            first,
+            tiles: ends[1].div_ceil(Sm90BackwardMemory::KEYS),
+            whole: if M::UNIFORM {
+                u32::MAX
+            } else {
+                ends[0] / Sm90BackwardMemory::KEYS
+            },
+        }
+    }
+}
+
+/// Computes dQ of the block's queries.
+///
+/// The head dim is at most `16 * DT`; stored blocks of dS have `16 * NT` queries. There are `S` stages. `GIVEN` registers
+/// stay with the producer's threads, `TAKEN` are a consumer's.
+///
+/// # Safety
+/// Launched as [`Sm90BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with a readable k and dS and
+/// a writable dq; `maps` is the generic address of `params`.
+#[inline(always)]
+pub unsafe fn sm90_query<
+    E: Element,
+    M: Mask,
+    const DT: usize,
+    const NT: usize,
+    const S: u32,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+) where
+    [Accumulator; DT]: Product,
+{
+    let memory = Sm90QueryMemory::new(shared::base(), 16 * DT as u32, 16 * NT as u32, S);
+    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
+    // role.
+    unsafe {
+        let thread = special::thread(THREADS);
+        if thread == 0 {
+            for stage in 0..S {
+                mbarrier::init(memory.full(stage), 1);
+                mbarrier::init(memory.full(stage) + 8, 4 * CONSUMERS);
+            }
+            mbarrier::fence_init();
+        }
+        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
+            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
+            bulk::fence();
+        }
+        barrier::block();
+        // The same in all lanes, which the assembler sees.
+        let warpgroup = shuffle::of_lane(f32::from_bits(thread / 128), 0).to_bits();
+        if warpgroup == CONSUMERS {
+            setmaxnreg::decrease::<GIVEN>();
+            if thread == 128 * CONSUMERS {
+                produce::<M, DT, NT, S>(params, maps, memory);
+            }
+        } else {
+            setmaxnreg::increase::<TAKEN>();
+            consume::<E, M, DT, S>(params, memory, warpgroup);
+        }
+    }
+}
+
+/// Loads dS and K.
+///
+/// # Safety
+/// As [`sm90_query`], with initialised barriers, in one thread of the block.
+#[inline(always)]
+unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+    memory: Sm90QueryMemory,
+) {
+    let (br, k_map) = (16 * NT as u32, maps + 128);
+    let backward = &params.backward;
+    let job = Job::<M>::of_block(params);
+    let image = DsImage::new(
+        params.ds,
+        params.first_head,
+        [backward.padded_rows, job.sequence.keys],
+        br,
+    );
+    let head = job.sequence.head_index(&backward.forward, job.head);
+    let kv_head = backward.forward.group.divide(job.head).0;
+    let mut ring = Ring::<S>(0);
+    let mut tile = 0;
+    // SAFETY: the barriers count what is loaded; the boxes fit their places.
+    unsafe {
+        while tile < job.tiles {
+            let (stage, full) = (ring.stage(), memory.full(ring.stage()));
+            ring.acquire(full);
+            mbarrier::arrive_expect(full, Sm90QueryMemory::DS_BYTES + memory.k_bytes());
+            let k = memory.k(stage);
+            let mut panel = 0;
+            while panel < 16 * DT as u32 / k.width {
+                let (to, column) = (k.base + panel * k.panel_bytes(), panel * k.width);
+                let row = tile * Sm90BackwardMemory::KEYS;
+                let (head, batch) = (kv_head as i32, job.sequence.batch as i32);
+                tensor::load(to, k_map, column as i32, row as i32, head, batch, full);
+                panel = opaque(panel + 1);
+            }
+            // Both panels of a block of queries lie side by side.
+            let bytes = 2 * image.panel_bytes();
+            let mut block = 0;
+            while block < ROWS / br {
+                let from = image.panel(head, job.first / br + block, tile, 0);
+                let to = memory.ds(stage, 0).0.base + block * bytes;
+                bulk::load(to, from, bytes, full);
+                block = opaque(block + 1);
+            }
+            ring = ring.next();
+            tile = opaque(tile + 1);
+        }
+    }
+}
+
+/// Computes dQ of a warpgroup's queries.
+///
+/// # Safety
+/// As [`produce`], in all threads of the warpgroup.
+#[inline(always)]
+unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
+    params: &Sm90BackwardParams,
+    memory: Sm90QueryMemory,
+    warpgroup: u32,
+) where
+    [Accumulator; DT]: Product,
+{
+    let forward = &params.backward.forward;
+    let job = Job::<M>::of_block(params);
+    // SAFETY: the block has this many threads.
+    let who = || unsafe { special::thread(THREADS) % 128 };
+    let mut dq = [Accumulator::ZERO; DT];
+    let mut ring = Ring::<S>(0);
+    let mut left = job.tiles;
+    // SAFETY: every stage is waited for before it is read, and released after the wait for its products. All branches
+    // depend on the tile alone.
+    unsafe {
+        while left > 0 {
+            let (stage, full) = (ring.stage(), memory.full(ring.stage()));
+            let ((ds, row), k) = (memory.ds(stage, warpgroup), memory.k(stage));
+            ring.wait(full);
+            let mut leave_out = false;
+            if !M::UNIFORM && job.tiles - left >= job.whole {
+                leave_out = has_non_finite::<E, DT, 8>(k, who(), SEARCH + warpgroup);
+            }
+            wgmma::pin(&mut dq);
+            wgmma::fence();
+            let columns = Columns::new::<M>(k, memory.zeros(), leave_out);
+            for i in 0..Sm90BackwardMemory::KEYS / 16 {
+                let a = ds.rows(row).skip(ds.to_columns(i));
+                dq.rows_columns::<E>(a, columns.slice(i), true);
+            }
+            wgmma::commit();
+            wgmma::wait::<0>();
+            wgmma::pin(&mut dq);
+            if leave_out {
+                cold_path();
+                let row = row + who() / 32 * 16;
+                let first = job.first + 64 * warpgroup + who() / 32 * 16 + special::lane() / 4;
+                let key = ((job.tiles - left) * Sm90BackwardMemory::KEYS) as i32;
+                let keys =
+                    [first, first + 8].map(|query| job.mask.keys(query as i32).counted_from(key));
+                add_guarded_rows::<E, DT>(ds, row, k, &mut dq, keys);
+                barrier::warp();
+            }
+            ring.release(full);
+            ring = ring.next();
+            left = opaque(left - 1);
+        }
+        let job = again(|| Job::<M>::of_block(params));
+        let first = job.first + 64 * warpgroup;
+        let rows = job
+            .sequence
+            .head_rows(&params.backward.dq, job.head, forward.dim);
+        let lane_row = first + who() / 32 * 16 + special::lane() / 4;
+        let head = job.head;
+        let is_zero = [lane_row, lane_row + 8].map(|row| {
+            // A row that sees no key: 0, whatever infinities K has.
+            let lse = forward.lse + 4 * job.sequence.row_index(forward, head, row);
+            row < job.sequence.queries && global::load_f32(lse) == f32::NEG_INFINITY
+        });
+        for dt in 0..DT {
+            for i in 0..8 {
+                let x = &mut dq[dt].0[i];
+                *x = if is_zero[i / 2 % 2] {
+                    0.0
+                } else {
+                    *x * forward.scale
+                };
+            }
+        }
+        let count = job.sequence.queries.saturating_sub(first);
+        store::<E, DT>(&dq, rows.skip(first), count, params.backward.dq_aligned);
+    }
+}

@@ -1,0 +1,84 @@
+//! dQ, added to the sums in device memory by the copy engine.
+//!
+//! In turns, a tile of dQ gets what key tiles add in the order of their numbers. A key tile waits until the ones before it
+//! have added theirs. These began before: a block takes the next key tile when it begins, so that a block never
+//! waits for one that has not begun, whatever else the GPU runs.
+//!
+//! Blocks begin at the first query that sees their keys, and heads go in waves: the key tiles of a head begin one after
+//! the other, as far apart as the wave has heads. A block then finds its turn come.
+
+use super::job::job_at;
+use super::{CONSUMERS, KEYS};
+use crate::abi::BackwardParams;
+use crate::attention::backward::job::Step;
+use crate::attention::mask::Mask;
+use crate::layout::sm90_backward::Sm90BackwardMemory;
+use crate::layout::sum;
+use crate::ptx::{barrier, bulk, global};
+
+/// Threads that share the barriers of a warpgroup's part of dQ: the warpgroup, and the warp that adds it.
+pub const SHARING: u32 = 128 + 32;
+
+/// The barrier that says that a warpgroup has written its part of dQ.
+#[inline(always)]
+pub fn written(warpgroup: u32) -> u32 {
+    1 + warpgroup
+}
+
+/// The barrier that says that a warpgroup's part of dQ may be written again.
+#[inline(always)]
+pub fn read(warpgroup: u32) -> u32 {
+    3 + warpgroup
+}
+
+/// Adds a warpgroup's part of dQ, step by step.
+///
+/// # Safety
+/// As [`sm90`](super::sm90), in all lanes of one warp for each warpgroup.
+#[inline(always)]
+pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
+    params: &BackwardParams,
+    memory: Sm90BackwardMemory,
+    place: u32,
+    warpgroup: u32,
+) {
+    let br = 16 * NT as u32;
+    let job = job_at::<M, false>(&params.forward, place, br);
+    // A warpgroup has 64 of 128 queries, or half of the columns of 64.
+    let (row, column, columns) = match br {
+        128 => (64 * warpgroup, 0, DT as u32),
+        _ => (0, warpgroup * DT as u32 / 2, DT as u32 / 2),
+    };
+    let mut step = Step::first(&job);
+    let mut left = job.steps(&params.forward);
+    // SAFETY: the consumers write their part between the two barriers, and the sums are the launch's.
+    unsafe {
+        barrier::arrive(read(warpgroup), SHARING);
+        while left > 0 {
+            let tile = job.padded_row(params, step.head, step.tile * br) / u64::from(br);
+            let turn = params.turns + 4 * tile;
+            if params.turns != 0 {
+                global::wait_for_count(turn, CONSUMERS * job.tile);
+                bulk::fence_global();
+            }
+            barrier::some(written(warpgroup), SHARING);
+            let row16 = (tile * u64::from(br) + u64::from(row)) / u64::from(sum::TILE);
+            for i in 0..KEYS / sum::TILE {
+                let tile = sum::tile(row16 + u64::from(i), column, params.sum_columns);
+                let (to, bytes) = (u64::from(sum::BYTES) * tile, columns * sum::BYTES);
+                bulk::add_f32_once(params.dq_sum + to, memory.dq(warpgroup) + i * bytes, bytes);
+            }
+            bulk::commit();
+            bulk::wait_read::<0>();
+            left -= 1;
+            if left > 0 {
+                barrier::arrive(read(warpgroup), SHARING);
+            }
+            if params.turns != 0 {
+                bulk::wait::<0>();
+                global::count_once(turn);
+            }
+            step = step.next(&job);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The backward pass on Hopper: dk and dv, and dq in one of two ways.
+
+use super::collectives::Collectives;
+use super::{Dtype, Spec, Target, generics};
+use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90QueryMemory, Sm90WideMemory};
+
+/// A kernel of the backward pass for Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HopperBackward {
+    /// What it computes.
+    pub part: HopperPart,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Largest head dim.
+    pub dim: u32,
+    /// Whether it is for the causal mask.
+    pub causal: bool,
+}
+
+/// What a kernel of the backward pass computes on Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HopperPart {
+    /// dk, dv and the sums of dq.
+    Sums,
+    /// dk and dv; it stores dS.
+    Keys,
+    /// dq from stored dS.
+    Queries,
+}
+
+/// Head dims of the kernels, ascending. Sums of dq of 256 columns would take more time than the products.
+const DIMS: &[u32] = &[64, 128, 256];
+
+impl HopperBackward {
+    /// Keys of a tile, and queries of a tile of dq.
+    pub const TILE: u32 = Sm90BackwardMemory::KEYS;
+
+    /// The kernel of a part for a head dim, if there is one.
+    pub fn of(part: HopperPart, dtype: Dtype, dim: u32, causal: bool) -> Option<Self> {
+        let dim = *DIMS.iter().find(|&&largest| dim <= largest)?;
+        (part != HopperPart::Sums || dim <= 128).then_some(HopperBackward {
+            part,
+            dtype,
+            dim,
+            causal,
+        })
+    }
+
+    /// Queries of a step (Br).
+    pub const fn queries(&self) -> u32 {
+        if self.dim > 64 { 64 } else { 128 }
+    }
+
+    /// Keys of a block of dk and dv, whose boxes k and v are loaded in.
+    pub const fn keys(&self) -> u32 {
+        match self.part {
+            HopperPart::Keys if self.is_wide() => 64,
+            _ => Self::TILE,
+        }
+    }
+
+    /// Whether one warpgroup has dv, and the other dk.
+    const fn is_wide(&self) -> bool {
+        self.dim > 128
+    }
+
+    /// Stages of the kernel of dq.
+    const fn stages(&self) -> u32 {
+        match self.dim {
+            64 => 4,
+            128 => 3,
+            _ => 2,
+        }
+    }
+
+    /// A step of dq: dS K, guarded under a mask.
+    fn of_queries(&self) -> Collectives {
+        let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
+        Collectives {
+            mma: guarded * 4 * dt,
+            ldmatrix: guarded * (dt + 1),
+            bar: 1 + guarded,
+            vote: guarded,
+            shfl: 1 + 4 * dt,
+            wgmma: 8,
+            wgmma_fence: 1,
+            wgmma_commit: 1,
+            wgmma_wait: 1,
+            setmaxnreg: 2,
+            tensor_load: 1,
+            bulk_load: 1,
+            mbarrier_init: 2 * self.stages(),
+            mbarrier_arrive: 2,
+            mbarrier_wait: 2,
+            ..Collectives::NONE
+        }
+    }
+
+    /// The first step, and others: the product of rows, elements, the product of columns of the step before.
+    fn of_wide_keys(&self) -> Collectives {
+        let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
+        Collectives {
+            mma: guarded * 2 * 4 * dt,
+            ldmatrix: guarded * 2 * dt,
+            stmatrix: 2 * 4,
+            // The block's; in the warp that stores; before the first step; P, dS, and what was found.
+            bar: 1 + 3 + 1 + 2 * 6 + guarded * 2,
+            vote: guarded * 2,
+            shfl: 2 + 4 * dt,
+            wgmma: 2 * dt + 2 * 4,
+            wgmma_fence: 4,
+            wgmma_commit: 4,
+            wgmma_wait: 4,
+            setmaxnreg: 2,
+            tensor_load: 2,
+            bulk_load: 1,
+            bulk_store: 1,
+            mbarrier_init: 2 + 2 * 4,
+            mbarrier_arrive: 2 + 3,
+            mbarrier_wait: 1 + 1 + 2 * 2 + guarded * 2,
+            ..Collectives::NONE
+        }
+    }
+
+    /// A step: the five products, without dQ where dS is stored.
+    fn of_keys(&self) -> Collectives {
+        let (dt, nt) = (self.dim / 16, self.queries() / 16);
+        let guarded = u32::from(self.causal);
+        let sums = u32::from(self.part == HopperPart::Sums);
+        Collectives {
+            // dV, dK, and dQ with dS beside.
+            mma: guarded * 4 * (2 * dt + sums * 4),
+            ldmatrix: guarded * (2 * dt + sums * 5),
+            // The block's; around dQ or dS, in both roles, and once more before the first step; what was found.
+            bar: 1 + 4 + 1 + guarded * (2 + sums),
+            shfl: 3 + 2 * 4 * dt,
+            stmatrix: nt,
+            wgmma: 2 * dt + 2 * nt + sums * 8,
+            wgmma_fence: 3 + sums,
+            wgmma_commit: 4 + sums,
+            wgmma_wait: 4,
+            setmaxnreg: 2,
+            tensor_load: 4,
+            bulk_load: 2,
+            bulk_add: sums * 4,
+            bulk_store: 1 - sums,
+            // The turn, and what was found.
+            vote: sums + guarded * (2 + sums),
+            mbarrier_init: 1 + 10,
+            mbarrier_arrive: 3 + 2 + sums,
+            mbarrier_wait: 2 + 3 + sums,
+            ..Collectives::NONE
+        }
+    }
+}
+
+/// All kernels.
+pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
+    let parts = [HopperPart::Sums, HopperPart::Keys, HopperPart::Queries];
+    let mut kernels = Vec::new();
+    for dtype in Dtype::ALL {
+        for &dim in DIMS {
+            for part in parts {
+                let of = |causal| HopperBackward::of(part, dtype, dim, causal);
+                kernels.extend([false, true].into_iter().filter_map(of));
+            }
+        }
+    }
+    kernels.into_iter()
+}
+
+impl Spec for HopperBackward {
+    fn name(&self) -> String {
+        let causal = if self.causal { "_causal" } else { "" };
+        self.module() + causal
+    }
+
+    fn module(&self) -> String {
+        let part = match self.part {
+            HopperPart::Sums => "",
+            HopperPart::Keys => "_keys",
+            HopperPart::Queries => "_queries",
+        };
+        format!("backward_hopper{part}_{}_d{}", self.dtype.name(), self.dim)
+    }
+
+    fn target(&self) -> Target {
+        Target::Sm90a
+    }
+
+    fn takes_maps(&self) -> bool {
+        true
+    }
+
+    /// Two warpgroups that consume, and one more.
+    fn threads(&self) -> u32 {
+        3 * 128
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        1
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        let (dim, queries) = (self.dim, self.queries());
+        match self.part {
+            HopperPart::Queries => Sm90QueryMemory::new(0, dim, queries, self.stages()).bytes(),
+            HopperPart::Keys if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
+            _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
+        }
+    }
+
+    /// 504 registers a thread of each warpgroup: 24 and twice 240.
+    fn instance(&self) -> String {
+        let (dt, nt) = (self.dim / 16, self.queries() / 16);
+        let (kernel, sizes) = match self.part {
+            HopperPart::Queries => ("sm90_query", generics(&[dt, nt, self.stages(), 24, 240])),
+            HopperPart::Keys if self.is_wide() => ("sm90_wide", generics(&[dt, 24, 240])),
+            part => {
+                let stores = part == HopperPart::Keys;
+                ("sm90", format!("{dt}, {nt}, 4, {stores}, 24, 240"))
+            }
+        };
+        let mask = if self.causal { "Causal" } else { "Full" };
+        let element = self.dtype;
+        format!(
+            "(Sm90BackwardParams, maps) = attention::backward::{kernel}::<{element:?}, {mask}, {sizes}>"
+        )
+    }
+
+    fn collectives(&self) -> Collectives {
+        match self.part {
+            HopperPart::Queries => self.of_queries(),
+            HopperPart::Keys if self.is_wide() => self.of_wide_keys(),
+            _ => self.of_keys(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::class::Class;
+
+    #[test]
+    fn kernels_fit_their_class() {
+        for kernel in all() {
+            assert!(kernel.is_for(Class::Sm90), "{}", kernel.name());
+            assert_eq!(crate::abi::ROW_PADDING % kernel.queries(), 0);
+        }
+    }
+}
