@@ -17,7 +17,7 @@ use std::fmt;
 /// Displays as JSON on one line, which `ATTENTION_CASE='...' cargo test -p tests --test devices` runs again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BackwardCase {
-    /// The forward pass.
+    /// The forward pass; its kernel is the backward pass's.
     pub forward: Case,
     /// Memory layout of d_o.
     #[serde(default)]
@@ -200,7 +200,11 @@ impl BackwardCase {
             .each_ref()
             .map(|(_, gradient)| gradient.upload(device));
         let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
-        self.options().backward_into(
+        let attention = match &case.kernel {
+            Some(kernel) => self.options().kernel(kernel),
+            None => self.options(),
+        };
+        attention.backward_into(
             &on_device[0],
             &on_device[1],
             &on_device[2],
@@ -265,7 +269,7 @@ impl BackwardCase {
         Ok((gradients, report))
     }
 
-    /// The options of the case.
+    /// The options of the case, the kernel aside.
     pub fn options(&self) -> Attention {
         let options = Attention::new().causal(self.forward.causal);
         let options = options.deterministic(!self.any_order);

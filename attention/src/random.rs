@@ -26,7 +26,7 @@ pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
 }
 
-/// Row-major d_o `[batch, heads, seqlen_q, dim]` of standard normal numbers, unlike those of [`inputs`] for a seed.
+/// Row-major d_o `[batch, heads, seqlen_q, dim]` of standard normal numbers, other ones than [`inputs`] draws for a seed.
 pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
     let mut seeds = StdRng::seed_from_u64(!seed);
     normal(problem.q_shape().iter().product(), &mut seeds)

@@ -29,7 +29,7 @@ impl<T: Element> Gradients<T> {
     }
 
     /// Runs the kernel once for a key/value head of the problem and at most 1024 rows, and compares all gradients with
-    /// the reference: that of a whole problem would take longer than its measurement.
+    /// the reference. To check a whole problem would take longer than to measure it.
     pub fn check(
         device: &Device,
         problem: &Problem,

@@ -1,32 +1,52 @@
-//! Every main kernel at its own head dim, on a device of its class.
+//! Every main kernel at its own head dim, by name on a device of its class, with dq in its order and in any.
 
 use attention::emulator::Options;
 use attention::{Class, Device};
-use kernels::catalog::{Backward, Family, KERNELS};
-use tests::{BackwardCase, Case, Test};
+use kernels::catalog::{Backward, Family, HopperPart, KERNELS, Kernel};
+use tests::{BackwardCase, Case, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
-    let main = |family| match family {
-        Family::Backward(Backward::Main(main)) => Some(main),
-        _ => None,
-    };
-    let kernels = KERNELS.iter();
-    let kernels = kernels.filter_map(|kernel| Some((kernel, main(kernel.family)?)));
-    let tests = kernels.map(|(kernel, main)| {
-        Test::emulator(kernel.name, move |_| {
-            let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-            let device = Device::emulator_of(*class.expect("of some class"), Options::default())?;
-            let case = BackwardCase::from(Case {
-                dtype: main.dtype.into(),
+    let tests = KERNELS.iter().filter_map(|kernel| {
+        let (dim, causal) = match kernel.family {
+            Family::Backward(Backward::Main(main)) => (main.dim, true),
+            // The kernel of keys is launched with the kernel of queries.
+            Family::HopperBackward(hopper) if hopper.part != HopperPart::Queries => {
+                (hopper.dim, hopper.causal)
+            }
+            _ => return None,
+        };
+        Some(Test::emulator(kernel.name, move |_| {
+            check(kernel, dim as usize, causal)
+        }))
+    });
+    tests.collect()
+}
+
+fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
+    let mut classes = Class::ALL.iter();
+    let class = classes.find(|&&class| kernel.is_for(class));
+    let device = Device::emulator_of(*class.expect("of some class"), Options::default())?;
+    for any_order in [false, true] {
+        let case = BackwardCase {
+            any_order,
+            ..BackwardCase::from(Case {
+                dtype: kernel.dtype().expect("it computes gradients of one").into(),
                 heads: 2,
                 seqlen_q: 100,
                 seqlen_kv: 150,
-                dim: main.dim as usize,
-                causal: true,
+                dim,
+                causal,
+                kernel: Some(kernel.name.to_owned()),
                 ..Case::default()
-            });
-            case.check(&device)
-        })
-    });
-    tests.collect()
+            })
+        };
+        case.check(&device)?;
+        assert!(
+            device
+                .counters()
+                .iter()
+                .any(|(name, _)| *name == kernel.name)
+        );
+    }
+    PASSED
 }

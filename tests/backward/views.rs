@@ -20,7 +20,7 @@ fn part(packed: &Tensor<f16, 5>, part: usize) -> Result<TensorView<'_, f16>, Err
     packed.view().select(2, part)?.transpose(1, 2)
 }
 
-/// dq, dk and dv between each other's rows, in one buffer like q, k and v, are bit for bit those of tensors without gaps.
+/// dq, dk and dv between each other's rows, in one buffer like q, k and v, have the same bits as in tensors without gaps.
 fn packed_gradients(device: &Device) -> Outcome {
     let shape = [BATCH, ROWS, 3, HEADS, DIM];
     let numbers = |factor: usize| -> Vec<f16> {

@@ -369,7 +369,7 @@ unsafe fn pass<const MT: usize, const NT: usize>(to: u32, operands: [[Operand; N
     }
 }
 
-/// Multiplies each element by that of the operands which the same lane of another warp has [passed](pass).
+/// Multiplies each element by its operand, which the same lane of another warp has [passed](pass).
 ///
 /// # Safety
 /// The operands at the shared address `from` are written and visible.

@@ -30,9 +30,9 @@ struct Job<M> {
     head: u32,
     /// The first query.
     first: u32,
-    /// Tiles of 128 keys of which some of the queries see something.
+    /// Tiles of 128 keys of which some query sees a part.
     tiles: u32,
-    /// Those of them that all queries see whole.
+    /// How many of these all queries see whole.
     whole: u32,
 }
 
