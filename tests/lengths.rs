@@ -27,20 +27,24 @@ pub fn tests() -> Vec<Test> {
             let mask = if causal { "causal" } else { "full" };
             Test::new(format!("q{seqlen_q}_kv{seqlen_kv}_{mask}"), move |device| {
                 for (dtype, dim) in [(Dtype::F16, 64), (Dtype::Bf16, 128), (Dtype::F16, 40)] {
-                    let case = Case {
-                        dtype,
-                        heads: 2,
-                        kv_heads: 1,
-                        seqlen_q,
-                        seqlen_kv,
-                        dim,
-                        causal,
-                        ..Case::default()
-                    };
-                    case.check(device)?;
+                    case(dtype, dim, (seqlen_q, seqlen_kv), causal).check(device)?;
                 }
                 PASSED
             })
         })
         .collect()
+}
+
+/// Two heads that share keys, of these queries and keys.
+pub fn case(dtype: Dtype, dim: usize, (seqlen_q, seqlen_kv): (usize, usize), causal: bool) -> Case {
+    Case {
+        dtype,
+        heads: 2,
+        kv_heads: 1,
+        seqlen_q,
+        seqlen_kv,
+        dim,
+        causal,
+        ..Case::default()
+    }
 }

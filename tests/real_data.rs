@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// The named tensor, as `f32`.
-pub fn load<D: Dimension>(name: &str, shape: impl ShapeBuilder<Dim = D>) -> Array<f32, D> {
+fn load<D: Dimension>(name: &str, shape: impl ShapeBuilder<Dim = D>) -> Array<f32, D> {
     let file = SafeTensors::deserialize(DATA).expect("a safetensors file");
     let view = file.tensor(name).expect("a tensor of that name");
     let bytes = view.data();
@@ -37,8 +37,9 @@ pub fn load<D: Dimension>(name: &str, shape: impl ShapeBuilder<Dim = D>) -> Arra
     Array::from_shape_vec(shape, values).expect("the shape in data/README.md")
 }
 
-fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
-    let case = Case {
+/// The case of the data.
+pub fn case(dtype: Dtype, causal: bool) -> Case {
+    Case {
         dtype,
         batch: 2,
         heads: 2,
@@ -49,12 +50,21 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
         causal,
         o: Layout::Bnhd,
         ..Case::default()
-    };
-    let inputs = Inputs {
+    }
+}
+
+/// Its q, k and v.
+pub fn inputs(case: &Case) -> Inputs {
+    Inputs {
         q: load("q", case.q_shape()),
         k: load("k", case.kv_shape()),
         v: load("v", case.kv_shape()),
-    };
+    }
+}
+
+fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
+    let case = case(dtype, causal);
+    let inputs = inputs(&case);
     // `run` compares with our own reference, in bf16 for the rounded inputs.
     let result = case.run(device, &inputs)?;
 

@@ -5,10 +5,10 @@ use attention::{
 };
 use tests::{Outcome, PASSED, Test};
 
-const BATCH: usize = 2;
-const HEADS: usize = 3;
-const ROWS: usize = 70;
-const DIM: usize = 64;
+pub const BATCH: usize = 2;
+pub const HEADS: usize = 3;
+pub const ROWS: usize = 70;
+pub const DIM: usize = 64;
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -34,8 +34,8 @@ fn packed(device: &Device) -> Result<Tensor<f16, 5>, Error> {
     Tensor::new(device, shape, &data)
 }
 
-/// q, k or v of [`packed`], as `[batch, heads, rows, dim]`.
-fn part(packed: &Tensor<f16, 5>, part: usize) -> Result<TensorView<'_, f16>, Error> {
+/// q, k or v of a packed `[batch, rows, 3, heads, dim]`, as `[batch, heads, rows, dim]`.
+pub fn part(packed: &Tensor<f16, 5>, part: usize) -> Result<TensorView<'_, f16>, Error> {
     packed.view().select(2, part)?.transpose(1, 2)
 }
 

@@ -29,6 +29,7 @@
 //! (`rustup component add rust-src`).
 
 pub mod backward;
+mod comparison;
 pub mod device;
 mod error;
 mod forward;

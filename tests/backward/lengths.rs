@@ -1,8 +1,8 @@
 //! The sequence lengths that FlashAttention's own tests use, and those around which its gradients were NaN.
 
-use crate::lengths::LENGTHS;
+use crate::lengths::{self, LENGTHS};
 use attention::Dtype;
-use tests::{BackwardCase, Case, PASSED, Test};
+use tests::{BackwardCase, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
     let lengths = LENGTHS.iter().filter(|(seqlen_q, _)| *seqlen_q < 2048);
@@ -34,21 +34,6 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-fn case(
-    dtype: Dtype,
-    dim: usize,
-    (seqlen_q, seqlen_kv): (usize, usize),
-    causal: bool,
-) -> BackwardCase {
-    let forward = Case {
-        dtype,
-        heads: 2,
-        kv_heads: 1,
-        seqlen_q,
-        seqlen_kv,
-        dim,
-        causal,
-        ..Case::default()
-    };
-    forward.into()
+fn case(dtype: Dtype, dim: usize, lengths: (usize, usize), causal: bool) -> BackwardCase {
+    lengths::case(dtype, dim, lengths, causal).into()
 }

@@ -1,8 +1,8 @@
 //! The gradients of a real language model's attention, whose softmax is sharp in one head and flat in another.
 
-use crate::real_data::load;
+use crate::real_data;
 use attention::{Device, Dtype};
-use tests::{BackwardCase, Case, Inputs, Layout, Outcome, PASSED, Test};
+use tests::{BackwardCase, Layout, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
     vec![
@@ -17,27 +17,10 @@ pub fn tests() -> Vec<Test> {
 
 fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
     let case = BackwardCase {
-        forward: Case {
-            dtype,
-            batch: 2,
-            heads: 2,
-            kv_heads: 2,
-            seqlen_q: 512,
-            seqlen_kv: 512,
-            dim: 32,
-            causal,
-            o: Layout::Bnhd,
-            ..Case::default()
-        },
         d_o: Layout::Bnhd,
         d_lse: true,
-        ..BackwardCase::default()
+        ..real_data::case(dtype, causal).into()
     };
-    let inputs = case.inputs_with(Inputs {
-        q: load("q", case.forward.q_shape()),
-        k: load("k", case.forward.kv_shape()),
-        v: load("v", case.forward.kv_shape()),
-    });
-    case.run(device, &inputs)?;
+    case.run(device, &case.inputs_with(real_data::inputs(&case.forward)))?;
     PASSED
 }

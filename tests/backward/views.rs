@@ -1,23 +1,14 @@
 //! Gradients of views, into views.
 
-use attention::{Attention, Device, Dtype, Error, RawBackward, Tensor, TensorView, f16};
+use crate::views::{BATCH, DIM, HEADS, ROWS, part};
+use attention::{Attention, Device, Dtype, RawBackward, Tensor, f16};
 use tests::{BackwardCase, Case, Layout, Outcome, PASSED, Test};
-
-const BATCH: usize = 2;
-const HEADS: usize = 3;
-const ROWS: usize = 70;
-const DIM: usize = 64;
 
 pub fn tests() -> Vec<Test> {
     vec![
         Test::backward("packed_gradients", packed_gradients),
         Test::backward("each_layout", each_layout),
     ]
-}
-
-/// q, k or v of a packed `[batch, rows, 3, heads, dim]`, as `[batch, heads, rows, dim]`.
-fn part(packed: &Tensor<f16, 5>, part: usize) -> Result<TensorView<'_, f16>, Error> {
-    packed.view().select(2, part)?.transpose(1, 2)
 }
 
 /// dq, dk and dv between each other's rows, in one buffer like q, k and v, have the same bits as in tensors without gaps.

@@ -16,9 +16,8 @@
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 
 use super::reference::{Gradients, Reference};
-use crate::check::{Comparison, Deviation, sample};
+use crate::comparison::{Comparison, Deviation, round, sample};
 use crate::forward::Problem;
-use crate::forward::reference::round;
 use crate::tensor::Element;
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;

@@ -3,8 +3,9 @@
 //!
 //! Both begin at q, k and v: neither reads the o and lse of the forward pass that they check the gradients of.
 
+use crate::comparison::max_finite;
 use crate::forward::Problem;
-use crate::forward::reference::{max_finite, max_or_nan};
+use crate::forward::reference::max_or_nan;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use rayon::prelude::*;
 

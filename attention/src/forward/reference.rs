@@ -2,8 +2,9 @@
 //! element type after each step, the measure of how close a result can come.
 
 use super::Problem;
-use crate::tensor::{Dtype, Element};
-use half::{bf16, f16};
+use crate::comparison::{max_finite, round};
+use crate::tensor::Element;
+use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
@@ -174,27 +175,6 @@ impl<'a> Reference<'a> {
         }
         Row { o, lse: m + l.ln() }
     }
-}
-
-/// The largest number, at least 0; infinities and NaN have no size to bound.
-pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
-    let finite = numbers.into_iter().filter(|number| number.is_finite());
-    finite.fold(0.0, f64::max)
-}
-
-/// The nearest value of `T`.
-pub(crate) fn round<T: Element>(x: f64) -> f64 {
-    f64::from(T::from_f32(x as f32).to_f32())
-}
-
-/// Half a unit in the last place of `x`, a normal number of `T`.
-pub(crate) fn half_unit<T: Element>(x: f64) -> f64 {
-    let epsilon = match T::DTYPE {
-        Dtype::F16 => f16::EPSILON.into(),
-        Dtype::Bf16 => bf16::EPSILON.into(),
-        Dtype::F32 => f64::from(f32::EPSILON),
-    };
-    x.abs().log2().floor().exp2() * epsilon / 2.0
 }
 
 /// The larger of two numbers, NaN if either is NaN.

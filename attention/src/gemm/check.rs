@@ -11,7 +11,7 @@
 //! one thing is checked: a sum of infinities is not finite.
 
 use super::{Accumulation, GemmProblem};
-use crate::forward::check::{self, Comparison};
+use crate::comparison::{self, Comparison};
 use crate::tensor::{Dtype, Element};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -34,7 +34,7 @@ pub struct Product<'a, T> {
 /// `count` indices below `extent`, or all if there are no more, ascending: the first and the last, and
 /// of the others about half anywhere and half at the edges of tiles.
 pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
-    check::sample(1, extent, count, seed)
+    comparison::sample(1, extent, count, seed)
 }
 
 /// Compares the elements of some rows and columns, on all threads of the current rayon pool. Gives the
@@ -135,7 +135,7 @@ fn compare<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::{Accumulation, GemmProblem, Product, check, sample};
-    use crate::forward::check::Comparison;
+    use crate::comparison::Comparison;
     use half::f16;
     use ndarray::{Array2, ArrayView2};
     use rand::rngs::StdRng;

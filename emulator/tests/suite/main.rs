@@ -6,6 +6,7 @@ mod fuzz;
 mod instructions;
 mod mutants;
 mod pipeline;
+mod reductions;
 mod ring;
 mod rules;
 mod tensor_copy;

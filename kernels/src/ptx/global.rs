@@ -35,7 +35,7 @@ pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(unsafe { load_u32(address) })
 }
 
-/// Reads eight 16-bit elements, one at a time: those of [`load_u32x4`] at any element.
+/// Reads eight 16-bit elements, one at a time: as [`load_u32x4`], from any element on.
 ///
 /// # Safety
 /// `address` is 2-byte aligned, and 8 elements from there on are readable.

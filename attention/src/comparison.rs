@@ -1,0 +1,170 @@
+//! How a tensor compares with a reference: the parts that all checks share.
+
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
+use ndarray::{Array1, ArrayView1};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// How one tensor compares with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison {
+    /// Largest difference; infinite if one side is finite where the other is not.
+    pub max_abs_err: f64,
+    /// Largest difference allowed.
+    pub tolerance: f64,
+    /// Index `[batch, head, row, element]` of the worst element; the last is 0 for lse.
+    pub worst: [usize; 4],
+    /// The worst element.
+    pub found: f64,
+    /// What the reference has in its place.
+    pub expected: f64,
+}
+
+impl Comparison {
+    /// Whether the largest difference is within the tolerance.
+    pub fn passed(&self) -> bool {
+        self.max_abs_err <= self.tolerance
+    }
+
+    /// The comparison with the larger measure; `self` where they are equal.
+    pub(crate) fn worse(self, other: Self, measure: impl Fn(&Self) -> f64) -> Self {
+        if measure(&other) > measure(&self) {
+            other
+        } else {
+            self
+        }
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            f,
+            "error {:.3e}, tolerance {:.3e}, worst at {:?}: {} for {}",
+            self.max_abs_err, self.tolerance, self.worst, self.found, self.expected
+        )
+    }
+}
+
+/// How rows of a tensor lie from the reference, without the tolerance, which depends on all of them.
+pub(crate) struct Deviation {
+    worst: Comparison,
+    /// `max|low - ref|`.
+    low: f64,
+    /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
+    rounding: f64,
+    /// What the rounding of sums may add.
+    sums: f64,
+}
+
+impl Deviation {
+    /// Of row `[batch, head, row]` in an element type whose plain algorithm finds `low` before it rounds it.
+    pub fn of_row<T: Element>(
+        [b, h, i]: [usize; 3],
+        found: &[T],
+        expected: ArrayView1<f64>,
+        low: ArrayView1<f64>,
+        sums: f64,
+    ) -> Self {
+        let found = |d: usize| f64::from(found[d].to_f32());
+        // Numbers beyond the range of the type round to infinity.
+        let in_range = |x: f64| {
+            if round::<T>(x).is_finite() {
+                x
+            } else {
+                f64::NAN
+            }
+        };
+        let error = |d: usize| difference(found(d), in_range(expected[d]));
+        let worst = (0..expected.len())
+            .max_by(|&a, &b| error(a).total_cmp(&error(b)))
+            .expect("dim > 0");
+        let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
+        let rounding = |x: f64| half_unit::<T>(x).max((through_low(x) - x).abs());
+        let off = |low: Array1<f64>| max_finite((low - expected).mapv_into(f64::abs));
+        Deviation {
+            worst: Comparison {
+                max_abs_err: error(worst),
+                tolerance: f64::NAN,
+                worst: [b, h, i, worst],
+                found: found(worst),
+                expected: expected[worst],
+            },
+            low: off(low.to_owned()).max(off(low.mapv(round::<T>))),
+            rounding: max_finite(expected.mapv(rounding)),
+            // Rows that are not finite need no allowance.
+            sums: if sums.is_finite() { sums } else { 0.0 },
+        }
+    }
+
+    /// The larger of each measure.
+    pub fn worse(self, other: Self) -> Self {
+        Deviation {
+            worst: self.worst.worse(other.worst, |worst| worst.max_abs_err),
+            low: self.low.max(other.low),
+            rounding: self.rounding.max(other.rounding),
+            sums: self.sums.max(other.sums),
+        }
+    }
+
+    /// The worst element, whose error may be `factor` times the largest of the plain algorithm.
+    pub fn within(self, factor: f64) -> Comparison {
+        Comparison {
+            tolerance: factor * self.low + 2.0 * self.rounding + self.sums,
+            ..self.worst
+        }
+    }
+}
+
+/// `|found - expected|` of two finite numbers, 0 for two others, and infinity for one of each.
+pub(crate) fn difference(found: f64, expected: f64) -> f64 {
+    match (found.is_finite(), expected.is_finite()) {
+        (true, true) => (found - expected).abs(),
+        (false, false) => 0.0,
+        _ => f64::INFINITY,
+    }
+}
+
+/// [Sampled rows](crate::check::sample_rows) of `heads` heads of `seqlen` rows.
+pub(crate) fn sample(heads: usize, seqlen: usize, count: usize, seed: u64) -> Vec<usize> {
+    let total = heads * seqlen;
+    if count >= total {
+        return (0..total).collect();
+    }
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rows = BTreeSet::from([0, total - 1]);
+    while rows.len() < count {
+        rows.insert(if rng.random() {
+            rng.random_range(0..total)
+        } else {
+            let edge = rng.random_range(0..=seqlen / 64) * 64;
+            let row = edge.saturating_sub(rng.random_range(0..2)).min(seqlen - 1);
+            rng.random_range(0..heads) * seqlen + row
+        });
+    }
+    rows.into_iter().collect()
+}
+
+/// The largest number, at least 0; infinities and NaN have no size to bound.
+pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
+    let finite = numbers.into_iter().filter(|number| number.is_finite());
+    finite.fold(0.0, f64::max)
+}
+
+/// The nearest value of `T`.
+pub(crate) fn round<T: Element>(x: f64) -> f64 {
+    f64::from(T::from_f32(x as f32).to_f32())
+}
+
+/// Half a unit in the last place of `x`, a normal number of `T`.
+pub(crate) fn half_unit<T: Element>(x: f64) -> f64 {
+    let epsilon = match T::DTYPE {
+        Dtype::F16 => f16::EPSILON.into(),
+        Dtype::Bf16 => bf16::EPSILON.into(),
+        Dtype::F32 => f64::from(f32::EPSILON),
+    };
+    x.abs().log2().floor().exp2() * epsilon / 2.0
+}
