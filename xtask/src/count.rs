@@ -3,7 +3,9 @@
 use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Dtype, Family, Forward, Gemm, KERNELS, Kernel, Kind, MAX_HEAD_DIM};
+use kernels::catalog::{
+    Backward, Dtype, Family, Forward, Gemm, HopperBackward, KERNELS, Kernel, Kind, MAX_HEAD_DIM,
+};
 use ladder::Rung;
 use serde_json::Value;
 
@@ -100,17 +102,10 @@ struct Call {
     arguments: String,
 }
 
-/// Kernels that are counted: all except copies, which have no dtype, and kernels of the backward pass; these calls do
-/// not launch them.
+/// Kernels that are counted: all except copies, which have no dtype.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    let is_backward = |kernel: &&Kernel| {
-        matches!(
-            kernel.family,
-            Family::Backward(_) | Family::HopperBackward(_)
-        )
-    };
-    let others = KERNELS.iter().filter(move |kernel| !is_backward(kernel));
-    others.filter(|kernel| kernel.dtype().is_some())
+    let kernels = KERNELS.iter();
+    kernels.filter(|kernel| kernel.dtype().is_some())
 }
 
 /// The kernel or rung of the ladder of this name, if it can be counted.
@@ -146,6 +141,14 @@ const ONE_HEAD: &str = "--heads 1 --splits 1";
 fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
     let name = kernel.name;
     let dtype = kernel.dtype().map_or("f16", Dtype::name);
+    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+    let class = class.expect("of some class").name();
+    let attention = |kernel: &str, dim: u32, causal: bool| {
+        let mask = if causal { "--causal" } else { "" };
+        format!(
+            "--kernel {kernel} --dim {dim} --seqlen {seqlen} {mask} --device emulator:{class} {ONE_HEAD}"
+        )
+    };
     let line = match kernel.family {
         // An H100 has the shared memory for all of them.
         Family::Gemm(Gemm { accumulation, .. }) => format!(
@@ -153,13 +156,19 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             accumulation.name()
         ),
         Family::Forward(Forward { kind, dim, .. }) => {
-            let causal = kind == Kind::Plain { causal: true };
-            let mask = if causal { "--causal" } else { "" };
-            let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-            let class = class.expect("of some class").name();
-            format!(
-                "--kernel {name} --dim {dim} --seqlen {seqlen} {mask} --device emulator:{class} {ONE_HEAD}"
-            )
+            attention(name, dim, kind == Kind::Plain { causal: true })
+        }
+        // The kernel that computes dk and dv launches the others, prepare and convert among them.
+        Family::Backward(backward) => {
+            let (main, dim) = match backward {
+                Backward::Main(main) => (name.to_owned(), main.dim),
+                _ => (format!("backward_{dtype}_d64"), 64),
+            };
+            format!("--pass backward {}", attention(&main, dim, false))
+        }
+        Family::HopperBackward(HopperBackward { dim, causal, .. }) => {
+            let main = name.replace("_queries_", "_keys_");
+            format!("--pass backward {}", attention(&main, dim, causal))
         }
         _ => format!(
             "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {MAX_HEAD_DIM}",
