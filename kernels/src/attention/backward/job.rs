@@ -80,11 +80,17 @@ impl<M: Mask> Job<M> {
         self.kv_head * params.group.value + in_group
     }
 
+    /// Number of a query head of the group among the heads of all batch entries.
+    #[inline(always)]
+    pub fn head_index(&self, params: &ForwardParams, in_group: u32) -> u64 {
+        let head = self.head(params, in_group);
+        self.sequence.head_index(params, head)
+    }
+
     /// Number of a row of a query head of the group among the padded rows of all heads.
     #[inline(always)]
     pub fn padded_row(&self, params: &BackwardParams, in_group: u32, row: u32) -> u64 {
-        let head = self.head(&params.forward, in_group);
-        let head = self.sequence.head_index(&params.forward, head);
+        let head = self.head_index(&params.forward, in_group);
         head * u64::from(params.padded_rows) + u64::from(row)
     }
 }

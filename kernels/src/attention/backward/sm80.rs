@@ -14,7 +14,7 @@
 //! rounded, are operands in registers. P passes through shared memory once, lane to lane; dS as a tile, for dQ.
 //!
 //! dQ is added to sums in device memory: in any order, or in turns, key tile after key tile. A block then waits only for
-//! blocks of earlier places of the order, which began before.
+//! blocks of earlier places of the order. GPUs begin blocks in this order, though CUDA does not promise it.
 //!
 //! Shared memory holds K, V, two stages of Q and dO, dS (before that P), and two stages of the row statistics.
 

@@ -35,10 +35,3 @@ pub fn job_at<M: Mask, const STORES: bool>(params: &ForwardParams, place: u32, b
         ..job
     }
 }
-
-/// Index of a query head of the group among the heads of all batch entries.
-#[inline(always)]
-pub fn head_index<M: Mask>(job: &Job<M>, params: &ForwardParams, in_group: u32) -> u64 {
-    let head = job.head(params, in_group);
-    job.sequence.head_index(params, head)
-}

@@ -1,52 +1,58 @@
 //! dS, stored in device memory by the copy engine.
 
-use super::job::{head_index, job_at};
-use super::reduce::{SHARING, read, written};
 use crate::abi::Sm90BackwardParams;
-use crate::attention::backward::job::Step;
+use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
-use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory};
+use crate::layout::sm90_backward::DsImage;
 use crate::ptx::{barrier, bulk};
 use crate::tile::registers::opaque;
 
-/// Stores a warpgroup's panel of dS, step by step.
+/// A panel of dS in shared memory, and the barriers between the warpgroup that writes it and the warp that stores it.
+pub struct DsPanel {
+    /// Shared address.
+    pub base: u32,
+    /// Its number in the tile.
+    pub number: u32,
+    /// Queries of a step.
+    pub queries: u32,
+    /// The barrier that says that it is written.
+    pub written: u32,
+    /// The barrier that says that it may be written again.
+    pub read: u32,
+    /// Threads that share a barrier.
+    pub sharing: u32,
+}
+
+/// Stores a panel of dS, step by step.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), in all lanes of one warp for each warpgroup.
+/// As [`sm90`](super::sm90), in all lanes of one warp; the panel is written between its two barriers.
 #[inline(always)]
-pub unsafe fn keep<M: Mask, const NT: usize>(
-    params: &Sm90BackwardParams,
-    memory: Sm90BackwardMemory,
-    place: u32,
-    warpgroup: u32,
-) {
-    let br = 16 * NT as u32;
+pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: DsPanel) {
     let (backward, forward) = (&params.backward, &params.backward.forward);
-    let job = job_at::<M, true>(forward, place, br);
     let image = DsImage::new(
         params.ds,
         params.first_head,
         [backward.padded_rows, job.sequence.keys],
-        br,
+        panel.queries,
     );
-    let mut step = Step::first(&job);
+    let mut step = Step::first(job);
     let mut left = job.steps(forward);
-    let from = memory.ds(0).skip_panels(warpgroup).base;
-    // SAFETY: the consumers write their panel between the two barriers, and the images are the launch's.
+    // SAFETY: the caller's promise; the images are the launch's.
     unsafe {
-        barrier::arrive(read(warpgroup), SHARING);
+        barrier::arrive(panel.read, panel.sharing);
         while left > 0 {
-            let head = head_index(&job, forward, step.head);
-            let to = image.panel(head, step.tile, job.tile, warpgroup);
-            barrier::some(written(warpgroup), SHARING);
-            bulk::store_once(to, from, image.panel_bytes());
+            let head = job.head_index(forward, step.head);
+            let to = image.panel(head, step.tile, job.tile, panel.number);
+            barrier::some(panel.written, panel.sharing);
+            bulk::store_once(to, panel.base, image.panel_bytes());
             bulk::commit();
             bulk::wait_read::<0>();
             left = opaque(left - 1);
             if left > 0 {
-                barrier::arrive(read(warpgroup), SHARING);
+                barrier::arrive(panel.read, panel.sharing);
             }
-            step = step.next(&job);
+            step = step.next(job);
         }
     }
 }

@@ -13,7 +13,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `job` | which keys a block has, and which queries see them |
-//! | `produce` | loads |
+//! | `load` | a tile, loaded by TMA |
+//! | `produce` | what is loaded, step by step |
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
@@ -26,6 +27,7 @@ mod consume;
 mod guard;
 mod job;
 mod keep;
+mod load;
 mod produce;
 mod query;
 mod reduce;
@@ -39,7 +41,7 @@ use crate::ptx::wgmma::Product;
 use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
 use crate::tile::{Accumulator, Element};
 use consume::consume;
-use keep::keep;
+use keep::{DsPanel, keep};
 use produce::produce;
 pub use query::sm90_query;
 use reduce::reduce;
@@ -115,7 +117,18 @@ pub unsafe fn sm90<
                 }
             } else if warp <= CONSUMERS {
                 if STORES {
-                    keep::<M, NT>(params, memory, place, warp - 1);
+                    let queries = 16 * NT as u32;
+                    let job = job::job_at::<M, true>(&params.backward.forward, place, queries);
+                    let number = warp - 1;
+                    let panel = DsPanel {
+                        base: memory.ds(0).skip_panels(number).base,
+                        number,
+                        queries,
+                        written: reduce::written(number),
+                        read: reduce::read(number),
+                        sharing: reduce::SHARING,
+                    };
+                    keep(params, &job, panel);
                 } else {
                     reduce::<M, DT, NT>(&params.backward, memory, place, warp - 1);
                 }

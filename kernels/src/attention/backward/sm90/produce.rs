@@ -1,14 +1,13 @@
 //! The producer: one thread loads K and V, then Q, dO and the rows' statistics, step by step.
 
-use super::job::{head_index, job_at};
+use super::job::job_at;
+use super::load::load;
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::mask::Mask;
-use crate::layout::descriptor::Panels;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
-use crate::ptx::{bulk, mbarrier, tensor};
+use crate::ptx::{bulk, mbarrier};
 use crate::tile::Ring;
-use crate::tile::registers::opaque;
 
 /// Loads all that the consumers read.
 ///
@@ -25,44 +24,36 @@ pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: b
     let br = 16 * NT as u32;
     let [q_map, k_map, v_map, d_o_map] = [maps, maps + 128, maps + 256, maps + 384];
     let job = job_at::<M, STORES>(forward, place, br);
-    let batch = job.sequence.batch as i32;
+    let batch = job.sequence.batch;
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
-        let load = |to: Panels, map: u64, row: u32, head: u32, full: u32| {
-            let mut panel = 0;
-            while panel < 16 * DT as u32 / to.width {
-                let (to, column) = (to.base + panel * to.panel_bytes(), panel * to.width);
-                tensor::load(to, map, column as i32, row as i32, head as i32, batch, full);
-                // Opaque: the loop stays one.
-                panel = opaque(panel + 1);
-            }
-        };
         let k_full = memory.k_full();
         mbarrier::arrive_expect(k_full, 2 * memory.k_bytes());
-        load(memory.k(), k_map, job.first_key, job.kv_head, k_full);
-        load(memory.v(), v_map, job.first_key, job.kv_head, k_full);
+        let keys = [job.first_key, job.kv_head, batch];
+        load::<DT>(memory.k(), k_map, keys, k_full);
+        load::<DT>(memory.v(), v_map, keys, k_full);
         let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);
         let mut step = Step::first(&job);
         let mut left = job.steps(forward);
         let bytes = memory.q_bytes() + memory.rows_bytes();
         while left > 0 {
             let (stage, row) = (ring.stage(), step.tile * br);
-            let head = job.kv_head * forward.group.value + step.head;
+            let queries = [row, job.head(forward, step.head), batch];
             // lse of all rows of a head come before delta.
             let rows = u64::from(backward.padded_rows);
-            let lse = 2 * head_index(&job, forward, step.head) * rows + u64::from(row);
+            let lse = 2 * job.head_index(forward, step.head) * rows + u64::from(row);
             let lse = backward.rows + 4 * lse;
 
             let full = memory.q_full(stage);
             ring.acquire(full);
             mbarrier::arrive_expect(full, bytes);
-            load(memory.q(stage), q_map, row, head, full);
+            load::<DT>(memory.q(stage), q_map, queries, full);
             bulk::load(memory.lse(stage), lse, memory.rows_bytes(), full);
 
             let full = memory.d_o_full(stage);
             ring.acquire(full);
             mbarrier::arrive_expect(full, bytes);
-            load(memory.d_o(stage), d_o_map, row, head, full);
+            load::<DT>(memory.d_o(stage), d_o_map, queries, full);
             bulk::load(
                 memory.delta(stage),
                 lse + 4 * rows,

@@ -5,6 +5,7 @@
 //! result is the same from run to run.
 
 use super::guard::{Columns, SEARCH, add_guarded_rows};
+use super::load::load;
 use super::store::store;
 use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams};
@@ -14,7 +15,7 @@ use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
 use crate::ptx::wgmma::{self, Product};
-use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, special, tensor};
+use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, special};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Ring};
 use core::hint::{assert_unchecked, cold_path};
@@ -147,15 +148,9 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
             let (stage, full) = (ring.stage(), memory.full(ring.stage()));
             ring.acquire(full);
             mbarrier::arrive_expect(full, Sm90QueryMemory::DS_BYTES + memory.k_bytes());
-            let k = memory.k(stage);
-            let mut panel = 0;
-            while panel < 16 * DT as u32 / k.width {
-                let (to, column) = (k.base + panel * k.panel_bytes(), panel * k.width);
-                let row = tile * Sm90BackwardMemory::KEYS;
-                let (head, batch) = (kv_head as i32, job.sequence.batch as i32);
-                tensor::load(to, k_map, column as i32, row as i32, head, batch, full);
-                panel = opaque(panel + 1);
-            }
+            let first_key = tile * Sm90BackwardMemory::KEYS;
+            let keys = [first_key, kv_head, job.sequence.batch];
+            load::<DT>(memory.k(stage), k_map, keys, full);
             // Both panels of a block of queries lie side by side.
             let bytes = 2 * image.panel_bytes();
             let mut block = 0;

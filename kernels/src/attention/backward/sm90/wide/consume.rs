@@ -1,21 +1,10 @@
-//! dK and dV of wide heads, on Hopper: one warpgroup has dV, the other dK.
-//!
-//! A block has 64 keys, whose dK and dV would fill the registers of a warpgroup. So one computes S, P and dV, the other dP,
-//! dS and dK; P passes from the first to the second through shared memory. Both do the same: a product of the rows of two
-//! tiles, something to each element, and a product with the columns of a tile. dS is stored, and dQ is another kernel.
-//!
-//! ```text
-//! warpgroup 0   S = K Qᵀ     P = exp(S - lse)        dV += Pᵀ dO
-//! warpgroup 1   dP = V dOᵀ   dS = P * (dP - delta)   dK += dSᵀ Q
-//! ```
-//!
-//! While the tensor cores add the second product of a step, and before that compute the first one of the next, the
-//! warpgroup works on its elements.
+//! The consumers: one warpgroup computes dV, the other dK.
 
-use super::THREADS;
-use super::guard::{Columns, SEARCH};
-use super::job::{head_index, job_at};
-use super::store::store;
+use super::super::THREADS;
+use super::super::guard::{Columns, SEARCH};
+use super::super::job::job_at;
+use super::super::store::store;
+use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, STORING, half_of_block};
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
@@ -23,199 +12,12 @@ use crate::attention::mask::{Interval, Mask};
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
 use crate::layout::rows::Rows;
-use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90WideMemory};
+use crate::layout::sm90_backward::Sm90WideMemory;
 use crate::ptx::wgmma::{self, Product};
-use crate::ptx::{
-    barrier, bulk, math, mbarrier, setmaxnreg, shared, shuffle, special, stmatrix, tensor,
-};
+use crate::ptx::{barrier, bulk, math, mbarrier, shared, special, stmatrix};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
-
-/// Queries of a step, and keys of a block.
-const SIZE: u32 = 64;
-
-/// 16-wide slices of them.
-const NT: usize = 4;
-
-/// The barrier that says that P is written, and the one that says that it is read.
-const P_FULL: u32 = 1;
-const P_EMPTY: u32 = 2;
-
-/// The barrier that says that dS is written, and the one that says that it is read.
-const DS_FULL: u32 = 3;
-const DS_EMPTY: u32 = 4;
-
-/// Threads of both consumers, and of the second with the warp that stores dS.
-const BOTH: u32 = 256;
-const STORING: u32 = 128 + 32;
-
-/// The half tile of keys that a block has: its tile, and which half.
-#[inline(always)]
-fn half_of_block(params: &Sm90BackwardParams) -> (u32, u32) {
-    let block = special::block();
-    (params.first_place + block / 2, block % 2)
-}
-
-/// Computes dK and dV of the block's keys, and stores dS.
-///
-/// The head dim is at most `16 * DT`. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
-///
-/// # Safety
-/// As [`sm90`](super::sm90).
-#[inline(always)]
-pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const TAKEN: u32>(
-    params: &Sm90BackwardParams,
-    maps: u64,
-) where
-    [Accumulator; DT]: Product,
-{
-    let memory = Sm90WideMemory::new(shared::base(), 16 * DT as u32);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
-    unsafe {
-        let thread = special::thread(THREADS);
-        if thread == 0 {
-            for which in 0..2 {
-                mbarrier::init(memory.keys_full(which), 1);
-                for stage in 0..Sm90WideMemory::STAGES {
-                    mbarrier::init(memory.queries_full(which, stage), 1);
-                    // Warps of both warpgroups read each tile.
-                    mbarrier::init(memory.queries_full(which, stage) + 8, 8);
-                }
-            }
-            mbarrier::fence_init();
-        }
-        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
-            bulk::fence();
-        }
-        barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let uniform = |value: u32| shuffle::of_lane(f32::from_bits(value), 0).to_bits();
-        let warpgroup = uniform(thread / 128);
-        if warpgroup == 2 {
-            setmaxnreg::decrease::<GIVEN>();
-            let warp = uniform(thread / 32 % 4);
-            if warp == 0 {
-                if thread % 32 == 0 {
-                    produce::<M, DT>(params, maps, memory);
-                }
-            } else if warp == 1 {
-                keep::<M>(params, memory);
-            }
-        } else {
-            setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT>(params, memory, warpgroup);
-        }
-    }
-}
-
-/// Loads K and V, then Q, dO and the rows' statistics, step by step.
-///
-/// # Safety
-/// As [`sm90_wide`], with initialised barriers, in one thread of the block.
-#[inline(always)]
-unsafe fn produce<M: Mask, const DT: usize>(
-    params: &Sm90BackwardParams,
-    maps: u64,
-    memory: Sm90WideMemory,
-) {
-    let (backward, forward) = (&params.backward, &params.backward.forward);
-    let (place, half) = half_of_block(params);
-    let job = job_at::<M, true>(forward, place, SIZE);
-    let batch = job.sequence.batch as i32;
-    // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
-    unsafe {
-        let load = |to: Panels, map: u64, row: u32, head: u32, full: u32| {
-            let mut panel = 0;
-            while panel < 16 * DT as u32 / to.width {
-                let (to, column) = (to.base + panel * to.panel_bytes(), panel * to.width);
-                tensor::load(to, map, column as i32, row as i32, head as i32, batch, full);
-                // Opaque: the loop stays one.
-                panel = opaque(panel + 1);
-            }
-        };
-        let first_key = job.first_key + half * SIZE;
-        let mut which = 0;
-        while which < 2 {
-            let full = memory.keys_full(which);
-            mbarrier::arrive_expect(full, memory.tile_bytes());
-            load(
-                memory.keys(which),
-                maps + 128 + 128 * u64::from(which),
-                first_key,
-                job.kv_head,
-                full,
-            );
-            which = opaque(which + 1);
-        }
-        let mut ring = Ring::<{ Sm90WideMemory::STAGES }>(0);
-        let mut step = Step::first(&job);
-        let mut left = job.steps(forward);
-        while left > 0 {
-            let (stage, row) = (ring.stage(), step.tile * SIZE);
-            let head = job.kv_head * forward.group.value + step.head;
-            let rows = u64::from(backward.padded_rows);
-            let lse = 2 * head_index(&job, forward, step.head) * rows + u64::from(row);
-            let mut which = 0;
-            while which < 2 {
-                let full = memory.queries_full(which, stage);
-                ring.acquire(full);
-                mbarrier::arrive_expect(full, memory.tile_bytes() + 4 * SIZE);
-                load(
-                    memory.queries(which, stage),
-                    maps + 384 * u64::from(which),
-                    row,
-                    head,
-                    full,
-                );
-                let from = backward.rows + 4 * (lse + rows * u64::from(which));
-                bulk::load(memory.rows(which, stage), from, 4 * SIZE, full);
-                which = opaque(which + 1);
-            }
-            ring = ring.next();
-            step = step.next(&job);
-            left = opaque(left - 1);
-        }
-    }
-}
-
-/// Stores dS, step by step.
-///
-/// # Safety
-/// As [`sm90_wide`], in all lanes of one warp.
-#[inline(always)]
-unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, memory: Sm90WideMemory) {
-    let (backward, forward) = (&params.backward, &params.backward.forward);
-    let (place, half) = half_of_block(params);
-    let job = job_at::<M, true>(forward, place, SIZE);
-    let image = DsImage::new(
-        params.ds,
-        params.first_head,
-        [backward.padded_rows, job.sequence.keys],
-        SIZE,
-    );
-    let mut step = Step::first(&job);
-    let mut left = job.steps(forward);
-    // SAFETY: the second consumer writes dS between the two barriers, and the images are the launch's.
-    unsafe {
-        barrier::arrive(DS_EMPTY, STORING);
-        while left > 0 {
-            let head = head_index(&job, forward, step.head);
-            let to = image.panel(head, step.tile, job.tile, half);
-            barrier::some(DS_FULL, STORING);
-            bulk::store_once(to, memory.ds().base, image.panel_bytes());
-            bulk::commit();
-            bulk::wait_read::<0>();
-            left = opaque(left - 1);
-            if left > 0 {
-                barrier::arrive(DS_EMPTY, STORING);
-            }
-            step = step.next(&job);
-        }
-    }
-}
 
 /// A warpgroup's way through the steps.
 struct Consumer {
@@ -289,9 +91,9 @@ impl Consumer {
 /// Computes dV or dK of the block's keys.
 ///
 /// # Safety
-/// As [`produce`], in all threads of the warpgroup.
+/// As [`produce`](super::produce::produce), in all threads of the warpgroup.
 #[inline(always)]
-unsafe fn consume<E: Element, M: Mask, const DT: usize>(
+pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     params: &Sm90BackwardParams,
     memory: Sm90WideMemory,
     warpgroup: u32,

@@ -1,0 +1,117 @@
+//! dK and dV of wide heads, on Hopper: one warpgroup has dV, the other dK.
+//!
+//! A block has 64 keys, whose dK and dV would fill the registers of a warpgroup. So one computes S, P and dV, the other dP,
+//! dS and dK; P passes from the first to the second through shared memory. Both do the same: a product of the rows of two
+//! tiles, something to each element, and a product with the columns of a tile. dS is stored, and dQ is another kernel.
+//!
+//! ```text
+//! warpgroup 0   S = K Qᵀ     P = exp(S - lse)        dV += Pᵀ dO
+//! warpgroup 1   dP = V dOᵀ   dS = P * (dP - delta)   dK += dSᵀ Q
+//! ```
+//!
+//! While the tensor cores add the second product of a step, and before that compute the first one of the next, the
+//! warpgroup works on its elements.
+
+mod consume;
+mod produce;
+
+use super::THREADS;
+use super::job::job_at;
+use super::keep::{DsPanel, keep};
+use crate::abi::Sm90BackwardParams;
+use crate::attention::mask::Mask;
+use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
+use crate::ptx::wgmma::Product;
+use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::tile::{Accumulator, Element};
+use consume::consume;
+use produce::produce;
+
+/// Queries of a step, and keys of a block.
+const SIZE: u32 = 64;
+
+/// 16-wide slices of them.
+const NT: usize = 4;
+
+/// The barrier that says that P is written, and the one that says that it is read.
+const P_FULL: u32 = 1;
+const P_EMPTY: u32 = 2;
+
+/// The barrier that says that dS is written, and the one that says that it is read.
+const DS_FULL: u32 = 3;
+const DS_EMPTY: u32 = 4;
+
+/// Threads of both consumers, and of the second with the warp that stores dS.
+const BOTH: u32 = 256;
+const STORING: u32 = 128 + 32;
+
+/// The half tile of keys that a block has: its tile, and which half.
+#[inline(always)]
+fn half_of_block(params: &Sm90BackwardParams) -> (u32, u32) {
+    let block = special::block();
+    (params.first_place + block / 2, block % 2)
+}
+
+/// Computes dK and dV of the block's keys, and stores dS.
+///
+/// The head dim is at most `16 * DT`. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+///
+/// # Safety
+/// As [`sm90`](super::sm90).
+#[inline(always)]
+pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const TAKEN: u32>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+) where
+    [Accumulator; DT]: Product,
+{
+    let memory = Sm90WideMemory::new(shared::base(), 16 * DT as u32);
+    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
+    // role.
+    unsafe {
+        let thread = special::thread(THREADS);
+        if thread == 0 {
+            for which in 0..2 {
+                mbarrier::init(memory.keys_full(which), 1);
+                for stage in 0..Sm90WideMemory::STAGES {
+                    mbarrier::init(memory.queries_full(which, stage), 1);
+                    // Warps of both warpgroups read each tile.
+                    mbarrier::init(memory.queries_full(which, stage) + 8, 8);
+                }
+            }
+            mbarrier::fence_init();
+        }
+        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
+            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
+            bulk::fence();
+        }
+        barrier::block();
+        // The same in all lanes, which the assembler sees.
+        let uniform = |value: u32| shuffle::of_lane(f32::from_bits(value), 0).to_bits();
+        let warpgroup = uniform(thread / 128);
+        if warpgroup == 2 {
+            setmaxnreg::decrease::<GIVEN>();
+            let warp = uniform(thread / 32 % 4);
+            if warp == 0 {
+                if thread % 32 == 0 {
+                    produce::<M, DT>(params, maps, memory);
+                }
+            } else if warp == 1 {
+                let (place, half) = half_of_block(params);
+                let job = job_at::<M, true>(&params.backward.forward, place, SIZE);
+                let panel = DsPanel {
+                    base: memory.ds().base,
+                    number: half,
+                    queries: SIZE,
+                    written: DS_FULL,
+                    read: DS_EMPTY,
+                    sharing: STORING,
+                };
+                keep(params, &job, panel);
+            }
+        } else {
+            setmaxnreg::increase::<TAKEN>();
+            consume::<E, M, DT>(params, memory, warpgroup);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The producer: one thread loads K and V, then Q, dO and the rows' statistics, step by step.
+
+use super::super::job::job_at;
+use super::super::load::load;
+use super::{SIZE, half_of_block};
+use crate::abi::Sm90BackwardParams;
+use crate::attention::backward::job::Step;
+use crate::attention::mask::Mask;
+use crate::layout::sm90_backward::Sm90WideMemory;
+use crate::ptx::{bulk, mbarrier};
+use crate::tile::Ring;
+use crate::tile::registers::opaque;
+
+/// Loads all that the consumers read.
+///
+/// # Safety
+/// As [`sm90_wide`](super::sm90_wide), with initialised barriers, in one thread of the block.
+#[inline(always)]
+pub unsafe fn produce<M: Mask, const DT: usize>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+    memory: Sm90WideMemory,
+) {
+    let (backward, forward) = (&params.backward, &params.backward.forward);
+    let (place, half) = half_of_block(params);
+    let job = job_at::<M, true>(forward, place, SIZE);
+    let batch = job.sequence.batch;
+    // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
+    unsafe {
+        let keys = [job.first_key + half * SIZE, job.kv_head, batch];
+        let mut which = 0;
+        while which < 2 {
+            let full = memory.keys_full(which);
+            mbarrier::arrive_expect(full, memory.tile_bytes());
+            let map = maps + 128 + 128 * u64::from(which);
+            load::<DT>(memory.keys(which), map, keys, full);
+            which = opaque(which + 1);
+        }
+        let mut ring = Ring::<{ Sm90WideMemory::STAGES }>(0);
+        let mut step = Step::first(&job);
+        let mut left = job.steps(forward);
+        while left > 0 {
+            let (stage, row) = (ring.stage(), step.tile * SIZE);
+            let queries = [row, job.head(forward, step.head), batch];
+            let rows = u64::from(backward.padded_rows);
+            let lse = 2 * job.head_index(forward, step.head) * rows + u64::from(row);
+            let mut which = 0;
+            while which < 2 {
+                let full = memory.queries_full(which, stage);
+                ring.acquire(full);
+                mbarrier::arrive_expect(full, memory.tile_bytes() + 4 * SIZE);
+                let map = maps + 384 * u64::from(which);
+                load::<DT>(memory.queries(which, stage), map, queries, full);
+                let from = backward.rows + 4 * (lse + rows * u64::from(which));
+                bulk::load(memory.rows(which, stage), from, 4 * SIZE, full);
+                which = opaque(which + 1);
+            }
+            ring = ring.next();
+            step = step.next(&job);
+            left = opaque(left - 1);
+        }
+    }
+}
