@@ -44,6 +44,20 @@ impl Main {
             Main::Hopper(_) => 0,
         }
     }
+
+    /// How many key/value heads take turns.
+    ///
+    /// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
+    /// waits until that tile gets there, in each wave once more. With all heads in one wave few tiles of a head run
+    /// at a time. Without a mask tiles of a head wait only one step for each other.
+    fn wave_heads(&self, problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
+        match self {
+            Main::Plain(_) if deterministic && problem.causal => {
+                (problem.batch * problem.kv_heads) as u32
+            }
+            _ => wave_heads(problem, facts.l2_bytes),
+        }
+    }
 }
 
 /// The plan for a [valid](Problem::validate) problem by a kernel that serves it.
@@ -101,7 +115,7 @@ pub(super) fn plan(
             order: Order::new(
                 kv_heads as u32,
                 key_tiles as u32,
-                wave_heads(problem, facts.l2_bytes),
+                main.wave_heads(problem, facts, deterministic),
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
@@ -169,9 +183,7 @@ pub(super) fn plan(
     Ok(steps.finish(main_kernel.name, 1))
 }
 
-/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
-/// one size. Key tiles of a head add to the same rows of dq: with many heads they start far apart, and seldom wait
-/// for their turns.
+/// How many key/value heads share the L2 cache with their q, do and sums of dq, in waves of about one size.
 pub(super) fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
     let share = l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
@@ -179,4 +191,31 @@ pub(super) fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
     let heads = problem.batch * problem.kv_heads;
     let fitting = (share / bytes).max(1);
     heads.div_ceil(heads.div_ceil(fitting)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::catalog::class::Class;
+    use kernels::catalog::{BackwardMain, Dtype};
+
+    #[test]
+    fn all_heads_are_one_wave_where_causal_tiles_wait_for_their_turns() {
+        let facts = Facts::emulated(Class::Sm80);
+        let plain = Main::Plain(BackwardMain::of(Dtype::F16, 128, Class::Sm80));
+        let hopper = HopperBackward::of(HopperPart::Sums, Dtype::F16, 128, true).expect("a kernel");
+        let waves = |main: Main, causal, deterministic| {
+            let [q, kv] = [[4, 16, 4096, 128], [4, 8, 4096, 128]];
+            let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
+            main.wave_heads(&problem, &facts, deterministic)
+        };
+        assert_eq!(waves(plain, true, true), 32);
+        // A group of two heads takes 8 MB of 27.
+        let (main, sums) = (plain, Main::Hopper(hopper));
+        for (main, causal, deterministic) in
+            [(main, false, true), (main, true, false), (sums, true, true)]
+        {
+            assert_eq!(waves(main, causal, deterministic), 3);
+        }
+    }
 }
