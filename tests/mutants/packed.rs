@@ -72,9 +72,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a job that is not announced",
         kernel: HOPPER,
-        pattern: "mbarrier.arrive.shared",
+        pattern: "@first mbarrier.arrive.shared",
         which: Nth(0),
-        change: remove,
+        change: |_| "}".to_owned(),
     },
     Mutant {
         what: "a job written before the last one is read",

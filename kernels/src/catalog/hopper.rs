@@ -123,7 +123,7 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
         // Whether scores fit; as the barriers on V.
         vote: 1 + causal * 2,
         // The number of the warpgroup; maxima at three places and sums, in two rounds for two rows; O transposed.
-        shfl: 1 + 4 * 4 + 4 * ot,
+        shfl: 3 + 4 * 4 + 4 * ot,
         wgmma: 3 * dt + 3 * nt,
         wgmma_fence: 6,
         wgmma_commit: 3 * (k + v),

@@ -59,8 +59,7 @@ pub unsafe fn hopper<
             mbarrier::fence_init();
         }
         barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let warpgroup = shuffle::of_lane(f32::from_bits(thread / 128), 0).to_bits();
+        let warpgroup = shuffle::first(thread / 128);
         if warpgroup == W {
             setmaxnreg::decrease::<GIVEN>();
             if thread == 128 * W {

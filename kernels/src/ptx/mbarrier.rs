@@ -35,6 +35,14 @@ instructions! {
     arrive_expect(barrier: u32 in reg32, bytes: u32 in reg32) =
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};";
 
+    /// As [`arrive_expect`], by one lane of the warp.
+    ///
+    /// # Safety
+    /// As [`arrive_expect`]; every lane of the warp makes the same call.
+    arrive_expect_once(barrier: u32 in reg32, bytes: u32 in reg32) =
+        "{{ .reg .pred first; elect.sync _|first, 0xffffffff;"
+        "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {}; }}";
+
     /// Waits for the phase of this parity. A barrier that was just initialised counts as after a phase of parity 1.
     ///
     /// # Safety

@@ -23,6 +23,16 @@ instructions! {
     or(value: u32 in reg32) -> all: u32 = "redux.sync.or.b32 {}, {}, 0xffffffff;";
 }
 
+/// The first lane's number. The assembler sees that it is the same in all lanes.
+///
+/// # Safety
+/// Every lane of the warp must reach the same call.
+#[inline(always)]
+pub unsafe fn first(number: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { of_lane(f32::from_bits(number), 0) }.to_bits()
+}
+
 /// Combines the values of all `LANES` neighbours of this lane: 4, or 32.
 ///
 /// # Safety

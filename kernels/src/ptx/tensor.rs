@@ -18,4 +18,15 @@ instructions! {
         d: i32 in reg32, barrier: u32 in reg32
     ) = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
          [{}], [{}, {{{}, {}, {}, {}}}], [{}];";
+
+    /// As [`load`], by one lane of the warp.
+    ///
+    /// # Safety
+    /// As [`load`]; every lane of the warp makes the same call.
+    load_once(
+        shared: u32 in reg32, map: u64 in reg64, a: i32 in reg32, b: i32 in reg32, c: i32 in reg32,
+        d: i32 in reg32, barrier: u32 in reg32
+    ) = "{{ .reg .pred first; elect.sync _|first, 0xffffffff; @first \
+         cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
+         [{}], [{}, {{{}, {}, {}, {}}}], [{}]; }}";
 }

@@ -27,10 +27,10 @@ pub const MUTANTS: &[Mutant] = &[
         what: "no bytes of Q expected",
         kernel: FULL,
         pattern: "mbarrier.arrive.expect_tx",
-        which: Nth(0),
+        which: Nth(1),
         change: |l| {
             let (arrival, _) = l.rsplit_once(',').expect("a count");
-            format!("{};", arrival.replace(".expect_tx", ""))
+            format!("{}; }}", arrival.replace(".expect_tx", ""))
         },
     },
     Mutant {
@@ -122,28 +122,28 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a stage passed by and not released",
         kernel: FULL,
-        pattern: "@first mbarrier.arrive",
+        pattern: "@first mbarrier.arrive.shared",
         which: Nth(0),
         change: |_| "}".to_owned(),
     },
     Mutant {
         what: "K not released",
         kernel: FULL,
-        pattern: "@first mbarrier.arrive",
+        pattern: "@first mbarrier.arrive.shared",
         which: Nth(6),
         change: |_| "}".to_owned(),
     },
     Mutant {
         what: "V released by every lane",
         kernel: FULL,
-        pattern: "@first mbarrier.arrive",
+        pattern: "@first mbarrier.arrive.shared",
         which: Nth(5),
         change: |l| l.replace("@first ", ""),
     },
     Mutant {
         what: "V released in place of K",
         kernel: FULL,
-        pattern: "@first mbarrier.arrive",
+        pattern: "@first mbarrier.arrive.shared",
         which: Nth(6),
         change: |l| l.replace("];", "+64];"),
     },
@@ -151,14 +151,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "Q released before all lanes have read the job",
         kernel: FULL,
         pattern: "bar.warp.sync",
-        which: Last,
+        which: Nth(1),
         change: remove,
     },
     Mutant {
         what: "the job read after Q is released",
         kernel: FULL,
-        pattern: "@first mbarrier.arrive",
-        which: Last,
+        pattern: "@first mbarrier.arrive.shared",
+        which: Nth(7),
         change: |l| {
             let (_, empty) = l.split_once('[').expect("an address");
             let (empty, _) = empty.split_once(']').expect("an address");
@@ -170,16 +170,16 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "Q not released",
         kernel: WIDE,
-        pattern: "@first mbarrier.arrive",
-        which: Last,
+        pattern: "@first mbarrier.arrive.shared",
+        which: Nth(7),
         change: |_| "}".to_owned(),
     },
     Mutant {
         what: "the end of the tiles not announced",
         kernel: CAUSAL,
-        pattern: "mbarrier.arrive.shared",
+        pattern: "@first mbarrier.arrive.shared",
         which: Last,
-        change: remove,
+        change: |_| "}".to_owned(),
     },
     // Tiles.
     Mutant {
@@ -210,7 +210,7 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "cp.async.bulk.tensor",
         which: Nth(1),
         change: |l| {
-            let (start, rest) = l.split_once('{').expect("coordinates");
+            let (start, rest) = l.rsplit_once('{').expect("coordinates");
             let (place, end) = rest.split_once('}').expect("coordinates");
             let place: Vec<&str> = place.split(',').map(str::trim).collect();
             let [column, row, head, batch] = place[..] else {
@@ -225,7 +225,7 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "cp.async.bulk.tensor",
         which: Nth(1),
         change: |l| {
-            let (start, rest) = l.split_once('{').expect("coordinates");
+            let (start, rest) = l.rsplit_once('{').expect("coordinates");
             let (_, rest) = rest.split_once(',').expect("a column");
             format!("{{ .reg .b32 column; mov.b32 column, 0; {start}{{column,{rest} }}")
         },
@@ -234,14 +234,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "V loaded on the mbarrier of K",
         kernel: FULL,
         pattern: "cp.async.bulk.tensor",
-        which: Nth(2),
+        which: Nth(3),
         change: |l| l.replace("];", "+-64];"),
     },
     Mutant {
         what: "V loaded to the next stage",
         kernel: FULL,
         pattern: "cp.async.bulk.tensor",
-        which: Nth(2),
+        which: Nth(3),
         change: |l| l.replacen("], [", "+8192], [", 1),
     },
     Mutant {
@@ -252,10 +252,17 @@ pub const MUTANTS: &[Mutant] = &[
         change: |l| l.replacen("], [", "+64], [", 1),
     },
     Mutant {
-        what: "loads by every thread of the producer",
+        what: "loads by every lane of the producer",
         kernel: FULL,
-        pattern: ", 512;",
+        pattern: "cp.async.bulk.tensor",
         which: Nth(0),
+        change: |l| l.replace("@first ", ""),
+    },
+    Mutant {
+        what: "loads by every warp of the producer",
+        kernel: FULL,
+        pattern: ", 16;",
+        which: Nth(1),
         change: |l| l.replace("ne.b32", "lt.u32"),
     },
     // Registers.

@@ -104,13 +104,11 @@ pub unsafe fn sm90<
             bulk::fence();
         }
         barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let uniform = |value: u32| shuffle::of_lane(f32::from_bits(value), 0).to_bits();
-        let place = uniform(shared::load_u32(memory.job()));
-        let warpgroup = uniform(thread / 128);
+        let place = shuffle::first(shared::load_u32(memory.job()));
+        let warpgroup = shuffle::first(thread / 128);
         if warpgroup == CONSUMERS {
             setmaxnreg::decrease::<GIVEN>();
-            let warp = uniform(thread / 32 % 4);
+            let warp = shuffle::first(thread / 32 % 4);
             if warp == 0 {
                 if thread % 32 == 0 {
                     produce::<M, DT, NT, STORES>(params, maps, memory, place);

@@ -105,8 +105,7 @@ pub unsafe fn sm90_query<
             bulk::fence();
         }
         barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let warpgroup = shuffle::of_lane(f32::from_bits(thread / 128), 0).to_bits();
+        let warpgroup = shuffle::first(thread / 128);
         if warpgroup == CONSUMERS {
             setmaxnreg::decrease::<GIVEN>();
             if thread == 128 * CONSUMERS {

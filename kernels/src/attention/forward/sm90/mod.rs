@@ -104,11 +104,10 @@ pub unsafe fn sm90<
             bulk::fence();
         }
         barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let warpgroup = shuffle::of_lane(f32::from_bits(thread / 128), 0).to_bits();
+        let warpgroup = shuffle::first(thread / 128);
         if warpgroup == W {
             setmaxnreg::decrease::<GIVEN>();
-            if thread == 128 * W {
+            if shuffle::first(thread / 32) == 4 * W {
                 produce::<M, H, T, W, DT, OT, NT, NQ, S>(params, maps, memory, notes);
             }
         } else {

@@ -1,4 +1,5 @@
-//! The producer: one thread loads Q, K and V of the block's tiles.
+//! The producer: a warp loads Q, K and V of the block's tiles. All lanes walk, and one starts the copies: then the assembler
+//! keeps addresses in uniform registers, and needs no loop over lanes.
 
 use super::ROWS;
 use super::job::{Job, Part};
@@ -8,14 +9,14 @@ use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::{global, mbarrier, special, tensor};
+use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 
 /// Loads Q, K and V of the block's tiles.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with initialised barriers, in one thread of the block.
+/// As [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
 #[inline(always)]
 pub unsafe fn produce<
     M: Mask<Keys = Prefix>,
@@ -47,14 +48,21 @@ pub unsafe fn produce<
                     columns: [u32; 2],
                     place: (i32, u32, u32)| {
             let ([first, columns], (row, head, batch)) = (columns, place);
-            mbarrier::arrive_expect(full, bytes);
+            mbarrier::arrive_expect_once(full, bytes);
             let mut panel = 0;
             while panel < columns / width {
                 let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
-                tensor::load(to, map, column as i32, row, head as i32, batch as i32, full);
+                tensor::load_once(to, map, column as i32, row, head as i32, batch as i32, full);
                 // Opaque: the loop stays one.
                 panel = opaque(panel + 1);
             }
+        };
+        // One lane writes a job, before another one may arrive.
+        let store = |job: Job, address: u32| {
+            if special::lane() == 0 {
+                job.store(address);
+            }
+            barrier::warp();
         };
         let mut q = Ring::<NQ>(0);
         let mut place = Ring::<S>(0);
@@ -88,7 +96,7 @@ pub unsafe fn produce<
             while warpgroup < W {
                 let (slot, full) = (q.stage(), memory.q_full(q.stage()));
                 q.acquire(full);
-                job.store(memory.job(slot));
+                store(job, memory.job(slot));
                 if H::STRIDED {
                     let row = part.first + (warpgroup * ROWS) as i32;
                     let place = (row, part.work.heads.first(), batch);
@@ -96,7 +104,7 @@ pub unsafe fn produce<
                     load(to, q_map, full, bytes, [0, dim], place);
                 } else {
                     // The warpgroup copies its rows itself.
-                    mbarrier::arrive(full);
+                    mbarrier::arrive_once(full);
                 }
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
@@ -125,7 +133,13 @@ pub unsafe fn produce<
             // early takes a tile that another block could begin before.
             tile = match params.counter {
                 0 => tile + special::blocks(),
-                counter => special::blocks() + global::count(counter, params.tiles - 1),
+                counter => {
+                    let mut taken = 0;
+                    if special::lane() == 0 {
+                        taken = global::count(counter, params.tiles - 1);
+                    }
+                    special::blocks() + shuffle::first(taken)
+                }
             };
             if tile >= params.tiles {
                 break;
@@ -135,8 +149,8 @@ pub unsafe fn produce<
         while warpgroup < W {
             let (slot, full) = (q.stage(), memory.q_full(q.stage()));
             q.acquire(full);
-            Job::NONE.store(memory.job(slot));
-            mbarrier::arrive(full);
+            store(Job::NONE, memory.job(slot));
+            mbarrier::arrive_once(full);
             q = q.next();
             warpgroup = opaque(warpgroup + 1);
         }

@@ -17,7 +17,7 @@ pub trait Watch {
     /// Notes that the warpgroup passed a point of its work on a block of keys, which counts over all tiles.
     ///
     /// # Safety
-    /// As [`sm90`](super::sm90): the producer's thread makes the call, or all lanes of a consumer.
+    /// As [`sm90`](super::sm90): all lanes of the producer's warp make the call, or all of a consumer.
     unsafe fn note(notes: u64, block: u32, event: Event);
 }
 

@@ -86,12 +86,10 @@ pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, 
             bulk::fence();
         }
         barrier::block();
-        // The same in all lanes, which the assembler sees.
-        let uniform = |value: u32| shuffle::of_lane(f32::from_bits(value), 0).to_bits();
-        let warpgroup = uniform(thread / 128);
+        let warpgroup = shuffle::first(thread / 128);
         if warpgroup == 2 {
             setmaxnreg::decrease::<GIVEN>();
-            let warp = uniform(thread / 32 % 4);
+            let warp = shuffle::first(thread / 32 % 4);
             if warp == 0 {
                 if thread % 32 == 0 {
                     produce::<M, DT>(params, maps, memory);
