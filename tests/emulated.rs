@@ -131,7 +131,9 @@ fn counters_are_those_of_the_algorithm(kernel: &Kernel, forward: &Forward) -> Ou
         // In 16 bits; the partial results have 32.
         let (tensor, kv_tensor) = (2 * LENGTH * dim, 2 * keys * dim);
         let q_tiles = LENGTH.div_ceil(u64::from(forward.tile.q_rows));
-        let (q, k, v) = (splits * slices, q_tiles * slices, q_tiles);
+        // Each side of a block copies Q.
+        let q = splits * slices * u64::from(forward.sides());
+        let (k, v) = (q_tiles * slices, q_tiles);
         assert_eq!(total.bytes_read, q * tensor + (k + v) * kv_tensor);
         let Some(combined) = launches.get(1) else {
             assert_eq!(total.bytes_written, tensor + 4 * LENGTH);
@@ -163,7 +165,11 @@ fn packed_kernels_read_keys_once(kernel: &Kernel, forward: &Forward) -> Outcome 
     // 32 rows exist; a warpgroup of Hopper reads the first one in place of others.
     let least = if kernel.takes_maps() { 64 } else { 32 };
     assert_eq!(q % (least * 2 * dim), 0);
-    assert!(q / (least * 2 * dim) <= 3, "Q for each split");
+    let sides = u64::from(forward.sides());
+    assert!(
+        q / (least * 2 * dim) <= 3 * sides,
+        "Q for each split and side"
+    );
     // Only the warps with rows compute; or all, where warps share them.
     let rows = match forward.tile.team {
         1 => least,

@@ -12,10 +12,21 @@ use tests::{Case, Layout, Outcome, PASSED, Test};
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     let tests = [
-        ("groups", groups as fn(&Device) -> Outcome),
+        (
+            "groups",
+            (|device| groups(device, [128, 72, 104])) as fn(&Device) -> Outcome,
+        ),
+        ("groups_of_two_sides", |device| groups(device, [64, 8, 40])),
         ("few_queries", |device| {
-            let few = of_dims(few_queries(cases()), 9..=32);
-            check_some(device, 32, few.prop_map(packed))
+            let few = of_dims(few_queries(cases()), 1..=32);
+            check_some(device, 48, few.prop_map(packed))
+        }),
+        ("walks_of_two_sides", |device| {
+            walks(
+                device,
+                16,
+                of_dims(few_queries(cases()), 1..=8).prop_map(packed),
+            )
         }),
         ("walks", |device| {
             walks(
@@ -41,7 +52,11 @@ fn hopper() -> Result<Device, Error> {
 
 /// The case with the kernel for its dtype and head dim.
 fn packed(case: Case) -> Case {
-    let dim = if case.dim > 128 { 256 } else { 128 };
+    let dim = match case.dim {
+        ..=64 => 64,
+        65..=128 => 128,
+        _ => 256,
+    };
     Case {
         kernel: Some(format!("hopper_packed_{}_d{dim}", case.dtype.name())),
         ..case
@@ -54,13 +69,15 @@ fn variants(case: &Case) -> Vec<Case> {
         (Dtype::F16, false, 128, 1),
         (Dtype::Bf16, true, 128, 1),
         (Dtype::F16, true, 104, 3),
+        (Dtype::F16, false, 64, 1),
+        (Dtype::Bf16, true, 64, 3),
     ]);
     variants.map(packed).to_vec()
 }
 
 /// Groups of every kind: of one head, of a number that does not divide a warpgroup's rows, of more heads than a tile has
 /// rows. Queries outnumber keys, or share a tile, or fill several.
-fn groups(device: &Device) -> Outcome {
+fn groups(device: &Device, dims: [usize; 3]) -> Outcome {
     for (i, (group, seqlen_q, seqlen_kv)) in [
         (1, 200, 333),
         (2, 64, 90),
@@ -84,7 +101,7 @@ fn groups(device: &Device) -> Outcome {
                 kv_heads: 2,
                 seqlen_q,
                 seqlen_kv,
-                dim: [128, 72, 104][i % 3],
+                dim: dims[i % 3],
                 causal,
                 scale: (i % 4 == 1).then_some(-0.2),
                 splits,
@@ -98,13 +115,19 @@ fn groups(device: &Device) -> Outcome {
 
 /// An infinity or a NaN in V reaches the rows of the queries that see it, of all heads of the group alone.
 fn infinities_behind_the_mask(device: &Device) -> Outcome {
-    for (group, seqlen_q, splits) in [(3, 50, 1), (5, 30, 2), (7, 9, 1)] {
+    for (group, seqlen_q, splits, dim) in [
+        (3, 50, 1, 128),
+        (5, 30, 2, 128),
+        (7, 9, 1, 128),
+        (3, 50, 1, 64),
+        (5, 30, 2, 64),
+    ] {
         let case = packed(Case {
             heads: 2 * group,
             kv_heads: 2,
             seqlen_q,
             seqlen_kv: 170,
-            dim: 128,
+            dim,
             causal: true,
             splits,
             ..Case::default()

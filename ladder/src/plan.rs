@@ -61,6 +61,7 @@ impl Planner for Ladder {
             is_packed: false,
             takes_waves: false,
             slices: 1,
+            sides: 1,
             v_chunks: 1,
             map_dim: shape.takes_maps().then(|| shape.dim()),
         };

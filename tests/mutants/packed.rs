@@ -1,6 +1,6 @@
 //! The packed kernels.
 
-use super::change::{always_first, remove};
+use super::change::{always_first, remove, zero};
 use super::{
     Mutant,
     Which::{Last, Nth},
@@ -10,6 +10,8 @@ use super::{
 const PACKED: &str = "packed_f16_d64";
 /// Packs heads, and consumers copy Q.
 const HOPPER: &str = "hopper_packed_f16_d128";
+/// As [`HOPPER`], on two sides.
+const SIDES: &str = "hopper_packed_f16_d64";
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -82,5 +84,34 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "@!done bra again",
         which: Nth(1),
         change: |l| l.replace("@!done bra again;", ""),
+    },
+    // Two sides, each with every other block of keys.
+    Mutant {
+        what: "a part of O taken before the other side gave it",
+        kernel: SIDES,
+        pattern: "bar.sync %r",
+        which: Nth(2),
+        change: remove,
+    },
+    Mutant {
+        what: "a part of O given before the last one was taken",
+        kernel: SIDES,
+        pattern: "bar.sync %r",
+        which: Nth(3),
+        change: remove,
+    },
+    Mutant {
+        what: "a part of O beside its place",
+        kernel: SIDES,
+        pattern: "st.shared.v4",
+        which: Last,
+        change: |l| l.replace(']', "+16]"),
+    },
+    Mutant {
+        what: "the factor of a side's part 0",
+        kernel: SIDES,
+        pattern: "ex2.approx.ftz.f32",
+        which: Last,
+        change: zero,
     },
 ];

@@ -172,7 +172,8 @@ mod tests {
         assert_eq!(name(500, 264), Ok("hopper_f16_d384"));
         assert_eq!(name(64, 264), Ok("wide_f16_d384"));
         assert_eq!(name(3, 40), Ok("decode_f16_d64"));
-        assert_eq!(name(50, 40), Ok("packed_f16_d64"));
+        assert_eq!(name(50, 32), Ok("packed_f16_d32"));
+        assert_eq!(name(50, 40), Ok("hopper_packed_f16_d64"));
         assert_eq!(name(50, 72), Ok("hopper_packed_f16_d128"));
     }
 

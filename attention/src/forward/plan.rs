@@ -105,6 +105,8 @@ pub struct MainKernel {
     pub takes_waves: bool,
     /// Slices of O's columns, each with query tiles of its own.
     pub slices: u32,
+    /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
+    pub sides: u32,
     /// Boxes in which V of a step is loaded by tensor maps, each with as many keys.
     pub v_chunks: u32,
     /// Head dim of a kernel that loads by tensor maps.
@@ -138,6 +140,7 @@ impl From<&'static Kernel> for MainKernel {
                 Kind::Plain { causal: true } | Kind::Hopper { causal: true }
             ),
             slices: forward.slices(),
+            sides: forward.sides(),
             v_chunks: forward.memory().map_or(1, |memory| memory.v_chunks()),
             map_dim: kernel.takes_maps().then_some(forward.dim),
         }
@@ -296,10 +299,11 @@ impl Draft {
             tiles,
             ..Sm90Params::default()
         };
-        // Tiles of one length take turns without it, which saves the launch that clears it.
+        // Tiles of one length take turns without it, which saves the launch that clears it. So do two sides of a block,
+        // which have to take the same tiles.
         let rows = queries * self.schedule.packed as usize;
         let differ = problem.causal || !rows.is_multiple_of(kernel.q_rows as usize);
-        if tiles > blocks && differ {
+        if tiles > blocks && differ && kernel.sides == 1 {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             self.steps.places.push(offset_of!(Sm90Params, counter));
         }

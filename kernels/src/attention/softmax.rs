@@ -136,6 +136,28 @@ impl<const MT: usize> Softmax<MT> {
         serves
     }
 
+    /// A lane's maximum and sum of its two rows of tile `mt`, from which another lane can [resume](Self::resume).
+    #[inline(always)]
+    pub fn of_lane(&self, mt: usize) -> [Total; 2] {
+        let (max, sum) = (self.max[mt], self.sum[mt]);
+        [0, 1].map(|r| Total {
+            max: max[r],
+            sum: sum[r],
+        })
+    }
+
+    /// Takes in what a lane found of row `g + 8 r` of tile `mt` on other keys. Returns the factors of the results so far,
+    /// and of the other ones.
+    #[inline(always)]
+    pub fn join(&mut self, mt: usize, r: usize, other: Total) -> [f32; 2] {
+        let max = self.max[mt][r].max(other.max);
+        let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let factors = [self.max[mt][r], other.max].map(|max| math::exp2(max - reference));
+        self.sum[mt][r] = self.sum[mt][r] * factors[0] + other.sum * factors[1];
+        self.max[mt][r] = max;
+        factors
+    }
+
     /// Turns a block's raw scores into probabilities relative to the old maxima. They are useful only if their sums
     /// [fit](Sums::fit); then [`add`](Self::add) takes the sums in.
     ///

@@ -159,6 +159,14 @@ impl Forward {
         }
     }
 
+    /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
+    pub fn sides(&self) -> u32 {
+        match self.kind {
+            Kind::Hopper { .. } | Kind::HopperPacked => hopper::sides(&self.tile),
+            _ => 1,
+        }
+    }
+
     /// Shared memory of a kernel that loads by tensor maps.
     pub fn memory(&self) -> Option<Sm90Memory> {
         self.takes_maps()
@@ -245,9 +253,7 @@ impl Spec for Forward {
     fn shared_bytes(&self) -> u32 {
         match self.kind {
             Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
-            Kind::Hopper { .. } | Kind::HopperPacked => {
-                hopper::memory(&self.tile, self.dim).bytes()
-            }
+            Kind::Hopper { .. } | Kind::HopperPacked => hopper::shared_bytes(&self.tile, self.dim),
             _ => self.tile.shared_bytes(self.dim),
         }
     }
@@ -281,7 +287,17 @@ impl Spec for Forward {
                     given,
                     taken,
                 } = Roles::new(&tile);
-                let sizes = generics(&[consumers, p.dt, p.ot, p.kt, q_slots, tile.stages]);
+                let sides = self.sides();
+                let sizes = [
+                    sides,
+                    consumers / sides,
+                    p.dt,
+                    p.ot,
+                    p.kt,
+                    q_slots,
+                    tile.stages,
+                ];
+                let sizes = generics(&sizes);
                 let generics =
                     format!("{element:?}, {rows}, Scaled, Unwatched, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");

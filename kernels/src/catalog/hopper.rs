@@ -48,7 +48,7 @@ pub(super) fn tile(dim: u32) -> Tile {
 }
 
 /// Head dims of [`packed_tile`], ascending.
-pub(super) const PACKED_DIMS: &[u32] = &[128, 256];
+pub(super) const PACKED_DIMS: &[u32] = &[64, 128, 256];
 
 /// The tile of rows of all heads that share keys. Device memory is to bound it, so bytes on their way count: 128 to 160
 /// KB of K and V.
@@ -57,6 +57,10 @@ pub(super) const PACKED_DIMS: &[u32] = &[128, 256];
 /// -15 %.
 pub(super) fn packed_tile(dim: u32) -> Tile {
     match dim {
+        64 => Tile {
+            q_rows: 2 * ROWS,
+            ..of_roles(4, 64, 4)
+        },
         128 => of_roles(2, 80, 4),
         256 => of_roles(2, 64, 2),
         _ => panic!("no tile for this head dim"),
@@ -77,12 +81,18 @@ fn of_roles(consumers: u32, keys: u32, stages: u32) -> Tile {
     }
 }
 
+/// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
+pub(super) fn sides(tile: &Tile) -> u32 {
+    (tile.warps / 4 - 1) / (tile.q_rows / ROWS)
+}
+
 impl Roles {
     /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
     #[must_use]
     pub fn new(tile: &Tile) -> Self {
-        let consumers = tile.q_rows / ROWS;
+        let consumers = tile.warps / 4 - 1;
         let (q_slots, given, taken) = match consumers {
+            4 if sides(tile) == 2 => (2, 24, 112),
             4 => (8, 24, 112),
             3 => (6, 32, 160),
             _ => (2, 40, 232),
@@ -101,6 +111,18 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
     let q_rows = Roles::new(tile).q_slots * ROWS;
     let sizes = [q_rows, tile.keys, dim, dim / tile.team];
     Sm90Memory::new(0, sizes, tile.stages)
+}
+
+/// Bytes of all sides' memory, and of what they tell each other.
+pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
+    let memory = memory(tile, dim);
+    match sides(tile) {
+        1 => memory.bytes(),
+        sides => {
+            let exchanged = tile.q_rows / ROWS * Sm90Memory::exchange_bytes(dim);
+            sides * memory.side_bytes() + exchanged
+        }
+    }
 }
 
 /// Scores of the first block, of masked ones and of whole ones; the product of a block before the latter two, and of
@@ -139,12 +161,14 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     }
 }
 
-/// As [`collectives`], of the causal code, whether causal or not; but consumers copy Q, before a barrier.
+/// As [`collectives`], of the causal code, whether causal or not; but consumers copy Q, before a barrier, and two sides
+/// exchange O between two more.
 pub(super) fn packed_collectives(parts: &Parts) -> Collectives {
-    let causal = collectives(parts, true);
+    let (causal, sides) = (collectives(parts, true), sides(&parts.tile));
     Collectives {
         tensor_load: causal.tensor_load - 1,
-        bar: causal.bar + 1,
+        bar: causal.bar + 1 + 2 * (sides - 1),
+        mbarrier_init: causal.mbarrier_init * sides,
         ..causal
     }
 }
@@ -175,7 +199,7 @@ mod tests {
     #[test]
     fn tiles_fit_their_class() {
         for (dim, tile) in tiles() {
-            let bytes = memory(&tile, dim).bytes();
+            let bytes = shared_bytes(&tile, dim);
             assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
         }
     }

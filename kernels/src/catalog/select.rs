@@ -23,8 +23,8 @@ pub struct Request {
     pub class: Class,
 }
 
-/// The largest head dim for which Hopper's packed kernels, padded, are not faster than the others.
-const MMA_PACKED_DIM: u32 = 64;
+/// The largest head dim that Hopper's packed kernels leave to `mma.sync`: they would pad it to 64.
+const MMA_PACKED_DIM: u32 = 32;
 
 /// Whether a head dim is above [`HEAD_DIMS`].
 pub fn is_wide(dim: u32) -> bool {
@@ -142,7 +142,8 @@ mod tests {
         for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
             let request = request(seqlen_q, group);
             assert_eq!(name(request), "hopper_packed_f16_d128");
-            assert_eq!(name(Request { dim: 64, ..request }), "packed_f16_d64");
+            let narrow = Request { dim: 64, ..request };
+            assert_eq!(name(narrow), "hopper_packed_f16_d64");
             assert_eq!(name(older(request)), "packed_f16_d128");
         }
         assert_eq!(name(request(96, 2)), "hopper_packed_f16_d128");
@@ -160,6 +161,9 @@ mod tests {
             (96, 2, "hopper_packed_f16_d128"),
             (96, 64, "hopper_packed_f16_d128"),
             (96, 65, "hopper_f16_d96_causal"),
+            (64, 128, "hopper_packed_f16_d64"),
+            (64, 129, "hopper_f16_d64_causal"),
+            (40, 32, "hopper_packed_f16_d64"),
             (32, 64, "packed_f16_d32"),
             (32, 65, "hopper_f16_d32_causal"),
         ] {
@@ -254,8 +258,8 @@ mod tests {
                             Kind::Plain { causal } if compute_capability == (9, 0) => {
                                 (Kind::Hopper { causal }, padded)
                             }
-                            Kind::Packed if compute_capability == (9, 0) && dim > 64 => {
-                                (Kind::HopperPacked, if dim > 128 { 256 } else { 128 })
+                            Kind::Packed if compute_capability == (9, 0) && dim > 32 => {
+                                (Kind::HopperPacked, dim.max(64).next_power_of_two())
                             }
                             kind => (kind, padded),
                         };

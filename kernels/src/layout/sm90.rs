@@ -74,6 +74,27 @@ impl Sm90Memory {
         self.v_chunks
     }
 
+    /// Bytes from a side's memory to the next one's, where sides share a block.
+    #[must_use]
+    #[inline(always)]
+    pub const fn side_bytes(&self) -> u32 {
+        self.bytes().next_multiple_of(1024)
+    }
+
+    /// Bytes by which a warpgroup passes its part of O, m and l to another side.
+    #[must_use]
+    #[inline(always)]
+    pub const fn exchange_bytes(dim: u32) -> u32 {
+        128 * (4 * dim / 2 + 16)
+    }
+
+    /// The first address.
+    #[must_use]
+    #[inline(always)]
+    pub const fn base(&self) -> u32 {
+        self.base
+    }
+
     /// The 64 rows of Q in a slot.
     #[must_use]
     #[inline(always)]

@@ -53,7 +53,7 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
             if S == 1 {
                 self.block.wait(self.memory.v_full(self.block.stage()) + 16);
             }
-            has_non_finite::<E, OT, NT>(v, thread, 1 + self.warpgroup)
+            has_non_finite::<E, OT, NT>(v, thread, 1 + self.number)
         }
     }
 

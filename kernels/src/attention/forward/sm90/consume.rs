@@ -2,7 +2,8 @@
 
 use super::ROWS;
 use super::consumer::Consumer;
-use super::job::{Job, Part};
+use super::exchange::Exchange;
+use super::job::{Job, Part, Turns};
 use super::store::store;
 use super::watch::Watch;
 use crate::abi::{Event, ForwardParams};
@@ -30,6 +31,7 @@ pub unsafe fn consume<
     H: Heads,
     C: Score,
     T: Watch,
+    const G: u32,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -38,7 +40,8 @@ pub unsafe fn consume<
     const S: u32,
 >(
     params: &ForwardParams,
-    memory: Sm90Memory,
+    memory_of: impl Fn(u32) -> Sm90Memory,
+    side: u32,
     warpgroup: u32,
     notes: u64,
 ) where
@@ -46,11 +49,12 @@ pub unsafe fn consume<
     [Accumulator; NT]: Product,
 {
     let (br, bc) = (W * ROWS, 16 * NT as u32);
+    let (memory, turns) = (memory_of(side), Turns::<G>(side));
     let row = warpgroup * ROWS;
     // The thread's number in the warpgroup, and its warp's first row.
     // SAFETY: the block has this many threads.
     let who = || {
-        let thread = unsafe { special::thread(128 * (W + 1)) };
+        let thread = unsafe { special::thread(128 * (G * W + 1)) };
         (thread % 128, thread / 32 % 4 * 16)
     };
     let scale = C::new(params).scale();
@@ -58,6 +62,7 @@ pub unsafe fn consume<
     let mut consumer = Consumer::<T, DT, OT, NT, S> {
         memory,
         warpgroup,
+        number: side * W + warpgroup,
         slot: warpgroup,
         block: Ring(0),
         notes,
@@ -77,8 +82,8 @@ pub unsafe fn consume<
             let slot = q.stage();
             consumer.slot = slot;
             let part = Part::<H, M>::new(params, job, row);
-            let own = part.blocks(ROWS, bc);
-            let mut j = Part::<H, M>::new(params, job, 0).blocks(br, bc);
+            let own = turns.count(part.blocks(ROWS, bc));
+            let mut j = turns.count(Part::<H, M>::new(params, job, 0).blocks(br, bc));
             while j > own {
                 j = opaque(j - 1);
                 consumer.pass();
@@ -95,11 +100,11 @@ pub unsafe fn consume<
                 if !H::STRIDED {
                     let warp_row = who().1;
                     consumer.copy_q(params, &part.work, part.first + warp_row as i32, warp_row);
-                    barrier::some(1 + warpgroup, 128);
+                    barrier::some(1 + consumer.number, 128);
                 }
                 if scale.negative {
                     consumer.negate_q(who().1);
-                    barrier::some(1 + warpgroup, 128);
+                    barrier::some(1 + consumer.number, 128);
                 }
                 let keys = |j: u32| {
                     let (part, (_, warp_row)) = again(|| {
@@ -111,7 +116,7 @@ pub unsafe fn consume<
                     let [keys] = map_rows::<_, 1>(|i| {
                         let row = part.first + (warp_row + i) as i32;
                         let query = part.work.query(row.max(0) as u32);
-                        part.mask.keys_of_block(query, (j * bc) as i32)
+                        part.mask.keys_of_block(query, (turns.block(j) * bc) as i32)
                     });
                     keys
                 };
@@ -136,7 +141,12 @@ pub unsafe fn consume<
                 // Blocks `exact..j` take exact maxima: all down to the last one that the first row sees, so that each row
                 // has seen a key.
                 let [first, _] = part.ends(ROWS);
-                let exact = (((first.end as u32).max(1) - 1) / bc).min(j - 1);
+                let seen = ((first.end as u32).max(1) - 1) / bc;
+                let exact = match G {
+                    1 => seen,
+                    _ => turns.count(seen + 1).max(1) - 1,
+                };
+                let exact = exact.min(j - 1);
 
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
@@ -223,7 +233,21 @@ pub unsafe fn consume<
                 job = release_q();
             }
             q = Ring(q.0 + W);
-            store::<E, H, M, W, OT>(params, job, o, &softmax);
+            if G > 1 {
+                // The first side adds up and stores.
+                let exchange = Exchange::new::<OT>(memory_of(G), warpgroup, who().0);
+                if side > 0 {
+                    exchange.give(&o, &softmax);
+                }
+                barrier::some(1 + G * W + warpgroup, 128 * G);
+                if side == 0 {
+                    exchange.take(&mut o, &mut softmax);
+                }
+                barrier::some(1 + G * W + warpgroup, 128 * G);
+            }
+            if G == 1 || side == 0 {
+                store::<E, H, M, G, W, OT>(params, job, o, &softmax);
+            }
             consumer.note(consumer.block, Event::Stored);
             job = next_job(q);
         }

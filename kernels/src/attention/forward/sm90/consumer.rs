@@ -12,8 +12,10 @@ use core::marker::PhantomData;
 pub struct Consumer<T, const DT: usize, const OT: usize, const NT: usize, const S: u32> {
     /// The block's shared memory.
     pub memory: Sm90Memory,
-    /// The warpgroup's number.
+    /// The warpgroup's number in its side.
     pub warpgroup: u32,
+    /// Its number among all that consume.
+    pub number: u32,
     /// Where Q of its tile lies.
     pub slot: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.

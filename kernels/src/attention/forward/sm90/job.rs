@@ -130,3 +130,27 @@ impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
         }
     }
 }
+
+/// The blocks of keys that one of `T` sides takes: numbers `side`, `side + T`, and so on.
+#[derive(Clone, Copy)]
+pub struct Turns<const T: u32>(pub u32);
+
+impl<const T: u32> Turns<T> {
+    /// How many of the first `blocks` blocks it takes.
+    #[inline(always)]
+    pub fn count(self, blocks: u32) -> u32 {
+        match T {
+            1 => blocks,
+            _ => (blocks + T - 1 - self.0) / T,
+        }
+    }
+
+    /// The number among all blocks of its block number `j`.
+    #[inline(always)]
+    pub fn block(self, j: u32) -> u32 {
+        match T {
+            1 => j,
+            _ => T * j + self.0,
+        }
+    }
+}

@@ -9,6 +9,10 @@
 //! these scores into probabilities. With a single stage K and V of a block pass in chunks ([`Sm90Memory`]): each loads again
 //! as soon as its products are done.
 //!
+//! Where so few rows see so many keys that device memory is to be the limit, two warpgroups do not keep up with it at
+//! D = 64. So `G` = 2 sides of a block have the same rows, each with stages, barriers and a producer's warp of its own, and
+//! every other block of keys. At the end of a tile the second side hands O, m and l over, and the first one adds and stores.
+//!
 //! The first blocks, at the edge of the mask, take exact maxima. The others try the maxima of the blocks before: see
 //! [`Softmax`](crate::attention::Softmax).
 //!
@@ -20,12 +24,14 @@
 //! | `consumer` | its products, issued and waited for |
 //! | `query` | Q, negated or copied by the consumers |
 //! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
+//! | `exchange` | what two sides tell each other |
 //! | `store` | O and lse, or partial results, stored |
 //! | `watch` | what may watch the roles |
 
 pub mod alone;
 mod consume;
 mod consumer;
+mod exchange;
 mod job;
 mod produce;
 mod query;
@@ -48,7 +54,7 @@ const ROWS: u32 = 64;
 
 /// Computes tiles of O and lse, each on its split of the keys.
 ///
-/// `W` warpgroups consume, and one more produces. The head dim is at most `16 * DT`, of which a block computes
+/// `W` warpgroups consume, on each of `G` sides, and one more produces. The head dim is at most `16 * DT`, of which a block computes
 /// `16 * OT` of O's columns, the slice that `H` names. A step takes `16 * NT` keys.
 /// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
@@ -62,6 +68,7 @@ pub unsafe fn sm90<
     H: Heads,
     C: Score,
     T: Watch,
+    const G: u32,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -78,43 +85,54 @@ pub unsafe fn sm90<
     [Accumulator; NT]: Product,
 {
     let (params, notes) = (T::work(params), T::notes(params));
-    let memory = Sm90Memory::new(
-        shared::base(),
-        [NQ * ROWS, 16 * NT as u32, 16 * DT as u32, 16 * OT as u32],
-        S,
-    );
+    let sizes = [NQ * ROWS, 16 * NT as u32, 16 * DT as u32, 16 * OT as u32];
+    let first = Sm90Memory::new(shared::base(), sizes, S);
+    let memory_of = |side: u32| Sm90Memory::new(first.base() + side * first.side_bytes(), sizes, S);
     // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
     // role.
     unsafe {
-        let thread = special::thread(128 * (W + 1));
+        let thread = special::thread(128 * (G * W + 1));
         if thread == 0 {
-            for slot in 0..NQ {
-                mbarrier::init(memory.q_full(slot), 1);
-                // Every lane releases Q, which all of them read in part.
-                mbarrier::init(memory.q_full(slot) + 8, 128);
-            }
-            for chunk in 0..memory.chunks() {
-                mbarrier::init(memory.k_full(chunk), 1);
-                mbarrier::init(memory.k_full(chunk) + 8, 4 * W);
+            for side in 0..G {
+                let memory = memory_of(side);
+                for slot in 0..NQ {
+                    mbarrier::init(memory.q_full(slot), 1);
+                    // Every lane releases Q, which all of them read in part.
+                    mbarrier::init(memory.q_full(slot) + 8, 128);
+                }
+                for chunk in 0..memory.chunks() {
+                    mbarrier::init(memory.k_full(chunk), 1);
+                    mbarrier::init(memory.k_full(chunk) + 8, 4 * W);
+                }
             }
             mbarrier::fence_init();
         }
         if thread < Sm90Memory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
+            for side in 0..G {
+                shared::store_u32x4(memory_of(side).zeros() + 16 * thread, [0; 4]);
+            }
             bulk::fence();
         }
         barrier::block();
         let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == W {
+        if warpgroup == G * W {
             setmaxnreg::decrease::<GIVEN>();
-            if shuffle::first(thread / 32) == 4 * W {
-                produce::<M, H, T, W, DT, OT, NT, NQ, S>(params, maps, memory, notes);
+            // A warp for each side.
+            let side = shuffle::first(thread / 32) - 4 * G * W;
+            if side < G {
+                let memory = memory_of(side);
+                produce::<M, H, T, G, W, DT, OT, NT, NQ, S>(params, maps, memory, notes, side);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, H, C, T, W, DT, OT, NT, NQ, S>(
+            let (side, warpgroup) = match G {
+                1 => (0, warpgroup),
+                _ => (warpgroup / W, warpgroup % W),
+            };
+            consume::<E, M, H, C, T, G, W, DT, OT, NT, NQ, S>(
                 &params.forward,
-                memory,
+                memory_of,
+                side,
                 warpgroup,
                 notes,
             );

@@ -2,7 +2,7 @@
 //! keeps addresses in uniform registers, and needs no loop over lanes.
 
 use super::ROWS;
-use super::job::{Job, Part};
+use super::job::{Job, Part, Turns};
 use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
@@ -13,7 +13,7 @@ use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
 use crate::tile::Ring;
 use crate::tile::registers::opaque;
 
-/// Loads Q, K and V of the block's tiles.
+/// Loads Q, K and V of the block's tiles for a side of it.
 ///
 /// # Safety
 /// As [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
@@ -22,6 +22,7 @@ pub unsafe fn produce<
     M: Mask<Keys = Prefix>,
     H: Heads,
     T: Watch,
+    const G: u32,
     const W: u32,
     const DT: usize,
     const OT: usize,
@@ -33,10 +34,12 @@ pub unsafe fn produce<
     maps: u64,
     memory: Sm90Memory,
     notes: u64,
+    side: u32,
 ) {
     let (br, bc) = (W * ROWS, 16 * NT as u32);
     let (dim, columns) = (16 * DT as u32, 16 * OT as u32);
     let [q_map, k_map, v_map] = [maps, maps + 128, maps + 256];
+    let turns = Turns::<G>(side);
     let width = Panels::width_for(16 * DT as u32);
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
@@ -81,13 +84,14 @@ pub unsafe fn produce<
                     let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
                     place.acquire(full);
                     T::note(notes, place.0, Event::LoadsK);
-                    let (row, bytes) = ((part.keys + j * bc) as i32, memory.k_bytes() / chunks);
+                    let row = (part.keys + turns.block(j) * bc) as i32;
+                    let bytes = memory.k_bytes() / chunks;
                     let columns = [chunk * columns, columns];
                     load(k, k_map, full, bytes, columns, (row, head, batch));
                 });
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
-            let mut j = part.blocks(br, bc);
+            let mut j = turns.count(part.blocks(br, bc));
             if j > 0 {
                 load_k(place, j - 1);
             }
@@ -122,7 +126,7 @@ pub unsafe fn produce<
                     let v = memory.v(place.stage()).skip_rows(skipped);
                     place.acquire(full);
                     T::note(notes, place.0, Event::LoadsV);
-                    let row = (part.keys + j * bc + skipped) as i32;
+                    let row = (part.keys + turns.block(j) * bc + skipped) as i32;
                     let bytes = memory.v_bytes() / chunks;
                     let columns = [part.work.heads.slice() * columns, columns];
                     load(v, v_map, full, bytes, columns, (row, head, batch));

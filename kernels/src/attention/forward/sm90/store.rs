@@ -17,7 +17,14 @@ use crate::tile::{Accumulator, Element};
 /// # Safety
 /// As [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
-pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, const OT: usize>(
+pub unsafe fn store<
+    E: Element,
+    H: Heads,
+    M: Mask<Keys = Prefix>,
+    const G: u32,
+    const W: u32,
+    const OT: usize,
+>(
     params: &ForwardParams,
     job: Job,
     o: [Accumulator; OT],
@@ -25,7 +32,7 @@ pub unsafe fn store<E: Element, H: Heads, M: Mask<Keys = Prefix>, const W: u32, 
 ) {
     let (part, lane) = again(|| {
         // SAFETY: the block has this many threads.
-        let thread = unsafe { special::thread(128 * (W + 1)) };
+        let thread = unsafe { special::thread(128 * (G * W + 1)) };
         let row = thread / 32 * 16;
         (Part::<H, M>::new(params, job, row), thread % 32)
     });
