@@ -1,8 +1,9 @@
 //! What only the emulator shows: every schedule of the warps is clean, and launches move what the algorithm moves.
 
+use attention::device::Emulator;
 use attention::emulator::{Counters, Options};
 use attention::plan::Steps;
-use attention::{Class, Device, RawTensor, Tensor};
+use attention::{Class, Device, Facts, RawTensor, Tensor};
 use kernels::abi::PackParams;
 use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;
@@ -34,6 +35,11 @@ pub fn tests() -> Vec<Test> {
                     counters_are_those_of_the_algorithm(kernel, forward)
                 }));
             }
+        }
+        if matches!(forward.kind, Kind::Hopper { .. } | Kind::HopperPacked) {
+            tests.push(Test::emulator(name("several_tiles"), move |_| {
+                blocks_with_several_tiles(kernel, forward)
+            }));
         }
         if forward.kind.is_packed() {
             tests.push(Test::emulator(name("keys_are_read_once"), move |_| {
@@ -82,6 +88,42 @@ fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
             ..case(kernel, forward, 130, 100)
         };
         case.check(&emulated(kernel, options)?)?;
+    }
+    PASSED
+}
+
+/// Blocks that take several tiles each: long and short ones, without keys, with the end of a head between them, under a
+/// negative scale, padded, and in splits.
+fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
+    let facts = Facts {
+        multiprocessors: 2,
+        ..Facts::emulated(Class::Sm90)
+    };
+    for (seed, (seqlen_q, seqlen_kv, padding, scale, splits)) in [
+        (300, 200, 0, None, 1),
+        (70, 300, 0, Some(-0.2), 1),
+        (513, 65, 8, None, 1),
+        (200, 513, 8, None, 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let options = Options {
+            seed: seed as u64,
+            ..Options::default()
+        };
+        let device = Device::with_driver(Emulator::new(facts, options))?;
+        let alone = case(kernel, forward, seqlen_q, seqlen_kv);
+        Case {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            dim: alone.dim - padding,
+            scale,
+            splits,
+            ..alone
+        }
+        .check(&device)?;
     }
     PASSED
 }

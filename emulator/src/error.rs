@@ -225,6 +225,12 @@ pub enum Rule {
         /// What is wrong.
         what: &'static str,
     },
+    /// A tensor copy to global memory of a box that begins at a negative coordinate: an illegal instruction on an H200.
+    #[error("a box stored from coordinate {coordinate} on, before the tensor")]
+    StoreBeforeTensor {
+        /// The coordinate.
+        coordinate: i32,
+    },
     /// The block ends while a bulk copy still reads or writes its shared memory.
     #[error("the block ends while this bulk copy is under way")]
     UnfinishedBulkCopy,

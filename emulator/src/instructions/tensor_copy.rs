@@ -1,7 +1,7 @@
 //! `cp.async.bulk.tensor`: bulk copies of boxes of a tensor, which a tensor map describes.
 //!
 //! A copy to shared memory counts all bytes of the box at its mbarrier, also those outside the tensor,
-//! which become zeros. A copy to global memory leaves them out.
+//! which become zeros. A copy to global memory leaves out those past the tensor's end; it must not begin before the tensor.
 
 use super::bulk::{start_load, start_store};
 use super::memory::{address, base_address};
@@ -63,6 +63,12 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
                 let (from, to) = (from.read(c)?, to.read(c)?);
                 for_each_lane(c.active, |lane| {
                     let (map, place) = to.of_lane(c, lane)?;
+                    if let Place::Box(_, coordinates) = &place
+                        && let Some(&coordinate) = coordinates.iter().find(|c| **c < 0)
+                    {
+                        let rule = Rule::StoreBeforeTensor { coordinate };
+                        return Err(Violation::at(rule, lane as u32, to.maps[lane]));
+                    }
                     start_store(
                         c,
                         lane,

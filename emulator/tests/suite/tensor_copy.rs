@@ -100,9 +100,13 @@ fn coordinates(rank: u32) -> String {
     format!("{{{}}}", names.join(", "))
 }
 
-/// Loads a box, stores it to the other tensor, and copies its bytes in shared memory to `%out`.
+/// Loads a box, stores it to the other tensor, from there or its first element on, and copies its bytes in shared memory to
+/// `%out`.
 fn round_trip(rank: u32, bytes: u32) -> String {
     let coordinates = coordinates(rank);
+    let inside: String = (0..rank)
+        .map(|i| format!("max.s32 %c{i}, %c{i}, 0;"))
+        .collect();
     format!(
         "prefetch.tensormap [%from];
         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {bytes};
@@ -112,6 +116,7 @@ fn round_trip(rank: u32, bytes: u32) -> String {
         again: mbarrier.try_wait.parity.shared::cta.b64 done, [%bar], 0, 1000;
         @done bra out; bra again; out: }}
         cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], {bytes};
+        {inside}
         cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%to, {coordinates}], [%smem];
         cp.async.bulk.commit_group;
         cp.async.bulk.wait_group 0;"
@@ -205,15 +210,19 @@ fn boxes_of_random_tensors() {
         let stored = tensors.read(tensors.to.address, content.len());
         // What was never written reads as ones.
         let mut expected = vec![0xff; content.len()];
+        let found = |place| &in_shared[swizzled(place, swizzle)..][..element];
         for (place, inside) in places {
-            let found = &in_shared[swizzled(place, swizzle)..][..element];
+            let found = found(place);
             match inside {
                 None => assert!(found.iter().all(|byte| *byte == 0), "{what}: {place}"),
                 Some(inside) => {
                     assert_eq!(found, &content[inside..inside + element], "{what}: {place}");
-                    expected[inside..inside + element]
-                        .copy_from_slice(&content[inside..inside + element]);
                 }
+            }
+        }
+        for (place, inside) in elements(&map, coordinates.map(|coordinate| coordinate.max(0))) {
+            if let Some(inside) = inside {
+                expected[inside..inside + element].copy_from_slice(found(place));
             }
         }
         assert!(stored == expected, "{what}: stored");
@@ -299,6 +308,10 @@ fn copies_keep_the_rules_of_bulk_copies() {
             "before a wait for its mbarrier's phase",
         ),
         (changed("[%to,", "[%from,"), "read-only"),
+        (
+            changed("max.s32 %c1, %c1, 0;", "mov.b32 %c1, -1;"),
+            "before the tensor",
+        ),
     ] {
         let found = report(&body, MAP, 960);
         assert!(found.contains(says), "{says}: {found}: {body}");
