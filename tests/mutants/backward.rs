@@ -83,17 +83,24 @@ fn same_bits(case: BackwardCase) -> Run {
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
-        what: "the barrier of a step of queries removed",
+        what: "the job read before it is written",
         kernel: MAIN,
         pattern: "bar.sync 0",
-        which: Nth(1),
+        which: Nth(0),
         change: remove,
     },
     Mutant {
-        what: "the barrier before dQ removed",
+        what: "the barrier of a step of queries removed",
         kernel: MAIN,
         pattern: "bar.sync 0",
         which: Nth(2),
+        change: remove,
+    },
+    Mutant {
+        what: "P passed before dQ has read dS",
+        kernel: MAIN,
+        pattern: "bar.sync %r",
+        which: Nth(1),
         change: remove,
     },
     Mutant {
@@ -107,14 +114,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "P read before it is passed",
         kernel: MAIN,
         pattern: "bar.sync %r",
-        which: All,
+        which: Nth(0),
         change: remove,
     },
     Mutant {
         what: "dS written before all lanes have read P",
         kernel: MAIN,
         pattern: "bar.warp.sync",
-        which: Nth(0),
+        which: Nth(16),
         change: remove,
     },
     Mutant {
@@ -194,7 +201,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a product of S and dP left out",
         kernel: MAIN,
         pattern: "mma.sync",
-        which: Nth(100),
+        which: Nth(300),
         change: remove,
     },
     Mutant {
@@ -247,7 +254,7 @@ pub const MUTANTS: &[Mutant] = &[
         change: |l| l.replace(", 1; }", ", 2; }"),
     },
     Mutant {
-        what: "the barrier before dQ under a lane-dependent branch",
+        what: "the barrier of a step of queries under a lane-dependent branch",
         kernel: MAIN,
         pattern: "bar.sync 0",
         which: Nth(2),

@@ -48,15 +48,14 @@ impl Main {
     /// How many key/value heads take turns.
     ///
     /// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
-    /// waits until that tile gets there, in each wave once more. With all heads in one wave few tiles of a head run
-    /// at a time. Without a mask tiles of a head wait only one step for each other.
+    /// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
+    /// of a head at a time. Without a mask tiles of a head wait only one step for each other.
     fn wave_heads(&self, problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
-        match self {
-            Main::Plain(_) if deterministic && problem.causal => {
-                (problem.batch * problem.kv_heads) as u32
-            }
-            _ => wave_heads(problem, facts.l2_bytes),
-        }
+        let least = match self {
+            Main::Plain(_) if deterministic && problem.causal => facts.multiprocessors / 2,
+            _ => 1,
+        };
+        waves_of(least as usize, problem, facts.l2_bytes)
     }
 }
 
@@ -185,11 +184,16 @@ pub(super) fn plan(
 
 /// How many key/value heads share the L2 cache with their q, do and sums of dq, in waves of about one size.
 pub(super) fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
+    waves_of(1, problem, l2_bytes)
+}
+
+/// As [`wave_heads`], with room for `least` heads.
+fn waves_of(least: usize, problem: &Problem, l2_bytes: u32) -> u32 {
     let share = l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
-    let fitting = (share / bytes).max(1);
+    let fitting = (share / bytes).max(least).max(1);
     heads.div_ceil(heads.div_ceil(fitting)) as u32
 }
 
@@ -200,22 +204,24 @@ mod tests {
     use kernels::catalog::{BackwardMain, Dtype};
 
     #[test]
-    fn all_heads_are_one_wave_where_causal_tiles_wait_for_their_turns() {
+    fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {
         let facts = Facts::emulated(Class::Sm80);
         let plain = Main::Plain(BackwardMain::of(Dtype::F16, 128, Class::Sm80));
         let hopper = HopperBackward::of(HopperPart::Sums, Dtype::F16, 128, true).expect("a kernel");
-        let waves = |main: Main, causal, deterministic| {
-            let [q, kv] = [[4, 16, 4096, 128], [4, 8, 4096, 128]];
+        let waves = |main: Main, batch, causal, deterministic| {
+            let [q, kv] = [[batch, 16, 4096, 128], [batch, 8, 4096, 128]];
             let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
             main.wave_heads(&problem, &facts, deterministic)
         };
-        assert_eq!(waves(plain, true, true), 32);
+        // All heads, or about half of 108.
+        assert_eq!(waves(plain, 4, true, true), 32);
+        assert_eq!(waves(plain, 16, true, true), 43);
         // A group of two heads takes 8 MB of 27.
         let (main, sums) = (plain, Main::Hopper(hopper));
         for (main, causal, deterministic) in
             [(main, false, true), (main, true, false), (sums, true, true)]
         {
-            assert_eq!(waves(main, causal, deterministic), 3);
+            assert_eq!(waves(main, 4, causal, deterministic), 3);
         }
     }
 }

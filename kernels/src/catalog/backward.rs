@@ -39,6 +39,8 @@ pub struct BackwardTile {
     pub kept: u32,
     /// Warps side by side in dQ, each with a part of its columns: 2 or 4.
     pub side_by_side: u32,
+    /// Slices of 16 columns of dQ that a warp has in registers at a time.
+    pub at_once: u32,
 }
 
 impl BackwardTile {
@@ -47,24 +49,27 @@ impl BackwardTile {
     /// # Panics
     /// If `dim` is none of [`HEAD_DIMS`].
     pub fn of(class: Class, dim: u32) -> Self {
-        let own = |keys, queries, warps, kept, side_by_side| BackwardTile {
+        let own = |keys, queries, warps, kept, side_by_side, at_once| BackwardTile {
             keys,
             queries,
             warps,
             kept,
             side_by_side,
+            at_once,
         };
         match (class, dim) {
-            (_, 32) => own(128, 64, 8, 2, 2),
-            (_, 64) => own(128, 64, 8, 4, 2),
-            (Class::Sm86, 96) => own(64, 64, 4, 0, 2),
-            (_, 96) => own(128, 64, 8, 0, 2),
-            (Class::Sm86, 128) => own(64, 32, 8, 8, 4),
-            (_, 128) => own(128, 64, 8, 0, 4),
-            (Class::Sm86, 192) => own(32, 32, 4, 0, 4),
-            (_, 192) => own(64, 64, 8, 0, 4),
-            (Class::Sm86, 256) => own(32, 32, 4, 0, 4),
-            (_, 256) => own(64, 32, 8, 0, 4),
+            (_, 32) => own(128, 64, 8, 2, 2, 1),
+            (Class::Sm86, 64) => own(128, 64, 8, 4, 2, 2),
+            (_, 64) => own(128, 128, 8, 0, 2, 1),
+            (Class::Sm86, 96) => own(64, 64, 4, 0, 2, 1),
+            (_, 96) => own(128, 64, 8, 0, 2, 1),
+            (Class::Sm86, 128) => own(64, 32, 8, 8, 4, 2),
+            (_, 128) => own(128, 64, 8, 0, 2, 2),
+            (Class::Sm86, 192) => own(32, 32, 4, 0, 2, 2),
+            (_, 192) => own(64, 64, 8, 0, 4, 1),
+            (Class::Sm86, 256) => own(32, 32, 4, 0, 2, 2),
+            (Class::Sm80, 256) => own(64, 32, 8, 0, 4, 2),
+            (_, 256) => own(64, 64, 8, 0, 2, 2),
             _ => panic!("no tile for this head dim"),
         }
     }
@@ -81,11 +86,11 @@ impl BackwardMain {
     }
 
     /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; those kept; a warp's part of dQ, as rows
-    /// and columns; and the block's keys.
-    fn parts(&self) -> [u32; 7] {
+    /// and columns, and the columns at once; and the block's keys.
+    fn parts(&self) -> [u32; 8] {
         let tile = self.tile;
         let (dt, nt) = (self.dim / 16, tile.queries / 16);
-        let one_below_other = tile.warps / tile.side_by_side;
+        let one_below_other = tile.warps / 2 / tile.side_by_side;
         [
             2 * tile.keys / tile.warps / 16,
             dt,
@@ -93,33 +98,36 @@ impl BackwardMain {
             tile.kept,
             nt / one_below_other,
             dt / tile.side_by_side,
+            tile.at_once,
             tile.keys / 16,
         ]
     }
 
-    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; dS; two stages of two statistics of each row.
+    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; dS; two stages of two statistics of each row; and
+    /// the job.
     pub const fn shared_bytes(&self) -> u32 {
         let BackwardTile { keys, queries, .. } = self.tile;
         let rows = 2 * keys + 2 * 2 * queries;
-        2 * rows * self.dim + 2 * keys * queries + 2 * 2 * 4 * queries
+        2 * rows * self.dim + 2 * keys * queries + 2 * 2 * 4 * queries + 16
     }
 
     fn collectives(&self) -> Collectives {
-        let [mt, dt, nt, qt, qm, qn, kt] = self.parts();
+        let [mt, dt, nt, qt, qm, qn, qc, kt] = self.parts();
         let threads = 32 * self.tile.warps;
         let BackwardTile { keys, queries, .. } = self.tile;
         let copies = |rows: u32| cp_async(rows * self.dim / 8 / threads);
-        // Q, dO and a piece of the statistics.
-        let load = copies(2 * queries) + cp_async(1);
+        // Q, dO and a piece of the statistics, by half of the threads.
+        let load = copies(2 * 2 * queries) + cp_async(1);
         // K and V are kept, and K is searched for infinities.
-        let before = copies(2 * keys) + load + ldmatrix(mt * qt + mt * dt) + redux(1) + bar(2);
+        let before = copies(2 * keys) + load + ldmatrix(mt * qt + mt * dt) + redux(1) + bar(3);
         let first = mma(2 * mt * nt * dt) + ldmatrix(mt * (dt - qt) + nt * dt);
         // After a look for infinities; guarded or not. A guarded product counts in loops over the rows.
         let look = ldmatrix(nt * dt) + redux(1);
         let second = mma(2 * 2 * mt * nt * dt + 2 * mt * dt) + ldmatrix(2 * nt * dt + dt);
-        let third = mma(2 * 2 * qm * qn * kt + 2 * qm * qn) + ldmatrix(2 * kt * (qm + qn) + qn);
+        let third =
+            mma(2 * 2 * qm * qn * kt + 2 * qm * qn) + ldmatrix(2 * kt * (qm * (qn / qc) + qn) + qn);
         // The tiles of a step, the two sides of P, and dS with its turn; after the last step once more.
-        before + load + first + look + second + third + bar(1 + 2 + 1 + 1) + vote(1 + dt + qn)
+        before + load + first + look + second + third + bar(1 + 2 + 2 + 1) + vote(1 + dt + qn)
     }
 }
 
@@ -235,11 +243,19 @@ mod tests {
                 let blocks = class.shared_memory().resident_blocks(spec.shared_bytes());
                 assert!(blocks > 0, "{class:?}: {main:?}");
                 // Warps share out dQ, and a thread copies whole columns of tiles.
-                let [mt, .., qm, qn, _] = main.parts();
-                assert_eq!(qm * qn * tile.warps * 256, tile.queries * dim, "{main:?}");
+                let [mt, .., qm, qn, qc, _] = main.parts();
+                assert_eq!(
+                    qm * qn * tile.warps / 2 * 256,
+                    tile.queries * dim,
+                    "{main:?}"
+                );
+                assert_eq!(qn % qc, 0, "{main:?}");
                 assert_eq!(mt * 16 * tile.warps, 2 * tile.keys, "{main:?}");
-                let share = Share::new(0, spec.threads(), dim / 8);
-                for rows in [tile.keys, tile.queries] {
+                for (threads, rows) in [
+                    (spec.threads(), tile.keys),
+                    (spec.threads() / 2, tile.queries),
+                ] {
+                    let share = Share::new(0, threads, dim / 8);
                     assert_eq!(rows % share.rows_per_step, 0, "{class:?}: {main:?}");
                 }
                 assert_eq!(crate::abi::ROW_PADDING % tile.queries, 0);

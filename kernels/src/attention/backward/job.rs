@@ -49,6 +49,31 @@ impl<M: Mask> Job<M> {
         }
     }
 
+    /// What [`of`](Self::of) makes the job from: no divisions.
+    #[inline(always)]
+    pub fn words(&self) -> [u32; 4] {
+        [self.tile, self.sequence.batch, self.kv_head, self.first]
+    }
+
+    /// The job of a block in tiles of `bc` keys and `br` queries, from its [words](Self::words).
+    #[inline(always)]
+    pub fn of(params: &ForwardParams, words: [u32; 4], bc: u32, br: u32) -> Self {
+        let [tile, batch, kv_head, first] = words;
+        let sequence = Sequence::new(params, batch);
+        // As `at` says.
+        // SAFETY: a launch has no longer sequence.
+        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        Job {
+            sequence,
+            mask: M::new(params, sequence, sequence.whole()),
+            kv_head,
+            tile,
+            first_key: tile * bc,
+            first,
+            end: sequence.queries.div_ceil(br),
+        }
+    }
+
     /// Steps of the block: the query tiles of all heads of the group.
     #[inline(always)]
     pub fn steps(&self, params: &ForwardParams) -> u32 {
@@ -122,6 +147,29 @@ impl Step {
         Step {
             head: self.head + u32::from(last),
             tile: if last { job.first } else { self.tile + 1 },
+        }
+    }
+
+    /// How many steps of the job come before.
+    #[inline(always)]
+    pub fn number<M>(self, job: &Job<M>) -> u32 {
+        self.head * (job.end - job.first) + self.tile - job.first
+    }
+
+    /// Whether no step of the job comes before.
+    #[inline(always)]
+    pub fn is_first<M>(self, job: &Job<M>) -> bool {
+        self.head == 0 && self.tile == job.first
+    }
+
+    /// The step before this one, which is not the first.
+    #[inline(always)]
+    #[must_use]
+    pub fn previous<M>(self, job: &Job<M>) -> Self {
+        let first = self.tile == job.first;
+        Step {
+            head: self.head - u32::from(first),
+            tile: if first { job.end - 1 } else { self.tile - 1 },
         }
     }
 }

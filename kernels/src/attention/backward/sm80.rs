@@ -4,19 +4,19 @@
 //! `16 * MT` of the keys, one on each side:
 //!
 //! ```text
-//! side 0    Sᵀ = K Qᵀ      P = exp(S - lse)       dV += Pᵀ dO
-//! side 1    dPᵀ = V dOᵀ    dS = P * (dP - delta)  dK += dSᵀ Q
-//! both                                            dQ = dS K
+//! side 0    Sᵀ = K Qᵀ      P = exp(S - lse)       loads of the next step    dV += Pᵀ dO
+//! side 1    dQ += dS K, of the step before    dPᵀ = V dOᵀ    dS = P * (dP - delta)    dK += dSᵀ Q
 //! ```
 //!
 //! A side has one of the two sums in registers, so that a warp can have twice as many keys as with both: each fragment
 //! of Q and dO then feeds twice as many products. The products are transposed, a row for each key: P and dS,
 //! rounded, are operands in registers. P passes through shared memory once, lane to lane; dS as a tile, for dQ.
+//! dQ comes a step late: side 1 computes it while side 0 computes the exponentials, which side 1 waits for.
 //!
 //! dQ is added to sums in device memory: in any order, or in turns, key tile after key tile. A block then waits only for
 //! blocks of earlier places of the order. GPUs begin blocks in this order, though CUDA does not promise it.
 //!
-//! Shared memory holds K, V, two stages of Q and dO, dS (before that P), and two stages of the row statistics.
+//! Shared memory holds K, V, two stages of Q and dO, dS (before that P), two stages of the row statistics, and the job.
 
 use super::job::{Job, Step};
 use crate::abi::BackwardParams;
@@ -34,7 +34,7 @@ use crate::tile::{
 /// Computes dk and dv of the block's keys, and adds to the sums of dq.
 ///
 /// The block has `W` warps; the head dim is at most `16 * DT`, and a step takes `16 * NT` queries. Of K and V, `QT` of the
-/// `DT` slices stay in registers. Of dQ, `WN` warps side by side have the columns.
+/// `DT` slices stay in registers. Of dQ a warp of side 1 has `QM` by `QN` tiles, `QC` columns of them at a time.
 ///
 /// # Safety
 /// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say: grid, block size and shared
@@ -50,6 +50,7 @@ pub unsafe fn sm80<
     const QT: usize,
     const QM: usize,
     const QN: usize,
+    const QC: usize,
     const KT: usize,
 >(
     params: &BackwardParams,
@@ -57,11 +58,10 @@ pub unsafe fn sm80<
     let forward = &params.forward;
     let (bc, br) = (16 * KT as u32, 16 * NT as u32);
     let threads = 32 * W as u32;
-    // Who the thread is and what the block does, computed where it is used, in each step and, by another number of the
-    // step, once more: registers are few.
+    // Who the thread is, computed where it is used, in each step and, by another number of the step, once more:
+    // registers are few.
     // SAFETY: the launch has this many threads a block.
     let thread = |step: u32| opaque_in(unsafe { special::thread(threads) }, step);
-    let job = |step: u32| Job::<M>::at(forward, opaque_in(special::block(), step), bc, br);
     let warp = |step: u32| thread(step) / 32;
     let pairs = W as u32 / 2;
     let side = |step: u32| warp(step) / pairs;
@@ -79,15 +79,22 @@ pub unsafe fn sm80<
     // The warp's rows of dS, where before P passes from lane to lane.
     let passed = |step: u32| ds_tile.skip(warp_key(step));
 
+    let words = rows_of(2);
+    // What the block does, read where it is used.
+    // SAFETY: written below, before the first use.
+    let job = || Job::<M>::of(forward, unsafe { shared::load_u32x4(words) }, bc, br);
+    // Barrier 0 is of all threads, 1 to W / 2 of the pairs.
+    let added = 1 + pairs;
+
     // SAFETY: called between the acquire and the commit of the stage's buffers.
     let load = |stage: u32, step: Step| unsafe {
-        let (job, thread) = again(|| (job(step.tile), thread(step.tile)));
+        let (job, thread) = again(|| (job(), thread(step.tile)));
         let first = step.tile * br;
         let head = job.head(forward, step.head);
         let exist = job.sequence.queries - first;
         let rows = |tensor| {
             let rows = job.sequence.head_rows(tensor, head, forward.dim);
-            Copier::new(rows, thread, threads)
+            Copier::new(rows, thread, threads / 2)
         };
         rows(&forward.q).load(q_tile(stage), first, br, exist);
         rows(&params.d_o).load(d_o_tile(stage), first, br, exist);
@@ -102,18 +109,33 @@ pub unsafe fn sm80<
         }
     };
     let mut pipeline = CpAsync::<2>;
-    let (mut step, mut left) = again(|| (Step::first(&job(0)), job(0).steps(forward)));
-    // The counter of the query tile that the block has added to; 0 if there is none, or tiles are added in any order.
-    let mut turn = 0;
+    // The counter of a step's query tile: how many key tiles were added to it.
+    let turn = |job: &Job<M>, step: Step| {
+        let row = job.padded_row(params, step.head, step.tile * br);
+        params.turns + 4 * (row / u64::from(br))
+    };
+    // Whether a query of a tile does not see all keys: one beyond the last is seen by none.
+    let masked = |job: &Job<M>, first: u32| {
+        let whole = job.queries(job.first_key + bc - 1);
+        (first as i32) < whole.start() || whole.end() < (first + br) as i32
+    };
     // dV or dK of the warp's keys.
     let mut sum = [[Accumulator::ZERO; DT]; MT];
 
     // SAFETY: all warps pass the same barriers, and the two of a pair their own. Every branch depends on the step
     // and the warp alone, so all lanes reach every instruction of the warp.
     unsafe {
+        if thread(0) == 0 {
+            let job = Job::<M>::at(forward, special::block(), bc, br);
+            shared::store_u32x4(words, job.words());
+        }
+        barrier::block();
+        let mut step = Step::first(&job());
+        // A launch has queries and keys, and the last query sees all of them: there is a step.
+        let more = |step: Step| step.head < forward.group.value;
         pipeline.acquire();
         {
-            let job = job(0);
+            let job = job();
             let rows = |tensor| {
                 let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
                 Copier::new(rows, thread(0), threads)
@@ -122,7 +144,9 @@ pub unsafe fn sm80<
             rows(&forward.k).load(k_tile, job.first_key, bc, exist);
             rows(&forward.v).load(v_tile, job.first_key, bc, exist);
         }
-        load(left % 2, step);
+        if side(0) == 0 {
+            load(0, step);
+        }
         pipeline.commit();
         pipeline.peek();
         let mut kept = [[Operand::ZERO; DT]; MT];
@@ -136,34 +160,36 @@ pub unsafe fn sm80<
             !M::UNIFORM && side(0) == 0 && has_non_finite::<E, Fixed, MT, DT, DT>(own(0), |dt| dt),
         );
 
-        while left > 0 {
+        loop {
             // Tiles of this step are there, and all warps are done with the step before.
             pipeline.wait();
-            if turn != 0 && warp(step.tile) == 0 {
-                global::count_once(turn);
+            if side(step.tile) == 1 && !step.is_first(&job()) {
+                // 5. dQ += dS K, of the step before
+                let step = step.previous(&job());
+                let guarded = spoiled && masked(&job(), step.tile * br);
+                let warp = warp(step.head) % pairs;
+                add_dq::<E, M, DT, NT, QM, QN, QC, KT>(
+                    params, job, step, ds_tile, k_tile, warp, guarded,
+                );
+            }
+            if !more(step) {
+                break;
             }
             // Steps take the two stages in turns.
-            let stage = left % 2;
-            pipeline.fill(|| {
-                if left > 1 {
-                    load(1 - stage, step.next(&job(step.tile)));
-                }
-            });
+            let stage = step.number(&job()) % 2;
             let first = step.tile * br;
-            // A key beyond the last one is seen by no query.
-            let whole = {
-                let job = job(first);
-                job.queries(job.first_key + bc - 1)
-            };
-            let masked = (first as i32) < whole.start() || whole.end() < (first + br) as i32;
+            let masked = masked(&job(), first);
             let side = side(first);
+            if side == 1 {
+                barrier::arrive(added, threads);
+            }
             // The right factors of the warp's two products.
             let near = q_tile(stage).skip(side * br);
             let far = q_tile(stage).skip((1 - side) * br);
             // The queries that see each of the lane's keys, counted from the tile's first one.
             let seen = || {
-                let job = job(left);
-                let key = job.first_key + warp_key(left);
+                let job = job();
+                let key = job.first_key + warp_key(step.head);
                 map_rows(|i| job.queries(key + i).counted_from(first as i32))
             };
 
@@ -193,20 +219,32 @@ pub unsafe fn sm80<
                     zero(&mut x, seen());
                 }
                 let p = to_operands::<E, MT, NT>(x);
-                pass(passed(left).base, p);
-                barrier::some(1 + warp(left) % pairs, 64);
+                // dS of the step before is free, and dQ added.
+                barrier::some(added, threads);
+                pass(passed(step.head).base, p);
+                barrier::some(1 + warp(step.head) % pairs, 64);
+                pipeline.fill(|| {
+                    let next = step.next(&job());
+                    if more(next) {
+                        load(1 - stage, next);
+                    }
+                });
+                if params.turns != 0 && warp(step.head) == pairs - 1 && !step.is_first(&job()) {
+                    let job = job();
+                    global::count_once(turn(&job, step.previous(&job)));
+                }
                 p
             } else {
                 map_columns(&mut x, rows, |dp, delta| dp - delta);
-                barrier::some(1 + warp(left) % pairs, 64);
-                multiply_by::<E, MT, NT>(&mut x, passed(left).base);
+                barrier::some(1 + warp(step.head) % pairs, 64);
+                multiply_by::<E, MT, NT>(&mut x, passed(step.head).base);
                 if masked {
                     zero(&mut x, seen());
                 }
                 let ds = to_operands::<E, MT, NT>(x);
                 // All lanes have read P.
                 barrier::warp();
-                passed(left).set_operands::<MT, NT>(0, ds);
+                passed(step.head).set_operands::<MT, NT>(0, ds);
                 ds
             };
 
@@ -229,81 +267,21 @@ pub unsafe fn sm80<
                 let lane = opaque_in(special::lane(), first);
                 multiply::<E, Fixed, MT, NT, DT, DT>(&mut sum, a, far, lane, |dt| dt);
             }
-            let job = job(step.head);
-            let warp = warp(step.head);
-            let row = job.padded_row(params, step.head, first);
-            if params.turns != 0 {
-                turn = params.turns + 4 * (row / u64::from(br));
-                if warp == 0 {
-                    global::wait_for_count(turn, job.tile);
-                }
-            }
-            // dS is there, and the block's turn has come.
-            barrier::block();
-
-            // 5. dQ = dS K, of the warp's rows and columns.
-            let columns = (DT / QN) as u32;
-            let (down, right) = (warp / columns, warp % columns);
-            let row_warps = NT / QM;
-            let mut dq = [[Accumulator::ZERO; QN]; QM];
-            let lane = opaque_in(special::lane(), first);
-            if masked && spoiled {
-                let row = |mt: usize, i: u32| {
-                    let slice = (mt * row_warps) as u32 + down;
-                    job.keys(first + 16 * slice + i)
-                };
-                let mut keys = [[Prefix::default(); 2]; QM];
-                for mt in 0..QM {
-                    keys[mt] = [row(mt, lane / 4), row(mt, lane / 4 + 8)];
-                }
-                multiply_seen::<E, QM, KT, QN>(
-                    &mut dq,
-                    |mt, kt| ds_tile.a_trans(special::lane(), down, kt, mt * row_warps),
-                    |kt, nt| {
-                        let rows = k_tile.skip(16 * kt);
-                        rows.b_trans_beside(special::lane(), right, 0, nt * DT / QN)
-                    },
-                    keys,
-                );
-            } else {
-                for kt in 0..KT {
-                    let mut a = [Operand::ZERO; QM];
-                    for mt in 0..QM {
-                        a[mt] = ds_tile.a_trans(lane, down, kt, mt * row_warps);
-                    }
-                    for nt in 0..QN {
-                        let b = k_tile.b_trans_beside(lane, right, kt, nt * DT / QN);
-                        for mt in 0..QM {
-                            dq[mt][nt].mma::<E>(a[mt], b);
-                        }
-                    }
-                }
-            }
-            let place = |row16: u64, column16: u32, i: usize| {
-                let tile = sum::tile(row16, column16, 16 * DT as u32);
-                4 * (256 * tile + u64::from(sum::place(lane, i as u32)))
-            };
-            let row16 = row / u64::from(sum::TILE) + u64::from(down);
-            let to = params.dq_sum + place(row16, right, 0);
-            for mt in 0..QM {
-                for nt in 0..QN {
-                    for i in 0..8 {
-                        let further = place((mt * row_warps) as u64, (nt * DT / QN) as u32, i);
-                        global::add_f32(to + (further - place(0, 0, 0)), dq[mt][nt].0[i]);
-                    }
-                }
+            let job = job();
+            if params.turns != 0 && warp(step.head) == 0 {
+                global::wait_for_count(turn(&job, step), job.tile);
             }
             step = step.next(&job);
-            left -= 1;
         }
         // All warps are done with K and V, and have added to dQ.
-        pipeline.drain();
-        if turn != 0 && warp(0) == 0 {
-            global::count_once(turn);
+        barrier::block();
+        if params.turns != 0 && warp(0) == 0 {
+            let job = job();
+            global::count_once(turn(&job, step.previous(&job)));
         }
 
         // dK and dV leave through the warp's rows of K and V.
-        let (job, own) = again(|| (job(0), own(0)));
+        let (job, own) = again(|| (job(), own(0)));
         let key = job.first_key + warp_key(0);
         if key >= job.sequence.keys {
             return;
@@ -325,6 +303,90 @@ pub unsafe fn sm80<
         let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
         let (count, exist) = (16 * MT as u32, job.sequence.keys - key);
         Copier::new(rows, lane, 32).store(own, key, count, exist, aligned != 0);
+    }
+}
+
+/// Adds a warp's part of a step's dS K to the sums of dQ. `guarded` leaves hidden pairs out: K holds an infinity or a NaN.
+///
+/// # Safety
+/// All lanes of the warp make the same call, with the tiles written and visible; the sums are writable.
+#[inline(always)]
+unsafe fn add_dq<
+    E: Element,
+    M: Mask<Keys = Prefix>,
+    const DT: usize,
+    const NT: usize,
+    const QM: usize,
+    const QN: usize,
+    const QC: usize,
+    const KT: usize,
+>(
+    params: &BackwardParams,
+    job: impl Fn() -> Job<M>,
+    step: Step,
+    ds_tile: SharedTile<NT>,
+    k_tile: SharedTile<DT>,
+    warp: u32,
+    guarded: bool,
+) {
+    // Warps side by side, then one below the other.
+    let (columns, row_warps) = ((DT / QN) as u32, NT / QM);
+    let (down, right) = (warp / columns, warp % columns);
+    let first = 16 * NT as u32 * step.tile;
+    for chunk in 0..QN / QC {
+        let lane = opaque_in(special::lane(), first);
+        let beside = |nt: usize| (chunk * QC + nt) * DT / QN;
+        let mut dq = [[Accumulator::ZERO; QC]; QM];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if guarded {
+                let keys = |mt: usize, i: u32| {
+                    let slice = (mt * row_warps) as u32 + down;
+                    job().keys(first + 16 * slice + i)
+                };
+                let mut seen = [[Prefix::default(); 2]; QM];
+                for mt in 0..QM {
+                    seen[mt] = [keys(mt, lane / 4), keys(mt, lane / 4 + 8)];
+                }
+                multiply_seen::<E, QM, KT, QC>(
+                    &mut dq,
+                    |mt, kt| ds_tile.a_trans(special::lane(), down, kt, mt * row_warps),
+                    |kt, nt| {
+                        let rows = k_tile.skip(16 * kt);
+                        rows.b_trans_beside(special::lane(), right, 0, beside(nt))
+                    },
+                    seen,
+                );
+            } else {
+                for kt in 0..KT {
+                    let mut a = [Operand::ZERO; QM];
+                    for mt in 0..QM {
+                        a[mt] = ds_tile.a_trans(lane, down, kt, mt * row_warps);
+                    }
+                    for nt in 0..QC {
+                        let b = k_tile.b_trans_beside(lane, right, kt, beside(nt));
+                        for mt in 0..QM {
+                            dq[mt][nt].mma::<E>(a[mt], b);
+                        }
+                    }
+                }
+            }
+            let place = |row16: u64, column16: u32, i: usize| {
+                let tile = sum::tile(row16, column16, 16 * DT as u32);
+                4 * (256 * tile + u64::from(sum::place(lane, i as u32)))
+            };
+            let row = job().padded_row(params, step.head, first);
+            let row16 = row / u64::from(sum::TILE) + u64::from(down);
+            let to = params.dq_sum + place(row16, right, 0);
+            for mt in 0..QM {
+                for nt in 0..QC {
+                    for i in 0..8 {
+                        let further = place((mt * row_warps) as u64, beside(nt) as u32, i);
+                        global::add_f32(to + (further - place(0, 0, 0)), dq[mt][nt].0[i]);
+                    }
+                }
+            }
+        }
     }
 }
 
