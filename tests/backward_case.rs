@@ -73,7 +73,7 @@ pub struct Saved {
 }
 
 /// The gradients, in `f32`.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
     /// `[batch, heads, seqlen_q, dim]`.
     pub dq: Array4<f32>,

@@ -89,26 +89,25 @@ impl Choice {
         }
     }
 
-    /// The same for a backward pass: each kernel by itself and with sums in [any order](ANY_ORDER).
+    /// The same for a backward pass: the best kernel, and the best with sums in [any order](ANY_ORDER), or those named.
     fn backward_kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let names = match self {
             Choice::Named(names) => names.clone(),
-            Choice::Auto | Choice::All => vec!["auto".to_owned()],
+            Choice::Auto | Choice::All => ["", ANY_ORDER].map(|end| format!("auto{end}")).into(),
             Choice::Ladder => bail!("the ladder has no backward pass"),
         };
         let args = RawBackward::row_major(&shape.problem()?);
-        let mut kernels = Vec::new();
-        for name in names {
+        let kernels = names.into_iter().map(|name| {
             let attention = self.attention(&name, shape, 0);
             let plan = attention.backward_plan(device.facts(), shape.dtype.into(), &args)?;
-            match self {
-                Choice::Named(_) => kernels.push(name),
-                _ => kernels.extend(
-                    [String::new(), ANY_ORDER.to_owned()].map(|end| plan.kernel.to_owned() + &end),
-                ),
-            }
-        }
-        Ok(kernels)
+            let end = if name.ends_with(ANY_ORDER) {
+                ANY_ORDER
+            } else {
+                ""
+            };
+            Ok(plan.kernel.to_owned() + end)
+        });
+        kernels.collect()
     }
 
     /// The call that runs the kernel `name`, one of [`kernels`](Self::kernels), on `splits` splits of the keys; 0

@@ -15,7 +15,6 @@ use tests::Test;
 pub fn tests() -> Vec<Test> {
     let files = [
         ("definition", definition::tests()),
-        ("kernels", kernels::tests()),
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
@@ -31,5 +30,9 @@ pub fn tests() -> Vec<Test> {
         .iter()
         .filter_map(|test| test.emulated_as(Class::Sm90));
     let hopper: Vec<_> = hopper.collect();
-    tests.into_iter().chain(hopper).collect()
+    // Each of these has its own device.
+    let kernels = kernels::tests()
+        .into_iter()
+        .map(|test| test.within("kernels"));
+    tests.into_iter().chain(hopper).chain(kernels).collect()
 }

@@ -167,8 +167,7 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             format!("--pass backward {}", attention(&main, dim, false))
         }
         Family::HopperBackward(HopperBackward { dim, causal, .. }) => {
-            let main = name.replace("_queries_", "_keys_");
-            format!("--pass backward {}", attention(&main, dim, causal))
+            format!("--pass backward {}", attention(name, dim, causal))
         }
         _ => format!(
             "--device emulator --heads 1 --splits {COMBINED} --seqlen {seqlen} --seqlen-kv {COMBINED_KEYS} --dim {MAX_HEAD_DIM}",

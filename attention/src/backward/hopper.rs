@@ -1,17 +1,20 @@
 //! The steps of a backward call on Hopper: dk and dv, and dq as sums or from stored dS.
 
-use super::plan::{Draft, wave_heads};
+use super::plan::Draft;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
-use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, Sm90BackwardParams};
-use kernels::catalog::{self, Family, HopperBackward, HopperPart};
+use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
+use kernels::catalog::{self, Family, HopperBackward};
 use std::mem::offset_of;
 
-/// The most bytes of dS that are stored at a time. More heads take turns, unless one alone needs more.
-const MOST_DS_BYTES: usize = 1 << 30;
+/// The most bytes of stored dS.
+const MOST_DS_BYTES: usize = 3 << 29;
+
+/// Waves whose dS is stored where memory allows: two ahead of the queries, one that they read, and one between.
+const RING: usize = 4;
 
 /// Bytes of dS, in 16 bits, of all query heads that share a key/value head; none if there are too many.
 pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
@@ -22,9 +25,19 @@ pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
     bytes.checked_mul(problem.group())
 }
 
-/// Whether dS of a key/value head is small enough to be stored.
+/// Whether there is memory enough for dS.
 pub(super) fn may_store(problem: &Problem) -> bool {
-    ds_bytes(problem).is_some_and(|bytes| bytes <= MOST_DS_BYTES)
+    let waves = (Stored::LEAST_RING as usize).min(problem.batch * problem.kv_heads);
+    ds_bytes(problem).is_some_and(|bytes| bytes <= MOST_DS_BYTES / waves)
+}
+
+/// Key/value heads of a wave, and waves whose dS is stored: heads enough for the multiprocessors, as memory allows.
+fn ring(kv_heads: usize, head_bytes: usize, multiprocessors: usize, key_jobs: usize) -> [usize; 2] {
+    let fitting = (MOST_DS_BYTES / head_bytes).max(1);
+    let wave = multiprocessors.div_ceil(key_jobs).min(kv_heads);
+    let wave = wave.min((fitting / Stored::LEAST_RING as usize).max(1));
+    let waves = RING.min(fitting / wave).max(Stored::LEAST_RING as usize);
+    [wave, waves.min(kv_heads.div_ceil(wave))]
 }
 
 impl Draft<'_> {
@@ -39,48 +52,48 @@ impl Draft<'_> {
         self.launch_by_maps(kernel, blocks, params, &places)
     }
 
-    /// dk and dv with dS, and dq from dS: of some heads, then of others in the same memory.
-    pub fn launch_hopper_parts(&mut self, kernel: HopperBackward, facts: &Facts) -> Result<()> {
+    /// dk and dv with dS, and dq from dS.
+    pub fn launch_hopper_stored(&mut self, kernel: HopperBackward, facts: &Facts) -> Result<()> {
         let problem = self.problem;
-        let group = problem.group();
-        let kv_heads = problem.batch * problem.kv_heads;
-        let bytes = ds_bytes(problem).ok_or(Steps::OVERFLOW)?;
-        let fitting = (MOST_DS_BYTES / bytes).clamp(1, kv_heads);
-        let wave = (wave_heads(problem, facts.l2_bytes) as usize).min(fitting);
-        let at_once = fitting / wave * wave;
-        let ds = self.steps.reserve([at_once, bytes, 1])?;
+        let (group, kv_heads) = (problem.group(), problem.batch * problem.kv_heads);
         let [key_tiles, query_tiles] = [problem.seqlen_kv, problem.seqlen_q]
             .map(|length| length.div_ceil(HopperBackward::TILE as usize));
-        let queries = HopperBackward {
-            part: HopperPart::Queries,
-            ..kernel
+        let tile_jobs = (HopperBackward::TILE / kernel.keys()) as usize;
+        let bytes = ds_bytes(problem).ok_or(Steps::OVERFLOW)?;
+        let [wave, ring_waves] = ring(
+            kv_heads,
+            bytes,
+            facts.multiprocessors as usize,
+            key_tiles * tile_jobs,
+        );
+        let jobs = kv_heads as u128 * (key_tiles * tile_jobs + group * query_tiles) as u128;
+        grid(catalog::kernel(Family::HopperBackward(kernel)).name, jobs)?;
+        // All of these fit: the grid holds all jobs.
+        let stored = Stored::new(StoredSizes {
+            kv_heads: kv_heads as u32,
+            group: group as u32,
+            heads: problem.heads as u32,
+            key_tiles: key_tiles as u32,
+            tile_jobs: tile_jobs as u32,
+            query_tiles: query_tiles as u32,
+            wave: wave as u32,
+            ring_waves: ring_waves as u32,
+        });
+        let counters = stored.counters() as usize * size_of::<u32>();
+        let params = Sm90BackwardParams {
+            counter: self.steps.reserve_zeros(size_of::<u32>())?,
+            ds: self.steps.reserve([ring_waves * wave, bytes, 1])?,
+            progress: self.steps.reserve_zeros(counters)?,
+            stored,
+            ..Sm90BackwardParams::default()
         };
-        let tiles = kv_heads as u128 * group as u128 * query_tiles as u128;
-        grid(catalog::kernel(Family::HopperBackward(queries)).name, tiles)?;
-        let blocks_of_tile = HopperBackward::TILE / kernel.keys();
-        let keys_order = Order::new(kv_heads as u32, key_tiles as u32, wave as u32);
-        let (heads, in_wave) = (kv_heads * group, wave * group);
-        let queries_order = Order::new(heads as u32, query_tiles as u32, in_wave as u32);
-        let places = [offset_of!(Sm90BackwardParams, ds)];
-        for first in (0..kv_heads).step_by(at_once) {
-            let count = at_once.min(kv_heads - first);
-            let params = |first_place: usize| Sm90BackwardParams {
-                ds,
-                first_place: first_place as u32,
-                first_head: (first * group) as u32,
-                ..Sm90BackwardParams::default()
-            };
-            self.params.forward.order = keys_order;
-            self.params.forward.tile_heads = Divisor::new(problem.kv_heads as u32);
-            let blocks = (count * key_tiles) as u128 * u128::from(blocks_of_tile);
-            self.launch_by_maps(kernel, blocks, params(first * key_tiles), &places)?;
-            self.params.forward.order = queries_order;
-            self.params.forward.tile_heads = Divisor::new(problem.heads as u32);
-            let blocks = (count * group * query_tiles) as u128;
-            let first_place = first * group * query_tiles;
-            self.launch_by_maps(queries, blocks, params(first_place), &places)?;
-        }
-        Ok(())
+        let places = [
+            offset_of!(Sm90BackwardParams, counter),
+            offset_of!(Sm90BackwardParams, ds),
+            offset_of!(Sm90BackwardParams, progress),
+        ];
+        self.params.forward.order = Order::new(kv_heads as u32, key_tiles as u32, wave as u32);
+        self.launch_by_maps(kernel, jobs, params, &places)
     }
 
     /// Adds a launch of a kernel that loads by tensor maps; `places` are what it has in the workspace beside the common
@@ -150,5 +163,22 @@ impl Draft<'_> {
         step.maps = maps.into();
         self.steps.places = common;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waves_fill_the_multiprocessors_and_memory_holds_enough_of_them() {
+        let head = 1 << 25;
+        // 32 jobs of 132 a head: five heads, four waves of them.
+        assert_eq!(ring(64, head, 132, 32), [5, 4]);
+        // All of two waves.
+        assert_eq!(ring(10, head, 132, 32), [5, 2]);
+        // Three heads of 512 MB.
+        assert_eq!(ring(16, 1 << 29, 132, 128), [1, 3]);
+        assert_eq!(ring(1, 3 << 29, 132, 400), [1, 1]);
     }
 }

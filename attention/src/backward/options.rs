@@ -89,7 +89,8 @@ impl Attention {
     /// With `S = scale q k^T`, `P = exp(S - lse)`, `dP = d_o v^T`, `delta = rowsum(d_o * o)` and
     /// `dS = P * (dP - delta)`, the gradients are `dq = scale dS k`, `dk = scale dS^T q` and `dv = P^T d_o`; dk and dv
     /// are sums over the query heads that share a key/value head. Pairs that the mask hides have no part in any of
-    /// them, whatever q, k, v and `d_o` hold there, nor have rows with `lse = -inf`: their dq is 0.
+    /// them, whatever q, k, v and `d_o` hold there. Rows with `lse = -inf` have a dq of 0, and with finite q and `d_o` no
+    /// part in dk and dv.
     ///
     /// GPUs compute head dims up to 256, in f16 and bf16; the CPU computes all.
     ///

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
-use kernels::catalog::{self, Backward, Family, HopperBackward, HopperPart, Kernel};
+use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
 use std::mem::offset_of;
 
 /// A plan in the making.
@@ -40,22 +40,9 @@ impl Main {
     fn sum_columns(&self) -> u32 {
         match self {
             Main::Plain(main) => main.dim,
-            Main::Hopper(kernel) if kernel.part == HopperPart::Sums => kernel.dim,
+            Main::Hopper(kernel) if kernel.way == HopperWay::Sums => kernel.dim,
             Main::Hopper(_) => 0,
         }
-    }
-
-    /// How many key/value heads take turns.
-    ///
-    /// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
-    /// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
-    /// of a head at a time. Without a mask tiles of a head wait only one step for each other.
-    fn wave_heads(&self, problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
-        let least = match self {
-            Main::Plain(_) if deterministic && problem.causal => facts.multiprocessors / 2,
-            _ => 1,
-        };
-        waves_of(least as usize, problem, facts.l2_bytes)
     }
 }
 
@@ -114,7 +101,7 @@ pub(super) fn plan(
             order: Order::new(
                 kv_heads as u32,
                 key_tiles as u32,
-                main.wave_heads(problem, facts, deterministic),
+                wave_heads(problem, facts, deterministic),
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
@@ -167,10 +154,10 @@ pub(super) fn plan(
             let steps = &mut draft.steps;
             steps.launch(main_kernel.into(), blocks, shared_bytes, &params)?;
         }
-        Main::Hopper(kernel) if kernel.part == HopperPart::Sums => {
+        Main::Hopper(kernel) if kernel.way == HopperWay::Sums => {
             draft.launch_hopper_sums(kernel, blocks)?;
         }
-        Main::Hopper(kernel) => draft.launch_hopper_parts(kernel, facts)?,
+        Main::Hopper(kernel) => draft.launch_hopper_stored(kernel, facts)?,
     }
     let mut steps = draft.steps;
     if sum_columns == 0 {
@@ -182,17 +169,21 @@ pub(super) fn plan(
     Ok(steps.finish(main_kernel.name, 1))
 }
 
-/// How many key/value heads share the L2 cache with their q, do and sums of dq, in waves of about one size.
-pub(super) fn wave_heads(problem: &Problem, l2_bytes: u32) -> u32 {
-    waves_of(1, problem, l2_bytes)
-}
-
-/// As [`wave_heads`], with room for `least` heads.
-fn waves_of(least: usize, problem: &Problem, l2_bytes: u32) -> u32 {
-    let share = l2_bytes as usize / 3 * 2;
+/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
+/// one size.
+///
+/// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
+/// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
+/// of a head at a time. Without a mask tiles of a head wait only one step for each other.
+fn wave_heads(problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
+    let share = facts.l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
+    let least = match deterministic && problem.causal {
+        true => facts.multiprocessors as usize / 2,
+        false => 1,
+    };
     let fitting = (share / bytes).max(least).max(1);
     heads.div_ceil(heads.div_ceil(fitting)) as u32
 }
@@ -201,27 +192,21 @@ fn waves_of(least: usize, problem: &Problem, l2_bytes: u32) -> u32 {
 mod tests {
     use super::*;
     use kernels::catalog::class::Class;
-    use kernels::catalog::{BackwardMain, Dtype};
 
     #[test]
     fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {
         let facts = Facts::emulated(Class::Sm80);
-        let plain = Main::Plain(BackwardMain::of(Dtype::F16, 128, Class::Sm80));
-        let hopper = HopperBackward::of(HopperPart::Sums, Dtype::F16, 128, true).expect("a kernel");
-        let waves = |main: Main, batch, causal, deterministic| {
+        let waves = |batch, causal, deterministic| {
             let [q, kv] = [[batch, 16, 4096, 128], [batch, 8, 4096, 128]];
             let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
-            main.wave_heads(&problem, &facts, deterministic)
+            wave_heads(&problem, &facts, deterministic)
         };
         // All heads, or about half of 108.
-        assert_eq!(waves(plain, 4, true, true), 32);
-        assert_eq!(waves(plain, 16, true, true), 43);
+        assert_eq!(waves(4, true, true), 32);
+        assert_eq!(waves(16, true, true), 43);
         // A group of two heads takes 8 MB of 27.
-        let (main, sums) = (plain, Main::Hopper(hopper));
-        for (main, causal, deterministic) in
-            [(main, false, true), (main, true, false), (sums, true, true)]
-        {
-            assert_eq!(waves(main, 4, causal, deterministic), 3);
+        for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
+            assert_eq!(waves(4, causal, deterministic), 3);
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
+//! | `stored` | which block of a launch that stores dS does what |
 
 mod backward;
 mod bulk_copy;
@@ -22,6 +23,7 @@ mod gemm;
 mod order;
 mod pack;
 mod sm90;
+mod stored;
 mod tensor;
 
 pub use backward::{BackwardParams, ROW_PADDING};
@@ -33,4 +35,5 @@ pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
 pub use order::Order;
 pub use pack::PackParams;
 pub use sm90::{Sm90BackwardParams, Sm90Params, TensorMap};
+pub use stored::{Awaited, Stored, StoredJob, StoredSizes};
 pub use tensor::TensorRef;

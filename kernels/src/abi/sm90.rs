@@ -1,6 +1,6 @@
 //! The argument blocks of the Hopper attention kernels.
 
-use super::{BackwardParams, ForwardParams};
+use super::{BackwardParams, ForwardParams, Stored};
 
 /// A tensor map: where a tensor lies, and how boxes of it lie in shared memory. The driver encodes it
 /// (`cuTensorMapEncodeTiled`).
@@ -47,14 +47,13 @@ pub struct Sm90BackwardParams {
     /// The rest. A turn counts the halves of key tiles that are added.
     pub backward: BackwardParams,
     /// Device address of a `u32` that counts the blocks as they begin, and is 0 before a launch and after it. A block
-    /// takes the key tile of its count, so that it waits only for blocks that began before. 0 if a block takes the key
-    /// tile of its index, counted from `first_place`.
+    /// takes the job of its count, so that it waits only for blocks that began before. 0 if a block takes the job of its
+    /// index.
     pub counter: u64,
-    /// Device address of dS, stored by the kernel of dK and dV for the kernel of dQ: see
-    /// [`DsImage`](crate::layout::sm90_backward::DsImage).
+    /// Device address of dS, if it is stored: see [`DsImage`](crate::layout::sm90_backward::DsImage).
     pub ds: u64,
-    /// The place in the order of the launch's first block: a launch may have a part of the heads.
-    pub first_place: u32,
-    /// The first query head of all batch entries that stored dS has.
-    pub first_head: u32,
+    /// Device address of the `u32` [counters](Stored::counters) of jobs that store and read dS.
+    pub progress: u64,
+    /// These jobs.
+    pub stored: Stored,
 }

@@ -1,14 +1,14 @@
 //! The backward pass on Hopper: dk and dv, and dq in one of two ways.
 
-use super::collectives::Collectives;
+use super::collectives::{Collectives, bar, shfl};
 use super::{Dtype, Spec, Target, generics};
-use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90QueryMemory, Sm90WideMemory};
+use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
 
 /// A kernel of the backward pass for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopperBackward {
-    /// What it computes.
-    pub part: HopperPart,
+    /// How it computes dq.
+    pub way: HopperWay,
     /// Element type.
     pub dtype: Dtype,
     /// Largest head dim.
@@ -17,15 +17,13 @@ pub struct HopperBackward {
     pub causal: bool,
 }
 
-/// What a kernel of the backward pass computes on Hopper.
+/// How dq is computed on Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HopperPart {
+pub enum HopperWay {
     /// dk, dv and the sums of dq.
     Sums,
-    /// dk and dv; it stores dS.
-    Keys,
-    /// dq from stored dS.
-    Queries,
+    /// dk and dv with dS, which it stores, and dq from dS.
+    Stored,
 }
 
 /// Head dims of the kernels, ascending. Sums of dq of 256 columns would take more time than the products.
@@ -35,11 +33,11 @@ impl HopperBackward {
     /// Keys of a tile, and queries of a tile of dq.
     pub const TILE: u32 = Sm90BackwardMemory::KEYS;
 
-    /// The kernel of a part for a head dim, if there is one.
-    pub fn of(part: HopperPart, dtype: Dtype, dim: u32, causal: bool) -> Option<Self> {
+    /// The kernel of a way for a head dim, if there is one.
+    pub fn of(way: HopperWay, dtype: Dtype, dim: u32, causal: bool) -> Option<Self> {
         let dim = *DIMS.iter().find(|&&largest| dim <= largest)?;
-        (part != HopperPart::Sums || dim <= 128).then_some(HopperBackward {
-            part,
+        (way != HopperWay::Sums || dim <= 128).then_some(HopperBackward {
+            way,
             dtype,
             dim,
             causal,
@@ -53,8 +51,8 @@ impl HopperBackward {
 
     /// Keys of a block of dk and dv, whose boxes k and v are loaded in.
     pub const fn keys(&self) -> u32 {
-        match self.part {
-            HopperPart::Keys if self.is_wide() => 64,
+        match self.way {
+            HopperWay::Stored if self.is_wide() => 64,
             _ => Self::TILE,
         }
     }
@@ -64,7 +62,7 @@ impl HopperBackward {
         self.dim > 128
     }
 
-    /// Stages of the kernel of dq.
+    /// Stages of the jobs of dq.
     const fn stages(&self) -> u32 {
         match self.dim {
             64 => 4,
@@ -80,8 +78,10 @@ impl HopperBackward {
             mma: guarded * 4 * dt,
             ldmatrix: guarded * (dt + 1),
             bar: 1 + guarded,
-            vote: guarded,
-            shfl: 1 + 4 * dt,
+            // Whether dS is stored, and what was found.
+            vote: 1 + guarded,
+            // Roles, the warp that counts, and dq in rows.
+            shfl: 3 + 4 * dt,
             wgmma: 8,
             wgmma_fence: 1,
             wgmma_commit: 1,
@@ -105,7 +105,8 @@ impl HopperBackward {
             stmatrix: 2 * 4,
             // The block's; in the warp that stores; before the first step; P, dS, and what was found.
             bar: 1 + 3 + 1 + 2 * 6 + guarded * 2,
-            vote: guarded * 2,
+            // Whether memory is free, and what was found.
+            vote: 1 + guarded * 2,
             shfl: 2 + 4 * dt,
             wgmma: 2 * dt + 2 * 4,
             wgmma_fence: 4,
@@ -126,14 +127,14 @@ impl HopperBackward {
     fn of_keys(&self) -> Collectives {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
         let guarded = u32::from(self.causal);
-        let sums = u32::from(self.part == HopperPart::Sums);
+        let sums = u32::from(self.way == HopperWay::Sums);
         Collectives {
             // dV, dK, and dQ with dS beside.
             mma: guarded * 4 * (2 * dt + sums * 4),
             ldmatrix: guarded * (2 * dt + sums * 5),
             // The block's; around dQ or dS, in both roles, and once more before the first step; what was found.
             bar: 1 + 4 + 1 + guarded * (2 + sums),
-            shfl: 3 + 2 * 4 * dt,
+            shfl: 2 + 2 * 4 * dt,
             stmatrix: nt,
             wgmma: 2 * dt + 2 * nt + sums * 8,
             wgmma_fence: 3 + sums,
@@ -144,8 +145,8 @@ impl HopperBackward {
             bulk_load: 2,
             bulk_add: sums * 4,
             bulk_store: 1 - sums,
-            // The turn, and what was found.
-            vote: sums + guarded * (2 + sums),
+            // The turn, or whether memory is free, and what was found.
+            vote: 1 + guarded * (2 + sums),
             mbarrier_init: 1 + 10,
             mbarrier_arrive: 3 + 2 + sums,
             mbarrier_wait: 2 + 3 + sums,
@@ -156,12 +157,12 @@ impl HopperBackward {
 
 /// All kernels.
 pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
-    let parts = [HopperPart::Sums, HopperPart::Keys, HopperPart::Queries];
+    let ways = [HopperWay::Sums, HopperWay::Stored];
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         for &dim in DIMS {
-            for part in parts {
-                let of = |causal| HopperBackward::of(part, dtype, dim, causal);
+            for way in ways {
+                let of = |causal| HopperBackward::of(way, dtype, dim, causal);
                 kernels.extend([false, true].into_iter().filter_map(of));
             }
         }
@@ -176,12 +177,11 @@ impl Spec for HopperBackward {
     }
 
     fn module(&self) -> String {
-        let part = match self.part {
-            HopperPart::Sums => "",
-            HopperPart::Keys => "_keys",
-            HopperPart::Queries => "_queries",
+        let way = match self.way {
+            HopperWay::Sums => "",
+            HopperWay::Stored => "_stored",
         };
-        format!("backward_hopper{part}_{}_d{}", self.dtype.name(), self.dim)
+        format!("backward_hopper{way}_{}_d{}", self.dtype.name(), self.dim)
     }
 
     fn target(&self) -> Target {
@@ -203,9 +203,8 @@ impl Spec for HopperBackward {
 
     fn shared_bytes(&self) -> u32 {
         let (dim, queries) = (self.dim, self.queries());
-        match self.part {
-            HopperPart::Queries => Sm90QueryMemory::new(0, dim, queries, self.stages()).bytes(),
-            HopperPart::Keys if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
+        match self.way {
+            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
             _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
         }
     }
@@ -213,13 +212,9 @@ impl Spec for HopperBackward {
     /// 504 registers a thread of each warpgroup: 24 and twice 240.
     fn instance(&self) -> String {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
-        let (kernel, sizes) = match self.part {
-            HopperPart::Queries => ("sm90_query", generics(&[dt, nt, self.stages(), 24, 240])),
-            HopperPart::Keys if self.is_wide() => ("sm90_wide", generics(&[dt, 24, 240])),
-            part => {
-                let stores = part == HopperPart::Keys;
-                ("sm90", format!("{dt}, {nt}, 4, {stores}, 24, 240"))
-            }
+        let (kernel, sizes) = match self.way {
+            HopperWay::Sums => ("sm90", generics(&[dt, nt, 4, 24, 240])),
+            HopperWay::Stored => ("sm90_stored", generics(&[dt, nt, self.stages(), 24, 240])),
         };
         let mask = if self.causal { "Causal" } else { "Full" };
         let element = self.dtype;
@@ -229,11 +224,13 @@ impl Spec for HopperBackward {
     }
 
     fn collectives(&self) -> Collectives {
-        match self.part {
-            HopperPart::Queries => self.of_queries(),
-            HopperPart::Keys if self.is_wide() => self.of_wide_keys(),
-            _ => self.of_keys(),
-        }
+        let taken = bar(1) + shfl(1);
+        taken
+            + match self.way {
+                HopperWay::Sums => self.of_keys(),
+                HopperWay::Stored if self.is_wide() => self.of_wide_keys() + self.of_queries(),
+                HopperWay::Stored => self.of_keys() + self.of_queries(),
+            }
     }
 }
 

@@ -33,7 +33,7 @@ pub use auxiliary::Auxiliary;
 pub use backward::{Backward, BackwardMain, BackwardTile};
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
-pub use hopper_backward::{HopperBackward, HopperPart};
+pub use hopper_backward::{HopperBackward, HopperWay};
 pub use target::Target;
 
 use class::Class;

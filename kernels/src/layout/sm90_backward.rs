@@ -125,7 +125,7 @@ impl Sm90BackwardMemory {
         self.d_o_full(Self::STAGES) + stage * 8
     }
 
-    /// A number that says which keys the block has.
+    /// The number of the block's job.
     #[must_use]
     #[inline(always)]
     pub const fn job(&self) -> u32 {
@@ -182,7 +182,6 @@ impl Sm90BackwardMemory {
 #[derive(Clone, Copy, Debug)]
 pub struct DsImage {
     address: u64,
-    first_head: u32,
     /// Blocks of queries of a head.
     blocks: u32,
     key_tiles: u32,
@@ -190,19 +189,12 @@ pub struct DsImage {
 }
 
 impl DsImage {
-    /// The images from `address` on, of the heads from `first_head` on, each with so many padded rows and keys, in blocks
-    /// of `queries`.
+    /// The images from `address` on, of heads with so many padded rows and keys each, in blocks of `queries`.
     #[must_use]
     #[inline(always)]
-    pub const fn new(
-        address: u64,
-        first_head: u32,
-        [padded_rows, keys]: [u32; 2],
-        queries: u32,
-    ) -> Self {
+    pub const fn new(address: u64, [padded_rows, keys]: [u32; 2], queries: u32) -> Self {
         DsImage {
             address,
-            first_head,
             blocks: padded_rows / queries,
             key_tiles: keys.div_ceil(Sm90BackwardMemory::KEYS),
             queries,
@@ -212,9 +204,8 @@ impl DsImage {
     /// Address of a panel.
     #[must_use]
     #[inline(always)]
-    pub const fn panel(&self, head: u64, block: u32, key_tile: u32, panel: u32) -> u64 {
-        let head = head - self.first_head as u64;
-        let block = head * self.blocks as u64 + block as u64;
+    pub const fn panel(&self, head: u32, block: u32, key_tile: u32, panel: u32) -> u64 {
+        let block = head as u64 * self.blocks as u64 + block as u64;
         let tile = block * self.key_tiles as u64 + key_tile as u64;
         self.address + (2 * tile + panel as u64) * self.panel_bytes() as u64
     }
@@ -399,11 +390,18 @@ impl Sm90WideMemory {
         self.keys_full(2) + (2 * stage + which) * 16
     }
 
+    /// The number of the block's job.
+    #[must_use]
+    #[inline(always)]
+    pub const fn job(&self) -> u32 {
+        self.queries_full(0, Self::STAGES)
+    }
+
     /// Bytes of all.
     #[must_use]
     #[inline(always)]
     pub const fn bytes(&self) -> u32 {
-        self.queries_full(0, Self::STAGES) - self.base
+        self.job() + 16 - self.base
     }
 
     #[inline(always)]

@@ -22,4 +22,4 @@ mod sm90;
 pub use convert::convert;
 pub use prepare::prepare;
 pub use sm80::sm80;
-pub use sm90::{sm90, sm90_query, sm90_wide};
+pub use sm90::{sm90, sm90_stored};

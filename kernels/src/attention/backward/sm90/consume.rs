@@ -15,7 +15,7 @@ use crate::layout::{fragment, sum};
 use crate::ptx::wgmma::{self, Product};
 use crate::ptx::{barrier, bulk, math, mbarrier, shared, special, stmatrix};
 use crate::tile::registers::{again, opaque};
-use crate::tile::{Accumulator, Element, Ring};
+use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 
 /// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ.
@@ -49,6 +49,8 @@ pub unsafe fn consume<
     let scale = params.forward.scale * core::f32::consts::LOG2_E;
     // SAFETY: the block has this many threads.
     let who = || unsafe { special::thread(THREADS) % 128 };
+    // Of wide tiles only the last deltas are loaded early: the registers hold no more.
+    let first_early = NT - 4;
     let mut dk = [Accumulator::ZERO; DT];
     let mut dv = [Accumulator::ZERO; DT];
     let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);
@@ -89,15 +91,12 @@ pub unsafe fn consume<
             // 1. Sᵀ = K Qᵀ
             let mut s = [Accumulator::ZERO; NT];
             let mut dp = [Accumulator::ZERO; NT];
+            // Before the products, whose reads of shared memory these loads would wait for.
+            let statistics = |rows: u32, nt: usize| [0, 1].map(|half| pair(rows, nt, half));
+            let mut row_values = [[[0.0; 2]; 2]; NT];
             for nt in 0..NT {
-                for half in 0..2 {
-                    let delta = pair(memory.delta(stage), nt, half);
-                    for i in 0..4 {
-                        dp[nt].0[4 * half + i] = -delta[i % 2];
-                    }
-                }
+                row_values[nt] = statistics(memory.lse(stage), nt);
             }
-            wgmma::pin(&mut dp);
             wgmma::fence();
             let (a, b) = (k.rows(skipped), q.rows(0));
             for dt in 0..DT as u32 {
@@ -106,11 +105,11 @@ pub unsafe fn consume<
             }
             wgmma::commit();
 
-            // 2. dPᵀ - delta = V dOᵀ - delta
+            // 2. dPᵀ = V dOᵀ
             let (a, b) = (v.rows(skipped), d_o.rows(0));
             for dt in 0..DT as u32 {
                 let (a, b) = (a.skip(v.to_columns(dt)), b.skip(d_o.to_columns(dt)));
-                dp.rows::<E>(a, b, true);
+                dp.rows::<E>(a, b, dt > 0);
             }
             wgmma::commit();
 
@@ -119,16 +118,30 @@ pub unsafe fn consume<
             wgmma::pin(&mut s);
             for nt in 0..NT {
                 for half in 0..2 {
-                    let lse = pair(memory.lse(stage), nt, half);
+                    let lse = row_values[nt][half];
                     for i in 0..4 {
                         let x = &mut s[nt].0[4 * half + i];
                         *x = math::exp2(math::fma(*x, scale, -lse[i % 2]));
                     }
                 }
+                if nt >= first_early {
+                    row_values[nt] = statistics(memory.delta(stage), nt);
+                }
             }
 
             wgmma::wait::<0>();
             wgmma::pin(&mut dp);
+            // dP - delta
+            for nt in 0..NT {
+                if nt < first_early {
+                    row_values[nt] = statistics(memory.delta(stage), nt);
+                }
+                for half in 0..2 {
+                    for i in 0..4 {
+                        dp[nt].0[4 * half + i] -= row_values[nt][half][i % 2];
+                    }
+                }
+            }
             // The queries that see a lane's two keys.
             let queries = || {
                 let thread = who();
@@ -145,17 +158,23 @@ pub unsafe fn consume<
             }
             let mut p = s.map(Accumulator::to_operand::<E>);
 
-            // 3. dV += Pᵀ dO
-            wgmma::pin(&mut dv);
-            wgmma::fence();
-            let columns = Columns::new::<M>(d_o, memory.zeros(), leave_out.queries);
-            for nt in 0..NT {
-                dv.columns::<E>(p[nt], columns.slice(nt as u32));
-            }
-            wgmma::commit();
+            // 3. dV += Pᵀ dO: behind dS where the other warpgroup waits for it, else before (measured).
+            let add_dv = |dv: &mut [Accumulator; DT], p: &[Operand; NT]| {
+                wgmma::pin(dv);
+                wgmma::fence();
+                let columns = Columns::new::<M>(d_o, memory.zeros(), leave_out.queries);
+                for nt in 0..NT {
+                    dv.columns::<E>(p[nt], columns.slice(nt as u32));
+                }
+                wgmma::commit();
+            };
 
             // dS = P * (dP - delta)
             let mut ds = product(&s, &dp).map(Accumulator::to_operand::<E>);
+
+            if STORES {
+                add_dv(&mut dv, &p);
+            }
 
             // dS, a row for each query.
             let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
@@ -178,6 +197,13 @@ pub unsafe fn consume<
             } else {
                 barrier::warp();
                 mbarrier::arrive_once(memory.ds_full(stage));
+            }
+
+            if !STORES {
+                add_dv(&mut dv, &p);
+            }
+
+            if !STORES {
                 ring.wait(memory.ds_full(stage));
 
                 // 5. dQ = dS K
@@ -201,6 +227,12 @@ pub unsafe fn consume<
 
             wgmma::wait::<1>();
             wgmma::pin(&mut dv);
+            if leave_out.queries {
+                cold_path();
+                add_guarded::<E, DT, NT>(d_o, &mut dv, &mut p, queries());
+                barrier::warp();
+            }
+            ring.release(memory.d_o_full(stage));
             if !STORES {
                 wgmma::pin(&mut dq);
                 if leave_out.keys {
@@ -231,11 +263,9 @@ pub unsafe fn consume<
             wgmma::pin(&mut dk);
             if leave_out.queries {
                 cold_path();
-                add_guarded::<E, DT, NT>(d_o, &mut dv, &mut p, queries());
                 add_guarded::<E, DT, NT>(q, &mut dk, &mut ds, queries());
                 barrier::warp();
             }
-            ring.release(memory.d_o_full(stage));
             ring.release(memory.q_full(stage));
             ring = ring.next();
             step = step.next(&job);

@@ -1,21 +1,29 @@
 //! Which keys a block has.
 
+use super::THREADS;
 use crate::abi::{ForwardParams, Sm90BackwardParams};
 use crate::attention::backward::job::Job;
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
-use crate::ptx::{global, special};
+use crate::ptx::{barrier, global, shared, shuffle, special};
 
-/// The place of the block's key tile in the order.
+/// The number of the block's job, the same in all lanes, which the assembler sees; `slot` is the shared address of a `u32`.
 ///
 /// # Safety
-/// One thread of the block makes this call.
+/// All threads of the block make this call first, and write nothing to the slot.
 #[inline(always)]
-pub unsafe fn take(params: &Sm90BackwardParams) -> u32 {
-    match params.counter {
-        0 => params.first_place + special::block(),
-        // SAFETY: the counter is the launch's.
-        counter => unsafe { global::count(counter, special::blocks() - 1) },
+pub unsafe fn take(params: &Sm90BackwardParams, slot: u32) -> u32 {
+    // SAFETY: the launch has this many threads a block, and the counter is the launch's.
+    unsafe {
+        if special::thread(THREADS) == 0 {
+            let number = match params.counter {
+                0 => special::block(),
+                counter => global::count(counter, special::blocks() - 1),
+            };
+            shared::store_u32(slot, number);
+        }
+        barrier::block();
+        shuffle::first(shared::load_u32(slot))
     }
 }
 

@@ -1,10 +1,10 @@
 //! dS, stored in device memory by the copy engine.
 
-use crate::abi::Sm90BackwardParams;
+use crate::abi::{Awaited, Sm90BackwardParams, Stored};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::DsImage;
-use crate::ptx::{barrier, bulk};
+use crate::ptx::{barrier, bulk, global};
 use crate::tile::registers::opaque;
 
 /// A panel of dS in shared memory, and the barriers between the warpgroup that writes it and the warp that stores it.
@@ -23,26 +23,29 @@ pub struct DsPanel {
     pub sharing: u32,
 }
 
-/// Stores a panel of dS, step by step.
+/// Stores a panel of dS, step by step, in memory that is read by then, and counts it.
 ///
 /// # Safety
 /// As [`sm90`](super::sm90), in all lanes of one warp; the panel is written between its two barriers.
 #[inline(always)]
 pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: DsPanel) {
     let (backward, forward) = (&params.backward, &params.backward.forward);
-    let image = DsImage::new(
-        params.ds,
-        params.first_head,
-        [backward.padded_rows, job.sequence.keys],
-        panel.queries,
-    );
+    let sizes = [backward.padded_rows, job.sequence.keys];
+    let image = DsImage::new(params.ds, sizes, panel.queries);
+    let stored = &params.stored;
+    let wave = stored.wave(job.head_index(forward, 0) as u32, forward.group);
     let mut step = Step::first(job);
     let mut left = job.steps(forward);
     // SAFETY: the caller's promise; the images are the launch's.
     unsafe {
         barrier::arrive(panel.read, panel.sharing);
+        if let Some(Awaited { counter, least }) = stored.memory_free(wave) {
+            global::wait_for_count(params.progress + 4 * u64::from(counter), least);
+            bulk::fence_global();
+        }
         while left > 0 {
-            let head = job.head_index(forward, step.head);
+            let head = job.head_index(forward, step.head) as u32;
+            let head = stored.ring.divide(head).1;
             let to = image.panel(head, step.tile, job.tile, panel.number);
             barrier::some(panel.written, panel.sharing);
             bulk::store_once(to, panel.base, image.panel_bytes());
@@ -54,5 +57,7 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
             }
             step = step.next(job);
         }
+        bulk::wait::<0>();
+        global::count_once(params.progress + 4 * u64::from(Stored::stored(wave)));
     }
 }

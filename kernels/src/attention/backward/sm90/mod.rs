@@ -18,9 +18,10 @@
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
-//! | `keep` | dS stored, in place of dQ |
-//! | `wide` | dK and dV of wide heads: a kernel of its own |
-//! | `query` | dQ from stored dS: a kernel of its own |
+//! | `stored` | the kernel that stores dS in place of dQ's sums, and multiplies it by K |
+//! | `keep` | its dS, stored |
+//! | `query` | its jobs of dQ |
+//! | `wide` | its dK and dV of wide heads |
 //! | `store` | dK and dV stored |
 
 mod consume;
@@ -32,6 +33,7 @@ mod produce;
 mod query;
 mod reduce;
 mod store;
+mod stored;
 mod wide;
 
 use crate::abi::Sm90BackwardParams;
@@ -43,9 +45,8 @@ use crate::tile::{Accumulator, Element};
 use consume::consume;
 use keep::{DsPanel, keep};
 use produce::produce;
-pub use query::sm90_query;
 use reduce::reduce;
-pub use wide::sm90_wide;
+pub use stored::sm90_stored;
 
 /// Keys of a warpgroup.
 const KEYS: u32 = 64;
@@ -71,12 +72,42 @@ pub unsafe fn sm90<
     const DT: usize,
     const NT: usize,
     const QT: usize,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &Sm90BackwardParams,
+    maps: u64,
+) where
+    [Accumulator; DT]: Product,
+    [Accumulator; NT]: Product,
+    [Accumulator; QT]: Product,
+{
+    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, 16 * DT as u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let place = job::take(params, memory.job());
+        keys::<E, M, DT, NT, QT, false, GIVEN, TAKEN>(params, maps, place);
+    }
+}
+
+/// The job of a key tile: dK and dV, and what dQ takes of it, which it adds to the sums or stores as dS.
+///
+/// # Safety
+/// As [`sm90`], in all threads of the block.
+#[inline(always)]
+unsafe fn keys<
+    E: Element,
+    M: Mask,
+    const DT: usize,
+    const NT: usize,
+    const QT: usize,
     const STORES: bool,
     const GIVEN: u32,
     const TAKEN: u32,
 >(
     params: &Sm90BackwardParams,
     maps: u64,
+    place: u32,
 ) where
     [Accumulator; DT]: Product,
     [Accumulator; NT]: Product,
@@ -97,14 +128,12 @@ pub unsafe fn sm90<
                 mbarrier::init(memory.ds_full(stage), 4 * CONSUMERS);
             }
             mbarrier::fence_init();
-            shared::store_u32(memory.job(), job::take(params));
         }
         if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
             shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
             bulk::fence();
         }
         barrier::block();
-        let place = shuffle::first(shared::load_u32(memory.job()));
         let warpgroup = shuffle::first(thread / 128);
         if warpgroup == CONSUMERS {
             setmaxnreg::decrease::<GIVEN>();

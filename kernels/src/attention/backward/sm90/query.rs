@@ -1,6 +1,6 @@
 //! dQ from stored dS: a matrix product.
 //!
-//! A block has 128 queries, 64 for each of two warpgroups, and walks over the tiles of keys that they see. A third
+//! A job has 128 queries, 64 for each of two warpgroups, and walks over the tiles of keys that they see. A third
 //! warpgroup loads dS as it was stored, and K by TMA. dQ is complete in registers: nothing is summed in memory, so the
 //! result is the same from run to run.
 
@@ -8,7 +8,7 @@ use super::guard::{Columns, SEARCH, add_guarded_rows};
 use super::load::load;
 use super::store::store;
 use super::{CONSUMERS, THREADS};
-use crate::abi::{MAX_SEQLEN, Sm90BackwardParams};
+use crate::abi::{Awaited, MAX_SEQLEN, Sm90BackwardParams, Stored};
 use crate::attention::forward::sm90::alone::has_non_finite;
 use crate::attention::mask::{Interval, Mask};
 use crate::attention::sequence::Sequence;
@@ -38,11 +38,26 @@ struct Job<M> {
 }
 
 impl<M: Mask> Job<M> {
+    /// Number of the head among the heads of all batch entries.
     #[inline(always)]
-    fn of_block(params: &Sm90BackwardParams) -> Self {
+    fn head_index(&self, params: &Sm90BackwardParams) -> u32 {
         let forward = &params.backward.forward;
-        let (_, tile, head) = forward.order.place(params.first_place + special::block());
-        let (batch, head) = forward.tile_heads.divide(head);
+        self.sequence.head_index(forward, self.head) as u32
+    }
+
+    /// The wave of the head.
+    #[inline(always)]
+    fn wave(&self, params: &Sm90BackwardParams) -> u32 {
+        let group = params.backward.forward.group;
+        params.stored.wave(self.head_index(params), group)
+    }
+
+    /// The job at a place of the order.
+    #[inline(always)]
+    fn at(params: &Sm90BackwardParams, place: u32) -> Self {
+        let (forward, stored) = (&params.backward.forward, &params.stored);
+        let (_, tile, head) = stored.order.place(place);
+        let (batch, head) = stored.heads.divide(head);
         let sequence = Sequence::new(forward, batch);
         // SAFETY: a launch has no longer sequence.
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
@@ -65,16 +80,15 @@ impl<M: Mask> Job<M> {
     }
 }
 
-/// Computes dQ of the block's queries.
+/// The job of a tile of queries: dQ.
 ///
 /// The head dim is at most `16 * DT`; stored blocks of dS have `16 * NT` queries. There are `S` stages. `GIVEN` registers
 /// stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// Launched as [`Sm90BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with a readable k and dS and
-/// a writable dq; `maps` is the generic address of `params`.
+/// As [`sm90_stored`](super::sm90_stored), in all threads of the block.
 #[inline(always)]
-pub unsafe fn sm90_query<
+pub unsafe fn queries<
     E: Element,
     M: Mask,
     const DT: usize,
@@ -85,6 +99,7 @@ pub unsafe fn sm90_query<
 >(
     params: &Sm90BackwardParams,
     maps: u64,
+    place: u32,
 ) where
     [Accumulator; DT]: Product,
 {
@@ -108,12 +123,18 @@ pub unsafe fn sm90_query<
         let warpgroup = shuffle::first(thread / 128);
         if warpgroup == CONSUMERS {
             setmaxnreg::decrease::<GIVEN>();
-            if thread == 128 * CONSUMERS {
-                produce::<M, DT, NT, S>(params, maps, memory);
+            if shuffle::first(thread / 32 % 4) == 0 {
+                let wave = Job::<M>::at(params, place).wave(params);
+                let Awaited { counter, least } = params.stored.all_stored(wave);
+                global::wait_for_count(params.progress + 4 * u64::from(counter), least);
+                bulk::fence_global();
+                if thread % 32 == 0 {
+                    produce::<M, DT, NT, S>(params, maps, memory, place);
+                }
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT, S>(params, memory, warpgroup);
+            consume::<E, M, DT, S>(params, memory, place, warpgroup);
         }
     }
 }
@@ -121,23 +142,20 @@ pub unsafe fn sm90_query<
 /// Loads dS and K.
 ///
 /// # Safety
-/// As [`sm90_query`], with initialised barriers, in one thread of the block.
+/// As [`queries`], with initialised barriers, in one thread of the block.
 #[inline(always)]
 unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
     params: &Sm90BackwardParams,
     maps: u64,
     memory: Sm90QueryMemory,
+    place: u32,
 ) {
     let (br, k_map) = (16 * NT as u32, maps + 128);
     let backward = &params.backward;
-    let job = Job::<M>::of_block(params);
-    let image = DsImage::new(
-        params.ds,
-        params.first_head,
-        [backward.padded_rows, job.sequence.keys],
-        br,
-    );
-    let head = job.sequence.head_index(&backward.forward, job.head);
+    let job = Job::<M>::at(params, place);
+    let sizes = [backward.padded_rows, job.sequence.keys];
+    let image = DsImage::new(params.ds, sizes, br);
+    let head = params.stored.ring.divide(job.head_index(params)).1;
     let kv_head = backward.forward.group.divide(job.head).0;
     let mut ring = Ring::<S>(0);
     let mut tile = 0;
@@ -147,9 +165,15 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
             let (stage, full) = (ring.stage(), memory.full(ring.stage()));
             ring.acquire(full);
             mbarrier::arrive_expect(full, Sm90QueryMemory::DS_BYTES + memory.k_bytes());
-            let first_key = tile * Sm90BackwardMemory::KEYS;
-            let keys = [first_key, kv_head, job.sequence.batch];
-            load::<DT>(memory.k(stage), k_map, keys, full);
+            // Boxes of wide heads have half of the keys.
+            let box_rows = if DT > 8 { 64 } else { Sm90BackwardMemory::KEYS };
+            let mut row = 0;
+            while row < Sm90BackwardMemory::KEYS {
+                let first_key = tile * Sm90BackwardMemory::KEYS + row;
+                let keys = [first_key, kv_head, job.sequence.batch];
+                load::<DT>(memory.k(stage).skip_rows(row), k_map, keys, full);
+                row = opaque(row + box_rows);
+            }
             // Both panels of a block of queries lie side by side.
             let bytes = 2 * image.panel_bytes();
             let mut block = 0;
@@ -173,12 +197,13 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
 unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
     params: &Sm90BackwardParams,
     memory: Sm90QueryMemory,
+    place: u32,
     warpgroup: u32,
 ) where
     [Accumulator; DT]: Product,
 {
     let forward = &params.backward.forward;
-    let job = Job::<M>::of_block(params);
+    let job = Job::<M>::at(params, place);
     // SAFETY: the block has this many threads.
     let who = || unsafe { special::thread(THREADS) % 128 };
     let mut dq = [Accumulator::ZERO; DT];
@@ -219,7 +244,12 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             ring = ring.next();
             left = opaque(left - 1);
         }
-        let job = again(|| Job::<M>::of_block(params));
+        let job = again(|| Job::<M>::at(params, place));
+        if shuffle::first(who() / 32) == 0 && warpgroup == 0 {
+            // All of the block's dS has landed.
+            let counter = Stored::read(job.wave(params));
+            global::count_once(params.progress + 4 * u64::from(counter));
+        }
         let first = job.first + 64 * warpgroup;
         let rows = job
             .sequence

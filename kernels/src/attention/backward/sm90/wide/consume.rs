@@ -4,8 +4,8 @@ use super::super::THREADS;
 use super::super::guard::{Columns, SEARCH};
 use super::super::job::job_at;
 use super::super::store::store;
-use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, STORING, half_of_block};
-use crate::abi::Sm90BackwardParams;
+use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, STORING, half_at};
+use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
@@ -46,12 +46,25 @@ impl Consumer {
     /// # Safety
     /// As for all of these: all lanes of the warpgroup make the same calls, in the order of the steps.
     #[inline(always)]
-    unsafe fn issue_rows<E: Element, const DT: usize>(&self, x: &mut [Accumulator; NT]) {
+    unsafe fn issue_rows<E: Element, const DT: usize>(
+        &self,
+        x: &mut [Accumulator; NT],
+    ) -> [[[f32; 2]; 2]; NT] {
         let [(tile, full), _] = self.tiles(self.ring);
         let keys = self.memory.keys(opaque(self.warpgroup));
         // SAFETY: the caller's promise.
         unsafe {
             self.ring.wait(full);
+            // Before the product, whose reads of shared memory would delay it.
+            let rows = self.memory.rows(self.warpgroup, self.ring.stage());
+            let rows = rows + 8 * (special::lane() % 4);
+            let mut statistics = [[[0.0; 2]; 2]; NT];
+            for nt in 0..NT {
+                for half in 0..2 {
+                    let at = rows + 64 * nt as u32 + 32 * half as u32;
+                    statistics[nt][half] = shared::load_f32x2(at);
+                }
+            }
             wgmma::fence();
             let (a, b) = (keys.rows(0), tile.rows(0));
             for dt in 0..DT as u32 {
@@ -59,6 +72,7 @@ impl Consumer {
                 x.rows::<E>(a, b, dt > 0);
             }
             wgmma::commit();
+            statistics
         }
     }
 
@@ -94,14 +108,14 @@ impl Consumer {
 /// As [`produce`](super::produce::produce), in all threads of the warpgroup.
 #[inline(always)]
 pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
-    params: &Sm90BackwardParams,
+    params: &BackwardParams,
     memory: Sm90WideMemory,
+    place: u32,
     warpgroup: u32,
 ) where
     [Accumulator; DT]: Product,
 {
-    let (place, half) = half_of_block(params);
-    let params = &params.backward;
+    let (place, half) = half_at(place);
     let job = job_at::<M, true>(&params.forward, place, SIZE);
     let first_key = job.first_key + half * SIZE;
     let whole = job.queries(first_key + SIZE - 1);
@@ -131,14 +145,12 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     // the step and the warpgroup alone.
     unsafe {
         // What becomes of the first product of a step: P, or dS.
-        let elements = |x: &mut [Accumulator; NT], ring: Ring<2>, step: Step| {
-            let rows = memory.rows(warpgroup, ring.stage()) + 8 * (special::lane() % 4);
+        let elements = |x: &mut [Accumulator; NT], statistics: [[[f32; 2]; 2]; NT], step: Step| {
             for nt in 0..NT {
                 for half in 0..2 {
-                    let row = shared::load_f32x2(rows + 64 * nt as u32 + 32 * half as u32);
                     for i in 0..4 {
                         let x = &mut x[nt].0[4 * half + i];
-                        let row = row[i % 2];
+                        let row = statistics[nt][half][i % 2];
                         *x = if warpgroup == 0 {
                             math::fma(*x, scale, -row)
                         } else {
@@ -221,10 +233,10 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
         }
         mbarrier::wait(memory.keys_full(warpgroup), 0);
         let mut x = [Accumulator::ZERO; NT];
-        consumer.issue_rows::<E, DT>(&mut x);
+        let statistics = consumer.issue_rows::<E, DT>(&mut x);
         wgmma::wait::<0>();
         wgmma::pin(&mut x);
-        elements(&mut x, consumer.ring, step);
+        elements(&mut x, statistics, step);
         barrier::warp();
         let [(_, full), _] = consumer.tiles(consumer.ring);
         consumer.ring.release(full);
@@ -236,11 +248,11 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
             let last = consumer.ring;
             consumer.ring = last.next();
             step = step.next(&job);
-            consumer.issue_rows::<E, DT>(&mut x);
+            let statistics = consumer.issue_rows::<E, DT>(&mut x);
             consumer.issue_columns::<E, M, DT>(last, &mut sum, &p, leave_out);
             wgmma::wait::<1>();
             wgmma::pin(&mut x);
-            elements(&mut x, consumer.ring, step);
+            elements(&mut x, statistics, step);
             barrier::warp();
             let [(_, full), _] = consumer.tiles(consumer.ring);
             consumer.ring.release(full);

@@ -45,23 +45,23 @@ const DS_EMPTY: u32 = 4;
 const BOTH: u32 = 256;
 const STORING: u32 = 128 + 32;
 
-/// The half tile of keys that a block has: its tile, and which half.
+/// The half tile of keys of a job: the tile's place, and which half.
 #[inline(always)]
-fn half_of_block(params: &Sm90BackwardParams) -> (u32, u32) {
-    let block = special::block();
-    (params.first_place + block / 2, block % 2)
+fn half_at(place: u32) -> (u32, u32) {
+    (place / 2, place % 2)
 }
 
-/// Computes dK and dV of the block's keys, and stores dS.
+/// The job of half a key tile: dK, dV, and dS, which it stores.
 ///
 /// The head dim is at most `16 * DT`. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90).
+/// As [`keys`](super::keys).
 #[inline(always)]
-pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const TAKEN: u32>(
+pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const TAKEN: u32>(
     params: &Sm90BackwardParams,
     maps: u64,
+    place: u32,
 ) where
     [Accumulator; DT]: Product,
 {
@@ -92,10 +92,10 @@ pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, 
             let warp = shuffle::first(thread / 32 % 4);
             if warp == 0 {
                 if thread % 32 == 0 {
-                    produce::<M, DT>(params, maps, memory);
+                    produce::<M, DT>(params, maps, memory, place);
                 }
             } else if warp == 1 {
-                let (place, half) = half_of_block(params);
+                let (place, half) = half_at(place);
                 let job = job_at::<M, true>(&params.backward.forward, place, SIZE);
                 let panel = DsPanel {
                     base: memory.ds().base,
@@ -109,7 +109,7 @@ pub unsafe fn sm90_wide<E: Element, M: Mask, const DT: usize, const GIVEN: u32, 
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT>(params, memory, warpgroup);
+            consume::<E, M, DT>(&params.backward, memory, place, warpgroup);
         }
     }
 }

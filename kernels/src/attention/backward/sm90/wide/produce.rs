@@ -2,7 +2,7 @@
 
 use super::super::job::job_at;
 use super::super::load::load;
-use super::{SIZE, half_of_block};
+use super::{SIZE, half_at};
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::mask::Mask;
@@ -14,15 +14,16 @@ use crate::tile::registers::opaque;
 /// Loads all that the consumers read.
 ///
 /// # Safety
-/// As [`sm90_wide`](super::sm90_wide), with initialised barriers, in one thread of the block.
+/// As [`keys`](super::keys), with initialised barriers, in one thread of the block.
 #[inline(always)]
 pub unsafe fn produce<M: Mask, const DT: usize>(
     params: &Sm90BackwardParams,
     maps: u64,
     memory: Sm90WideMemory,
+    place: u32,
 ) {
     let (backward, forward) = (&params.backward, &params.backward.forward);
-    let (place, half) = half_of_block(params);
+    let (place, half) = half_at(place);
     let job = job_at::<M, true>(forward, place, SIZE);
     let batch = job.sequence.batch;
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
