@@ -19,6 +19,17 @@ pub(super) enum Main {
     Hopper(HopperBackward),
 }
 
+/// The faster way, as measured on an H200. Stored dS wins, but narrow heads have as much dS as wide ones: there sums win.
+/// In turns they do so only where key tiles wait little for each other, without a mask and with many heads.
+fn best_way(problem: &Problem, deterministic: bool) -> HopperWay {
+    let takes_turns_well = !problem.causal && problem.batch * problem.kv_heads >= 8;
+    let prefers_sums = problem.dim <= 64 && (!deterministic || takes_turns_well);
+    match hopper::may_store(problem) && !prefers_sums {
+        true => HopperWay::Stored,
+        false => HopperWay::Sums,
+    }
+}
+
 /// The kernel of that name, or the best one, for a device with these facts.
 ///
 /// # Errors
@@ -38,13 +49,7 @@ pub(super) fn resolve(
     let plain = BackwardMain::of(element, dim, facts.class());
     let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let Some(name) = name else {
-        // Measured: stored dS wins, but narrow heads have as much dS as wide ones. Their sums win, in any order by 8 to 10 %,
-        // and in turns, too, where no mask makes some key tiles wait long.
-        let prefers_sums = problem.dim <= 64 && !(deterministic && problem.causal);
-        let way = match hopper::may_store(problem) && !prefers_sums {
-            true => HopperWay::Stored,
-            false => HopperWay::Sums,
-        };
+        let way = best_way(problem, deterministic);
         let hopper = HopperBackward::of(way, element, problem.dim as u32, problem.causal);
         let runs = Target::Sm90a.runs_on(facts.compute_capability);
         let hopper = hopper.filter(|kernel| runs && mapped && facts.fits(kernel.shared_bytes()));
@@ -81,4 +86,31 @@ pub(super) fn resolve(
         return Ok(Main::Plain(main));
     };
     Err(Error::unsuitable(name, obstacle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_ds_serves_where_sums_wait_or_heads_are_wide() {
+        let way = |[batch, heads, seqlen, dim]: [usize; 4], causal, deterministic| {
+            let shape = [batch, heads, seqlen, dim];
+            let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
+            best_way(&problem, deterministic)
+        };
+        for causal in [false, true] {
+            for deterministic in [false, true] {
+                let wide = way([4, 16, 4096, 128], causal, deterministic);
+                assert_eq!(wide, HopperWay::Stored);
+                // dS of three heads would take 6 GB.
+                let long = way([1, 4, 32768, 128], causal, deterministic);
+                assert_eq!(long, HopperWay::Sums);
+            }
+            assert_eq!(way([4, 16, 4096, 64], causal, false), HopperWay::Sums);
+        }
+        assert_eq!(way([4, 16, 4096, 64], false, true), HopperWay::Sums);
+        assert_eq!(way([4, 16, 4096, 64], true, true), HopperWay::Stored);
+        assert_eq!(way([1, 1, 8192, 64], false, true), HopperWay::Stored);
+    }
 }

@@ -1,6 +1,7 @@
 //! Curves of a grid: TFLOP/s over the sequence length, a panel for each head dim and mask.
 
 use super::{Area, COLORS, Chart, DEFAULT, FAINT, GRID, INK, above, canvas, text};
+use crate::contender::ANY_ORDER;
 use crate::results::{Measurement, Results};
 use crate::roofline::{self, Roofline};
 use crate::shape::{Dtype, Pass};
@@ -20,7 +21,7 @@ pub fn obstacle(results: &Results) -> Option<&'static str> {
     }
     // There are more of them than colours.
     let mut kernels = results.measurements.iter().flat_map(|m| &m.kernels);
-    let has_options = kernels.any(|kernel| kernel.name.contains(':'));
+    let has_options = kernels.any(|kernel| kernel.name.trim_end_matches(ANY_ORDER).contains(':'));
     has_options.then_some("has kernels with options")
 }
 
@@ -114,6 +115,7 @@ fn points(measurement: &Measurement) -> Vec<(String, f64)> {
     let kernels = measurement.kernels.iter().enumerate().map(|(i, timing)| {
         let name = match i {
             0 => DEFAULT.to_owned(),
+            _ if timing.name.ends_with(ANY_ORDER) => "any order".to_owned(),
             _ => family(&timing.name, dtype),
         };
         (name, timing.speed)

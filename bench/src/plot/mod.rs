@@ -145,8 +145,8 @@ mod tests {
         let drawn = charts(&all(folder).expect("results"), &timelines).expect("drawn");
         assert_eq!(
             drawn.len(),
-            3 + timelines.len(),
-            "two element types, the ladder, timelines"
+            5 + timelines.len(),
+            "two element types of two passes, the ladder, timelines"
         );
         for (name, svg) in drawn {
             let kept = std::fs::read_to_string(format!("charts/{name}.svg"));
