@@ -65,7 +65,7 @@ pub fn runs() -> Vec<Run> {
 }
 
 /// A run that remembers what the first device gave.
-fn same_bits(case: BackwardCase) -> Run {
+pub fn same_bits(case: BackwardCase) -> Run {
     let first = Mutex::new(None);
     Box::new(move |device: &Device| {
         let found = case.run(device, &case.inputs())?;

@@ -54,6 +54,7 @@ pub fn tests() -> Vec<Test> {
         hopper::pipeline::MUTANTS,
         hopper::products::MUTANTS,
         hopper::chunks::MUTANTS,
+        hopper::gradient::MUTANTS,
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,
@@ -169,6 +170,9 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
     }
     if let Family::Backward(_) = mutated.family {
         return backward::runs();
+    }
+    if let Family::HopperBackward(_) = mutated.family {
+        return hopper::gradient::runs(mutated.name);
     }
     // A combine kernel shows its faults after one that splits, the pack kernel before any.
     let kernel = match mutated.family {

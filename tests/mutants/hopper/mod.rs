@@ -1,6 +1,7 @@
-//! The forward kernels for Hopper: a producer, consumers, and what passes between them.
+//! The kernels for Hopper: a producer, consumers, and what passes between them.
 
 pub mod chunks;
+pub mod gradient;
 pub mod pipeline;
 pub mod products;
 
