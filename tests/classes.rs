@@ -81,7 +81,7 @@ fn tensors_without_maps() -> Outcome {
         batch: 2,
         heads: 4,
         kv_heads: 2,
-        seqlen_q: 70,
+        seqlen_q: 150,
         ..Case::default()
     };
     let one = Case {
