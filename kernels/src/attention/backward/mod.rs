@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `prepare` | lse in base 2 and delta of each row |
 //! | `sm80` | dk, dv and the sums of dq |
-//! | `sm90` | dk, dv and the sums of dq, on Hopper |
+//! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
 
 mod convert;

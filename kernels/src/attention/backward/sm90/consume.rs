@@ -18,7 +18,7 @@ use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 
-/// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ.
+/// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ, or dS where `STORES`.
 ///
 /// # Safety
 /// As [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
@@ -69,7 +69,7 @@ pub unsafe fn consume<
                 memory.d_o(stage),
                 memory.ds(if STORES { 0 } else { stage }),
             );
-            // The numbers of the lane's columns of a row's statistics.
+            // lse or delta of two of the lane's columns.
             let pair = |rows: u32, nt: usize, half: usize| {
                 let column = 16 * nt as u32 + 8 * half as u32 + 2 * (special::lane() % 4);
                 shared::load_f32x2(rows + 4 * column)
@@ -91,7 +91,7 @@ pub unsafe fn consume<
             // 1. Sᵀ = K Qᵀ
             let mut s = [Accumulator::ZERO; NT];
             let mut dp = [Accumulator::ZERO; NT];
-            // Before the products, whose reads of shared memory these loads would wait for.
+            // Before the products: behind their reads of shared memory these loads would wait.
             let statistics = |rows: u32, nt: usize| [0, 1].map(|half| pair(rows, nt, half));
             let mut row_values = [[[0.0; 2]; 2]; NT];
             for nt in 0..NT {
@@ -158,7 +158,7 @@ pub unsafe fn consume<
             }
             let mut p = s.map(Accumulator::to_operand::<E>);
 
-            // 3. dV += Pᵀ dO: behind dS where the other warpgroup waits for it, else before (measured).
+            // 3. dV += Pᵀ dO. Where the other warpgroup waits for dS, dS goes first: measured in docs/tuning.md.
             let add_dv = |dv: &mut [Accumulator; DT], p: &[Operand; NT]| {
                 wgmma::pin(dv);
                 wgmma::fence();
@@ -176,7 +176,7 @@ pub unsafe fn consume<
                 add_dv(&mut dv, &p);
             }
 
-            // dS, a row for each query.
+            // dS to shared memory, a row for each query.
             let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
             let key = skipped + who() / 32 * 16 + 8 * chunk;
             if STORES {

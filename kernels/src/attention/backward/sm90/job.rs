@@ -1,4 +1,4 @@
-//! Which keys a block has.
+//! Which job a block takes, and which keys a job has.
 
 use super::THREADS;
 use crate::abi::{ForwardParams, Sm90BackwardParams};
@@ -27,8 +27,8 @@ pub unsafe fn take(params: &Sm90BackwardParams, slot: u32) -> u32 {
     }
 }
 
-/// The job at a place of the order, with `br` queries a step. Stored dS has all of 128 queries: steps are then a multiple
-/// of them.
+/// The job at a place of the order, with `br` queries a step. Where dS is stored, the steps begin and end at multiples of 128
+/// queries: jobs of queries read dS of all 128.
 #[inline(always)]
 pub fn job_at<M: Mask, const STORES: bool>(params: &ForwardParams, place: u32, br: u32) -> Job<M> {
     let job = Job::<M>::at(params, place, Sm90BackwardMemory::KEYS, br);

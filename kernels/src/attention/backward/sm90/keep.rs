@@ -1,10 +1,12 @@
 //! dS, stored in device memory by the copy engine.
 
-use crate::abi::{Awaited, Sm90BackwardParams, Stored};
+use super::progress;
+use super::reduce::SHARING;
+use crate::abi::{Sm90BackwardParams, Stored};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::DsImage;
-use crate::ptx::{barrier, bulk, global};
+use crate::ptx::{barrier, bulk};
 use crate::tile::registers::opaque;
 
 /// A panel of dS in shared memory, and the barriers between the warpgroup that writes it and the warp that stores it.
@@ -19,11 +21,9 @@ pub struct DsPanel {
     pub written: u32,
     /// The barrier that says that it may be written again.
     pub read: u32,
-    /// Threads that share a barrier.
-    pub sharing: u32,
 }
 
-/// Stores a panel of dS, step by step, in memory that is read by then, and counts it.
+/// Stores a panel of dS, step by step, and counts it. Waits first until jobs of queries have read what the memory held.
 ///
 /// # Safety
 /// As [`sm90`](super::sm90), in all lanes of one warp; the panel is written between its two barriers.
@@ -38,26 +38,25 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
     let mut left = job.steps(forward);
     // SAFETY: the caller's promise; the images are the launch's.
     unsafe {
-        barrier::arrive(panel.read, panel.sharing);
-        if let Some(Awaited { counter, least }) = stored.memory_free(wave) {
-            global::wait_for_count(params.progress + 4 * u64::from(counter), least);
-            bulk::fence_global();
+        barrier::arrive(panel.read, SHARING);
+        if let Some(awaited) = stored.memory_free(wave) {
+            progress::wait_for(params, awaited);
         }
         while left > 0 {
             let head = job.head_index(forward, step.head) as u32;
             let head = stored.ring.divide(head).1;
             let to = image.panel(head, step.tile, job.tile, panel.number);
-            barrier::some(panel.written, panel.sharing);
+            barrier::some(panel.written, SHARING);
             bulk::store_once(to, panel.base, image.panel_bytes());
             bulk::commit();
             bulk::wait_read::<0>();
             left = opaque(left - 1);
             if left > 0 {
-                barrier::arrive(panel.read, panel.sharing);
+                barrier::arrive(panel.read, SHARING);
             }
             step = step.next(job);
         }
         bulk::wait::<0>();
-        global::count_once(params.progress + 4 * u64::from(Stored::stored(wave)));
+        progress::count(params, Stored::stored(wave));
     }
 }

@@ -1,28 +1,29 @@
-//! The backward kernel for Hopper: two warpgroups multiply by `wgmma`, a third one loads and adds up dQ.
+//! The backward kernels for Hopper: two warpgroups multiply by `wgmma`, a third one loads, and adds up dQ or stores dS.
 //!
 //! A block has 128 keys of a key/value head, 64 for each consuming warpgroup, and walks over the queries of all heads
 //! of the group in blocks of Br. S and dP are computed transposed, a row for each key: so P and dS, rounded, are
 //! operands of dV and dK in registers. Only dS passes through shared memory, for dQ.
 //!
-//! The third warpgroup has three warps at work: one loads by TMA, and each of the others adds a half of dQ's tile to the
-//! sums in device memory by the copy engine.
+//! The third warpgroup has three warps at work. One loads by TMA, and each of the others adds a half of dQ's tile to the
+//! sums in device memory, or stores a half of dS's tile, by the copy engine.
 //!
 //! Sums of dQ may be added in any order, or [in turns](reduce): key tile after key tile, so that the result is the same
 //! from run to run.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `job` | which keys a block has, and which queries see them |
+//! | `job` | which job a block takes, and which keys a job has |
 //! | `load` | a tile, loaded by TMA |
 //! | `produce` | what is loaded, step by step |
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
-//! | `stored` | the kernel that stores dS in place of dQ's sums, and multiplies it by K |
+//! | `stored` | the kernel that stores dS in place of dQ's sums, and multiplies dS by K |
 //! | `keep` | its dS, stored |
+//! | `progress` | its counters, by which jobs wait for dS |
 //! | `query` | its jobs of dQ |
 //! | `wide` | its dK and dV of wide heads |
-//! | `store` | dK and dV stored |
+//! | `store` | rows of a gradient, stored |
 
 mod consume;
 mod guard;
@@ -30,6 +31,7 @@ mod job;
 mod keep;
 mod load;
 mod produce;
+mod progress;
 mod query;
 mod reduce;
 mod store;
@@ -59,8 +61,9 @@ const THREADS: u32 = 128 * (CONSUMERS + 1);
 
 /// Computes dK and dV of the block's keys, and adds to dQ of the queries that see them.
 ///
-/// The head dim is at most `16 * DT`; a step takes `16 * NT` queries, of which a warpgroup has `16 * QT` columns of dQ: all of
-/// 64 of 128 queries, or half of them. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
+/// The head dim is at most `16 * DT`, and a step takes `16 * NT` queries. Of dQ a warpgroup computes 64 rows and `16 * QT`
+/// columns: all columns for half of 128 queries, or half of the columns for 64. `GIVEN` registers stay with the producer's
+/// threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
 /// Launched as [`Sm90BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable inputs and row
@@ -90,7 +93,7 @@ pub unsafe fn sm90<
     }
 }
 
-/// The job of a key tile: dK and dV, and what dQ takes of it, which it adds to the sums or stores as dS.
+/// The job of a key tile: dK and dV. It adds its part of dQ to the sums, or stores dS.
 ///
 /// # Safety
 /// As [`sm90`], in all threads of the block.
@@ -153,7 +156,6 @@ unsafe fn keys<
                         queries,
                         written: reduce::written(number),
                         read: reduce::read(number),
-                        sharing: reduce::SHARING,
                     };
                     keep(params, &job, panel);
                 } else {

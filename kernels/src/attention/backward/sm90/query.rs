@@ -6,9 +6,10 @@
 
 use super::guard::{Columns, SEARCH, add_guarded_rows};
 use super::load::load;
+use super::progress;
 use super::store::store;
 use super::{CONSUMERS, THREADS};
-use crate::abi::{Awaited, MAX_SEQLEN, Sm90BackwardParams, Stored};
+use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
 use crate::attention::forward::sm90::alone::has_non_finite;
 use crate::attention::mask::{Interval, Mask};
 use crate::attention::sequence::Sequence;
@@ -20,10 +21,10 @@ use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Ring};
 use core::hint::{assert_unchecked, cold_path};
 
-/// Queries of a block.
+/// Queries of a job.
 const ROWS: u32 = 128;
 
-/// The queries of a block, and what they see.
+/// The queries of a job, and what they see.
 #[derive(Clone, Copy)]
 struct Job<M> {
     sequence: Sequence,
@@ -125,9 +126,7 @@ pub unsafe fn queries<
             setmaxnreg::decrease::<GIVEN>();
             if shuffle::first(thread / 32 % 4) == 0 {
                 let wave = Job::<M>::at(params, place).wave(params);
-                let Awaited { counter, least } = params.stored.all_stored(wave);
-                global::wait_for_count(params.progress + 4 * u64::from(counter), least);
-                bulk::fence_global();
+                progress::wait_for(params, params.stored.all_stored(wave));
                 if thread % 32 == 0 {
                     produce::<M, DT, NT, S>(params, maps, memory, place);
                 }
@@ -246,9 +245,8 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
         }
         let job = again(|| Job::<M>::at(params, place));
         if shuffle::first(who() / 32) == 0 && warpgroup == 0 {
-            // All of the block's dS has landed.
-            let counter = Stored::read(job.wave(params));
-            global::count_once(params.progress + 4 * u64::from(counter));
+            // All of the job's dS has landed.
+            progress::count(params, Stored::read(job.wave(params)));
         }
         let first = job.first + 64 * warpgroup;
         let rows = job

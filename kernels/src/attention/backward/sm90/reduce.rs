@@ -1,11 +1,11 @@
 //! dQ, added to the sums in device memory by the copy engine.
 //!
 //! In turns, a tile of dQ gets what key tiles add in the order of their numbers. A key tile waits until the ones before it
-//! have added theirs. These began before: a block takes the next key tile when it begins, so that a block never
-//! waits for one that has not begun, whatever else the GPU runs.
+//! have added theirs. The blocks of these began before: a block takes the next key tile when it begins. So no block waits
+//! for one that has not begun, whatever else the GPU runs.
 //!
 //! Blocks begin at the first query that sees their keys, and heads go in waves: the key tiles of a head begin one after
-//! the other, as far apart as the wave has heads. A block then finds its turn come.
+//! the other, as far apart as the wave has heads. A block then seldom waits for its turn.
 
 use super::job::job_at;
 use super::{CONSUMERS, KEYS};
@@ -16,16 +16,16 @@ use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::layout::sum;
 use crate::ptx::{barrier, bulk, global};
 
-/// Threads that share the barriers of a warpgroup's part of dQ: the warpgroup, and the warp that adds it.
+/// Threads that share the barriers of a warpgroup's part of dQ, or of dS: the warpgroup, and the warp that copies the part.
 pub const SHARING: u32 = 128 + 32;
 
-/// The barrier that says that a warpgroup has written its part of dQ.
+/// The barrier that says that a warpgroup has written its part of dQ, or of dS.
 #[inline(always)]
 pub fn written(warpgroup: u32) -> u32 {
     1 + warpgroup
 }
 
-/// The barrier that says that a warpgroup's part of dQ may be written again.
+/// The barrier that says that a warpgroup may write its part again.
 #[inline(always)]
 pub fn read(warpgroup: u32) -> u32 {
     3 + warpgroup

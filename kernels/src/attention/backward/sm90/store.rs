@@ -1,4 +1,4 @@
-//! dK and dV, rounded and stored.
+//! Rows of a gradient, rounded and stored.
 
 use super::{KEYS, THREADS};
 use crate::layout::rows::{Rows, Strided};
@@ -6,7 +6,8 @@ use crate::ptx::{global, special};
 use crate::tile::whole::row_chunk;
 use crate::tile::{Accumulator, Element};
 
-/// Stores a warpgroup's rows of dK or dV, of which `count` exist from row `first` of the warpgroup on.
+/// Stores a warpgroup's rows of dQ, dK or dV, of which the first `count` exist. `aligned` is 1 if the tensor is
+/// [aligned](crate::abi::TensorRef::is_aligned), else 0.
 ///
 /// # Safety
 /// Every lane of the warpgroup makes the same call; the rows are writable, by this warpgroup alone.

@@ -3,8 +3,9 @@
 use super::super::THREADS;
 use super::super::guard::{Columns, SEARCH};
 use super::super::job::job_at;
+use super::super::reduce::SHARING;
 use super::super::store::store;
-use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, STORING, half_at};
+use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, half_at};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
@@ -19,7 +20,7 @@ use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 
-/// A warpgroup's way through the steps.
+/// A consuming warpgroup, and the step that it is at.
 struct Consumer {
     memory: Sm90WideMemory,
     /// 0 has dV, 1 has dK.
@@ -41,10 +42,10 @@ impl Consumer {
         })
     }
 
-    /// Issues the first product of a step.
+    /// Issues the first product of a step. Gives lse or delta of the lane's columns, `[slice][half][column]`.
     ///
     /// # Safety
-    /// As for all of these: all lanes of the warpgroup make the same calls, in the order of the steps.
+    /// All lanes of the warpgroup make the same calls, in the order of the steps.
     #[inline(always)]
     unsafe fn issue_rows<E: Element, const DT: usize>(
         &self,
@@ -55,7 +56,7 @@ impl Consumer {
         // SAFETY: the caller's promise.
         unsafe {
             self.ring.wait(full);
-            // Before the product, whose reads of shared memory would delay it.
+            // Before the product: behind its reads of shared memory these would wait.
             let rows = self.memory.rows(self.warpgroup, self.ring.stage());
             let rows = rows + 8 * (special::lane() % 4);
             let mut statistics = [[[0.0; 2]; 2]; NT];
@@ -77,6 +78,9 @@ impl Consumer {
     }
 
     /// Issues the second product of a step.
+    ///
+    /// # Safety
+    /// As [`issue_rows`](Self::issue_rows).
     #[inline(always)]
     unsafe fn issue_columns<E: Element, M: Mask, const DT: usize>(
         &self,
@@ -144,7 +148,7 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     // SAFETY: every stage is waited for before it is read, and released after. All branches but the cold ones depend on
     // the step and the warpgroup alone.
     unsafe {
-        // What becomes of the first product of a step: P, or dS.
+        // P or dS, from the first product of a step.
         let elements = |x: &mut [Accumulator; NT], statistics: [[[f32; 2]; 2]; NT], step: Step| {
             for nt in 0..NT {
                 for half in 0..2 {
@@ -196,17 +200,17 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
                 barrier::arrive(P_FULL, BOTH);
             }
         };
-        // Announces dS, where the operand is.
+        // Passes dS to the warp that stores it.
         let share = |p: &[Operand; NT]| {
             if warpgroup == 1 {
                 let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
                 let key = who() / 32 * 16 + 8 * chunk;
-                barrier::some(DS_EMPTY, STORING);
+                barrier::some(DS_EMPTY, SHARING);
                 for nt in 0..NT {
                     stmatrix::x4_trans(memory.ds().chunk(16 * nt as u32 + row, key), p[nt].0);
                 }
                 bulk::fence();
-                barrier::arrive(DS_FULL, STORING);
+                barrier::arrive(DS_FULL, SHARING);
             }
         };
         // Where a key sees only part of a step's queries, the warpgroup looks for infinities and NaN, and adds the product

@@ -1,23 +1,23 @@
 //! dK and dV of wide heads, on Hopper: one warpgroup has dV, the other dK.
 //!
-//! A block has 64 keys, whose dK and dV would fill the registers of a warpgroup. So one computes S, P and dV, the other dP,
-//! dS and dK; P passes from the first to the second through shared memory. Both do the same: a product of the rows of two
-//! tiles, something to each element, and a product with the columns of a tile. dS is stored, and dQ is another kernel.
+//! A job has 64 keys, whose dK and dV would fill the registers of a warpgroup. So one warpgroup computes S, P and dV, the
+//! other dP, dS and dK. P passes from the first to the second through shared memory. Both run the same loop: a product of the
+//! rows of two tiles, a function of each element, and a product with the columns of a tile. dS is stored: jobs of queries
+//! compute dQ from it.
 //!
 //! ```text
 //! warpgroup 0   S = K Qᵀ     P = exp(S - lse)        dV += Pᵀ dO
 //! warpgroup 1   dP = V dOᵀ   dS = P * (dP - delta)   dK += dSᵀ Q
 //! ```
 //!
-//! While the tensor cores add the second product of a step, and before that compute the first one of the next, the
-//! warpgroup works on its elements.
+//! The elements of a step are computed while the tensor cores add the second product of the step before.
 
 mod consume;
 mod produce;
 
-use super::THREADS;
 use super::job::job_at;
 use super::keep::{DsPanel, keep};
+use super::{CONSUMERS, THREADS};
 use crate::abi::Sm90BackwardParams;
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
@@ -27,10 +27,10 @@ use crate::tile::{Accumulator, Element};
 use consume::consume;
 use produce::produce;
 
-/// Queries of a step, and keys of a block.
+/// Queries of a step, and keys of a job.
 const SIZE: u32 = 64;
 
-/// 16-wide slices of them.
+/// Slices of 16 of these.
 const NT: usize = 4;
 
 /// The barrier that says that P is written, and the one that says that it is read.
@@ -41,9 +41,8 @@ const P_EMPTY: u32 = 2;
 const DS_FULL: u32 = 3;
 const DS_EMPTY: u32 = 4;
 
-/// Threads of both consumers, and of the second with the warp that stores dS.
-const BOTH: u32 = 256;
-const STORING: u32 = 128 + 32;
+/// Threads of both consumers.
+const BOTH: u32 = 128 * CONSUMERS;
 
 /// The half tile of keys of a job: the tile's place, and which half.
 #[inline(always)]
@@ -76,7 +75,7 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
                 for stage in 0..Sm90WideMemory::STAGES {
                     mbarrier::init(memory.queries_full(which, stage), 1);
                     // Warps of both warpgroups read each tile.
-                    mbarrier::init(memory.queries_full(which, stage) + 8, 8);
+                    mbarrier::init(memory.queries_full(which, stage) + 8, 4 * CONSUMERS);
                 }
             }
             mbarrier::fence_init();
@@ -87,7 +86,7 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
         }
         barrier::block();
         let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == 2 {
+        if warpgroup == CONSUMERS {
             setmaxnreg::decrease::<GIVEN>();
             let warp = shuffle::first(thread / 32 % 4);
             if warp == 0 {
@@ -103,7 +102,6 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
                     queries: SIZE,
                     written: DS_FULL,
                     read: DS_EMPTY,
-                    sharing: STORING,
                 };
                 keep(params, &job, panel);
             }
