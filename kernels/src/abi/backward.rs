@@ -5,8 +5,8 @@ use super::{ForwardParams, TensorRef};
 /// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
 ///
 /// A grid is one-dimensional. The first kernel has a warp for each 8 rows of each query head, padding included. The
-/// main kernel has a block for each key tile of each key/value head. The last one has a warp for each 16 rows and 32
-/// columns of dq, padding included.
+/// main kernel has a block for each key tile of each key/value head, or for each [job](super::Stored) where it stores dS. The
+/// last kernel, if dq is summed, has a warp for each 16 rows and 32 columns of dq, padding included.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,7 +28,7 @@ pub struct BackwardParams {
     /// `lse * log2(e)`, infinity where a row sees no key or is padding; then `delta`, 0 there.
     pub rows: u64,
     /// Device address of the f32 sums of dq, not scaled, `f32[batch * heads, padded_rows, sum_columns]`, zeros before
-    /// the main kernel. Elements of a 16x16 tile lie in the [order of sums](crate::layout::sum).
+    /// the main kernel; 0 if dS is stored. Elements of a 16x16 tile lie in the [order of sums](crate::layout::sum).
     pub dq_sum: u64,
     /// Device address of `u32[batch * heads, padded_rows / Br]`, which count the key tiles that are added to each
     /// query tile of dq; zeros before the main kernel. 0 if tiles may be added in any order.
@@ -45,6 +45,15 @@ pub struct BackwardParams {
     pub dv_aligned: u32,
     /// Unused.
     pub padding: u32,
+}
+
+impl BackwardParams {
+    /// Device address of lse of a row of a query head, counted over all batch entries. delta of the row lies
+    /// `4 * padded_rows` bytes behind.
+    #[inline(always)]
+    pub const fn statistics(&self, head: u64, row: u32) -> u64 {
+        self.rows + 4 * (2 * head * self.padded_rows as u64 + row as u64)
+    }
 }
 
 /// The number of rows whose multiples query heads are padded to in the workspace of a backward pass: a multiple of every

@@ -77,12 +77,11 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
         }
     }
     if thread % LANES == 0 {
-        let rows = u64::from(params.padded_rows);
-        let place = params.rows + 4 * (2 * u64::from(head_index) * rows + u64::from(row));
+        let place = params.statistics(u64::from(head_index), row);
         // SAFETY: only this lane stores the statistics of this row.
         unsafe {
             global::store_f32(place, lse);
-            global::store_f32(place + 4 * rows, delta);
+            global::store_f32(place + 4 * u64::from(params.padded_rows), delta);
         }
     }
 }

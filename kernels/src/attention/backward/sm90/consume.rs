@@ -197,13 +197,7 @@ pub unsafe fn consume<
             } else {
                 barrier::warp();
                 mbarrier::arrive_once(memory.ds_full(stage));
-            }
-
-            if !STORES {
                 add_dv(&mut dv, &p);
-            }
-
-            if !STORES {
                 ring.wait(memory.ds_full(stage));
 
                 // 5. dQ = dS K

@@ -39,10 +39,7 @@ pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: b
         while left > 0 {
             let (stage, row) = (ring.stage(), step.tile * br);
             let queries = [row, job.head(forward, step.head), batch];
-            // lse of all rows of a head come before delta.
-            let rows = u64::from(backward.padded_rows);
-            let lse = 2 * job.head_index(forward, step.head) * rows + u64::from(row);
-            let lse = backward.rows + 4 * lse;
+            let lse = backward.statistics(job.head_index(forward, step.head), row);
 
             let full = memory.q_full(stage);
             ring.acquire(full);
@@ -56,7 +53,7 @@ pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: b
             load::<DT>(memory.d_o(stage), d_o_map, queries, full);
             bulk::load(
                 memory.delta(stage),
-                lse + 4 * rows,
+                lse + 4 * u64::from(backward.padded_rows),
                 memory.rows_bytes(),
                 full,
             );

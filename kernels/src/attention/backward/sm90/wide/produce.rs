@@ -43,8 +43,7 @@ pub unsafe fn produce<M: Mask, const DT: usize>(
         while left > 0 {
             let (stage, row) = (ring.stage(), step.tile * SIZE);
             let queries = [row, job.head(forward, step.head), batch];
-            let rows = u64::from(backward.padded_rows);
-            let lse = 2 * job.head_index(forward, step.head) * rows + u64::from(row);
+            let lse = backward.statistics(job.head_index(forward, step.head), row);
             let mut which = 0;
             while which < 2 {
                 let full = memory.queries_full(which, stage);
@@ -52,7 +51,7 @@ pub unsafe fn produce<M: Mask, const DT: usize>(
                 mbarrier::arrive_expect(full, memory.tile_bytes() + 4 * SIZE);
                 let map = maps + 384 * u64::from(which);
                 load::<DT>(memory.queries(which, stage), map, queries, full);
-                let from = backward.rows + 4 * (lse + rows * u64::from(which));
+                let from = lse + 4 * u64::from(backward.padded_rows) * u64::from(which);
                 bulk::load(memory.rows(which, stage), from, 4 * SIZE, full);
                 which = opaque(which + 1);
             }
