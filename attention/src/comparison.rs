@@ -128,7 +128,8 @@ pub(crate) fn difference(found: f64, expected: f64) -> f64 {
     }
 }
 
-/// [Sampled rows](crate::check::sample_rows) of `heads` heads of `seqlen` rows.
+/// Numbers of `count` of the rows of `heads` heads of `seqlen` rows, or of all if there are no more, ascending, as
+/// [`sample_rows`](crate::check::sample_rows) says.
 pub(crate) fn sample(heads: usize, seqlen: usize, count: usize, seed: u64) -> Vec<usize> {
     let total = heads * seqlen;
     if count >= total {

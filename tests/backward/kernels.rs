@@ -1,4 +1,4 @@
-//! Every main kernel at its own head dim, by name on a device of its class, with dq in its order and in any.
+//! Every main kernel at its own head dim, by name on a device of its class, deterministic and with sums in any order.
 
 use attention::device::Emulator;
 use attention::emulator::Options;
@@ -58,8 +58,8 @@ fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
     PASSED
 }
 
-/// Heads in more waves than memory holds dS of: jobs write it where others have read, and the result does not depend on
-/// which block does what when.
+/// Heads in more waves than memory holds dS of: jobs overwrite dS that others have read. The result has the same bits in each
+/// schedule.
 fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
     let facts = Facts {
         multiprocessors: 2,

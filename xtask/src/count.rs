@@ -158,7 +158,7 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
         Family::Forward(Forward { kind, dim, .. }) => {
             attention(name, dim, kind == Kind::Plain { causal: true })
         }
-        // The kernel that computes dk and dv launches the others, prepare and convert among them.
+        // A call of the kernel that computes dk and dv launches prepare and convert, too.
         Family::Backward(backward) => {
             let (main, dim) = match backward {
                 Backward::Main(main) => (name.to_owned(), main.dim),

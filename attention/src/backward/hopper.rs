@@ -1,4 +1,4 @@
-//! The steps of a backward call on Hopper: dk and dv, and dq as sums or from stored dS.
+//! The step of a backward call on Hopper that computes dk and dv, and dq as sums or from stored dS.
 
 use super::plan::Draft;
 use crate::device::Facts;
@@ -13,7 +13,8 @@ use std::mem::offset_of;
 /// The most bytes of stored dS.
 const MOST_DS_BYTES: usize = 3 << 29;
 
-/// Waves whose dS is stored where memory allows: two ahead of the queries, one that they read, and one between.
+/// Waves whose dS is stored where memory allows: two that jobs of keys are ahead, one that jobs of queries read, and one
+/// between.
 const RING: usize = 4;
 
 /// Bytes of dS, in 16 bits, of all query heads that share a key/value head; none if there are too many.
@@ -25,13 +26,14 @@ pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
     bytes.checked_mul(problem.group())
 }
 
-/// Whether there is memory enough for dS.
+/// Whether dS of as many heads as a launch needs at a time takes at most [`MOST_DS_BYTES`].
 pub(super) fn may_store(problem: &Problem) -> bool {
     let waves = (Stored::LEAST_RING as usize).min(problem.batch * problem.kv_heads);
     ds_bytes(problem).is_some_and(|bytes| bytes <= MOST_DS_BYTES / waves)
 }
 
-/// Key/value heads of a wave, and waves whose dS is stored: heads enough for the multiprocessors, as memory allows.
+/// Key/value heads of a wave, and waves whose dS is stored at a time. A wave has a job of keys for each multiprocessor, or as
+/// many heads as memory allows. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
 fn ring(kv_heads: usize, head_bytes: usize, multiprocessors: usize, key_jobs: usize) -> [usize; 2] {
     let fitting = (MOST_DS_BYTES / head_bytes).max(1);
     let wave = multiprocessors.div_ceil(key_jobs).min(kv_heads);
@@ -52,7 +54,7 @@ impl Draft<'_> {
         self.launch_by_maps(kernel, blocks, params, &places)
     }
 
-    /// dk and dv with dS, and dq from dS.
+    /// Adds the launch that computes dk, dv and dS, and dq from dS.
     pub fn launch_hopper_stored(&mut self, kernel: HopperBackward, facts: &Facts) -> Result<()> {
         let problem = self.problem;
         let (group, kv_heads) = (problem.group(), problem.batch * problem.kv_heads);
@@ -173,11 +175,11 @@ mod tests {
     #[test]
     fn waves_fill_the_multiprocessors_and_memory_holds_enough_of_them() {
         let head = 1 << 25;
-        // 32 jobs of 132 a head: five heads, four waves of them.
+        // A head has 32 jobs for 132 multiprocessors: five heads in a wave, four waves.
         assert_eq!(ring(64, head, 132, 32), [5, 4]);
-        // All of two waves.
+        // Ten heads are two waves.
         assert_eq!(ring(10, head, 132, 32), [5, 2]);
-        // Three heads of 512 MB.
+        // Three heads of 512 MB fit.
         assert_eq!(ring(16, 1 << 29, 132, 128), [1, 3]);
         assert_eq!(ring(1, 3 << 29, 132, 400), [1, 1]);
     }

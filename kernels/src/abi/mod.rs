@@ -12,7 +12,7 @@
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `order` | which block of a grid takes which tile |
-//! | `stored` | which block of a launch that stores dS does what |
+//! | `stored` | jobs of a launch that stores dS, and their order |
 
 mod backward;
 mod bulk_copy;

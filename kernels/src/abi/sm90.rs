@@ -38,7 +38,7 @@ pub struct Sm90Params {
 pub struct Sm90BackwardParams {
     /// Boxes of Br rows of q, `[batch, heads, seqlen_q, dim]`, and one panel's columns.
     pub q: TensorMap,
-    /// Boxes of 128 rows of k, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
+    /// Boxes of 128 rows of k, 64 above head dim 128, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
     pub k: TensorMap,
     /// As `k`, of v.
     pub v: TensorMap,
@@ -54,6 +54,6 @@ pub struct Sm90BackwardParams {
     pub ds: u64,
     /// Device address of the `u32` [counters](Stored::counters) of jobs that store and read dS.
     pub progress: u64,
-    /// These jobs.
+    /// The jobs of a launch that stores dS.
     pub stored: Stored,
 }

@@ -1,8 +1,8 @@
-//! Which block of a launch that stores dS does what: jobs of keys compute dK, dV and dS, jobs of queries dQ from dS.
+//! Jobs of a launch that stores dS: jobs of keys compute dK, dV and dS, jobs of queries compute dQ from dS.
 //!
-//! Blocks take jobs in order, as they begin. Jobs of queries wait for memory where jobs of keys wait for the tensor cores,
-//! so both kinds run side by side: first the keys of two waves of heads, then keys and queries of one head each in
-//! turns, then the queries that are left. Memory holds dS of few waves at a time, which later waves write again.
+//! Blocks take jobs in order, as they begin. Device memory bounds jobs of queries, the tensor cores bound jobs of keys: so
+//! both kinds run side by side. First come the keys of two waves of heads, then keys and queries of one head each in turns,
+//! then the queries that are left. Memory holds dS of few waves at a time; later waves overwrite earlier ones.
 
 use super::{Divisor, Order};
 
@@ -15,7 +15,7 @@ pub struct Stored {
     pub order: Order,
     /// Query heads of a batch entry.
     pub heads: Divisor,
-    /// Query heads that share memory for dS with none.
+    /// Query heads whose dS the memory holds. A head's number modulo this is its place.
     pub ring: Divisor,
     /// Key/value heads of a wave.
     wave: Divisor,
@@ -23,15 +23,15 @@ pub struct Stored {
     both: Divisor,
     /// Jobs of keys of a key/value head.
     keys: u32,
-    /// Its jobs of queries.
+    /// Jobs of queries of a key/value head.
     queries: u32,
-    /// Jobs of keys that come first.
+    /// Jobs of keys that come before the first job of queries.
     first: u32,
-    /// Jobs of both kinds that take turns after these.
+    /// Jobs of both kinds that follow in turns.
     mixed: u32,
     /// Key/value heads.
     kv_heads: u32,
-    /// Panels of keys of a head.
+    /// Panels of dS that jobs of keys of a key/value head store, one for each 64 keys.
     panels: u32,
     /// Waves whose dS the memory holds.
     ring_waves: u32,
@@ -48,12 +48,12 @@ pub enum StoredJob {
     Queries(u32),
 }
 
-/// What a job waits for: a number of a counter.
+/// A counter that a job waits for, and the number that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
     /// Index of the counter.
     pub counter: u32,
-    /// Its least number.
+    /// The least number at which the job goes on.
     pub least: u32,
 }
 
@@ -62,13 +62,13 @@ pub struct Awaited {
 pub struct StoredSizes {
     /// Key/value heads of all batch entries.
     pub kv_heads: u32,
-    /// Query heads of each.
+    /// Query heads that share a key/value head.
     pub group: u32,
     /// Query heads of a batch entry.
     pub heads: u32,
     /// Tiles of keys of a head.
     pub key_tiles: u32,
-    /// Jobs of a tile of keys.
+    /// Jobs of a tile of keys: 1, or 2 of half a tile each.
     pub tile_jobs: u32,
     /// Tiles of queries of a head.
     pub query_tiles: u32,
@@ -82,7 +82,8 @@ impl Stored {
     /// Waves whose keys come before the first queries.
     const LAG: u32 = 2;
 
-    /// A wave is written where the one so many waves before was read.
+    /// The least number of waves that the memory must hold, if there are more: a wave overwrites the one so many waves
+    /// before, whose queries must come before its keys.
     pub const LEAST_RING: u32 = Self::LAG + 1;
 
     /// The jobs of a launch.
@@ -122,12 +123,13 @@ impl Stored {
         self.kv_heads * self.both.value
     }
 
-    /// Counters that are 0 before the launch: of each wave the panels of dS stored, and the jobs of queries done.
+    /// The number of counters, which are 0 before the launch: of each wave the panels of dS stored, and the jobs of
+    /// queries that have read their dS.
     pub const fn counters(&self) -> u32 {
         2 * self.kv_heads.div_ceil(self.wave.value)
     }
 
-    /// The job of a number.
+    /// Job number `number`, in the order in which blocks take them.
     #[inline(always)]
     pub const fn job(&self, number: u32) -> StoredJob {
         if number < self.first {
@@ -156,18 +158,18 @@ impl Stored {
         }
     }
 
-    /// The wave of a query head, counted over all batch entries, with so many heads a group.
+    /// The wave of query head `head`, counted over all batch entries, where `group` heads share a key/value head.
     #[inline(always)]
     pub const fn wave(&self, head: u32, group: Divisor) -> u32 {
         self.wave.divide(group.divide(head).0).0
     }
 
-    /// The counter of a wave's stored panels.
+    /// Index of the counter of a wave's stored panels.
     pub const fn stored(wave: u32) -> u32 {
         2 * wave
     }
 
-    /// The counter of a wave's jobs of queries that have read their dS.
+    /// Index of the counter of a wave's jobs of queries that have read their dS.
     pub const fn read(wave: u32) -> u32 {
         2 * wave + 1
     }
@@ -187,7 +189,8 @@ impl Stored {
         }
     }
 
-    /// What jobs of keys of a wave wait for before they store dS: that the wave before in the same memory is read.
+    /// What jobs of keys of a wave wait for before they store dS: that dS of the wave that they overwrite is read. None
+    /// where they overwrite nothing.
     #[inline(always)]
     pub const fn memory_free(&self, wave: u32) -> Option<Awaited> {
         if wave < self.ring_waves {
@@ -249,7 +252,7 @@ mod tests {
             prop_assert!(jobs.iter().all(exists));
         }
 
-        /// A block that waits has nobody to wait for but blocks that began before it, which end.
+        /// A block waits only for blocks that began before it, and these end.
         #[test]
         fn jobs_wait_for_earlier_ones(sizes in sizes()) {
             let stored = Stored::new(sizes);

@@ -144,7 +144,8 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
         bar: 2 + causal * 2,
         // Whether scores fit; as the barriers on V.
         vote: 1 + causal * 2,
-        // The number of the warpgroup; maxima at three places and sums, in two rounds for two rows; O transposed.
+        // The numbers of the warpgroup, the side and the tile; maxima at three places and sums, in two rounds for two rows; O
+        // transposed.
         shfl: 3 + 4 * 4 + 4 * ot,
         wgmma: 3 * dt + 3 * nt,
         wgmma_fence: 6,

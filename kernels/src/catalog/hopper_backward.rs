@@ -20,9 +20,9 @@ pub struct HopperBackward {
 /// How dq is computed on Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HopperWay {
-    /// dk, dv and the sums of dq.
+    /// Each key tile adds its part of dq to f32 sums in device memory.
     Sums,
-    /// dk and dv with dS, which it stores, and dq from dS.
+    /// dS is stored in device memory, in 16 bits, and multiplied by k.
     Stored,
 }
 
@@ -49,7 +49,7 @@ impl HopperBackward {
         if self.dim > 64 { 64 } else { 128 }
     }
 
-    /// Keys of a block of dk and dv, whose boxes k and v are loaded in.
+    /// Keys of a block that computes dk and dv. Boxes of k and v have as many rows.
     pub const fn keys(&self) -> u32 {
         match self.way {
             HopperWay::Stored if self.is_wide() => 64,
@@ -71,7 +71,7 @@ impl HopperBackward {
         }
     }
 
-    /// A step of dq: dS K, guarded under a mask.
+    /// A job of queries, with the product dS K of a step, guarded under a mask.
     fn of_queries(&self) -> Collectives {
         let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
         Collectives {
@@ -96,7 +96,8 @@ impl HopperBackward {
         }
     }
 
-    /// The first step, and others: the product of rows, elements, the product of columns of the step before.
+    /// A job of keys of wide heads: the first step, and the others. Each has a product of rows, elements, and the product of
+    /// columns of the step before.
     fn of_wide_keys(&self) -> Collectives {
         let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
         Collectives {
@@ -123,7 +124,7 @@ impl HopperBackward {
         }
     }
 
-    /// A step: the five products, without dQ where dS is stored.
+    /// A job of keys, with the products of a step: five, or four where dS is stored.
     fn of_keys(&self) -> Collectives {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
         let guarded = u32::from(self.causal);
@@ -238,12 +239,27 @@ impl Spec for HopperBackward {
 mod tests {
     use super::*;
     use crate::catalog::class::Class;
+    use crate::layout::sm90_backward::Sm90QueryMemory;
 
     #[test]
     fn kernels_fit_their_class() {
         for kernel in all() {
             assert!(kernel.is_for(Class::Sm90), "{}", kernel.name());
             assert_eq!(crate::abi::ROW_PADDING % kernel.queries(), 0);
+        }
+    }
+
+    /// The number of the job lies behind the memory of either job: a job may write its memory before all have read it.
+    #[test]
+    fn jobs_of_queries_leave_the_number_of_the_job() {
+        for kernel in all().filter(|kernel| kernel.way == HopperWay::Stored) {
+            let (dim, queries) = (kernel.dim, kernel.queries());
+            let bytes = Sm90QueryMemory::new(0, dim, queries, kernel.stages()).bytes();
+            let number = match kernel.is_wide() {
+                true => Sm90WideMemory::new(0, dim).job(),
+                false => Sm90BackwardMemory::new(0, queries, dim).job(),
+            };
+            assert!(bytes <= number, "{}: {bytes} of {number}", kernel.name());
         }
     }
 }

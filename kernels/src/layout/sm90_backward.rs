@@ -1,4 +1,4 @@
-//! Shared memory of the Hopper backward kernel.
+//! Shared memory of the Hopper backward kernels, and where they store dS in device memory.
 
 use super::descriptor::Panels;
 
@@ -218,7 +218,7 @@ impl DsImage {
     }
 }
 
-/// Shared memory of the kernel of dQ: stages of dS of 128 queries and of K of 128 keys, zeros, and barriers.
+/// Shared memory of a job of queries: stages of dS of 128 queries and of K of 128 keys, zeros, and barriers.
 #[derive(Clone, Copy, Debug)]
 pub struct Sm90QueryMemory {
     base: u32,
@@ -281,14 +281,14 @@ impl Sm90QueryMemory {
         }
     }
 
-    /// Zeros, as of the main kernel.
+    /// Zeros, as in [`Sm90BackwardMemory`].
     #[must_use]
     #[inline(always)]
     pub const fn zeros(&self) -> u32 {
         self.k(self.stages).base
     }
 
-    /// The barrier of a stage that says that it has landed; the next one says that it is read.
+    /// The barrier of a stage that says that dS and K have landed; the next one says that they are read.
     #[must_use]
     #[inline(always)]
     pub const fn full(&self, stage: u32) -> u32 {
@@ -303,7 +303,7 @@ impl Sm90QueryMemory {
     }
 }
 
-/// Shared memory of the kernel of dK and dV for wide heads: K and V of 64 keys, two stages of Q and dO of 64 queries and
+/// Shared memory of a job of keys of wide heads: K and V of 64 keys, two stages of Q and dO of 64 queries and
 /// their statistics, P on its way from one warpgroup to the other, dS, zeros, and barriers.
 #[derive(Clone, Copy, Debug)]
 pub struct Sm90WideMemory {
@@ -361,7 +361,7 @@ impl Sm90WideMemory {
         }
     }
 
-    /// Zeros, as of the main kernel.
+    /// Zeros, as in [`Sm90BackwardMemory`].
     #[must_use]
     #[inline(always)]
     pub const fn zeros(&self) -> u32 {

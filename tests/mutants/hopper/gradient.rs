@@ -11,7 +11,7 @@ use tests::{BackwardCase, Case};
 const STORED: &str = "backward_hopper_stored_f16_d64";
 const SUMS: &str = "backward_hopper_f16_d64";
 
-/// Ragged cases of several tiles of keys: one whose bits are the same in every schedule, and one of several waves of heads.
+/// Ragged cases whose bits are the same in every schedule: one of several tiles of keys, and one of four waves of heads.
 pub fn runs(kernel: &'static str) -> Vec<Run> {
     let of = |heads, kv_heads, seqlen_q, seqlen_kv| {
         BackwardCase::from(Case {

@@ -101,10 +101,10 @@ pub unsafe fn sm80<
         // lse of all rows of a head come before delta: as many 16-byte pieces of each.
         let pieces = br / 4;
         if thread < 2 * pieces {
-            let padded = u64::from(params.padded_rows);
-            let row = 2 * job.padded_row(params, step.head, 0) + u64::from(first);
-            let row = row + if thread < pieces { 0 } else { padded };
-            let from = params.rows + 4 * row + u64::from(thread % pieces * 16);
+            let lse = params.statistics(job.head_index(forward, step.head), first);
+            let delta = lse + 4 * u64::from(params.padded_rows);
+            let rows = if thread < pieces { lse } else { delta };
+            let from = rows + u64::from(thread % pieces * 16);
             cp_async::copy16(rows_of(stage) + 16 * thread, from, 16);
         }
     };

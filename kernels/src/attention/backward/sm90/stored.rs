@@ -1,7 +1,7 @@
 //! The kernel that stores dS: jobs of keys compute dK, dV and dS, jobs of queries multiply dS by K.
 //!
-//! Nothing is summed in memory, so the result is the same from run to run, and nothing is zeroed or converted. Jobs of
-//! queries are bound by device memory, jobs of keys by the tensor cores: [`Stored`](crate::abi::Stored) mixes them.
+//! Nothing is summed in memory: so the result is the same from run to run, and nothing is zeroed or converted.
+//! [`Stored`](crate::abi::Stored) has the order of the jobs, and why it mixes both kinds.
 
 use super::{job, keys, query, wide};
 use crate::abi::{Sm90BackwardParams, StoredJob};
@@ -36,7 +36,7 @@ pub unsafe fn sm90_stored<
 {
     let (base, dim) = (shared::base(), 16 * DT as u32);
     let is_wide = DT > 8;
-    // Behind all that either job has.
+    // Behind the memory of either job.
     let slot = match is_wide {
         true => Sm90WideMemory::new(base, dim).job(),
         false => Sm90BackwardMemory::new(base, 16 * NT as u32, dim).job(),
