@@ -10,7 +10,7 @@ use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Sto
 use kernels::catalog::{self, Family, HopperBackward};
 use std::mem::offset_of;
 
-/// The most bytes of stored dS.
+/// The most bytes of stored dS, unless a kernel is named and needs more.
 const MOST_DS_BYTES: usize = 3 << 29;
 
 /// Waves whose dS is stored where memory allows: two that jobs of keys are ahead, one that jobs of queries read, and one
