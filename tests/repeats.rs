@@ -1,6 +1,11 @@
 //! Every run gives the same bits.
 
-use attention::{Device, Element, Tensor, bf16, f16};
+use attention::{Attention, Device, Element, Tensor, bf16, f16};
+use kernels::catalog::{Backward, Family, KERNELS};
+use libtest_mimic::Failed;
+use ndarray::Array4;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use tests::{Case, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -25,8 +30,7 @@ pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for (name, case) in [("forward", case), ("packed", packed), ("decode", decode)] {
         for splits in [1, 5] {
-            for causal in [false, true] {
-                let mask = if causal { "causal" } else { "full" };
+            for (mask, causal) in MASKS {
                 let case = Case {
                     splits,
                     causal,
@@ -42,29 +46,131 @@ pub fn tests() -> Vec<Test> {
             }
         }
     }
+    for dim in [64, 128, 256] {
+        for (mask, causal) in MASKS {
+            // Ragged, and more tiles than any GPU holds at a time.
+            let case = Case {
+                heads: 128,
+                kv_heads: 128,
+                seqlen_q: 300,
+                seqlen_kv: 300,
+                dim,
+                causal,
+                ..Case::default()
+            };
+            let backward_case = case.clone();
+            tests.push(Test::cuda(
+                format!("forward_d{dim}_{mask}_beside_other_work"),
+                move |device| beside_other_work(&case, forward::<f16>(device, &case)?),
+            ));
+            tests.push(Test::cuda(
+                format!("backward_d{dim}_{mask}_beside_other_work"),
+                move |device| {
+                    let case = &backward_case;
+                    beside_other_work(case, backward::<f16>(device, case)?)?;
+                    let by_mma_sync = Case {
+                        kernel: mma_sync_backward(device, case),
+                        ..case.clone()
+                    };
+                    beside_other_work(&by_mma_sync, backward::<f16>(device, &by_mma_sync)?)
+                },
+            ));
+        }
+    }
     tests
 }
 
-/// Runs a case several times.
+const MASKS: [(&str, bool); 2] = [("full", false), ("causal", true)];
+
+/// Runs the forward pass of a case several times.
 pub fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
     // The emulator takes seconds where a GPU takes microseconds.
-    let repeats = if device.is_emulator() { 3 } else { 100 };
+    let count = if device.is_emulator() { 3 } else { 100 };
+    same_bits(count, case, forward::<T>(device, case)?)?;
+    PASSED
+}
+
+/// Bytes of all results of a run.
+type Bits = attention::Result<Vec<u8>>;
+
+/// Runs a thousand times while another stream keeps the GPU busy.
+fn beside_other_work(case: &Case, run: impl Fn() -> Bits) -> Outcome {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| -> attention::Result<()> {
+            let q = Tensor::<bf16>::zeros(&Device::cuda(0)?, [1, 16, 1000, 128])?;
+            while !done.load(Ordering::Relaxed) {
+                Attention::new().forward(&q, &q, &q)?.1.to_vec()?;
+            }
+            Ok(())
+        });
+        let repeated = same_bits(1000, case, run);
+        done.store(true, Ordering::Relaxed);
+        other.join().expect("the other work does not panic")?;
+        repeated?;
+        PASSED
+    })
+}
+
+/// Runs so many times.
+fn same_bits(count: usize, case: &Case, run: impl Fn() -> Bits) -> Result<(), Failed> {
+    let first = run()?;
+    for number in 1..count {
+        if run()? != first {
+            return Err(format!("{case}: run {number} differs from the first").into());
+        }
+    }
+    Ok(())
+}
+
+/// The forward pass of a case: o and lse.
+fn forward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Fn() -> Bits> {
+    let [q, k, v] = inputs::<T>(device, case)?;
+    let options = case.options(device);
+    Ok(move || {
+        let (o, lse) = options.forward(&q, &k, &v)?;
+        Ok([bits(o.to_vec()?), bits(lse.to_vec()?)].concat())
+    })
+}
+
+/// The backward pass of a case, deterministic: dq, dk and dv. The gradient of o is q.
+fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Fn() -> Bits> {
+    let [q, k, v] = inputs::<T>(device, case)?;
+    let options = Attention::new().causal(case.causal);
+    let (o, lse) = options.forward(&q, &k, &v)?;
+    let options = match &case.kernel {
+        Some(kernel) => options.kernel(kernel),
+        None => options,
+    };
+    Ok(move || {
+        let (dq, dk, dv) = options.backward(&q, &k, &v, &o, &lse, &q)?;
+        Ok([bits(dq.to_vec()?), bits(dk.to_vec()?), bits(dv.to_vec()?)].concat())
+    })
+}
+
+/// q, k and v of a case's seed.
+fn inputs<T: Element>(device: &Device, case: &Case) -> attention::Result<[Tensor<T>; 3]> {
     let inputs = case.inputs();
-    let upload = |values: &ndarray::Array4<f32>| {
+    let upload = |values: &Array4<f32>| {
         let data: Vec<T> = values.iter().map(|&value| T::from_f32(value)).collect();
         Tensor::new(device, values.dim().into(), &data)
     };
-    let (q, k, v) = (upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?);
-    let run = || -> attention::Result<(Vec<T>, Vec<f32>)> {
-        let (o, lse) = case.options(device).forward(&q, &k, &v)?;
-        Ok((o.to_vec()?, lse.to_vec()?))
-    };
-    let first = run()?;
-    for repeat in 1..repeats {
-        let (o, lse) = run()?;
-        let same = bytemuck::cast_slice::<T, u8>(&o) == bytemuck::cast_slice::<T, u8>(&first.0)
-            && bytemuck::cast_slice::<f32, u8>(&lse) == bytemuck::cast_slice::<f32, u8>(&first.1);
-        assert!(same, "{case}: run {repeat} differs from the first");
-    }
-    PASSED
+    Ok([upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?])
+}
+
+fn bits<T: bytemuck::NoUninit>(values: Vec<T>) -> Vec<u8> {
+    bytemuck::cast_slice(&values).to_vec()
+}
+
+/// The main kernel by `mma.sync` for the gradients of a case.
+fn mma_sync_backward(device: &Device, case: &Case) -> Option<String> {
+    let class = device.facts()?.class();
+    let kernel = KERNELS.iter().find(|kernel| match kernel.family {
+        Family::Backward(Backward::Main(main)) => {
+            let serves = main.dim as usize == case.dim && case.dtype == main.dtype.into();
+            serves && kernel.is_for(class)
+        }
+        _ => false,
+    })?;
+    Some(kernel.name.to_owned())
 }
