@@ -48,12 +48,13 @@ pub fn tests() -> Vec<Test> {
     }
     for dim in [64, 128, 256] {
         for (mask, causal) in MASKS {
-            // Ragged, and more tiles than any GPU holds at a time.
+            // Ragged, and more tiles than a GPU holds at a time.
+            let heads = (1 << 14) / dim;
             let case = Case {
-                heads: 128,
-                kv_heads: 128,
-                seqlen_q: 300,
-                seqlen_kv: 300,
+                heads,
+                kv_heads: heads,
+                seqlen_q: 90,
+                seqlen_kv: 140,
                 dim,
                 causal,
                 ..Case::default()

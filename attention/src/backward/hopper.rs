@@ -94,7 +94,7 @@ impl Draft<'_> {
             offset_of!(Sm90BackwardParams, ds),
             offset_of!(Sm90BackwardParams, progress),
         ];
-        self.params.forward.order = Order::new(kv_heads as u32, key_tiles as u32, wave as u32);
+        self.params.forward.order = Order::new(kv_heads as u32, key_tiles as u32, [wave as u32, 1]);
         self.launch_by_maps(kernel, jobs, params, &places)
     }
 

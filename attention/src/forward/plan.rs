@@ -188,7 +188,7 @@ impl Draft {
             order: Order::new(
                 (problem.batch * tile_heads) as u32,
                 schedule.q_tiles,
-                schedule.wave_heads,
+                schedule.waves,
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,

@@ -47,8 +47,8 @@ pub struct Schedule {
     pub split_keys: u32,
     /// Blocks in all.
     pub blocks: u32,
-    /// Heads whose query tiles take turns; each slice of O's columns counts.
-    pub wave_heads: u32,
+    /// Heads whose query tiles take turns, and at least as many in the last wave; each slice of O's columns counts.
+    pub waves: [u32; 2],
 }
 
 impl Schedule {
@@ -87,7 +87,7 @@ impl Schedule {
             splits,
             split_keys: split_blocks * kernel.keys,
             blocks: grid(u128::from(tiles) * u128::from(splits))?,
-            wave_heads: wave_heads(kernel, problem, facts.l2_bytes),
+            waves: waves(kernel, problem, facts),
         })
     }
 }
@@ -113,25 +113,33 @@ fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
-/// How many heads take turns: under the causal mask as many as share the L2 cache with their keys and
-/// values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
-/// keeps its keys and values closest.
-fn wave_heads(kernel: &MainKernel, problem: &Problem, l2_bytes: u32) -> u32 {
+/// How many heads take turns, in a wave and at least in the last one. Under the causal mask the last wave has as many as
+/// share the L2 cache with their keys and values, or half as many as there are multiprocessors: its light tiles fill the
+/// time until the last block is done. The waves before are smaller. Without a mask all tiles weigh the same, and a head
+/// at a time keeps its keys and values closest.
+fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
     // Slices of a head read the same keys.
     if !kernel.takes_waves {
-        return kernel.slices;
+        return [kernel.slices; 2];
     }
-    // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
-    let share = l2_bytes as usize / 3 * if kernel.slices == 1 { 2 } else { 6 };
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = (share / kv_bytes).max(1).saturating_mul(problem.group());
-    let heads = problem.batch * problem.heads;
-    heads.div_ceil(heads.div_ceil(fitting)) as u32 * kernel.slices
+    let fitting = |bytes: usize| {
+        let heads = (bytes / kv_bytes).max(1).saturating_mul(problem.group());
+        heads.min(problem.batch * problem.heads)
+    };
+    let l2_bytes = facts.l2_bytes as usize;
+    // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
+    let [wave, last] = match kernel.slices {
+        1 => [fitting(l2_bytes / 6), fitting(l2_bytes / 3 * 2)],
+        _ => [fitting(2 * l2_bytes); 2],
+    };
+    let last = last.min((facts.multiprocessors as usize / 2).max(wave));
+    [wave, last].map(|heads| heads as u32 * kernel.slices)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, wave_heads};
+    use super::{MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves};
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
@@ -342,20 +350,34 @@ mod tests {
             let q = [2, heads, 1000, 64];
             let kv = [2, 4, seqlen_kv, 64];
             let problem = Problem::new(q, kv, kv, true, None).expect("a valid problem");
-            wave_heads(&kernel(name), &problem, l2_bytes)
+            waves(&kernel(name), &problem, &Facts { l2_bytes, ..H200 })
         };
         let causal = "forward_f16_d64_causal";
         let cache = 30 << 20;
-        assert_eq!(waves("forward_f16_d64", 4, 4096, cache), 1);
-        assert_eq!(waves(causal, 4, 4096, cache), 8);
+        assert_eq!(waves("forward_f16_d64", 4, 4096, cache), [1, 1]);
+        // A sixth of the cache has room for 5; two thirds have for all 8.
+        assert_eq!(waves(causal, 4, 4096, cache), [5, 8]);
         // A head and its group, though its keys and values alone fill the cache.
-        assert_eq!(waves(causal, 12, 1 << 20, cache), 3);
-        // 20 of these fit; 32 make two waves of one size.
-        assert_eq!(waves(causal, 16, 16384, cache), 16);
-        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
-        assert_eq!(waves(causal, 4, 16384, 48 << 20), 8);
-        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), 4);
+        assert_eq!(waves(causal, 12, 1 << 20, cache), [3, 3]);
+        assert_eq!(waves(causal, 16, 16384, cache), [4, 20]);
         // A device that tells no size.
-        assert_eq!(waves(causal, 16, 16384, 0), 4);
+        assert_eq!(waves(causal, 16, 16384, 0), [4, 4]);
+    }
+
+    #[test]
+    fn the_last_wave_has_half_as_many_heads_as_multiprocessors() {
+        let shape = [32, 16, 512, 256];
+        let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
+        let waves = |facts| waves(&kernel("hopper_f16_d256_causal"), &problem, &facts);
+        assert_eq!(waves(H200), [20, 66]);
+        // Few large ones have no smaller last wave than the others.
+        let multiprocessors = 10;
+        assert_eq!(
+            waves(Facts {
+                multiprocessors,
+                ..H200
+            }),
+            [20, 20]
+        );
     }
 }

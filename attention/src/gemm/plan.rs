@@ -48,7 +48,7 @@ pub fn plan(
         order: Order::new(
             row_tiles as u32,
             column_tiles as u32,
-            group_rows(kernel, facts).min(row_tiles as u32),
+            [group_rows(kernel, facts).min(row_tiles as u32), 1],
         ),
     };
     if kernel.takes_maps() {

@@ -140,7 +140,7 @@ fn run(module: &Module) {
         heads: 1,
         tile_heads: Divisor::new(1),
         group: Divisor::new(1),
-        order: Order::new(1, 1, 1),
+        order: Order::new(1, 1, [1, 1]),
         seqlen_q: 20,
         seqlen_kv: 20,
         dim: 32,

@@ -4,7 +4,8 @@
 //! mask the last tile of a head has the most keys, and one that starts last leaves the GPU idle
 //! beside it; so the heaviest tiles come first. Heads go in waves, so that the keys and values that
 //! the running blocks share still fit the L2 cache: in a wave, all heads' last tiles, then all
-//! heads' last but one.
+//! heads' last but one. In small waves tiles that read new keys run beside others that read them from the cache. The
+//! last wave is larger, so that its light tiles fill the time until the last block is done.
 
 use super::Divisor;
 
@@ -17,7 +18,7 @@ pub struct Order {
     split: Divisor,
     /// Blocks of a wave.
     wave: Divisor,
-    /// Heads of a wave, and of the last one, which may have fewer.
+    /// Heads of a wave, and of the last one, which may have more or fewer.
     heads: Divisor,
     last_heads: Divisor,
     last_wave: u32,
@@ -25,9 +26,10 @@ pub struct Order {
 }
 
 impl Order {
-    /// Waves of `wave_heads` heads of `heads` in all, each with `q_tiles` query tiles; none of them 0.
-    pub const fn new(heads: u32, q_tiles: u32, wave_heads: u32) -> Self {
-        let last_wave = (heads - 1) / wave_heads;
+    /// Waves of `wave_heads` heads of `heads` in all, each with `q_tiles` query tiles; none of them 0. The last wave has at
+    /// least `last_heads`, from 1 to `heads`.
+    pub const fn new(heads: u32, q_tiles: u32, [wave_heads, last_heads]: [u32; 2]) -> Self {
+        let last_wave = (heads - last_heads) / wave_heads;
         Order {
             split: Divisor::new(heads * q_tiles),
             wave: Divisor::new(wave_heads * q_tiles),
@@ -50,10 +52,11 @@ impl Order {
     pub const fn place(&self, block: u32) -> (u32, u32, u32) {
         let (split, in_split) = self.split.divide(block);
         let (wave, in_wave) = self.wave.divide(in_split);
-        let heads = if wave == self.last_wave {
-            self.last_heads
+        let (wave, in_wave, heads) = if wave < self.last_wave {
+            (wave, in_wave, self.heads)
         } else {
-            self.heads
+            let in_last = in_split - self.last_wave * self.wave.value;
+            (self.last_wave, in_last, self.last_heads)
         };
         let (tile, head) = heads.divide(in_wave);
         let head = wave * self.heads.value + head;
@@ -71,9 +74,12 @@ mod tests {
     proptest! {
         #[test]
         fn every_tile_of_every_head_has_one_block_a_split(
-            heads in 1u32..20, q_tiles in 1u32..20, wave_heads in 1u32..25, splits in 1u32..4,
+            heads in 1u32..20,
+            q_tiles in 1u32..20,
+            waves in [1u32..25, 1u32..25],
+            splits in 1u32..4,
         ) {
-            let order = Order::new(heads, q_tiles, wave_heads.min(heads));
+            let order = Order::new(heads, q_tiles, waves.map(|wave| wave.min(heads)));
             let places: HashSet<_> = (0..splits * heads * q_tiles)
                 .map(|block| order.place(block))
                 .collect();
@@ -86,15 +92,19 @@ mod tests {
 
         #[test]
         fn a_wave_takes_heavier_tiles_first(
-            heads in 1u32..20, q_tiles in 1u32..20, wave_heads in 1u32..25,
+            heads in 1u32..20, q_tiles in 1u32..20, waves in [1u32..25, 1u32..25],
         ) {
-            let wave_heads = wave_heads.min(heads);
-            let order = Order::new(heads, q_tiles, wave_heads);
+            let [wave_heads, last_heads] = waves.map(|wave| wave.min(heads));
+            let order = Order::new(heads, q_tiles, [wave_heads, last_heads]);
             let tiles: std::vec::Vec<_> = (0..heads * q_tiles)
                 .map(|block| order.place(block))
-                .map(|(_, tile, head)| (head / wave_heads, q_tiles - tile))
+                .map(|(_, tile, head)| (head, q_tiles - tile))
                 .collect();
-            prop_assert!(tiles.is_sorted());
+            let waves = (heads - last_heads) / wave_heads;
+            let wave = |head: u32| (head / wave_heads).min(waves);
+            prop_assert!(tiles.is_sorted_by_key(|&(head, tile)| (wave(head), tile)));
+            let last = tiles.iter().filter(|&&(head, _)| wave(head) == waves).count() as u32;
+            prop_assert!((last_heads..last_heads + wave_heads).contains(&(last / q_tiles)));
         }
     }
 }

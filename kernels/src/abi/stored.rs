@@ -102,7 +102,7 @@ impl Stored {
             kv_heads
         };
         Stored {
-            order: Order::new(kv_heads * group, sizes.query_tiles, wave * group),
+            order: Order::new(kv_heads * group, sizes.query_tiles, [wave * group, 1]),
             heads: Divisor::new(sizes.heads),
             ring: Divisor::new(sizes.ring_waves * wave * group),
             wave: Divisor::new(wave),

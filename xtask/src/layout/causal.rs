@@ -90,7 +90,7 @@ impl Head {
 
     /// The block that takes each query tile of each head.
     fn order(&self) -> Panel {
-        let order = Order::new(HEADS, self.tiles(), WAVE);
+        let order = Order::new(HEADS, self.tiles(), [WAVE, 1]);
         let places = (0..order.blocks()).map(|block| order.place(block));
         let columns = Axis::new(0..HEADS).every(WAVE as usize);
         let columns = columns.titled(["first wave", "second wave"]);
