@@ -91,11 +91,13 @@ pub fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
     PASSED
 }
 
-/// Bytes of all results of a run.
-type Bits = attention::Result<Vec<u8>>;
+/// Runs once, and shows the bytes of each result.
+trait Run: Fn(&mut dyn FnMut(&[u8])) -> attention::Result<()> {}
+
+impl<F: Fn(&mut dyn FnMut(&[u8])) -> attention::Result<()>> Run for F {}
 
 /// Runs a thousand times while another stream keeps the GPU busy.
-fn beside_other_work(case: &Case, run: impl Fn() -> Bits) -> Outcome {
+fn beside_other_work(case: &Case, run: impl Run) -> Outcome {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let other = scope.spawn(|| -> attention::Result<()> {
@@ -114,10 +116,14 @@ fn beside_other_work(case: &Case, run: impl Fn() -> Bits) -> Outcome {
 }
 
 /// Runs so many times.
-fn same_bits(count: usize, case: &Case, run: impl Fn() -> Bits) -> Result<(), Failed> {
-    let first = run()?;
+fn same_bits(count: usize, case: &Case, run: impl Run) -> Result<(), Failed> {
+    let mut first = Vec::new();
+    run(&mut |result| first.push(result.to_vec()))?;
     for number in 1..count {
-        if run()? != first {
+        let mut results = first.iter();
+        let mut same = true;
+        run(&mut |result| same &= results.next().is_some_and(|first| first == result))?;
+        if !same {
             return Err(format!("{case}: run {number} differs from the first").into());
         }
     }
@@ -125,17 +131,19 @@ fn same_bits(count: usize, case: &Case, run: impl Fn() -> Bits) -> Result<(), Fa
 }
 
 /// The forward pass of a case: o and lse.
-fn forward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Fn() -> Bits> {
+fn forward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Run> {
     let [q, k, v] = inputs::<T>(device, case)?;
     let options = case.options(device);
-    Ok(move || {
+    Ok(move |show: &mut dyn FnMut(&[u8])| {
         let (o, lse) = options.forward(&q, &k, &v)?;
-        Ok([bits(o.to_vec()?), bits(lse.to_vec()?)].concat())
+        show(bytemuck::cast_slice(&o.to_vec()?));
+        show(bytemuck::cast_slice(&lse.to_vec()?));
+        Ok(())
     })
 }
 
 /// The backward pass of a case, deterministic: dq, dk and dv. The gradient of o is q.
-fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Fn() -> Bits> {
+fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Run> {
     let [q, k, v] = inputs::<T>(device, case)?;
     let options = Attention::new().causal(case.causal);
     let (o, lse) = options.forward(&q, &k, &v)?;
@@ -143,9 +151,12 @@ fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl 
         Some(kernel) => options.kernel(kernel),
         None => options,
     };
-    Ok(move || {
+    Ok(move |show: &mut dyn FnMut(&[u8])| {
         let (dq, dk, dv) = options.backward(&q, &k, &v, &o, &lse, &q)?;
-        Ok([bits(dq.to_vec()?), bits(dk.to_vec()?), bits(dv.to_vec()?)].concat())
+        for gradient in [dq, dk, dv] {
+            show(bytemuck::cast_slice(&gradient.to_vec()?));
+        }
+        Ok(())
     })
 }
 
@@ -157,10 +168,6 @@ fn inputs<T: Element>(device: &Device, case: &Case) -> attention::Result<[Tensor
         Tensor::new(device, values.dim().into(), &data)
     };
     Ok([upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?])
-}
-
-fn bits<T: bytemuck::NoUninit>(values: Vec<T>) -> Vec<u8> {
-    bytemuck::cast_slice(&values).to_vec()
 }
 
 /// The main kernel by `mma.sync` for the gradients of a case.

@@ -101,7 +101,7 @@ pub(super) fn plan(
             order: Order::new(
                 kv_heads as u32,
                 key_tiles as u32,
-                waves(problem, facts, deterministic),
+                [wave_heads(problem, facts, deterministic), 1],
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
@@ -169,26 +169,23 @@ pub(super) fn plan(
     Ok(steps.finish(main_kernel.name, 1))
 }
 
-/// How many key/value heads take turns, in a wave and at least in the last one: as many as share the L2 cache with their q,
-/// do and sums of dq.
+/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
+/// one size.
 ///
 /// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
-/// waits for its turn until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave
-/// two tiles of a head at a time, and the last wave has as many light tiles for its end. Without a mask tiles of a head
-/// wait only one step for each other, and waves have about one size.
-fn waves(problem: &Problem, facts: &Facts, deterministic: bool) -> [u32; 2] {
+/// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
+/// of a head at a time. Without a mask tiles of a head wait only one step for each other.
+fn wave_heads(problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
     let share = facts.l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
-    let fitting = (share / bytes).max(1);
-    let half = fitting.max(facts.multiprocessors as usize / 2);
-    let waves = match (problem.causal, deterministic) {
-        (true, true) => [half, half],
-        (true, false) => [fitting, half],
-        (false, _) => [heads.div_ceil(heads.div_ceil(fitting)), 1],
+    let least = match deterministic && problem.causal {
+        true => facts.multiprocessors as usize / 2,
+        false => 1,
     };
-    waves.map(|wave| wave.min(heads) as u32)
+    let fitting = (share / bytes).max(least).max(1);
+    heads.div_ceil(heads.div_ceil(fitting)) as u32
 }
 
 #[cfg(test)]
@@ -199,18 +196,17 @@ mod tests {
     #[test]
     fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {
         let facts = Facts::emulated(Class::Sm80);
-        let waves_of = |batch, causal, deterministic| {
+        let waves = |batch, causal, deterministic| {
             let [q, kv] = [[batch, 16, 4096, 128], [batch, 8, 4096, 128]];
             let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
-            waves(&problem, &facts, deterministic)
+            wave_heads(&problem, &facts, deterministic)
         };
-        // All heads, or half of 108.
-        assert_eq!(waves_of(4, true, true), [32, 32]);
-        assert_eq!(waves_of(16, true, true), [54, 54]);
+        // All heads, or about half of 108.
+        assert_eq!(waves(4, true, true), 32);
+        assert_eq!(waves(16, true, true), 43);
         // A group of two heads takes 8 MB of 27.
-        assert_eq!(waves_of(16, true, false), [3, 54]);
-        for deterministic in [true, false] {
-            assert_eq!(waves_of(4, false, deterministic), [3, 1]);
+        for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
+            assert_eq!(waves(4, causal, deterministic), 3);
         }
     }
 }

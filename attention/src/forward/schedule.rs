@@ -113,28 +113,31 @@ fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
-/// How many heads take turns, in a wave and at least in the last one. Under the causal mask the last wave has as many as
-/// share the L2 cache with their keys and values, or half as many as there are multiprocessors: its light tiles fill the
-/// time until the last block is done. The waves before are smaller. Without a mask all tiles weigh the same, and a head
-/// at a time keeps its keys and values closest.
+/// How many heads take turns, in a wave and at least in the last one: under the causal mask as many as share the L2 cache with
+/// their keys and values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
+/// keeps its keys and values closest.
+///
+/// The Hopper kernel has smaller waves, so that tiles that read new keys run beside others, and a last one with half as many
+/// heads as multiprocessors if they share the cache: its light tiles fill the time until the last block is done.
 fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
     // Slices of a head read the same keys.
     if !kernel.takes_waves {
         return [kernel.slices; 2];
     }
+    let heads = problem.batch * problem.heads;
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
-    let fitting = |bytes: usize| {
-        let heads = (bytes / kv_bytes).max(1).saturating_mul(problem.group());
-        heads.min(problem.batch * problem.heads)
-    };
+    let fitting = |bytes: usize| (bytes / kv_bytes).max(1).saturating_mul(problem.group());
     let l2_bytes = facts.l2_bytes as usize;
     // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
-    let [wave, last] = match kernel.slices {
-        1 => [fitting(l2_bytes / 6), fitting(l2_bytes / 3 * 2)],
-        _ => [fitting(2 * l2_bytes); 2],
+    let share = l2_bytes / 3 * if kernel.slices == 1 { 2 } else { 6 };
+    let waves = if kernel.map_dim.is_some() && kernel.slices == 1 {
+        let wave = fitting(l2_bytes / 6);
+        let half = facts.multiprocessors as usize / 2;
+        [wave, fitting(share).min(half.max(wave))]
+    } else {
+        [heads.div_ceil(heads.div_ceil(fitting(share))), 1]
     };
-    let last = last.min((facts.multiprocessors as usize / 2).max(wave));
-    [wave, last].map(|heads| heads as u32 * kernel.slices)
+    waves.map(|wave| wave.min(heads) as u32 * kernel.slices)
 }
 
 #[cfg(test)]
@@ -355,13 +358,22 @@ mod tests {
         let causal = "forward_f16_d64_causal";
         let cache = 30 << 20;
         assert_eq!(waves("forward_f16_d64", 4, 4096, cache), [1, 1]);
-        // A sixth of the cache has room for 5; two thirds have for all 8.
-        assert_eq!(waves(causal, 4, 4096, cache), [5, 8]);
+        assert_eq!(waves(causal, 4, 4096, cache), [8, 1]);
         // A head and its group, though its keys and values alone fill the cache.
-        assert_eq!(waves(causal, 12, 1 << 20, cache), [3, 3]);
-        assert_eq!(waves(causal, 16, 16384, cache), [4, 20]);
+        assert_eq!(waves(causal, 12, 1 << 20, cache), [3, 1]);
+        // 20 of these fit; 32 make two waves of one size.
+        assert_eq!(waves(causal, 16, 16384, cache), [16, 1]);
+        // Two thirds of 48 MB are the 4 MB of each of 8 heads; of a little less, two waves.
+        assert_eq!(waves(causal, 4, 16384, 48 << 20), [8, 1]);
+        assert_eq!(waves(causal, 4, 16384, (48 << 20) - 3), [4, 1]);
         // A device that tells no size.
-        assert_eq!(waves(causal, 16, 16384, 0), [4, 4]);
+        assert_eq!(waves(causal, 16, 16384, 0), [4, 1]);
+        let hopper = "hopper_f16_d64_causal";
+        // A sixth of the cache has room for 5; two thirds have for all 8.
+        assert_eq!(waves(hopper, 4, 4096, cache), [5, 8]);
+        assert_eq!(waves(hopper, 12, 1 << 20, cache), [3, 3]);
+        assert_eq!(waves(hopper, 16, 16384, cache), [4, 20]);
+        assert_eq!(waves(hopper, 16, 16384, 0), [4, 4]);
     }
 
     #[test]
