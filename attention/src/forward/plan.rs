@@ -153,6 +153,8 @@ pub struct Draft {
     kernel: MainKernel,
     schedule: Schedule,
     params: ForwardParams,
+    /// Whether a tensor map describes o.
+    o_has_map: bool,
     steps: Steps,
 }
 
@@ -204,6 +206,7 @@ impl Draft {
             kernel,
             schedule,
             params,
+            o_has_map: o.is_aligned() && has_map(&args.o),
             steps,
         })
     }
@@ -276,8 +279,17 @@ impl Draft {
             kv_map(offset_of!(Sm90Params, k), forward.k, k, kernel.keys),
             kv_map(offset_of!(Sm90Params, v), forward.v, v, v_keys),
         ];
+        let o_map = (
+            offset_of!(Sm90Params, o),
+            forward.o,
+            offset_of!(ForwardParams, o.address),
+            [heads, queries],
+            Sm90Params::O_ROWS,
+        );
+        let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_packed;
+        let o_by_map = by_map && self.schedule.splits == 1 && self.o_has_map;
         let maps = (!kernel.is_packed).then_some(q_map).into_iter();
-        let maps = maps.chain(kv_maps);
+        let maps = maps.chain(kv_maps).chain(o_by_map.then_some(o_map));
         let maps = maps.map(
             |(place, tensor, address, [heads, rows], box_rows)| MapPlace {
                 place,
@@ -297,6 +309,7 @@ impl Draft {
         let mut params = Sm90Params {
             forward,
             tiles,
+            o_by_map: o_by_map.into(),
             ..Sm90Params::default()
         };
         // Tiles of one length take turns without it, which saves the launch that clears it. So do two sides of a block,

@@ -6,7 +6,7 @@ use super::{BackwardParams, ForwardParams, Stored};
 /// (`cuTensorMapEncodeTiled`).
 pub type TensorMap = [u64; 16];
 
-/// Arguments of a forward kernel that loads by tensor maps. The kernel's parameter lies at a multiple of 64.
+/// Arguments of a forward kernel that loads by tensor maps, and may store by one. The kernel's parameter lies at a multiple of 64.
 ///
 /// The grid is one-dimensional, with at most a block for each tile; blocks take tiles until none is left.
 #[repr(C)]
@@ -19,6 +19,8 @@ pub struct Sm90Params {
     pub k: TensorMap,
     /// Boxes of v, of as many rows as a chunk has keys, and one panel's columns.
     pub v: TensorMap,
+    /// Boxes of 16 rows of o, `[batch, heads, seqlen_q, dim]`, and one panel's columns. Used if `o_by_map` is not 0.
+    pub o: TensorMap,
     /// The rest.
     pub forward: ForwardParams,
     /// Device address of a `u32` that counts the tiles taken beside each block's first, and is 0 before a launch and
@@ -26,8 +28,19 @@ pub struct Sm90Params {
     pub counter: u64,
     /// Tiles of all splits.
     pub tiles: u32,
-    /// Unused.
-    pub padding: u32,
+    /// Whether o is stored by its map. 0 with splits, or if the kernel [stores](Self::stores_by_map) from registers alone.
+    pub o_by_map: u32,
+}
+
+impl Sm90Params {
+    /// Queries of a box of o; a warp stores one box.
+    pub const O_ROWS: u32 = 16;
+
+    /// Whether the kernel of this head dim stores o by its map. Measured on an H200 (`docs/tuning.md`): 1 to 5 % faster at
+    /// 128, slower at 256; below 128 a register is missing.
+    pub const fn stores_by_map(dim: u32) -> bool {
+        dim == 128
+    }
 }
 
 /// Arguments of the main kernel of a backward pass that loads by tensor maps. The kernel's parameter lies at a multiple of

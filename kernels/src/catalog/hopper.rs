@@ -2,6 +2,7 @@
 
 use super::Tile;
 use super::collectives::{Collectives, Parts};
+use crate::abi::Sm90Params;
 use crate::layout::sm90::Sm90Memory;
 
 /// Rows of a warpgroup of consumers.
@@ -129,6 +130,24 @@ pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
 /// the last block. By `mma`, scores that do not fit, unless K passes in chunks, and products with infinities that the
 /// mask hides.
 pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
+    let counts = counts(parts, causal);
+    if !Sm90Params::stores_by_map(parts.dim) {
+        return counts;
+    }
+    // O, a panel at a time, behind a barrier, and sums of P once more. Q is released thrice: during the next tile, where a
+    // tile has no keys, and at the end.
+    Collectives {
+        stmatrix: parts.ot,
+        tensor_store: parts.ot / 4,
+        bar: counts.bar + 1,
+        shfl: counts.shfl + 4,
+        mbarrier_arrive: counts.mbarrier_arrive + 1,
+        ..counts
+    }
+}
+
+/// The same where O is stored from registers.
+fn counts(parts: &Parts, causal: bool) -> Collectives {
     let (dt, ot, nt, stages) = (parts.dt, parts.ot, parts.kt, parts.tile.stages);
     let memory = memory(&parts.tile, parts.dim);
     let (k, v) = (memory.k_chunks(), memory.v_chunks());
@@ -162,10 +181,10 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     }
 }
 
-/// As [`collectives`], of the causal code, whether causal or not; but consumers copy Q, before a barrier, and two sides
+/// As [`counts`], of the causal code, whether causal or not; but consumers copy Q, before a barrier, and two sides
 /// exchange O between two more.
 pub(super) fn packed_collectives(parts: &Parts) -> Collectives {
-    let (causal, sides) = (collectives(parts, true), sides(&parts.tile));
+    let (causal, sides) = (counts(parts, true), sides(&parts.tile));
     Collectives {
         tensor_load: causal.tensor_load - 1,
         bar: causal.bar + 1 + 2 * (sides - 1),

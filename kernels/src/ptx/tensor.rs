@@ -29,4 +29,17 @@ instructions! {
     ) = "{{ .reg .pred first; elect.sync _|first, 0xffffffff; @first \
          cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
          [{}], [{}, {{{}, {}, {}, {}}}], [{}]; }}";
+
+    /// Starts to store the box in shared memory to the tensor, in the open group of one lane of the warp, always the same.
+    /// What lies past the tensor's end is left out.
+    ///
+    /// # Safety
+    /// Every lane of the warp makes the same call. `map` is the generic address of a tensor map whose tensor is writable.
+    /// The box lies as for [`load`], and does not begin before the tensor: such a store is an illegal instruction.
+    /// No thread writes it until every lane's [`wait_read`](super::bulk::wait_read).
+    store_once(
+        map: u64 in reg64, a: i32 in reg32, b: i32 in reg32, c: i32 in reg32, d: i32 in reg32,
+        shared: u32 in reg32
+    ) = "{{ .reg .pred first; elect.sync _|first, 0xffffffff; @first \
+         cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [{}, {{{}, {}, {}, {}}}], [{}]; }}";
 }

@@ -4,16 +4,16 @@ use super::ROWS;
 use super::consumer::Consumer;
 use super::exchange::Exchange;
 use super::job::{Job, Part, Turns};
-use super::store::store;
+use super::store::{store, store_by_map};
 use super::watch::Watch;
-use crate::abi::{Event, ForwardParams};
+use crate::abi::{Event, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
 use crate::attention::score::Score;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
-use crate::ptx::{barrier, mbarrier, special, vote};
+use crate::ptx::{barrier, bulk, mbarrier, special, vote};
 use crate::tile::registers::{again, opaque};
 use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use crate::tile::{Accumulator, Element, Operand, Ring};
@@ -39,7 +39,8 @@ pub unsafe fn consume<
     const NQ: u32,
     const S: u32,
 >(
-    params: &ForwardParams,
+    launch: &Sm90Params,
+    maps: u64,
     memory_of: impl Fn(u32) -> Sm90Memory,
     side: u32,
     warpgroup: u32,
@@ -48,6 +49,10 @@ pub unsafe fn consume<
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
+    let params = &launch.forward;
+    // Then a tile's slot of Q is given back during the next tile, once its O has left.
+    let by_map = H::STRIDED && const { Sm90Params::stores_by_map(16 * DT as u32) };
+    const { assert!(!Sm90Params::stores_by_map(16 * DT as u32) || !H::STRIDED || NQ > W) }
     let (br, bc) = (W * ROWS, 16 * NT as u32);
     let (memory, turns) = (memory_of(side), Turns::<G>(side));
     let row = warpgroup * ROWS;
@@ -76,6 +81,13 @@ pub unsafe fn consume<
             q.wait(memory.q_full(q.stage()));
             Job::load(memory.job(q.stage()))
         };
+        // Gives the slot of the tile before back, whose O has left.
+        let release_last = |q: Ring<NQ>| {
+            if by_map && q.0 >= W {
+                bulk::wait_read::<0>();
+                mbarrier::arrive(memory.q_full(Ring::<NQ>(q.0 - W).stage()) + 8);
+            }
+        };
         let mut job = next_job(q);
         while job.split != Job::NONE.split {
             consumer.note(consumer.block, Event::Q);
@@ -88,10 +100,12 @@ pub unsafe fn consume<
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            // Gives Q and the job back; returns the job once more.
+            // Gives Q and the job back, where O does not need the slot; returns the job once more.
             let release_q = || {
                 let job = again(|| Job::load(memory.job(slot)));
-                mbarrier::arrive(memory.q_full(slot) + 8);
+                if !by_map {
+                    mbarrier::arrive(memory.q_full(slot) + 8);
+                }
                 job
             };
             let mut o = [Accumulator::ZERO; OT];
@@ -151,6 +165,7 @@ pub unsafe fn consume<
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
                 consumer.issue_scores::<E>(&mut s);
+                release_last(q);
                 let mut leave_out = S > 1 && look(&consumer);
                 consumer.wait_scores(&mut s, false);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
@@ -230,6 +245,7 @@ pub unsafe fn consume<
                 consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
                 consumer.block = consumer.block.next();
             } else {
+                release_last(q);
                 job = release_q();
             }
             q = Ring(q.0 + W);
@@ -245,12 +261,21 @@ pub unsafe fn consume<
                 }
                 barrier::some(1 + G * W + warpgroup, 128 * G);
             }
-            if G == 1 || side == 0 {
+            // No box may begin before row 0.
+            let begins = Part::<H, M>::new(params, job, row).first;
+            if by_map && (launch.o_by_map != 0) & (begins >= 0) {
+                // The products of all warps have read Q.
+                barrier::some(1 + consumer.number, 128);
+                let to = memory.q(slot);
+                store_by_map::<E, H, M, G, W, OT>(params, maps + 384, to, job, o, &softmax);
+            } else if G == 1 || side == 0 {
                 store::<E, H, M, G, W, OT>(params, job, o, &softmax);
             }
             consumer.note(consumer.block, Event::Stored);
             job = next_job(q);
         }
+        // Shared memory stays until O has left.
+        release_last(q);
     }
 }
 

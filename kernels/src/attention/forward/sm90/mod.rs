@@ -13,6 +13,8 @@
 //! D = 64. So `G` = 2 sides of a block have the same rows, each with stages, barriers and a producer's warp of its own, and
 //! every other block of keys. At the end of a tile the second side hands O, m and l over, and the first one adds and stores.
 //!
+//! O leaves from registers, or at D = 128 by the copy engine, through the tile's slot of Q, while the next tile begins.
+//!
 //! The first blocks, at the edge of the mask, take exact maxima. The others try the maxima of the blocks before: see
 //! [`Softmax`](crate::attention::Softmax).
 //!
@@ -130,11 +132,7 @@ pub unsafe fn sm90<
                 _ => (warpgroup / W, warpgroup % W),
             };
             consume::<E, M, H, C, T, G, W, DT, OT, NT, NQ, S>(
-                &params.forward,
-                memory_of,
-                side,
-                warpgroup,
-                notes,
+                params, maps, memory_of, side, warpgroup, notes,
             );
         }
     }

@@ -6,8 +6,10 @@ use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix};
 use crate::attention::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
+use crate::layout::descriptor::Panels;
+use crate::layout::fragment;
 use crate::layout::rows::Rows;
-use crate::ptx::{global, shuffle, special};
+use crate::ptx::{barrier, bulk, global, shuffle, special, stmatrix, tensor};
 use crate::tile::registers::again;
 use crate::tile::{Accumulator, Element};
 
@@ -38,6 +40,72 @@ pub unsafe fn store<
     });
     // SAFETY: the caller's promise.
     unsafe { store_rows::<E, H, OT>(params, &part.work, part.first, lane, o, softmax) }
+}
+
+/// As [`store`], by the copy engine: through the 64 rows of the warpgroup at `to`, of which the warp uses its 16. They are in
+/// use until every lane's [`wait_read`](bulk::wait_read). `map` is the address of the map of o.
+///
+/// # Safety
+/// As [`store`], without splits. The warp's first row is not before row 0, and no product reads the rows at `to` any
+/// more.
+#[inline(always)]
+pub unsafe fn store_by_map<
+    E: Element,
+    H: Heads,
+    M: Mask<Keys = Prefix>,
+    const G: u32,
+    const W: u32,
+    const OT: usize,
+>(
+    params: &ForwardParams,
+    map: u64,
+    to: Panels,
+    job: Job,
+    o: [Accumulator; OT],
+    softmax: &Softmax<1>,
+) {
+    let (part, warp_row, lane) = again(|| {
+        // SAFETY: the block has this many threads.
+        let thread = unsafe { special::thread(128 * (G * W + 1)) };
+        let row = thread / 32 * 16;
+        let part = Part::<H, M>::new(params, job, row);
+        (part, row % 64, thread % 32)
+    });
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [totals] = softmax.totals();
+        let finished = totals.map(Total::finish);
+        let (row, chunk) = fragment::ldmatrix_rows_first(lane);
+        let first = to.chunk(warp_row + row, 8 * chunk);
+        let in_panel = to.width as usize / 16;
+        for dt in 0..OT {
+            let tile = o[dt].0;
+            let pair = |r: usize, half: usize| {
+                let i = 4 * half + 2 * r;
+                E::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
+            };
+            // The chunk's bits of an address change without a carry.
+            let in_first_panel = first ^ (dt % in_panel * 32) as u32;
+            let address = in_first_panel + (dt / in_panel) as u32 * to.panel_bytes();
+            stmatrix::x4(address, [pair(0, 0), pair(1, 0), pair(0, 1), pair(1, 1)]);
+        }
+        bulk::fence();
+        barrier::warp();
+        let (head, batch) = (part.work.heads.first(), part.work.sequence.batch);
+        for panel in 0..16 * OT as u32 / to.width {
+            let from = to.skip_panels(panel).skip_rows(warp_row).base;
+            let column = (panel * to.width) as i32;
+            tensor::store_once(map, column, part.first, head as i32, batch as i32, from);
+        }
+        bulk::commit();
+        let rows = part.work.row_count() as i32;
+        for r in 0..2 {
+            let row = part.first + (lane / 4 + 8 * r as u32) as i32;
+            if row < rows && lane % 4 == 0 {
+                global::store_f32(part.work.lse(params, row as u32), finished[r].1);
+            }
+        }
+    }
 }
 
 /// As [`store`], for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
