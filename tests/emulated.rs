@@ -4,10 +4,10 @@ use attention::device::Emulator;
 use attention::emulator::{Counters, Options};
 use attention::plan::Steps;
 use attention::{Class, Device, Facts, RawTensor, Tensor};
-use kernels::abi::PackParams;
+use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;
-use tests::{Case, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -39,6 +39,11 @@ pub fn tests() -> Vec<Test> {
         if matches!(forward.kind, Kind::Hopper { .. } | Kind::HopperPacked) {
             tests.push(Test::emulator(name("several_tiles"), move |_| {
                 blocks_with_several_tiles(kernel, forward)
+            }));
+        }
+        if matches!(forward.kind, Kind::Hopper { .. }) && Sm90Params::stores_by_map(forward.dim) {
+            tests.push(Test::emulator(name("o_lies_anywhere"), move |_| {
+                o_lies_anywhere(kernel, forward)
             }));
         }
         if forward.kind.is_packed() {
@@ -124,6 +129,54 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
             ..alone
         }
         .check(&device)?;
+    }
+    PASSED
+}
+
+/// O leaves by tensor stores where a map describes it, and from registers elsewhere. Blocks take several tiles, of which some
+/// begin before row 0, and rows may see no key; head dims end inside a box, at its end, and before it.
+fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
+    let facts = Facts {
+        multiprocessors: 3,
+        ..Facts::emulated(Class::Sm90)
+    };
+    let described = [
+        (Layout::Bhnd, 128),
+        (Layout::Bnhd, 104),
+        (Layout::Padded, 88),
+        (Layout::Bhnd, 72),
+        (Layout::Padded, 64),
+    ];
+    let others = [
+        (Layout::Shifted, 128),
+        (Layout::OddRows, 128),
+        (Layout::OddHeads, 104),
+        (Layout::OddBatches, 104),
+        (Layout::Reversed, 128),
+        (Layout::OddReversed, 128),
+    ];
+    let layouts = described.map(|layout| (layout, true)).into_iter();
+    let layouts = layouts.chain(others.map(|layout| (layout, false)));
+    for (seed, ((o, dim), by_map)) in layouts.enumerate() {
+        let options = Options {
+            seed: seed as u64,
+            ..counting()
+        };
+        let device = Device::with_driver(Emulator::new(facts, options))?;
+        Case {
+            batch: 2,
+            heads: 3,
+            dim,
+            o,
+            ..case(kernel, forward, 250, 130)
+        }
+        .check(&device)?;
+        let launches = device.counters();
+        let stores = launches.iter().map(|(_, counters)| {
+            let stores = counters.total_of("cp.async.bulk.tensor.4d.global");
+            stores.executed
+        });
+        assert_eq!(stores.sum::<u64>() > 0, by_map, "{o:?}, {dim}");
     }
     PASSED
 }

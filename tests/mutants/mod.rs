@@ -53,6 +53,7 @@ pub fn tests() -> Vec<Test> {
         gemm::MUTANTS,
         hopper::pipeline::MUTANTS,
         hopper::products::MUTANTS,
+        hopper::store::MUTANTS,
         hopper::chunks::MUTANTS,
         hopper::gradient::MUTANTS,
         shared_rows::MUTANTS,

@@ -4,6 +4,7 @@ pub mod chunks;
 pub mod gradient;
 pub mod pipeline;
 pub mod products;
+pub mod store;
 
 const FULL: &str = "hopper_f16_d64";
 /// Rows see only a part of some blocks.
