@@ -66,7 +66,7 @@ collectives! {
     wgmma_wait: "wgmma.wait" = "wgmma.wait_group.";
     setmaxnreg: "setmaxnreg" = "setmaxnreg.";
     tensor_load: "tensor load" = "cp.async.bulk.tensor.4d.shared::cluster.";
- tensor_store: "tensor store" = "cp.async.bulk.tensor.4d.global.";
+    tensor_store: "tensor store" = "cp.async.bulk.tensor.4d.global.";
     mbarrier_init: "mbarrier.init" = "mbarrier.init.";
     mbarrier_arrive: "mbarrier.arrive" = "mbarrier.arrive.";
     mbarrier_wait: "mbarrier.try_wait" = "mbarrier.try_wait.";
