@@ -4,7 +4,7 @@ use crate::mutants::backward::same_bits;
 use crate::mutants::change::remove;
 use crate::mutants::{
     Mutant, Run,
-    Which::{All, Nth},
+    Which::{All, Last, Nth},
 };
 use tests::{BackwardCase, Case};
 
@@ -32,7 +32,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "dS multiplied before all of it is stored",
         kernel: STORED,
         pattern: "@early bra again",
-        which: Nth(0),
+        which: Last,
         change: |l| l.replace("@early bra again;", ""),
     },
     Mutant {

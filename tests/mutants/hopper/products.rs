@@ -161,7 +161,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a descriptor of the wrong rows of V",
         kernel: FULL,
         pattern: ", 128;",
-        which: Nth(5),
+        which: Nth(4),
         change: |l| l.replace("128", "64"),
     },
     Mutant {

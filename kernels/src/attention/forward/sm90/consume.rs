@@ -20,6 +20,15 @@ use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 use core::marker::PhantomData;
 
+/// Whether O is stored by its map. Then a tile's slot of Q is given back during the next tile, once its O has left.
+///
+/// A constant, so that other kernels have no trace of it: a branch that the compiler removes later costs some a spill.
+struct ByMap<H, const DT: usize>(PhantomData<H>);
+
+impl<H: Heads, const DT: usize> ByMap<H, DT> {
+    const YES: bool = H::STRIDED && Sm90Params::stores_by_map(16 * DT as u32);
+}
+
 /// Computes the warpgroup's rows of the block's tiles.
 ///
 /// # Safety
@@ -50,9 +59,7 @@ pub unsafe fn consume<
     [Accumulator; NT]: Product,
 {
     let params = &launch.forward;
-    // Then a tile's slot of Q is given back during the next tile, once its O has left.
-    let by_map = H::STRIDED && const { Sm90Params::stores_by_map(16 * DT as u32) };
-    const { assert!(!Sm90Params::stores_by_map(16 * DT as u32) || !H::STRIDED || NQ > W) }
+    const { assert!(!ByMap::<H, DT>::YES || NQ > W) }
     let (br, bc) = (W * ROWS, 16 * NT as u32);
     let (memory, turns) = (memory_of(side), Turns::<G>(side));
     let row = warpgroup * ROWS;
@@ -83,7 +90,7 @@ pub unsafe fn consume<
         };
         // Gives the slot of the tile before back, whose O has left.
         let release_last = |q: Ring<NQ>| {
-            if by_map && q.0 >= W {
+            if q.0 >= W {
                 bulk::wait_read::<0>();
                 mbarrier::arrive(memory.q_full(Ring::<NQ>(q.0 - W).stage()) + 8);
             }
@@ -103,7 +110,7 @@ pub unsafe fn consume<
             // Gives Q and the job back, where O does not need the slot; returns the job once more.
             let release_q = || {
                 let job = again(|| Job::load(memory.job(slot)));
-                if !by_map {
+                if !ByMap::<H, DT>::YES {
                     mbarrier::arrive(memory.q_full(slot) + 8);
                 }
                 job
@@ -165,7 +172,9 @@ pub unsafe fn consume<
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
                 consumer.issue_scores::<E>(&mut s);
-                release_last(q);
+                if ByMap::<H, DT>::YES {
+                    release_last(q);
+                }
                 let mut leave_out = S > 1 && look(&consumer);
                 consumer.wait_scores(&mut s, false);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
@@ -245,7 +254,9 @@ pub unsafe fn consume<
                 consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
                 consumer.block = consumer.block.next();
             } else {
-                release_last(q);
+                if ByMap::<H, DT>::YES {
+                    release_last(q);
+                }
                 job = release_q();
             }
             q = Ring(q.0 + W);
@@ -262,8 +273,9 @@ pub unsafe fn consume<
                 barrier::some(1 + G * W + warpgroup, 128 * G);
             }
             // No box may begin before row 0.
-            let begins = Part::<H, M>::new(params, job, row).first;
-            if by_map && (launch.o_by_map != 0) & (begins >= 0) {
+            if ByMap::<H, DT>::YES
+                && (launch.o_by_map != 0) & (Part::<H, M>::new(params, job, row).first >= 0)
+            {
                 // The products of all warps have read Q.
                 barrier::some(1 + consumer.number, 128);
                 let to = memory.q(slot);
@@ -275,7 +287,9 @@ pub unsafe fn consume<
             job = next_job(q);
         }
         // Shared memory stays until O has left.
-        release_last(q);
+        if ByMap::<H, DT>::YES {
+            release_last(q);
+        }
     }
 }
 
