@@ -41,6 +41,8 @@ pub struct BackwardTile {
     pub side_by_side: u32,
     /// Slices of 16 columns of dQ that a warp has in registers at a time.
     pub at_once: u32,
+    /// Stages of dS: 1 or 2.
+    pub ds_stages: u32,
 }
 
 impl BackwardTile {
@@ -56,6 +58,12 @@ impl BackwardTile {
             kept,
             side_by_side,
             at_once,
+            // Two leave no room for the rest.
+            ds_stages: if (class, dim) == (Class::Sm86, 256) {
+                1
+            } else {
+                2
+            },
         };
         match (class, dim) {
             (_, 32) => own(128, 64, 8, 2, 2, 1),
@@ -103,12 +111,13 @@ impl BackwardMain {
         ]
     }
 
-    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; dS; two stages of two statistics of each row; and
-    /// the job.
+    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; the stages of dS; two stages of two statistics of
+    /// each row; and the job.
     pub const fn shared_bytes(&self) -> u32 {
         let BackwardTile { keys, queries, .. } = self.tile;
         let rows = 2 * keys + 2 * 2 * queries;
-        2 * rows * self.dim + 2 * keys * queries + 2 * 2 * 4 * queries + 16
+        let ds = self.tile.ds_stages * 2 * keys * queries;
+        2 * rows * self.dim + ds + 2 * 2 * 4 * queries + 16
     }
 
     fn collectives(&self) -> Collectives {
@@ -212,7 +221,8 @@ impl Spec for Backward {
             Backward::Convert(_) => format!("convert::<{element:?}, {warps}>"),
             Backward::Main(main) => {
                 let sizes = generics(&main.parts());
-                format!("sm80::<{element:?}, Either, {warps}, {sizes}>")
+                let ds_stages = main.tile.ds_stages;
+                format!("sm80::<{element:?}, Either, {warps}, {sizes}, {ds_stages}>")
             }
         };
         format!("(BackwardParams) = attention::backward::{kernel}")

@@ -16,7 +16,8 @@
 //! dQ is added to sums in device memory: in any order, or in turns, key tile after key tile. A block then waits only for
 //! blocks of earlier places of the order. GPUs begin blocks in this order, though CUDA does not promise it.
 //!
-//! Shared memory holds K, V, two stages of Q and dO, dS (before that P), two stages of the row statistics, and the job.
+//! Shared memory holds K, V, two stages of Q and dO, one or two of dS (before that P), two of the row statistics, and the
+//! job.
 
 use super::job::{Job, Step};
 use crate::abi::BackwardParams;
@@ -34,7 +35,8 @@ use crate::tile::{
 /// Computes dk and dv of the block's keys, and adds to the sums of dq.
 ///
 /// The block has `W` warps; the head dim is at most `16 * DT`, and a step takes `16 * NT` queries. Of K and V, `QT` of the
-/// `DT` slices stay in registers. Of dQ a warp of side 1 has `QM` by `QN` tiles, `QC` columns of them at a time.
+/// `DT` slices stay in registers. Of dQ a warp of side 1 has `QM` by `QN` tiles, `QC` columns of them at a time. dS has `DS`
+/// stages: with two, side 0 waits for the dQ of a step before only where it counts turns.
 ///
 /// # Safety
 /// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say: grid, block size and shared
@@ -52,6 +54,7 @@ pub unsafe fn sm80<
     const QN: usize,
     const QC: usize,
     const KT: usize,
+    const DS: u32,
 >(
     params: &BackwardParams,
 ) {
@@ -72,12 +75,12 @@ pub unsafe fn sm80<
     let v_tile = k_tile.skip(bc);
     let q_tile = |stage: u32| v_tile.skip(bc + stage * 2 * br);
     let d_o_tile = |stage: u32| q_tile(stage).skip(br);
-    let ds_tile = SharedTile::<NT>::new(q_tile(2).base);
-    let rows_of = |stage: u32| ds_tile.skip(bc).base + stage * 8 * br;
+    let ds_tile = |stage: u32| SharedTile::<NT>::new(q_tile(2).base).skip(stage % DS * bc);
+    let rows_of = |stage: u32| ds_tile(0).skip(DS * bc).base + stage * 8 * br;
     // The warp's rows of K or V, later of dV or dK.
     let own = |step: u32| k_tile.skip(side(step) * bc + warp_key(step));
     // The warp's rows of dS, where before P passes from lane to lane.
-    let passed = |step: u32| ds_tile.skip(warp_key(step));
+    let passed = |stage: u32, step: u32| ds_tile(stage).skip(warp_key(step));
 
     let words = rows_of(2);
     // What the block does, read where it is used.
@@ -85,6 +88,8 @@ pub unsafe fn sm80<
     let job = || Job::<M>::of(forward, unsafe { shared::load_u32x4(words) }, bc, br);
     // Barrier 0 is of all threads, 1 to W / 2 of the pairs.
     let added = 1 + pairs;
+    // Whether side 0 waits for side 1's dQ.
+    let waits = || DS == 1 || params.turns != 0;
 
     // SAFETY: called between the acquire and the commit of the stage's buffers.
     let load = |stage: u32, step: Step| unsafe {
@@ -166,6 +171,7 @@ pub unsafe fn sm80<
             if side(step.tile) == 1 && !step.is_first(&job()) {
                 // 5. dQ += dS K, of the step before
                 let step = step.previous(&job());
+                let ds_tile = ds_tile(step.number(&job()) % 2);
                 let guarded = spoiled && masked(&job(), step.tile * br);
                 let warp = warp(step.head) % pairs;
                 add_dq::<E, M, DT, NT, QM, QN, QC, KT>(
@@ -180,7 +186,7 @@ pub unsafe fn sm80<
             let first = step.tile * br;
             let masked = masked(&job(), first);
             let side = side(first);
-            if side == 1 {
+            if side == 1 && waits() {
                 barrier::arrive(added, threads);
             }
             // The right factors of the warp's two products.
@@ -219,9 +225,11 @@ pub unsafe fn sm80<
                     zero(&mut x, seen());
                 }
                 let p = to_operands::<E, MT, NT>(x);
-                // dS of the step before is free, and dQ added.
-                barrier::some(added, threads);
-                pass(passed(step.head).base, p);
+                if waits() {
+                    // dS of the step before is free, and dQ added.
+                    barrier::some(added, threads);
+                }
+                pass(passed(stage, step.head).base, p);
                 barrier::some(1 + warp(step.head) % pairs, 64);
                 pipeline.fill(|| {
                     let next = step.next(&job());
@@ -237,14 +245,14 @@ pub unsafe fn sm80<
             } else {
                 map_columns(&mut x, rows, |dp, delta| dp - delta);
                 barrier::some(1 + warp(step.head) % pairs, 64);
-                multiply_by::<E, MT, NT>(&mut x, passed(step.head).base);
+                multiply_by::<E, MT, NT>(&mut x, passed(stage, step.head).base);
                 if masked {
                     zero(&mut x, seen());
                 }
                 let ds = to_operands::<E, MT, NT>(x);
                 // All lanes have read P.
                 barrier::warp();
-                passed(step.head).set_operands::<MT, NT>(0, ds);
+                passed(stage, step.head).set_operands::<MT, NT>(0, ds);
                 ds
             };
 
