@@ -45,19 +45,45 @@ impl Order {
         self.split.value
     }
 
-    /// The split of a block, its query tile, and its head counted over all batches.
+    /// The split of a block, its query tile, and its head counted over all batches, where no wave has more heads than the
+    /// first one.
     ///
     /// The blocks of a split take every pair of tile and head once.
     #[inline(always)]
     pub const fn place(&self, block: u32) -> (u32, u32, u32) {
         let (split, in_split) = self.split.divide(block);
         let (wave, in_wave) = self.wave.divide(in_split);
-        let (wave, in_wave, heads) = if wave < self.last_wave {
-            (wave, in_wave, self.heads)
+        let heads = if wave == self.last_wave {
+            self.last_heads
         } else {
-            let in_last = in_split - self.last_wave * self.wave.value;
-            (self.last_wave, in_last, self.last_heads)
+            self.heads
         };
+        self.place_in(split, wave, in_wave, heads)
+    }
+
+    /// The same where the last wave may have more heads. In [`place`](Self::place) this would cost kernels by `mma.sync`
+    /// registers, and some a spill.
+    #[inline(always)]
+    pub const fn place_in_uneven(&self, block: u32) -> (u32, u32, u32) {
+        let (split, in_split) = self.split.divide(block);
+        let (wave, _) = self.wave.divide(in_split);
+        let (wave, heads) = if wave < self.last_wave {
+            (wave, self.heads)
+        } else {
+            (self.last_wave, self.last_heads)
+        };
+        self.place_in(split, wave, in_split - wave * self.wave.value, heads)
+    }
+
+    /// The place of a block in its wave, which has so many heads.
+    #[inline(always)]
+    const fn place_in(
+        &self,
+        split: u32,
+        wave: u32,
+        in_wave: u32,
+        heads: Divisor,
+    ) -> (u32, u32, u32) {
         let (tile, head) = heads.divide(in_wave);
         let head = wave * self.heads.value + head;
         (split, self.q_tiles - 1 - tile, head)
@@ -81,7 +107,7 @@ mod tests {
         ) {
             let order = Order::new(heads, q_tiles, waves.map(|wave| wave.min(heads)));
             let places: HashSet<_> = (0..splits * heads * q_tiles)
-                .map(|block| order.place(block))
+                .map(|block| order.place_in_uneven(block))
                 .collect();
             prop_assert_eq!(places.len() as u32, splits * heads * q_tiles);
             let exists = |&(split, tile, head): &(u32, u32, u32)| {
@@ -97,7 +123,7 @@ mod tests {
             let [wave_heads, last_heads] = waves.map(|wave| wave.min(heads));
             let order = Order::new(heads, q_tiles, [wave_heads, last_heads]);
             let tiles: std::vec::Vec<_> = (0..heads * q_tiles)
-                .map(|block| order.place(block))
+                .map(|block| order.place_in_uneven(block))
                 .map(|(_, tile, head)| (head, q_tiles - tile))
                 .collect();
             let waves = (heads - last_heads) / wave_heads;
@@ -105,6 +131,16 @@ mod tests {
             prop_assert!(tiles.is_sorted_by_key(|&(head, tile)| (wave(head), tile)));
             let last = tiles.iter().filter(|&&(head, _)| wave(head) == waves).count() as u32;
             prop_assert!((last_heads..last_heads + wave_heads).contains(&(last / q_tiles)));
+        }
+
+        #[test]
+        fn waves_that_shrink_have_both_places(
+            heads in 1u32..20, q_tiles in 1u32..20, wave_heads in 1u32..25, splits in 1u32..4,
+        ) {
+            let order = Order::new(heads, q_tiles, [wave_heads.min(heads), 1]);
+            for block in 0..splits * heads * q_tiles {
+                prop_assert_eq!(order.place(block), order.place_in_uneven(block));
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ impl Job {
     /// The job at a place of the order, in tiles of `br` rows.
     #[inline(always)]
     pub fn at<H: Heads>(params: &ForwardParams, place: u32, br: u32) -> Self {
-        let (split, tile, head) = params.order.place(place);
+        let (split, tile, head) = params.order.place_in_uneven(place);
         let (batch, head) = params.tile_heads.divide(head);
         let rows = H::new(params, head).row_count(Sequence::new(params, batch).queries);
         Job {
