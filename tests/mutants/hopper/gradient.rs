@@ -4,7 +4,7 @@ use crate::mutants::backward::same_bits;
 use crate::mutants::change::remove;
 use crate::mutants::{
     Mutant, Run,
-    Which::{All, Last, Nth},
+    Which::{All, Nth},
 };
 use tests::{BackwardCase, Case};
 
@@ -29,10 +29,10 @@ pub fn runs(kernel: &'static str) -> Vec<Run> {
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
-        what: "dS multiplied before all of it is stored",
+        what: "jobs that do not wait for each other",
         kernel: STORED,
         pattern: "@early bra again",
-        which: Last,
+        which: All,
         change: |l| l.replace("@early bra again;", ""),
     },
     Mutant {
