@@ -68,6 +68,7 @@ mod tests {
             "wgmma.wait_group.",
             "setmaxnreg.",
             "cp.async.bulk.tensor.4d.shared::cluster.",
+            "cp.async.bulk.tensor.4d.global.",
             "mbarrier.init.",
             "mbarrier.arrive.",
             "mbarrier.try_wait.",
