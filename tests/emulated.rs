@@ -140,24 +140,20 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
         multiprocessors: 3,
         ..Facts::emulated(Class::Sm90)
     };
-    let described = [
-        (Layout::Bhnd, 128),
-        (Layout::Bnhd, 104),
-        (Layout::Padded, 88),
-        (Layout::Bhnd, 72),
-        (Layout::Padded, 64),
+    let layouts = [
+        (Layout::Bhnd, 128, true),
+        (Layout::Bnhd, 104, true),
+        (Layout::Padded, 88, true),
+        (Layout::Bhnd, 72, true),
+        (Layout::Padded, 64, true),
+        (Layout::Shifted, 128, false),
+        (Layout::OddRows, 128, false),
+        (Layout::OddHeads, 104, false),
+        (Layout::OddBatches, 104, false),
+        (Layout::Reversed, 128, false),
+        (Layout::OddReversed, 128, false),
     ];
-    let others = [
-        (Layout::Shifted, 128),
-        (Layout::OddRows, 128),
-        (Layout::OddHeads, 104),
-        (Layout::OddBatches, 104),
-        (Layout::Reversed, 128),
-        (Layout::OddReversed, 128),
-    ];
-    let layouts = described.map(|layout| (layout, true)).into_iter();
-    let layouts = layouts.chain(others.map(|layout| (layout, false)));
-    for (seed, ((o, dim), by_map)) in layouts.enumerate() {
+    for (seed, (o, dim, by_map)) in layouts.into_iter().enumerate() {
         let options = Options {
             seed: seed as u64,
             ..counting()

@@ -7,7 +7,7 @@ use crate::device::driver::Launch;
 use crate::device::memory;
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
-pub use crate::forward::plan::{Draft, MainKernel};
+pub use crate::forward::plan::{Draft, MainKernel, Waves};
 use crate::ptx;
 pub use crate::tensor_map::has_map;
 pub use ::emulator::{Swizzle, TensorMap};

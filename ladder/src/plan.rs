@@ -4,7 +4,7 @@ use crate::catalog::{Kernel, Loop};
 use crate::kernel::Ladder;
 use crate::options::{NaivePass, Rung};
 use crate::params::{LadderParams, Options};
-use attention::plan::{Draft, Entry, MainKernel, Plan, has_map};
+use attention::plan::{Draft, Entry, MainKernel, Plan, Waves, has_map};
 use attention::{Facts, Planner, Problem, RawForward, Result, ptx};
 use kernels::catalog::{Dtype, Spec};
 
@@ -59,7 +59,7 @@ impl Planner for Ladder {
             shared_bytes: chosen.shared_bytes,
             blocks_per_sm: tile.blocks_per_sm,
             is_packed: false,
-            takes_waves: false,
+            waves: Waves::Heads,
             slices: 1,
             sides: 1,
             v_chunks: 1,

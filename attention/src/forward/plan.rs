@@ -84,6 +84,18 @@ pub trait Planner: Debug + Send + Sync {
     ) -> Result<Plan>;
 }
 
+/// In which waves heads take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waves {
+    /// A head at a time: its tiles weigh the same.
+    Heads,
+    /// Waves of one size: tiles differ in work.
+    Even,
+    /// Small waves, and a larger one at the end, for a kernel that reads
+    /// [such orders](kernels::abi::Order::place_in_uneven).
+    Uneven,
+}
+
 /// The kernel that does the work of an attention call, as a plan sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct MainKernel {
@@ -101,8 +113,8 @@ pub struct MainKernel {
     pub blocks_per_sm: u32,
     /// Whether query heads that share a key/value head share query tiles.
     pub is_packed: bool,
-    /// Whether heads take turns in waves, because their tiles differ in work.
-    pub takes_waves: bool,
+    /// In which waves heads take turns.
+    pub waves: Waves,
     /// Slices of O's columns, each with query tiles of its own.
     pub slices: u32,
     /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
@@ -135,10 +147,11 @@ impl From<&'static Kernel> for MainKernel {
             shared_bytes: kernel.shared_bytes(),
             blocks_per_sm: kernel.blocks_per_sm(),
             is_packed: forward.kind.is_packed(),
-            takes_waves: matches!(
-                forward.kind,
-                Kind::Plain { causal: true } | Kind::Hopper { causal: true }
-            ),
+            waves: match forward.kind {
+                Kind::Hopper { causal: true } if forward.slices() == 1 => Waves::Uneven,
+                Kind::Plain { causal: true } | Kind::Hopper { causal: true } => Waves::Even,
+                _ => Waves::Heads,
+            },
             slices: forward.slices(),
             sides: forward.sides(),
             v_chunks: forward.memory().map_or(1, |memory| memory.v_chunks()),

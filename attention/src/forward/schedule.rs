@@ -7,7 +7,7 @@
 use super::Problem;
 use crate::device::Facts;
 use crate::error::Result;
-use crate::plan::{MainKernel, grid};
+use crate::plan::{MainKernel, Waves, grid};
 use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
 
@@ -113,30 +113,28 @@ fn splits(blocks: u32, key_blocks: u32, slots: u32) -> u32 {
     (1..=most).find(is_near).unwrap_or(1)
 }
 
-/// How many heads take turns, in a wave and at least in the last one: under the causal mask as many as share the L2 cache with
-/// their keys and values, in waves of about one size. Without a mask all tiles weigh the same, and a head at a time
-/// keeps its keys and values closest.
-///
-/// The Hopper kernel has smaller waves, so that tiles that read new keys run beside others, and a last one with half as many
-/// heads as multiprocessors if they share the cache: its light tiles fill the time until the last block is done.
+/// How many heads take turns, in a wave and at least in the last one. Without a mask all tiles weigh the same, and a head at a
+/// time keeps its keys and values closest.
 fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
-    // Slices of a head read the same keys.
-    if !kernel.takes_waves {
-        return [kernel.slices; 2];
-    }
     let heads = problem.batch * problem.heads;
     let kv_bytes = 2 * size_of::<u16>() * problem.seqlen_kv * problem.dim;
     let fitting = |bytes: usize| (bytes / kv_bytes).max(1).saturating_mul(problem.group());
     let l2_bytes = facts.l2_bytes as usize;
     // The rest is for q, o and what comes next; kernels that compute slices of O read slower: `docs/tuning.md`.
     let share = l2_bytes / 3 * if kernel.slices == 1 { 2 } else { 6 };
-    let waves = if kernel.map_dim.is_some() && kernel.slices == 1 {
-        let wave = fitting(l2_bytes / 6);
-        let half = facts.multiprocessors as usize / 2;
-        [wave, fitting(share).min(half.max(wave))]
-    } else {
-        [heads.div_ceil(heads.div_ceil(fitting(share))), 1]
+    let waves = match kernel.waves {
+        Waves::Heads => [1, 1],
+        // As many as share the L2 cache with their keys and values.
+        Waves::Even => [heads.div_ceil(heads.div_ceil(fitting(share))), 1],
+        // Smaller ones, so that tiles that read new keys run beside others. The last has half as many heads as
+        // multiprocessors, if they share the cache: its light tiles fill the time until the last block is done.
+        Waves::Uneven => {
+            let wave = fitting(l2_bytes / 6);
+            let half = facts.multiprocessors as usize / 2;
+            [wave, fitting(share).min(half.max(wave))]
+        }
     };
+    // Slices of a head read the same keys.
     waves.map(|wave| wave.min(heads) as u32 * kernel.slices)
 }
 

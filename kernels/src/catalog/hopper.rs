@@ -134,8 +134,8 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     if !Sm90Params::stores_by_map(parts.dim) {
         return counts;
     }
-    // O, a panel at a time, behind a barrier, and sums of P once more. Q is released thrice: during the next tile, where a
-    // tile has no keys, and at the end.
+    // O, a panel at a time, behind a barrier, and sums of P once more. Q is released at three places: during the next
+    // tile, where a tile has no keys, and at the end.
     Collectives {
         stmatrix: parts.ot,
         tensor_store: parts.ot / 4,

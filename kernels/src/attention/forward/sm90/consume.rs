@@ -19,6 +19,7 @@ use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::hint::cold_path;
 use core::marker::PhantomData;
+use core::mem::offset_of;
 
 /// Whether O is stored by its map. Then a tile's slot of Q is given back during the next tile, once its O has left.
 ///
@@ -279,7 +280,8 @@ pub unsafe fn consume<
                 // The products of all warps have read Q.
                 barrier::some(1 + consumer.number, 128);
                 let to = memory.q(slot);
-                store_by_map::<E, H, M, G, W, OT>(params, maps + 384, to, job, o, &softmax);
+                let map = maps + offset_of!(Sm90Params, o) as u64;
+                store_by_map::<E, H, M, G, W, OT>(params, map, to, job, o, &softmax);
             } else if G == 1 || side == 0 {
                 store::<E, H, M, G, W, OT>(params, job, o, &softmax);
             }

@@ -1,5 +1,6 @@
 //! After the loop over blocks of keys: a warp stores O and lse of its rows, or partial results of a split.
 
+use super::ROWS;
 use super::job::{Job, Part};
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
@@ -32,14 +33,21 @@ pub unsafe fn store<
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, lane) = again(|| {
-        // SAFETY: the block has this many threads.
-        let thread = unsafe { special::thread(128 * (G * W + 1)) };
-        let row = thread / 32 * 16;
-        (Part::<H, M>::new(params, job, row), thread % 32)
-    });
+    let (part, _, lane) = again(|| warp_part::<H, M, G, W>(params, job));
     // SAFETY: the caller's promise.
     unsafe { store_rows::<E, H, OT>(params, &part.work, part.first, lane, o, softmax) }
+}
+
+/// The warp's 16 rows of the job, the number of the first one in the tile, and the lane.
+#[inline(always)]
+fn warp_part<H: Heads, M: Mask<Keys = Prefix>, const G: u32, const W: u32>(
+    params: &ForwardParams,
+    job: Job,
+) -> (Part<H, M>, u32, u32) {
+    // SAFETY: the block has this many threads.
+    let thread = unsafe { special::thread(128 * (G * W + 1)) };
+    let row = thread / 32 * 16;
+    (Part::new(params, job, row), row, thread % 32)
 }
 
 /// As [`store`], by the copy engine: through the 64 rows of the warpgroup at `to`, of which the warp uses its 16. They are in
@@ -64,13 +72,8 @@ pub unsafe fn store_by_map<
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, warp_row, lane) = again(|| {
-        // SAFETY: the block has this many threads.
-        let thread = unsafe { special::thread(128 * (G * W + 1)) };
-        let row = thread / 32 * 16;
-        let part = Part::<H, M>::new(params, job, row);
-        (part, row % 64, thread % 32)
-    });
+    let (part, row, lane) = again(|| warp_part::<H, M, G, W>(params, job));
+    let warp_row = row % ROWS;
     // SAFETY: the caller's promise.
     unsafe {
         let [totals] = softmax.totals();
