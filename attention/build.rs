@@ -1,50 +1,24 @@
 //! Compiles the kernels to PTX and leaves them, compressed, where `src/ptx.rs` embeds them. A packaged crate has them
 //! in its folder `ptx`.
 
-use kernel_builder::{Error, Package, embed};
+use kernel_builder::Package;
 use std::path::{Path, PathBuf};
 
 fn main() {
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let packaged = Path::new("ptx");
-    let left = if packaged.exists() {
+    if packaged.exists() {
         println!("cargo::rerun-if-changed=ptx");
-        copy(packaged, &out)
+        let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+        copy(packaged, &out).expect("the package's files can be copied");
     } else {
-        compile(&out)
-    };
-    if let Err(error) = left {
-        for line in error.to_string().lines() {
-            println!("cargo::error={line}");
-        }
-        std::process::exit(1);
+        kernel_builder::script(&Package::kernels());
     }
 }
 
-fn compile(out: &Path) -> Result<(), Error> {
-    for path in ["kernels/src", "rust-toolchain.toml"] {
-        println!("cargo::rerun-if-changed=../{path}");
+fn copy(packaged: &Path, out: &Path) -> std::io::Result<()> {
+    for file in std::fs::read_dir(packaged)? {
+        let file = file?;
+        std::fs::copy(file.path(), out.join(file.file_name()))?;
     }
-    for variable in ["KERNEL_RUSTC", "PATH"] {
-        println!("cargo::rerun-if-env-changed={variable}");
-    }
-    match kernel_builder::build(&Package::kernels()) {
-        Ok(modules) => embed(Some(&modules), out),
-        Err(error @ Error::NoCompiler) => {
-            println!("cargo::warning={error}; until then attention runs on the CPU only");
-            embed(None, out)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn copy(packaged: &Path, out: &Path) -> Result<(), Error> {
-    let copied = || {
-        for file in std::fs::read_dir(packaged)? {
-            let file = file?;
-            std::fs::copy(file.path(), out.join(file.file_name()))?;
-        }
-        Ok(())
-    };
-    copied().map_err(|source| Error::File(packaged.into(), source))
+    Ok(())
 }

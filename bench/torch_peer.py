@@ -1,5 +1,5 @@
-"""Times PyTorch's scaled_dot_product_attention or, with the argument `gemm`, its matmul, as a child process
-of `bench --peers torch`.
+"""Times PyTorch's scaled_dot_product_attention, with the argument `options` also its flex_attention, or with `gemm`
+its matmul, as a child process of `bench --peers torch`.
 
 Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 
@@ -8,7 +8,9 @@ Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 Then it answers each command on standard input, until that ends:
 
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
-               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0}}
+               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0,
+               "window": {"left": null, "right": null}, "softcap": null, "alibi": false, "sinks": false,
+               "offsets": null}}
     or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
@@ -18,6 +20,8 @@ A command that fails is answered by {"error": ...}.
 """
 
 import contextlib
+import functools
+import inspect
 import json
 import sys
 import warnings
@@ -34,6 +38,15 @@ def first_line(error):
 try:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if sys.argv[1:] == ["options"]:
+        import torch._functorch.config
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError:
+            varlen_attn = None
     from torch.nn.functional import scaled_dot_product_attention
 
     if not torch.cuda.is_available():
@@ -73,32 +86,190 @@ class Attention:
         # torch aligns the mask top-left, the project bottom-right.
         self.same_mask = not causal or seqlen_q == seqlen_kv
 
+        self.leaves = self.inputs
+
+    def forward(self, _):
+        return scaled_dot_product_attention(*self.inputs, **self.options)
+
+    def backend(self, contender):
+        return sdpa_kernel(BACKENDS[contender])
+
     @contextlib.contextmanager
     def chosen(self, contender):
         """Gives the call to time."""
-
-        def forward():
-            return scaled_dot_product_attention(*self.inputs, **self.options)
-
-        with sdpa_kernel(BACKENDS[contender]):
+        with self.backend(contender):
             if not self.backward:
-                yield forward
+                yield lambda: self.forward(contender)
                 return
             with torch.enable_grad():
-                o = forward()
-            yield lambda: torch.autograd.grad(o, self.inputs, self.d_o, retain_graph=True)
+                o = self.forward(contender)
+            yield lambda: torch.autograd.grad(o, self.leaves, self.d_o, retain_graph=True)
+
+    def obstacle(self, _):
+        """What no call of a contender computes, or None."""
+        return None if self.same_mask else "its causal mask is aligned top-left"
 
     def refusal(self, contender):
         """Why a contender does not serve the shape, or None."""
-        if not self.same_mask:
-            return "its causal mask is aligned top-left"
+        if reason := self.obstacle(contender):
+            return reason
         try:
             with self.chosen(contender) as call:
                 call()
             torch.cuda.synchronize()
-        except RuntimeError as error:
+        except Exception as error:  # compilers fail in many ways
             return first_line(error)
         return None
+
+
+def within(behind, left, right):
+    """Whether queries see keys that lie so far before their places; one bound may be None."""
+    if left is None:
+        return behind >= -right
+    if right is None:
+        return behind <= left
+    return (behind <= left) & (behind >= -right)
+
+
+class Options(Attention):
+    """The same with a window, softcap, ALiBi, sinks or sequences: flex_attention computes them all, SDPA some, varlen_attn
+    sequences."""
+
+    FLEX = "flex"
+    VARLEN = "varlen"
+    contenders = [*BACKENDS, FLEX, VARLEN]
+
+    def __init__(self, window, softcap, alibi, sinks, offsets, **sizes):
+        super().__init__(**sizes)
+        heads, self.seqlen_q, self.seqlen_kv = sizes["heads"], sizes["seqlen_q"], sizes["seqlen_kv"]
+        self.causal, self.scale = sizes["causal"], sizes["scale"]
+        self.has_window = window["left"] is not None or window["right"] is not None
+        self.bounds = window["left"], 0 if self.causal else window["right"]
+        self.is_bounded = self.bounds != (None, None)
+        self.softcap = softcap
+        self.slopes = self.sinks = self.mask = self.offsets = None
+        if offsets is not None:
+            self.offsets = torch.tensor(offsets, device="cuda", dtype=torch.int32)
+            self.longest = max(end - start for start, end in zip(offsets, offsets[1:]))
+        if alibi:
+            exponents = torch.arange(1, heads + 1, device="cuda", dtype=torch.float32)
+            self.slopes = torch.exp2(-8 * exponents / heads)
+        if sinks:
+            self.sinks = torch.randn(heads, device="cuda", requires_grad=self.backward)
+            self.leaves = *self.inputs, self.sinks
+        # FlashAttention-2 has windows, cuDNN and the efficient back end have a mask or bias for each pair.
+        if (self.has_window or alibi) and not sinks and softcap is None:
+            self.mask = self.dense_mask(DTYPES[sizes["dtype"]])
+        self.flex = self.compiled_flex()
+
+    def dense_mask(self, dtype):
+        """The mask, or with ALiBi the bias, of all pairs."""
+        q, kv = torch.arange(self.seqlen_q, device="cuda"), torch.arange(self.seqlen_kv, device="cuda")
+        behind = q[:, None] + (self.seqlen_kv - self.seqlen_q) - kv
+        seen = within(behind, *self.bounds) if self.is_bounded else torch.ones_like(behind, dtype=torch.bool)
+        if self.slopes is None:
+            return seen[None, None]
+        bias = -self.slopes[:, None, None] * behind.abs()
+        return bias.masked_fill_(~seen, -torch.inf).to(dtype)[None]
+
+    def compiled_flex(self):
+        """flex_attention with all options as one compiled function of q, k, v and sinks."""
+        # Other shapes and options make other kernels; more than a few of a function would not be compiled.
+        torch.compiler.reset()
+        # The backward pass is timed many times on one graph.
+        torch._functorch.config.donated_buffer = False
+        softcap, slopes, causal, bounds = self.softcap, self.slopes, self.causal, self.bounds
+        lengths = self.seqlen_q, self.seqlen_kv
+        offset = self.seqlen_kv - self.seqlen_q
+
+        def score_mod(score, batch, head, q, kv):
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            if slopes is not None:
+                behind = q + offset - kv
+                score = score - slopes[head] * (behind if causal else behind.abs())
+            return score
+
+        documents = None
+        if self.offsets is not None:
+            rows = torch.arange(self.seqlen_q, device="cuda")
+            documents = torch.searchsorted(self.offsets, rows, right=True)
+
+        def mask_mod(batch, head, q, kv):
+            if documents is None:
+                return within(q + offset - kv, *bounds)
+            same = documents[q] == documents[kv]
+            return same & within(q - kv, *bounds) if bounds != (None, None) else same
+
+        options = {"scale": self.scale, "enable_gqa": "enable_gqa" in self.options}
+        if softcap is not None or slopes is not None:
+            options["score_mod"] = score_mod
+        if self.is_bounded or documents is not None:
+            # Compiled, it does not make the mask of all pairs.
+            make = torch.compile(create_block_mask)
+            options["block_mask"] = make(mask_mod, None, None, *lengths, device="cuda")
+
+        def attention(q, k, v, sinks, **options):
+            if sinks is None:
+                return flex_attention(q, k, v, **options)
+            o, aux = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)
+            of_keys = torch.sigmoid(aux.lse - sinks[:, None])
+            return (o * of_keys[..., None]).to(o.dtype)
+
+        return functools.partial(torch.compile(attention, dynamic=False), **options)
+
+    def forward(self, contender):
+        if contender == self.FLEX:
+            return self.flex(*self.inputs, self.sinks)
+        if contender == self.VARLEN:
+            return self.varlen()
+        if contender == "SDPA flash" and self.has_window:
+            return self.flash_window()
+        if self.mask is None:
+            return super().forward(contender)
+        options = {**self.options, "is_causal": False, "attn_mask": self.mask}
+        return scaled_dot_product_attention(*self.inputs, **options)
+
+    def flash_window(self):
+        """What SDPA calls as its flash back end, with the window that SDPA does not pass on."""
+        q, k, v = (tensor.transpose(1, 2) for tensor in self.inputs)
+        lengths, (left, right) = (self.seqlen_q, self.seqlen_kv), self.bounds
+        options = {"scale": self.scale, "window_size_left": left, "window_size_right": right}
+        flash = torch.ops.aten._flash_attention_forward
+        o, *_ = flash(q, k, v, None, None, *lengths, 0.0, False, False, **options)
+        return o.transpose(1, 2)
+
+    def varlen(self):
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in self.inputs)
+        named = inspect.signature(varlen_attn).parameters
+        causal = {"window_size": (-1, 0)} if "window_size" in named else {"is_causal": True}
+        options = causal if self.causal else {}
+        if "scale" in named:
+            options["scale"] = self.scale
+        offsets, longest = self.offsets, self.longest
+        o = varlen_attn(q, k, v, offsets, offsets, longest, longest, **options)
+        return o.transpose(0, 1)[None]
+
+    def backend(self, contender):
+        own = contender in (self.FLEX, self.VARLEN)
+        return contextlib.nullcontext() if own else super().backend(contender)
+
+    def obstacle(self, contender):
+        if contender == self.FLEX:
+            return None
+        if contender == self.VARLEN:
+            if self.offsets is None:
+                return "it is for sequences"
+            return "this torch lacks it" if varlen_attn is None else None
+        if self.offsets is not None:
+            return "it has no sequences"
+        options = {"softcap": self.softcap, "sinks": self.sinks}
+        if contender == "SDPA flash":
+            options["ALiBi"] = self.slopes
+        lacking = [name for name, option in options.items() if option is not None]
+        if lacking:
+            return f"it has no {lacking[0]}"
+        return super().obstacle(contender) if self.mask is None else None
 
 
 class Gemm:
@@ -128,7 +299,8 @@ class Gemm:
         return "this torch cannot add up in f16" if self.half else None
 
 
-SUBJECT = Gemm if sys.argv[1:] == ["gemm"] else Attention
+SUBJECTS = {"gemm": Gemm, "options": Options}
+SUBJECT = SUBJECTS.get(sys.argv[1] if len(sys.argv) > 1 else "", Attention)
 
 
 def milliseconds(shape, contender, lead, iters):

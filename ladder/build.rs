@@ -13,35 +13,19 @@ mod params;
 #[allow(dead_code, unused_imports, reason = "the library's")]
 mod timeline;
 
-use kernel_builder::{Error, Package, embed};
-use std::path::PathBuf;
+use kernel_builder::{Package, embed, script};
+use std::path::Path;
 
 fn main() {
-    for path in ["src", "../kernels/src", "../rust-toolchain.toml"] {
-        println!("cargo::rerun-if-changed={path}");
-    }
-    for variable in ["KERNEL_RUSTC", "PATH"] {
-        println!("cargo::rerun-if-env-changed={variable}");
-    }
-    let package = Package {
-        name: "ladder",
-        uses: &["kernels"],
-        kernels: catalog::specs(),
-    };
-    let modules = match std::env::var_os("CARGO_FEATURE_PTX") {
-        Some(_) => kernel_builder::build(&package),
-        None => Err(Error::NoCompiler),
-    };
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let left = match modules {
-        Ok(modules) => embed(Some(&modules), &out),
-        Err(Error::NoCompiler) => embed(None, &out),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = left {
-        for line in error.to_string().lines() {
-            println!("cargo::error={line}");
-        }
-        std::process::exit(1);
+    if std::env::var_os("CARGO_FEATURE_PTX").is_some() {
+        script(&Package {
+            name: "ladder",
+            folder: env!("CARGO_MANIFEST_DIR").into(),
+            uses: &["kernels"],
+            kernels: catalog::specs(),
+        });
+    } else {
+        let out = std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
+        embed(None, Path::new(&out)).expect("the folder can be written");
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Case, Guarded, Inputs, Layout, Outcome, PASSED, harness};
 use attention::backward::check::{Backward, Report, all_keys, check};
 use attention::check::all_rows;
-use attention::{Attention, Device, Dtype, Element, Tensor, bf16, f16};
+use attention::{Attention, Device, Dtype, Element, RawBackward, RawOptions, Tensor, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4};
 use rand::rngs::StdRng;
@@ -176,7 +176,10 @@ impl BackwardCase {
         let k = place_input(case.k, &inputs.forward.k);
         let v = place_input(case.v, &inputs.forward.v);
         let d_o = place_input(self.d_o, &inputs.d_o);
-        let mut saved = saved(&self.options(), &q, &k, &v)?;
+        let [on_host, modifiers] = [&Device::cpu(), device]
+            .map(|device| case.modifiers.tensors(device, &problem, case.seed));
+        let (on_host, modifiers) = (on_host?, modifiers?);
+        let mut saved = saved(&on_host.of(self.options()), &q, &k, &v)?;
         change(&mut saved);
         let (o, lse) = (place_input(case.o, &saved.o), place_rows(&saved.lse));
         let d_lse = self.d_lse.then(|| place_rows(&inputs.d_lse));
@@ -204,18 +207,46 @@ impl BackwardCase {
             Some(kernel) => self.options().kernel(kernel),
             None => self.options(),
         };
-        attention.backward_into(
-            &on_device[0],
-            &on_device[1],
-            &on_device[2],
-            &on_device[3],
-            &on_device_lse,
-            &on_device[4],
-            on_device_d_lse.as_ref().map(Tensor::view),
-            &mut dq,
-            &mut dk,
-            &mut dv,
-        )?;
+        let attention = modifiers.of(attention);
+        let mut d_sinks = Guarded::<f32, 1>::poisoned([case.heads], [1], 0);
+        let mut device_d_sinks = d_sinks.upload(device)?;
+        let d_bias_shape = case.modifiers.d_bias_shape(&problem);
+        let place_bias = |shape: [usize; 4]| {
+            let strides = Layout::Bhnd.strides(shape);
+            Guarded::<f32, 4>::poisoned(shape, strides, 0)
+        };
+        let mut d_bias = d_bias_shape.map(place_bias);
+        let mut device_d_bias = d_bias
+            .as_ref()
+            .map(|d_bias| d_bias.upload(device))
+            .transpose()?;
+        let [device_q, device_k, device_v, device_o, device_d_o] =
+            [0, 1, 2, 3, 4].map(|i| on_device[i].as_raw());
+        let args = RawBackward {
+            q: device_q,
+            k: device_k,
+            v: device_v,
+            o: device_o,
+            lse: on_device_lse.as_raw(),
+            d_o: device_d_o,
+            d_lse: on_device_d_lse.as_ref().map(Tensor::as_raw),
+            dq: dq.as_raw_mut(),
+            dk: dk.as_raw_mut(),
+            dv: dv.as_raw_mut(),
+            options: RawOptions::default(),
+            d_sinks: case.modifiers.sinks.then(|| device_d_sinks.as_raw_mut()),
+            d_bias: device_d_bias.as_mut().map(Tensor::as_raw_mut),
+        };
+        // SAFETY: each tensor has a buffer of its own on the device, of the types that the call takes; they live on until
+        // their downloads, which wait for the work on the default stream.
+        unsafe { attention.backward_raw(device, T::DTYPE, &args, std::ptr::null_mut())? }
+        d_sinks.download(device_d_sinks)?;
+        if let Some((d_bias, on_device)) = d_bias.as_mut().zip(device_d_bias) {
+            d_bias.download(on_device)?;
+            if let Some(element) = d_bias.overrun() {
+                return Err(format!("written outside d_bias, {element} from its first").into());
+            }
+        }
         for ((_, gradient), on_device) in gradients.iter_mut().zip([dq, dk, dv]) {
             gradient.download(on_device)?;
         }
@@ -245,9 +276,18 @@ impl BackwardCase {
         }
         let elements = |tensor: &Guarded<T, 4>| tensor.elements().collect::<Vec<_>>();
         let [dq, dk, dv] = gradients.each_ref().map(|(_, gradient)| elements(gradient));
+        if let Some(element) = d_sinks.overrun() {
+            return Err(format!("written outside d_sinks, {element} from its first").into());
+        }
+        let d_sinks = case
+            .modifiers
+            .sinks
+            .then(|| d_sinks.elements().collect::<Vec<_>>());
+        let d_bias: Option<Vec<f32>> = d_bias.map(|d_bias| d_bias.elements().collect());
         let d_lse: Option<Vec<f32>> = d_lse.map(|d_lse| d_lse.elements().collect());
         let backward = Backward {
             problem: &problem,
+            options: on_host.of(Attention::new()).host_options(&problem)?,
             q: &elements(&q),
             k: &elements(&k),
             v: &elements(&v),
@@ -256,6 +296,8 @@ impl BackwardCase {
             dq: &dq,
             dk: &dk,
             dv: &dv,
+            d_sinks: d_sinks.as_deref(),
+            d_bias: d_bias_shape.zip(d_bias.as_deref()),
         };
         let report = check(&backward, &all_rows(&problem), &all_keys(&problem));
         let array = |shape, elements: Vec<T>| {
@@ -270,7 +312,7 @@ impl BackwardCase {
     }
 
     /// The options of the case, the kernel aside.
-    pub fn options(&self) -> Attention {
+    pub fn options(&self) -> Attention<'static> {
         let options = Attention::new().causal(self.forward.causal);
         let options = options.deterministic(!self.any_order);
         match self.forward.scale {

@@ -1,6 +1,6 @@
 //! One forward pass, and what must hold of it.
 
-use crate::{Guarded, Layout, Outcome, PASSED, harness};
+use crate::{Guarded, Layout, Modifiers, Outcome, PASSED, harness};
 use attention::check::{Forward, Report, all_rows, check};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use ladder::Ladder;
@@ -35,6 +35,8 @@ pub struct Case {
     pub dim: usize,
     /// Whether a query sees only the keys up to its own, counted from the last.
     pub causal: bool,
+    /// Options beyond these.
+    pub modifiers: Modifiers,
     /// Softmax scale, if not the default.
     pub scale: Option<f32>,
     /// The kernel, where there are several, if not the default.
@@ -85,6 +87,7 @@ impl Default for Case {
             seqlen_kv: 150,
             dim: 64,
             causal: false,
+            modifiers: Modifiers::default(),
             scale: None,
             kernel: None,
             ladder: None,
@@ -224,7 +227,8 @@ impl Case {
         let on_device = [q.upload(device)?, k.upload(device)?, v.upload(device)?];
         let (mut device_o, mut device_lse) = (o.upload(device)?, lse.upload(device)?);
         let [device_q, device_k, device_v] = &on_device;
-        self.options(device).forward_into(
+        let modifiers = self.modifiers.tensors(device, &problem, self.seed)?;
+        modifiers.of(self.options(device)).forward_into(
             device_q,
             device_k,
             device_v,
@@ -248,8 +252,12 @@ impl Case {
         }
         let lse = Array3::from_shape_vec(problem.lse_shape(), lse.elements().collect())?;
         let elements = |tensor: &Guarded<T, 4>| tensor.elements().collect::<Vec<_>>();
+        let on_host = self
+            .modifiers
+            .tensors(&Device::cpu(), &problem, self.seed)?;
         let forward = Forward {
             problem: &problem,
+            options: on_host.of(Attention::new()).host_options(&problem)?,
             q: &elements(&q),
             k: &elements(&k),
             v: &elements(&v),
@@ -273,7 +281,7 @@ impl Case {
     }
 
     /// The options of the case on a device.
-    pub fn options(&self, device: &Device) -> Attention {
+    pub fn options(&self, device: &Device) -> Attention<'static> {
         let mut options = Attention::new().causal(self.causal).splits(self.splits);
         if let Some(scale) = self.scale {
             options = options.scale(scale);
@@ -297,7 +305,15 @@ impl Case {
     /// If they are not allowed.
     pub fn problem(&self) -> Result<Problem, Error> {
         let kv_shape = self.kv_shape();
-        Problem::new(self.q_shape(), kv_shape, kv_shape, self.causal, self.scale)
+        let Modifiers {
+            window, softcap, ..
+        } = self.modifiers;
+        let problem = Problem::new(self.q_shape(), kv_shape, kv_shape, self.causal, self.scale)?;
+        Ok(Problem {
+            window,
+            softcap,
+            ..problem
+        })
     }
 
     /// Shape of q and o.

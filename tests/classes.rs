@@ -1,7 +1,7 @@
 //! Every class of devices, emulated, with the kernels and splits that it chooses.
 
 use attention::emulator::Options;
-use attention::{Attention, Class, Device, Error, Tensor, f16, kernel};
+use attention::{Attention, Class, Device, Error, RawOptions, Tensor, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};
 use tests::{Case, Layout, Outcome, PASSED, Test};
@@ -49,7 +49,8 @@ fn shared_memory_is_limited() -> Outcome {
     let (problem, large) = (case.problem()?, "forward_f16_d256_128x32");
     for &class in Class::ALL {
         let device = emulated(class)?;
-        let offered = kernel::suitable(&device, case.dtype, &problem)?.contains(&large);
+        let offered = kernel::suitable(&device, case.dtype, &problem, &RawOptions::default())?
+            .contains(&large);
         assert_eq!(offered, class != Class::Sm86);
         let ones = Tensor::new(&device, case.q_shape(), &vec![f16::ONE; 150 * 256])?;
         let ran = Attention::new().kernel(large).forward(&ones, &ones, &ones);

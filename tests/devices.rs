@@ -19,9 +19,11 @@ mod large_offsets;
 mod lengths;
 mod maxima;
 mod mutants;
+mod options;
 mod random;
 mod real_data;
 mod repeats;
+mod sequences;
 mod special_values;
 mod splits;
 mod views;
@@ -62,9 +64,11 @@ fn main() -> ExitCode {
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),
         ("mutants", mutants::tests()),
+        ("options", options::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),
+        ("sequences", sequences::tests()),
         ("special_values", special_values::tests()),
         ("splits", splits::tests()),
         ("views", views::tests()),

@@ -3,11 +3,11 @@
 use attention::device::Emulator;
 use attention::emulator::{Counters, Options};
 use attention::plan::Steps;
-use attention::{Class, Device, Facts, RawTensor, Tensor};
+use attention::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;
-use tests::{Case, Layout, Outcome, PASSED, Test};
+use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -26,7 +26,7 @@ pub fn tests() -> Vec<Test> {
             continue;
         };
         // The same tests of wide kernels would take minutes.
-        if forward.kind != Kind::Wide {
+        if !matches!(forward.kind, Kind::Wide | Kind::WideOptional) {
             tests.push(Test::emulator(name("every_schedule"), move |_| {
                 every_schedule_is_clean(kernel, forward)
             }));
@@ -36,12 +36,13 @@ pub fn tests() -> Vec<Test> {
                 }));
             }
         }
-        if matches!(forward.kind, Kind::Hopper { .. } | Kind::HopperPacked) {
+        if kernel.takes_maps() {
             tests.push(Test::emulator(name("several_tiles"), move |_| {
                 blocks_with_several_tiles(kernel, forward)
             }));
         }
-        if matches!(forward.kind, Kind::Hopper { .. }) && Sm90Params::stores_by_map(forward.dim) {
+        let has_own_rows = kernel.takes_maps() && !forward.kind.is_packed();
+        if has_own_rows && Sm90Params::stores_by_map(forward.dim) {
             tests.push(Test::emulator(name("o_lies_anywhere"), move |_| {
                 o_lies_anywhere(kernel, forward)
             }));
@@ -119,7 +120,7 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
         };
         let device = Device::with_driver(Emulator::new(facts, options))?;
         let alone = case(kernel, forward, seqlen_q, seqlen_kv);
-        Case {
+        let case = Case {
             batch: 2,
             heads: 4,
             kv_heads: 2,
@@ -127,8 +128,20 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
             scale,
             splits,
             ..alone
+        };
+        case.check(&device)?;
+        if forward.kind.is_optional() {
+            // Tiles that begin behind the first keys.
+            let modifiers = Modifiers {
+                window: Window {
+                    left: Some(70),
+                    right: Some(5),
+                },
+                sinks: true,
+                ..Modifiers::default()
+            };
+            Case { modifiers, ..case }.check(&device)?;
         }
-        .check(&device)?;
     }
     PASSED
 }

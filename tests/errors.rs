@@ -1,6 +1,8 @@
 //! Every refused argument, on every device: a typed error names the argument.
 
-use attention::{Attention, Device, Dtype, Error, Gemm, Problem, Result, Tensor, f16, kernel};
+use attention::{
+    Attention, Device, Dtype, Error, Gemm, Problem, RawOptions, Result, Tensor, f16, kernel,
+};
 use tests::{Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -93,8 +95,22 @@ fn shapes_that_disagree(device: &Device) -> Outcome {
     for other in [other_batch, other_dim] {
         refused(device, [SHAPE, other, SHAPE], "k has shape")?;
     }
-    for other in [other_batch, other_heads, other_seqlen, other_dim] {
+    for other in [other_batch, other_heads, other_seqlen] {
         refused(device, [SHAPE, SHAPE, other], "v has shape")?;
+    }
+    refused(
+        device,
+        [SHAPE, SHAPE, [batch, heads, seqlen, 12]],
+        "dim_v is 12",
+    )?;
+    let input = tensor(device, SHAPE)?;
+    let wide = Attention::new().forward(&input, &input, &tensor(device, other_dim)?);
+    match device.is_cpu() {
+        true => assert_eq!(wide?.0.shape(), other_dim),
+        false => assert_eq!(
+            wide.expect_err("refused"),
+            Error::NoOption("a value dim of its own")
+        ),
     }
 
     let input = tensor(device, SHAPE)?;
@@ -153,7 +169,7 @@ fn f32_on_a_device_with_kernels(device: &Device) -> Outcome {
     }
     let problem = Problem::new(SHAPE, SHAPE, SHAPE, false, None)?;
     assert_eq!(
-        kernel::suitable(device, Dtype::F32, &problem),
+        kernel::suitable(device, Dtype::F32, &problem, &RawOptions::default()),
         Err(refused.clone())
     );
     let matrix = ones.reshape([10, 16])?;

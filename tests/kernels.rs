@@ -1,7 +1,7 @@
 //! Every kernel of the catalog at its own head dim and at the smallest one that it serves, aligned and not.
 
 use attention::emulator::Options;
-use attention::{Class, Device, Error, kernel};
+use attention::{Class, Device, Error, RawOptions, kernel};
 use kernels::catalog::{
     Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, MAX_HEAD_DIM, WIDE_DIMS,
 };
@@ -31,7 +31,13 @@ pub fn tests() -> Vec<Test> {
                     device
                 };
                 for case in cases(kernel) {
-                    let fits = kernel::check(device, kernel.name, case.dtype, &case.problem()?);
+                    let fits = kernel::check(
+                        device,
+                        kernel.name,
+                        case.dtype,
+                        &case.problem()?,
+                        &RawOptions::default(),
+                    );
                     // This GPU may lack what the kernel needs.
                     if let Err(error @ Error::SharedMemory { .. }) = fits {
                         return Ok(Completion::ignored_with(error));

@@ -10,6 +10,7 @@ pub mod gemm_case;
 pub mod guarded;
 pub mod harness;
 pub mod layout;
+pub mod modifiers;
 pub mod strategy;
 
 pub use backward_case::{BackwardCase, BackwardInputs, Gradients};
@@ -18,3 +19,4 @@ pub use gemm_case::{GemmCase, Rows};
 pub use guarded::Guarded;
 pub use harness::{Outcome, PASSED, Test};
 pub use layout::Layout;
+pub use modifiers::Modifiers;

@@ -1,8 +1,10 @@
 //! Random [cases](Case).
 
-use crate::{BackwardCase, Case, Layout, Outcome, PASSED};
-use attention::{Accumulation, Device, Dtype, RawForward, kernel};
+use crate::modifiers::Pairs;
+use crate::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED};
+use attention::{Accumulation, Device, Dtype, RawForward, Sequences, Window, kernel};
 use ladder::{Ladder, OStore, Rung, Swizzles};
+use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -44,6 +46,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             seqlen_kv,
             dim,
             causal,
+            modifiers: Modifiers::default(),
             scale,
             kernel: None,
             ladder: None,
@@ -79,6 +82,91 @@ pub fn backward_of(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = 
     })
 }
 
+/// So many cases with random options, or fewer on a GPU, whose driver compiles kernels for each combination.
+#[must_use]
+pub fn few(device: &Device, count: u32) -> u32 {
+    let is_gpu = !device.is_cpu() && !device.is_emulator();
+    if is_gpu { count / 8 } else { count }
+}
+
+/// The case with random options, at least one: each in half of the cases, and windows narrower and wider than a tile.
+pub fn modified(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let side = || prop_oneof![1 => Just(None), 2 => (0..=20_usize).prop_map(Some), 2 => (0..=300_usize).prop_map(Some)];
+    let window = prop_oneof![
+        Just(Window::NONE),
+        (side(), side()).prop_map(|(left, right)| Window { left, right }),
+    ];
+    let softcap = option::of(prop_oneof![0.5..3.0_f32, 3.0..60.0_f32]);
+    let pairs = |types: usize| {
+        let pairs = (any::<[bool; 3]>(), 0..types).prop_map(|(repeats, of)| Pairs { repeats, of });
+        option::weighted(0.3, pairs)
+    };
+    let options = (
+        window,
+        softcap,
+        any::<bool>(),
+        any::<bool>(),
+        pairs(3),
+        pairs(2),
+    );
+    (cases, options).prop_map(|(case, (window, softcap, alibi, sinks, bias, mask))| {
+        let mut modifiers = Modifiers {
+            window,
+            softcap,
+            alibi,
+            sinks,
+            bias,
+            mask,
+            sequences: None,
+        };
+        // Plain cases have their own tests.
+        modifiers.sinks |= modifiers.are_off();
+        Case { modifiers, ..case }
+    })
+}
+
+/// The case with sequences in it: up to 8 packed ones in a batch of 1, or padded ones. Some are empty, some lie beside
+/// rows of no sequence, and some have as many queries as keys.
+pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    // Parts of all rows.
+    let part = || prop_oneof![1 => Just(0.0), 1 => Just(1.0), 3 => 0.0..=1.0_f64];
+    let parts = || vec(part(), 9);
+    let sequences = (any::<bool>(), any::<bool>(), 1..=8_usize, parts(), parts());
+    (cases, sequences).prop_map(|(case, (packed, alike, count, q, kv))| {
+        let kv = if alike { &q } else { &kv };
+        let numbers = |parts: &[f64], count: usize, rows: usize| -> Vec<i32> {
+            let parts = parts[..count].iter();
+            parts
+                .map(|part| (part * rows as f64).round() as i32)
+                .collect()
+        };
+        let offsets = |parts, rows| {
+            let mut offsets = numbers(parts, count + 1, rows);
+            offsets.sort_unstable();
+            offsets
+        };
+        let lengths = |parts, rows| numbers(parts, case.batch, rows);
+        let sequences = match packed {
+            true => Sequences::Packed {
+                q: offsets(&q, case.seqlen_q),
+                kv: offsets(kv, case.seqlen_kv),
+            },
+            false => Sequences::Padded {
+                q: lengths(&q, case.seqlen_q),
+                kv: lengths(kv, case.seqlen_kv),
+            },
+        };
+        Case {
+            batch: if packed { 1 } else { case.batch },
+            modifiers: Modifiers {
+                sequences: Some(sequences),
+                ..case.modifiers
+            },
+            ..case
+        }
+    })
+}
+
 /// Lengths from 1 to 300; half of them are at most 1 from the edge of a tile.
 pub fn seqlens() -> impl Strategy<Value = usize> {
     let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);
@@ -95,7 +183,9 @@ pub fn scheduled(
     let splits = prop_oneof![4 => 1..=8_u32, 1 => 9..=40_u32, 1 => Just(u32::MAX)];
     (cases, any::<prop::sample::Index>(), splits).prop_map(move |(case, kernel, splits)| {
         let problem = case.problem().expect("a valid case");
-        let names = kernel::suitable(&device, case.dtype, &problem).expect("a dtype of kernels");
+        let options = case.modifiers.raw(&problem);
+        let names =
+            kernel::suitable(&device, case.dtype, &problem, &options).expect("a dtype of kernels");
         Case {
             kernel: Some(kernel.get(&names).to_string()),
             splits,

@@ -1,7 +1,8 @@
 //! Views of one allocation as inputs and outputs, and copies of views.
 
 use attention::{
-    Attention, Device, Dtype, Error, RawForward, Tensor, TensorBase, TensorView, bf16, f16,
+    Attention, Device, Dtype, Error, RawForward, RawOptions, Tensor, TensorBase, TensorView, bf16,
+    f16,
 };
 use tests::{Outcome, PASSED, Test};
 
@@ -105,6 +106,7 @@ fn raw_addresses_of_tensors(device: &Device) -> Outcome {
         v: v.as_raw(),
         o: o.as_raw_mut(),
         lse: lse.as_raw_mut(),
+        options: RawOptions::default(),
     };
     // SAFETY: all tensors live on, hold elements of these types on this device, and overlap in no
     // element; the null stream is the one that their data was copied on.

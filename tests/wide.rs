@@ -4,7 +4,7 @@ use crate::maxima::walks;
 use crate::repeats::repeat;
 use crate::special_values;
 use attention::emulator::Options;
-use attention::{Class, Device, Dtype, bf16, f16, kernel};
+use attention::{Class, Device, Dtype, RawOptions, bf16, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims, scheduled};
 use tests::{Case, Outcome, PASSED, Test};
@@ -86,7 +86,7 @@ fn each_dim(device: &Device) -> Outcome {
             causal: i % 3 == 0,
             ..Case::default()
         };
-        let names = kernel::suitable(device, case.dtype, &case.problem()?)?;
+        let names = kernel::suitable(device, case.dtype, &case.problem()?, &RawOptions::default())?;
         assert!(names.iter().any(|name| name.starts_with("wide_")));
         for name in names {
             assert!(name.starts_with("wide_") || name.starts_with("hopper_"));
@@ -111,7 +111,8 @@ fn variants(device: &Device, case: &Case) -> Vec<Case> {
     ]);
     let by_each = |case: Case| {
         let problem = case.problem().expect("a valid case");
-        let names = kernel::suitable(device, case.dtype, &problem).expect("a dtype of kernels");
+        let names = kernel::suitable(device, case.dtype, &problem, &RawOptions::default())
+            .expect("a dtype of kernels");
         names.into_iter().map(move |name| Case {
             kernel: Some(name.to_owned()),
             ..case.clone()

@@ -83,7 +83,7 @@ impl Deviation {
             .max_by(|&a, &b| error(a).total_cmp(&error(b)))
             .expect("dim > 0");
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
-        let rounding = |x: f64| half_unit::<T>(x).max((through_low(x) - x).abs());
+        let rounding = |x: f64| half_unit(T::DTYPE, x).max((through_low(x) - x).abs());
         let off = |low: Array1<f64>| max_finite((low - expected).mapv_into(f64::abs));
         Deviation {
             worst: Comparison {
@@ -160,9 +160,9 @@ pub(crate) fn round<T: Element>(x: f64) -> f64 {
     f64::from(T::from_f32(x as f32).to_f32())
 }
 
-/// Half a unit in the last place of `x`, a normal number of `T`.
-pub(crate) fn half_unit<T: Element>(x: f64) -> f64 {
-    let epsilon = match T::DTYPE {
+/// Half a unit in the last place of `x`, a normal number of the type.
+pub(crate) fn half_unit(dtype: Dtype, x: f64) -> f64 {
+    let epsilon = match dtype {
         Dtype::F16 => f16::EPSILON.into(),
         Dtype::Bf16 => bf16::EPSILON.into(),
         Dtype::F32 => f64::from(f32::EPSILON),

@@ -11,6 +11,9 @@ pub enum Error {
     /// A head dim that no kernel serves.
     #[error("dim is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
     Dim(usize),
+    /// A head dim of values that nothing serves.
+    #[error("dim_v is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
+    ValueDim(usize),
     /// An argument that must be at least 1.
     #[error("{0} is 0; it must be at least 1")]
     Zero(&'static str),
@@ -46,6 +49,43 @@ pub enum Error {
     /// A softmax scale that is NaN or infinite.
     #[error("scale is {0}; it must be finite")]
     Scale(f32),
+    /// A softcap that bounds no scores.
+    #[error("softcap is {0}; it must be finite and above 0")]
+    Softcap(f32),
+    /// Packed sequences in several entries of a batch.
+    #[error("batch is {0}; with packed sequences it must be 1")]
+    PackedBatch(usize),
+    /// Offsets of no sequence.
+    #[error(
+        "offsets_q has {0} elements; it must have one more than there are sequences, 2 or more"
+    )]
+    Offsets(usize),
+    /// A length or an offset that is not allowed.
+    #[error("{argument}[{index}] is {value}; it must be from {} to {max}", match min {
+        0 => "0".to_owned(),
+        min => format!("{min}, the offset before it,"),
+    })]
+    Entry {
+        argument: &'static str,
+        index: usize,
+        value: i32,
+        min: i32,
+        max: usize,
+    },
+    /// An option that only the CPU computes.
+    #[error("no kernel computes {0}; use the CPU")]
+    NoOption(&'static str),
+    /// A gradient of an option that the call does not have.
+    #[error("there is no gradient of {0} in a call without {0}")]
+    NoGradient(&'static str),
+    /// A tensor of an option whose shape does not match the other arguments.
+    #[error("{argument} has shape {found:?}; it must be {allowed}, with the sizes of {full:?}")]
+    OptionShape {
+        argument: &'static str,
+        allowed: &'static str,
+        full: Vec<usize>,
+        found: Vec<usize>,
+    },
     /// A tensor whose shape does not match the other arguments.
     #[error("{argument} has shape {found:?}; it must be {expected:?} to match the other tensors")]
     Shape {
@@ -66,6 +106,28 @@ pub enum Error {
         argument: &'static str,
         strides: Vec<isize>,
     },
+    /// A score or mask of another crate that wants another number of arrays.
+    #[error("custom has {found} arrays; it must have {wanted}")]
+    Arrays { wanted: usize, found: usize },
+    /// A mask of another crate whose later keys are seen by earlier queries.
+    #[error("in batch entry {batch}, custom's queries of key {} begin or end before the ones of key {key}", key + 1)]
+    CustomOrder { batch: usize, key: usize },
+    /// A mask of another crate whose keys and queries disagree.
+    #[error(
+        "in batch entry {batch}, custom's keys of query {query} must be {}..{}, as its queries of each key say",
+        keys[0], keys[1]
+    )]
+    CustomMask {
+        batch: usize,
+        query: usize,
+        keys: [u32; 2],
+    },
+    /// The gradient of a bias behind which a score of another crate comes.
+    #[error("the gradient of a bias is not computed with custom")]
+    CustomBias,
+    /// An array without elements.
+    #[error("{0} is empty; it must have an element")]
+    Empty(&'static str),
     /// A tensor that must be row-major without gaps.
     #[error("{0} is not contiguous; it must be row-major without gaps")]
     NotContiguous(&'static str),

@@ -34,6 +34,7 @@ pub mod device;
 mod error;
 mod forward;
 pub mod gemm;
+mod options;
 mod pack;
 pub mod plan;
 pub mod ptx;
@@ -42,13 +43,19 @@ mod tensor;
 mod tensor_map;
 
 pub use ::emulator;
-pub use backward::RawBackward;
+pub use backward::{Gradients, RawBackward};
 pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
 pub use forward::{Attention, Planner, Problem, RawForward, check, choice as kernel, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
+pub use kernels::abi::ArrayRef;
+pub use kernels::attention::custom;
 pub use kernels::catalog::class::Class;
+pub use options::{
+    CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,
+    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+};
 pub use plan::Plan;
 pub use tensor::{
     Buffer, Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView,

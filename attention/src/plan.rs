@@ -8,10 +8,11 @@ use crate::device::memory;
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel, Waves};
-use crate::ptx;
+use crate::ptx::{self, Modules};
 pub use crate::tensor_map::has_map;
 pub use ::emulator::{Swizzle, TensorMap};
 use bytemuck::NoUninit;
+use kernels::abi::Switches;
 use kernels::catalog::{Kernel, Target};
 
 /// Blocks that a grid can have along x.
@@ -74,8 +75,20 @@ pub struct Entry {
     pub target: Target,
     /// Threads of a block.
     pub threads: u32,
-    /// The PTX text of a module.
-    pub ptx: fn(&str) -> Option<String>,
+    /// The modules of its crate.
+    pub modules: Modules,
+    /// What is on in the text that the driver compiles.
+    pub switches: Switches,
+}
+
+impl Entry {
+    /// The PTX text of its module, with all switches off.
+    ///
+    /// # Errors
+    /// If the program was built without it.
+    pub fn text(&self) -> Result<String> {
+        ptx::text(self.modules, self.module).ok_or(Error::NotCompiled)
+    }
 }
 
 impl Plan {
@@ -118,7 +131,7 @@ impl Plan {
                     needed,
                 });
             }
-            let function = gpu.function(entry.name, entry.module, entry.ptx)?;
+            let function = gpu.function(&entry)?;
             let mut params = step.params_at(start);
             for &MapPlace {
                 place,
@@ -192,7 +205,8 @@ impl From<&'static Kernel> for Entry {
             module: kernel.module,
             target: kernel.target(),
             threads: kernel.threads(),
-            ptx: ptx::module,
+            modules: ptx::COMPILED_MODULES,
+            switches: Switches::NONE,
         }
     }
 }
@@ -279,6 +293,7 @@ impl Steps {
 mod tests {
     use super::{Entry, MAX_BLOCKS, Step, Steps};
     use crate::error::Error;
+    use kernels::abi::Switches;
     use kernels::catalog::Target;
 
     const ENTRY: Entry = Entry {
@@ -286,7 +301,8 @@ mod tests {
         module: "module",
         target: Target::Sm80,
         threads: 32,
-        ptx: |_| None,
+        modules: None,
+        switches: Switches::NONE,
     };
 
     #[test]

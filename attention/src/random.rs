@@ -22,14 +22,21 @@ use rayon::prelude::*;
 /// ```
 pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     let mut seeds = StdRng::seed_from_u64(seed);
-    let shapes = [problem.q_shape(), problem.kv_shape(), problem.kv_shape()];
+    let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
     shapes.map(|shape| normal(shape.iter().product(), &mut seeds))
 }
 
-/// Row-major d_o `[batch, heads, seqlen_q, dim]` of standard normal numbers, other ones than [`inputs`] draws for a seed.
+/// Row-major d_o `[batch, heads, seqlen_q, dim_v]` of standard normal numbers, other ones than [`inputs`] draws for a seed.
 pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
     let mut seeds = StdRng::seed_from_u64(!seed);
-    normal(problem.q_shape().iter().product(), &mut seeds)
+    normal(problem.o_shape().iter().product(), &mut seeds)
+}
+
+/// Logits of sinks, `[heads]`, of standard normal numbers.
+pub fn sinks(problem: &Problem, seed: u64) -> Vec<f32> {
+    // Other numbers than those of q.
+    let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 63));
+    normal(problem.heads, &mut seeds)
 }
 
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.

@@ -42,7 +42,7 @@ pub enum Task {
 /// The kernels and shapes to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, backward, decode, ladder, gemm (matrix products), or a JSON file with a list of shapes [default:
+    /// quick, full, backward, decode, options, ladder, gemm (matrix products), or a JSON file with a list of shapes [default:
     /// quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
@@ -79,8 +79,8 @@ pub struct Run {
 /// Other implementations of attention and of matrix products.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum PeerName {
-    /// PyTorch: `scaled_dot_product_attention` with its flash, cuDNN and efficient back ends; for matrix
-    /// products `matmul`, which calls cuBLAS
+    /// PyTorch: `scaled_dot_product_attention` with its flash, cuDNN and efficient back ends, beside calls with
+    /// options `flex_attention`, compiled; for matrix products `matmul`, which calls cuBLAS
     Torch,
 }
 

@@ -1,15 +1,13 @@
 //! The project's own kernels, on one shape's inputs.
 
 use crate::gradients::Gradients;
+use crate::options::Options;
 use crate::run::Plan;
 use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
 use attention::check::{self, Forward};
-use attention::{
-    Accumulation, Attention, Device, Element, Error, Problem, RawBackward, RawForward, Tensor,
-    kernel, random,
-};
+use attention::{Accumulation, Attention, Device, Element, Error, Problem, Tensor, kernel, random};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
 /// Checked rows of each kernel's result.
@@ -60,9 +58,10 @@ impl Choice {
             return self.backward_kernels(device, shape);
         }
         let (dtype, problem) = (shape.dtype.into(), shape.problem()?);
+        let options = shape.planned_options();
         let mut names = match self {
             Choice::Auto | Choice::All => {
-                let names = kernel::suitable(device, dtype, &problem)?;
+                let names = kernel::suitable(device, dtype, &problem, &options)?;
                 names.into_iter().map(str::to_owned).collect()
             }
             Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),
@@ -74,8 +73,12 @@ impl Choice {
         }
         for name in names {
             let served = match on_ladder(&name)? {
+                Some(_) if shape.has_options() => Err(Error::unsuitable(
+                    &*name,
+                    "has plain and causal attention alone",
+                )),
                 Some(ladder) => ladder.check(device, dtype, &problem),
-                None => kernel::check(device, &name, dtype, &problem),
+                None => kernel::check(device, &name, dtype, &problem, &options),
             };
             match served {
                 Ok(()) => serving.push(name),
@@ -96,7 +99,7 @@ impl Choice {
             Choice::Auto | Choice::All => ["", ANY_ORDER].map(|end| format!("auto{end}")).into(),
             Choice::Ladder => bail!("the ladder has no backward pass"),
         };
-        let args = RawBackward::row_major(&shape.problem()?);
+        let args = shape.planned_backward(&shape.problem()?);
         let kernels = names.into_iter().map(|name| {
             let attention = self.attention(&name, shape, 0);
             let plan = attention.backward_plan(device.facts(), shape.dtype.into(), &args)?;
@@ -112,8 +115,8 @@ impl Choice {
 
     /// The call that runs the kernel `name`, one of [`kernels`](Self::kernels), on `splits` splits of the keys; 0
     /// means the default.
-    pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention {
-        let attention = Attention::new().causal(shape.causal).splits(splits);
+    pub fn attention(&self, name: &str, shape: &Shape, splits: u32) -> Attention<'static> {
+        let attention = shape.attention().splits(splits);
         if shape.pass == Pass::Backward {
             let kernel = name.strip_suffix(ANY_ORDER);
             let attention = attention.deterministic(kernel.is_none());
@@ -168,6 +171,7 @@ pub const ANY_ORDER: &str = ":any-order";
 
 /// Inputs and outputs of one shape, on the device.
 pub struct Bench<T> {
+    shape: Shape,
     pub problem: Problem,
     seed: u64,
     pub host: [Vec<T>; 3],
@@ -176,21 +180,25 @@ pub struct Bench<T> {
     pub v: Tensor<T>,
     pub o: Tensor<T>,
     pub lse: Tensor<f32, 3>,
+    options: Options,
     /// Of a backward pass, which is then what [`launch`](Self::launch) launches.
     pub gradients: Option<Gradients<T>>,
 }
 
 impl<T: Element> Bench<T> {
     /// Draws random inputs.
-    pub fn new(device: &Device, problem: Problem, seed: u64) -> Result<Self> {
+    pub fn new(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
+        let problem = shape.problem()?;
         let host = random::inputs(&problem, seed);
         let [q, k, v] = &host;
         Ok(Bench {
             q: Tensor::new(device, problem.q_shape(), q)?,
-            k: Tensor::new(device, problem.kv_shape(), k)?,
-            v: Tensor::new(device, problem.kv_shape(), v)?,
-            o: Tensor::zeros(device, problem.q_shape())?,
+            k: Tensor::new(device, problem.k_shape(), k)?,
+            v: Tensor::new(device, problem.v_shape(), v)?,
+            o: Tensor::zeros(device, problem.o_shape())?,
             lse: Tensor::zeros(device, problem.lse_shape())?,
+            options: Options::new(device, shape, &problem, seed)?,
+            shape: *shape,
             problem,
             seed,
             host,
@@ -199,34 +207,48 @@ impl<T: Element> Bench<T> {
     }
 
     /// The same for a backward pass, after the forward pass.
-    pub fn backward(device: &Device, problem: Problem, seed: u64) -> Result<Self> {
-        let mut bench = Self::new(device, problem, seed)?;
-        bench.launch(&Attention::new().causal(problem.causal))?;
-        bench.gradients = Some(Gradients::new(device, &problem, seed)?);
+    pub fn backward(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
+        let mut bench = Self::new(device, shape, seed)?;
+        bench.launch(&shape.attention())?;
+        let sinks = bench.options.sinks.as_ref();
+        bench.gradients = Some(Gradients::new(device, &bench.problem, sinks, seed)?);
         Ok(bench)
     }
 
-    /// Queues one launch.
-    pub fn launch(&mut self, attention: &Attention) -> Result<()> {
+    /// Tensors of options in host memory, for a check.
+    pub fn host_options(&self) -> Result<Options> {
+        Ok(Options::new(
+            &Device::cpu(),
+            &self.shape,
+            &self.problem,
+            self.seed,
+        )?)
+    }
+
+    /// Queues one launch of a call without tensors of options, which it gets here.
+    pub fn launch(&mut self, attention: &Attention<'static>) -> Result<()> {
         let Bench {
             q, k, v, o, lse, ..
         } = self;
+        let attention = self.options.given_to(attention);
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
-            Some(Gradients { d_o, dq, dk, dv }) => {
-                attention.backward_into(q, k, v, o, lse, d_o, None, dq, dk, dv)
+            Some(Gradients { d_o, found }) => {
+                attention.backward_all_into(q, k, v, o, lse, d_o, None, found)
             }
         };
         Ok(launched?)
     }
 
     /// Runs the kernel once and compares some rows with the reference: wrong results are not timed.
-    pub fn check(&mut self, attention: &Attention, acc: Accumulation) -> Result<()> {
+    pub fn check(&mut self, attention: &Attention<'static>, acc: Accumulation) -> Result<()> {
         self.launch(attention)?;
         let (o, lse) = (self.o.to_vec()?, self.lse.to_vec()?);
+        let (options, call) = (self.host_options()?, self.shape.attention());
         let [q, k, v] = &self.host;
         let forward = Forward {
             problem: &self.problem,
+            options: options.given_to(&call).host_options(&self.problem)?,
             q,
             k,
             v,
@@ -244,7 +266,7 @@ impl<T: Element> Bench<T> {
 /// The chosen kernels on one shape's inputs.
 pub struct Calls<T> {
     bench: Bench<T>,
-    calls: Vec<(String, Attention, Option<u32>)>,
+    calls: Vec<(String, Attention<'static>, Option<u32>)>,
 }
 
 impl<T: Element> Calls<T> {
@@ -252,22 +274,22 @@ impl<T: Element> Calls<T> {
     pub fn new(shape: &Shape, device: &Device, plan: &Plan) -> Result<Self> {
         let problem = shape.problem()?;
         let mut bench = match shape.pass {
-            Pass::Forward => Bench::new(device, problem, plan.seed)?,
-            Pass::Backward => Bench::backward(device, problem, plan.seed)?,
+            Pass::Forward => Bench::new(device, shape, plan.seed)?,
+            Pass::Backward => Bench::backward(device, shape, plan.seed)?,
         };
         let mut calls = Vec::new();
         for name in plan.kernel.kernels(device, shape)? {
             let attention = plan.kernel.attention(&name, shape, plan.splits);
             let (checked, splits) = match shape.pass {
                 Pass::Forward => {
-                    let args = RawForward::row_major(&problem);
+                    let args = shape.planned(&problem);
                     let splits = attention.plan(device.facts(), T::DTYPE, &args)?.splits;
                     let ladder = name.parse::<Ladder>();
                     let acc = ladder.map(|ladder| ladder.sums_in()).unwrap_or_default();
                     (bench.check(&attention, acc), Some(splits))
                 }
                 Pass::Backward => {
-                    let checked = Gradients::<T>::check(device, &problem, &attention, plan.seed);
+                    let checked = Gradients::<T>::check(device, shape, &attention, plan.seed);
                     (checked, None)
                 }
             };
@@ -307,6 +329,11 @@ mod tests {
         dim: 64,
         dtype: Dtype::F16,
         causal: false,
+        window: None,
+        softcap: None,
+        alibi: false,
+        sinks: false,
+        sequences: None,
         pass: Pass::Forward,
     };
 
@@ -330,6 +357,21 @@ mod tests {
             let error = kernels(names).expect_err(names);
             assert!(error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn the_ladder_has_no_options() {
+        let shape = Shape {
+            sinks: true,
+            ..SHAPE
+        };
+        let kernels = |names| {
+            let kernels = Choice::from(names).kernels(&Device::cpu(), &shape);
+            kernels.map_err(|error| error.to_string())
+        };
+        assert_eq!(kernels("cpu,split-q"), Ok(vec!["cpu".to_owned()]));
+        let error = kernels("split-q").expect_err("options");
+        assert!(error.contains("split-q has plain and causal"), "{error}");
     }
 
     #[test]

@@ -87,11 +87,14 @@ impl fmt::Display for GemmShape {
 }
 
 impl Subject for GemmShape {
-    const NAME: &str = "gemm";
     const BASELINE: &str = "cuBLAS";
     const RATIO: &str = "ratio to cuBLAS";
     const COLUMNS: &[&str] = &["M", "N", "K", "dtype", "sums"];
     const NUMBERS: usize = 3;
+
+    fn peers(_: &[Self]) -> &'static str {
+        "gemm"
+    }
 
     fn cells(&self) -> Vec<String> {
         vec![

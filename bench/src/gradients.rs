@@ -1,6 +1,7 @@
 //! The backward pass of one shape.
 
 use crate::contender::Bench;
+use crate::shape::Shape;
 use anyhow::{Context, Result};
 use attention::backward::check::{Backward, all_keys, check};
 use attention::{Attention, Device, Element, Problem, Tensor, check::all_rows, random};
@@ -8,23 +9,28 @@ use attention::{Attention, Device, Element, Problem, Tensor, check::all_rows, ra
 /// The gradient of o, and the gradients that a call computes.
 pub struct Gradients<T> {
     pub d_o: Tensor<T>,
-    pub dq: Tensor<T>,
-    pub dk: Tensor<T>,
-    pub dv: Tensor<T>,
+    pub found: attention::Gradients<T>,
 }
 
 impl<T: Element> Gradients<T> {
     /// Draws a random gradient of o.
-    pub fn new(device: &Device, problem: &Problem, seed: u64) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        problem: &Problem,
+        sinks: Option<&Tensor<f32, 1>>,
+        seed: u64,
+    ) -> Result<Self> {
+        let d_o = random::output_gradient(problem, seed);
+        let d_sinks = sinks.map(|sinks| Tensor::zeros(device, sinks.shape()));
         Ok(Gradients {
-            d_o: Tensor::new(
-                device,
-                problem.q_shape(),
-                &random::output_gradient(problem, seed),
-            )?,
-            dq: Tensor::zeros(device, problem.q_shape())?,
-            dk: Tensor::zeros(device, problem.kv_shape())?,
-            dv: Tensor::zeros(device, problem.kv_shape())?,
+            d_o: Tensor::new(device, problem.o_shape(), &d_o)?,
+            found: attention::Gradients {
+                dq: Tensor::zeros(device, problem.q_shape())?,
+                dk: Tensor::zeros(device, problem.k_shape())?,
+                dv: Tensor::zeros(device, problem.v_shape())?,
+                d_sinks: d_sinks.transpose()?,
+                d_bias: None,
+            },
         })
     }
 
@@ -32,37 +38,42 @@ impl<T: Element> Gradients<T> {
     /// the reference. To check a whole problem would take longer than to measure it.
     pub fn check(
         device: &Device,
-        problem: &Problem,
-        attention: &Attention,
+        shape: &Shape,
+        attention: &Attention<'static>,
         seed: u64,
     ) -> Result<()> {
-        let part = Problem {
+        let part = Shape {
             batch: 1,
-            heads: problem.group(),
-            kv_heads: 1,
-            seqlen_q: problem.seqlen_q.min(1024),
-            seqlen_kv: problem.seqlen_kv.min(1024),
-            ..*problem
+            heads: shape.heads / shape.kv_heads(),
+            kv_heads: Some(1),
+            seqlen: shape.seqlen.min(1024),
+            seqlen_kv: Some(shape.seqlen_kv().min(1024)),
+            ..*shape
         };
-        let mut bench = Bench::<T>::backward(device, part, seed)?;
+        let mut bench = Bench::<T>::backward(device, &part, seed)?;
         bench.launch(attention)?;
-        let gradients = bench.gradients.as_ref().context("a backward pass")?;
-        let [dq, dk, dv] = [&gradients.dq, &gradients.dk, &gradients.dv].map(Tensor::to_vec);
+        let found = &bench.gradients.as_ref().context("a backward pass")?.found;
+        let [dq, dk, dv] = [&found.dq, &found.dk, &found.dv].map(Tensor::to_vec);
+        let d_sinks = found.d_sinks.as_ref().map(Tensor::to_vec).transpose()?;
+        let (part, options, call) = (&bench.problem, bench.host_options()?, part.attention());
         let [q, k, v] = &bench.host;
         let report = check(
             &Backward {
-                problem: &part,
+                problem: part,
+                options: options.given_to(&call).host_options(part)?,
                 q,
                 k,
                 v,
-                d_o: &random::output_gradient(&part, seed),
+                d_o: &random::output_gradient(part, seed),
                 d_lse: None,
                 dq: &dq?,
                 dk: &dk?,
                 dv: &dv?,
+                d_sinks: d_sinks.as_deref(),
+                d_bias: None,
             },
-            &all_rows(&part),
-            &all_keys(&part),
+            &all_rows(part),
+            &all_keys(part),
         );
         let passed = report.passed().then_some(());
         passed.with_context(|| format!("the result is wrong: {report}"))

@@ -2,6 +2,7 @@
 
 use crate::shape::{Dtype, Pass, Shape};
 use anyhow::{Context, Result, bail, ensure};
+use attention::Window;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,6 +18,8 @@ pub enum Grid {
     Backward,
     /// Few queries on many keys.
     Decode,
+    /// Softcap, ALiBi, sinks and a window beside causal attention, and their gradients.
+    Options,
     /// The shapes on which the lesson compares the ladder's kernels.
     Ladder,
     /// Matrix products instead of attention.
@@ -34,6 +37,7 @@ impl FromStr for Grid {
             "full" => Grid::Full,
             "backward" => Grid::Backward,
             "decode" => Grid::Decode,
+            "options" => Grid::Options,
             "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
             path => Grid::File(path.into()),
@@ -52,6 +56,7 @@ impl Grid {
             Grid::Full => return Ok(full()),
             Grid::Backward => return Ok(backward()),
             Grid::Decode => return Ok(decode()),
+            Grid::Options => return Ok(options()),
             Grid::Ladder => return Ok(ladder()),
             Grid::Gemm => bail!("--grid: gemm has no shapes of attention"),
             Grid::File(path) => path,
@@ -76,6 +81,7 @@ impl Grid {
             Grid::Full => None,
             Grid::Backward => Some("backward".to_owned()),
             Grid::Decode => Some("decode".to_owned()),
+            Grid::Options => Some("options".to_owned()),
             Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
@@ -169,6 +175,38 @@ fn decode() -> Vec<Shape> {
     shapes
 }
 
+fn options() -> Vec<Shape> {
+    let causal = |size, dim| shape(size, dim, Dtype::F16, true);
+    let of_scores = [128, 64].into_iter().flat_map(|dim| {
+        let plain = causal((4, 16, 4096), dim);
+        let [mut softcap, mut alibi, mut sinks] = [plain; 3];
+        softcap.softcap = Some(30.0);
+        alibi.alibi = true;
+        sinks.sinks = true;
+        [plain, softcap, alibi, sinks]
+    });
+    let plain = causal((1, 16, 16384), 128);
+    let window = Some(Window {
+        left: Some(1024),
+        right: Some(0),
+    });
+    let mut forward: Vec<_> = of_scores.collect();
+    forward.extend([plain, Shape { window, ..plain }]);
+    for dim in [128, 64] {
+        let sequences = Shape {
+            sequences: Some(64),
+            ..causal((1, 16, 64 * 1536), dim)
+        };
+        forward.extend([causal((64, 16, 1536), dim), sequences]);
+    }
+    let backward = forward.iter().map(|&shape| Shape {
+        pass: Pass::Backward,
+        ..shape
+    });
+    let backward: Vec<_> = backward.collect();
+    [forward, backward].concat()
+}
+
 fn shape(
     (batch, heads, seqlen): (usize, usize, usize),
     dim: usize,
@@ -184,14 +222,19 @@ fn shape(
         dim,
         dtype,
         causal,
+        window: None,
+        softcap: None,
+        alibi: false,
+        sinks: false,
+        sequences: None,
         pass: Pass::Forward,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Grid, decode, full};
-    use crate::shape::Dtype;
+    use super::{Grid, decode, full, options};
+    use crate::shape::{Dtype, Shape};
     use crate::subject::Subject;
     use std::io::Write;
 
@@ -216,6 +259,29 @@ mod tests {
             assert!(shape.problem().is_ok(), "{shape}");
             assert!((250e6..2.5e9).contains(&shape.bytes()), "{shape}");
         }
+    }
+
+    #[test]
+    fn each_option_stands_beside_plain_attention() {
+        let shapes = options();
+        assert_eq!(shapes.len(), 2 * (2 * 4 + 2 + 2 * 2));
+        for (i, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..i].contains(shape), "{shape} comes twice");
+            assert!(shape.problem().is_ok(), "{shape}");
+            let text = serde_json::to_string(shape).expect("plain data");
+            assert_eq!(
+                serde_json::from_str::<Shape>(&text).expect("a shape"),
+                *shape
+            );
+        }
+        let [plain, window] = [22, 23].map(|i| shapes[i]);
+        assert_eq!(
+            window.to_string(),
+            "B 1 H 16 N 16384 D 128 f16 causal window 1024,0 backward"
+        );
+        // Of the keys that causal attention sees, few are in the window.
+        let part = window.flops().expect("valid") / plain.flops().expect("valid");
+        assert!((0.1..0.15).contains(&part), "{part}");
     }
 
     #[test]

@@ -19,10 +19,9 @@ fn launch<T: Element>(call: &Call) -> Result<()> {
     let attention = call
         .choice()
         .attention(&call.kernel, &call.shape, call.splits);
-    let problem = call.shape.problem()?;
     let mut bench = match call.shape.pass {
-        Pass::Forward => Bench::<T>::new(&device, problem, 0)?,
-        Pass::Backward => Bench::backward(&device, problem, 0)?,
+        Pass::Forward => Bench::<T>::new(&device, &call.shape, 0)?,
+        Pass::Backward => Bench::backward(&device, &call.shape, 0)?,
     };
     bench.launch(&attention)?;
     Ok(device.synchronize()?)

@@ -8,6 +8,7 @@ mod gradients;
 mod grid;
 mod launch;
 mod ncu;
+mod options;
 mod peers;
 mod plot;
 mod profile;
@@ -110,7 +111,7 @@ fn bench<S: Subject>(
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
     retain_served(&mut shapes, &device, &plan.kernel)?;
     let mut peers = args.peers.and_then(|PeerName::Torch| {
-        Peers::torch(S::NAME)
+        Peers::torch(S::peers(&shapes))
             .map_err(|error| eprintln!("no columns of torch: {error:#}"))
             .ok()
     });
@@ -201,6 +202,8 @@ mod tests {
             ("--iters 0", "at least 1"),
             ("--grid nope", "cannot read nope"),
             ("--dim 33", "multiple of 8"),
+            ("--window 5", "it must be LEFT,RIGHT"),
+            ("--softcap 0", "softcap is 0; it must be finite"),
             ("--pass sideways", "[possible values: forward, backward]"),
             ("--pass backward --kernel zzz", "no kernel \"zzz\""),
             ("--kernel zzz", "no kernel \"zzz\""),

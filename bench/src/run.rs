@@ -210,6 +210,10 @@ mod tests {
             ..results(&Grid::Quick, |_| 1.0)
         };
         shapes[0].pass = Pass::Backward;
+        for shape in &mut shapes[..2] {
+            (shape.softcap, shape.alibi, shape.sinks) = (Some(2.0), true, true);
+            shape.window = "5,3".parse().ok();
+        }
         let mut saved = 0;
         let progress = |results: &Results| {
             saved += 1;

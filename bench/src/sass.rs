@@ -19,7 +19,7 @@ use ladder::catalog::variants;
 /// If there is no such kernel, or a tool is missing or fails.
 pub fn run(args: &Profile) -> Result<()> {
     let kernel = kernel(args)?;
-    let text = (kernel.ptx)(kernel.module).ok_or(attention::Error::NotCompiled)?;
+    let text = kernel.text()?;
     let code = sass::disassemble(&text, &args.target)?;
     let counts = sass::opcodes(&code, kernel.name);
     ensure!(!counts.is_empty(), "nvdisasm shows no {}", kernel.name);

@@ -4,7 +4,10 @@ use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
 use crate::run::Plan;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
-use attention::{Device, Problem, bf16, f16, kernel};
+use attention::{
+    Attention, Device, Problem, RawBackward, RawForward, RawOptions, RawTensor, Sequences, Window,
+    bf16, f16, kernel,
+};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,7 +15,7 @@ use std::fmt;
 
 /// One attention call. These are the names of options and of fields in files; what may be left out has a default,
 /// from which [`problem`](Shape::problem) makes the library's [`Problem`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
     /// Independent sequences
@@ -42,10 +45,34 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default)]
     pub causal: bool,
+    /// Query i sees only keys from i + seqlen_kv - seqlen - LEFT to i + seqlen_kv - seqlen + RIGHT; - is no bound
+    #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+    /// Scores become C * tanh(score / C)
+    #[arg(long, value_name = "C")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
+    /// Scores lose slope * |i + seqlen_kv - seqlen - j|, with the slopes of ALiBi's paper
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub alibi: bool,
+    /// Each head has a sink: a random logit more in the softmax of its rows
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub sinks: bool,
+    /// Queries and keys are N sequences, one behind another: the longest has about a fifth of them, most are short
+    #[arg(long, value_name = "N")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<usize>,
     /// Attention, or its gradient
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
     pub pass: Pass,
+}
+
+fn is_off(option: &bool) -> bool {
+    !option
 }
 
 /// What a call computes.
@@ -124,12 +151,100 @@ impl Shape {
     pub fn problem(&self) -> attention::Result<Problem> {
         let q = [self.batch, self.heads, self.seqlen, self.dim];
         let kv = [self.batch, self.kv_heads(), self.seqlen_kv(), self.dim];
-        Problem::new(q, kv, kv, self.causal, None)
+        self.attention().problem(q, kv, kv)
     }
 
-    /// The mask's name.
-    pub fn mask(&self) -> &'static str {
-        if self.causal { "causal" } else { "full" }
+    /// The call by the best kernel, without tensors of options.
+    pub fn attention(&self) -> Attention<'static> {
+        let Window { left, right } = self.window.unwrap_or_default();
+        let attention = Attention::new().causal(self.causal).window(left, right);
+        match self.softcap {
+            Some(softcap) => attention.softcap(softcap),
+            None => attention,
+        }
+    }
+
+    /// Tensors of options at address 0.
+    pub fn planned_options(&self) -> RawOptions {
+        let slopes = || RawTensor::row_major([self.batch, self.heads]);
+        let sinks = || RawTensor::row_major([self.heads]);
+        RawOptions {
+            alibi: self.alibi.then(slopes),
+            sinks: self.sinks.then(sinks),
+            sequences: self.offsets().map(|offsets| {
+                let offsets = RawTensor::row_major([offsets.len()]);
+                Sequences::Packed {
+                    q: offsets,
+                    kv: offsets,
+                }
+            }),
+            ..RawOptions::default()
+        }
+    }
+
+    /// Offsets of the sequences, whose lengths fall as `1 / i`, in an order that mixes them.
+    pub fn offsets(&self) -> Option<Vec<i32>> {
+        let count = self.sequences?;
+        // A prime, so that each comes once.
+        let rank = |i: usize| (i * 7919 + count / 2) % count + 1;
+        let all: f64 = (1..=count).map(|rank| 1.0 / rank as f64).sum();
+        let mut share = 0.0;
+        let mut offsets = vec![0];
+        for i in 0..count {
+            share += 1.0 / rank(i) as f64 / all;
+            offsets.push((share * self.seqlen as f64).round() as i32);
+        }
+        Some(offsets)
+    }
+
+    /// The problems that its sequences pose.
+    fn problems(&self) -> attention::Result<Vec<Problem>> {
+        let problem = self.problem()?;
+        let Some(offsets) = self.offsets() else {
+            return Ok(vec![problem]);
+        };
+        let lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        let problems = lengths.map(|length| Problem {
+            seqlen_q: length,
+            seqlen_kv: length,
+            ..problem
+        });
+        Ok(problems.collect())
+    }
+
+    /// All tensors of a forward pass at address 0.
+    pub fn planned(&self, problem: &Problem) -> RawForward {
+        RawForward {
+            options: self.planned_options(),
+            ..RawForward::row_major(problem)
+        }
+    }
+
+    /// All tensors of a backward pass at address 0.
+    pub fn planned_backward(&self, problem: &Problem) -> RawBackward {
+        let options = self.planned_options();
+        RawBackward {
+            options,
+            d_sinks: options.sinks,
+            ..RawBackward::row_major(problem)
+        }
+    }
+
+    /// Whether the call is more than plain or causal attention.
+    pub fn has_options(&self) -> bool {
+        let of_scores = self.softcap.is_some() || self.alibi || self.sinks;
+        of_scores || self.window.is_some() || self.sequences.is_some()
+    }
+
+    /// The names of the mask and of the options.
+    pub fn mask(&self) -> String {
+        let mut names = vec![if self.causal { "causal" } else { "full" }.to_owned()];
+        names.extend(self.window.map(|window| format!("window {window}")));
+        names.extend(self.softcap.map(|softcap| format!("softcap {softcap}")));
+        names.extend(self.alibi.then(|| "ALiBi".to_owned()));
+        names.extend(self.sinks.then(|| "sinks".to_owned()));
+        names.extend(self.sequences.map(|count| format!("{count} sequences")));
+        names.join(" ")
     }
 
     /// `H`, or `H/KV` if queries share heads.
@@ -150,11 +265,17 @@ impl Shape {
 }
 
 impl Subject for Shape {
-    const NAME: &str = "attention";
     const BASELINE: &str = BASELINE;
     const RATIO: &str = "ratio to flash";
     const COLUMNS: &[&str] = &["B", "H", "N", "D", "dtype", "mask"];
     const NUMBERS: usize = 4;
+
+    fn peers(shapes: &[Self]) -> &'static str {
+        match shapes.iter().any(Shape::has_options) {
+            true => "options",
+            false => "attention",
+        }
+    }
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -163,7 +284,7 @@ impl Subject for Shape {
             self.seqlen_label(),
             self.dim.to_string(),
             self.dtype.to_string(),
-            self.mask().to_owned(),
+            self.mask(),
         ]
     }
 
@@ -175,17 +296,20 @@ impl Subject for Shape {
     }
 
     fn flops(&self) -> Result<f64> {
-        let problem = self.problem()?;
-        Ok(match self.pass {
-            Pass::Forward => problem.flops(),
-            Pass::Backward => problem.backward_flops(),
-        })
+        let flops = match self.pass {
+            Pass::Forward => Problem::flops,
+            Pass::Backward => Problem::backward_flops,
+        };
+        Ok(self.problems()?.iter().map(flops).sum())
     }
 
     fn setup(&self) -> Result<Value> {
         let mut setup = json!(self.problem()?);
         setup["dtype"] = json!(self.dtype);
         setup["pass"] = json!(self.pass);
+        setup["alibi"] = json!(self.alibi);
+        setup["sinks"] = json!(self.sinks);
+        setup["offsets"] = json!(self.offsets());
         Ok(setup)
     }
 
@@ -197,7 +321,13 @@ impl Subject for Shape {
         };
         match on_ladder(name)? {
             Some(_) => Ok(()),
-            None => exists(kernel::check(&Device::cpu(), name, dtype, &problem)),
+            None => exists(kernel::check(
+                &Device::cpu(),
+                name,
+                dtype,
+                &problem,
+                &self.planned_options(),
+            )),
         }
     }
 

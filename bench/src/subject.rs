@@ -12,14 +12,15 @@ use std::fmt::{Debug, Display};
 
 /// The size of one call, and how its kind of call is measured.
 pub trait Subject: Copy + Debug + Display + PartialEq + Serialize + DeserializeOwned {
-    /// The peers' name for this kind of call.
-    const NAME: &str;
     /// The peer that ratios compare with.
     const BASELINE: &str;
     /// The title of the column of ratios.
     const RATIO: &str;
     /// The titles of [`cells`](Self::cells).
     const COLUMNS: &[&str];
+
+    /// The peers' name for calls of these sizes.
+    fn peers(sizes: &[Self]) -> &'static str;
 
     /// The size in cells of a table; the first [`NUMBERS`](Self::NUMBERS) hold numbers.
     fn cells(&self) -> Vec<String>;

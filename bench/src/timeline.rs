@@ -6,7 +6,7 @@ use crate::results::slug;
 use crate::shape::{Dtype, Shape};
 use crate::{Failure, driver_version, print, stats, table};
 use anyhow::{Context, Result, ensure};
-use attention::{Accumulation, Attention, Device, Element, RawForward, Tensor, bf16, f16};
+use attention::{Accumulation, Device, Element, Tensor, bf16, f16};
 use kernels::abi::Event;
 use ladder::Recorder;
 use ladder::timeline::{BLOCKS, EVENTS};
@@ -24,7 +24,7 @@ type Points = [Option<u32>; Event::ALL.len()];
 const WARMUP: usize = 3;
 
 /// The clocks at which the roles of a block passed the points of their work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
     /// Marketing name of the GPU.
@@ -85,12 +85,12 @@ pub fn record(device: &Device, shape: Shape) -> Result<Timeline> {
 
 fn record_as<T: Element>(device: &Device, shape: Shape) -> Result<Timeline> {
     let problem = shape.problem()?;
-    let mut bench = Bench::<T>::new(device, problem, 0)?;
+    let mut bench = Bench::<T>::new(device, &shape, 0)?;
     let watched = |clocks| {
         let planner = Recorder { clocks };
-        Attention::new().causal(shape.causal).planner(planner)
+        shape.attention().planner(planner)
     };
-    let plan = watched(0).plan(device.facts(), T::DTYPE, &RawForward::row_major(&problem))?;
+    let plan = watched(0).plan(device.facts(), T::DTYPE, &shape.planned(&problem))?;
     let warpgroups = plan
         .steps
         .iter()
@@ -293,6 +293,11 @@ pub mod tests {
         dim: 128,
         dtype: Dtype::F16,
         causal: false,
+        window: None,
+        softcap: None,
+        alibi: false,
+        sinks: false,
+        sequences: None,
         pass: Pass::Forward,
     };
 

@@ -1,7 +1,8 @@
 //! The command line.
 
 use crate::gemm::GemmArgs;
-use attention::{Accumulation, Class, Dtype};
+use crate::modifiers::Modifiers;
+use attention::{Accumulation, Attention, Class, Dtype, Problem};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use kernels::abi::MAX_SEQLEN;
@@ -60,6 +61,8 @@ pub struct Args {
     /// Softmax scale [default: 1 / sqrt(dim)]
     #[arg(long, value_name = "S", allow_hyphen_values = true, value_parser = finite)]
     pub scale: Option<f32>,
+    #[command(flatten)]
+    pub modifiers: Modifiers,
     /// auto: the best kernel; all: every kernel that serves the problem; ladder: every kernel of the
     /// ladder that serves it with the given options; or a name from --list-kernels
     #[arg(long, value_name = "NAME", default_value = "auto")]
@@ -81,10 +84,10 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = whole(0..=u32::MAX))]
     pub splits: u32,
     /// Read q, k and v from a safetensors file, and d_o, the gradient of o, if it is there: [batch, heads, seqlen,
-    /// dim], F16, BF16 or F32
+    /// dim], F16, BF16 or F32. It may have the tensors of --alibi and --sinks, too
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Write o and lse, or dq, dk and dv, or all, to a safetensors file, once the check has passed
+    /// Write o and lse, or dq, dk and dv (d_sinks with --sinks), or all, to a safetensors file, once the check has passed
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print the table of kernels and do nothing else
@@ -112,7 +115,8 @@ pub struct Run {
     /// Seed of the random inputs, and of the choice of rows to check
     #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub seed: u64,
-    /// Rows of the result to compare with an f64 implementation
+    /// Rows of the result to compare with an f64 implementation. The gradient of sinks is a sum over all rows:
+    /// of a large problem, only full compares it
     #[arg(long, default_value = "sample")]
     pub check: Check,
     /// Print one JSON object per kernel instead of a table; null stands for a number that is not
@@ -126,6 +130,15 @@ pub struct Run {
 }
 
 impl Args {
+    /// The call, without tensors of options.
+    pub fn call(&self) -> Attention<'static> {
+        let call = self.modifiers.limit(Attention::new().causal(self.causal));
+        match self.scale {
+            Some(scale) => call.scale(scale),
+            None => call,
+        }
+    }
+
     /// A kernel of the ladder with the given options.
     pub fn on_rung(&self, rung: Rung) -> Ladder {
         Ladder {
@@ -150,7 +163,7 @@ impl Args {
 }
 
 /// Takes a value that is `allowed`, or says what it must be.
-fn value<T: FromStr>(
+pub fn value<T: FromStr>(
     given: &str,
     allowed: impl Fn(&T) -> bool,
     must_be: impl Display,
@@ -227,6 +240,17 @@ pub enum Check {
 }
 
 impl Check {
+    /// Whether sums over all rows are compared, too.
+    pub fn with_sums(self, problem: &Problem) -> bool {
+        /// Operations of a forward pass whose rows all take about 20 seconds on two cores.
+        const SMALL: f64 = 4e10;
+        match self {
+            Check::Sample => problem.flops() <= SMALL,
+            Check::Full => true,
+            Check::Off => false,
+        }
+    }
+
     /// Most rows to compare.
     pub fn rows(self) -> usize {
         match self {

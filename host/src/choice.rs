@@ -4,7 +4,9 @@ use crate::args::{Args, Check, Pass};
 use crate::memory::{bytes, expect_free};
 use anyhow::{Result, bail, ensure};
 use attention::kernel;
-use attention::{Accumulation, Attention, Device, Dtype, Error, Problem, RawBackward, RawForward};
+use attention::{
+    Accumulation, Attention, Device, Dtype, Error, Problem, RawBackward, RawForward, RawOptions,
+};
 use ladder::{Ladder, Rung, with_options};
 use std::slice;
 
@@ -21,7 +23,8 @@ pub struct Task<'a> {
 pub struct Choice {
     /// Its name, followed by the options of a kernel of the ladder.
     pub name: String,
-    pub call: Attention,
+    /// Without the tensors of options.
+    pub call: Attention<'static>,
     /// Type of its accumulators.
     pub acc: Accumulation,
     /// Splits of the keys.
@@ -39,7 +42,7 @@ impl Task<'_> {
             "--splits is {}, but the CPU does not split the keys; type --device emulator",
             args.splits
         );
-        let suitable = || kernel::suitable(device, self.dtype, &self.problem);
+        let suitable = || kernel::suitable(device, self.dtype, &self.problem, &self.options());
         let named = |name: &str| self.named(name);
         let kernel = match args.pass {
             Pass::Backward => "auto",
@@ -84,11 +87,14 @@ impl Task<'_> {
             *pass == Pass::Both || self.args.splits <= 1,
             "--splits is for the forward pass; type --pass both"
         );
-        let mut call = self.call();
+        let mut call = self.args.call();
         if !any {
             call = call.kernel(kernel);
         }
-        let tensors = RawBackward::row_major(&self.problem);
+        let tensors = RawBackward {
+            options: self.options(),
+            ..RawBackward::row_major(&self.problem)
+        };
         let plan = call.backward_plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Some(Choice {
             name: plan.kernel.to_owned(),
@@ -99,20 +105,22 @@ impl Task<'_> {
         }))
     }
 
-    /// The options of both passes.
-    fn call(&self) -> Attention {
-        let call = Attention::new().causal(self.problem.causal);
-        call.scale(self.problem.scale)
+    /// The tensors of options, to plan with.
+    fn options(&self) -> RawOptions {
+        self.args.modifiers.planned(&self.problem)
     }
 
     fn choice(
         &self,
         name: String,
         acc: Accumulation,
-        by: impl FnOnce(Attention) -> Attention,
+        by: impl FnOnce(Attention<'static>) -> Attention<'static>,
     ) -> attention::Result<Choice> {
-        let call = by(self.call().splits(self.args.splits));
-        let tensors = RawForward::row_major(&self.problem);
+        let call = by(self.args.call().splits(self.args.splits));
+        let tensors = RawForward {
+            options: self.options(),
+            ..RawForward::row_major(&self.problem)
+        };
         let plan = call.plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Choice {
             name,
@@ -125,9 +133,15 @@ impl Task<'_> {
 
     fn named(&self, name: &str) -> Result<Choice> {
         if let Some(rung) = Rung::ALL.iter().find(|rung| rung.name() == name) {
-            return Ok(self.on_rung(rung)?);
+            return self.on_rung(rung);
         }
-        let checked = match kernel::check(self.device, name, self.dtype, &self.problem) {
+        let checked = match kernel::check(
+            self.device,
+            name,
+            self.dtype,
+            &self.problem,
+            &self.options(),
+        ) {
             // Names of the ladder may be similar.
             Err(Error::UnknownKernel { near, .. }) if near.is_empty() => {
                 Ladder::named(name).map(|_| ())
@@ -144,11 +158,15 @@ impl Task<'_> {
         Ok(self.choice(name.to_owned(), acc, |call| call.kernel(name))?)
     }
 
-    fn on_rung(&self, rung: &Rung) -> attention::Result<Choice> {
+    fn on_rung(&self, rung: &Rung) -> Result<Choice> {
+        if let Some(option) = self.args.modifiers.first() {
+            let kernel = &self.args.kernel;
+            bail!("--kernel {kernel} takes no {option}; the ladder has plain and causal attention");
+        }
         let ladder = self.args.on_rung(*rung);
         ladder.check(self.device, self.dtype, &self.problem)?;
         let (name, acc) = (ladder.to_string(), ladder.sums_in());
-        self.choice(name, acc, |call| call.planner(ladder))
+        Ok(self.choice(name, acc, |call| call.planner(ladder))?)
     }
 
     /// The kernels of the ladder that serve the problem and that there is memory for, or all that serve it if
@@ -160,7 +178,7 @@ impl Task<'_> {
         let rungs = rungs.map(|rung| self.on_rung(rung));
         let (serve, others): (Vec<_>, Vec<_>) = rungs.partition(Result::is_ok);
         if let (true, Some(Err(reason))) = (serve.is_empty(), others.into_iter().next_back()) {
-            return Err(reason.into());
+            return Err(reason);
         }
         Ok(self.fitting(serve.into_iter().flatten().collect()))
     }
@@ -178,7 +196,7 @@ impl Task<'_> {
     pub fn expect_memory(&self, choices: &[Choice]) -> Result<()> {
         let problem = &self.problem;
         let [qo, kv] =
-            [problem.q_shape(), problem.kv_shape()].map(|shape| bytes(shape, self.dtype.bytes()));
+            [problem.q_shape(), problem.k_shape()].map(|shape| bytes(shape, self.dtype.bytes()));
         let lse = bytes(problem.lse_shape(), size_of::<f32>());
         let (mut inputs, mut outputs) = (qo + 2 * kv, qo + lse);
         let with_gradients = self.args.pass != Pass::Forward;
@@ -208,11 +226,17 @@ impl Task<'_> {
             _ => problem.batch.saturating_mul(problem.kv_heads),
         };
         let check = head.max(gradients) * heads.min(rayon::current_num_threads()) as u128;
+        // The check of the gradient of sinks has 256 rows at a time, each twice.
+        let with_sinks = with_gradients && self.args.modifiers.sinks;
+        let sums = match with_sinks && self.args.run.check.with_sums(problem) {
+            true => bytes([2 * 256, 6, problem.seqlen_kv], size_of::<f64>()),
+            false => 0,
+        };
         let sizes = match self.args.input {
             None => "batch, heads, seqlen and dim are",
             Some(_) => "the tensors of --input are",
         };
-        expect_free(self.device, on_device, on_host + check, sizes)
+        expect_free(self.device, on_device, on_host + check + sums, sizes)
     }
 }
 

@@ -1,11 +1,14 @@
 //! q, k, v and d_o: random, or from a file.
 
 use crate::args::{Args, Pass};
+use crate::modifiers::{ALIBI, Numbers, SINKS};
 use crate::safetensors::SafeTensors;
 use anyhow::{Context, Result, anyhow, ensure};
 use attention::{Dtype, Element, Error, Problem, bf16, f16, random};
 use safetensors::tensor::{Dtype as FileDtype, TensorInfo};
+use std::collections::HashMap;
 use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Names of the tensors that a file must have.
@@ -14,13 +17,10 @@ const NAMES: [&str; 3] = ["q", "k", "v"];
 const D_O: &str = "d_o";
 
 /// Where q, k, v and d_o come from; their shapes are known.
-pub struct Source {
+pub struct Source<'a> {
+    args: &'a Args,
     pub problem: Problem,
     pub dtype: Dtype,
-    /// Seed of random tensors.
-    seed: u64,
-    /// Whether d_o is needed.
-    with_d_o: bool,
     file: Option<InputFile>,
 }
 
@@ -30,18 +30,28 @@ pub struct Inputs<T> {
     pub qkv: [Vec<T>; 3],
     /// The gradient of o, if it is needed.
     pub d_o: Option<Vec<T>>,
+    /// Tensors of options.
+    pub options: Numbers,
 }
 
-/// A file with q, k and v, and perhaps d_o.
+/// A file with q, k and v, and perhaps d_o and tensors of options.
 struct InputFile {
     path: PathBuf,
     file: SafeTensors,
+    /// What is read of it.
     tensors: Vec<(&'static str, TensorInfo)>,
 }
 
-impl Source {
+/// Tensors of a file by name.
+struct Read<T> {
+    /// q, k, v and d_o.
+    tensors: HashMap<&'static str, Vec<T>>,
+    options: HashMap<&'static str, Vec<f32>>,
+}
+
+impl<'a> Source<'a> {
     /// Reads the header of the input file, if there is one.
-    pub fn open(args: &Args) -> Result<Self> {
+    pub fn open(args: &'a Args) -> Result<Self> {
         if let Some(path) = &args.input {
             return Self::open_file(path, args).with_context(|| unusable(path));
         }
@@ -49,22 +59,22 @@ impl Source {
         let seqlen_kv = args.seqlen_kv.unwrap_or(args.seqlen);
         let q = [args.batch, args.heads, args.seqlen, args.dim];
         let kv = [args.batch, kv_heads, seqlen_kv, args.dim];
+        let problem = args.call().problem(q, kv, kv)?;
+        args.modifiers.expect_sequences(&problem)?;
         Ok(Source {
-            problem: Problem::new(q, kv, kv, args.causal, args.scale)?,
+            args,
+            problem,
             dtype: args.dtype.unwrap_or(Dtype::F16),
-            seed: args.run.seed,
-            with_d_o: args.pass != Pass::Forward,
             file: None,
         })
     }
 
-    fn open_file(path: &Path, args: &Args) -> Result<Self> {
+    fn open_file(path: &Path, args: &'a Args) -> Result<Self> {
         let file = SafeTensors::open(path)?;
-        let with_d_o = args.pass != Pass::Forward;
-        let d_o = (with_d_o && file.has(D_O)).then_some(D_O);
+        let d_o = (args.pass != Pass::Forward && file.has(D_O)).then_some(D_O);
         let names = NAMES.into_iter().chain(d_o);
         let tensors = names.map(|name| Ok((name, file.info(name)?.clone())));
-        let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
+        let mut tensors: Vec<_> = tensors.collect::<Result<_>>()?;
         let mut shapes = Vec::new();
         for (name, info) in &tensors {
             let (found, expected, shape) = (info.dtype, tensors[0].1.dtype, &info.shape);
@@ -76,7 +86,7 @@ impl Source {
                 anyhow!("{name} has shape {shape:?}; it must be [batch, heads, seqlen, dim]")
             })?);
         }
-        let problem = Problem::new(shapes[0], shapes[1], shapes[2], args.causal, args.scale)?;
+        let problem = args.call().problem(shapes[0], shapes[1], shapes[2])?;
         if let Some(found) = shapes.get(3).filter(|found| **found != shapes[0]) {
             let error = Error::Shape {
                 argument: D_O,
@@ -85,15 +95,24 @@ impl Source {
             };
             return Err(error.into());
         }
+        args.modifiers.expect_sequences(&problem)?;
+        for name in args.modifiers.names().filter(|name| file.has(name)) {
+            let info = file.info(name)?;
+            let (found, shape, heads) = (info.dtype, &info.shape, problem.heads);
+            ensure!(
+                found == FileDtype::F32 && *shape == [heads],
+                "{name} is {found} {shape:?}; it must be F32 [heads], which is [{heads}]"
+            );
+            tensors.push((name, info.clone()));
+        }
         let dtype = match tensors[0].1.dtype {
             FileDtype::BF16 => Dtype::Bf16,
             _ => Dtype::F16,
         };
         Ok(Source {
+            args,
             problem,
             dtype: args.dtype.unwrap_or(dtype),
-            seed: args.run.seed,
-            with_d_o,
             file: Some(InputFile {
                 path: path.to_owned(),
                 file,
@@ -107,39 +126,65 @@ impl Source {
         self.file.as_ref().map(|input| &input.file.metadata)
     }
 
-    /// Draws the numbers, or reads them from the file; a file without d_o gets a random one.
+    /// Draws the numbers, or reads them from the file; what it lacks of d_o and the options' tensors is drawn.
     pub fn load<T: Element>(self) -> Result<Inputs<T>> {
-        let (qkv, d_o) = match self.file {
-            None => (random::inputs(&self.problem, self.seed), None),
-            Some(mut input) => {
-                let mut tensors = input.read().with_context(|| unusable(&input.path))?;
-                let d_o = tensors.split_off(NAMES.len()).pop();
-                (tensors.try_into().expect("q, k and v"), d_o)
+        let Source { args, problem, .. } = self;
+        let seed = args.run.seed;
+        let (qkv, d_o, options) = match self.file {
+            None => (random::inputs(&problem, seed), None, Numbers::default()),
+            Some(input) => {
+                let path = input.path.clone();
+                let mut read = input.read().with_context(|| unusable(&path))?;
+                let qkv = NAMES.map(|name| read.tensors.remove(name).expect("it was read"));
+                let options = Numbers {
+                    alibi: read.options.remove(ALIBI),
+                    sinks: read.options.remove(SINKS),
+                    ..Numbers::default()
+                };
+                (qkv, read.tensors.remove(D_O), options)
             }
         };
-        let drawn = || random::output_gradient(&self.problem, self.seed);
-        let d_o = self.with_d_o.then(|| d_o.unwrap_or_else(drawn));
-        Ok(Inputs { qkv, d_o })
+        let drawn = || random::output_gradient(&problem, seed);
+        let with_d_o = args.pass != Pass::Forward;
+        Ok(Inputs {
+            qkv,
+            d_o: with_d_o.then(|| d_o.unwrap_or_else(drawn)),
+            options: args.modifiers.numbers(&problem, seed, options),
+        })
     }
 }
 
 impl InputFile {
-    /// The tensors, rounded to `T`.
-    fn read<T: Element>(&mut self) -> Result<Vec<Vec<T>>> {
-        let InputFile { file, tensors, .. } = self;
-        let mut numbers: Vec<_> = tensors.iter().map(|_| Vec::new()).collect();
-        let mut order: Vec<_> = (0..tensors.len()).collect();
-        order.sort_by_key(|&i| tensors[i].1.data_offsets);
-        for i in order {
-            let (name, info) = &tensors[i];
-            let read = match info.dtype {
-                FileDtype::F16 => file.read(info, |number: f16| T::from_f32(number.to_f32())),
-                FileDtype::BF16 => file.read(info, |number: bf16| T::from_f32(number.to_f32())),
-                _ => file.read(info, T::from_f32),
-            };
-            numbers[i] = read.with_context(|| format!("cannot read {name}"))?;
+    /// The tensors, rounded to `T`, in the order of the file.
+    fn read<T: Element>(self) -> Result<Read<T>> {
+        let InputFile {
+            mut file,
+            mut tensors,
+            ..
+        } = self;
+        let (mut read, mut options) = (HashMap::new(), HashMap::new());
+        tensors.sort_by_key(|(_, info)| info.data_offsets);
+        for (name, info) in &tensors {
+            let cannot = || format!("cannot read {name}");
+            if [ALIBI, SINKS].contains(name) {
+                options.insert(*name, numbers(&mut file, info).with_context(cannot)?);
+            } else {
+                read.insert(*name, numbers(&mut file, info).with_context(cannot)?);
+            }
         }
-        Ok(numbers)
+        Ok(Read {
+            tensors: read,
+            options,
+        })
+    }
+}
+
+/// The elements of a tensor, rounded to `T`.
+fn numbers<T: Element>(file: &mut SafeTensors, info: &TensorInfo) -> io::Result<Vec<T>> {
+    match info.dtype {
+        FileDtype::F16 => file.read(info, |number: f16| T::from_f32(number.to_f32())),
+        FileDtype::BF16 => file.read(info, |number: bf16| T::from_f32(number.to_f32())),
+        _ => file.read(info, T::from_f32),
     }
 }
 

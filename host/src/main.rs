@@ -8,6 +8,7 @@ mod gemm;
 mod inputs;
 mod measure;
 mod memory;
+mod modifiers;
 mod output;
 mod passes;
 mod progress;

@@ -19,12 +19,19 @@ pub struct Output {
     target: Option<PathBuf>,
 }
 
+/// Row-major gradients.
+pub struct Gradients<T> {
+    /// dq, dk and dv.
+    pub inputs: [Vec<T>; 3],
+    /// Gradient of the sinks, `[heads]`, if there are any.
+    pub d_sinks: Option<Vec<f32>>,
+}
+
 /// What was computed: row-major tensors.
 pub struct Results<T> {
     /// o and lse.
     pub forward: Option<(Vec<T>, Vec<f32>)>,
-    /// dq, dk and dv.
-    pub gradients: Option<[Vec<T>; 3]>,
+    pub gradients: Option<Gradients<T>>,
 }
 
 impl Output {
@@ -67,20 +74,34 @@ impl Output {
             Dtype::Bf16 => FileDtype::BF16,
             Dtype::F32 => FileDtype::F32,
         };
-        let (q_shape, kv_shape) = (problem.q_shape(), problem.kv_shape());
         let mut tensors = Vec::new();
         if let Some((o, lse)) = &results.forward {
             let lse_shape = problem.lse_shape().to_vec();
-            tensors.push(("o", dtype, q_shape.to_vec(), bytemuck::cast_slice(o)));
+            tensors.push((
+                "o",
+                dtype,
+                problem.o_shape().to_vec(),
+                bytemuck::cast_slice(o),
+            ));
             tensors.push(("lse", FileDtype::F32, lse_shape, bytemuck::cast_slice(lse)));
         }
-        if let Some([dq, dk, dv]) = &results.gradients {
+        if let Some(Gradients { inputs, d_sinks }) = &results.gradients {
+            let [dq, dk, dv] = inputs;
             for (name, shape, gradient) in [
-                ("dq", q_shape, dq),
-                ("dk", kv_shape, dk),
-                ("dv", kv_shape, dv),
+                ("dq", problem.q_shape(), dq),
+                ("dk", problem.k_shape(), dk),
+                ("dv", problem.v_shape(), dv),
             ] {
                 tensors.push((name, dtype, shape.to_vec(), bytemuck::cast_slice(gradient)));
+            }
+            if let Some(d_sinks) = d_sinks {
+                let shape = vec![problem.heads];
+                tensors.push((
+                    "d_sinks",
+                    FileDtype::F32,
+                    shape,
+                    bytemuck::cast_slice(d_sinks),
+                ));
             }
         }
         let views = tensors

@@ -6,7 +6,8 @@ use crate::device;
 use crate::inputs::{Inputs, Source, rows_not_finite};
 use crate::measure;
 use crate::memory::poisoned;
-use crate::output::{Output, Results};
+use crate::modifiers;
+use crate::output::{Gradients, Output, Results};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::Result;
@@ -15,7 +16,9 @@ use attention::backward::{
     check::{Backward, sample_keys},
 };
 use attention::check::{Forward, check, sample_rows};
-use attention::{Dtype, Element, Problem, Tensor, bf16, f16};
+use attention::{
+    Device, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
+};
 use serde::Serialize;
 use std::fmt;
 
@@ -34,6 +37,12 @@ struct AttentionCall {
     /// Sizes and options.
     #[serde(flatten)]
     problem: Problem,
+    /// Whether it has slopes of ALiBi.
+    alibi: bool,
+    /// Whether it has sinks.
+    sinks: bool,
+    /// Offsets or lengths.
+    sequences: Option<Sequences<Vec<i32>>>,
 }
 
 impl fmt::Display for AttentionCall {
@@ -46,6 +55,8 @@ impl fmt::Display for AttentionCall {
             seqlen_kv,
             dim,
             causal,
+            window,
+            softcap,
             ..
         } = self.problem;
         let dtype = self.dtype;
@@ -54,7 +65,25 @@ impl fmt::Display for AttentionCall {
             f,
             "batch {batch}, heads {heads}, kv_heads {kv_heads}, seqlen {seqlen_q}, \
              seqlen_kv {seqlen_kv}, dim {dim}, {dtype}{causal}"
-        )
+        )?;
+        if window != Window::NONE {
+            write!(f, ", window {window}")?;
+        }
+        if let Some(softcap) = softcap {
+            write!(f, ", softcap {softcap}")?;
+        }
+        for (name, is_on) in [("ALiBi", self.alibi), ("sinks", self.sinks)] {
+            if is_on {
+                write!(f, ", {name}")?;
+            }
+        }
+        match &self.sequences {
+            Some(packed @ Sequences::Packed { .. }) => {
+                write!(f, ", {} packed sequences", packed.lengths().len())
+            }
+            Some(Sequences::Padded { .. }) => write!(f, ", padded"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -65,10 +94,20 @@ impl Call for AttentionCall {
     }
 
     fn flops(&self) -> f64 {
-        match self.pass {
-            BACKWARD => self.problem.backward_flops(),
-            _ => self.problem.flops(),
-        }
+        let of = |problem: Problem| match self.pass {
+            BACKWARD => problem.backward_flops(),
+            _ => problem.flops(),
+        };
+        let Some(sequences) = &self.sequences else {
+            return of(self.problem);
+        };
+        let alone = |[seqlen_q, seqlen_kv]: [usize; 2]| Problem {
+            batch: 1,
+            seqlen_q,
+            seqlen_kv,
+            ..self.problem
+        };
+        sequences.lengths().into_iter().map(alone).map(of).sum()
     }
 }
 
@@ -94,8 +133,12 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 /// The tensors of a problem: in host memory, and on the device.
-struct Tensors<T: Element> {
+struct Tensors<'a, T: Element> {
     inputs: Inputs<T>,
+    /// Of options, on the device.
+    options: modifiers::Tensors,
+    /// The same in host memory.
+    host_options: HostOptions<'a>,
     q: Tensor<T>,
     k: Tensor<T>,
     v: Tensor<T>,
@@ -120,11 +163,14 @@ fn compute<T: Element>(
     progress.stage("preparing the inputs");
     let inputs: Inputs<T> = source.load()?;
     note_not_finite(&inputs, &problem, &progress);
+    let on_host = inputs.options.on(&Device::cpu())?;
     let [q, k, v] = &inputs.qkv;
     let tensors = Tensors {
+        options: inputs.options.on(device)?,
+        host_options: on_host.given_to(&args.call()).host_options(&problem)?,
         q: Tensor::new(device, problem.q_shape(), q)?,
-        k: Tensor::new(device, problem.kv_shape(), k)?,
-        v: Tensor::new(device, problem.kv_shape(), v)?,
+        k: Tensor::new(device, problem.k_shape(), k)?,
+        v: Tensor::new(device, problem.v_shape(), v)?,
         inputs,
     };
     let mut report = Report::new(&args.run, device, &progress);
@@ -175,9 +221,16 @@ fn forward<T: Element>(
     report: &mut Report<AttentionCall>,
 ) -> Result<Option<(Vec<T>, Vec<f32>)>> {
     let (run, device, problem) = (&task.args.run, task.device, &task.problem);
-    let Choice { name, call, .. } = choice;
-    let Tensors { q, k, v, inputs } = tensors;
-    let mut o = poisoned(device, problem.q_shape(), T::from_f32(f32::NAN))?;
+    let Tensors {
+        inputs,
+        options,
+        host_options,
+        q,
+        k,
+        v,
+    } = tensors;
+    let (name, call) = (&choice.name, options.given_to(&choice.call));
+    let mut o = poisoned(device, problem.o_shape(), T::from_f32(f32::NAN))?;
     let mut lse = poisoned(device, problem.lse_shape(), f32::NAN)?;
     let times = measure::times(run, device, report.progress(), name, || {
         call.forward_into(q, k, v, &mut o, &mut lse)
@@ -188,6 +241,7 @@ fn forward<T: Element>(
     let [q, k, v] = &inputs.qkv;
     let forward = Forward {
         problem,
+        options: *host_options,
         q,
         k,
         v,
@@ -215,26 +269,50 @@ fn gradients<T: Element>(
     forward: &Choice,
     tensors: &Tensors<T>,
     report: &mut Report<AttentionCall>,
-) -> Result<Option<[Vec<T>; 3]>> {
+) -> Result<Option<Gradients<T>>> {
     let (run, device, problem) = (&task.args.run, task.device, &task.problem);
-    let Choice { name, call, .. } = choice;
-    let Tensors { q, k, v, inputs } = tensors;
+    let Tensors {
+        inputs,
+        options,
+        host_options,
+        q,
+        k,
+        v,
+    } = tensors;
+    let (name, call) = (&choice.name, options.given_to(&choice.call));
     let given = inputs.d_o.as_ref().expect("it is needed");
-    let d_o = Tensor::new(device, problem.q_shape(), given)?;
-    let (o, lse) = forward.call.forward(q, k, v)?;
+    let d_o = Tensor::new(device, problem.o_shape(), given)?;
+    let (o, lse) = options.given_to(&forward.call).forward(q, k, v)?;
     let poison = T::from_f32(f32::NAN);
-    let mut dq = poisoned(device, problem.q_shape(), poison)?;
-    let mut dk = poisoned(device, problem.kv_shape(), poison)?;
-    let mut dv = poisoned(device, problem.kv_shape(), poison)?;
+    let d_sinks = options.sinks.as_ref();
+    let d_sinks = d_sinks.map(|sinks| poisoned(device, sinks.shape(), f32::NAN));
+    let mut gradients = attention::Gradients {
+        dq: poisoned(device, problem.q_shape(), poison)?,
+        dk: poisoned(device, problem.k_shape(), poison)?,
+        dv: poisoned(device, problem.v_shape(), poison)?,
+        d_sinks: d_sinks.transpose()?,
+        d_bias: None,
+    };
     let times = measure::times(run, device, report.progress(), name, || {
-        call.backward_into(q, k, v, &o, &lse, &d_o, None, &mut dq, &mut dk, &mut dv)
+        call.backward_all_into(q, k, v, &o, &lse, &d_o, None, &mut gradients)
     })?;
-    let gradients = [dq.to_vec()?, dk.to_vec()?, dv.to_vec()?];
+    let attention::Gradients { dq, dk, dv, .. } = &gradients;
+    let d_sinks = gradients.d_sinks.as_ref().map(Tensor::to_vec);
+    let gradients = Gradients {
+        inputs: [dq.to_vec()?, dk.to_vec()?, dv.to_vec()?],
+        d_sinks: d_sinks.transpose()?,
+    };
 
     report.progress().stage(&format!("checking {name}"));
-    let ([q, k, v], [dq, dk, dv]) = (&inputs.qkv, &gradients);
+    let with_sums = run.check.with_sums(problem);
+    if gradients.d_sinks.is_some() && run.check.rows() > 0 && !with_sums {
+        let bar = &report.progress().bar;
+        bar.suspend(|| eprintln!("note: d_sinks is not checked; --check full does, slowly"));
+    }
+    let ([q, k, v], [dq, dk, dv]) = (&inputs.qkv, &gradients.inputs);
     let backward = Backward {
         problem,
+        options: *host_options,
         q,
         k,
         v,
@@ -243,6 +321,8 @@ fn gradients<T: Element>(
         dq,
         dk,
         dv,
+        d_sinks: gradients.d_sinks.as_deref().filter(|_| with_sums),
+        d_bias: None,
     };
     let count = run.check.rows();
     let checked = (count > 0).then(|| {
@@ -266,6 +346,9 @@ impl Task<'_> {
             splits: choice.splits,
             dtype: self.dtype.name(),
             problem: self.problem,
+            alibi: self.args.modifiers.alibi,
+            sinks: self.args.modifiers.sinks,
+            sequences: self.args.modifiers.sequences(&self.problem),
         }
     }
 }

@@ -3,12 +3,13 @@
 
 use crate::abi::{
     BackwardParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams,
-    Sm90BackwardParams, Sm90Params,
+    RangesParams, Sm90BackwardParams, Sm90Params,
 };
 use crate::attention::forward::Unwatched;
 use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};
 use crate::attention::mask::{Causal, Either, Full};
-use crate::attention::score::Scaled;
+use crate::attention::ranges::Ranges;
+use crate::attention::score::{Optional, Scaled};
 use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use crate::{attention, bulk_copy, gemm};
 

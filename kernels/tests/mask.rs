@@ -1,9 +1,9 @@
 //! The masks against brute force.
 
-use kernels::abi::{Divisor, ForwardParams, MAX_SEQLEN};
+use kernels::abi::{Divisor, ForwardParams, MAX_SEQLEN, Options};
 use kernels::attention::heads::{HeadGroup, Heads};
 use kernels::attention::mask::{
-    Causal, Either, Full, Interval, Mask, Prefix, Span, seen_blocks, whole_blocks,
+    Causal, Either, Full, Interval, Mask, Prefix, Span, Window, seen_blocks, whole_blocks,
 };
 use kernels::attention::sequence::{Sequence, Split};
 use proptest::prelude::*;
@@ -27,48 +27,43 @@ impl Definition for Causal {
     }
 }
 
-/// The causal mask, less the keys that lie `LEFT` keys or more before the last visible one: no prefix.
+/// The window of `LEFT` keys before a query's own place and `RIGHT` behind it; -1 for no bound.
 #[derive(Clone, Copy)]
-struct Window<const LEFT: i32> {
-    causal: Causal,
-    queries: i32,
-    keys: i32,
-    /// Keys of the whole sequence, less queries, from the split's first key on.
-    offset: i32,
-}
+struct Within<const LEFT: i32, const RIGHT: i32>(Window);
 
-impl<const LEFT: i32> Mask for Window<LEFT> {
-    const UNIFORM: bool = false;
+impl<const LEFT: i32, const RIGHT: i32> Mask for Within<LEFT, RIGHT> {
+    const UNIFORM: bool = Window::UNIFORM;
     type Keys = Span;
+    type Queries = Span;
 
     fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
-        Window {
-            causal: Causal::new(params, sequence, split),
-            queries: sequence.queries as i32,
-            keys: split.keys as i32,
-            offset: sequence.keys as i32 - sequence.queries as i32 - split.first as i32,
-        }
+        let bound = |keys: i32| if keys < 0 { i32::MAX } else { keys };
+        let options = Options {
+            left: bound(LEFT),
+            right: bound(RIGHT),
+            ..Options::default()
+        };
+        let params = ForwardParams { options, ..*params };
+        Within(Window::new(&params, sequence, split))
     }
 
     fn keys(self, query: i32) -> Span {
-        Span {
-            start: (query + self.offset - LEFT + 1).clamp(0, self.keys),
-            end: self.causal.keys(query).end,
-        }
+        self.0.keys(query)
     }
 
     fn queries(self, key: i32) -> Span {
-        Span {
-            start: self.causal.queries(key).start,
-            end: (key + LEFT - self.offset).clamp(0, self.queries),
-        }
+        self.0.queries(key)
+    }
+
+    fn keys_of_block(self, query: i32, first_key: i32) -> Span {
+        self.0.keys_of_block(query, first_key)
     }
 }
 
-impl<const LEFT: i32> Definition for Window<LEFT> {
+impl<const LEFT: i32, const RIGHT: i32> Definition for Within<LEFT, RIGHT> {
     fn sees(query: i64, key: i64, offset: i64) -> bool {
-        let last = query + offset;
-        last - i64::from(LEFT) < key && key <= last
+        let behind = key - (query + offset);
+        (LEFT < 0 || -behind <= i64::from(LEFT)) && (RIGHT < 0 || behind <= i64::from(RIGHT))
     }
 }
 
@@ -201,9 +196,12 @@ proptest! {
 
     #[test]
     fn window(case in cases(), sizes in sizes()) {
-        case.check::<Window<1>>(case.mask::<Window<1>>(true), sizes)?;
-        case.check::<Window<20>>(case.mask::<Window<20>>(true), sizes)?;
-        case.check::<Window<70>>(case.mask::<Window<70>>(true), sizes)?;
+        case.check::<Within<0, 0>>(case.mask::<Within<0, 0>>(false), sizes)?;
+        case.check::<Within<19, 0>>(case.mask::<Within<19, 0>>(false), sizes)?;
+        case.check::<Within<70, 3>>(case.mask::<Within<70, 3>>(false), sizes)?;
+        case.check::<Within<-1, 0>>(case.mask::<Within<-1, 0>>(false), sizes)?;
+        case.check::<Within<2, -1>>(case.mask::<Within<2, -1>>(false), sizes)?;
+        case.check::<Full>(case.mask::<Within<-1, -1>>(false), sizes)?;
     }
 
     /// Later rows of a group see no fewer keys, so that the ends of a tile give its blocks.
@@ -241,6 +239,18 @@ fn the_longest_sequences_do_not_overflow() {
         );
         let first_key = (i64::from(queries) - i64::from(keys)).max(0);
         assert_eq!(i64::from(mask.queries(0).start), first_key);
+
+        let all: Within<-1, -1> = case.mask(false);
+        let in_last_tile = (queries.next_multiple_of(1024) - 1) as i32;
+        for query in [0, queries as i32 - 1, in_last_tile] {
+            assert_eq!(
+                (all.keys(query).start, all.keys(query).end),
+                (0, keys as i32)
+            );
+        }
+        let own: Within<0, 0> = case.mask(false);
+        let last = own.keys(queries as i32 - 1);
+        assert_eq!((last.start, last.end), (keys as i32 - 1, keys as i32));
     }
 
     // The last split of the longest sequence, with no mask and with one.

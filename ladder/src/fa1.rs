@@ -10,10 +10,10 @@
 use crate::params::LadderParams;
 use crate::slices;
 use kernels::abi::ForwardParams;
-use kernels::attention::Total;
 use kernels::attention::heads::OneHead;
 use kernels::attention::mask::{Either, Mask};
-use kernels::attention::score::{Scaled, Score};
+use kernels::attention::score::{Corner, Scaled};
+use kernels::attention::{SoftmaxScale, Total};
 use kernels::attention::{Team, Warp, WorkTile, store_partial};
 use kernels::ptx::{barrier, cp_async, global, shared, special};
 use kernels::tile::whole::map_rows;
@@ -68,8 +68,17 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                     cp_async::wait::<0>();
                     barrier::block();
                     let warp_q = q_tile.skip(warp_row);
-                    let mut warp =
-                        Warp::<1, DT, DT, 0>::new(warp_q, row, Scaled::new(p), &Team::ALONE);
+                    let corner = Corner {
+                        query: row as i32,
+                        key: 0,
+                        diagonal: 0,
+                    };
+                    let mut warp = Warp::<1, DT, DT, 0>::new(
+                        warp_q,
+                        corner,
+                        Scaled(SoftmaxScale::new(p.scale)),
+                        &Team::ALONE,
+                    );
                     if first_key > 0 {
                         load_partial(p, &place, (row, exist), &mut warp);
                     }

@@ -5,15 +5,11 @@ use crate::kernel::Ladder;
 use crate::options::{NaivePass, Rung};
 use crate::params::{LadderParams, Options};
 use attention::plan::{Draft, Entry, MainKernel, Plan, Waves, has_map};
-use attention::{Facts, Planner, Problem, RawForward, Result, ptx};
+use attention::{Facts, Planner, Problem, RawForward, Result};
+use kernels::abi::Switches;
 use kernels::catalog::{Dtype, Spec};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
-
-/// The PTX text of a module of this crate.
-pub(crate) fn compiled(module: &str) -> Option<String> {
-    ptx::text(COMPILED_MODULES?, module)
-}
 
 impl From<&'static Kernel> for Entry {
     fn from(kernel: &'static Kernel) -> Self {
@@ -22,7 +18,8 @@ impl From<&'static Kernel> for Entry {
             module: kernel.name,
             target: kernel.shape.target(),
             threads: kernel.shape.threads(),
-            ptx: compiled,
+            modules: COMPILED_MODULES,
+            switches: Switches::NONE,
         }
     }
 }

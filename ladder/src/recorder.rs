@@ -1,6 +1,6 @@
 //! Calls by kernels [under watch](crate::timeline).
 
-use crate::plan::compiled;
+use crate::plan::COMPILED_MODULES;
 use crate::timeline::{TIMELINES, Timeline};
 use attention::plan::{Entry, Plan};
 use attention::{Attention, Error, Facts, Planner, Problem, RawForward, Result};
@@ -18,7 +18,7 @@ impl From<&'static Timeline> for Entry {
         Entry {
             name: timeline.name,
             module: timeline.module,
-            ptx: compiled,
+            modules: COMPILED_MODULES,
             ..timeline.kernel.into()
         }
     }

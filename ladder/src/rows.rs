@@ -19,7 +19,7 @@ use crate::store::{Part, store};
 use kernels::attention::SoftmaxScale;
 use kernels::attention::heads::OneHead;
 use kernels::attention::mask::{Either, Mask, seen_blocks, whole_blocks};
-use kernels::attention::score::Scaled;
+use kernels::attention::score::{Corner, Scaled};
 use kernels::attention::{Team, Warp, WorkTile};
 use kernels::layout::swizzle::Swizzle;
 use kernels::ptx::{barrier, cp_async, shared, special};
@@ -110,8 +110,13 @@ pub unsafe fn rows<
             barrier::warp();
             scale = half::SCALED;
         }
+        let corner = Corner {
+            query: first as i32,
+            key: 0,
+            diagonal: 0,
+        };
         let mut warp =
-            Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, first, Scaled(scale), &Team::ALONE);
+            Warp::<MT, DT, DT, QT, Swizzle>::new(warp_q, corner, Scaled(scale), &Team::ALONE);
         barrier::block();
         ring.start(&mut load);
 

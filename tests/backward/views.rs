@@ -1,7 +1,7 @@
 //! Gradients of views, into views.
 
 use crate::views::{BATCH, DIM, HEADS, ROWS, part};
-use attention::{Attention, Device, Dtype, RawBackward, Tensor, f16};
+use attention::{Attention, Device, Dtype, RawBackward, RawOptions, Tensor, f16};
 use tests::{BackwardCase, Case, Layout, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
@@ -51,6 +51,9 @@ fn packed_gradients(device: &Device) -> Outcome {
         dq: gradient(0),
         dk: gradient(1),
         dv: gradient(2),
+        options: RawOptions::default(),
+        d_sinks: None,
+        d_bias: None,
     };
     // SAFETY: all tensors live on, hold elements of these types on this device, and overlap in no element; the null
     // stream is the one that their data was copied on.

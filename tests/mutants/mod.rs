@@ -10,6 +10,7 @@ mod decode;
 mod forward;
 mod gemm;
 mod hopper;
+mod options;
 mod pack;
 mod packed;
 #[cfg(feature = "ladder")]
@@ -20,6 +21,7 @@ use crate::emulated::copies_are_of_every_element;
 use attention::emulator::{Module, Options};
 use attention::plan::Entry;
 use attention::{Class, Device, Facts, device::Emulator};
+use kernels::abi::Switches;
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use libtest_mimic::Failed;
 use ndarray::{Axis, s};
@@ -65,7 +67,7 @@ pub fn tests() -> Vec<Test> {
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
     ];
-    let mutants = families.into_iter().flatten();
+    let mutants = families.into_iter().chain(options::ALL).flatten();
     let kernels: BTreeSet<_> = mutants.clone().map(|mutant| mutant.kernel).collect();
     let mutants = mutants.map(|mutant| {
         let name = mutant.what.replace(' ', "_");
@@ -111,25 +113,35 @@ impl Subject {
         }
         let kernel = catalog::named(name).expect("in the catalog");
         let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
+        let runs = options::runs(kernel);
+        let switches = match runs {
+            Some(_) => options::switches(name),
+            None => Switches::NONE,
+        };
         Subject {
-            entry: kernel.into(),
+            entry: Entry {
+                switches,
+                ..kernel.into()
+            },
             class: *class.expect("of some class"),
-            runs: runs(kernel),
+            runs: runs.unwrap_or_else(|| self::runs(kernel)),
         }
     }
 
-    /// The kernel's module with its entry alone.
+    /// The kernel's module with its entry alone, and its switches on.
     fn text(&self) -> String {
         const ENTRY: &str = ".visible .entry ";
-        let Entry {
-            name, module, ptx, ..
-        } = self.entry;
-        let text = ptx(module).expect("compiled, as the emulator is there");
+        let name = self.entry.name;
+        let text = self
+            .entry
+            .text()
+            .expect("compiled, as the emulator is there");
         let mut parts = text.split(ENTRY);
         let head = parts.next().unwrap_or_default();
         let start = format!("{name}(");
         let entry = parts.find(|part| part.starts_with(&start));
-        format!("{head}{ENTRY}{}", entry.expect("in its module"))
+        let text = format!("{head}{ENTRY}{}", entry.expect("in its module"));
+        self.entry.switches.written(text)
     }
 
     /// A GPU with shared memory for the kernel, which loads another text for its module.

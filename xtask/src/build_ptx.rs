@@ -35,6 +35,7 @@ pub struct Arguments {
 fn ladder() -> Package {
     Package {
         name: "ladder",
+        folder: Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("ladder"),
         uses: &["kernels"],
         kernels: ladder::catalog::specs(),
     }

@@ -14,7 +14,11 @@ pub struct Arguments {
 /// The features that compile the kernels of the ladder.
 pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 
-/// Sets up, builds the kernels with their contract, and runs all tests of the workspace.
+/// A crate outside the workspace.
+const EXAMPLE: &str = "examples/custom_score";
+
+/// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, those of the
+/// example outside it, too.
 pub fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
     build_ptx::run(&build_ptx::Arguments {
@@ -22,5 +26,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         ..Default::default()
     })?;
     let mut cargo = shell::cargo(&format!("test --workspace --features {LADDER}"));
-    shell::run(cargo.args(&arguments.cargo_test))
+    shell::run(cargo.args(&arguments.cargo_test))?;
+    match arguments.cargo_test.is_empty() {
+        true => shell::run(shell::cargo("test").current_dir(EXAMPLE)),
+        false => Ok(()),
+    }
 }

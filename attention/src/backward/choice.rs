@@ -4,6 +4,8 @@ use super::{RawBackward, hopper};
 use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
+use crate::options;
+use crate::plan::Entry;
 use crate::tensor::Dtype;
 use crate::tensor_map::has_map;
 use kernels::catalog::{
@@ -15,6 +17,8 @@ use kernels::catalog::{
 pub(super) enum Main {
     /// By `mma.sync`, with sums of dq.
     Plain(BackwardMain),
+    /// The same, of another crate.
+    Custom(BackwardMain, Entry),
     /// By Hopper's instructions.
     Hopper(HopperBackward),
 }
@@ -48,8 +52,13 @@ pub(super) fn resolve(
     let dim = dims.find(|&dim| problem.dim <= dim as usize);
     let dim = dim.ok_or(Error::NoBackward(problem.dim))?;
     let plain = BackwardMain::of(element, dim, facts.class());
+    let option = options::first(problem, &args.options);
+    let with_options = BackwardMain::with_options(element, dim, facts.class());
     let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let Some(name) = name else {
+        if option.is_some() {
+            return Ok(Main::Plain(with_options));
+        }
         let way = best_way(problem, deterministic);
         let hopper = HopperBackward::of(way, element, problem.dim as u32, problem.causal);
         let runs = Target::Sm90a.runs_on(facts.compute_capability);
@@ -59,7 +68,9 @@ pub(super) fn resolve(
     let main = match named(name).map(|kernel| kernel.family) {
         Some(Family::Backward(Backward::Main(main))) => main,
         Some(Family::HopperBackward(kernel)) => {
-            let obstacle = if kernel.dtype != element {
+            let obstacle = if let Some(option) = option {
+                format!("computes no {option}")
+            } else if kernel.dtype != element {
                 format!("is for dtype {}, not {}", kernel.dtype.name(), dtype.name())
             } else if (kernel.dim as usize) < problem.dim {
                 format!("is for dims up to {}, not {}", kernel.dim, problem.dim)
@@ -76,7 +87,9 @@ pub(super) fn resolve(
         }
         _ => return Err(Error::unsuitable(name, "computes no gradients")),
     };
-    let obstacle = if main.dtype != element {
+    let obstacle = if let Some(option) = option.filter(|_| !main.optional) {
+        format!("computes no {option}")
+    } else if main.dtype != element {
         format!("is for dtype {}, not {}", main.dtype.name(), dtype.name())
     } else if main.dim < dim {
         format!("is for dims up to {}, not {}", main.dim, problem.dim)

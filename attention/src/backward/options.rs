@@ -1,17 +1,19 @@
 //! The backward call.
 
 use super::cpu::{self, Inputs};
+use super::gradients::Targets;
 use super::{choice, plan};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::forward::options::Wanted;
 use crate::forward::{self, Attention, Problem};
+use crate::options::{PAIRS, RawOptions, expect_best, expect_kernels, full, score_shape};
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
-    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
-    expect_shape,
+    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
 };
 use half::{bf16, f16};
+use ndarray::Array1;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,13 +22,13 @@ pub struct RawBackward {
     pub q: RawTensor,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: RawTensor,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: RawTensor,
-    /// Output of the forward pass, `[batch, heads, seqlen_q, dim]`.
+    /// Output of the forward pass, `[batch, heads, seqlen_q, dim_v]`.
     pub o: RawTensor,
     /// Row log-sum-exp of the forward pass, `f32[batch, heads, seqlen_q]`, contiguous.
     pub lse: RawTensor<3>,
-    /// Gradient of o, `[batch, heads, seqlen_q, dim]`.
+    /// Gradient of o, `[batch, heads, seqlen_q, dim_v]`.
     pub d_o: RawTensor,
     /// Gradient of lse, `f32[batch, heads, seqlen_q]`, contiguous; zeros if there is none.
     pub d_lse: Option<RawTensor<3>>,
@@ -34,33 +36,45 @@ pub struct RawBackward {
     pub dq: RawTensor,
     /// Gradient of k, `[batch, kv_heads, seqlen_kv, dim]`.
     pub dk: RawTensor,
-    /// Gradient of v, `[batch, kv_heads, seqlen_kv, dim]`.
+    /// Gradient of v, `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub dv: RawTensor,
+    /// Tensors of options, as in the forward pass.
+    pub options: RawOptions,
+    /// Gradient of [sinks](Attention::sinks), `f32[heads]`.
+    pub d_sinks: Option<RawTensor<1>>,
+    /// Gradient of the [bias](Attention::bias), `f32[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in
+    /// `seqlen_kv`; summed over each other axis whose extent is 1 instead.
+    pub d_bias: Option<RawTensor>,
 }
 
 impl RawBackward {
     /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
     /// tensors do not exist yet.
     pub fn row_major(problem: &Problem) -> Self {
-        let [q, kv] = [problem.q_shape(), problem.kv_shape()].map(RawTensor::row_major);
+        let [q, k] = [problem.q_shape(), problem.k_shape()].map(RawTensor::row_major);
+        let [v, o] = [problem.v_shape(), problem.o_shape()].map(RawTensor::row_major);
         RawBackward {
             q,
-            k: kv,
-            v: kv,
-            o: q,
+            k,
+            v,
+            o,
             lse: RawTensor::row_major(problem.lse_shape()),
-            d_o: q,
+            d_o: o,
             d_lse: None,
             dq: q,
-            dk: kv,
-            dv: kv,
+            dk: k,
+            dv: v,
+            options: RawOptions::default(),
+            d_sinks: None,
+            d_bias: None,
         }
     }
 }
 
-impl Attention {
+impl Attention<'_> {
     /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
-    /// be faster on a GPU, where sums of dq then have any order. The CPU is always deterministic.
+    /// be faster on a GPU, where sums of dq then have any order. A GPU always sums the gradient of a bias in any order over
+    /// axes that repeat. The CPU is always deterministic.
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.any_order = !deterministic;
         self
@@ -77,7 +91,8 @@ impl Attention {
         dtype: Dtype,
         args: &RawBackward,
     ) -> Result<Plan> {
-        self.backward_plan_of(&self.backward_checked(args)?, facts, dtype, args)
+        let (problem, args) = self.backward_checked(args)?;
+        self.backward_plan_of(&problem, facts, dtype, &args)
     }
 
     /// Computes the gradients of q, k and v, in this order and of these shapes, on the device of the inputs.
@@ -86,7 +101,7 @@ impl Attention {
     /// [`forward`](Self::forward) gives for them with the same options; `d_o` is the gradient of o,
     /// `[batch, heads, seqlen_q, dim]`.
     ///
-    /// With `S = scale q k^T`, `P = exp(S - lse)`, `dP = d_o v^T`, `delta = rowsum(d_o * o)` and
+    /// With the scores `S` (`scale q k^T` without options), `P = exp(S - lse)`, `dP = d_o v^T`, `delta = rowsum(d_o * o)` and
     /// `dS = P * (dP - delta)`, the gradients are `dq = scale dS k`, `dk = scale dS^T q` and `dv = P^T d_o`; dk and dv
     /// are sums over the query heads that share a key/value head. Pairs that the mask hides have no part in any of
     /// them, whatever q, k, v and `d_o` hold there. Rows with `lse = -inf` have a dq of 0, and with finite q and `d_o` no
@@ -128,10 +143,10 @@ impl Attention {
         lse: &TensorBase<impl Storage<Item = f32>, 3>,
         d_o: &TensorBase<impl Storage<Item = T>>,
     ) -> Result<(Tensor<T>, Tensor<T>, Tensor<T>)> {
-        let problem = Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)?;
+        let problem = self.problem(q.shape(), k.shape(), v.shape())?;
         let mut dq = Tensor::zeros(&q.device(), problem.q_shape())?;
-        let mut dk = Tensor::zeros(&q.device(), problem.kv_shape())?;
-        let mut dv = Tensor::zeros(&q.device(), problem.kv_shape())?;
+        let mut dk = Tensor::zeros(&q.device(), problem.k_shape())?;
+        let mut dv = Tensor::zeros(&q.device(), problem.v_shape())?;
         self.backward_into(q, k, v, o, lse, d_o, None, &mut dq, &mut dk, &mut dv)?;
         Ok((dq, dk, dv))
     }
@@ -158,53 +173,30 @@ impl Attention {
         dk: &mut TensorBase<impl StorageMut<Item = T>>,
         dv: &mut TensorBase<impl StorageMut<Item = T>>,
     ) -> Result<()> {
-        let device = q.device();
-        expect_device(&device, [("k", k.device()), ("v", v.device())])?;
-        expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
-        expect_device(&device, [("d_o", d_o.device())])?;
-        if let Some(d_lse) = d_lse {
-            expect_device(&device, [("d_lse", d_lse.device())])?;
-        }
-        expect_device(
-            &device,
-            [
-                ("dq", dq.device()),
-                ("dk", dk.device()),
-                ("dv", dv.device()),
-            ],
-        )?;
-        let args = RawBackward {
-            q: q.as_raw(),
-            k: k.as_raw(),
-            v: v.as_raw(),
-            o: o.as_raw(),
-            lse: lse.as_raw(),
-            d_o: d_o.as_raw(),
-            d_lse: d_lse.map(|d_lse| d_lse.as_raw()),
-            dq: dq.as_raw_mut(),
-            dk: dk.as_raw_mut(),
-            dv: dv.as_raw_mut(),
+        let inputs = [q.view(), k.view(), v.view(), o.view(), d_o.view()];
+        let targets = Targets {
+            inputs: [dq.view_mut(), dk.view_mut(), dv.view_mut()],
+            d_sinks: None,
+            d_bias: None,
         };
-        // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared. No other
-        // argument borrows the buffer of dq, dk or dv, so they overlap nothing. A buffer that is dropped early is
-        // freed by the driver after the work on the default stream.
-        unsafe { self.backward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
+        self.backward_to(inputs, lse.view(), d_lse, targets)
     }
 
     /// Like [`backward_into`](Self::backward_into), on memory of any owner and on the caller's stream. On a CUDA
     /// device the call returns before the work is done.
     ///
-    /// Memory that the kernels share, addresses and the stream are as for [`forward_raw`](Self::forward_raw).
+    /// Options, memory that the kernels share, addresses and the stream are as for [`forward_raw`](Self::forward_raw).
     ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.
     ///
     /// # Safety
-    /// - Every element of the tensors, by the sizes in `args`, lies in live memory of the device, aligned to its
-    ///   type, until the work is done.
-    /// - Tensors of four axes hold elements of `dtype`; lse and d_lse hold `f32`.
-    /// - Until then nothing else writes the inputs, or touches dq, dk or dv. No element of dq, dk or dv is an
-    ///   element of another tensor.
+    /// - Every element of the tensors in `args`, by their sizes, and of those that the call borrows, lies in live
+    ///   memory of the device, aligned to its type, until the work is done.
+    /// - Tensors of four axes hold elements of `dtype`; lse, d_lse, gradients of options and their tensors are what their
+    ///   fields say.
+    /// - Until then nothing else writes the inputs, or touches a gradient. No element of a gradient is an element of
+    ///   another tensor.
     /// - `stream` is null or a live stream of the device's primary context.
     pub unsafe fn backward_raw(
         &self,
@@ -213,11 +205,15 @@ impl Attention {
         args: &RawBackward,
         stream: Stream,
     ) -> Result<()> {
-        let problem = self.backward_checked(args)?;
-        let plan = self.backward_plan_of(&problem, device.facts(), dtype, args)?;
+        self.tensors.expect_device(device)?;
+        let (problem, args) = self.backward_checked(args)?;
+        let plan = self.backward_plan_of(&problem, device.facts(), dtype, &args)?;
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
-            return unsafe { plan.run(device, stream) };
+            return unsafe {
+                args.options.check_lengths(&problem, device, stream)?;
+                plan.run(device, stream)
+            };
         }
         let backward = match dtype {
             Dtype::F16 => backward_cpu::<f16>,
@@ -225,12 +221,11 @@ impl Attention {
             Dtype::F32 => backward_cpu::<f32>,
         };
         // SAFETY: the caller's word.
-        unsafe { backward(&problem, args) };
-        Ok(())
+        unsafe { backward(&problem, &args) }
     }
 
-    /// The problem that the tensors pose, if they are what the call takes.
-    fn backward_checked(&self, args: &RawBackward) -> Result<Problem> {
+    /// The problem that the tensors pose, if they are what the call takes, and the tensors with all options.
+    fn backward_checked(&self, args: &RawBackward) -> Result<(Problem, RawBackward)> {
         let &RawBackward {
             q,
             k,
@@ -242,13 +237,21 @@ impl Attention {
             dq,
             dk,
             dv,
+            options,
+            d_sinks,
+            d_bias,
         } = args;
-        let problem = Problem::new(q.shape, k.shape, v.shape, self.causal, self.scale)?;
-        for (argument, tensor) in [("o", o), ("d_o", d_o), ("dq", dq)] {
-            expect_shape(argument, &problem.q_shape(), &tensor.shape)?;
-        }
-        for (argument, tensor) in [("dk", dk), ("dv", dv)] {
-            expect_shape(argument, &problem.kv_shape(), &tensor.shape)?;
+        let problem = self.problem(q.shape, k.shape, v.shape)?;
+        let options = options.or(self.tensors.raw(&problem)?);
+        options.validate(&problem)?;
+        for (argument, tensor, shape) in [
+            ("o", o, problem.o_shape()),
+            ("d_o", d_o, problem.o_shape()),
+            ("dq", dq, problem.q_shape()),
+            ("dk", dk, problem.k_shape()),
+            ("dv", dv, problem.v_shape()),
+        ] {
+            expect_shape(argument, &shape, &tensor.shape)?;
         }
         for (argument, tensor) in [("lse", Some(lse)), ("d_lse", d_lse)] {
             let Some(tensor) = tensor else { continue };
@@ -265,7 +268,22 @@ impl Attention {
         for (argument, tensor) in gradients {
             tensor.layout().expect_injective(argument)?;
         }
-        Ok(problem)
+        if let Some(d_sinks) = d_sinks {
+            options.sinks.ok_or(Error::NoGradient("sinks"))?;
+            expect_shape("d_sinks", &[problem.heads], &d_sinks.shape)?;
+            d_sinks.expect_span("d_sinks")?;
+            d_sinks.layout().expect_injective("d_sinks")?;
+        }
+        if let Some(d_bias) = d_bias {
+            options.bias.ok_or(Error::NoGradient("bias"))?;
+            if options.custom.is_some() {
+                return Err(Error::CustomBias);
+            }
+            full(&d_bias, "d_bias", PAIRS, score_shape(&problem, 1))?;
+            d_bias.expect_rows("d_bias", "seqlen_kv")?;
+            d_bias.layout().expect_injective("d_bias")?;
+        }
+        Ok((problem, RawBackward { options, ..*args }))
     }
 
     fn backward_plan_of(
@@ -284,18 +302,31 @@ impl Attention {
             }
         };
         let Some(facts) = facts else {
-            forward::choice::resolve(name, dtype, problem, None)?;
+            forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
+        expect_kernels(problem)?;
+        // Kernels have dS times the slope of the bound.
+        if args.d_bias.is_some() && problem.softcap.is_some() {
+            return Err(Error::NoOption("the gradient of a bias under a softcap"));
+        }
         let deterministic = !self.any_order;
-        let main = choice::resolve(name, dtype, problem, facts, args, deterministic)?;
+        let main = match args.options.custom {
+            None => choice::resolve(name, dtype, problem, facts, args, deterministic)?,
+            Some(custom) => {
+                expect_best(name)?;
+                let of = dtype.of_kernels()?;
+                let (main, entry) = custom.kernels.backward(of, problem, facts)?;
+                choice::Main::Custom(main, entry)
+            }
+        };
         plan::plan(main, problem, facts, args, deterministic)
     }
 }
 
 /// # Safety
 /// As for [`Attention::backward_raw`] on the CPU, with `T` the element type.
-unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) {
+unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Result<()> {
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let [q, k, v, o, d_o] =
         [args.q, args.k, args.v, args.o, args.d_o].map(|input| unsafe { input.view::<T, _>() });
@@ -304,6 +335,8 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) {
     // SAFETY: as above.
     let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view::<f32, _>() });
     let inputs = Inputs {
+        // SAFETY: as above.
+        options: unsafe { args.options.host(problem) }?,
         q,
         k,
         v,
@@ -318,6 +351,17 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) {
     // for every element.
     let gradients = [args.dq, args.dk, args.dv].map(|output| unsafe { output.view_mut() });
     cpu::backward(problem, &inputs, gradients);
+    if let Some(d_sinks) = args.d_sinks {
+        let found = cpu::d_sinks(problem, &inputs);
+        // SAFETY: as above.
+        let mut d_sinks = unsafe { d_sinks.view_mut::<f32, _>() };
+        d_sinks.assign(&Array1::from(found));
+    }
+    if let Some(d_bias) = args.d_bias {
+        // SAFETY: as above.
+        cpu::d_bias(problem, &inputs, unsafe { d_bias.view_mut() });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -326,6 +370,7 @@ mod tests {
     use crate::device::{Device, Facts};
     use crate::error::Error;
     use crate::forward::{Attention, Planner, Problem};
+    use crate::options::RawBias;
     use crate::plan::{CPU, Plan};
     use crate::tensor::{Dtype, RawTensor};
     use kernels::catalog::class::Class;
@@ -345,6 +390,41 @@ mod tests {
             Attention::new().backward_raw(&Device::cpu(), Dtype::F16, &args, std::ptr::null_mut())
         };
         done.expect_err("refused")
+    }
+
+    #[test]
+    fn gradients_of_options_need_the_options() {
+        let error = refused(|args| args.d_sinks = Some(RawTensor::row_major([2])));
+        assert_eq!(error, Error::NoGradient("sinks"));
+        let d_bias = RawTensor::row_major([1, 2, 1, 3]);
+        assert_eq!(
+            refused(|args| args.d_bias = Some(d_bias)),
+            Error::NoGradient("bias")
+        );
+        let with_bias = |args: &mut RawBackward, d_bias: RawTensor| {
+            let (dtype, tensor) = (Dtype::F16, RawTensor::row_major([1, 2, 3, 3]));
+            args.options.bias = Some(RawBias { dtype, tensor });
+            args.d_bias = Some(d_bias);
+        };
+        let error = refused(|args| with_bias(args, RawTensor::row_major([1, 2, 3, 1])));
+        assert!(
+            error
+                .to_string()
+                .starts_with("d_bias has shape [1, 2, 3, 1]"),
+            "{error}"
+        );
+        let strides = [0, 0, 3, 1];
+        let error = refused(|args| with_bias(args, RawTensor { strides, ..d_bias }));
+        assert!(
+            matches!(
+                error,
+                Error::Overlap {
+                    argument: "d_bias",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 
     #[test]

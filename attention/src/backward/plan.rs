@@ -6,8 +6,9 @@ use super::choice::Main;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::plan::{Plan, Steps, grid};
-use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
+use crate::options::{self, PAIRS, full, score_shape};
+use crate::plan::{Entry, Plan, Steps, grid};
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
 use std::mem::offset_of;
 
@@ -23,15 +24,23 @@ pub(super) struct Draft<'a> {
 impl Main {
     fn kernel(&self) -> &'static Kernel {
         catalog::kernel(match *self {
-            Main::Plain(main) => Family::Backward(Backward::Main(main)),
+            Main::Plain(main) | Main::Custom(main, _) => Family::Backward(Backward::Main(main)),
             Main::Hopper(kernel) => Family::HopperBackward(kernel),
         })
+    }
+
+    /// How to launch the kernel.
+    fn entry(&self) -> Entry {
+        match *self {
+            Main::Custom(_, entry) => entry,
+            _ => self.kernel().into(),
+        }
     }
 
     /// Keys of a tile and queries of a step.
     fn tile(&self) -> [u32; 2] {
         match self {
-            Main::Plain(main) => [main.tile.keys, main.tile.queries],
+            Main::Plain(main) | Main::Custom(main, _) => [main.tile.keys, main.tile.queries],
             Main::Hopper(kernel) => [HopperBackward::TILE, kernel.queries()],
         }
     }
@@ -39,7 +48,7 @@ impl Main {
     /// Columns of the sums of dq: none if dS is stored.
     fn sum_columns(&self) -> u32 {
         match self {
-            Main::Plain(main) => main.dim,
+            Main::Plain(main) | Main::Custom(main, _) => main.dim,
             Main::Hopper(kernel) if kernel.way == HopperWay::Sums => kernel.dim,
             Main::Hopper(_) => 0,
         }
@@ -85,6 +94,11 @@ pub(super) fn plan(
     ]
     .map(|(input, place)| steps.input(input, forward + place));
     let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
+    let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
+    let d_bias = match args.d_bias {
+        Some(d_bias) => Some(full(&d_bias, "d_bias", PAIRS, score_shape(problem, 1))?),
+        None => None,
+    };
     let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
     let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
@@ -112,6 +126,12 @@ pub(super) fn plan(
             splits: 1,
             split_keys: (key_tiles as u32) * tile_keys,
             causal: u32::from(problem.causal),
+            options: steps.options(
+                problem,
+                &args.options,
+                forward + offset_of!(ForwardParams, options),
+                true,
+            )?,
             ..ForwardParams::default()
         },
         d_o,
@@ -122,6 +142,9 @@ pub(super) fn plan(
         rows: steps.reserve([bytes(2)?, 1, 1])?,
         dq_sum: 0,
         turns: 0,
+        d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
+        d_sinks_head: d_sinks_head as i64,
+        d_bias: options::pairs(d_bias),
         padded_rows: padded as u32,
         sum_columns,
         dq_aligned: aligned(dq),
@@ -142,6 +165,11 @@ pub(super) fn plan(
     let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
     steps.launch(prepare.into(), row_blocks, prepare.shared_bytes(), &params)?;
+    if let Some(d_bias) = args.d_bias {
+        let zero_bias = kernel(Backward::ZeroBias);
+        let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();
+        steps.launch(zero_bias.into(), blocks, zero_bias.shared_bytes(), &params)?;
+    }
     let mut draft = Draft {
         problem,
         deterministic,
@@ -149,10 +177,14 @@ pub(super) fn plan(
         steps,
     };
     match main {
-        Main::Plain(_) => {
+        Main::Plain(_) | Main::Custom(..) => {
             let shared_bytes = main_kernel.shared_bytes();
-            let steps = &mut draft.steps;
-            steps.launch(main_kernel.into(), blocks, shared_bytes, &params)?;
+            let entry = Entry {
+                switches: options::switches(problem, &args.options)
+                    .with(Switch::BiasGradient, args.d_bias.is_some()),
+                ..main.entry()
+            };
+            draft.steps.launch(entry, blocks, shared_bytes, &params)?;
         }
         Main::Hopper(kernel) if kernel.way == HopperWay::Sums => {
             draft.launch_hopper_sums(kernel, blocks)?;
@@ -160,13 +192,17 @@ pub(super) fn plan(
         Main::Hopper(kernel) => draft.launch_hopper_stored(kernel, facts)?,
     }
     let mut steps = draft.steps;
-    if sum_columns == 0 {
-        return Ok(steps.finish(main_kernel.name, 1));
+    if sum_columns > 0 {
+        let warps = rows / 16 * columns / 32;
+        let blocks = warps.div_ceil(u128::from(Backward::WARPS));
+        steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
     }
-    let warps = rows / 16 * columns / 32;
-    let blocks = warps.div_ceil(u128::from(Backward::WARPS));
-    steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
-    Ok(steps.finish(main_kernel.name, 1))
+    if params.d_sinks != 0 {
+        let sinks = kernel(Backward::Sinks);
+        let blocks = problem.heads as u128;
+        steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
+    }
+    Ok(steps.finish(main.entry().name, 1))
 }
 
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about

@@ -3,10 +3,12 @@
 //!
 //! Both begin at q, k and v: neither reads the o and lse of the forward pass that they check the gradients of.
 
-use crate::comparison::max_finite;
+use crate::comparison::{half_unit, max_finite};
 use crate::forward::Problem;
 use crate::forward::reference::max_or_nan;
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
+use crate::options::{Head, rows_of, tanh_error};
+use crate::tensor::Dtype;
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;
 
 /// Half a unit in the last place of f32, relative to numbers of any size.
@@ -17,11 +19,15 @@ const PARTS: usize = 16;
 /// A key/value head, and what it gives the query heads that it serves.
 pub(crate) struct Reference<'a> {
     p: &'a Problem,
+    /// Options of the query heads.
+    options: Vec<Head<'a>>,
+    /// Element type of the call that is checked.
+    dtype: Dtype,
     k: ArrayView2<'a, f64>,
     v: ArrayView2<'a, f64>,
     /// `[group * seqlen_q, dim]`.
     q: ArrayView2<'a, f64>,
-    /// `[group * seqlen_q, dim]`.
+    /// `[group * seqlen_q, dim_v]`.
     d_o: ArrayView2<'a, f64>,
     /// `[group * seqlen_q]`.
     d_lse: ArrayView1<'a, f64>,
@@ -69,26 +75,42 @@ fn of_sum(len: usize, norms: f64, sum: f64) -> f64 {
 }
 
 /// A query row and the keys that it sees.
-struct Row {
-    p: Array1<f64>,
-    ds: Array1<f64>,
+pub(crate) struct Row {
+    number: usize,
+    pub keys: Vec<usize>,
+    /// Scaled products with the keys.
+    products: Array1<f64>,
+    pub p: Array1<f64>,
+    pub ds: Array1<f64>,
+    /// Derivatives of scores by scaled products.
+    derivatives: Array1<f64>,
+    /// The row's part in the gradient of its sink.
+    pub d_sink: f64,
     /// What sums in f32 may change elements of P by.
     p_errors: Array1<f64>,
     /// What they may change elements of dS by.
-    ds_errors: Array1<f64>,
+    pub ds_errors: Array1<f64>,
+    /// What they, and the rounding of o in delta, may change the sink's part by.
+    pub d_sink_error: f64,
+    /// What the rounding of o may change delta by.
+    pub o_error: f64,
 }
 
 impl<'a> Reference<'a> {
-    /// k and v are `[seqlen_kv, dim]`; q and d_o are `[group * seqlen_q, dim]`, the heads one after the other, and d_lse
-    /// is `[group * seqlen_q]`.
+    /// k is `[seqlen_kv, dim]`, v `[seqlen_kv, dim_v]`, q `[group * seqlen_q, dim]`, the heads one after the other, d_o
+    /// `[group * seqlen_q, dim_v]`, and d_lse `[group * seqlen_q]`. `options` are of these heads, `dtype` is what the call computes in.
     pub fn new(
         p: &'a Problem,
+        options: Vec<Head<'a>>,
+        dtype: Dtype,
         [k, v]: [ArrayView2<'a, f64>; 2],
         [q, d_o]: [ArrayView2<'a, f64>; 2],
         d_lse: ArrayView1<'a, f64>,
     ) -> Self {
         Reference {
             p,
+            options,
+            dtype,
             k,
             v,
             q,
@@ -124,7 +146,7 @@ impl<'a> Reference<'a> {
                 self.part(part, &rows, keys, round)
             })
             .collect();
-        let mut sum = Gradients::zeros(0, keys.len(), self.p.dim);
+        let mut sum = Gradients::zeros(0, keys.len(), self.p);
         for part in parts {
             sum.dk += &part.dk;
             sum.dv += &part.dv;
@@ -149,51 +171,58 @@ impl<'a> Reference<'a> {
         round: Option<fn(f64) -> f64>,
     ) -> Gradients {
         let scale = f64::from(self.p.scale);
-        let mut part = Gradients::zeros(rows.len(), keys.len(), self.p.dim);
+        let mut part = Gradients::zeros(rows.len(), keys.len(), self.p);
         for &number in visited {
             let Some(row) = self.row(number, round) else {
                 continue;
             };
             let (q, d_o) = (self.q.row(number), self.d_o.row(number));
+            let by_product = |seen: usize| scale * row.ds[seen] * row.derivatives[seen];
+            let moved_by_product =
+                |seen: usize| scale.abs() * row.ds_errors[seen] * row.derivatives[seen];
             if let Ok(place) = rows.binary_search(&number) {
                 let mut dq = part.dq.row_mut(place);
-                for (ds, k) in row.ds.iter().zip(self.k.rows()) {
-                    dq.scaled_add(scale * ds, &k);
+                for (seen, &key) in row.keys.iter().enumerate() {
+                    dq.scaled_add(by_product(seen), &self.k.row(key));
+                    part.dq_sums[place] += moved_by_product(seen) * self.keys.elements[key];
                 }
-                let moved = row.ds_errors.iter().zip(&self.keys.elements);
-                let moved: f64 = moved.map(|(error, k)| error * k).sum();
-                part.dq_sums[place] = scale.abs() * moved;
             }
             let [q_size, d_o_size] = [q, d_o].map(largest);
             for (place, &key) in keys.iter().enumerate() {
-                if key >= row.p.len() {
-                    break;
-                }
-                part.dv.row_mut(place).scaled_add(row.p[key], &d_o);
-                part.dk.row_mut(place).scaled_add(scale * row.ds[key], &q);
-                part.dv_sums[place] += row.p_errors[key] * d_o_size;
-                part.dk_sums[place] += scale.abs() * row.ds_errors[key] * q_size;
+                let Ok(seen) = row.keys.binary_search(&key) else {
+                    continue;
+                };
+                part.dv.row_mut(place).scaled_add(row.p[seen], &d_o);
+                part.dk.row_mut(place).scaled_add(by_product(seen), &q);
+                part.dv_sums[place] += row.p_errors[seen] * d_o_size;
+                part.dk_sums[place] += moved_by_product(seen) * q_size;
             }
         }
         part
     }
 
-    /// P and dS of row `number`; `None` if it sees no key with a finite score.
-    fn row(&self, number: usize, round: Option<fn(f64) -> f64>) -> Option<Row> {
+    /// P and dS of row `number`; `None` if it sees no key with a finite score, and has no sink.
+    pub fn row(&self, number: usize, round: Option<fn(f64) -> f64>) -> Option<Row> {
         let rounded = |x| round.map_or(x, |round| round(x));
-        let visible = ..self.p.key_limit(number % self.p.seqlen_q);
-        let [k, v] = [self.k, self.v].map(|all| all.slice_move(s![visible, ..]));
+        let options = &self.options[number / self.p.seqlen_q];
+        let place = number % self.p.seqlen_q;
+        let visible = options.keys(place);
+        let [k, v] = [self.k, self.v].map(|all| rows_of(all, &visible));
         let (q, d_o) = (self.q.row(number), self.d_o.row(number));
         let scale = f64::from(self.p.scale);
-        let scores = k.dot(&q).mapv_into(|product| rounded(scale * product));
-        let m = scores.iter().copied().fold(f64::NEG_INFINITY, max_or_nan);
+        let products = k.dot(&q).mapv_into(|product| rounded(scale * product));
+        let score = |(&key, &product)| options.score([place, key], product, rounded);
+        let scores: Array1<f64> = visible.iter().zip(&products).map(score).collect();
+        let sink = f64::from(options.sink());
+        let m = scores.iter().copied().fold(sink, max_or_nan);
         if m == f64::NEG_INFINITY {
             return None;
         }
         let exponentials = scores.mapv_into(|score| (score - m).exp());
-        let l = exponentials.sum();
+        let of_sink = (sink - m).exp();
+        let l = exponentials.sum() + of_sink;
         let p = exponentials.mapv_into(|e| rounded(e / l));
-        let mut o = Array1::<f64>::zeros(self.p.dim);
+        let mut o = Array1::<f64>::zeros(self.p.dim_v);
         for (p, v) in p.iter().zip(v.rows()) {
             o.scaled_add(*p, &v);
         }
@@ -202,14 +231,29 @@ impl<'a> Reference<'a> {
         let dp = v.dot(&d_o).mapv_into(rounded);
         let ds = (&p * &(&dp - delta)).mapv_into(rounded);
 
+        let pairs = visible.iter().zip(&products);
+        let derivatives = pairs.map(|(&key, &product)| options.derivative([place, key], product));
+        let derivatives = derivatives.collect();
         let mut row = Row {
+            number,
+            keys: visible,
+            derivatives,
+            // Whatever the row's d_o: without a sink there is no part.
+            d_sink: match options.sink {
+                Some(_) => rounded(-rounded(of_sink / l) * delta),
+                None => 0.0,
+            },
+            d_sink_error: 0.0,
+            o_error: half_unit(self.dtype, 1.0) * norm((&d_o * &o).view()),
+            products,
             p_errors: Array1::zeros(p.len()),
             ds_errors: Array1::zeros(p.len()),
             p,
             ds,
         };
         if round.is_none() {
-            self.add_errors(&mut row, [q, d_o, o.view()], m + l.ln(), delta, &dp);
+            let lse = m + l.ln();
+            self.add_errors(&mut row, o.view(), lse, delta, &dp);
         }
         Some(row)
     }
@@ -218,41 +262,54 @@ impl<'a> Reference<'a> {
     fn add_errors(
         &self,
         row: &mut Row,
-        [q, d_o, o]: [ArrayView1<f64>; 3],
+        o: ArrayView1<f64>,
         lse: f64,
         delta: f64,
         dp: &Array1<f64>,
     ) {
-        let (dim, keys) = (self.p.dim, row.p.len());
+        let (dim, dim_v, keys) = (self.p.dim, self.p.dim_v, row.p.len());
+        let (q, d_o) = (self.q.row(row.number), self.d_o.row(row.number));
+        let options = &self.options[row.number / self.p.seqlen_q];
+        let place = row.number % self.p.seqlen_q;
+        let [key_norms, value_norms] =
+            [&self.keys, &self.values].map(|all| all.norms.select(Axis(0), &row.keys));
+        let tanh = tanh_error(self.dtype);
         let (q_norm, d_o_norm) = (f64::from(self.p.scale).abs() * norm(q), norm(d_o));
         let (mut mean_error, mut mean_norm) = (0.0, 0.0);
         for (j, &p) in row.p.iter().enumerate().filter(|(_, p)| **p > 0.0) {
             let score = lse + p.ln();
-            let product = of_sum(dim, q_norm * self.keys.norms[j], score);
-            row.p_errors[j] = product + UNIT * score.abs();
+            let product = row.derivatives[j] * of_sum(dim, q_norm * key_norms[j], row.products[j]);
+            let of_options = options.error([place, row.keys[j]], row.products[j], tanh);
+            row.p_errors[j] = product + of_options + UNIT * score.abs();
             mean_error += p * row.p_errors[j];
-            mean_norm += p * self.values.norms[j];
+            mean_norm += p * value_norms[j];
         }
         let lse_error = mean_error + UNIT * (lse.abs() + (keys as f64).sqrt() + 8.0);
         let delta_error =
-            of_sum(dim, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * mean_norm;
+            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * mean_norm;
         // The sums of dq, of dk and of dv, too.
         let sums = UNIT * (8.0 + (self.q.nrows().max(keys) as f64).sqrt());
         for (j, &p) in row.p.iter().enumerate().filter(|(_, p)| **p > 0.0) {
             let relative = row.p_errors[j] + lse_error + sums;
-            let dp_error = of_sum(dim, d_o_norm * self.values.norms[j], dp[j]);
+            let dp_error = of_sum(dim_v, d_o_norm * value_norms[j], dp[j]);
             row.p_errors[j] = p * relative;
             row.ds_errors[j] = p * (relative * (dp[j] - delta).abs() + dp_error + delta_error);
+        }
+        let sink = f64::from(options.sink());
+        if sink.is_finite() {
+            let relative = lse_error + UNIT * (4.0 * sink.abs() + 8.0);
+            let of_delta = delta_error + row.o_error;
+            row.d_sink_error = (sink - lse).exp() * (relative * delta.abs() + of_delta);
         }
     }
 }
 
 impl Gradients {
-    fn zeros(rows: usize, keys: usize, dim: usize) -> Self {
+    fn zeros(rows: usize, keys: usize, p: &Problem) -> Self {
         Gradients {
-            dq: Array2::zeros((rows, dim)),
-            dk: Array2::zeros((keys, dim)),
-            dv: Array2::zeros((keys, dim)),
+            dq: Array2::zeros((rows, p.dim)),
+            dk: Array2::zeros((keys, p.dim)),
+            dv: Array2::zeros((keys, p.dim_v)),
             dq_sums: Array1::zeros(rows),
             dk_sums: Array1::zeros(keys),
             dv_sums: Array1::zeros(keys),
@@ -264,9 +321,11 @@ impl Gradients {
 mod tests {
     use super::Reference;
     use crate::forward::Problem;
+    use crate::options::Window;
+    use crate::options::samples::{Sample, samples_of};
+    use crate::tensor::Dtype;
     use ndarray::{Array1, Array2, s};
     use proptest::prelude::*;
-    use proptest::sample::select;
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
     use rand_distr::StandardNormal;
@@ -276,14 +335,19 @@ mod tests {
     struct Inputs {
         k: Array2<f64>,
         v: Array2<f64>,
-        /// `[group * seqlen_q, dim]`, as d_o is.
+        /// `[group * seqlen_q, dim]`.
         q: Array2<f64>,
         d_o: Array2<f64>,
         d_lse: Array1<f64>,
+        /// `[group]`, `-inf` where there are none.
+        sinks: Array1<f64>,
+        /// Added to scores, `[group * seqlen_q, seqlen_kv]`.
+        bias: Array2<f64>,
     }
 
     impl Inputs {
-        fn random(p: &Problem, seed: u64) -> Self {
+        fn random(sample: &Sample) -> Self {
+            let (p, seed) = (&sample.problem, sample.seed);
             let mut rng = StdRng::seed_from_u64(seed);
             let rows = p.group() * p.seqlen_q;
             let mut random = |rows, dim| {
@@ -291,25 +355,32 @@ mod tests {
             };
             Inputs {
                 k: random(p.seqlen_kv, p.dim),
-                v: random(p.seqlen_kv, p.dim),
+                v: random(p.seqlen_kv, p.dim_v),
                 q: random(rows, p.dim),
-                d_o: random(rows, p.dim),
+                d_o: random(rows, p.dim_v),
                 d_lse: random(rows, 1).remove_axis(ndarray::Axis(1)),
+                bias: Array2::zeros((rows, p.seqlen_kv)),
+                sinks: (0..p.group()).map(|head| sample.sink(head)).collect(),
             }
         }
 
         /// `sum(d_o * o) + sum(d_lse * lse)`, by plain loops.
-        fn loss(&self, p: &Problem) -> f64 {
+        fn loss(&self, sample: &Sample) -> f64 {
+            let p = &sample.problem;
             let mut loss = 0.0;
             for (row, q) in self.q.rows().into_iter().enumerate() {
                 let i = row % p.seqlen_q;
-                let sees = |j: usize| !p.causal || j + p.seqlen_q <= i + p.seqlen_kv;
-                let visible: Vec<usize> = (0..p.seqlen_kv).filter(|&j| sees(j)).collect();
-                if visible.is_empty() {
+                let place = |j: usize| [0, row / p.seqlen_q, i, j];
+                let visible = (0..p.seqlen_kv).filter(|&j| sample.sees(place(j)));
+                let visible: Vec<usize> = visible.collect();
+                let product = |j: usize| f64::from(p.scale) * self.k.row(j).dot(&q);
+                let score = |j: usize| sample.score(place(j), product(j)) + self.bias[[row, j]];
+                let sink = self.sinks[row / p.seqlen_q];
+                let sum = visible.iter().map(|&j| score(j).exp()).sum::<f64>() + sink.exp();
+                if sum == 0.0 {
                     continue;
                 }
-                let score = |j: usize| f64::from(p.scale) * self.k.row(j).dot(&q);
-                let lse = visible.iter().map(|&j| score(j).exp()).sum::<f64>().ln();
+                let lse = sum.ln();
                 for &j in &visible {
                     let weight = (score(j) - lse).exp();
                     loss += weight * self.v.row(j).dot(&self.d_o.row(row));
@@ -319,70 +390,97 @@ mod tests {
             loss
         }
 
-        /// dq, dk and dv of all rows and keys.
-        fn gradients(&self, p: &Problem) -> [Array2<f64>; 3] {
-            let [rows, keys] = [&self.q, &self.k].map(|x| (0..x.nrows()).collect::<Vec<_>>());
+        fn reference<'r>(&'r self, sample: &'r Sample) -> Reference<'r> {
+            let p = &sample.problem;
+            let options = sample.attention().host_options(p).expect("on the CPU");
+            let heads = (0..p.heads).map(|head| options.head(p, [0, head]));
             let kv = [self.k.view(), self.v.view()];
             let queries = [self.q.view(), self.d_o.view()];
-            let reference = Reference::new(p, kv, queries, self.d_lse.view());
-            let all = reference.gradients(&rows, &keys, None);
+            Reference::new(
+                p,
+                heads.collect(),
+                Dtype::F32,
+                kv,
+                queries,
+                self.d_lse.view(),
+            )
+        }
+
+        /// dq, dk and dv of all rows and keys.
+        fn gradients(&self, sample: &Sample) -> [Array2<f64>; 3] {
+            let [rows, keys] = [&self.q, &self.k].map(|x| (0..x.nrows()).collect::<Vec<_>>());
+            let all = self.reference(sample).gradients(&rows, &keys, None);
             [all.dq, all.dk, all.dv]
         }
     }
 
-    fn problems() -> impl Strategy<Value = Problem> {
-        let sizes = (1..=9_usize, 1..=9_usize, 1..=3_usize);
-        let scales = select(vec![-1.5_f32, -0.3, 0.0, 0.35, 1.0]);
-        (sizes, any::<bool>(), scales).prop_map(|((seqlen_q, seqlen_kv, heads), causal, scale)| {
-            Problem {
-                batch: 1,
-                heads,
-                kv_heads: 1,
-                seqlen_q,
-                seqlen_kv,
-                dim: 8,
-                causal,
-                scale,
-            }
-        })
+    /// Samples of one key/value head.
+    fn small() -> impl Strategy<Value = Sample> {
+        samples_of((Just(1), Just(1), 1..=3_usize, 1..=9_usize, 1..=9_usize))
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn gradients_are_central_differences(p in problems(), seed: u64) {
-            let inputs = Inputs::random(&p, seed);
-            let found = inputs.gradients(&p);
+        fn gradients_are_central_differences(sample in small()) {
+            let inputs = Inputs::random(&sample);
+            let found = inputs.gradients(&sample);
             let tensors: [fn(&mut Inputs) -> &mut Array2<f64>; 3] =
                 [|inputs| &mut inputs.q, |inputs| &mut inputs.k, |inputs| &mut inputs.v];
+            const STEP: f64 = 1e-4;
+            let expected = |move_by: &dyn Fn(&mut Inputs, f64)| {
+                let [up, down] = [STEP, -STEP].map(|step| {
+                    let mut moved = inputs.clone();
+                    move_by(&mut moved, step);
+                    moved.loss(&sample)
+                });
+                (up - down) / (2.0 * STEP)
+            };
             for ((tensor, found), name) in tensors.into_iter().zip(found).zip(["dq", "dk", "dv"]) {
                 for (place, found) in found.indexed_iter() {
-                    let loss = |step: f64| {
-                        let mut moved = inputs.clone();
-                        tensor(&mut moved)[place] += step;
-                        moved.loss(&p)
-                    };
-                    const STEP: f64 = 1e-4;
-                    let expected = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+                    let expected = expected(&|inputs, step| tensor(inputs)[place] += step);
                     prop_assert!(
                         (found - expected).abs() < 1e-6 * (1.0 + expected.abs()),
                         "{name}{place:?} is {found}, not {expected}"
                     );
                 }
             }
+            let reference = inputs.reference(&sample);
+            for number in 0..inputs.q.nrows() {
+                let mut found = vec![0.0; inputs.k.nrows()];
+                if let Some(row) = reference.row(number, None) {
+                    row.keys.iter().zip(&row.ds).for_each(|(&key, ds)| found[key] = *ds);
+                }
+                for (key, found) in found.into_iter().enumerate() {
+                    let expected = expected(&|inputs, step| inputs.bias[[number, key]] += step);
+                    prop_assert!(
+                        (found - expected).abs() < 1e-6 * (1.0 + expected.abs()),
+                        "dS[{number}, {key}] is {found}, not {expected}"
+                    );
+                }
+            }
+            for head in 0..sample.problem.heads {
+                let seqlen_q = sample.problem.seqlen_q;
+                let rows = head * seqlen_q..(head + 1) * seqlen_q;
+                let parts = rows.filter_map(|row| reference.row(row, None));
+                let found: f64 = parts.map(|row| row.d_sink).sum();
+                let expected = expected(&|inputs, step| inputs.sinks[head] += step);
+                prop_assert!(
+                    (found - expected).abs() < 1e-6 * (1.0 + expected.abs()),
+                    "d_sinks[{head}] is {found}, not {expected}"
+                );
+            }
         }
 
         /// Some rows and keys give the same numbers as all of them.
         #[test]
-        fn rows_and_keys_may_be_chosen(p in problems(), seed: u64) {
-            let inputs = Inputs::random(&p, seed);
-            let all = inputs.gradients(&p);
+        fn rows_and_keys_may_be_chosen(sample in small()) {
+            let inputs = Inputs::random(&sample);
+            let all = inputs.gradients(&sample);
             let every_third = |x: &Array2<f64>| (0..x.nrows()).step_by(3).collect::<Vec<_>>();
             let [rows, keys] = [&inputs.q, &inputs.k].map(every_third);
-            let kv = [inputs.k.view(), inputs.v.view()];
-            let queries = [inputs.q.view(), inputs.d_o.view()];
-            let reference = Reference::new(&p, kv, queries, inputs.d_lse.view());
+            let reference = inputs.reference(&sample);
             let some = reference.gradients(&rows, &keys, None);
             for (some, all) in [some.dq, some.dk, some.dv].into_iter().zip(&all) {
                 prop_assert_eq!(some, all.slice(s![..;3, ..]));
@@ -402,14 +500,18 @@ mod tests {
             seqlen_q: 5,
             seqlen_kv: 3,
             dim: 8,
+            dim_v: 8,
             causal: true,
             scale: 0.5,
+            window: Window::NONE,
+            softcap: None,
         };
-        let right = Inputs::random(&p, 0).gradients(&p);
+        let sample = Sample::from(p);
+        let right = Inputs::random(&sample).gradients(&sample);
         let with_nan = |spoil: fn(&mut Inputs)| {
-            let mut inputs = Inputs::random(&p, 0);
+            let mut inputs = Inputs::random(&sample);
             spoil(&mut inputs);
-            inputs.gradients(&p)
+            inputs.gradients(&sample)
         };
         // Rows 0 and 1 see no key.
         let blind = with_nan(|inputs| {

@@ -2,7 +2,9 @@
 
 use super::driver::{Driver, Handle, Stream};
 use crate::error::{Error, Result};
+use crate::plan;
 use ::emulator::{Counters, TensorMap};
+use kernels::abi::Switches;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
@@ -28,11 +30,11 @@ pub struct Gpu {
     launches: Mutex<Launches>,
 }
 
-/// Modules and functions by name.
+/// Modules and functions by name, and by what is on in them.
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<&'static str, Handle>,
-    functions: HashMap<&'static str, Handle>,
+    modules: HashMap<(&'static str, Switches), Handle>,
+    functions: HashMap<(&'static str, Switches), Handle>,
 }
 
 impl Gpu {
@@ -50,23 +52,24 @@ impl Gpu {
         &*self.driver
     }
 
-    /// The kernel `name`; its module is loaded on first use, from the text that `ptx` gives.
-    pub fn function(
-        &self,
-        name: &'static str,
-        module: &'static str,
-        ptx: fn(&str) -> Option<String>,
-    ) -> Result<Handle> {
+    /// The function of a kernel; its module is loaded on first use.
+    pub fn function(&self, kernel: &plan::Entry) -> Result<Handle> {
+        let &plan::Entry {
+            name,
+            module,
+            switches,
+            ..
+        } = kernel;
         let Loaded { modules, functions } = &mut *lock(&self.loaded);
-        let entry = match functions.entry(name) {
+        let entry = match functions.entry((name, switches)) {
             Entry::Occupied(entry) => return Ok(*entry.get()),
             Entry::Vacant(entry) => entry,
         };
-        let module = match modules.entry(module) {
+        let module = match modules.entry((module, switches)) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
-                let text = ptx(module).ok_or(Error::NotCompiled)?;
-                *entry.insert(self.load(module, text)?)
+                let text = kernel.text()?;
+                *entry.insert(self.load(module, switches.written(text))?)
             }
         };
         let symbol = CString::new(name).expect("kernel names have no NUL");

@@ -32,15 +32,20 @@
 //! root of the sum of their squares counts. Last, products with V are rounded every 16 keys in sums
 //! of up to 64: a slice of 16 is part of up to 4 sums, each of which may be off by `u |sum of p v|`.
 //!
+//! **Options** add to a row's lse what they add to its scores, weighed by probabilities: `4 u` of the capped score, of
+//! each bias and of their sum, and in f16 and bf16 `2^-11` of the capped score, as far as a GPU's instruction for the
+//! hyperbolic tangent is off; for a sink, `4 u` of its logit, weighed like a key.
+//!
 //! The worst row's allowance is added to the tolerance of o, each row's own to the tolerance of its lse.
 //!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 //! An lse of -inf must be exactly that.
 
 use super::Problem;
-use super::reference::Reference;
+use super::reference::{Query, Reference};
 pub use crate::comparison::Comparison;
 use crate::comparison::{Deviation, difference, sample};
+use crate::options::HostOptions;
 use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
 use ndarray::Array1;
@@ -52,13 +57,15 @@ use std::fmt;
 pub struct Forward<'a, T> {
     /// Sizes and options.
     pub problem: &'a Problem,
+    /// Tensors of options.
+    pub options: HostOptions<'a>,
     /// `[batch, heads, seqlen_q, dim]`.
     pub q: &'a [T],
     /// `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: &'a [T],
-    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: &'a [T],
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// `[batch, heads, seqlen_q, dim_v]`.
     pub o: &'a [T],
     /// `[batch, heads, seqlen_q]`.
     pub lse: &'a [f32],
@@ -117,9 +124,10 @@ pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     let (o, lse) = by_kv_head
         .into_par_iter()
         .filter_map(|rows| {
-            let elements = p.seqlen_kv * p.dim;
-            let [k, v] = [forward.k, forward.v]
-                .map(|tensor| &tensor[kv_head(rows[0]) * elements..][..elements]);
+            let [k, v] = [(forward.k, p.dim), (forward.v, p.dim_v)].map(|(tensor, dim)| {
+                let elements = p.seqlen_kv * dim;
+                &tensor[kv_head(rows[0]) * elements..][..elements]
+            });
             let reference = Reference::new(p, k, v);
             let of_row = |&row: &usize| of_row(forward, &reference, row);
             rows.par_iter().map(of_row).reduce_with(worse)
@@ -142,19 +150,23 @@ fn of_row<T: Element>(
     let p = forward.problem;
     let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
     let [b, h] = [head / p.heads, head % p.heads];
-    let [q, o] = [forward.q, forward.o].map(|tensor| &tensor[row * p.dim..][..p.dim]);
+    let (q, o) = (
+        &forward.q[row * p.dim..][..p.dim],
+        &forward.o[row * p.dim_v..][..p.dim_v],
+    );
     let q: Array1<f64> = q.iter().map(|x| f64::from(x.to_f32())).collect();
     let lse = f64::from(forward.lse[row]);
-    let expected = reference.exact(i, q.view());
-    let low = reference.low::<T>(i, q.view());
+    let query = Query::new(forward.options.head(p, [b, h]), i, q.view());
+    let expected = reference.exact(&query);
+    let low = reference.low::<T>(&query);
     let score = q.dot(&q).sqrt() * reference.key_norm;
     let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
-        (Dtype::F32, _) => (reference.single_sums(i, q.view(), &expected), 0.0),
+        (Dtype::F32, _) => (reference.single_sums(&query, &expected), 0.0),
         (_, Accumulation::Single) => (0.0, 0.0),
-        (_, Accumulation::Half) => reference.half_sums(i, q.view(), &expected),
+        (_, Accumulation::Half) => reference.half_sums(&query, &expected),
     };
     let roundings = if expected.lse.is_finite() {
-        p.dim as f64 * score + (p.key_limit(i) as f64).sqrt() + expected.lse.abs() + 64.0
+        p.dim as f64 * score + (query.keys() as f64).sqrt() + expected.lse.abs() + 64.0
     } else {
         0.0
     };
@@ -164,7 +176,9 @@ fn of_row<T: Element>(
         } else {
             f64::INFINITY
         },
-        tolerance: roundings * 2_f64.powi(-24) + lse_sums,
+        tolerance: roundings * 2_f64.powi(-24)
+            + lse_sums
+            + reference.option_error::<T>(&query, &expected),
         worst: [b, h, i, 0],
         found: lse,
         expected: expected.lse,
@@ -178,6 +192,7 @@ mod tests {
     use super::super::cpu;
     use super::Problem;
     use super::{Element, Forward, Report, all_rows, check, sample_rows};
+    use crate::options::{HostOptions, Window};
     use half::{bf16, f16};
     use kernels::catalog::Accumulation;
     use ndarray::{Array4, ArrayView4};
@@ -192,8 +207,11 @@ mod tests {
         seqlen_q: 70,
         seqlen_kv: 65,
         dim: 8,
+        dim_v: 8,
         causal: true,
         scale: 0.5,
+        window: Window::NONE,
+        softcap: None,
     };
     /// `[1, 1, 60]`, in the middle of a tile.
     const ROW: usize = 3 * 70 + 60;
@@ -217,12 +235,13 @@ mod tests {
         let (q, k, mut v) = (random(4 * 70 * 8), random(2 * 65 * 8), random(2 * 65 * 8));
         prepare(&mut v);
         let view = |data, shape| ArrayView4::from_shape(shape, data).expect("row-major");
-        let (q_shape, kv_shape) = (PROBLEM.q_shape(), PROBLEM.kv_shape());
+        let (q_shape, kv_shape) = (PROBLEM.q_shape(), PROBLEM.k_shape());
         let mut o = Array4::from_elem(q_shape, T::from_f32(f32::NAN));
         let mut lse = vec![f32::NAN; 4 * 70];
         let [k_view, v_view] = [&k, &v].map(|data| view(data, kv_shape));
         cpu::forward(
             &PROBLEM,
+            &HostOptions::default(),
             view(&q, q_shape),
             k_view,
             v_view,
@@ -234,6 +253,7 @@ mod tests {
         check(
             &Forward {
                 problem: &PROBLEM,
+                options: HostOptions::default(),
                 q: &q,
                 k: &k,
                 v: &v,
@@ -329,8 +349,8 @@ mod tests {
         let half = |x: f64| f64::from(f16::from_f32(x as f32));
         let (q, k, v) = (
             random(p.q_shape()),
-            random(p.kv_shape()),
-            random(p.kv_shape()),
+            random(p.k_shape()),
+            random(p.v_shape()),
         );
         let (mut o, mut lse) = (vec![f16::NAN; q.len()], vec![f32::NAN; p.seqlen_q]);
         let row_of = |data: &[f16], row: usize| -> Vec<f64> {
@@ -350,7 +370,7 @@ mod tests {
                     half(sum + factor(i, j, first / 16) * products)
                 })
             };
-            let scores: Vec<f64> = (0..p.key_limit(i)).map(score).collect();
+            let scores: Vec<f64> = p.keys(i).map(score).collect();
             let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - m).exp2()).collect();
             let l: f64 = weights.iter().sum();
@@ -369,6 +389,7 @@ mod tests {
         }
         let forward = Forward {
             problem: p,
+            options: HostOptions::default(),
             q: &q,
             k: &k,
             v: &v,
@@ -387,8 +408,11 @@ mod tests {
             seqlen_q,
             seqlen_kv,
             dim,
+            dim_v: dim,
             causal: false,
             scale,
+            window: Window::NONE,
+            softcap: None,
         }
     }
 

@@ -5,25 +5,31 @@ use super::schedule::request;
 use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::gemm;
+use crate::options::{self, RawOptions};
 pub use crate::plan::CPU;
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
 use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel};
 
-/// Names of the kernels that can compute a [valid](Problem::validate) problem on a device, the
+/// Names of the kernels that can compute a [valid](Problem::validate) problem with options on a device, the
 /// default one first.
 ///
 /// # Errors
 /// If the device computes with kernels, and there are none for the element type.
-pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<&'static str>> {
+pub fn suitable(
+    device: &Device,
+    dtype: Dtype,
+    problem: &Problem,
+    options: &RawOptions,
+) -> Result<Vec<&'static str>> {
     let Some(facts) = device.facts() else {
         return Ok(vec![CPU]);
     };
-    let default = select(&request(dtype.of_kernels()?, problem, facts));
+    let default = select(&request(dtype.of_kernels()?, problem, options, facts));
     let mut kernels: Vec<_> = KERNELS
         .iter()
-        .filter(|kernel| obstacle(kernel, dtype, problem).is_none())
+        .filter(|kernel| obstacle(kernel, dtype, problem, options).is_none())
         .filter(|kernel| kernel.target().runs_on(facts.compute_capability))
         .filter(|kernel| facts.fits(kernel.shared_bytes()))
         .collect();
@@ -35,8 +41,14 @@ pub fn suitable(device: &Device, dtype: Dtype, problem: &Problem) -> Result<Vec<
 ///
 /// # Errors
 /// If there is no such kernel (the error lists similar names), or says why it cannot.
-pub fn check(device: &Device, name: &str, dtype: Dtype, problem: &Problem) -> Result<()> {
-    resolve(Some(name), dtype, problem, device.facts()).map(|_| ())
+pub fn check(
+    device: &Device,
+    name: &str,
+    dtype: Dtype,
+    problem: &Problem,
+    options: &RawOptions,
+) -> Result<()> {
+    resolve(Some(name), dtype, problem, options, device.facts()).map(|_| ())
 }
 
 /// The kernel of that name, or the best one, for a device with these facts. The CPU has neither facts nor a
@@ -45,17 +57,21 @@ pub(crate) fn resolve(
     name: Option<&str>,
     dtype: Dtype,
     problem: &Problem,
+    options: &RawOptions,
     facts: Option<&Facts>,
 ) -> Result<Option<&'static Kernel>> {
-    let named = |name| named(name, dtype, problem);
+    let named = |name| named(name, dtype, problem, options);
     let Some(facts) = facts else {
         return match name.filter(|&name| name != CPU) {
             None => Ok(None),
             Some(name) => Err(Error::NotOnCpu(named(name)?.name.to_owned())),
         };
     };
-    let request = request(dtype.of_kernels()?, problem, facts);
-    let best = || select(&request).ok_or(Error::Dim(problem.dim));
+    let request = request(dtype.of_kernels()?, problem, options, facts);
+    let best = || match options::first(problem, options) {
+        Some(option) => select(&request).ok_or(Error::NoOption(option)),
+        None => select(&request).ok_or(Error::Dim(problem.dim)),
+    };
     let kernel = name.map_or_else(best, named)?;
     if facts.fits(kernel.shared_bytes()) {
         return Ok(Some(kernel));
@@ -75,12 +91,17 @@ pub(crate) fn resolve(
 }
 
 /// The GPU kernel of a name, if it can compute the problem.
-fn named(name: &str, dtype: Dtype, problem: &Problem) -> Result<&'static Kernel> {
+fn named(
+    name: &str,
+    dtype: Dtype,
+    problem: &Problem,
+    options: &RawOptions,
+) -> Result<&'static Kernel> {
     let products = gemm::FAMILIES;
     match catalog::named(name) {
         _ if products.contains(&name) => Err(Error::Multiplies(name.to_owned())),
         Some(kernel) if kernel.gemm().is_some() => Err(Error::Multiplies(name.to_owned())),
-        Some(kernel) => match obstacle(kernel, dtype, problem) {
+        Some(kernel) => match obstacle(kernel, dtype, problem, options) {
             Some(reason) => Err(Error::unsuitable(name, reason)),
             None => Ok(kernel),
         },
@@ -94,7 +115,12 @@ fn named(name: &str, dtype: Dtype, problem: &Problem) -> Result<&'static Kernel>
 }
 
 /// Why a kernel cannot compute a problem.
-fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> {
+fn obstacle(
+    kernel: &Kernel,
+    dtype: Dtype,
+    problem: &Problem,
+    options: &RawOptions,
+) -> Option<String> {
     let forward = match kernel.family {
         Family::Forward(forward) => forward,
         Family::Auxiliary(Auxiliary::Combine(_)) => {
@@ -102,6 +128,9 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
         }
         Family::Auxiliary(Auxiliary::Pack) => {
             return Some("copies what other kernels compute with".to_owned());
+        }
+        Family::Auxiliary(Auxiliary::Ranges) => {
+            return Some("finds what queries and keys see".to_owned());
         }
         Family::Backward(_) | Family::HopperBackward(_) => {
             return Some("is of the backward pass".to_owned());
@@ -113,6 +142,10 @@ fn obstacle(kernel: &Kernel, dtype: Dtype, problem: &Problem) -> Option<String> 
     if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
+    } else if let Some(option) =
+        options::first(problem, options).filter(|_| !forward.kind.is_optional())
+    {
+        Some(format!("computes no {option}"))
     } else if !forward.kind.serves(problem.causal) {
         let mask = if problem.causal {
             "attention without a mask"
@@ -140,6 +173,7 @@ mod tests {
     use crate::device::Facts;
     use crate::error::{Error, Result};
     use crate::forward::Problem;
+    use crate::options::RawOptions;
     use crate::tensor::Dtype;
     use kernels::catalog::class::{Class, SharedMemory};
 
@@ -156,7 +190,8 @@ mod tests {
         kv: [usize; 4],
     ) -> Result<&'static str> {
         let problem = Problem::new(q, kv, kv, false, None).expect("valid");
-        let kernel = resolve(name, Dtype::F16, &problem, Some(facts))?;
+        let options = RawOptions::default();
+        let kernel = resolve(name, Dtype::F16, &problem, &options, Some(facts))?;
         Ok(kernel.expect("not on the CPU").name)
     }
 
@@ -252,7 +287,8 @@ mod tests {
     fn an_unknown_kernel_has_near_names() {
         let shape = [1, 2, 500, 64];
         let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
-        let near = |name| match resolve(Some(name), Dtype::F16, &problem, None) {
+        let options = RawOptions::default();
+        let near = |name| match resolve(Some(name), Dtype::F16, &problem, &options, None) {
             Err(Error::UnknownKernel { near, .. }) => near,
             other => panic!("{name}: {other:?}"),
         };

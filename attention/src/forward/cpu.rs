@@ -1,6 +1,7 @@
 //! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, a task for each tile of query rows.
 
 use super::Problem;
+use crate::options::{Head, HostOptions};
 use crate::tensor::Element;
 use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
 use ndarray::{linalg::general_mat_mul, s};
@@ -15,14 +16,15 @@ const BC: usize = 128;
 
 /// Computes o and lse on all threads of the current rayon pool.
 ///
-/// q and o are `[batch, heads, seqlen_q, dim]`, k and v `[batch, kv_heads, seqlen_kv, dim]`, lse is
+/// Tensors have the shapes and names of [`RawForward`](super::RawForward); lse is
 /// a row-major `[batch, heads, seqlen_q]`. A key that a row does not see contributes nothing to it,
-/// even if its key or value is NaN; a row that sees no key gets `o = 0` and `lse = -inf`.
+/// even if its key or value is NaN; a row that sees no key gets `o = 0` and the lse of its sink alone.
 ///
 /// # Panics
 /// If a tensor or `lse` has another size than the problem says.
 pub fn forward<T: Element>(
     p: &Problem,
+    options: &HostOptions,
     q: ArrayView4<T>,
     k: ArrayView4<T>,
     v: ArrayView4<T>,
@@ -35,13 +37,15 @@ pub fn forward<T: Element>(
     let heads = heads.zip(lse.par_chunks_mut(p.seqlen_q)).enumerate();
     heads.for_each(|(head, (o, lse))| {
         let (batch, head) = (head / p.heads, head % p.heads);
+        let options = options.head(p, [batch, head]);
         let q = q.slice(s![batch, head, .., ..]);
         let [k, v] = [&k, &v].map(|tensor| tensor.slice(s![batch, p.kv_head(head), .., ..]));
         let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
         tiles.enumerate().for_each(|(tile, (o, lse))| {
             let first = tile * BR;
-            let mut tile = Tile::new(widen(q.slice(s![first..first + o.len(), ..])));
-            tile.attend(p, first, |keys| {
+            let q = widen(q.slice(s![first..first + o.len(), ..]));
+            let mut tile = Tile::new(q, p.dim_v, options.sink());
+            tile.attend(&options, first, |keys| {
                 [k, v].map(|tensor| widen(tensor.slice(s![keys.clone(), ..])))
             });
             tile.finish(lse);
@@ -73,20 +77,20 @@ struct Tile {
     s: Array2<f32>,
     /// `sum_j exp(s_j - m) v_j`.
     o: Array2<f32>,
-    /// Largest score.
+    /// Largest score, the sink among them.
     m: Vec<f32>,
-    /// `sum_j exp(s_j - m)`.
+    /// `sum_j exp(s_j - m)`, the sink among them.
     l: Vec<f32>,
 }
 
 impl Tile {
-    fn new(q: Array2<f32>) -> Self {
+    fn new(q: Array2<f32>, dim_v: usize, sink: f32) -> Self {
         let rows = q.nrows();
         Tile {
             s: Array2::zeros((rows, BC)),
-            o: Array2::zeros(q.raw_dim()),
-            m: vec![f32::NEG_INFINITY; rows],
-            l: vec![0.0; rows],
+            o: Array2::zeros((rows, dim_v)),
+            m: vec![sink; rows],
+            l: vec![if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 }; rows],
             q,
         }
     }
@@ -95,37 +99,34 @@ impl Tile {
     /// first row in the sequence.
     fn attend(
         &mut self,
-        p: &Problem,
+        options: &Head,
         first: usize,
         load: impl Fn(Range<usize>) -> [Array2<f32>; 2],
     ) {
-        let rows = self.q.nrows();
-        let seen_by_some = p.key_limit(first + rows - 1);
-        let seen_by_all = p.key_limit(first);
-        for start in (0..seen_by_some).step_by(BC) {
-            let keys = start..seen_by_some.min(start + BC);
+        let rows = first..first + self.q.nrows();
+        let seen = options.range(rows.start).start..options.range(rows.end - 1).end;
+        for start in seen.clone().step_by(BC) {
+            let keys = start..seen.end.min(start + BC);
             let [k, v] = load(keys.clone());
-            if keys.end <= seen_by_all {
-                self.step(p.scale, 0..rows, k.view(), v.view());
-                continue;
-            }
-            // Row by row, because a masked probability is no mask: 0 * NaN is NaN.
-            for row in 0..rows {
-                let seen = p.key_limit(first + row).clamp(keys.start, keys.end) - keys.start;
-                if seen > 0 {
-                    let visible = s![..seen, ..];
-                    self.step(p.scale, row..row + 1, k.slice(visible), v.slice(visible));
-                }
+            // A masked probability is no mask of NaN: 0 * NaN is NaN.
+            let finite = options.hides() && v.iter().all(|v| v.is_finite());
+            for (rows, keys) in options.visible(rows.clone(), keys, finite) {
+                let part = s![keys.start - start..keys.end - start, ..];
+                let [k, v] = [k.slice(part), v.slice(part)];
+                let tile_rows = rows.start - first..rows.end - first;
+                let mut s = self.s.slice_mut(s![tile_rows.clone(), ..keys.len()]);
+                let q = self.q.slice(s![tile_rows.clone(), ..]);
+                general_mat_mul(options.p.scale, &q, &k.t(), 0.0, &mut s);
+                options.apply(rows, keys, s);
+                self.step(tile_rows, v);
             }
         }
     }
 
-    /// Adds keys, all visible to `rows`.
-    fn step(&mut self, scale: f32, rows: Range<usize>, k: ArrayView2<f32>, v: ArrayView2<f32>) {
-        let q = self.q.slice(s![rows.clone(), ..]);
-        let mut s = self.s.slice_mut(s![rows.clone(), ..k.nrows()]);
+    /// Adds the values of keys that all `rows` see with these scores.
+    fn step(&mut self, rows: Range<usize>, v: ArrayView2<f32>) {
+        let mut s = self.s.slice_mut(s![rows.clone(), ..v.nrows()]);
         let mut o = self.o.slice_mut(s![rows.clone(), ..]);
-        general_mat_mul(scale, &q, &k.t(), 0.0, &mut s);
         Zip::from(s.rows_mut())
             .and(o.rows_mut())
             .and(&mut self.m[rows.clone()])

@@ -2,23 +2,27 @@
 
 use super::choice;
 use super::cpu;
-use super::plan::{Planner, plan};
+use super::plan::{Planner, plan, suited};
 use super::problem::Problem;
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
-use crate::plan::{CPU, Plan, Steps};
+use crate::options::{
+    self, Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, RawOptions, Sequences,
+    TensorOptions, Window,
+};
+use crate::plan::{CPU, MainKernel, Plan, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
 use half::{bf16, f16};
 use std::sync::Arc;
 
-/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`.
+/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
-/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. Any strides will do as long
-/// as dim has stride 1. A GPU works in place on inputs whose rows all start at multiples of 16 bytes;
-/// of each other input it first makes a copy that does, which takes memory until the work is done.
+/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. On the CPU alone v and o may have a `dim_v` of
+/// their own. Any strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at
+/// multiples of 16 bytes; of each other input it first makes a copy that does, which takes memory until the work is done.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {
@@ -40,9 +44,12 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use]
-pub struct Attention {
-    pub(crate) causal: bool,
-    pub(crate) scale: Option<f32>,
+pub struct Attention<'a> {
+    causal: bool,
+    window: Window,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    pub(crate) tensors: TensorOptions<'a>,
     pub(crate) kernel: Wanted,
     splits: u32,
     /// Whether a gradient may be summed in any order.
@@ -65,29 +72,31 @@ pub struct RawForward {
     pub q: RawTensor,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: RawTensor,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: RawTensor,
-    /// Output, `[batch, heads, seqlen_q, dim]`.
+    /// Output, `[batch, heads, seqlen_q, dim_v]`.
     pub o: RawTensor,
     /// Row log-sum-exp, `f32[batch, heads, seqlen_q]`, contiguous.
     pub lse: RawTensor<3>,
+    /// Tensors of options.
+    pub options: RawOptions,
 }
 
 impl RawForward {
     /// Row-major tensors at address 0: enough to [plan](Attention::plan) a call whose tensors do not exist yet.
     pub fn row_major(problem: &Problem) -> Self {
-        let [q, kv] = [problem.q_shape(), problem.kv_shape()].map(RawTensor::row_major);
         RawForward {
-            q,
-            k: kv,
-            v: kv,
-            o: q,
+            q: RawTensor::row_major(problem.q_shape()),
+            k: RawTensor::row_major(problem.k_shape()),
+            v: RawTensor::row_major(problem.v_shape()),
+            o: RawTensor::row_major(problem.o_shape()),
             lse: RawTensor::row_major(problem.lse_shape()),
+            options: RawOptions::default(),
         }
     }
 }
 
-impl Attention {
+impl<'a> Attention<'a> {
     /// No mask, scale `1 / sqrt(dim)`, the best kernel.
     pub fn new() -> Self {
         Self::default()
@@ -100,9 +109,219 @@ impl Attention {
         self
     }
 
+    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`, with
+    /// `offset = seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [2.0; 8], [6.0; 8]].concat())?;
+    /// let (o, _) = Attention::new().window(1, None).forward(&q, &q, &v)?;
+    /// // Query 2 does not see key 0.
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [3.0; 8], [4.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn window(
+        mut self,
+        left: impl Into<Option<usize>>,
+        right: impl Into<Option<usize>>,
+    ) -> Self {
+        let (left, right) = (left.into(), right.into());
+        self.window = Window { left, right };
+        self
+    }
+
     /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
+        self
+    }
+
+    /// A bound of scores: a score becomes `softcap * tanh(score / softcap)`; finite and above 0. Default: none.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
+    }
+
+    /// Slopes of ALiBi, `[heads]` or `[batch, heads]`: `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score
+    /// of query `i` and key `j`, behind a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
+    ///
+    /// Slopes with another number of axes do not compile.
+    pub fn alibi<const R: usize>(
+        mut self,
+        slopes: &'a TensorBase<impl Storage<Item = f32>, R>,
+    ) -> Self {
+        self.tensors.alibi = Some(Borrowed::slopes(slopes));
+        self
+    }
+
+    /// Sinks, `[heads]`: logits of keys without values, one more in the softmax of each row of a head. lse counts
+    /// them: `lse = ln(exp(sink) + sum(exp(score)))`. A query that sees no key gets `o = 0` and `lse = sink`.
+    pub fn sinks(mut self, sinks: &'a TensorBase<impl Storage<Item = f32>, 1>) -> Self {
+        self.tensors.sinks = Some(sinks.into());
+        self
+    }
+
+    /// A bias that is added to scores, behind [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
+    /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient; under a softcap on the CPU alone.
+    pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
+        self.tensors.bias = Some((T::DTYPE, bias.into()));
+        self
+    }
+
+    /// The keys that a query sees, if causal and window allow them, too:
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` bytes, of which 0 hides a key, or
+    /// `[batch or 1, heads or 1, seqlen_q or 1, ceil(seqlen_kv / 32)]` words, where key `j` is bit `j % 32` of word
+    /// `j / 32`, and 0 hides it. Any strides will do, with stride 1 in the last axis; axes of extent 1 are repeated.
+    ///
+    /// A hidden pair has no part in any result, even where its numbers are NaN. A query that sees no key gets `o = 0`
+    /// and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [f32::NAN; 8]].concat())?;
+    /// let bytes = Tensor::new(&device, [1, 1, 1, 2], &[1_u8, 0])?;
+    /// let bits = Tensor::new(&device, [1, 1, 1, 1], &[0b01_u32])?;
+    /// let (o, _) = Attention::new().mask(&bytes).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// let (o, _) = Attention::new().mask(&bits).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn mask<M: MaskElement>(mut self, mask: &'a TensorBase<impl Storage<Item = M>>) -> Self {
+        self.tensors.mask = Some((M::KEYS, mask.into()));
+        self
+    }
+
+    /// Sequences of any lengths, one behind another: `batch` is 1, and of `n` sequences, sequence `s` has queries
+    /// `offsets_q[s]..offsets_q[s + 1]` and keys `offsets_kv[s]..offsets_kv[s + 1]`. Both are `[n + 1]` with stride 1
+    /// and never fall; sequences may be empty, and rows before the first and behind the last are in none.
+    ///
+    /// A query sees keys of its own sequence alone. [`causal`](Self::causal), [`window`](Self::window) and
+    /// [`alibi`](Self::alibi) take seqlen_q and seqlen_kv for the sequence's lengths and count rows from its first. A
+    /// query of no sequence gets what one gets that sees no key. It takes the place of [`padded`](Self::padded).
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [3.0; 8], [7.0; 8]].concat())?;
+    /// // Of two rows and of one.
+    /// let offsets = Tensor::new(&device, [3], &[0, 2, 3])?;
+    /// let (o, _) = Attention::new().packed(&offsets, &offsets).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [2.0; 8], [7.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed(
+        mut self,
+        offsets_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
+        offsets_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Self {
+        self.tensors.sequences = Some(Sequences::Packed {
+            q: offsets_q.into(),
+            kv: offsets_kv.into(),
+        });
+        self
+    }
+
+    /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and
+    /// the rows behind them only fill the tensors. Both are `[batch]` with stride 1; a length may be 0.
+    ///
+    /// All else is as for [`packed`](Self::packed), whose place it takes.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [5.0; 8], [f32::NAN; 8]].concat())?;
+    /// let lengths_q = Tensor::new(&device, [2], &[1, 1])?;
+    /// let lengths_kv = Tensor::new(&device, [2], &[2, 1])?;
+    /// let (o, _) = Attention::new().padded(&lengths_q, &lengths_kv).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn padded(
+        mut self,
+        lengths_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
+        lengths_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Self {
+        self.tensors.sequences = Some(Sequences::Padded {
+            q: lengths_q.into(),
+            kv: lengths_kv.into(),
+        });
+        self
+    }
+
+    /// Whether a GPU, whose memory the host cannot see, checks offsets and lengths before it computes, and the call
+    /// waits for that. Default: false; the GPU then reads and writes inside the tensors whatever they hold. The CPU
+    /// always checks.
+    pub fn check_lengths(mut self, check: bool) -> Self {
+        self.tensors.check_lengths = check;
+        self
+    }
+
+    /// A score or mask of another crate, behind all other options: the kernels that it made with its
+    /// [`Custom`](crate::custom::Custom) type, and the arrays that the type reads.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::custom::{Call, Custom, Pair};
+    /// use attention::{Attention, CustomKernels, Device, Tensor};
+    ///
+    /// /// A penalty for each step of distance.
+    /// #[derive(Clone, Copy)]
+    /// struct Penalty(f32);
+    ///
+    /// impl Custom for Penalty {
+    ///     const ARRAYS: usize = 1;
+    ///
+    ///     fn new(call: &Call, _head: u32) -> Self {
+    ///         Penalty(call.array::<f32>(0).at(0))
+    ///     }
+    ///
+    ///     fn score(self, score: f32, pair: Pair) -> f32 {
+    ///         score - self.0 * pair.distance.abs()
+    ///     }
+    /// }
+    ///
+    /// // A crate with a build script has COMPILED_MODULES in place of None, for GPUs.
+    /// static PENALTY: CustomKernels = CustomKernels::new::<Penalty>("Penalty", None);
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let penalty = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let attention = Attention::new().custom(&PENALTY, [(&penalty).into()]);
+    /// let (_, lse) = attention.forward(&q, &q, &q)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((lse.to_vec()?[0] - 1.5_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn custom<const N: usize>(
+        mut self,
+        kernels: &'static CustomKernels,
+        arrays: [CustomArray<'a>; N],
+    ) -> Self {
+        let arrays = arrays.into();
+        self.tensors.custom = Some(BorrowedCustom { kernels, arrays });
         self
     }
 
@@ -145,10 +364,25 @@ impl Attention {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawForward) -> Result<Plan> {
-        self.plan_of(&self.checked(args)?, facts, dtype, args)
+        let (problem, args) = self.checked(args)?;
+        self.plan_of(&problem, facts, dtype, &args)
     }
 
-    /// Computes o `[batch, heads, seqlen_q, dim]` and lse `[batch, heads, seqlen_q]`, the natural
+    /// The problem that q, k and v of these shapes pose with these options.
+    ///
+    /// # Errors
+    /// Says which argument is wrong.
+    pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
+        let problem = Problem {
+            window: self.window,
+            softcap: self.softcap,
+            ..Problem::new(q, k, v, self.causal, self.scale)?
+        };
+        problem.validate()?;
+        Ok(problem)
+    }
+
+    /// Computes o `[batch, heads, seqlen_q, dim_v]` and lse `[batch, heads, seqlen_q]`, the natural
     /// logarithm of the sum of each row's exponentials, on the device of the inputs.
     ///
     /// # Errors
@@ -160,8 +394,8 @@ impl Attention {
         k: &TensorBase<impl Storage<Item = T>>,
         v: &TensorBase<impl Storage<Item = T>>,
     ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
-        let problem = Problem::new(q.shape(), k.shape(), v.shape(), self.causal, self.scale)?;
-        let mut o = Tensor::zeros(&q.device(), problem.q_shape())?;
+        let problem = self.problem(q.shape(), k.shape(), v.shape())?;
+        let mut o = Tensor::zeros(&q.device(), problem.o_shape())?;
         let mut lse = Tensor::zeros(&q.device(), problem.lse_shape())?;
         self.forward_into(q, k, v, &mut o, &mut lse)?;
         Ok((o, lse))
@@ -189,6 +423,7 @@ impl Attention {
             v: v.as_raw(),
             o: o.as_raw_mut(),
             lse: lse.as_raw_mut(),
+            options: RawOptions::default(),
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
         // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is
@@ -198,6 +433,8 @@ impl Attention {
 
     /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's stream.
     /// On a CUDA device the call returns before the work is done.
+    ///
+    /// Where an option is off in `args`, the call's own tensor of it holds, if it has one.
     ///
     /// Copies of inputs and partial results of [splits](Self::splits) lie in memory that is allocated
     /// and freed in the order of the stream. On a device without memory pools a call that needs such
@@ -211,10 +448,10 @@ impl Attention {
     /// Says which argument is wrong, or what the device lacks.
     ///
     /// # Safety
-    /// - Every element of q, k, v, o and lse, by the sizes in `args`, lies in live memory of the
-    ///   device, aligned to its type, until the work is done.
+    /// - Every element of the tensors in `args`, by their sizes, and of those that the call borrows, lies in live
+    ///   memory of the device, aligned to its type, until the work is done.
     /// - q, k, v and o hold elements of `dtype`.
-    /// - Until then nothing else writes q, k or v, or touches o or lse. The memory from the first
+    /// - Until then nothing else writes the inputs, or touches o or lse. The memory from the first
     ///   to the last element of o, and of lse, holds no element of the others.
     /// - `stream` is null or a live stream of the device's primary context.
     pub unsafe fn forward_raw(
@@ -224,11 +461,15 @@ impl Attention {
         args: &RawForward,
         stream: Stream,
     ) -> Result<()> {
-        let problem = self.checked(args)?;
-        let plan = self.plan_of(&problem, device.facts(), dtype, args)?;
+        self.tensors.expect_device(device)?;
+        let (problem, args) = self.checked(args)?;
+        let plan = self.plan_of(&problem, device.facts(), dtype, &args)?;
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
-            return unsafe { plan.run(device, stream) };
+            return unsafe {
+                args.options.check_lengths(&problem, device, stream)?;
+                plan.run(device, stream)
+            };
         }
         let forward = match dtype {
             Dtype::F16 => forward_cpu::<f16>,
@@ -236,15 +477,23 @@ impl Attention {
             Dtype::F32 => forward_cpu::<f32>,
         };
         // SAFETY: the caller's word.
-        unsafe { forward(&problem, args) };
-        Ok(())
+        unsafe { forward(&problem, &args) }
     }
 
-    /// The problem that the tensors pose, if they are what the call takes.
-    fn checked(&self, args: &RawForward) -> Result<Problem> {
-        let RawForward { q, k, v, o, lse } = args;
-        let problem = Problem::new(q.shape, k.shape, v.shape, self.causal, self.scale)?;
-        expect_shape("o", &problem.q_shape(), &o.shape)?;
+    /// The problem that the tensors pose, if they are what the call takes, and the tensors with all options.
+    fn checked(&self, args: &RawForward) -> Result<(Problem, RawForward)> {
+        let RawForward {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            options,
+        } = args;
+        let problem = self.problem(q.shape, k.shape, v.shape)?;
+        let options = options.or(self.tensors.raw(&problem)?);
+        options.validate(&problem)?;
+        expect_shape("o", &problem.o_shape(), &o.shape)?;
         expect_shape("lse", &problem.lse_shape(), &lse.shape)?;
         if !lse.layout().is_contiguous() {
             return Err(Error::NotContiguous("lse"));
@@ -253,7 +502,7 @@ impl Attention {
             tensor.expect_rows(argument, "dim")?;
         }
         o.layout().expect_injective("o")?;
-        Ok(problem)
+        Ok((problem, RawForward { options, ..*args }))
     }
 
     fn plan_of(
@@ -263,36 +512,61 @@ impl Attention {
         dtype: Dtype,
         args: &RawForward,
     ) -> Result<Plan> {
+        if facts.is_some() {
+            options::expect_kernels(problem)?;
+        }
         let splits = (self.splits > 0).then_some(self.splits);
         let name = match &self.kernel {
             Wanted::Best => None,
             Wanted::Named(name) => Some(name.as_str()),
             Wanted::Planned(planner) => {
+                let option = options::first(problem, &args.options);
+                if let Some(option) = option.filter(|_| facts.is_some()) {
+                    return Err(Error::NoOption(option));
+                }
                 return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
             }
         };
-        match choice::resolve(name, dtype, problem, facts)?.zip(facts) {
+        if let (Some(custom), Some(facts)) = (args.options.custom, facts) {
+            options::expect_best(name)?;
+            let (kernel, entry) =
+                custom
+                    .kernels
+                    .forward(dtype.of_kernels()?, problem, facts, args)?;
+            let kernel = MainKernel {
+                entry,
+                ..kernel.into()
+            };
+            return plan(kernel, problem, facts, args, splits);
+        }
+        match choice::resolve(name, dtype, problem, &args.options, facts)?.zip(facts) {
             None => Ok(Steps::default().finish(CPU, 1)),
-            Some((kernel, facts)) => plan(kernel, problem, facts, args, splits),
+            Some((kernel, facts)) => {
+                let kernel = suited(kernel, problem, facts, args);
+                plan(kernel.into(), problem, facts, args, splits)
+            }
         }
     }
 }
 
 /// # Safety
 /// As for [`Attention::forward_raw`] on the CPU, with `T` the element type.
-unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) {
+unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) -> Result<()> {
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
     // SAFETY: the caller vouches for the memory, and that nothing else touches it. `checked` found a place
     // for every element.
     let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
     let lse = lse.as_slice_mut().expect("contiguous");
-    cpu::forward(problem, q, k, v, o, lse);
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let options = unsafe { args.options.host(problem) }?;
+    cpu::forward(problem, &options, q, k, v, o, lse);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, RawForward};
+    use super::{Attention, RawForward, RawOptions};
     use crate::device::Device;
     use crate::error::Error;
     use crate::tensor::{Dtype, RawTensor, Tensor};
@@ -387,6 +661,64 @@ mod tests {
     }
 
     #[test]
+    fn tensors_of_options_are_checked() {
+        let q = tensor::<f16, 4>([2, 3, 5, 8]);
+        let refused = |attention: Attention| {
+            let error = attention.forward(&q, &q, &q).expect_err("refused");
+            let message = error.to_string();
+            assert!(!message.contains('\n'), "{message}");
+            message
+        };
+        for softcap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let message = refused(Attention::new().softcap(softcap));
+            assert!(message.starts_with("softcap is "), "{message}");
+        }
+        let message = refused(Attention::new().alibi(&tensor([2])));
+        let allowed = "it must be [heads] or [batch, heads], with the sizes of [2, 3]";
+        assert_eq!(message, format!("alibi has shape [1, 2]; {allowed}"));
+        let message = refused(Attention::new().alibi(&tensor([3, 3])));
+        assert_eq!(message, format!("alibi has shape [3, 3]; {allowed}"));
+        let pairs =
+            "[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv], with the sizes of [2, 3, 5, 5]";
+        for shape in [
+            [2, 3, 5, 4],
+            [2, 3, 5, 1],
+            [1, 2, 1, 5],
+            [3, 1, 1, 5],
+            [1, 1, 2, 5],
+        ] {
+            let message = refused(Attention::new().bias(&tensor::<f16, 4>(shape)));
+            assert_eq!(
+                message,
+                format!("bias has shape {shape:?}; it must be {pairs}")
+            );
+            let message = refused(Attention::new().mask(&tensor::<u8, 4>(shape)));
+            assert_eq!(
+                message,
+                format!("mask has shape {shape:?}; it must be {pairs}")
+            );
+        }
+        let message = refused(Attention::new().mask(&tensor::<u32, 4>([1, 1, 1, 5])));
+        assert!(
+            message.contains("ceil(seqlen_kv / 32)], with the sizes of [2, 3, 5, 1]"),
+            "{message}"
+        );
+        let columns = tensor::<f32, 4>([1, 1, 5, 5])
+            .transpose(2, 3)
+            .expect("axes");
+        let message = refused(Attention::new().bias(&columns));
+        assert!(
+            message.starts_with("bias has stride 5 in seqlen_kv"),
+            "{message}"
+        );
+        let message = refused(Attention::new().sinks(&tensor([2])));
+        assert!(
+            message.starts_with("sinks has shape [2]; it must be [3]"),
+            "{message}"
+        );
+    }
+
+    #[test]
     fn raw_addresses_are_used_in_place() {
         // One packed [rows, (q, k, v), dim] buffer of 5 rows, and o with its rows reversed.
         let mut packed = vec![f16::ZERO; 5 * 3 * 8];
@@ -414,6 +746,7 @@ mod tests {
                 address: lse.as_mut_ptr().expose_provenance() as u64,
                 ..RawTensor::row_major([1, 1, 5])
             },
+            options: RawOptions::default(),
         };
         let attention = Attention::new().causal(true);
         let call = |args: &RawForward| {

@@ -5,29 +5,39 @@ use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
+use crate::options::{self, Window};
 use crate::plan::{Entry, MapPlace, Plan, Steps};
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, TensorRef};
+use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, Switch, TensorRef};
 use kernels::catalog::select::is_wide;
 use kernels::catalog::{self, Auxiliary, Dtype, Family, Forward, Kernel, Kind};
 use std::fmt::Debug;
 use std::mem::offset_of;
 
-/// The plan for a [valid](Problem::validate) problem by a kernel that serves it, on this many splits of the keys
-/// if any number is given.
-pub(super) fn plan(
+/// The kernel, or the one that computes the same without tensor maps, where they cannot describe a tensor.
+pub(super) fn suited(
     kernel: &'static Kernel,
+    problem: &Problem,
+    facts: &Facts,
+    args: &RawForward,
+) -> &'static Kernel {
+    match lacks_map(kernel, args) {
+        true => without_maps(kernel, problem, facts),
+        false => kernel,
+    }
+}
+
+/// The plan for a [valid](Problem::validate) problem by a kernel that serves it and its tensors, on this many splits of the
+/// keys if any number is given.
+pub(super) fn plan(
+    kernel: MainKernel,
     problem: &Problem,
     facts: &Facts,
     args: &RawForward,
     splits: Option<u32>,
 ) -> Result<Plan> {
-    let kernel = match lacks_map(kernel, args) {
-        true => without_maps(kernel, problem, facts),
-        false => kernel,
-    };
-    let mut draft = Draft::new(kernel.into(), problem, facts, args, splits)?;
+    let mut draft = Draft::new(kernel, problem, facts, args, splits)?;
     let splits = draft.splits() > 1;
     if splits {
         draft.reserve_partials(problem.dim)?;
@@ -46,7 +56,7 @@ pub(super) fn plan(
 fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
     let forward = kernel.forward().expect("it computes attention");
     let by_maps: &[_] = match forward.kind {
-        Kind::Hopper { .. } => &[args.q, args.k, args.v],
+        Kind::Hopper { .. } | Kind::HopperOptional => &[args.q, args.k, args.v],
         Kind::HopperPacked => &[args.k, args.v],
         _ => &[],
     };
@@ -58,6 +68,8 @@ fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static K
     let forward = kernel.forward().expect("it computes attention");
     let kind = match forward.kind {
         Kind::HopperPacked => Kind::Packed,
+        Kind::HopperOptional if is_wide(forward.dim) => Kind::WideOptional,
+        Kind::HopperOptional => Kind::Optional,
         _ if is_wide(forward.dim) => Kind::Wide,
         _ => Kind::Plain {
             causal: problem.causal,
@@ -148,8 +160,14 @@ impl From<&'static Kernel> for MainKernel {
             blocks_per_sm: kernel.blocks_per_sm(),
             is_packed: forward.kind.is_packed(),
             waves: match forward.kind {
-                Kind::Hopper { causal: true } if forward.slices() == 1 => Waves::Uneven,
-                Kind::Plain { causal: true } | Kind::Hopper { causal: true } => Waves::Even,
+                Kind::Hopper { causal: true } | Kind::HopperOptional if forward.slices() == 1 => {
+                    Waves::Uneven
+                }
+                Kind::Plain { causal: true }
+                | Kind::Hopper { causal: true }
+                | Kind::Optional
+                | Kind::WideOptional
+                | Kind::HopperOptional => Waves::Even,
                 _ => Waves::Heads,
             },
             slices: forward.slices(),
@@ -178,12 +196,17 @@ impl Draft {
     /// # Errors
     /// If there are too many blocks, or copies of inputs overflow an address space.
     pub fn new(
-        kernel: MainKernel,
+        mut kernel: MainKernel,
         problem: &Problem,
         facts: &Facts,
         args: &RawForward,
         splits: Option<u32>,
     ) -> Result<Self> {
+        kernel.entry.switches = options::switches(problem, &args.options);
+        if problem.window.left.is_some() || args.options.sequences.is_some() {
+            // All tiles weigh about the same, and neighbours share keys.
+            kernel.waves = Waves::Heads;
+        }
         let schedule = Schedule::new(&kernel, problem, facts, splits)?;
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         let mut steps = Steps::default();
@@ -214,6 +237,12 @@ impl Draft {
             splits: schedule.splits,
             split_keys: schedule.split_keys,
             causal: u32::from(problem.causal),
+            options: steps.options(
+                problem,
+                &args.options,
+                offset_of!(ForwardParams, options),
+                false,
+            )?,
         };
         Ok(Draft {
             kernel,
@@ -328,7 +357,9 @@ impl Draft {
         // Tiles of one length take turns without it, which saves the launch that clears it. So do two sides of a block,
         // which have to take the same tiles.
         let rows = queries * self.schedule.packed as usize;
-        let differ = problem.causal || !rows.is_multiple_of(kernel.q_rows as usize);
+        let has_ranges = kernel.entry.switches.has(Switch::Ranges);
+        let is_masked = problem.causal || problem.window != Window::NONE || has_ranges;
+        let differ = is_masked || !rows.is_multiple_of(kernel.q_rows as usize);
         if tiles > blocks && differ && kernel.sides == 1 {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             self.steps.places.push(offset_of!(Sm90Params, counter));

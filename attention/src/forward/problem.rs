@@ -1,6 +1,7 @@
 //! The size of an attention problem, and what sizes are allowed.
 
 use crate::error::{Error, Result, expect_at_most};
+use crate::options::{Sequence, Window};
 use crate::tensor::{Layout, expect_shape};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
@@ -22,16 +23,26 @@ pub struct Problem {
     pub seqlen_q: usize,
     /// Keys per head.
     pub seqlen_kv: usize,
-    /// Elements of a query, key or value: a multiple of 8, at most 1024.
+    /// Elements of a query or key: a multiple of 8, at most 1024.
     pub dim: usize,
+    /// Elements of a value and of a row of o, which only the CPU computes unless it is `dim`: a multiple of 8, at most
+    /// 1024.
+    pub dim_v: usize,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
+    /// The keys that a query sees around its own place; with `causal`, none behind it.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub window: Window,
     /// Scores are `scale * (q . k)`.
     pub scale: f32,
+    /// The bound `c` of scores, which become `c * tanh(score / c)`.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub softcap: Option<f32>,
 }
 
 impl Problem {
-    /// The problem that q, k and v of these shapes pose; the scale defaults to `1 / sqrt(dim)`.
+    /// The problem that q, k and v of these shapes pose, without window and softcap; the scale defaults to
+    /// `1 / sqrt(dim)`.
     ///
     /// # Errors
     /// Says which argument is wrong: shapes that disagree, or sizes that are [not
@@ -45,7 +56,8 @@ impl Problem {
     ) -> Result<Self> {
         let [batch, heads, seqlen_q, dim] = q;
         let [_, kv_heads, seqlen_kv, _] = k;
-        for (argument, found) in [("k", k), ("v", v)] {
+        let [.., dim_v] = v;
+        for (argument, found, dim) in [("k", k, dim), ("v", v, dim_v)] {
             expect_shape(argument, &[batch, kv_heads, seqlen_kv, dim], &found)?;
         }
         let problem = Problem {
@@ -55,8 +67,11 @@ impl Problem {
             seqlen_q,
             seqlen_kv,
             dim,
+            dim_v,
             causal,
+            window: Window::NONE,
             scale: scale.unwrap_or_else(|| (dim as f32).sqrt().recip()),
+            softcap: None,
         };
         problem.validate()?;
         Ok(problem)
@@ -67,8 +82,13 @@ impl Problem {
     /// # Errors
     /// Names the first field that is out of range and says what is allowed.
     pub fn validate(&self) -> Result<()> {
-        if self.dim == 0 || self.dim > MAX_HEAD_DIM as usize || !self.dim.is_multiple_of(8) {
+        let allowed =
+            |dim: usize| (8..=MAX_HEAD_DIM as usize).contains(&dim) && dim.is_multiple_of(8);
+        if !allowed(self.dim) {
             return Err(Error::Dim(self.dim));
+        }
+        if !allowed(self.dim_v) {
+            return Err(Error::ValueDim(self.dim_v));
         }
         for (argument, value) in [
             ("batch", self.batch),
@@ -93,20 +113,40 @@ impl Problem {
         if !self.scale.is_finite() {
             return Err(Error::Scale(self.scale));
         }
-        for (argument, shape) in [("q", self.q_shape()), ("k", self.kv_shape())] {
+        if let Some(softcap) = self.softcap
+            && !(softcap.is_finite() && softcap > 0.0)
+        {
+            return Err(Error::Softcap(softcap));
+        }
+        for (argument, shape) in [
+            ("q", self.q_shape()),
+            ("k", self.k_shape()),
+            ("v", self.v_shape()),
+            ("o", self.o_shape()),
+        ] {
             Layout::expect_countable_bytes(argument, shape)?;
         }
         Ok(())
     }
 
-    /// Shape of q and o: `[batch, heads, seqlen_q, dim]`.
+    /// Shape of q: `[batch, heads, seqlen_q, dim]`.
     pub fn q_shape(&self) -> [usize; 4] {
         [self.batch, self.heads, self.seqlen_q, self.dim]
     }
 
-    /// Shape of k and v: `[batch, kv_heads, seqlen_kv, dim]`.
-    pub fn kv_shape(&self) -> [usize; 4] {
+    /// Shape of k: `[batch, kv_heads, seqlen_kv, dim]`.
+    pub fn k_shape(&self) -> [usize; 4] {
         [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
+    }
+
+    /// Shape of v: `[batch, kv_heads, seqlen_kv, dim_v]`.
+    pub fn v_shape(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.seqlen_kv, self.dim_v]
+    }
+
+    /// Shape of o: `[batch, heads, seqlen_q, dim_v]`.
+    pub fn o_shape(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.seqlen_q, self.dim_v]
     }
 
     /// Shape of lse: `[batch, heads, seqlen_q]`.
@@ -124,113 +164,115 @@ impl Problem {
         head / self.group()
     }
 
-    /// Number of keys that query `row` sees: keys `0..key_limit(row)`.
-    pub fn key_limit(&self, row: usize) -> usize {
-        if self.causal {
-            (row + 1 + self.seqlen_kv)
-                .saturating_sub(self.seqlen_q)
-                .min(self.seqlen_kv)
-        } else {
-            self.seqlen_kv
-        }
+    /// Keys that query `row` sees by its place, where all are one sequence.
+    pub fn keys(&self, row: usize) -> Range<usize> {
+        let all = Sequence {
+            queries: 0..self.seqlen_q,
+            keys: 0..self.seqlen_kv,
+        };
+        self.keys_in(&all, row)
     }
 
-    /// Rectangles of rows and keys: together they hold each pair of `rows` and `keys` that see each other, once,
-    /// and no other pair.
-    ///
-    /// Products over rectangles need no mask, which 0 * NaN would pass.
-    pub(crate) fn visible(
+    /// Keys that query `row` sees by its place in a sequence.
+    pub(crate) fn keys_in(
         &self,
-        rows: Range<usize>,
-        keys: Range<usize>,
-    ) -> Vec<(Range<usize>, Range<usize>)> {
-        let mut rectangles = Vec::new();
-        self.add_visible(rows, keys, &mut rectangles);
-        rectangles
-    }
-
-    fn add_visible(
-        &self,
-        rows: Range<usize>,
-        keys: Range<usize>,
-        rectangles: &mut Vec<(Range<usize>, Range<usize>)>,
-    ) {
-        if rows.is_empty() || keys.is_empty() {
-            return;
-        }
-        let seen_by_all = self.key_limit(rows.start).clamp(keys.start, keys.end);
-        if seen_by_all > keys.start {
-            rectangles.push((rows.clone(), keys.start..seen_by_all));
-        }
-        // The rest is a triangle, empty for a single row.
-        let keys = seen_by_all..self.key_limit(rows.end - 1).min(keys.end);
-        let middle = rows.start + rows.len() / 2;
-        if rows.len() > 1 {
-            self.add_visible(rows.start..middle, keys.clone(), rectangles);
-            self.add_visible(middle..rows.end, keys, rectangles);
-        }
+        Sequence { queries, keys }: &Sequence,
+        row: usize,
+    ) -> Range<usize> {
+        let right = match self.causal {
+            true => Some(0),
+            false => self.window.right,
+        };
+        // Key `j` lies `j + queries.end - (row + keys.end)` behind the row's own place.
+        let place = row + keys.end;
+        let end = right.map_or(keys.end, |right| {
+            let behind = place.saturating_add(right).saturating_add(1);
+            behind
+                .saturating_sub(queries.end)
+                .clamp(keys.start, keys.end)
+        });
+        let start = self.window.left.map_or(keys.start, |left| {
+            place.saturating_sub(queries.end.saturating_add(left))
+        });
+        start.clamp(keys.start, end)..end
     }
 
     /// Floating-point operations of the backward pass by the convention of the field: five products where the
     /// forward pass has two.
     pub fn backward_flops(&self) -> f64 {
-        2.5 * self.flops()
+        self.products(3, 2)
     }
 
     /// Floating-point operations of the forward pass by the convention of the field: two products of two operations
-    /// each, half of that if causal.
+    /// each, half of that if causal. With a window, only pairs that see each other count.
     pub fn flops(&self) -> f64 {
-        let [batch, heads, seqlen_q, dim] = self.q_shape().map(|n| n as f64);
-        let full = 4.0 * batch * heads * seqlen_q * self.seqlen_kv as f64 * dim;
-        if self.causal { full / 2.0 } else { full }
+        self.products(1, 1)
+    }
+
+    /// Operations of so many products with elements of q or k, and with elements of v or o.
+    fn products(&self, of_dim: usize, of_dim_v: usize) -> f64 {
+        let [batch, heads, seqlen_q] = self.lse_shape().map(|n| n as f64);
+        let all = seqlen_q * self.seqlen_kv as f64;
+        let pairs = match (self.window, self.causal) {
+            (Window::NONE, false) => all,
+            (Window::NONE, true) => all / 2.0,
+            _ => (0..self.seqlen_q)
+                .map(|row| self.keys(row).len() as f64)
+                .sum(),
+        };
+        2.0 * batch * heads * pairs * (of_dim * self.dim + of_dim_v * self.dim_v) as f64
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Problem;
+    use super::{Problem, Window};
+
+    fn problem(seqlen_q: usize, seqlen_kv: usize, causal: bool, window: Window) -> Problem {
+        let [q, kv] = [seqlen_q, seqlen_kv].map(|rows| [1, 1, rows, 8]);
+        let problem = Problem::new(q, kv, kv, causal, None).expect("valid");
+        Problem { window, ..problem }
+    }
+
+    #[test]
+    fn windows_are_bottom_right() {
+        let keys = |[seqlen_q, seqlen_kv]: [usize; 2], left, right, causal| -> Vec<_> {
+            let window = Window { left, right };
+            let problem = problem(seqlen_q, seqlen_kv, causal, window);
+            (0..seqlen_q).map(|row| problem.keys(row)).collect()
+        };
+        assert_eq!(keys([3, 5], Some(1), Some(0), false), [1..3, 2..4, 3..5]);
+        assert_eq!(keys([3, 5], Some(1), Some(7), true), [1..3, 2..4, 3..5]);
+        assert_eq!(keys([3, 3], None, Some(1), false), [0..2, 0..3, 0..3]);
+        assert_eq!(keys([3, 3], Some(0), None, false), [0..3, 1..3, 2..3]);
+        assert_eq!(
+            keys([4, 2], Some(0), Some(0), false),
+            [0..0, 0..0, 0..1, 1..2]
+        );
+        assert_eq!(
+            keys([4, 2], Some(usize::MAX), Some(usize::MAX), false),
+            [0..2, 0..2, 0..2, 0..2]
+        );
+        let p = problem(
+            4,
+            2,
+            false,
+            Window {
+                left: Some(0),
+                right: None,
+            },
+        );
+        assert_eq!(p.flops(), 4.0 * 8.0 * (2.0 + 2.0 + 2.0 + 1.0));
+    }
 
     #[test]
     fn causal_limits_are_bottom_right() {
         let limits = |seqlen_q, seqlen_kv| -> Vec<usize> {
-            let shape = |rows| [1, 1, rows, 8];
-            let problem = Problem::new(
-                shape(seqlen_q),
-                shape(seqlen_kv),
-                shape(seqlen_kv),
-                true,
-                None,
-            );
-            let problem = problem.unwrap();
-            (0..seqlen_q).map(|row| problem.key_limit(row)).collect()
+            let problem = problem(seqlen_q, seqlen_kv, true, Window::NONE);
+            (0..seqlen_q).map(|row| problem.keys(row).end).collect()
         };
         assert_eq!(limits(3, 3), [1, 2, 3]);
         assert_eq!(limits(2, 5), [4, 5]);
         assert_eq!(limits(5, 2), [0, 0, 0, 1, 2]);
-    }
-
-    #[test]
-    fn rectangles_hold_each_visible_pair_once() {
-        for (seqlen_q, seqlen_kv) in [(1, 1), (13, 13), (9, 20), (20, 9), (1, 20), (20, 1)] {
-            for causal in [false, true] {
-                let shape = |rows| [1, 1, rows, 8];
-                let (q, kv) = (shape(seqlen_q), shape(seqlen_kv));
-                let problem = Problem::new(q, kv, kv, causal, None).unwrap();
-                for (first, last) in [(0, seqlen_q), (seqlen_q / 3, seqlen_q / 2), (0, 1)] {
-                    for keys in [0..seqlen_kv, seqlen_kv / 3..seqlen_kv / 2, 0..1] {
-                        let mut pairs = Vec::new();
-                        for (rows, keys) in problem.visible(first..last, keys.clone()) {
-                            pairs.extend(rows.flat_map(|i| keys.clone().map(move |j| (i, j))));
-                        }
-                        pairs.sort_unstable();
-                        let seen = |i: usize| keys.start..keys.end.min(problem.key_limit(i));
-                        let expected: Vec<_> = (first..last)
-                            .flat_map(|i| seen(i).map(move |j| (i, j)))
-                            .collect();
-                        assert_eq!(pairs, expected, "{problem:?}, {first}..{last}, {keys:?}");
-                    }
-                }
-            }
-        }
     }
 }

@@ -3,9 +3,10 @@
 
 use super::Problem;
 use crate::comparison::{max_finite, round};
+use crate::options::{Head, rows_of, tanh_error};
 use crate::tensor::Element;
 use half::f16;
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, s};
+use ndarray::{Array1, Array2, ArrayView1, Axis, CowArray, Ix2};
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 
@@ -20,6 +21,18 @@ pub(crate) struct Reference<'a> {
     pub key_norm: f64,
 }
 
+/// A query row of one of the heads.
+pub(crate) struct Query<'a> {
+    /// The head's options.
+    options: Head<'a>,
+    /// Its place in the sequence.
+    row: usize,
+    /// Its elements.
+    q: ArrayView1<'a, f64>,
+    /// The keys that it sees.
+    keys: Vec<usize>,
+}
+
 /// Products that sums in f16 take in between two roundings.
 const SLICE: usize = 16;
 /// Half a unit in the last place of f16, relative to numbers of any size.
@@ -31,16 +44,33 @@ const F32_UNIT: f64 = 1.0 / (1 << 24) as f64;
 pub(crate) struct Row {
     /// The output.
     pub o: Array1<f64>,
-    /// Natural log of the sum of the exponentials of the scores.
+    /// Natural log of the sum of the exponentials of the scores, the sink among them.
     pub lse: f64,
+}
+
+impl<'a> Query<'a> {
+    /// Row `row` of the head with these options.
+    pub fn new(options: Head<'a>, row: usize, q: ArrayView1<'a, f64>) -> Self {
+        Query {
+            keys: options.keys(row),
+            options,
+            row,
+            q,
+        }
+    }
+
+    /// The number of keys that the row sees.
+    pub fn keys(&self) -> usize {
+        self.keys.len()
+    }
 }
 
 impl<'a> Reference<'a> {
     /// Converts k and v of one head, row-major.
     pub fn new<T: Element>(p: &'a Problem, k: &[T], v: &[T]) -> Self {
-        let [keys, values] = [k, v].map(|head: &[T]| {
-            let element = |(j, d): (usize, usize)| f64::from(head[j * p.dim + d].to_f32());
-            Array2::from_shape_fn((p.seqlen_kv, p.dim), element)
+        let [keys, values] = [(k, p.dim), (v, p.dim_v)].map(|(head, dim): (&[T], usize)| {
+            let element = |(j, d): (usize, usize)| f64::from(head[j * dim + d].to_f32());
+            Array2::from_shape_fn((p.seqlen_kv, dim), element)
         });
         let scaled_keys = &keys * f64::from(p.scale);
         let norms = scaled_keys.map_axis(Axis(1), |key| key.dot(&key).sqrt());
@@ -53,40 +83,70 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// The exact result of row `row` with query `q`.
-    pub fn exact(&self, row: usize, q: ArrayView1<f64>) -> Row {
-        let scores = self.visible(row, &self.keys).dot(&q) * f64::from(self.p.scale);
-        self.attend(row, scores, |x| x)
+    /// The exact result.
+    pub fn exact(&self, query: &Query) -> Row {
+        self.attend(query, self.products(query), |x| x)
     }
 
     /// The result of an implementation that keeps scores and probabilities in `T`, before o is rounded to `T`.
     ///
     /// The scale is applied to the keys first, so that a product of large q and k whose score is
     /// ordinary does not overflow.
-    pub fn low<T: Element>(&self, row: usize, q: ArrayView1<f64>) -> Row {
-        let scores = self.visible(row, &self.low_keys).dot(&q);
-        self.attend(row, scores.mapv_into(round::<T>), round::<T>)
+    pub fn low<T: Element>(&self, query: &Query) -> Row {
+        let products = self.visible(query, &self.low_keys).dot(&query.q);
+        self.attend(query, products.mapv_into(round::<T>), round::<T>)
+    }
+
+    /// How far the arithmetic of options [may](crate::check) take a row's lse from the exact result.
+    pub fn option_error<T: Element>(&self, query: &Query, exact: &Row) -> f64 {
+        let options = &query.options;
+        if !exact.lse.is_finite() {
+            return 0.0;
+        }
+        let sink = f64::from(options.sink());
+        let of_sink = match sink.is_finite() {
+            true => 4.0 * F32_UNIT * sink.abs() * (sink - exact.lse).exp(),
+            false => 0.0,
+        };
+        if options.is_plain() {
+            return of_sink;
+        }
+        let tanh = tanh_error(T::DTYPE);
+        let errors = query
+            .keys
+            .iter()
+            .zip(self.products(query))
+            .map(|(&key, product)| {
+                let place = [query.row, key];
+                let weight = (options.score(place, product, |x| x) - exact.lse).exp();
+                weight * options.error(place, product, tanh)
+            });
+        of_sink + errors.filter(|error| error.is_finite()).sum::<f64>()
     }
 
     /// How far from the exact result sums in f32 [may](crate::check) take a row's o, at most of its
     /// elements.
-    pub fn single_sums(&self, row: usize, q: ArrayView1<f64>, exact: &Row) -> f64 {
+    pub fn single_sums(&self, query: &Query, exact: &Row) -> f64 {
         if !exact.lse.is_finite() {
             return 0.0;
         }
         let scale = f64::from(self.p.scale);
-        let mut moved = Array1::<f64>::zeros(self.p.dim);
+        let mut moved = Array1::<f64>::zeros(self.p.dim_v);
         let (mut sums, mut squares) = (moved.clone(), moved.clone());
-        let values = self.visible(row, &self.values);
-        let keys = self.visible(row, &self.keys);
-        for (key, value) in keys.rows().into_iter().zip(values.rows()) {
-            let products = q.iter().zip(key).map(|(q, k)| q * k);
-            let (score, of_sums) = products.fold((0.0, 0.0), |(sum, squares), product| {
+        let values = self.visible(query, &self.values);
+        let keys = self.visible(query, &self.keys);
+        let keys = query.keys.iter().zip(keys.rows());
+        for ((&place, key), value) in keys.zip(values.rows()) {
+            let products = query.q.iter().zip(key).map(|(q, k)| q * k);
+            let (product, of_sums) = products.fold((0.0, 0.0), |(sum, squares), product| {
                 let sum: f64 = sum + product;
                 (sum, squares + sum * sum)
             });
+            let (place, product) = ([query.row, place], scale * product);
             let error = F32_UNIT * (3.0 * scale.abs() * f64::sqrt(of_sums) + 8.0);
-            let weight = (scale * score - exact.lse).exp();
+            let error = error + query.options.error(place, product, 0.0);
+            let score = query.options.score(place, product, |x| x);
+            let weight = (score - exact.lse).exp();
             let change = (weight * error.exp_m1()).min(1.0);
             moved.scaled_add(change, &(&value - &exact.o).mapv_into(f64::abs));
             sums.scaled_add(weight, &value);
@@ -98,11 +158,12 @@ impl<'a> Reference<'a> {
 
     /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its
     /// elements, and its lse.
-    pub fn half_sums(&self, row: usize, q: ArrayView1<f64>, exact: &Row) -> (f64, f64) {
+    pub fn half_sums(&self, query: &Query, exact: &Row) -> (f64, f64) {
         let factor = round::<f16>(f64::from(self.p.scale * LOG2_E));
-        let q: Vec<f64> = q.iter().map(|x| round::<f16>(x * factor)).collect();
-        let keys = self.visible(row, &self.keys);
-        let (scores, errors): (Vec<f64>, Vec<f64>) = keys
+        let q = query.q.iter().map(|x| round::<f16>(x * factor));
+        let q: Vec<f64> = q.collect();
+        let keys = self.visible(query, &self.keys);
+        let (products, errors): (Vec<f64>, Vec<f64>) = keys
             .rows()
             .into_iter()
             .map(|key| {
@@ -114,20 +175,22 @@ impl<'a> Reference<'a> {
                 (LN_2 * sum, 3.0 * UNIT * LN_2 * f64::sqrt(squares))
             })
             .unzip();
-        let half = self.attend(row, Array1::from(scores.clone()), |x| x);
+        let products = Array1::from(products);
+        let half = self.attend(query, products.clone(), |x| x);
         if !(half.lse.is_finite() && exact.lse.is_finite()) {
             return (0.0, 0.0);
         }
 
-        let values = self.visible(row, &self.values);
+        let scores = self.scores(query, products.clone(), |x| x);
+        let values = self.visible(query, &self.values);
         let weight = |j: usize| (scores[j] - half.lse).exp();
         // Keys with the same sums have the same errors.
-        let (mut o_squares, mut lse_squares) = (Array1::<f64>::zeros(self.p.dim), 0.0);
+        let (mut o_squares, mut lse_squares) = (Array1::<f64>::zeros(self.p.dim_v), 0.0);
         let mut keys: Vec<usize> = (0..scores.len()).collect();
-        let sums = |&j: &usize| [scores[j].to_bits(), errors[j].to_bits()];
+        let sums = |&j: &usize| [products[j].to_bits(), errors[j].to_bits()];
         keys.sort_unstable_by_key(sums);
         for like in keys.chunk_by(|a, b| sums(a) == sums(b)) {
-            let mut moved = Array1::<f64>::zeros(self.p.dim);
+            let mut moved = Array1::<f64>::zeros(self.p.dim_v);
             let mut changed = 0.0;
             for &j in like {
                 let change = (scores[j] + errors[j] - half.lse).exp() - weight(j);
@@ -137,10 +200,10 @@ impl<'a> Reference<'a> {
             lse_squares += changed * changed;
             o_squares += &(&moved * &moved);
         }
-        let mut sums = Array1::<f64>::zeros(self.p.dim);
+        let mut sums = Array1::<f64>::zeros(self.p.dim_v);
         let slices = values.axis_chunks_iter(Axis(0), SLICE);
         for (first, values) in (0..).step_by(SLICE).zip(slices) {
-            let mut sum = Array1::<f64>::zeros(self.p.dim);
+            let mut sum = Array1::<f64>::zeros(self.p.dim_v);
             for (j, value) in (first..).zip(values.rows()) {
                 sum.scaled_add(weight(j), &value);
             }
@@ -157,19 +220,44 @@ impl<'a> Reference<'a> {
     }
 
     /// The keys or values that a row sees.
-    fn visible<'b>(&self, row: usize, tensor: &'b Array2<f64>) -> ArrayView2<'b, f64> {
-        tensor.slice(s![..self.p.key_limit(row), ..])
+    fn visible<'b>(&self, query: &Query, tensor: &'b Array2<f64>) -> CowArray<'b, f64, Ix2> {
+        rows_of(tensor.view(), &query.keys)
     }
 
-    fn attend(&self, row: usize, scores: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
-        let m = scores.iter().copied().fold(f64::NEG_INFINITY, max_or_nan);
-        let mut o = Array1::zeros(self.p.dim);
+    /// The row's scaled products with the keys that it sees.
+    fn products(&self, query: &Query) -> Array1<f64> {
+        self.visible(query, &self.keys).dot(&query.q) * f64::from(self.p.scale)
+    }
+
+    /// The row's scores from its scaled products.
+    fn scores(
+        &self,
+        query: &Query,
+        products: Array1<f64>,
+        round: impl Fn(f64) -> f64,
+    ) -> Array1<f64> {
+        if query.options.is_plain() {
+            return products;
+        }
+        let mut scores = products;
+        for (&key, score) in query.keys.iter().zip(&mut scores) {
+            *score = query.options.score([query.row, key], *score, &round);
+        }
+        scores
+    }
+
+    /// What the row makes of the values by its scaled products.
+    fn attend(&self, query: &Query, products: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
+        let scores = self.scores(query, products, &round);
+        let sink = f64::from(query.options.sink());
+        let m = scores.iter().copied().fold(sink, max_or_nan);
+        let mut o = Array1::zeros(self.p.dim_v);
         if m == f64::NEG_INFINITY {
             return Row { o, lse: m };
         }
         let exponentials = scores.mapv_into(|score| (score - m).exp());
-        let l = exponentials.sum();
-        let values = self.visible(row, &self.values);
+        let l = exponentials.sum() + (sink - m).exp();
+        let values = self.visible(query, &self.values);
         for (e, value) in exponentials.iter().zip(values.rows()) {
             o.scaled_add(round(e / l), &value);
         }
@@ -185,7 +273,8 @@ pub(crate) fn max_or_nan(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::Problem;
-    use super::{Reference, Row};
+    use super::{Query, Reference, Row};
+    use crate::options::{HostOptions, Window};
     use half::f16;
     use ndarray::{Array1, ArrayView1};
 
@@ -200,8 +289,11 @@ mod tests {
             seqlen_q: keys.len(),
             seqlen_kv: keys.len(),
             dim: DIM,
+            dim_v: DIM,
             causal: causal_row.is_some(),
             scale: 0.5,
+            window: Window::NONE,
+            softcap: None,
         };
         let widen = |firsts: &[f32]| -> Vec<f16> {
             let row = |&x| (0..DIM).map(move |d| f16::from_f32(if d == 0 { x } else { 0.0 }));
@@ -211,7 +303,11 @@ mod tests {
         let reference = Reference::new(&p, &k, &v);
         let mut query = Array1::zeros(DIM);
         query[0] = q;
-        reference.exact(causal_row.unwrap_or(0), ArrayView1::from(&query))
+        reference.exact(&Query::new(
+            HostOptions::default().head(&p, [0, 0]),
+            causal_row.unwrap_or(0),
+            ArrayView1::from(&query),
+        ))
     }
 
     fn assert_close(found: f64, expected: f64) {

@@ -7,6 +7,7 @@
 use super::Problem;
 use crate::device::Facts;
 use crate::error::Result;
+use crate::options::{self, RawOptions};
 use crate::plan::{MainKernel, Waves, grid};
 use kernels::catalog::Dtype;
 use kernels::catalog::select::Request;
@@ -22,11 +23,12 @@ const SPLIT_STEPS: u32 = 8;
 const NEAR_BEST: f64 = 0.99;
 
 /// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
-pub fn request(dtype: Dtype, problem: &Problem, facts: &Facts) -> Request {
+pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Facts) -> Request {
     Request {
         dtype,
         dim: problem.dim as u32,
         causal: problem.causal,
+        optional: options::first(problem, options).is_some(),
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
@@ -144,6 +146,7 @@ mod tests {
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
+    use crate::options::RawOptions;
     use crate::plan::{MAX_BLOCKS, MainKernel};
     use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
@@ -337,7 +340,9 @@ mod tests {
             let facts = Facts::emulated(class);
             assert_eq!(facts.class(), class);
             let problem = problem([1, 32, 1], [8, 131_072], 128);
-            let kernel = select(&super::request(Dtype::F16, &problem, &facts)).expect("a kernel");
+            let options = RawOptions::default();
+            let request = super::request(Dtype::F16, &problem, &options, &facts);
+            let kernel = select(&request).expect("a kernel");
             assert_eq!(kernel.name, name);
             let schedule =
                 Schedule::new(&MainKernel::from(kernel), &problem, &facts, None).expect("a grid");

@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 

@@ -42,6 +42,11 @@ impl<const R: usize> RawTensor<R> {
                 stride,
             });
         }
+        self.expect_span(argument)
+    }
+
+    /// Checks that all elements lie in an address space.
+    pub(crate) fn expect_span(&self, argument: &'static str) -> Result<()> {
         let span = self.layout().span();
         span.map(|_| ()).ok_or(Error::Overflow(argument))
     }
@@ -54,7 +59,7 @@ impl<const R: usize> RawTensor<R> {
     }
 
     /// The strides, 0 on axes of one element, whose stride is never used.
-    fn used_strides(&self) -> [isize; R] {
+    pub(crate) fn used_strides(&self) -> [isize; R] {
         std::array::from_fn(|axis| match self.shape[axis] {
             2.. => self.strides[axis],
             _ => 0,
@@ -166,7 +171,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
-    /// use attention::{Attention, Device, Dtype, RawForward, RawTensor, Tensor, f16};
+    /// use attention::{Attention, Device, Dtype, RawForward, RawOptions, RawTensor, Tensor, f16};
     ///
     /// let device = Device::cpu();
     /// let qkv = Tensor::new(&device, [1, 3, 2, 5, 16], &[f16::ONE; 480])?;
@@ -183,6 +188,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ///         strides: [160, 80, 16, 1],
     ///     },
     ///     lse: lse.as_raw_mut(),
+    ///     options: RawOptions::default(),
     /// };
     /// // SAFETY: `qkv`, `o` and `lse` live on, hold elements of these types, and do not overlap.
     /// unsafe { Attention::new().forward_raw(&device, Dtype::F16, &raw, std::ptr::null_mut())? };

@@ -19,6 +19,9 @@ pub fn obstacle(results: &Results) -> Option<&'static str> {
     if !panels.all(|panel| panel.lines.values().any(|points| points.len() > 1)) {
         return Some("has not two lengths for each head dim and mask");
     }
+    if results.measurements.iter().any(|m| m.shape.has_options()) {
+        return Some("has calls with options");
+    }
     // There are more of them than colours.
     let mut kernels = results.measurements.iter().flat_map(|m| &m.kernels);
     let has_options = kernels.any(|kernel| kernel.name.trim_end_matches(ANY_ORDER).contains(':'));

@@ -2,7 +2,8 @@
 //! kernels.
 
 use super::*;
-use kernels::catalog::{Dtype, KERNELS, Kind};
+use kernels::catalog::select::is_wide;
+use kernels::catalog::{Dtype, KERNELS};
 use ladder::Rung;
 
 fn run_on_emulator(line: &str) -> Option<Finished> {
@@ -38,7 +39,7 @@ fn every_kernel_that_serves_a_problem_passes() {
     // All from head dim 64 on, those for other devices too: an A100 has the shared memory.
     let serve = KERNELS.iter().filter(|kernel| {
         kernel.forward().is_some_and(|forward| {
-            let serves = forward.kind.serves(true) && forward.kind != Kind::Wide;
+            let serves = forward.kind.serves(true) && !is_wide(forward.dim);
             let serves = serves && !kernel.takes_maps();
             forward.dtype == Dtype::Bf16 && forward.dim >= 64 && serves
         })

@@ -6,6 +6,7 @@ mod emulator;
 mod files;
 mod gemm;
 mod good;
+mod modifiers;
 
 use attention::{bf16, f16};
 use safetensors::SafeTensors;

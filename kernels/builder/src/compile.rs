@@ -51,9 +51,11 @@ const KERNELS: &[&str] = &[
 
 /// A crate of kernels.
 pub struct Package {
-    /// The name of the crate and of its folder in the workspace.
+    /// The name of the crate, in Rust.
     pub name: &'static str,
-    /// The crates of kernels whose parts it uses.
+    /// The crate's folder: the root is its `src/lib.rs`.
+    pub folder: PathBuf,
+    /// The workspace's crates of kernels whose parts it uses.
     pub uses: &'static [&'static str],
     /// Its kernels.
     pub kernels: Vec<&'static dyn Spec>,
@@ -65,6 +67,7 @@ impl Package {
         let catalog = catalog::KERNELS.iter();
         Package {
             name: "kernels",
+            folder: workspace().join("kernels"),
             uses: &[],
             kernels: catalog.map(|kernel| kernel.family.spec()).collect(),
         }
@@ -97,7 +100,7 @@ impl<'a> Session<'a> {
             lines: Lines::default(),
         };
         for &name in package.uses.iter().chain([&package.name]) {
-            let sources = sources(&folder_of(name), &mut session.lines)?;
+            let sources = sources(&session.folder_of(name), &mut session.lines)?;
             session.sources.push(sources);
             if name != package.name {
                 let library = session.library(name)?;
@@ -167,14 +170,18 @@ impl<'a> Session<'a> {
             }
             rustc.env("KERNEL_ENTRIES", entries);
             rustc.arg(option).arg(output);
-            rustc.arg(folder_of(name).join("lib.rs"))
+            rustc.arg(self.folder_of(name).join("lib.rs"))
         })
     }
-}
 
-/// The sources of a crate of kernels.
-fn folder_of(name: &str) -> PathBuf {
-    workspace().join(name).join("src")
+    /// The sources of the package or of a crate that it uses.
+    fn folder_of(&self, name: &str) -> PathBuf {
+        let folder = match name == self.package.name {
+            true => self.package.folder.clone(),
+            false => workspace().join(name),
+        };
+        folder.join("src")
+    }
 }
 
 /// The folder of the compiled `core`, which rustc ships as source only for this target, and of

@@ -5,8 +5,9 @@
 //! 1. [`Compiler::find`]: a rustc whose library source is installed.
 //! 2. [`Session::compile`]: kernels of a [`Package`] as one PTX text, several texts in parallel.
 //! 3. [`split`]: a module for each kernel family, dtype, head dim and tile, with launch bounds.
-//! 4. [`contract::check`]: what each entry may and must contain.
-//! 5. [`ptxas::assemble`], with the assembler at hand: registers, spills and shared
+//! 4. [`Twins`]: modules of bf16, written from f16's.
+//! 5. [`contract::check`]: what each entry may and must contain.
+//! 6. [`ptxas::assemble`], with the assembler at hand: registers, spills and shared
 //!    memory for every target that a kernel is for.
 //!
 //! ```no_run
@@ -28,12 +29,14 @@ mod locations;
 pub mod ptxas;
 pub mod sass;
 mod split;
+mod twins;
 
 pub use compile::{Package, Session};
 pub use compiler::Compiler;
-pub use embed::{TABLE, embed};
+pub use embed::{TABLE, embed, script};
 pub use error::Error;
 pub use split::{Entry, Module, split};
+pub use twins::Twins;
 
 use kernels::catalog::Spec;
 use rayon::prelude::*;
@@ -53,15 +56,18 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
     }
     let compiler = Compiler::find()?;
     let session = Session::new(&compiler, package)?;
+    let twins = Twins::of(&package.kernels);
     let mut parts: Vec<Vec<&'static dyn Spec>> = Vec::new();
-    for &kernel in &package.kernels {
+    for kernel in twins.compiled() {
         match parts.last_mut() {
             Some(part) if belongs(kernel, part) => part.push(kernel),
             _ => parts.push(vec![kernel]),
         }
     }
     let modules = parts.par_iter().with_max_len(1).map(|kernels| {
-        let modules = split(&session.compile(kernels)?, kernels)?;
+        let compiled = split(&session.compile(kernels)?, kernels)?;
+        let written = compiled.iter().filter_map(|module| twins.module(module));
+        let modules: Vec<_> = compiled.iter().cloned().chain(written).collect();
         for entry in modules.iter().flat_map(|module| &module.entries) {
             contract::check(entry)?;
         }

@@ -1,6 +1,7 @@
 //! Assembling the PTX for real architectures, as the driver will, to see registers and spills.
 
 use crate::{Error, Module, cache, sass, target_dir};
+use kernels::abi::{Switch, Switches};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Spec, Target};
 use rayon::prelude::*;
@@ -61,6 +62,15 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
             targets.map(move |target| (module, target))
         })
         .collect();
+    let with_options = modules.iter().filter(|module| has_options(module));
+    let combinations = with_options.flat_map(|module| {
+        let combinations = Switch::COMBINATIONS.iter();
+        combinations.map(move |combination| (module, *combination))
+    });
+    let combinations: Vec<_> = combinations.collect();
+    combinations
+        .par_iter()
+        .try_for_each(|(module, combination)| check_options(ptxas, module, combination))?;
     let usages = jobs.par_iter().map(|(module, target)| {
         let usages = usages(ptxas, &module.name, &module.text, target)?;
         for entry in &module.entries {
@@ -78,6 +88,44 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     });
     Ok(usages.collect::<Result<Vec<_>, _>>()?.concat())
 }
+
+/// Whether a module is assembled with options too: of each family one.
+fn has_options(module: &Module) -> bool {
+    module.name.ends_with("optional_f16_d128")
+}
+
+/// Assembles a module with some switches on, for one target.
+fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Result<(), Error> {
+    let mut text = module.text.clone();
+    for &switch in combination {
+        let on = Switches::NONE.with(switch, true).written(text.clone());
+        if on == text {
+            let rule = format!("has no switch {}", switch.name());
+            return Err(Error::contract(&module.name, rule));
+        }
+        text = on;
+    }
+    let kernel = module.entries[0].kernel;
+    let target = match kernel.target() {
+        Target::Sm90a => Target::Sm90a.name(),
+        Target::Sm80 => Class::Sm90.name(),
+    };
+    for usage in usages(ptxas, &module.name, &text, target)? {
+        if usage.spills > MOST_SPILLS_OF_OPTIONS {
+            let names: Vec<_> = combination.iter().map(|switch| switch.name()).collect();
+            let (spills, names) = (usage.spills, names.join(" and "));
+            let rule = format!("spills {spills} bytes on {target} with {names}");
+            return Err(Error::contract(&module.name, rule));
+        }
+    }
+    if target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
+        sass::check(kernel, &sass::disassemble(&text, target)?)?;
+    }
+    Ok(())
+}
+
+/// Bytes that a thread may spill where options are on, stores and loads together.
+const MOST_SPILLS_OF_OPTIONS: u32 = 640;
 
 fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;

@@ -128,15 +128,14 @@ mod tests {
         let entries = modules.iter().map(|module| module.entries.len());
         assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
-            // Full and causal; packed rows have one kernel for both.
+            // Full and causal; packed rows and options have one kernel for all masks.
             let is_split = ["forward", "hopper", "backward_hopper"]
                 .iter()
                 .any(|f| module.name.starts_with(f));
-            let masks = if is_split && !module.name.contains("packed") {
-                2
-            } else {
-                1
-            };
+            let has_one = ["packed", "optional"]
+                .iter()
+                .any(|f| module.name.contains(f));
+            let masks = if is_split && !has_one { 2 } else { 1 };
             assert_eq!(module.entries.len(), masks, "{}", module.name);
             let takes_maps = module.entries[0].kernel.takes_maps();
             assert_eq!(module.text.contains(".param .align 64"), takes_maps);

@@ -1,12 +1,13 @@
 //! The argument block of the kernels of a backward pass.
 
-use super::{ForwardParams, TensorRef};
+use super::{ForwardParams, PairsRef, TensorRef};
 
 /// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
 ///
 /// A grid is one-dimensional. The first kernel has a warp for each 8 rows of each query head, padding included. The
 /// main kernel has a block for each key tile of each key/value head, or for each [job](super::Stored) where it stores dS. The
-/// last kernel, if dq is summed, has a warp for each 16 rows and 32 columns of dq, padding included.
+/// next kernel, if dq is summed, has a warp for each 16 rows and 32 columns of dq, padding included. The last one, if there is a
+/// gradient of sinks, has a block for each query head.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -33,6 +34,13 @@ pub struct BackwardParams {
     /// Device address of `u32[batch * heads, padded_rows / Br]`, which count the key tiles that are added to each
     /// query tile of dq; zeros before the main kernel. 0 if tiles may be added in any order.
     pub turns: u64,
+    /// Device address of the gradient of the sinks, `f32`; 0 if it is not wanted.
+    pub d_sinks: u64,
+    /// Elements from a head's gradient to the next one.
+    pub d_sinks_head: i64,
+    /// The gradient of the bias, `f32`, where [`Switch::BiasGradient`](super::Switch::BiasGradient) is on: sums where an axis
+    /// repeats.
+    pub d_bias: PairsRef,
     /// Queries of a head, rounded up to a multiple of [`ROW_PADDING`].
     pub padded_rows: u32,
     /// Columns of the sums of dq: a multiple of 32, at least the head dim.

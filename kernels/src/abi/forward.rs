@@ -1,6 +1,6 @@
 //! The argument block of an attention kernel.
 
-use super::{Divisor, Order, TensorRef};
+use super::{Divisor, Options, Order, TensorRef};
 
 /// Arguments of a forward, packed, decode or combine kernel.
 ///
@@ -63,6 +63,8 @@ pub struct ForwardParams {
     /// 1 if query `i` sees only keys up to `i + seqlen_kv - seqlen_q`, else 0; for packed and
     /// decode kernels, the others have it in their type.
     pub causal: u32,
+    /// The rest of the options; for kernels with options.
+    pub options: Options,
 }
 
 /// The longest sequence: row indices, rounded up to a tile, stay within `i32`.

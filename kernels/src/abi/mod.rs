@@ -11,7 +11,9 @@
 //! | `event` | points in the work of its roles |
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
+//! | `options` | what a call asks for beside q, k and v |
 //! | `order` | which block of a grid takes which tile |
+//! | `ranges` | arguments of the kernel that finds what queries and keys see |
 //! | `stored` | jobs of a launch that stores dS, and their order |
 
 mod backward;
@@ -20,8 +22,10 @@ mod divide;
 mod event;
 mod forward;
 mod gemm;
+mod options;
 mod order;
 mod pack;
+mod ranges;
 mod sm90;
 mod stored;
 mod tensor;
@@ -32,8 +36,10 @@ pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
+pub use options::{ARRAYS, ArrayRef, KeyRange, Options, PairsRef, Switch, Switches};
 pub use order::Order;
 pub use pack::PackParams;
+pub use ranges::RangesParams;
 pub use sm90::{Sm90BackwardParams, Sm90Params, TensorMap};
 pub use stored::{Awaited, Stored, StoredJob, StoredSizes};
 pub use tensor::TensorRef;

@@ -13,6 +13,9 @@ use core::ops::Range;
 
 /// Consecutive keys or queries, as numbers.
 pub trait Interval: Copy + Default {
+    /// Whether an interval may start after 0.
+    const HAS_START: bool;
+
     /// The first.
     fn start(self) -> i32;
 
@@ -24,6 +27,12 @@ pub trait Interval: Copy + Default {
 
     /// Whether it contains a number.
     fn contains(self, number: i32) -> bool;
+
+    /// Whether numbers between its ends may be missing.
+    #[inline(always)]
+    fn has_gaps(self) -> bool {
+        false
+    }
 }
 
 /// All numbers below an end.
@@ -34,6 +43,8 @@ pub struct Prefix {
 }
 
 impl Interval for Prefix {
+    const HAS_START: bool = false;
+
     #[inline(always)]
     fn start(self) -> i32 {
         0
@@ -67,6 +78,8 @@ pub struct Span {
 }
 
 impl Interval for Span {
+    const HAS_START: bool = true;
+
     #[inline(always)]
     fn start(self) -> i32 {
         self.start
@@ -106,6 +119,9 @@ pub fn seen_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
 /// The other [seen](seen_blocks) blocks need masking.
 #[inline(always)]
 pub fn whole_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
+    if first.has_gaps() {
+        return 0..0;
+    }
     (last.start() as u32).div_ceil(size)..first.end() as u32 / size
 }
 
@@ -114,17 +130,30 @@ pub trait Mask: Copy {
     /// Whether all queries see the same keys.
     const UNIFORM: bool;
 
+    /// Whether heads may differ: then [`of_head`](Self::of_head) makes a head's own.
+    const HAS_HEADS: bool = false;
+
     /// The keys of a query.
     type Keys: Interval;
 
+    /// The queries of a key.
+    type Queries: Interval;
+
     /// The mask of a launch, on one batch entry and one split of its keys.
     fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self;
+
+    /// The mask of a query head.
+    #[inline(always)]
+    #[must_use]
+    fn of_head(self, _params: &ForwardParams, _head: u32) -> Self {
+        self
+    }
 
     /// The keys that `query` sees, from 0 to the split's number of keys.
     fn keys(self, query: i32) -> Self::Keys;
 
     /// The queries that see `key`, from 0 to the number of queries.
-    fn queries(self, key: i32) -> Span;
+    fn queries(self, key: i32) -> Self::Queries;
 
     /// The keys that `query`, which exists, sees of the block that starts at `first_key`, counted from there:
     /// they may reach beyond the block.
@@ -144,6 +173,7 @@ pub struct Full {
 impl Mask for Full {
     const UNIFORM: bool = true;
     type Keys = Prefix;
+    type Queries = Span;
 
     #[inline(always)]
     fn new(_params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
@@ -179,6 +209,7 @@ pub struct Causal {
 impl Mask for Causal {
     const UNIFORM: bool = false;
     type Keys = Prefix;
+    type Queries = Span;
 
     #[inline(always)]
     fn new(_params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
@@ -223,6 +254,7 @@ pub struct Either(Causal);
 impl Mask for Either {
     const UNIFORM: bool = false;
     type Keys = Prefix;
+    type Queries = Span;
 
     #[inline(always)]
     fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
@@ -243,5 +275,65 @@ impl Mask for Either {
     #[inline(always)]
     fn queries(self, key: i32) -> Span {
         self.0.queries(key)
+    }
+}
+
+/// Query `i` sees keys from `i + keys - queries - left` to `i + keys - queries + right`: a sliding window.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    keys: i32,
+    queries: i32,
+    /// The first key that query 0 sees, and the first one after; both may be negative, or more than there are.
+    first: i32,
+    end: i32,
+}
+
+impl Mask for Window {
+    const UNIFORM: bool = false;
+    type Keys = Span;
+    type Queries = Span;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
+        let offset = sequence.keys as i32 - sequence.queries as i32;
+        let from_split = |key: i32| key.saturating_sub(split.first as i32);
+        Window {
+            keys: split.keys as i32,
+            queries: sequence.queries as i32,
+            first: from_split(offset.saturating_sub(params.options.left)),
+            end: from_split(
+                offset
+                    .saturating_add(params.options.right)
+                    .saturating_add(1),
+            ),
+        }
+    }
+
+    #[inline(always)]
+    fn keys(self, query: i32) -> Span {
+        Span {
+            start: query.saturating_add(self.first).max(0).min(self.keys),
+            end: query.saturating_add(self.end).max(0).min(self.keys),
+        }
+    }
+
+    #[inline(always)]
+    fn queries(self, key: i32) -> Span {
+        Span {
+            start: (key + 1).saturating_sub(self.end).max(0).min(self.queries),
+            end: (key + 1)
+                .saturating_sub(self.first)
+                .max(0)
+                .min(self.queries),
+        }
+    }
+
+    /// Leaves out the bounds of [`keys`](Mask::keys) that no key passes. The others keep what is counted from here in `i32`.
+    #[inline(always)]
+    fn keys_of_block(self, query: i32, first_key: i32) -> Span {
+        Span {
+            start: query.saturating_add(self.first).max(0) - first_key,
+            end: query.saturating_add(self.end).min(self.keys) - first_key,
+        }
     }
 }

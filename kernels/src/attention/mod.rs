@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`sequence`] | lengths of a batch entry, where its rows start, its splits | both |
 //! | [`mask`] | which keys a query sees, which queries see a key, and the blocks that follow | both |
+//! | [`custom`] | scores and masks of other crates | both |
 //! | [`heads`] | which head and which query a row of a tile is | both |
 //! | `work` | the query tile and the split of the keys that a block takes | PTX |
 //! | `forward` | the main loops, one a file | PTX |
@@ -15,8 +16,11 @@
 //! | `non_finite` | infinities and NaN in V that a row must not see | PTX |
 //! | `epilogue` | O and lse, or partial results of a split, stored | PTX |
 //! | `combine` | partial results of all splits, combined | PTX |
+//! | `ranges` | ranges of keys from tables, and boolean masks | PTX |
+//! | `pairs` | tensors with an element for each pair of query and key | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
+pub mod custom;
 pub mod heads;
 pub mod mask;
 pub mod sequence;
@@ -33,6 +37,10 @@ pub mod forward;
 pub mod non_finite;
 #[cfg(target_arch = "nvptx64")]
 pub mod pack;
+#[cfg(target_arch = "nvptx64")]
+mod pairs;
+#[cfg(target_arch = "nvptx64")]
+pub mod ranges;
 #[cfg(target_arch = "nvptx64")]
 pub mod score;
 #[cfg(target_arch = "nvptx64")]

@@ -1,25 +1,88 @@
 //! What happens to a score between `Q K^T` and the softmax.
 
 use super::SoftmaxScale;
-use crate::abi::ForwardParams;
+use super::pairs::Pairs;
+use super::ranges::load_range;
+use super::sequence::{Sequence, Split};
+use crate::abi::{BackwardParams, ForwardParams, KeyRange};
+use crate::layout::fragment;
+use crate::ptx::{convert, global, math, special, switch};
 use crate::tile::Accumulator;
+use core::f32::consts::LOG2_E;
 
-/// Turns products of queries and keys into scores.
+/// The first query and the first key of a tile; keys count in their split.
+#[derive(Clone, Copy)]
+pub struct Corner {
+    /// The query of the first row or, of transposed tiles, of the first column.
+    pub query: i32,
+    /// The key of the first column or, of transposed tiles, of the first row.
+    pub key: i32,
+    /// The last key that query 0 sees under the causal mask.
+    pub diagonal: i32,
+}
+
+impl Corner {
+    /// The corner at a query and a key of a sequence's split.
+    #[inline(always)]
+    pub fn new(query: i32, key: i32, sequence: Sequence, split: Split) -> Self {
+        Corner {
+            query,
+            key,
+            diagonal: sequence.keys as i32 - sequence.queries as i32 - split.first as i32,
+        }
+    }
+
+    /// The corner of the tile so many 16-row tiles below and 16-column tiles beside.
+    #[inline(always)]
+    pub fn skip<const TRANSPOSED: bool>(self, mt: usize, nt: usize) -> Self {
+        let (queries, keys) = if TRANSPOSED { (nt, mt) } else { (mt, nt) };
+        Corner {
+            query: self.query + 16 * queries as i32,
+            key: self.key + 16 * keys as i32,
+            ..self
+        }
+    }
+}
+
+/// Turns products of queries and keys into scores. Tiles have a row for each query or, `TRANSPOSED`, for each key.
 pub trait Score: Copy {
-    /// The scores of a launch.
-    fn new(params: &ForwardParams) -> Self;
+    /// Whether scores are no more than products times the scale.
+    const SCALED: bool;
+
+    /// The scores of a batch entry's query head.
+    fn new(params: &ForwardParams, batch: u32, head: u32) -> Self;
 
     /// What the softmax multiplies scores by.
     fn scale(self) -> SoftmaxScale;
 
-    /// Replaces the products of a warp's rows by their scores. `row` is the first row, among the rows of all
-    /// tiles of the heads, and `key` the first key, counted in the split.
-    fn apply<const MT: usize, const NT: usize>(
+    /// The score, in base 2, of the sink that each row's sum takes in; -inf if there is none.
+    #[inline(always)]
+    fn sink(_params: &ForwardParams, _split: Split, _head: u32) -> f32 {
+        f32::NEG_INFINITY
+    }
+
+    /// Replaces products by scores.
+    fn apply<const TRANSPOSED: bool, const MT: usize, const NT: usize>(
         self,
         s: &mut [[Accumulator; NT]; MT],
-        row: u32,
-        key: u32,
+        corner: Corner,
     );
+
+    /// Replaces the products of a transposed tile by scores. Returns the derivatives of the scores by the scaled products.
+    fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator;
+
+    /// Adds transposed tiles of the scores' gradients to the gradient of what was added to the scores.
+    ///
+    /// # Safety
+    /// The launch has what the kernel's switches name.
+    #[inline(always)]
+    unsafe fn add_gradients<const MT: usize, const NT: usize>(
+        _params: &BackwardParams,
+        _head: [u32; 2],
+        _gradients: &[[Accumulator; NT]; MT],
+        _corner: Corner,
+    ) {
+    }
 }
 
 /// `scale * (q . k)`. The products stay as they are: the softmax multiplies and subtracts the maximum in one
@@ -28,8 +91,10 @@ pub trait Score: Copy {
 pub struct Scaled(pub SoftmaxScale);
 
 impl Score for Scaled {
+    const SCALED: bool = true;
+
     #[inline(always)]
-    fn new(params: &ForwardParams) -> Self {
+    fn new(params: &ForwardParams, _batch: u32, _head: u32) -> Self {
         Scaled(SoftmaxScale::new(params.scale))
     }
 
@@ -39,11 +104,260 @@ impl Score for Scaled {
     }
 
     #[inline(always)]
-    fn apply<const MT: usize, const NT: usize>(
+    fn apply<const TRANSPOSED: bool, const MT: usize, const NT: usize>(
         self,
         _s: &mut [[Accumulator; NT]; MT],
-        _row: u32,
-        _key: u32,
+        _corner: Corner,
     ) {
+    }
+
+    #[inline(always)]
+    fn apply_deriving(self, _tile: &mut Accumulator, _corner: Corner) -> Accumulator {
+        Accumulator([1.0; 8])
+    }
+}
+
+/// Scores with the [options](crate::abi::Options) of a call. What is [switched](crate::abi::Switch) off costs nothing.
+///
+/// With ALiBi or a bias they are in base 2. Else the softmax multiplies by what is left, as it does with [`Scaled`].
+#[derive(Clone, Copy)]
+pub struct Optional {
+    /// Multiplies products, for the exponential that makes `tanh`: `2 log2(e) scale / softcap`.
+    factor: f32,
+    /// Multiplies `tanh` or, without softcap, products: a score in base 2.
+    base2: f32,
+    /// ALiBi's slope, in base 2.
+    slope: f32,
+    scale: SoftmaxScale,
+    queries: i32,
+    keys: i32,
+    /// Address of the batch entry's [ranges](crate::abi::Options::key_ranges).
+    ranges: u64,
+    bias: Pairs,
+}
+
+impl Score for Optional {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
+        let options = &params.options;
+        let [alibi, softcap] = [switch::alibi(), switch::softcap()];
+        let base2 = LOG2_E
+            * if softcap {
+                options.softcap
+            } else {
+                params.scale
+            };
+        let scale = match (alibi || has_bias(), softcap) {
+            (true, _) => SoftmaxScale {
+                log2: 1.0,
+                negative: false,
+            },
+            (false, true) => SoftmaxScale {
+                log2: base2,
+                negative: false,
+            },
+            (false, false) => SoftmaxScale::new(params.scale),
+        };
+        let mut score = Optional {
+            factor: 2.0 * LOG2_E * params.scale * math::reciprocal(options.softcap),
+            base2,
+            slope: 0.0,
+            scale,
+            queries: params.seqlen_q as i32,
+            keys: params.seqlen_kv as i32,
+            ranges: options.key_ranges
+                + size_of::<KeyRange>() as u64 * u64::from(batch) * u64::from(params.seqlen_q),
+            bias: Pairs::new(
+                &options.bias,
+                [batch, head],
+                if switch::bias_f32() { 4 } else { 2 },
+            ),
+        };
+        if alibi {
+            let (batch, head) = (i64::from(batch), i64::from(head));
+            let place = batch * options.alibi_batch + head * options.alibi_head;
+            // SAFETY: a launch has a slope for each head.
+            score.slope =
+                LOG2_E * unsafe { global::load_f32(options.alibi.wrapping_add_signed(4 * place)) };
+        }
+        score
+    }
+
+    #[inline(always)]
+    fn scale(self) -> SoftmaxScale {
+        self.scale
+    }
+
+    #[inline(always)]
+    fn sink(params: &ForwardParams, split: Split, head: u32) -> f32 {
+        let options = &params.options;
+        // One split has the sink.
+        if options.sinks == 0 || split.first > 0 {
+            return f32::NEG_INFINITY;
+        }
+        let place = i64::from(head) * options.sinks_head;
+        // SAFETY: a launch with sinks has one for each head.
+        LOG2_E * unsafe { global::load_f32(options.sinks.wrapping_add_signed(4 * place)) }
+    }
+
+    #[inline(always)]
+    fn apply<const TRANSPOSED: bool, const MT: usize, const NT: usize>(
+        self,
+        s: &mut [[Accumulator; NT]; MT],
+        corner: Corner,
+    ) {
+        if switch::softcap() {
+            for mt in 0..MT {
+                for nt in 0..NT {
+                    s[mt][nt] = Accumulator(s[mt][nt].0.map(|x| self.tanh(x)));
+                }
+            }
+        }
+        if switch::alibi() || has_bias() {
+            for mt in 0..MT {
+                for nt in 0..NT {
+                    let corner = corner.skip::<TRANSPOSED>(mt, nt);
+                    self.add_of_pairs::<TRANSPOSED>(&mut s[mt][nt], corner);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator {
+        let mut derivatives = Accumulator([1.0; 8]);
+        if switch::softcap() {
+            for i in 0..8 {
+                let tanh = self.tanh(tile.0[i]);
+                tile.0[i] = tanh;
+                derivatives.0[i] = math::fma(-tanh, tanh, 1.0);
+            }
+        }
+        if switch::alibi() || has_bias() {
+            self.add_of_pairs::<true>(tile, corner);
+        }
+        derivatives
+    }
+
+    #[inline(always)]
+    unsafe fn add_gradients<const MT: usize, const NT: usize>(
+        params: &BackwardParams,
+        head: [u32; 2],
+        gradients: &[[Accumulator; NT]; MT],
+        corner: Corner,
+    ) {
+        if !switch::bias_gradient() {
+            return;
+        }
+        let d_bias = Pairs::new(&params.d_bias, head, 4);
+        let [queries, keys] = [params.forward.seqlen_q, params.forward.seqlen_kv];
+        for mt in 0..MT {
+            for nt in 0..NT {
+                let corner = corner.skip::<true>(mt, nt);
+                for i in 0..8 {
+                    let (row, column) = fragment::accumulator(special::lane(), i as u32);
+                    let (query, key) = (corner.query as u32 + column, corner.key as u32 + row);
+                    let gradient = gradients[mt][nt].0[i];
+                    if gradient != 0.0 && query < queries && key < keys {
+                        // SAFETY: the caller's promise, for a pair that exists.
+                        unsafe { global::add_f32(d_bias.at(query, key), gradient) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether there is a bias.
+#[inline(always)]
+fn has_bias() -> bool {
+    switch::bias_f16() || switch::bias_bf16() || switch::bias_f32()
+}
+
+impl Optional {
+    /// `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx` has 2^-11.
+    #[inline(always)]
+    fn tanh(self, product: f32) -> f32 {
+        let power = math::exp2(product * self.factor);
+        math::fma(-2.0, math::reciprocal(power + 1.0), 1.0)
+    }
+
+    /// Turns the scores of a tile into base 2, and adds what depends on the pair: ALiBi's distance and the bias.
+    #[inline(always)]
+    fn add_of_pairs<const TRANSPOSED: bool>(self, tile: &mut Accumulator, corner: Corner) {
+        tile.0 = tile.0.map(|score| score * self.base2);
+        if switch::alibi() {
+            self.subtract_distances::<TRANSPOSED>(tile, corner);
+        }
+        // The numbers of an element's query and key, or of the nearest ones that exist.
+        let (queries, keys) = (self.queries, self.keys);
+        let before = keys - queries - corner.diagonal;
+        let pair = |i: usize| {
+            let (row, column) = fragment::accumulator(special::lane(), i as u32);
+            let [query, key] = match TRANSPOSED {
+                true => [column, row],
+                false => [row, column],
+            };
+            let query = corner.query + query as i32;
+            let key = corner.key + before + key as i32;
+            let query = query.max(0).min(queries - 1);
+            (query as u32, key.max(0).min(keys - 1) as u32)
+        };
+        if has_bias() {
+            for i in 0..8 {
+                let (query, key) = pair(i);
+                let address = self.bias.at(query, key);
+                // SAFETY: a launch with a bias has one for each pair.
+                let bias = unsafe {
+                    if switch::bias_f32() {
+                        global::load_f32(address)
+                    } else {
+                        let bits = global::load_u16(address);
+                        if switch::bias_f16() {
+                            convert::any_f16(bits)
+                        } else {
+                            f32::from_bits(u32::from(bits) << 16)
+                        }
+                    }
+                };
+                tile.0[i] = math::fma(bias, LOG2_E, tile.0[i]);
+            }
+        }
+    }
+
+    /// Subtracts the slope times the distance of query and key, aligned bottom-right, from scores in base 2.
+    #[inline(always)]
+    fn subtract_distances<const TRANSPOSED: bool>(self, tile: &mut Accumulator, corner: Corner) {
+        let (row, column) = fragment::accumulator(special::lane(), 0);
+        let (row, column) = (row as i32, column as i32);
+        let [query, key] = match TRANSPOSED {
+            true => [column, row],
+            false => [row, column],
+        };
+        let first = corner.query + corner.diagonal - corner.key + query - key;
+        // Elements of one query share its place.
+        let queries: &[u32] = if TRANSPOSED { &[0, 1, 8, 9] } else { &[0, 8] };
+        for &of_tile in queries {
+            let mut first = first;
+            if switch::ranges() {
+                let query = corner.query + query + of_tile as i32;
+                // SAFETY: a launch with ranges has one for each query.
+                let [.., offset, _] = unsafe { load_range(self.ranges, self.queries, query) };
+                first += offset as i32 - (self.keys - self.queries);
+            }
+            for i in 0..8 {
+                let (row, column) = fragment::accumulator(0, i as u32);
+                let [query, key] = match TRANSPOSED {
+                    true => [column, row],
+                    false => [row, column],
+                };
+                if query == of_tile {
+                    let distance = (first as f32 + (query as f32 - key as f32)).abs();
+                    tile.0[i] = math::fma(-self.slope, distance, tile.0[i]);
+                }
+            }
+        }
     }
 }

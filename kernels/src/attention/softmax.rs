@@ -10,7 +10,7 @@
 //! probabilities are too large does `m` rise. Nearly every step then needs no search for the maximum, no
 //! exchange between lanes and no rescaling of O: scores become probabilities by the two instructions.
 
-use crate::ptx::{math, shuffle};
+use crate::ptx::{math, shuffle, special};
 use crate::tile::Accumulator;
 
 /// The softmax scale, split so that scaled scores have the order of raw ones whatever its sign.
@@ -57,6 +57,23 @@ impl<const MT: usize> Softmax<MT> {
             max: [[f32::NEG_INFINITY; 2]; MT],
             sum: [[0.0; 2]; MT],
             scale: scale.log2,
+        }
+    }
+
+    /// Before the first block: takes a score in base 2 that no key has into each row's sum; none if it is -inf.
+    #[inline(always)]
+    pub fn take_sink(&mut self, sink: f32) {
+        if sink != f32::NEG_INFINITY {
+            for mt in 0..MT {
+                // One lane of a row has it in its sum.
+                let sum = if special::lane().is_multiple_of(4) {
+                    1.0
+                } else {
+                    0.0
+                };
+                self.max[mt] = [sink; 2];
+                self.sum[mt] = [sum; 2];
+            }
         }
     }
 

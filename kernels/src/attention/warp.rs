@@ -18,7 +18,7 @@
 use super::Softmax;
 use super::mask::{Interval, Mask};
 use super::non_finite::has_non_finite;
-use super::score::{Scaled, Score};
+use super::score::{Corner, Scaled, Score};
 use super::team::Team;
 use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque_in};
@@ -46,8 +46,8 @@ pub struct Warp<
     /// m and l.
     pub softmax: Softmax<MT>,
     score: C,
-    /// The first row, among the rows of all tiles of the heads.
-    row: u32,
+    /// The first row as a query, among the rows of all tiles of the heads, and key 0 of the split.
+    corner: Corner,
     /// The warp's number in its team, which is the number of its part of a block's keys.
     side: u32,
 }
@@ -55,7 +55,8 @@ pub struct Warp<
 impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arrangement, C: Score>
     Warp<MT, DT, OT, QT, A, C>
 {
-    /// Reads the team's rows of the Q tile, the first of which is `row` among the rows of all tiles.
+    /// Reads the team's rows of the Q tile. The first one is `corner`'s query, which counts rows where heads share tiles; its key is
+    /// key 0 of the split.
     ///
     /// # Safety
     /// As for all of these: every lane of the warp makes the same call, and so does every warp of a given
@@ -63,7 +64,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     #[inline(always)]
     pub unsafe fn new<const T: usize>(
         q_tile: SharedTile<DT, A>,
-        row: u32,
+        corner: Corner,
         score: C,
         team: &Team<T>,
     ) -> Self {
@@ -74,7 +75,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             o: [[Accumulator::ZERO; OT]; MT],
             softmax: Softmax::new(scale),
             score,
-            row,
+            corner,
             side: team.side,
         };
         let lane = special::lane();
@@ -123,7 +124,11 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         unsafe { multiply_transposed::<E, Acc, A, MT, NT, DT>(&mut s, q, k_tile, lane) }
         let mut s = s.map(|row| row.map(Acc::widen));
         let key = first_key + self.side * 16 * NT as u32;
-        self.score.apply(&mut s, self.row, key);
+        let corner = Corner {
+            key: key as i32,
+            ..self.corner
+        };
+        self.score.apply::<false, MT, NT>(&mut s, corner);
         s
     }
 

@@ -1,6 +1,7 @@
 //! What a block computes: the rows of a query tile, on a split of the keys.
 
 use super::heads::Heads;
+use super::mask::Mask;
 use super::sequence::{Sequence, Split};
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::rows::{Rows, Strided};
@@ -62,6 +63,17 @@ impl<H: Heads> WorkTile<H> {
     #[inline(always)]
     pub fn keys(&self, params: &ForwardParams) -> Split {
         self.sequence.split(params, self.split)
+    }
+
+    /// Which keys of the split the queries see.
+    #[inline(always)]
+    pub fn mask<M: Mask>(&self, params: &ForwardParams, split: Split) -> M {
+        let mask = M::new(params, self.sequence, split);
+        // A constant: a call that does nothing would cost some kernels local memory.
+        match M::HAS_HEADS {
+            true => mask.of_head(params, self.heads.first()),
+            false => mask,
+        }
     }
 
     /// The rows of q or o.

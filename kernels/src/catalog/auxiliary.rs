@@ -11,6 +11,8 @@ pub enum Auxiliary {
     Combine(Dtype),
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
+    /// What queries and keys see where a batch consists of sequences.
+    Ranges,
     /// A copy by the copy engine of `sm_90a`: it shows that kernels for it compile, are checked, and run.
     BulkCopy,
 }
@@ -28,27 +30,28 @@ impl Spec for Auxiliary {
         match self {
             Auxiliary::Combine(dtype) => format!("combine_{}", dtype.name()),
             Auxiliary::Pack => "pack".into(),
+            Auxiliary::Ranges => "ranges".into(),
             Auxiliary::BulkCopy => "bulk_copy".into(),
         }
     }
 
     fn target(&self) -> Target {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack => Target::Sm80,
+            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => Target::Sm80,
             Auxiliary::BulkCopy => Target::Sm90a,
         }
     }
 
     fn threads(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack => 32 * Self::WARPS,
+            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 32 * Self::WARPS,
             Auxiliary::BulkCopy => 64,
         }
     }
 
     fn blocks_per_sm(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack => 8,
+            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 8,
             Auxiliary::BulkCopy => 1,
         }
     }
@@ -56,7 +59,7 @@ impl Spec for Auxiliary {
     /// What the warps pack at a time: 16 bytes a lane. The bulk copy's ring, and two barriers of 8 bytes a stage.
     fn shared_bytes(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) => 0,
+            Auxiliary::Combine(_) | Auxiliary::Ranges => 0,
             Auxiliary::Pack => 16 * self.threads(),
             Auxiliary::BulkCopy => Self::BULK_STAGES * (BULK_BYTES + 16),
         }
@@ -69,6 +72,9 @@ impl Spec for Auxiliary {
                 format!("(ForwardParams) = attention::combine::combine::<{element:?}, {warps}>")
             }
             Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
+            Auxiliary::Ranges => {
+                format!("(RangesParams) = attention::ranges::ranges::<{warps}>")
+            }
             Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
         }
     }
@@ -77,7 +83,7 @@ impl Spec for Auxiliary {
         match self {
             // Five rounds for the maximum, five for the sum, and the weights of eight splits.
             Auxiliary::Combine(_) => shfl(5 + 5 + 8),
-            Auxiliary::Pack => Collectives::NONE,
+            Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
             // A wait and an arrival of each role.
             Auxiliary::BulkCopy => Collectives {
                 bar: 1,

@@ -13,6 +13,10 @@ pub enum Backward {
     Main(BackwardMain),
     /// dq, from sums to 16 bits.
     Convert(Dtype),
+    /// The gradient of the sinks, whatever the element type.
+    Sinks,
+    /// Zeros for the gradient of the bias.
+    ZeroBias,
 }
 
 /// The kernel that computes dk, dv and the sums of dq, causal or not.
@@ -24,6 +28,8 @@ pub struct BackwardMain {
     pub dim: u32,
     /// Work division.
     pub tile: BackwardTile,
+    /// Whether it takes [options](crate::abi::Options).
+    pub optional: bool,
 }
 
 /// How a block divides the work.
@@ -90,7 +96,25 @@ impl BackwardMain {
             dtype,
             dim,
             tile: BackwardTile::of(class, dim),
+            optional: false,
         }
+    }
+
+    /// The kernel with options for a class's devices. A head dim has at most two tiles, the larger one where blocks have the
+    /// shared memory. At 64 it spills, and so would K and V in registers.
+    pub fn with_options(dtype: Dtype, dim: u32, class: Class) -> Self {
+        let class = match class {
+            Class::Sm90 | Class::Sm100 if dim != 64 => Class::Sm90,
+            _ => Class::Sm86,
+        };
+        let mut main = BackwardMain {
+            optional: true,
+            ..Self::of(dtype, dim, class)
+        };
+        if dim == 64 {
+            main.tile.kept = 0;
+        }
+        main
     }
 
     /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; those kept; a warp's part of dQ, as rows
@@ -143,14 +167,17 @@ impl BackwardMain {
 impl Backward {
     /// Warps of a block that prepares or converts.
     pub const WARPS: u32 = 4;
+    /// Warps of a block that sums the gradient of a sink.
+    const SINK_WARPS: u32 = 16;
     /// Rows of a head that a block prepares.
     pub const PREPARED_ROWS: u32 = 8 * Self::WARPS;
 
-    /// Element type.
-    pub fn dtype(&self) -> Dtype {
+    /// Element type; gradients of options have none.
+    pub fn dtype(&self) -> Option<Dtype> {
         match self {
-            Backward::Prepare(dtype) | Backward::Convert(dtype) => *dtype,
-            Backward::Main(main) => main.dtype,
+            Backward::Prepare(dtype) | Backward::Convert(dtype) => Some(*dtype),
+            Backward::Main(main) => Some(main.dtype),
+            Backward::Sinks | Backward::ZeroBias => None,
         }
     }
 }
@@ -162,33 +189,49 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
         for &dim in HEAD_DIMS {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                let kernel = Backward::Main(BackwardMain::of(dtype, dim, class));
-                if !kernels.contains(&kernel) {
-                    kernels.push(kernel);
+                for main in [
+                    BackwardMain::of(dtype, dim, class),
+                    BackwardMain::with_options(dtype, dim, class),
+                ] {
+                    if !kernels.contains(&Backward::Main(main)) {
+                        kernels.push(Backward::Main(main));
+                    }
                 }
             }
         }
     }
+    kernels.extend([Backward::Sinks, Backward::ZeroBias]);
     kernels.into_iter()
 }
 
 impl Spec for Backward {
     /// Of a main kernel, a tile that `sm_90` does not have is in the name: `BcxBr`.
     fn name(&self) -> String {
-        let name = format!("backward_{}", self.dtype().name());
+        let dtype = self.dtype().map_or("", Dtype::name);
+        let name = format!("backward_{dtype}");
         match self {
+            Backward::Sinks => "backward_sinks".to_owned(),
+            Backward::ZeroBias => "backward_zero_bias".to_owned(),
             Backward::Prepare(_) => name + "_prepare",
             Backward::Convert(_) => name + "_convert",
-            Backward::Main(BackwardMain { dim, tile, .. }) => match self.is_for(Class::Sm90) {
-                true => format!("{name}_d{dim}"),
-                false => format!("{name}_d{dim}_{}x{}", tile.keys, tile.queries),
-            },
+            Backward::Main(main) => {
+                let BackwardMain { dim, tile, .. } = main;
+                let name = match main.optional {
+                    true => format!("backward_optional_{dtype}_d{dim}"),
+                    false => format!("{name}_d{dim}"),
+                };
+                match self.is_for(Class::Sm90) {
+                    true => name,
+                    false => format!("{name}_{}x{}", tile.keys, tile.queries),
+                }
+            }
         }
     }
 
     fn threads(&self) -> u32 {
         match self {
             Backward::Main(main) => 32 * main.tile.warps,
+            Backward::Sinks => 32 * Self::SINK_WARPS,
             _ => 32 * Self::WARPS,
         }
     }
@@ -196,6 +239,7 @@ impl Spec for Backward {
     fn blocks_per_sm(&self) -> u32 {
         match self {
             Backward::Main(main) => 8 / main.tile.warps,
+            Backward::Sinks => 1,
             _ => 8,
         }
     }
@@ -203,29 +247,53 @@ impl Spec for Backward {
     fn shared_bytes(&self) -> u32 {
         match self {
             Backward::Main(main) => main.shared_bytes(),
+            Backward::Sinks => 4 * Self::SINK_WARPS,
             _ => 0,
         }
     }
 
     fn is_for(&self, class: Class) -> bool {
         match self {
+            Backward::Main(main) if main.optional => {
+                *main == BackwardMain::with_options(main.dtype, main.dim, class)
+            }
             Backward::Main(main) => *main == BackwardMain::of(main.dtype, main.dim, class),
             _ => true,
         }
     }
 
     fn instance(&self) -> String {
-        let (element, warps) = (self.dtype(), self.threads() / 32);
+        let warps = self.threads() / 32;
         let kernel = match self {
-            Backward::Prepare(_) => format!("prepare::<{element:?}, {warps}>"),
-            Backward::Convert(_) => format!("convert::<{element:?}, {warps}>"),
+            Backward::Prepare(element) => format!("prepare::<{element:?}, {warps}>"),
+            Backward::Convert(element) => format!("convert::<{element:?}, {warps}>"),
+            Backward::Sinks => format!("sinks::<{warps}>"),
+            Backward::ZeroBias => format!("zero_bias::<{warps}>"),
             Backward::Main(main) => {
+                let element = main.dtype;
                 let sizes = generics(&main.parts());
                 let ds_stages = main.tile.ds_stages;
-                format!("sm80::<{element:?}, Either, {warps}, {sizes}, {ds_stages}>")
+                let rows = match main.optional {
+                    true => "Ranges, Optional",
+                    false => "Either, Scaled",
+                };
+                format!("sm80::<{element:?}, {rows}, {warps}, {sizes}, {ds_stages}>")
             }
         };
         format!("(BackwardParams) = attention::backward::{kernel}")
+    }
+
+    /// Options take registers: at D = 96 the tile of the smaller devices spills, outside the products.
+    fn most_spills(&self) -> u32 {
+        match self {
+            Backward::Main(main) if main.optional => 64,
+            _ => 0,
+        }
+    }
+
+    /// With options the compiler leaves some copies in loops.
+    fn implies_copies(&self) -> bool {
+        !matches!(self, Backward::Main(main) if main.optional)
     }
 
     fn collectives(&self) -> Collectives {
@@ -235,6 +303,9 @@ impl Spec for Backward {
             Backward::Main(main) => main.collectives(),
             // Two transpositions of 4x4 pairs.
             Backward::Convert(_) => shfl(2 * 4),
+            // A sum over a warp, and over the block's warps.
+            Backward::Sinks => shfl(2 * 5) + bar(1),
+            Backward::ZeroBias => Collectives::NONE,
         }
     }
 }

@@ -49,11 +49,17 @@ pub enum Kind {
     },
     /// As packed, by the instructions of Hopper.
     HopperPacked,
+    /// As plain, with [options](crate::abi::Options).
+    Optional,
+    /// As optional, by the instructions of Hopper.
+    HopperOptional,
+    /// As wide, with options.
+    WideOptional,
 }
 
 impl Kind {
     /// All kinds; a [module](Spec::module) has the kinds that stand together.
-    pub const ALL: [&[Self]; 6] = [
+    pub const ALL: [&[Self]; 9] = [
         &[Kind::Plain { causal: false }, Kind::Plain { causal: true }],
         &[Kind::Packed],
         &[Kind::Decode],
@@ -63,13 +69,16 @@ impl Kind {
             Kind::Hopper { causal: true },
         ],
         &[Kind::HopperPacked],
+        &[Kind::Optional],
+        &[Kind::HopperOptional],
+        &[Kind::WideOptional],
     ];
 
     /// The head dims that have a kernel, ascending.
     pub fn dims(self) -> &'static [u32] {
         match self {
-            Kind::Wide => WIDE_DIMS,
-            Kind::Hopper { .. } => hopper::DIMS,
+            Kind::Wide | Kind::WideOptional => WIDE_DIMS,
+            Kind::Hopper { .. } | Kind::HopperOptional => hopper::DIMS,
             Kind::HopperPacked => hopper::PACKED_DIMS,
             _ => HEAD_DIMS,
         }
@@ -84,8 +93,16 @@ impl Kind {
     pub fn serves(self, causal: bool) -> bool {
         match self {
             Kind::Plain { causal: mask } | Kind::Hopper { causal: mask } => mask == causal,
-            Kind::Packed | Kind::Decode | Kind::Wide | Kind::HopperPacked => true,
+            _ => true,
         }
+    }
+
+    /// Whether the kernels take [options](crate::abi::Options).
+    pub fn is_optional(self) -> bool {
+        matches!(
+            self,
+            Kind::Optional | Kind::HopperOptional | Kind::WideOptional
+        )
     }
 
     /// The tile that suits a class's devices.
@@ -98,8 +115,12 @@ impl Kind {
             Kind::Packed => packed::tile(class, dim),
             Kind::Decode => decode::tile(class, dim),
             Kind::Wide => wide::tile(class, dim),
+            // The one that fits all classes.
+            Kind::WideOptional => wide::tile(Class::Sm86, dim),
             Kind::Hopper { .. } => hopper::tile(dim),
+            Kind::HopperOptional => hopper::optional_tile(dim),
             Kind::HopperPacked => hopper::packed_tile(dim),
+            Kind::Optional => plain::optional_tile(dim),
         }
     }
 }
@@ -154,7 +175,7 @@ impl Forward {
     /// Slices of O's columns, each with query tiles of its own.
     pub fn slices(&self) -> u32 {
         match self.kind {
-            Kind::Hopper { .. } => self.tile.team,
+            Kind::Hopper { .. } | Kind::HopperOptional => self.tile.team,
             _ => 1,
         }
     }
@@ -162,7 +183,7 @@ impl Forward {
     /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
     pub fn sides(&self) -> u32 {
         match self.kind {
-            Kind::Hopper { .. } | Kind::HopperPacked => hopper::sides(&self.tile),
+            _ if self.takes_maps() => hopper::sides(&self.tile),
             _ => 1,
         }
     }
@@ -219,27 +240,33 @@ impl Spec for Forward {
             Kind::Wide => "wide",
             Kind::Hopper { .. } => "hopper",
             Kind::HopperPacked => "hopper_packed",
+            Kind::Optional => "optional",
+            Kind::HopperOptional => "hopper_optional",
+            Kind::WideOptional => "wide_optional",
         };
         let tile = self.tile;
         let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
         let tile = match self.kind {
             _ if self.is_for(Class::Sm90) => String::new(),
             Kind::Decode => format!("_{rows}x{keys}x{stages}"),
-            Kind::Wide => format!("_{rows}x{keys}x{stages}x{slices}"),
+            Kind::Wide | Kind::WideOptional => format!("_{rows}x{keys}x{stages}x{slices}"),
             _ => format!("_{rows}x{keys}"),
         };
         format!("{family}_{}_d{}{tile}", self.dtype.name(), self.dim)
     }
 
     fn target(&self) -> Target {
-        match self.kind {
-            Kind::Hopper { .. } | Kind::HopperPacked => Target::Sm90a,
-            _ => Target::Sm80,
+        match self.takes_maps() {
+            true => Target::Sm90a,
+            false => Target::Sm80,
         }
     }
 
     fn takes_maps(&self) -> bool {
-        matches!(self.kind, Kind::Hopper { .. } | Kind::HopperPacked)
+        matches!(
+            self.kind,
+            Kind::Hopper { .. } | Kind::HopperPacked | Kind::HopperOptional
+        )
     }
 
     fn threads(&self) -> u32 {
@@ -252,9 +279,17 @@ impl Spec for Forward {
 
     fn shared_bytes(&self) -> u32 {
         match self.kind {
-            Kind::Wide => wide::memory(&self.tile, self.dim).bytes,
-            Kind::Hopper { .. } | Kind::HopperPacked => hopper::shared_bytes(&self.tile, self.dim),
+            Kind::Wide | Kind::WideOptional => wide::memory(&self.tile, self.dim).bytes,
+            _ if self.takes_maps() => hopper::shared_bytes(&self.tile, self.dim),
             _ => self.tile.shared_bytes(self.dim),
+        }
+    }
+
+    /// Windows take registers: two kernels with options spill on `sm_120`.
+    fn most_spills(&self) -> u32 {
+        match (self.kind, self.dim) {
+            (Kind::Optional, 256) | (Kind::WideOptional, 512) => 64,
+            _ => 0,
         }
     }
 
@@ -264,6 +299,10 @@ impl Spec for Forward {
     }
 
     fn instance(&self) -> String {
+        let score = match self.kind.is_optional() {
+            true => "Optional",
+            false => "Scaled",
+        };
         let p = Parts::new(self.tile, self.dim);
         let (tile, element) = (self.tile, self.dtype);
         let rows = match self.kind {
@@ -271,7 +310,8 @@ impl Spec for Forward {
             Kind::Plain { causal: true } => "Causal, OneHead",
             Kind::Packed | Kind::Decode => "Either, HeadGroup",
             Kind::Wide => "Either, OneHead",
-            Kind::Hopper { .. } | Kind::HopperPacked => {
+            Kind::Optional | Kind::WideOptional => "Ranges, OneHead",
+            Kind::Hopper { .. } | Kind::HopperPacked | Kind::HopperOptional => {
                 let heads = match self.slices() {
                     1 => "OneHead".to_owned(),
                     slices => format!("HeadSlice<{slices}>"),
@@ -279,6 +319,7 @@ impl Spec for Forward {
                 let rows = match self.kind {
                     Kind::Hopper { causal: false } => format!("Full, {heads}"),
                     Kind::Hopper { causal: true } => format!("Causal, {heads}"),
+                    Kind::HopperOptional => format!("Ranges, {heads}"),
                     _ => "Either, HeadGroup".to_owned(),
                 };
                 let Roles {
@@ -299,7 +340,7 @@ impl Spec for Forward {
                 ];
                 let sizes = generics(&sizes);
                 let generics =
-                    format!("{element:?}, {rows}, Scaled, Unwatched, {sizes}, {given}, {taken}");
+                    format!("{element:?}, {rows}, {score}, Unwatched, {sizes}, {given}, {taken}");
                 return format!("(Sm90Params, maps) = attention::forward::sm90::<{generics}>");
             }
         };
@@ -311,7 +352,7 @@ impl Spec for Forward {
                 );
                 ("decode", vec![p.dt, p.kt, tile.q_slices, tile.stages])
             }
-            Kind::Wide => {
+            Kind::Wide | Kind::WideOptional => {
                 assert!(tile.stages >= 2, "two stages or more");
                 assert!(p.mt == 2 && p.nt == 2, "32 rows and 32 keys a warp");
                 let v = p.kt / tile.v_slices;
@@ -333,7 +374,7 @@ impl Spec for Forward {
             }
         };
         let (warps, sizes) = (tile.warps, generics(&sizes));
-        let generics = format!("{element:?}, {rows}, Scaled, {warps}, {sizes}");
+        let generics = format!("{element:?}, {rows}, {score}, {warps}, {sizes}");
         format!("(ForwardParams) = attention::forward::{kernel}::<{generics}>")
     }
 
@@ -343,9 +384,11 @@ impl Spec for Forward {
         let causal = self.kind != Kind::Plain { causal: false };
         match self.kind {
             Kind::Decode => decode::collectives(&parts),
-            Kind::Wide => wide::collectives(&parts),
+            Kind::Wide | Kind::WideOptional => wide::collectives(&parts),
             Kind::Hopper { causal } => hopper::collectives(&parts, causal),
+            Kind::HopperOptional => hopper::optional_collectives(&parts),
             Kind::HopperPacked => hopper::packed_collectives(&parts),
+            Kind::Optional => plain::optional_rows(&parts),
             _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
             _ => plain::shared_rows(&parts, causal),
         }
@@ -355,6 +398,7 @@ impl Spec for Forward {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::select::is_wide;
     use crate::layout::share::Share;
 
     fn every() -> impl Iterator<Item = (Class, Forward)> {
@@ -402,7 +446,7 @@ mod tests {
     /// A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's.
     #[test]
     fn all_threads_copy_every_tile() {
-        for (_, kernel) in every().filter(|(_, k)| k.kind != Kind::Wide && !k.takes_maps()) {
+        for (_, kernel) in every().filter(|(_, k)| !is_wide(k.dim) && !k.takes_maps()) {
             let share = Share::new(0, kernel.threads(), kernel.dim / 8);
             assert_eq!(kernel.tile.keys % share.rows_per_step, 0, "{kernel:?}");
             assert_eq!(kernel.tile.q_rows % share.rows_per_step, 0, "{kernel:?}");

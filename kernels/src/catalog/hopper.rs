@@ -48,6 +48,15 @@ pub(super) fn tile(dim: u32) -> Tile {
     }
 }
 
+/// The tile of a kernel with options, which take registers.
+pub(super) fn optional_tile(dim: u32) -> Tile {
+    match dim {
+        64 => of_roles(3, 96, 4),
+        96 => of_roles(3, 64, 4),
+        _ => tile(dim),
+    }
+}
+
 /// Head dims of [`packed_tile`], ascending.
 pub(super) const PACKED_DIMS: &[u32] = &[64, 128, 256];
 
@@ -178,6 +187,18 @@ fn counts(parts: &Parts, causal: bool) -> Collectives {
         // The compiler writes the consumers' wait for Q twice, before the loop over tiles and at its end.
         mbarrier_wait: loads + 1 + 2 + 4 * (k + v) + causal * 2 * v,
         ..Collectives::NONE
+    }
+}
+
+/// As [`collectives`] of the causal code; blocks are passed by at both edges.
+pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
+    let causal = collectives(parts, true);
+    let memory = memory(&parts.tile, parts.dim);
+    let passed = memory.k_chunks() + memory.v_chunks();
+    Collectives {
+        mbarrier_arrive: causal.mbarrier_arrive + passed,
+        mbarrier_wait: causal.mbarrier_wait + passed,
+        ..causal
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `forward` | attention: the specification and the list |
 //! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
 //! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
+//! | `custom` | kernels with scores and masks of other crates |
 //! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
@@ -18,6 +19,7 @@ mod auxiliary;
 mod backward;
 pub mod class;
 pub mod collectives;
+mod custom;
 mod decode;
 mod forward;
 mod gemm;
@@ -31,6 +33,7 @@ mod wide;
 
 pub use auxiliary::Auxiliary;
 pub use backward::{Backward, BackwardMain, BackwardTile};
+pub use custom::Custom;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use hopper_backward::{HopperBackward, HopperWay};
@@ -133,6 +136,12 @@ pub trait Spec: Sync {
         true
     }
 
+    /// Whether there may be fewer instructions of whole warps: of those that begin both arms of a branch the compiler may make
+    /// one.
+    fn may_share(&self) -> bool {
+        false
+    }
+
     /// Whether the parameter block starts with tensor maps, which must lie at multiples of 64.
     fn takes_maps(&self) -> bool {
         false
@@ -205,9 +214,9 @@ impl Kernel {
             Family::Forward(Forward { dtype, .. })
             | Family::Gemm(Gemm { dtype, .. })
             | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
-            Family::Backward(backward) => Some(backward.dtype()),
+            Family::Backward(backward) => backward.dtype(),
             Family::HopperBackward(kernel) => Some(kernel.dtype),
-            Family::Auxiliary(Auxiliary::Pack | Auxiliary::BulkCopy) => None,
+            Family::Auxiliary(Auxiliary::Pack | Auxiliary::Ranges | Auxiliary::BulkCopy) => None,
         }
     }
 
@@ -241,7 +250,7 @@ impl Deref for Kernel {
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
     let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
-    let families = families.chain([Family::Auxiliary(Auxiliary::Pack)]);
+    let families = families.chain([Auxiliary::Pack, Auxiliary::Ranges].map(Family::Auxiliary));
     let families = families.chain(backward::all().map(Family::Backward));
     let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));

@@ -99,6 +99,17 @@ fn sm100(dim: u32, causal: bool) -> Tile {
     }
 }
 
+/// The tile of a kernel with options, one for all classes. Windows and options take registers, so that a warp has one
+/// 16-row tile: with two, 64, 128 and 192 spill.
+pub(super) fn optional_tile(dim: u32) -> Tile {
+    match dim {
+        32 => own(128, 64, 4, 2),
+        64 => own(64, 64, 4, 4),
+        192 => own(64, 16, 4, 6),
+        _ => sm86(dim, true),
+    }
+}
+
 /// Copies of the first V and the first two K, the first scores; steps that only copy, masked steps
 /// and others, each with the copies of two later tiles; and the last block, without.
 pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
@@ -110,6 +121,12 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
     let idle = ahead;
     let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
     parts.around() + first + idle + steps + masked + bar(1)
+}
+
+/// As [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones.
+pub(super) fn optional_rows(parts: &Parts) -> Collectives {
+    let ahead = parts.copies(2 * parts.tile.keys);
+    own_rows(parts, true) + ahead + ahead + bar(1)
 }
 
 /// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a

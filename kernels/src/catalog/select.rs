@@ -13,6 +13,8 @@ pub struct Request {
     pub dim: u32,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
+    /// Whether the call has [options](crate::abi::Options) that plain kernels lack.
+    pub optional: bool,
     /// Queries per head.
     pub seqlen_q: u32,
     /// Query heads that share a key/value head.
@@ -35,7 +37,8 @@ pub fn is_wide(dim: u32) -> bool {
 /// [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
 /// queries. Else the decode kernel if one of its tiles holds the rows of all
 /// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty; else the
-/// plain one. On compute capability 9.0 the latter two are Hopper's, where it has them.
+/// plain one. On compute capability 9.0 the latter two are Hopper's, where it has them. With options it is Hopper's kernel with
+/// options, or the one for other devices.
 pub fn select(request: &Request) -> Option<&'static Kernel> {
     let causal = request.causal;
     let of = |kind: Kind| {
@@ -43,6 +46,14 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         Some(Forward::of(kind, request.dtype, *dim, request.class))
     };
     let is_hopper = Target::Sm90a.runs_on(request.compute_capability);
+    if request.optional {
+        let hopper = of(Kind::HopperOptional).filter(|_| is_hopper);
+        let other = match is_wide(request.dim) {
+            true => Kind::WideOptional,
+            false => Kind::Optional,
+        };
+        return found(hopper.or(of(other))?, request);
+    }
     if is_wide(request.dim) {
         let hopper = of(Kind::Hopper { causal }).filter(|hopper| {
             // With fewer the other half of a tile, which the wide kernel does not have, costs what it gains.
@@ -104,6 +115,7 @@ mod tests {
             dtype: Dtype::F16,
             dim: 128,
             causal: true,
+            optional: false,
             seqlen_q,
             group,
             compute_capability: (9, 0),
@@ -248,6 +260,7 @@ mod tests {
                             dtype,
                             dim,
                             causal,
+                            optional: false,
                             seqlen_q,
                             group,
                             compute_capability,

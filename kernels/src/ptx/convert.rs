@@ -1,32 +1,89 @@
-//! `cvt`: two f32 rounded to nearest even and packed into one register; f16 to f32.
+//! Numbers of 16 bits: `cvt` from two f32, rounded to nearest even, into one register; to f32; constants.
 
 use core::arch::asm;
 
-/// `lo` and `hi` as f16, `lo` in the low half.
-#[inline(always)]
-pub fn f16x2(lo: f32, hi: f32) -> u32 {
-    let packed: u32;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) hi, in(reg32) lo,
-            options(pure, nomem, nostack));
-    }
-    packed
+/// Defines functions that round two f32 into one register.
+macro_rules! pairs {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(lo: f32, hi: f32) -> u32 {
+            let packed: u32;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!($text, out(reg32) packed, in(reg32) hi, in(reg32) lo, options(pure, nomem, nostack));
+            }
+            packed
+        }
+    )*};
 }
 
-/// `lo` and `hi` as bf16, `lo` in the low half.
-#[inline(always)]
-pub fn bf16x2(lo: f32, hi: f32) -> u32 {
-    let packed: u32;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) hi, in(reg32) lo,
-            options(pure, nomem, nostack));
-    }
-    packed
+pairs! {
+    /// `lo` and `hi` as f16, `lo` in the low half.
+    f16x2 = "cvt.rn.f16x2.f32 {}, {}, {};";
+
+    /// `lo` and `hi` as bf16, `lo` in the low half.
+    bf16x2 = "cvt.rn.bf16x2.f32 {}, {}, {};";
+}
+
+/// Defines modules of a type: its constants and how it widens. `one` and the others name the constants for who
+/// replaces them in the PTX.
+macro_rules! types {
+    ($($(#[$doc:meta])* $name:ident: $exponents:literal, $lsbs:literal, $one:literal, $widen:literal;)*) => {$(
+        $(#[$doc])*
+        pub mod $name {
+            use super::asm;
+
+            types! {
+                @ /// Exponent bits, in both halves of a register.
+                exponents = "exponents" $exponents;
+            }
+
+            types! {
+                @ /// Lowest exponent bit, in both halves of a register.
+                exponent_lsbs = "exponent_lsbs" $lsbs;
+            }
+
+            types! {
+                @ /// The bits of 1.
+                one = "one" $one;
+            }
+
+            arithmetic! {
+                /// The number that `bits` stand for.
+                widen(bits: u16 in reg16) -> f32 = concat!(
+                    "{{ .reg .b16 zero, half; .reg .b32 wide; mov.b16 zero, 0; mov.b16 half, {1}; ",
+                    $widen, "; mov.b32 {0}, wide; }}"
+                );
+            }
+        }
+    )*};
+    (@ $(#[$doc:meta])* $function:ident = $name:literal $value:literal;) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $function() -> u32 {
+            let value: u32;
+            // SAFETY: a constant.
+            unsafe {
+                asm!(
+                    concat!("{{ .reg .b32 ", $name, "; mov.b32 ", $name, ", ", $value, "; mov.b32 {}, ", $name, "; }}"),
+                    out(reg32) value, options(pure, nomem, nostack)
+                );
+            }
+            value
+        }
+    };
 }
 
 arithmetic! {
-    /// The f16 that `bits` stand for.
-    f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
+    /// The f16 that `bits` stand for, in kernels of any type.
+    any_f16(bits: u16 in reg16) -> f32 = "cvt.f32.f16 {}, {};";
+}
+
+types! {
+    /// IEEE binary16.
+    f16: "0x7c007c00", "0x04000400", "0x3c00", "cvt.f32.f16 wide, half";
+
+    /// bfloat16: an f32 without its low half.
+    bf16: "0x7f807f80", "0x00800080", "0x3f80", "mov.b32 wide, {{zero, half}}";
 }

@@ -52,7 +52,7 @@ macro_rules! stores {
 
 /// Defines functions of registers alone, which the compiler may move freely.
 macro_rules! arithmetic {
-    ($($(#[$doc:meta])* $name:ident($($x:ident: $type:ident in $class:ident),+) -> $result:ident = $text:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident($($x:ident: $type:ident in $class:ident),+) -> $result:ident = $text:expr;)*) => {$(
         $(#[$doc])*
         #[inline(always)]
         pub fn $name($($x: $type),+) -> $result {

@@ -9,11 +9,17 @@ loads! {
     u64 in reg64, "# Safety
 `address` is a multiple of the value's bytes, which are readable.";
 
+    /// Reads a byte.
+    load_u8 = "ld.global.u8 {}, [{}];" (a: u16 in reg16);
+
     /// Reads 2 bytes.
     load_u16 = "ld.global.b16 {}, [{}];" (a: u16 in reg16);
 
     /// Reads 4 bytes.
     load_u32 = "ld.global.b32 {}, [{}];" (a: u32 in reg32);
+
+    /// Reads 8 bytes.
+    load_u32x2 = "ld.global.v2.b32 {{{}, {}}}, [{}];" [a b: u32 in reg32; 2];
 
     /// Reads 16 bytes.
     load_u32x4 = "ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];" [a b c d: u32 in reg32; 4];

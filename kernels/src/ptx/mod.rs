@@ -23,6 +23,7 @@ pub mod shared;
 pub mod shuffle;
 pub mod special;
 pub mod stmatrix;
+pub mod switch;
 pub mod tensor;
 pub mod vote;
 pub mod wgmma;

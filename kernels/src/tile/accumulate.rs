@@ -1,7 +1,8 @@
 //! Accumulators of products of 16x16 tiles: in f32, or in f16 at half the registers.
 
 use super::{Accumulator, Element, F16, Operand};
-use crate::ptx::{convert, mma};
+use crate::ptx::convert::{self, f16};
+use crate::ptx::mma;
 
 /// A 16x16 tile of sums of products of `E`.
 pub trait Accumulate<E: Element>: Copy {
@@ -74,7 +75,7 @@ impl Accumulate<F16> for HalfAccumulator {
     fn widen(self) -> Accumulator {
         let [a, b, c, d] = self
             .0
-            .map(|pair| [convert::f16(pair as u16), convert::f16((pair >> 16) as u16)]);
+            .map(|pair| [pair as u16, (pair >> 16) as u16].map(f16::widen));
         Accumulator([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]])
     }
 }

@@ -1,17 +1,23 @@
 //! The 16-bit element types: the instructions that differ between them.
+//!
+//! Kernels of the two types differ in the text of instructions alone, and the builder writes bf16's from f16's. So the
+//! compiler must not see a constant of a type: it comes out of an instruction, too.
 
 use crate::ptx::{convert, math, mma};
 
 /// A 16-bit floating-point type of the tensor cores. Values travel as bits, two to a register.
 pub trait Element {
-    /// Exponent bits, set in both halves of a register: all ones in an infinity or NaN.
-    const EXPONENTS: u32;
-    /// Lowest exponent bit, in both halves.
-    const EXPONENT_LSBS: u32;
-    /// 1.0.
-    const ONE: u32;
     /// Whether it is bfloat16.
     const IS_BF16: bool;
+
+    /// Exponent bits, set in both halves of a register: all ones in an infinity or NaN.
+    fn exponents() -> u32;
+
+    /// Lowest exponent bit, in both halves.
+    fn exponent_lsbs() -> u32;
+
+    /// The bits of 1.
+    fn one() -> u32;
 
     /// The number that `bits` stand for.
     fn widen(bits: u16) -> f32;
@@ -29,64 +35,58 @@ pub trait Element {
     unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4];
 }
 
-/// IEEE binary16.
-pub struct F16;
+/// Defines element types by their functions in [`ptx`](crate::ptx).
+macro_rules! elements {
+    ($($(#[$doc:meta])* $name:ident: $type:ident, $pack:ident, $fma:ident, bf16 = $is_bf16:literal;)*) => {$(
+        $(#[$doc])*
+        pub struct $name;
 
-impl Element for F16 {
-    const EXPONENTS: u32 = 0x7c00_7c00;
-    const EXPONENT_LSBS: u32 = 0x0400_0400;
-    const ONE: u32 = 0x3c00;
-    const IS_BF16: bool = false;
+        impl Element for $name {
+            const IS_BF16: bool = $is_bf16;
 
-    #[inline(always)]
-    fn widen(bits: u16) -> f32 {
-        convert::f16(bits)
-    }
+            #[inline(always)]
+            fn exponents() -> u32 {
+                convert::$type::exponents()
+            }
 
-    #[inline(always)]
-    fn pack(lo: f32, hi: f32) -> u32 {
-        convert::f16x2(lo, hi)
-    }
+            #[inline(always)]
+            fn exponent_lsbs() -> u32 {
+                convert::$type::exponent_lsbs()
+            }
 
-    #[inline(always)]
-    fn add_zero_times(sum: u32, pair: u32) -> u32 {
-        math::fma_f16x2(pair, 0, sum)
-    }
+            #[inline(always)]
+            fn one() -> u32 {
+                convert::$type::one()
+            }
 
-    #[inline(always)]
-    unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
-        // SAFETY: convergence is the caller's promise.
-        unsafe { mma::f16(d, a, b) }
-    }
+            #[inline(always)]
+            fn widen(bits: u16) -> f32 {
+                convert::$type::widen(bits)
+            }
+
+            #[inline(always)]
+            fn pack(lo: f32, hi: f32) -> u32 {
+                convert::$pack(lo, hi)
+            }
+
+            #[inline(always)]
+            fn add_zero_times(sum: u32, pair: u32) -> u32 {
+                math::$fma(pair, 0, sum)
+            }
+
+            #[inline(always)]
+            unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+                // SAFETY: convergence is the caller's promise.
+                unsafe { mma::$type(d, a, b) }
+            }
+        }
+    )*};
 }
 
-/// bfloat16.
-pub struct Bf16;
+elements! {
+    /// IEEE binary16.
+    F16: f16, f16x2, fma_f16x2, bf16 = false;
 
-impl Element for Bf16 {
-    const EXPONENTS: u32 = 0x7f80_7f80;
-    const EXPONENT_LSBS: u32 = 0x0080_0080;
-    const ONE: u32 = 0x3f80;
-    const IS_BF16: bool = true;
-
-    #[inline(always)]
-    fn widen(bits: u16) -> f32 {
-        f32::from_bits(u32::from(bits) << 16)
-    }
-
-    #[inline(always)]
-    fn pack(lo: f32, hi: f32) -> u32 {
-        convert::bf16x2(lo, hi)
-    }
-
-    #[inline(always)]
-    fn add_zero_times(sum: u32, pair: u32) -> u32 {
-        math::fma_bf16x2(pair, 0, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn mma(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
-        // SAFETY: convergence is the caller's promise.
-        unsafe { mma::bf16(d, a, b) }
-    }
+    /// bfloat16.
+    Bf16: bf16, bf16x2, fma_bf16x2, bf16 = true;
 }

@@ -136,13 +136,14 @@ impl Operand {
     /// An A operand: 1 in the columns of `keys[0]` in row `g` and of `keys[1]` in row `g + 8`, else 0.
     #[inline(always)]
     pub fn ones<E: Element>(lane: u32, keys: [impl Interval; 2]) -> Self {
+        let one = E::one();
         let mut ones = [0; 4];
         for r in 0..4 {
             let column = fragment::operand_a(lane, r as u32).1 as i32;
             let keys = keys[r % 2];
-            let lo = if keys.contains(column) { E::ONE } else { 0 };
+            let lo = if keys.contains(column) { one } else { 0 };
             let hi = if keys.contains(column + 1) {
-                E::ONE << 16
+                one << 16
             } else {
                 0
             };
@@ -166,14 +167,15 @@ impl Operand {
         for r in 0..4 {
             finite[r] &= !(found[r] * 0xffff);
         }
-        (Operand(finite), Operand(found.map(|f| f * E::ONE)))
+        let one = E::one();
+        (Operand(finite), Operand(found.map(|f| f * one)))
     }
 
     /// The sign bit of every element that is infinite or NaN: adding one carries into it only from an exponent
     /// of all ones.
     #[inline(always)]
     fn non_finite_signs<E: Element>(self) -> [u32; 4] {
-        self.0
-            .map(|r| ((r & E::EXPONENTS) + E::EXPONENT_LSBS) & 0x8000_8000)
+        let (exponents, lsbs) = (E::exponents(), E::exponent_lsbs());
+        self.0.map(|r| ((r & exponents) + lsbs) & 0x8000_8000)
     }
 }

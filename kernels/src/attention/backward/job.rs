@@ -1,7 +1,7 @@
 //! Which keys a block has, and which queries see them.
 
 use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
-use crate::attention::mask::{Interval, Mask, Span};
+use crate::attention::mask::{Interval, Mask};
 use crate::attention::sequence::Sequence;
 use core::hint::assert_unchecked;
 
@@ -45,7 +45,7 @@ impl<M: Mask> Job<M> {
             tile,
             first_key,
             first: mask.queries(first_key as i32).start() as u32 / br,
-            end: sequence.queries.div_ceil(br),
+            end: end_of(mask, sequence, [first_key, bc], br),
         }
     }
 
@@ -63,14 +63,15 @@ impl<M: Mask> Job<M> {
         // As `at` says.
         // SAFETY: a launch has no longer sequence.
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        let (mask, first_key) = (M::new(params, sequence, sequence.whole()), tile * bc);
         Job {
             sequence,
-            mask: M::new(params, sequence, sequence.whole()),
+            mask,
             kv_head,
             tile,
-            first_key: tile * bc,
+            first_key,
             first,
-            end: sequence.queries.div_ceil(br),
+            end: end_of(mask, sequence, [first_key, bc], br),
         }
     }
 
@@ -80,12 +81,24 @@ impl<M: Mask> Job<M> {
         (self.end - self.first) * params.group.value
     }
 
+    /// The job with the mask of a query head of the group.
+    #[inline(always)]
+    pub fn of_head(self, params: &ForwardParams, in_group: u32) -> Self {
+        match M::HAS_HEADS {
+            true => Job {
+                mask: self.mask.of_head(params, self.head(params, in_group)),
+                ..self
+            },
+            false => self,
+        }
+    }
+
     /// The queries that see a key: none if it does not exist.
     #[inline(always)]
-    pub fn queries(&self, key: u32) -> Span {
+    pub fn queries(&self, key: u32) -> M::Queries {
         match key < self.sequence.keys {
             true => self.mask.queries(key as i32),
-            false => Span::default(),
+            false => M::Queries::default(),
         }
     }
 
@@ -97,6 +110,27 @@ impl<M: Mask> Job<M> {
             false => M::Keys::default(),
         }
         .counted_from(self.first_key as i32)
+    }
+
+    /// Whether a query tile, which starts at `first`, has a pair with a key of this tile that does not see each other.
+    #[inline(always)]
+    pub fn masks(&self, first: u32, [bc, br]: [u32; 2]) -> bool {
+        // The last key is seen first by the latest query, and the first key last by the earliest one.
+        let last = self.queries(self.first_key + bc - 1);
+        let end = match M::Keys::HAS_START {
+            true if last.end() > 0 => self.queries(self.first_key).end(),
+            _ => last.end(),
+        };
+        last.has_gaps() || (first as i32) < last.start() || end < (first + br) as i32
+    }
+
+    /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.
+    #[inline(always)]
+    pub fn tiles_before(&self, first: u32, bc: u32) -> u32 {
+        match M::Keys::HAS_START {
+            true => self.tile - self.mask.keys(first as i32).start() as u32 / bc,
+            false => self.tile,
+        }
     }
 
     /// A query head of the group, in its batch entry.
@@ -118,6 +152,19 @@ impl<M: Mask> Job<M> {
         let head = self.head_index(&params.forward, in_group);
         head * u64::from(params.padded_rows) + u64::from(row)
     }
+}
+
+/// The query tile after the last that sees one of `bc` keys from `first_key` on.
+#[inline(always)]
+fn end_of<M: Mask>(mask: M, sequence: Sequence, [first_key, bc]: [u32; 2], br: u32) -> u32 {
+    let end = match M::Keys::HAS_START {
+        true => {
+            let last = (first_key + bc).min(sequence.keys) - 1;
+            mask.queries(last as i32).end() as u32
+        }
+        false => sequence.queries,
+    };
+    end.div_ceil(br)
 }
 
 /// A query tile of a head: a step of the block.

@@ -12,14 +12,20 @@
 //! | `sm80` | dk, dv and the sums of dq |
 //! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
+//! | `bias` | zeros for the gradient of the bias |
+//! | `sinks` | the gradient of the sinks |
 
+mod bias;
 mod convert;
 mod job;
 mod prepare;
+mod sinks;
 mod sm80;
 mod sm90;
 
+pub use bias::zero_bias;
 pub use convert::convert;
 pub use prepare::prepare;
+pub use sinks::sinks;
 pub use sm80::sm80;
 pub use sm90::{sm90, sm90_stored};

@@ -21,8 +21,10 @@
 
 use super::job::{Job, Step};
 use crate::abi::BackwardParams;
-use crate::attention::mask::{Interval, Mask, Prefix};
+use crate::attention::SoftmaxScale;
+use crate::attention::mask::{Interval, Mask};
 use crate::attention::non_finite::{has_non_finite, multiply_seen};
+use crate::attention::score::{Corner, Score};
 use crate::layout::sum;
 use crate::ptx::{barrier, cp_async, global, math, shared, special};
 use crate::tile::registers::{again, opaque_in};
@@ -44,7 +46,8 @@ use crate::tile::{
 #[inline(always)]
 pub unsafe fn sm80<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
+    C: Score,
     const W: usize,
     const MT: usize,
     const DT: usize,
@@ -120,10 +123,7 @@ pub unsafe fn sm80<
         params.turns + 4 * (row / u64::from(br))
     };
     // Whether a query of a tile does not see all keys: one beyond the last is seen by none.
-    let masked = |job: &Job<M>, first: u32| {
-        let whole = job.queries(job.first_key + bc - 1);
-        (first as i32) < whole.start() || whole.end() < (first + br) as i32
-    };
+    let masked = |job: &Job<M>, first: u32| job.masks(first, [bc, br]);
     // dV or dK of the warp's keys.
     let mut sum = [[Accumulator::ZERO; DT]; MT];
 
@@ -136,8 +136,9 @@ pub unsafe fn sm80<
         }
         barrier::block();
         let mut step = Step::first(&job());
-        // A launch has queries and keys, and the last query sees all of them: there is a step.
-        let more = |step: Step| step.head < forward.group.value;
+        // Without a window the last query sees all keys: there is a step.
+        let sees = || !M::Keys::HAS_START || job().first < job().end;
+        let more = |step: Step| step.head < forward.group.value && sees();
         pipeline.acquire();
         {
             let job = job();
@@ -149,7 +150,7 @@ pub unsafe fn sm80<
             rows(&forward.k).load(k_tile, job.first_key, bc, exist);
             rows(&forward.v).load(v_tile, job.first_key, bc, exist);
         }
-        if side(0) == 0 {
+        if side(0) == 0 && sees() {
             load(0, step);
         }
         pipeline.commit();
@@ -194,7 +195,7 @@ pub unsafe fn sm80<
             let far = q_tile(stage).skip((1 - side) * br);
             // The queries that see each of the lane's keys, counted from the tile's first one.
             let seen = || {
-                let job = job();
+                let job = job().of_head(forward, step.head);
                 let key = job.first_key + warp_key(step.head);
                 map_rows(|i| job.queries(key + i).counted_from(first as i32))
             };
@@ -219,17 +220,27 @@ pub unsafe fn sm80<
             // P = exp(S - lse); dS = P * (dP - delta)
             let rows = rows_of(stage) + side * 4 * br;
             let x: [[Operand; NT]; MT] = if side == 0 {
-                let scale = forward.scale * core::f32::consts::LOG2_E;
-                map_columns(&mut x, rows, |s, lse| math::exp2(math::fma(s, scale, -lse)));
-                if masked {
-                    zero(&mut x, seen());
-                }
-                let p = to_operands::<E, MT, NT>(x);
+                let (p, slopes) = if C::SCALED {
+                    let scale = forward.scale * core::f32::consts::LOG2_E;
+                    map_columns(&mut x, rows, |s, lse| math::exp2(math::fma(s, scale, -lse)));
+                    if masked {
+                        zero(&mut x, seen());
+                    }
+                    let p = to_operands::<E, MT, NT>(x);
+                    (p, p)
+                } else {
+                    let (job, seen) = (job(), masked.then(seen));
+                    let score = C::new(forward, job.sequence.batch, job.head(forward, step.head));
+                    let key = (job.first_key + warp_key(step.head)) as i32;
+                    let whole = job.sequence.whole();
+                    let corner = Corner::new(first as i32, key, job.sequence, whole);
+                    probabilities::<E, C, _, MT, NT>(x, rows, score, corner, seen)
+                };
                 if waits() {
                     // dS of the step before is free, and dQ added.
                     barrier::some(added, threads);
                 }
-                pass(passed(stage, step.head).base, p);
+                pass(passed(stage, step.head).base, slopes);
                 barrier::some(1 + warp(step.head) % pairs, 64);
                 pipeline.fill(|| {
                     let next = step.next(&job());
@@ -248,6 +259,13 @@ pub unsafe fn sm80<
                 multiply_by::<E, MT, NT>(&mut x, passed(stage, step.head).base);
                 if masked {
                     zero(&mut x, seen());
+                }
+                if !C::SCALED {
+                    let job = job();
+                    let head = [job.sequence.batch, job.head(forward, step.head)];
+                    let key = (job.first_key + warp_key(step.head)) as i32;
+                    let corner = Corner::new(first as i32, key, job.sequence, job.sequence.whole());
+                    C::add_gradients(params, head, &x, corner);
                 }
                 let ds = to_operands::<E, MT, NT>(x);
                 // All lanes have read P.
@@ -277,13 +295,14 @@ pub unsafe fn sm80<
             }
             let job = job();
             if params.turns != 0 && warp(step.head) == 0 {
-                global::wait_for_count(turn(&job, step), job.tile);
+                let before = job.tiles_before(step.tile * br, bc);
+                global::wait_for_count(turn(&job, step), before);
             }
             step = step.next(&job);
         }
         // All warps are done with K and V, and have added to dQ.
         barrier::block();
-        if params.turns != 0 && warp(0) == 0 {
+        if params.turns != 0 && warp(0) == 0 && sees() {
             let job = job();
             global::count_once(turn(&job, step.previous(&job)));
         }
@@ -321,7 +340,7 @@ pub unsafe fn sm80<
 #[inline(always)]
 unsafe fn add_dq<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     const DT: usize,
     const NT: usize,
     const QM: usize,
@@ -349,10 +368,13 @@ unsafe fn add_dq<
         unsafe {
             if guarded {
                 let keys = |mt: usize, i: u32| {
-                    let slice = (mt * row_warps) as u32 + down;
-                    job().keys(first + 16 * slice + i)
+                    let query = first + 16 * ((mt * row_warps) as u32 + down) + i;
+                    match M::HAS_HEADS {
+                        true => job().of_head(&params.forward, step.head).keys(query),
+                        false => job().keys(query),
+                    }
                 };
-                let mut seen = [[Prefix::default(); 2]; QM];
+                let mut seen = [[M::Keys::default(); 2]; QM];
                 for mt in 0..QM {
                     seen[mt] = [keys(mt, lane / 4), keys(mt, lane / 4 + 8)];
                 }
@@ -396,6 +418,48 @@ unsafe fn add_dq<
             }
         }
     }
+}
+
+/// P of transposed products, and P times the derivatives of the scores, with 0 for pairs that are not `seen`, if given.
+///
+/// # Safety
+/// The statistics at the shared address `rows` are written and visible.
+#[inline(always)]
+unsafe fn probabilities<E: Element, C: Score, I: Interval, const MT: usize, const NT: usize>(
+    x: [[Accumulator; NT]; MT],
+    rows: u32,
+    score: C,
+    corner: Corner,
+    seen: Option<[[I; 2]; MT]>,
+) -> ([[Operand; NT]; MT], [[Operand; NT]; MT]) {
+    let SoftmaxScale { log2, negative } = score.scale();
+    let scale = if negative { -log2 } else { log2 };
+    let mut p = [[Operand::ZERO; NT]; MT];
+    let mut slopes = p;
+    for mt in 0..MT {
+        for nt in 0..NT {
+            let mut tile = [[x[mt][nt]]];
+            let derivatives = score.apply_deriving(&mut tile[0][0], corner.skip::<true>(mt, nt));
+            let rows = rows + 64 * nt as u32;
+            // SAFETY: the caller's promise.
+            unsafe {
+                map_columns(&mut tile, rows, |s, lse| {
+                    math::exp2(math::fma(s, scale, -lse))
+                });
+            }
+            if let Some(seen) = seen {
+                let seen = seen[mt].map(|queries| queries.counted_from(16 * nt as i32));
+                zero(&mut tile, [seen]);
+            }
+            let [[mut tile]] = tile;
+            p[mt][nt] = tile.to_operand::<E>();
+            for i in 0..8 {
+                tile.0[i] *= derivatives.0[i];
+            }
+            slopes[mt][nt] = tile.to_operand::<E>();
+        }
+    }
+    (p, slopes)
 }
 
 /// Replaces each element of tiles, whose columns are queries, by `f` of it and of its query's statistic.

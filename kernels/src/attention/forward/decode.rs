@@ -10,7 +10,7 @@
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::score::Score;
+use crate::attention::score::{Corner, Score};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;
@@ -91,8 +91,11 @@ pub unsafe fn decode<
         let row = first + warp_row;
         let has_rows = row < rows;
         let q_tile = qo_tile.skip(warp_row);
-        let mut warp =
-            Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, row, C::new(params), &Team::ALONE);
+        let score = C::new(params, work.sequence.batch, work.heads.first());
+        let corner = Corner::new(row as i32, 0, work.sequence, split);
+        let mut warp = Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
+        warp.softmax
+            .take_sink(C::sink(params, split, work.heads.first()));
         // The first block always sets the maxima.
         let whole = whole.min(blocks.saturating_sub(1));
         let mut j = blocks;

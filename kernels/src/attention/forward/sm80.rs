@@ -16,8 +16,8 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::score::Score;
+use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
+use crate::attention::score::{Corner, Score};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
@@ -35,7 +35,7 @@ use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, Shared
 #[inline(always)]
 pub unsafe fn sm80<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     C: Score,
     const W: usize,
@@ -58,30 +58,32 @@ pub unsafe fn sm80<
     let k = Copier::new(work.kv_rows(&params.k, split.first), thread, threads);
     let v = Copier::new(work.kv_rows(&params.v, split.first), thread, threads);
 
-    let mask = M::new(params, work.sequence, split);
+    let mask = work.mask::<M>(params, split);
     // What the first and the last of the rows `first..end` see. No `map`: it would leave an array in memory.
     let ends = |first: u32, end: u32| {
         let last = end.min(rows) - 1;
         [mask.keys(work.query(first)), mask.keys(work.query(last))]
     };
-    let blocks = seen_blocks(ends(first, first + br), bc).end;
+    let seen = seen_blocks(ends(first, first + br), bc);
+    let (start, blocks) = (seen.start, seen.end);
     // The warp's first row, and the blocks that the warp sees: none if its rows lie past the last one.
     let row = first + warp_row;
-    let warp_blocks = if row < rows {
-        seen_blocks(ends(row, row + warp_rows), bc).end
+    let (warp_start, warp_blocks) = if row < rows {
+        let seen = seen_blocks(ends(row, row + warp_rows), bc);
+        (seen.start, seen.end)
     } else {
-        0
+        (start, start)
     };
-    let whole = whole_blocks(ends(row, row + warp_rows), bc).end;
+    let whole = whole_blocks(ends(row, row + warp_rows), bc);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
-    // The stage after block j's: V of block j - 1 and K of block j - 2, where these blocks exist.
+    // The stage after block j's: V of block j - 1 and K of block j - 2, if so many blocks are left.
     // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
-    let load_next = |j: u32| unsafe {
-        k.load_whole(k_tile(j), (j * bc).wrapping_sub(2 * bc), bc, j > 1);
-        v.load_whole(v_tile(j + 1), (j * bc).wrapping_sub(bc), bc, j > 0);
+    let load_next = |j: u32, left: u32| unsafe {
+        k.load_whole(k_tile(j), (j * bc).wrapping_sub(2 * bc), bc, left > 1);
+        v.load_whole(v_tile(j + 1), (j * bc).wrapping_sub(bc), bc, left > 0);
     };
     let mut pipeline = CpAsync::<2>;
 
@@ -95,69 +97,92 @@ pub unsafe fn sm80<
         // The last block may end beyond the last key.
         let last = blocks.wrapping_sub(1);
         let exist = split.keys.wrapping_sub(last.wrapping_mul(bc));
-        if blocks > 0 {
+        if blocks > start {
             k.load(k_tile(last), last * bc, bc, exist);
         }
         pipeline.commit();
         pipeline.acquire();
-        if blocks > 0 {
+        if blocks > start {
             v.load(v_tile(last), last * bc, bc, exist);
         }
-        if blocks > 1 {
+        if blocks > start + 1 {
             k.load(k_tile(last - 1), (last - 1) * bc, bc, bc);
         }
         pipeline.commit();
         pipeline.wait_first();
         let q_tile = qo_tile.skip(warp_row);
-        let mut warp =
-            Warp::<MT, DT, DT, QT, Fixed, C>::new(q_tile, row, C::new(params), &Team::ALONE);
+        let score = C::new(params, work.sequence.batch, work.heads.first());
+        let corner = Corner::new(row as i32, 0, work.sequence, split);
+        let mut warp = Warp::<MT, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
+        warp.softmax
+            .take_sink(C::sink(params, split, work.heads.first()));
 
-        // `j` blocks are left. Where the warp sees nothing of a block, it only copies.
+        // Blocks `start..j` are left. Where the warp sees nothing of a block, it only copies.
         let mut j = blocks;
         while j > warp_blocks {
             j -= 1;
             pipeline.release();
             pipeline.wait();
-            pipeline.fill(|| load_next(j));
+            pipeline.fill(|| load_next(j, j - start));
         }
-        if j > 0 {
+        if j > warp_start {
             let keys = |j: u32| {
                 let first_key = (j * bc) as i32;
                 map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
             };
             // The first block always sets the maxima; the last one ends the loop.
-            let whole = whole.min(j - 1).max(1);
+            let last = warp_start;
+            let mut masked_end = whole.end.min(j - 1).max(last + 1);
+            let whole_end = whole.start.max(last + 1);
             // Line 8, a block ahead of the other lines.
             let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
             pipeline.release();
-            while j > whole {
-                j -= 1;
-                let keys = keys(j);
-                let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                pipeline.wait();
-                pipeline.fill(|| load_next(j));
-                warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
-                s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
-                pipeline.release();
-            }
-            while j > 1 {
-                j -= 1;
-                let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
-                pipeline.wait();
-                pipeline.fill(|| load_next(j));
-                warp.accumulate::<E, NT>(p, v_tile(j));
-                s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
-                pipeline.release();
+            loop {
+                while j > masked_end {
+                    j -= 1;
+                    let keys = keys(j);
+                    let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
+                    pipeline.wait();
+                    pipeline.fill(|| load_next(j, j - start));
+                    warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+                    pipeline.release();
+                }
+                while j > whole_end {
+                    j -= 1;
+                    let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
+                    pipeline.wait();
+                    pipeline.fill(|| load_next(j, j - start));
+                    warp.accumulate::<E, NT>(p, v_tile(j));
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+                    pipeline.release();
+                }
+                // Below the whole blocks there are masked ones again, at the other edge.
+                if !M::Keys::HAS_START || j == last + 1 {
+                    break;
+                }
+                masked_end = last + 1;
             }
             let keys = again(|| {
                 let work = WorkTile::<H>::of_block(params, br);
-                let mask = M::new(params, work.sequence, work.keys(params));
+                let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
-                map_rows(|i| mask.keys_of_block(work.query(row + i), 0))
+                let first_key = (last * bc) as i32;
+                map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
             pipeline.wait();
-            warp.accumulate_masked::<E, M, NT>(p, v_tile(0), keys);
+            if M::Keys::HAS_START {
+                j = last;
+                pipeline.fill(|| load_next(j, j - start));
+            }
+            warp.accumulate_masked::<E, M, NT>(p, v_tile(last), keys);
+        }
+        while M::Keys::HAS_START && j > start {
+            j -= 1;
+            pipeline.release();
+            pipeline.wait();
+            pipeline.fill(|| load_next(j, j - start));
         }
 
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);

@@ -17,7 +17,7 @@ use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::non_finite::multiply_guarded;
-use crate::attention::score::Score;
+use crate::attention::score::{Corner, Score};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::registers::{again, opaque_in};
@@ -107,7 +107,11 @@ pub unsafe fn team<
         pipeline.commit();
         pipeline.wait_first();
         let q_tile = qo_tile.skip(team_row);
-        let mut warp = Warp::<MT, DT, OT, QT, Fixed, C>::new(q_tile, row, C::new(params), &team());
+        let score = C::new(params, work.sequence.batch, work.heads.first());
+        let corner = Corner::new(row as i32, 0, work.sequence, split);
+        let mut warp = Warp::<MT, DT, OT, QT, Fixed, C>::new(q_tile, corner, score, &team());
+        warp.softmax
+            .take_sink(C::sink(params, split, work.heads.first()));
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {

@@ -12,9 +12,9 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
+use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::non_finite::{has_non_finite, multiply_guarded};
-use crate::attention::score::Score;
+use crate::attention::score::{Corner, Score};
 use crate::attention::sequence::Sequence;
 use crate::attention::softmax::Total;
 use crate::attention::{Softmax, Team, WorkTile, store_partial};
@@ -45,7 +45,7 @@ const WT: usize = WINDOW as usize / 16;
 #[inline(always)]
 pub unsafe fn wide<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     C: Score,
     const W: usize,
@@ -67,13 +67,14 @@ pub unsafe fn wide<
 
     let work = WorkTile::<H>::of_block(params, br);
     let (first, rows, split) = (work.first, work.row_count(), work.keys(params));
-    let visible = M::new(params, work.sequence, split);
+    let visible = work.mask::<M>(params, split);
     let last = (first + br).min(rows) - 1;
     let ends = [
         visible.keys(work.query(first)),
         visible.keys(work.query(last)),
     ];
-    let (blocks, whole) = (seen_blocks(ends, bc).end, whole_blocks(ends, bc).end);
+    let (seen, whole) = (seen_blocks(ends, bc), whole_blocks(ends, bc));
+    let (start, blocks) = (seen.start, seen.end);
 
     let base = shared::base();
     let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, 16 * DT as u32);
@@ -99,7 +100,7 @@ pub unsafe fn wide<
     // Starts to load slice `slice` of key block `block - 1`, the next of the stream, if there is one.
     let (mut block, mut slice, mut filling) = (blocks, 0, ring);
     let mut load_next = || {
-        if block > 0 {
+        if block > start {
             // Opaque: the addresses of all tensors would hold registers over the loop.
             let thread = opaque(thread);
             let key = (block - 1) * bc;
@@ -145,13 +146,14 @@ pub unsafe fn wide<
             pipeline.wait();
             pipeline.fill(&mut load_next);
         };
-        let score = C::new(params);
+        let score = C::new(params, work.sequence.batch, work.heads.first());
         let scale = score.scale();
         let mut softmax = Softmax::<MT>::new(scale);
+        softmax.take_sink(C::sink(params, split, work.heads.first()));
         let mut o = [[Accumulator::ZERO; OT]; MT];
         let mut reading = ring;
         let mut j = blocks;
-        while j > 0 {
+        while j > start {
             j -= 1;
             let mut s = [[Accumulator::ZERO; NT]; MT];
             for _ in 0..windows {
@@ -172,8 +174,13 @@ pub unsafe fn wide<
             if scale.negative {
                 s = s.map(|row| row.map(Accumulator::negate));
             }
-            score.apply(&mut s, first + team.row, j * bc + warp_key);
-            let is_masked = j >= whole;
+            let (query, key) = ((first + team.row) as i32, (j * bc + warp_key) as i32);
+            let corner = Corner::new(query, key, work.sequence, split);
+            score.apply::<false, MT, NT>(&mut s, corner);
+            let is_masked = match M::Keys::HAS_START {
+                true => !whole.contains(&j),
+                false => j >= whole.end,
+            };
             // The keys that each row sees, counted from key `key` of this block.
             let keys = |key: u32| -> [[M::Keys; 2]; MT] {
                 let first_key = (j * bc + key) as i32;

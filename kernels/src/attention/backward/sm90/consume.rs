@@ -76,7 +76,7 @@ pub unsafe fn consume<
             };
 
             let first_query = (step.tile * br) as i32;
-            let masked = first_query < whole.start || first_query + br as i32 > whole.end;
+            let masked = first_query < whole.start() || first_query + br as i32 > whole.end();
             ring.wait(memory.q_full(stage));
             ring.wait(memory.d_o_full(stage));
             let mut leave_out = LeaveOut::default();

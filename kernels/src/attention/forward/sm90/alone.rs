@@ -2,7 +2,7 @@
 //! products with infinities and NaN that some rows must not see.
 
 use super::consumer::Consumer;
-use crate::attention::mask::{Interval, Prefix};
+use crate::attention::mask::Interval;
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
 use crate::ptx::{barrier, ldmatrix, shared, special, vote};
@@ -67,7 +67,7 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
         &self,
         o: &mut [Accumulator; OT],
         p: &mut [Operand; NT],
-        keys: [Prefix; 2],
+        keys: [impl Interval; 2],
     ) {
         let v = self.memory.v(self.block.stage());
         // SAFETY: the caller's promise.

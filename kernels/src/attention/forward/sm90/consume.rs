@@ -9,8 +9,8 @@ use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix};
-use crate::attention::score::Score;
+use crate::attention::mask::{Interval, Mask, whole_blocks};
+use crate::attention::score::{Corner, Score};
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
 use crate::ptx::{barrier, bulk, mbarrier, special, vote};
@@ -37,7 +37,7 @@ impl<H: Heads, const DT: usize> ByMap<H, DT> {
 #[inline(always)]
 pub unsafe fn consume<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     C: Score,
     T: Watch,
@@ -61,6 +61,8 @@ pub unsafe fn consume<
 {
     let params = &launch.forward;
     const { assert!(!ByMap::<H, DT>::YES || NQ > W) }
+    // Two sides count blocks from 0 on.
+    const { assert!(G == 1 || !M::Keys::HAS_START) }
     let (br, bc) = (W * ROWS, 16 * NT as u32);
     let (memory, turns) = (memory_of(side), Turns::<G>(side));
     let row = warpgroup * ROWS;
@@ -70,7 +72,6 @@ pub unsafe fn consume<
         let thread = unsafe { special::thread(128 * (G * W + 1)) };
         (thread % 128, thread / 32 % 4 * 16)
     };
-    let scale = C::new(params).scale();
     let mut q = Ring::<NQ>(warpgroup);
     let mut consumer = Consumer::<T, DT, OT, NT, S> {
         memory,
@@ -102,9 +103,19 @@ pub unsafe fn consume<
             let slot = q.stage();
             consumer.slot = slot;
             let part = Part::<H, M>::new(params, job, row);
-            let own = turns.count(part.blocks(ROWS, bc));
-            let mut j = turns.count(Part::<H, M>::new(params, job, 0).blocks(br, bc));
-            while j > own {
+            let (heads, split) = (part.work.heads.first(), part.work.keys(params));
+            let score = C::new(params, part.work.sequence.batch, heads);
+            let scale = score.scale();
+            let own = part.blocks(ROWS, bc);
+            let seen = Part::<H, M>::new(params, job, 0).blocks(br, bc);
+            let start = seen.start;
+            // A warpgroup that sees nothing passes all blocks.
+            let own_start = match own.start < own.end {
+                true => own.start,
+                false => start,
+            };
+            let mut j = turns.count(seen.end);
+            while j > turns.count(own.end).max(start) {
                 j = opaque(j - 1);
                 consumer.pass();
             }
@@ -118,7 +129,8 @@ pub unsafe fn consume<
             };
             let mut o = [Accumulator::ZERO; OT];
             let mut softmax = Softmax::<1>::new(scale);
-            if j > 0 {
+            softmax.take_sink(C::sink(params, split, heads));
+            if j > own_start {
                 if !H::STRIDED {
                     let warp_row = who().1;
                     consumer.copy_q(params, &part.work, part.first + warp_row as i32, warp_row);
@@ -128,6 +140,13 @@ pub unsafe fn consume<
                     consumer.negate_q(who().1);
                     barrier::some(1 + consumer.number, 128);
                 }
+                // Calls on cold paths stay calls, with arguments in local memory, where what they call is as much as options
+                // make of it.
+                let cold = || {
+                    if C::SCALED {
+                        cold_path();
+                    }
+                };
                 let keys = |j: u32| {
                     let (part, (_, warp_row)) = again(|| {
                         (
@@ -142,6 +161,23 @@ pub unsafe fn consume<
                     });
                     keys
                 };
+                let apply = |s: &mut [Accumulator; NT], j: u32| {
+                    if C::SCALED {
+                        return;
+                    }
+                    let (part, (_, warp_row)) = again(|| {
+                        (
+                            Part::<H, M>::new(params, Job::load(memory.job(slot)), row),
+                            who(),
+                        )
+                    });
+                    let (sequence, split) = (part.work.sequence, part.work.keys(params));
+                    let query = part.first + warp_row as i32;
+                    let corner = Corner::new(query, (j * bc) as i32, sequence, split);
+                    let mut tiles = [*s];
+                    score.apply::<false, 1, NT>(&mut tiles, corner);
+                    [*s] = tiles;
+                };
                 // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V: while the
                 // tensor cores compute the scores or, of chunks, once V of the block before is released.
                 let look = |consumer: &Consumer<T, DT, OT, NT, S>| {
@@ -154,7 +190,7 @@ pub unsafe fn consume<
                              p: &mut [Operand; NT],
                              j: u32| {
                     if found {
-                        cold_path();
+                        cold();
                         consumer.add_guarded::<E>(o, p, keys(j));
                         // One lane releases V, after all have read it.
                         barrier::warp();
@@ -162,13 +198,17 @@ pub unsafe fn consume<
                 };
                 // Blocks `exact..j` take exact maxima: all down to the last one that the first row sees, so that each row
                 // has seen a key.
-                let [first, _] = part.ends(ROWS);
-                let seen = ((first.end as u32).max(1) - 1) / bc;
+                let ends = part.ends(ROWS);
+                let seen = ((ends[0].end() as u32).max(1) - 1) / bc;
                 let exact = match G {
                     1 => seen,
                     _ => turns.count(seen + 1).max(1) - 1,
                 };
-                let exact = exact.min(j - 1);
+                let mut exact = match ends[0].has_gaps() {
+                    true => own_start,
+                    false => exact.max(own_start).min(j - 1),
+                };
+                let whole = whole_blocks(ends, bc).start.max(own_start);
 
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
@@ -178,6 +218,7 @@ pub unsafe fn consume<
                 }
                 let mut leave_out = S > 1 && look(&consumer);
                 consumer.wait_scores(&mut s, false);
+                apply(&mut s, j);
                 exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
                 consumer.note(consumer.block, Event::Softmax);
                 consumer.release_k();
@@ -188,68 +229,78 @@ pub unsafe fn consume<
                 }
                 guard(&consumer, leave_out, &mut o, &mut p, j);
                 // No product is under way from a step to the next: the assembler would wait for each one.
-                while j > exact {
-                    j -= 1;
-                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
-                    leave_out = S > 1 && look(&consumer);
-                    consumer.wait_scores(&mut s, true);
-                    let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
-                    consumer.note(consumer.block, Event::Softmax);
-                    consumer.release_k();
-                    consumer.settle(&mut o);
-                    scale_rows(&mut o, factors);
-                    [p] = to_operands::<E, 1, NT>([s]);
-                    consumer.note(consumer.block, Event::P);
-                    if S == 1 {
-                        leave_out = look(&consumer);
+                loop {
+                    while j > exact {
+                        j -= 1;
+                        consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                        leave_out = S > 1 && look(&consumer);
+                        consumer.wait_scores(&mut s, true);
+                        apply(&mut s, j);
+                        let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                        consumer.note(consumer.block, Event::Softmax);
+                        consumer.release_k();
+                        consumer.settle(&mut o);
+                        scale_rows(&mut o, factors);
+                        [p] = to_operands::<E, 1, NT>([s]);
+                        consumer.note(consumer.block, Event::P);
+                        if S == 1 {
+                            leave_out = look(&consumer);
+                        }
+                        guard(&consumer, leave_out, &mut o, &mut p, j);
                     }
-                    guard(&consumer, leave_out, &mut o, &mut p, j);
-                }
-                while j > 0 {
-                    j -= 1;
-                    consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
-                    consumer.wait_scores(&mut s, true);
-                    // Opaque with chunks: else the compiler copies the step, for the first one, which may leave V out.
-                    leave_out = S == 1 && opaque(0) > 0;
-                    let mut tiles = [s];
-                    let mut factors = [1.0; 2];
-                    let fit;
-                    if S == 1 {
-                        // K is gone, so its scores are compared while they are there.
-                        fit = !vote::any(!softmax.serves(&tiles));
-                        if fit {
+                    while j > whole {
+                        j -= 1;
+                        consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
+                        consumer.wait_scores(&mut s, true);
+                        apply(&mut s, j);
+                        // Opaque with chunks: else the compiler copies the step, for the first one, which may leave V out.
+                        leave_out = S == 1 && opaque(0) > 0;
+                        let mut tiles = [s];
+                        let mut factors = [1.0; 2];
+                        let fit;
+                        if S == 1 {
+                            // K is gone, so its scores are compared while they are there.
+                            fit = !vote::any(!softmax.serves(&tiles));
+                            if fit {
+                                let sums = softmax.apply(&mut tiles);
+                                [s] = tiles;
+                                softmax.add(sums);
+                            } else {
+                                cold_path();
+                                let maxima = softmax.maxima(&s);
+                                factors = softmax.update(0, &mut s, maxima);
+                            }
+                        } else {
                             let sums = softmax.apply(&mut tiles);
                             [s] = tiles;
-                            softmax.add(sums);
-                        } else {
-                            cold_path();
-                            let maxima = softmax.maxima(&s);
-                            factors = softmax.update(0, &mut s, maxima);
+                            // The branch keeps the exponentials before the wait, which the assembler would move up.
+                            fit = !vote::any(!sums.fit());
+                            if fit {
+                                softmax.add(sums);
+                            } else {
+                                cold();
+                                s = consumer.warp_scores::<E>(who().1);
+                                apply(&mut s, j);
+                                barrier::warp();
+                                let maxima = softmax.maxima(&s);
+                                factors = softmax.update(0, &mut s, maxima);
+                            }
                         }
-                    } else {
-                        let sums = softmax.apply(&mut tiles);
-                        [s] = tiles;
-                        // The branch keeps the exponentials before the wait, which the assembler would move up.
-                        fit = !vote::any(!sums.fit());
-                        if fit {
-                            softmax.add(sums);
-                        } else {
+                        consumer.note(consumer.block, Event::Softmax);
+                        consumer.settle(&mut o);
+                        if !fit {
                             cold_path();
-                            s = consumer.warp_scores::<E>(who().1);
-                            barrier::warp();
-                            let maxima = softmax.maxima(&s);
-                            factors = softmax.update(0, &mut s, maxima);
+                            scale_rows(&mut o, factors);
                         }
+                        consumer.release_k();
+                        [p] = to_operands::<E, 1, NT>([s]);
+                        consumer.note(consumer.block, Event::P);
                     }
-                    consumer.note(consumer.block, Event::Softmax);
-                    consumer.settle(&mut o);
-                    if !fit {
-                        cold_path();
-                        scale_rows(&mut o, factors);
+                    // Below the whole blocks there are masked ones again, at the other edge.
+                    if !M::Keys::HAS_START || j == own_start {
+                        break;
                     }
-                    consumer.release_k();
-                    [p] = to_operands::<E, 1, NT>([s]);
-                    consumer.note(consumer.block, Event::P);
+                    exact = own_start;
                 }
                 job = release_q();
                 consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
@@ -259,6 +310,10 @@ pub unsafe fn consume<
                     release_last(q);
                 }
                 job = release_q();
+            }
+            while M::Keys::HAS_START && j > start {
+                j = opaque(j - 1);
+                consumer.pass();
             }
             q = Ring(q.0 + W);
             if G > 1 {
@@ -300,7 +355,7 @@ pub unsafe fn consume<
 unsafe fn exact_softmax<const NT: usize>(
     softmax: &mut Softmax<1>,
     s: &mut [Accumulator; NT],
-    keys: [Prefix; 2],
+    keys: [impl Interval; 2],
 ) -> [f32; 2] {
     let mut tiles = [*s];
     mask(&mut tiles, [keys]);

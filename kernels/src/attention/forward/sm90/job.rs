@@ -3,10 +3,11 @@
 use crate::abi::{ForwardParams, MAX_SEQLEN};
 use crate::attention::WorkTile;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix, seen_blocks};
+use crate::attention::mask::{Mask, seen_blocks};
 use crate::attention::sequence::Sequence;
 use crate::ptx::shared;
 use core::hint::assert_unchecked;
+use core::ops::Range;
 
 /// Which tile a block computes. The producer decides, and the consumers read it from shared memory: where a tile
 /// lies takes divisions, and the results would take their registers.
@@ -90,7 +91,7 @@ pub struct Part<H, M> {
     pub keys: u32,
 }
 
-impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
+impl<H: Heads, M: Mask> Part<H, M> {
     /// The rows of a job from row `skip` of its tile on.
     #[inline(always)]
     pub fn new(params: &ForwardParams, job: Job, skip: u32) -> Self {
@@ -101,7 +102,7 @@ impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
         // SAFETY: a launch has no longer sequence.
         unsafe { assert_unchecked(split.keys <= MAX_SEQLEN) }
         Part {
-            mask: M::new(params, work.sequence, split),
+            mask: work.mask(params, split),
             first: job.first + skip as i32,
             keys: split.first,
             work,
@@ -110,23 +111,23 @@ impl<H: Heads, M: Mask<Keys = Prefix>> Part<H, M> {
 
     /// What the first and the last of `count` rows see that exist.
     #[inline(always)]
-    pub fn ends(&self, count: u32) -> [Prefix; 2] {
+    pub fn ends(&self, count: u32) -> [M::Keys; 2] {
         let last = self.first + count as i32 - 1;
         [self.keys_of(self.first), self.keys_of(last)]
     }
 
     /// The keys of a row, or of the first row if it lies before it.
     #[inline(always)]
-    fn keys_of(&self, row: i32) -> Prefix {
+    fn keys_of(&self, row: i32) -> M::Keys {
         self.mask.keys(self.work.query(row.max(0) as u32))
     }
 
-    /// How many blocks some of the first `count` rows see: none if no such row exists.
+    /// The blocks that some of the first `count` rows see: none if no such row exists.
     #[inline(always)]
-    pub fn blocks(&self, count: u32, bc: u32) -> u32 {
+    pub fn blocks(&self, count: u32, bc: u32) -> Range<u32> {
         match self.first + count as i32 > 0 {
-            true => seen_blocks(self.ends(count), bc).end,
-            false => 0,
+            true => seen_blocks(self.ends(count), bc),
+            false => 0..0,
         }
     }
 }

@@ -41,7 +41,7 @@ pub mod store;
 mod watch;
 
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix};
+use crate::attention::mask::Mask;
 use crate::attention::score::Score;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
@@ -66,7 +66,7 @@ const ROWS: u32 = 64;
 #[inline(always)]
 pub unsafe fn sm90<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     C: Score,
     T: Watch,

@@ -6,7 +6,7 @@ use super::job::{Job, Part, Turns};
 use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix};
+use crate::attention::mask::Mask;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
@@ -19,7 +19,7 @@ use crate::tile::registers::opaque;
 /// As [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
 #[inline(always)]
 pub unsafe fn produce<
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     T: Watch,
     const G: u32,
@@ -91,8 +91,9 @@ pub unsafe fn produce<
                 });
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
-            let mut j = turns.count(part.blocks(br, bc));
-            if j > 0 {
+            let seen = part.blocks(br, bc);
+            let (start, mut j) = (seen.start, turns.count(seen.end));
+            if j > start {
                 load_k(place, j - 1);
             }
             // Each warpgroup goes on when its own rows are there: they do not wait for one another.
@@ -113,9 +114,9 @@ pub unsafe fn produce<
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
-            while j > 0 {
+            while j > start {
                 j = opaque(j - 1);
-                if j > 0 {
+                if j > start {
                     load_k(place.next(), j - 1);
                 }
                 T::note(notes, place.0, Event::NeedsV);

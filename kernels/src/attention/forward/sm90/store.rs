@@ -4,7 +4,7 @@ use super::ROWS;
 use super::job::{Job, Part};
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix};
+use crate::attention::mask::Mask;
 use crate::attention::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
 use crate::layout::descriptor::Panels;
@@ -20,14 +20,7 @@ use crate::tile::{Accumulator, Element};
 /// # Safety
 /// As [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
-pub unsafe fn store<
-    E: Element,
-    H: Heads,
-    M: Mask<Keys = Prefix>,
-    const G: u32,
-    const W: u32,
-    const OT: usize,
->(
+pub unsafe fn store<E: Element, H: Heads, M: Mask, const G: u32, const W: u32, const OT: usize>(
     params: &ForwardParams,
     job: Job,
     o: [Accumulator; OT],
@@ -40,7 +33,7 @@ pub unsafe fn store<
 
 /// The warp's 16 rows of the job, the number of the first one in the tile, and the lane.
 #[inline(always)]
-fn warp_part<H: Heads, M: Mask<Keys = Prefix>, const G: u32, const W: u32>(
+fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
     params: &ForwardParams,
     job: Job,
 ) -> (Part<H, M>, u32, u32) {
@@ -60,7 +53,7 @@ fn warp_part<H: Heads, M: Mask<Keys = Prefix>, const G: u32, const W: u32>(
 pub unsafe fn store_by_map<
     E: Element,
     H: Heads,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     const G: u32,
     const W: u32,
     const OT: usize,

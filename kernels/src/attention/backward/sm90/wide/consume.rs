@@ -140,7 +140,7 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     };
     let is_masked = |step: Step| {
         let first = (step.tile * SIZE) as i32;
-        first < whole.start || first + SIZE as i32 > whole.end
+        first < whole.start() || first + SIZE as i32 > whole.end()
     };
     let mut sum = [Accumulator::ZERO; DT];
     let mut step = Step::first(&job);

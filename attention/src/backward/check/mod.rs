@@ -13,11 +13,17 @@
 //! sums, each element of P and dS has its error; times the size of its row of k, q or `d_o`, they add up. The worst
 //! row's allowance is added to each tolerance.
 //!
+//! The gradients of sinks and of a bias are sums, of which each term may be off by what lse, delta and the rounding of o
+//! in delta may take it. Options add to scores and lse what they add in the [forward pass](crate::check).
+//!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
+
+mod options;
 
 use super::reference::{Gradients, Reference};
 use crate::comparison::{Comparison, Deviation, round, sample};
 use crate::forward::Problem;
+use crate::options::HostOptions;
 use crate::tensor::Element;
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
@@ -30,13 +36,15 @@ use std::fmt;
 pub struct Backward<'a, T> {
     /// Sizes and options.
     pub problem: &'a Problem,
+    /// Tensors of options.
+    pub options: HostOptions<'a>,
     /// `[batch, heads, seqlen_q, dim]`.
     pub q: &'a [T],
     /// `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: &'a [T],
-    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: &'a [T],
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// `[batch, heads, seqlen_q, dim_v]`.
     pub d_o: &'a [T],
     /// `[batch, heads, seqlen_q]`; zeros if there is none.
     pub d_lse: Option<&'a [f32]>,
@@ -44,8 +52,12 @@ pub struct Backward<'a, T> {
     pub dq: &'a [T],
     /// `[batch, kv_heads, seqlen_kv, dim]`.
     pub dk: &'a [T],
-    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub dv: &'a [T],
+    /// `[heads]`; `None` if there are no sinks, or their gradient is not compared, which takes all rows of all heads.
+    pub d_sinks: Option<&'a [f32]>,
+    /// Shape, with extents of 1 in summed axes, and row-major elements; `None` like that of sinks.
+    pub d_bias: Option<([usize; 4], &'a [f32])>,
 }
 
 /// How the gradients compare with the reference.
@@ -61,12 +73,29 @@ pub struct Report {
     pub dk: Comparison,
     /// All elements of dv in these rows.
     pub dv: Comparison,
+    /// The gradients of all sinks, if they were given.
+    pub d_sinks: Option<Comparison>,
+    /// All elements of the gradient of the bias, if it was given.
+    pub d_bias: Option<Comparison>,
 }
 
 impl Report {
-    /// Whether all three are within their tolerance.
+    /// Whether all are within their tolerance.
     pub fn passed(&self) -> bool {
-        [self.dq, self.dk, self.dv].iter().all(Comparison::passed)
+        self.all().all(|(_, gradient)| gradient.passed())
+    }
+
+    /// The gradients with their names.
+    fn all(&self) -> impl Iterator<Item = (&'static str, Comparison)> {
+        let all = [
+            ("dq", Some(self.dq)),
+            ("dk", Some(self.dk)),
+            ("dv", Some(self.dv)),
+            ("d_sinks", self.d_sinks),
+            ("d_bias", self.d_bias),
+        ];
+        all.into_iter()
+            .filter_map(|(name, gradient)| gradient.map(|gradient| (name, gradient)))
     }
 
     /// The gradient that comes closest to its tolerance, or exceeds it most.
@@ -75,20 +104,19 @@ impl Report {
             0.0 => 0.0,
             error => error / gradient.tolerance,
         };
-        self.dq.worse(self.dk, share).worse(self.dv, share)
+        let gradients = self.all().map(|(_, gradient)| gradient);
+        let worst = gradients.reduce(|a, b| a.worse(b, share));
+        worst.expect("three at least")
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Report {
-            rows,
-            keys,
-            dq,
-            dk,
-            dv,
-        } = self;
-        write!(f, "{rows} rows: dq {dq}; {keys} keys: dk {dk}; dv {dv}")
+        write!(f, "{} rows, {} keys", self.rows, self.keys)?;
+        for (name, gradient) in self.all() {
+            write!(f, "; {name} {gradient}")?;
+        }
+        Ok(())
     }
 }
 
@@ -148,12 +176,15 @@ pub fn check<T: Element>(backward: &Backward<T>, rows: &[usize], keys: &[usize])
             },
         )
         .map(|gradient| gradient.expect("rows to compare").within(3.0));
+    let [d_sinks, d_bias] = options::compare(backward);
     Report {
         rows: rows.len(),
         keys: keys.len(),
         dq,
         dk,
         dv,
+        d_sinks,
+        d_bias,
     }
 }
 
@@ -161,6 +192,58 @@ fn worse(a: Option<Deviation>, b: Option<Deviation>) -> Option<Deviation> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.worse(b)),
         (a, b) => a.or(b),
+    }
+}
+
+/// The inputs of a key/value head and of the query heads that it serves.
+struct HeadInputs {
+    k: Array2<f64>,
+    v: Array2<f64>,
+    q: Array2<f64>,
+    d_o: Array2<f64>,
+    d_lse: Array1<f64>,
+}
+
+impl HeadInputs {
+    fn new<T: Element>(backward: &Backward<T>, head: usize) -> Self {
+        let p = backward.problem;
+        let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
+        let widen = |tensor: &[T], rows: usize, dim: usize| -> Array2<f64> {
+            let elements = &tensor[head * rows * dim..][..rows * dim];
+            let element = |(row, d): (usize, usize)| f64::from(elements[row * dim + d].to_f32());
+            Array2::from_shape_fn((rows, dim), element)
+        };
+        HeadInputs {
+            k: widen(backward.k, head_keys, p.dim),
+            v: widen(backward.v, head_keys, p.dim_v),
+            q: widen(backward.q, group_rows, p.dim),
+            d_o: widen(backward.d_o, group_rows, p.dim_v),
+            d_lse: match backward.d_lse {
+                None => Array1::zeros(group_rows),
+                Some(d_lse) => {
+                    let part = d_lse[head * group_rows..][..group_rows].iter();
+                    part.map(|&d_lse| f64::from(d_lse)).collect()
+                }
+            },
+        }
+    }
+
+    fn reference<'r, T: Element>(
+        &'r self,
+        backward: &'r Backward<T>,
+        head: usize,
+    ) -> Reference<'r> {
+        let p = backward.problem;
+        let (batch, first) = (head / p.kv_heads, head % p.kv_heads * p.group());
+        let heads = (first..first + p.group()).map(|head| backward.options.head(p, [batch, head]));
+        Reference::new(
+            p,
+            heads.collect(),
+            T::DTYPE,
+            [self.k.view(), self.v.view()],
+            [self.q.view(), self.d_o.view()],
+            self.d_lse.view(),
+        )
     }
 }
 
@@ -176,26 +259,8 @@ fn of_head<T: Element>(
     }
     let p = backward.problem;
     let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
-    let widen = |tensor: &[T], rows: usize| -> Array2<f64> {
-        let elements = &tensor[head * rows * p.dim..][..rows * p.dim];
-        let element = |(row, d): (usize, usize)| f64::from(elements[row * p.dim + d].to_f32());
-        Array2::from_shape_fn((rows, p.dim), element)
-    };
-    let [k, v] = [backward.k, backward.v].map(|tensor| widen(tensor, head_keys));
-    let [q, d_o] = [backward.q, backward.d_o].map(|tensor| widen(tensor, group_rows));
-    let d_lse: Array1<f64> = match backward.d_lse {
-        None => Array1::zeros(group_rows),
-        Some(d_lse) => {
-            let part = d_lse[head * group_rows..][..group_rows].iter();
-            part.map(|&d_lse| f64::from(d_lse)).collect()
-        }
-    };
-    let reference = Reference::new(
-        p,
-        [k.view(), v.view()],
-        [q.view(), d_o.view()],
-        d_lse.view(),
-    );
+    let head_inputs = HeadInputs::new(backward, head);
+    let reference = head_inputs.reference(backward, head);
     let exact = reference.gradients(rows, keys, None);
     let low = reference.gradients(rows, keys, Some(round::<T>));
 
@@ -212,8 +277,9 @@ fn of_head<T: Element>(
                      part: Part,
                      index: &dyn Fn(usize) -> [usize; 3]| {
         let ((expected, sums), (low, _)) = (part(&exact), part(&low));
+        let dim = expected.ncols();
         let deviations = numbers.iter().enumerate().map(|(place, &number)| {
-            let found = &found[(head * each + number) * p.dim..][..p.dim];
+            let found = &found[(head * each + number) * dim..][..dim];
             let (expected, low) = (expected.row(place), low.row(place));
             Deviation::of_row(index(number), found, expected, low, sums[place])
         });
@@ -250,6 +316,7 @@ mod tests {
     use crate::check::{all_rows, sample_rows};
     use crate::device::Device;
     use crate::forward::{Attention, Problem};
+    use crate::options::{HostOptions, Window};
     use crate::random;
     use crate::tensor::{Element, Tensor};
     use half::{bf16, f16};
@@ -262,8 +329,11 @@ mod tests {
         seqlen_q: 70,
         seqlen_kv: 65,
         dim: 16,
+        dim_v: 16,
         causal: true,
         scale: 0.5,
+        window: Window::NONE,
+        softcap: None,
     };
     /// `[1, 1, 60]` of dq, in the middle of a tile.
     const ROW: usize = 3 * 70 + 60;
@@ -289,7 +359,7 @@ mod tests {
         }
 
         fn of(problem: Problem, inputs: [Vec<T>; 4], d_lse: Vec<f32>) -> Self {
-            let [q_shape, kv_shape] = [problem.q_shape(), problem.kv_shape()];
+            let [q_shape, kv_shape] = [problem.q_shape(), problem.k_shape()];
             let shapes = [q_shape, kv_shape, kv_shape, q_shape];
             let cpu = Device::cpu();
             let tensor = |i: usize| Tensor::new(&cpu, shapes[i], &inputs[i]).expect("valid");
@@ -316,6 +386,7 @@ mod tests {
             let [dq, dk, dv] = &self.gradients;
             Backward {
                 problem: &self.problem,
+                options: HostOptions::default(),
                 q,
                 k,
                 v,
@@ -324,6 +395,8 @@ mod tests {
                 dq,
                 dk,
                 dv,
+                d_sinks: None,
+                d_bias: None,
             }
         }
 

@@ -1,0 +1,94 @@
+//! Compares the gradients of options' tensors.
+
+use super::{Backward, HeadInputs};
+use crate::backward::reference::Row;
+use crate::comparison::{Comparison, Deviation, round};
+use crate::tensor::Element;
+use ndarray::{Array4, Axis, RemoveAxis};
+use rayon::prelude::*;
+
+/// Rows whose parts in the sums are found at once.
+const ROWS: usize = 256;
+
+/// Compares the gradients of sinks and of a bias with all that rows give them.
+pub(super) fn compare<T: Element>(backward: &Backward<T>) -> [Option<Comparison>; 2] {
+    let p = backward.problem;
+    let mut d_sinks = backward.d_sinks.map(|_| Sums::zeros([1, p.heads, 1, 1]));
+    let mut d_bias = backward.d_bias.map(|(shape, _)| Sums::zeros(shape));
+    let is_compared = d_sinks.is_some() || d_bias.is_some();
+    for head in (0..p.batch * p.kv_heads).filter(|_| is_compared) {
+        let inputs = HeadInputs::new(backward, head);
+        let reference = inputs.reference(backward, head);
+        let (batch, first) = (head / p.kv_heads, head % p.kv_heads * p.group());
+        let numbers: Vec<usize> = (0..p.group() * p.seqlen_q).collect();
+        for numbers in numbers.chunks(ROWS) {
+            let rows = numbers.par_iter().map(|&number| {
+                let exact = reference.row(number, None)?;
+                let low = reference.row(number, Some(round::<T>))?;
+                Some((number, exact, low))
+            });
+            let rows: Vec<Option<(usize, Row, Row)>> = rows.collect();
+            for (number, exact, low) in rows.into_iter().flatten() {
+                let place = |key| [batch, first + number / p.seqlen_q, number % p.seqlen_q, key];
+                if let Some(sums) = &mut d_sinks {
+                    sums.add(place(0), [exact.d_sink, low.d_sink, exact.d_sink_error]);
+                }
+                if let Some(sums) = &mut d_bias {
+                    for (j, &key) in exact.keys.iter().enumerate() {
+                        let error = exact.ds_errors[j] + exact.p[j] * exact.o_error;
+                        sums.add(place(key), [exact.ds[j], low.ds[j], error]);
+                    }
+                }
+            }
+        }
+    }
+    let found = [backward.d_sinks, backward.d_bias.map(|(_, d_bias)| d_bias)];
+    let compared = |(sums, found): (Option<Sums>, Option<&[f32]>)| {
+        sums.zip(found).map(|(sums, found)| sums.compare(found))
+    };
+    let [sinks, bias] = found;
+    [(d_sinks, sinks), (d_bias, bias)].map(compared)
+}
+
+/// Sums over the axes that have an extent of 1.
+struct Sums {
+    exact: Array4<f64>,
+    /// Of the plain algorithm that rounds.
+    low: Array4<f64>,
+    /// What sums in f32 may change them by.
+    allowed: Array4<f64>,
+}
+
+impl Sums {
+    fn zeros(shape: [usize; 4]) -> Self {
+        let [exact, low, allowed] = [(); 3].map(|()| Array4::zeros(shape));
+        Sums {
+            exact,
+            low,
+            allowed,
+        }
+    }
+
+    fn add(&mut self, place: [usize; 4], [exact, low, allowed]: [f64; 3]) {
+        let mut axes = self.exact.shape().iter();
+        let place = place.map(|index| index.min(axes.next().expect("four axes") - 1));
+        self.exact[place] += exact;
+        self.low[place] += low;
+        self.allowed[place] += allowed;
+    }
+
+    fn compare(&self, found: &[f32]) -> Comparison {
+        assert_eq!(found.len(), self.exact.len(), "elements of a gradient");
+        let rows = found.chunks(self.exact.len_of(Axis(3)));
+        let lanes = [&self.exact, &self.low, &self.allowed].map(|all| all.rows().into_iter());
+        let [exact, low, allowed] = lanes;
+        let places = ndarray::indices(self.exact.raw_dim().remove_axis(Axis(3))).into_iter();
+        let rows = rows.zip(exact).zip(low.zip(allowed)).zip(places);
+        let deviations = rows.map(|(((found, exact), (low, allowed)), (b, h, i))| {
+            let allowed = allowed.fold(0.0, |max, &allowed| f64::max(max, allowed));
+            Deviation::of_row([b, h, i], found, exact, low, allowed)
+        });
+        let worst = deviations.reduce(Deviation::worse);
+        worst.expect("extents above 0").within(3.0)
+    }
+}

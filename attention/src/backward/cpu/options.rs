@@ -1,0 +1,72 @@
+//! Gradients of options' tensors.
+
+use super::{BC, BR, Inputs, Keys, Pairs, Products, Queries, blocks};
+use crate::forward::Problem;
+use crate::tensor::Element;
+use ndarray::{Array2, ArrayViewMut4, Axis, s};
+use rayon::prelude::*;
+
+/// Computes the gradient of the sink of each head: `-exp(sink - lse) delta`, summed over all rows with a finite lse.
+pub fn d_sinks<T: Element>(p: &Problem, inputs: &Inputs<T>) -> Vec<f32> {
+    let of_head = |head: usize| {
+        let sink = inputs.options.head(p, [0, head]).sink();
+        let of_block = |(batch, rows)| {
+            let [lse, delta] = inputs.row_sums(p, [batch, head], rows);
+            let live = lse
+                .iter()
+                .zip(&delta)
+                .filter(|(lse, _)| **lse != f32::NEG_INFINITY);
+            let terms = live.map(|(lse, delta)| -f64::from((sink - lse).exp()) * f64::from(*delta));
+            terms.sum::<f64>()
+        };
+        let of_entry = |batch| blocks(p.seqlen_q, BR).map(move |rows| (batch, rows));
+        (0..p.batch).flat_map(of_entry).map(of_block).sum::<f64>() as f32
+    };
+    (0..p.heads).into_par_iter().map(of_head).collect()
+}
+
+/// Computes the gradient of the bias: dS, summed over the axes in which `d_bias` has extent 1.
+pub fn d_bias<T: Element>(p: &Problem, inputs: &Inputs<T>, mut d_bias: ArrayViewMut4<f32>) {
+    let [of_batch, of_heads, of_rows, _] = d_bias.dim().into();
+    // The entries or heads that an index of the gradient sums up.
+    let summed = |extent: usize, index: usize, all: usize| match extent {
+        1 => 0..all,
+        _ => index..index + 1,
+    };
+    let mut parts: Vec<_> = d_bias
+        .axis_chunks_iter_mut(Axis(3), BC)
+        .enumerate()
+        .collect();
+    parts
+        .par_iter_mut()
+        .for_each_init(Products::new, |products, (part, d_bias)| {
+            let columns = *part * BC..*part * BC + d_bias.len_of(Axis(3));
+            for (batch, head) in (0..of_batch).flat_map(|b| (0..of_heads).map(move |h| (b, h))) {
+                let mut sum = Array2::<f64>::zeros((of_rows, columns.len()));
+                let heads = summed(of_heads, head, p.heads);
+                for head in summed(of_batch, batch, p.batch)
+                    .flat_map(|b| heads.clone().map(move |h| [b, h]))
+                {
+                    let options = inputs.options.head(p, head);
+                    let [k, v] = [&inputs.k, &inputs.v]
+                        .map(|tensor| tensor.slice(s![head[0], p.kv_head(head[1]), .., ..]));
+                    let keys = Keys::new(columns.clone(), k, v);
+                    for rows in blocks(p.seqlen_q, BR) {
+                        let queries = Queries::new(p, inputs, head, rows);
+                        for pairs in Pairs::visible(&options, &queries, &keys) {
+                            products.probabilities(&options, &queries, &keys, &pairs);
+                            products.score_gradients(&options, &queries, &keys.v, &pairs);
+                            let ds = pairs.of(&mut products.s);
+                            for (row, ds) in pairs.places[0].clone().zip(ds.rows()) {
+                                let row = row.min(of_rows - 1);
+                                let mut sum = sum.slice_mut(s![row, pairs.columns.clone()]);
+                                sum.zip_mut_with(&ds, |sum, ds| *sum += f64::from(*ds));
+                            }
+                        }
+                    }
+                }
+                let sum = sum.mapv_into_any(|sum: f64| sum as f32);
+                d_bias.slice_mut(s![batch, head, .., ..]).assign(&sum);
+            }
+        });
+}

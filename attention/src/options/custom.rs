@@ -1,0 +1,299 @@
+//! Scores and masks of other crates.
+
+use crate::device::{Device, Facts};
+use crate::error::{Error, Result, expect_at_most};
+use crate::forward::{Problem, RawForward};
+use crate::plan::Entry;
+use crate::ptx::Modules;
+use crate::tensor::{Storage, TensorBase};
+use crate::tensor_map::has_map;
+use kernels::abi::{ARRAYS, ArrayRef};
+use kernels::attention::custom::{Call, Custom, Pair, Word};
+use kernels::catalog::{
+    self, Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target,
+};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// The kernels of a crate that are made with a [`Custom`] type, and the type for the host.
+///
+/// [`Attention::custom`](crate::Attention::custom) computes by them; the repository's `examples/custom_score` has one.
+#[derive(Clone, Copy, Debug)]
+pub struct CustomKernels {
+    /// The type's name in the root of its crate.
+    of: &'static str,
+    modules: Modules,
+    arrays: usize,
+    keys: fn(&Call, u32) -> Range<u32>,
+    queries: fn(&Call, u32) -> Range<u32>,
+    score: fn(&Call, u32, f32, Pair) -> f32,
+    derivative: fn(&Call, u32, f32, Pair) -> f32,
+}
+
+impl CustomKernels {
+    /// The kernels of a type that the builder knows by the name `of`, in the modules that the build script embedded.
+    ///
+    /// # Panics
+    /// If the type wants more arrays than [a call has](ARRAYS).
+    pub const fn new<C: Custom>(of: &'static str, modules: Modules) -> Self {
+        assert!(C::ARRAYS <= ARRAYS, "a call has fewer arrays");
+        CustomKernels {
+            of,
+            modules,
+            arrays: C::ARRAYS,
+            keys: |call, query| C::new(call, 0).keys(query),
+            queries: |call, key| C::new(call, 0).queries(key),
+            score: |call, head, score, pair| C::new(call, head).score(score, pair),
+            derivative: |call, head, score, pair| C::new(call, head).derivative(score, pair),
+        }
+    }
+
+    /// What the crate made of a kernel of the catalog.
+    fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
+        let name = catalog::Custom::name_of(self.of, kernel.name);
+        let &(name, _) = self.modules?.iter().find(|(module, _)| *module == name)?;
+        Some(Entry {
+            name,
+            module: name,
+            modules: self.modules,
+            ..kernel.into()
+        })
+    }
+
+    /// The first of the catalog's kernels that the crate has and a device can launch.
+    fn first(
+        &self,
+        families: impl Iterator<Item = Family>,
+        dtype: Dtype,
+        problem: &Problem,
+        facts: &Facts,
+    ) -> Result<(&'static Kernel, Entry)> {
+        self.modules.ok_or(Error::NotCompiled)?;
+        let kernels = families.map(catalog::kernel);
+        let mut fitting = kernels.filter(|kernel| facts.fits(kernel.shared_bytes()));
+        let found = fitting.find_map(|kernel| Some((kernel, self.entry(kernel)?)));
+        found.ok_or_else(|| {
+            let (dtype, dim) = (dtype.name(), problem.dim);
+            Error::unsuitable(
+                format!("of {}", self.of),
+                format!("is not for {dtype} of dim {dim}"),
+            )
+        })
+    }
+
+    /// The kernel of the forward pass, with the catalog's that it is made of: for Hopper if there is one, for the smallest head
+    /// dim.
+    pub(crate) fn forward(
+        &self,
+        dtype: Dtype,
+        problem: &Problem,
+        facts: &Facts,
+        args: &RawForward,
+    ) -> Result<(&'static Kernel, Entry)> {
+        let is_mapped = [args.q, args.k, args.v].iter().all(has_map);
+        let is_hopper = Target::Sm90a.runs_on(facts.compute_capability) && is_mapped;
+        let hopper = is_hopper.then_some(Kind::HopperOptional).into_iter();
+        let kinds = hopper.chain([Kind::Optional]);
+        let families = kinds.flat_map(|kind| {
+            let dims = kind
+                .dims()
+                .iter()
+                .filter(|&&dim| dim as usize >= problem.dim);
+            dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
+        });
+        self.first(families, dtype, problem, facts)
+    }
+
+    /// The main kernel of the backward pass, with its entry.
+    pub(crate) fn backward(
+        &self,
+        dtype: Dtype,
+        problem: &Problem,
+        facts: &Facts,
+    ) -> Result<(BackwardMain, Entry)> {
+        let dims = HEAD_DIMS.iter().filter(|&&dim| dim as usize >= problem.dim);
+        let mains = dims.map(|&dim| BackwardMain::with_options(dtype, dim, facts.class()));
+        let families = mains.map(|main| Family::Backward(Backward::Main(main)));
+        let (kernel, entry) = self.first(families, dtype, problem, facts)?;
+        match kernel.family {
+            Family::Backward(Backward::Main(main)) => Ok((main, entry)),
+            _ => unreachable!("it is one of those"),
+        }
+    }
+}
+
+/// An array of a call with a [`Custom`] type: a contiguous tensor of `u32`, `i32` or `f32` of any shape.
+#[derive(Clone, Debug)]
+pub struct CustomArray<'a> {
+    device: Device,
+    address: u64,
+    len: usize,
+    is_contiguous: bool,
+    tensor: PhantomData<&'a ()>,
+}
+
+impl<'a, S: Storage<Item: Word>, const R: usize> From<&'a TensorBase<S, R>> for CustomArray<'a> {
+    fn from(tensor: &'a TensorBase<S, R>) -> Self {
+        let raw = tensor.as_raw();
+        CustomArray {
+            device: tensor.device(),
+            address: raw.address,
+            len: raw.shape.iter().product(),
+            is_contiguous: raw.layout().is_contiguous(),
+            tensor: PhantomData,
+        }
+    }
+}
+
+/// A score or mask of another crate, as a call borrows it.
+#[derive(Clone, Debug)]
+pub(crate) struct BorrowedCustom<'a> {
+    pub kernels: &'static CustomKernels,
+    pub arrays: Vec<CustomArray<'a>>,
+}
+
+impl BorrowedCustom<'_> {
+    /// The device of each array.
+    pub fn devices(&self) -> impl Iterator<Item = Device> {
+        self.arrays.iter().map(|array| array.device.clone())
+    }
+
+    /// The arrays at their addresses.
+    pub fn raw(&self) -> Result<RawCustom> {
+        let mut arrays = [ArrayRef::default(); ARRAYS];
+        if self.arrays.len() != self.kernels.arrays {
+            return Err(Error::Arrays {
+                wanted: self.kernels.arrays,
+                found: self.arrays.len(),
+            });
+        }
+        for (to, array) in arrays.iter_mut().zip(&self.arrays) {
+            if !array.is_contiguous {
+                return Err(Error::NotContiguous(ARRAY));
+            }
+            let (address, len) = (array.address, array.len as u64);
+            *to = ArrayRef { address, len };
+        }
+        Ok(RawCustom {
+            kernels: self.kernels,
+            arrays,
+        })
+    }
+}
+
+/// An array in messages.
+const ARRAY: &str = "an array of custom";
+
+/// A score or mask of another crate, with its arrays by address.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCustom {
+    /// The kernels.
+    pub kernels: &'static CustomKernels,
+    /// The arrays, 4-byte elements side by side: as many as the type wants, then empty ones.
+    pub arrays: [ArrayRef; ARRAYS],
+}
+
+impl PartialEq for RawCustom {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.kernels, other.kernels) && self.arrays == other.arrays
+    }
+}
+
+impl RawCustom {
+    /// Checks that there are as many arrays as the type wants, each with an element.
+    pub(super) fn validate(&self) -> Result<()> {
+        let (given, others) = self.arrays.split_at(self.kernels.arrays);
+        if let Some(extra) = others.iter().position(|array| array.len > 0) {
+            let wanted = given.len();
+            let found = wanted + extra + 1;
+            return Err(Error::Arrays { wanted, found });
+        }
+        for array in given {
+            if array.len == 0 {
+                return Err(Error::Empty(ARRAY));
+            }
+            expect_at_most(ARRAY, array.len as usize, u32::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Checks on the host that each query's keys are those whose queries have it.
+    ///
+    /// # Safety
+    /// As [`head`](Self::head).
+    pub(super) unsafe fn expect_mask(&self, p: &Problem) -> Result<()> {
+        for batch in 0..p.batch {
+            // SAFETY: the caller's word.
+            let HeadCustom { call, .. } = unsafe { self.head(p, [batch, 0]) };
+            let bounds = |of: fn(&Call, u32) -> Range<u32>, number: usize, count: u32| {
+                let Range { start, end } = of(&call, number as u32);
+                [start, end].map(|bound| bound.min(count))
+            };
+            let of_key = |key| bounds(self.kernels.queries, key, call.queries);
+            let queries: Vec<_> = (0..p.seqlen_kv).map(of_key).collect();
+            let falls = |pair: &[[u32; 2]]| (0..2).any(|end| pair[1][end] < pair[0][end]);
+            if let Some(key) = queries.windows(2).position(falls) {
+                return Err(Error::CustomOrder { batch, key });
+            }
+            for query in 0..p.seqlen_q {
+                // Keys before the first whose queries end behind it, and before the first whose queries begin behind it.
+                let keys = [1, 0].map(|end| {
+                    queries.partition_point(|queries| queries[end] as usize <= query) as u32
+                });
+                if bounds(self.kernels.keys, query, call.keys) != keys {
+                    return Err(Error::CustomMask { batch, query, keys });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The type on one query head, on the host.
+    ///
+    /// # Safety
+    /// The arrays lie in readable memory of the host, aligned, and nothing writes them while the result is used.
+    pub(super) unsafe fn head(&self, p: &Problem, [batch, head]: [usize; 2]) -> HeadCustom {
+        let lengths = [p.seqlen_q as u32, p.seqlen_kv as u32];
+        HeadCustom {
+            kernels: self.kernels,
+            // SAFETY: the caller's word; `validate` counted the arrays and their elements.
+            call: unsafe { Call::new(batch as u32, lengths, self.arrays) },
+            head: head as u32,
+        }
+    }
+}
+
+/// A type on one query head, on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadCustom {
+    kernels: &'static CustomKernels,
+    call: Call,
+    head: u32,
+}
+
+impl HeadCustom {
+    /// Whether the mask lets a query see a key.
+    pub fn sees(&self, [row, key]: [usize; 2]) -> bool {
+        (self.kernels.keys)(&self.call, row as u32).contains(&(key as u32))
+    }
+
+    /// The score of a pair.
+    pub fn score(&self, place: [usize; 2], score: f64) -> f64 {
+        (self.kernels.score)(&self.call, self.head, score as f32, self.pair(place)).into()
+    }
+
+    /// The derivative of [`score`](Self::score).
+    pub fn derivative(&self, place: [usize; 2], score: f64) -> f64 {
+        (self.kernels.derivative)(&self.call, self.head, score as f32, self.pair(place)).into()
+    }
+
+    fn pair(&self, [row, key]: [usize; 2]) -> Pair {
+        let Call { queries, keys, .. } = self.call;
+        let distance = row as i64 + i64::from(keys) - i64::from(queries) - key as i64;
+        Pair {
+            query: row as u32,
+            key: key as u32,
+            distance: distance as f32,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What options make of the scores of one query head, on the host.
+
+use super::bias::HeadBias;
+use super::custom::HeadCustom;
+use super::mask::HeadMask;
+use super::rectangles::{Rectangle, rectangles};
+use super::sequences::{HeadSequences, Sequence};
+use crate::forward::Problem;
+use crate::tensor::Dtype;
+use ndarray::{ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
+use std::ops::Range;
+
+/// Half a unit in the last place of f32, relative to numbers of any size.
+const UNIT: f64 = 1.0 / (1 << 24) as f64;
+
+/// The options of one query head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head<'a> {
+    /// Sizes, and options of all heads.
+    pub p: &'a Problem,
+    /// Slope of ALiBi.
+    pub slope: Option<f32>,
+    /// The sink's logit.
+    pub sink: Option<f32>,
+    pub bias: Option<HeadBias<'a>>,
+    pub mask: Option<HeadMask<'a>>,
+    pub sequences: HeadSequences<'a>,
+    pub custom: Option<HeadCustom>,
+}
+
+impl Head<'_> {
+    /// Whether scores are scaled products, unchanged.
+    pub fn is_plain(&self) -> bool {
+        self.p.softcap.is_none()
+            && self.slope.is_none()
+            && self.bias.is_none()
+            && self.custom.is_none()
+    }
+
+    /// Whether pairs inside the window may be hidden.
+    pub fn hides(&self) -> bool {
+        self.mask.is_some() || self.custom.is_some()
+    }
+
+    /// Whether derivatives of scores may not be 1.
+    pub fn has_derivatives(&self) -> bool {
+        self.p.softcap.is_some() || self.custom.is_some()
+    }
+
+    /// Whether a pair inside the window see each other.
+    fn sees(&self, place: [usize; 2]) -> bool {
+        self.mask.is_none_or(|mask| mask.sees(place))
+            && self.custom.is_none_or(|custom| custom.sees(place))
+    }
+
+    /// Keys that query `row` sees by its place; from row to row, both ends only rise.
+    pub fn range(&self, row: usize) -> Range<usize> {
+        self.p.keys_in(&self.sequences.of(row), row)
+    }
+
+    /// Keys that query `row` sees, ascending.
+    pub fn keys(&self, row: usize) -> Vec<usize> {
+        let keys = self.range(row);
+        keys.filter(|&key| self.sees([row, key])).collect()
+    }
+
+    /// [Rectangles] of the pairs of `rows` and `keys` that see each other.
+    ///
+    /// [Rectangles]: rectangles
+    ///
+    /// Where all factors are `finite`, a product with 0 is 0: then rectangles may hold pairs that the mask
+    /// [hides](Self::hide).
+    pub fn visible(&self, rows: Range<usize>, keys: Range<usize>, finite: bool) -> Vec<Rectangle> {
+        let rectangles = rectangles(|row| self.range(row), rows, keys);
+        if finite || !self.hides() {
+            return rectangles;
+        }
+        let mut parts = Vec::new();
+        for (rows, keys) in rectangles {
+            for row in rows {
+                let seen: Vec<usize> = keys.clone().filter(|&key| self.sees([row, key])).collect();
+                let runs = seen.chunk_by(|a, b| a + 1 == *b);
+                parts.extend(runs.map(|run| (row..row + 1, run[0]..run[0] + run.len())));
+            }
+        }
+        parts
+    }
+
+    /// Puts a number in the places of pairs that the mask hides.
+    pub fn hide(
+        &self,
+        rows: Range<usize>,
+        keys: Range<usize>,
+        mut pairs: ArrayViewMut2<f32>,
+        number: f32,
+    ) {
+        if !self.hides() {
+            return;
+        }
+        for (row, mut pairs) in rows.zip(pairs.rows_mut()) {
+            for (key, pair) in keys.clone().zip(&mut pairs) {
+                if !self.sees([row, key]) {
+                    *pair = number;
+                }
+            }
+        }
+    }
+
+    /// The sink's logit; `-inf`, which adds nothing, where there is none.
+    pub fn sink(&self) -> f32 {
+        self.sink.unwrap_or(f32::NEG_INFINITY)
+    }
+
+    /// The score of query `row` and a key from their scaled product, rounded after each step.
+    pub fn score(&self, place: [usize; 2], product: f64, round: impl Fn(f64) -> f64) -> f64 {
+        let mut score = product;
+        if let Some(cap) = self.p.softcap {
+            let cap = f64::from(cap);
+            score = round(cap * round(round(score / cap).tanh()));
+        }
+        for bias in self.biases(place).into_iter().flatten() {
+            score = round(score + bias);
+        }
+        match self.custom {
+            Some(custom) => round(custom.score(place, score)),
+            None => score,
+        }
+    }
+
+    /// The derivative of a score by its scaled product.
+    pub fn derivative(&self, place: [usize; 2], product: f64) -> f64 {
+        let capped = match self.p.softcap {
+            Some(cap) => 1.0 - (product / f64::from(cap)).tanh().powi(2),
+            None => 1.0,
+        };
+        let Some(custom) = self.custom else {
+            return capped;
+        };
+        let before = Head {
+            custom: None,
+            ..*self
+        };
+        capped * custom.derivative(place, before.score(place, product, |x| x))
+    }
+
+    /// How far sums in f32, and a hyperbolic tangent with this error, may take a score from the one that its
+    /// product gives.
+    pub fn error(&self, place: [usize; 2], product: f64, tanh: f64) -> f64 {
+        let capped = self.p.softcap.map_or(0.0, |cap| {
+            let cap = f64::from(cap);
+            cap * (product / cap).tanh().abs()
+        });
+        let score = self.score(place, product, |x| x);
+        if self.is_plain() || !score.is_finite() {
+            return 0.0;
+        }
+        let biases = self.biases(place).into_iter().flatten();
+        // What another crate's score does to its product, it does in f32.
+        let custom = self.custom.map_or(0.0, |_| product);
+        let sizes: f64 = biases.chain([capped, score, custom]).map(f64::abs).sum();
+        tanh * f64::from(self.p.softcap.unwrap_or(0.0)) + 4.0 * UNIT * sizes
+    }
+
+    /// Turns the scaled products of rows and keys into scores; `-inf` for pairs that the mask hides.
+    pub fn apply(&self, rows: Range<usize>, keys: Range<usize>, mut products: ArrayViewMut2<f32>) {
+        if !self.is_plain() {
+            for (row, mut products) in rows.clone().zip(products.rows_mut()) {
+                for (key, score) in keys.clone().zip(&mut products) {
+                    *score = self.score([row, key], f64::from(*score), |x| x) as f32;
+                }
+            }
+        }
+        self.hide(rows, keys, products, f32::NEG_INFINITY);
+    }
+
+    /// What ALiBi and the bias add to a score.
+    fn biases(&self, [row, key]: [usize; 2]) -> [Option<f64>; 2] {
+        let of_alibi = |slope| {
+            let Sequence { queries, keys } = self.sequences.of(row);
+            let distance = (row + keys.end).abs_diff(key + queries.end);
+            -f64::from(slope) * distance as f64
+        };
+        [
+            self.slope.map(of_alibi),
+            self.bias.map(|bias| bias.at([row, key])),
+        ]
+    }
+}
+
+/// The rows of ascending numbers: a part of the tensor, or a copy if it has gaps.
+pub(crate) fn rows_of<'a>(
+    tensor: ArrayView2<'a, f64>,
+    numbers: &[usize],
+) -> CowArray<'a, f64, Ix2> {
+    match *numbers {
+        [] => tensor.slice_move(s![..0, ..]).into(),
+        [first, .., last] if last - first + 1 > numbers.len() => {
+            tensor.select(Axis(0), numbers).into()
+        }
+        [first, ..] => tensor
+            .slice_move(s![first..first + numbers.len(), ..])
+            .into(),
+    }
+}
+
+/// The error of the hyperbolic tangent in calls of this type: kernels make it of an exponential and a reciprocal, each to
+/// about 2^-22, and only the CPU computes f32.
+pub(crate) fn tanh_error(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F16 | Dtype::Bf16 => 1.0 / (1 << 20) as f64,
+        Dtype::F32 => 0.0,
+    }
+}

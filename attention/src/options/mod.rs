@@ -1,0 +1,130 @@
+//! What an attention call computes beyond plain and causal attention, and the tensors that it takes for it.
+
+mod bias;
+mod custom;
+mod head;
+mod host;
+mod mask;
+mod ranges;
+mod raw;
+mod rectangles;
+#[cfg(test)]
+pub(crate) mod samples;
+mod sequences;
+mod slopes;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod window;
+
+pub(crate) use custom::BorrowedCustom;
+pub use custom::{CustomArray, CustomKernels, RawCustom};
+pub(crate) use head::{Head, rows_of, tanh_error};
+pub use host::HostOptions;
+pub use mask::MaskElement;
+pub(crate) use raw::{PAIRS, full, score_shape};
+pub use raw::{RawBias, RawMask, RawOptions};
+pub(crate) use sequences::Sequence;
+pub use sequences::{RawSequences, Sequences};
+pub use slopes::alibi_slopes;
+pub(crate) use tensors::{Borrowed, TensorOptions};
+pub use window::{ParseWindowError, Window};
+
+use crate::error::{Error, Result};
+use crate::forward::Problem;
+use crate::tensor::{Dtype, RawTensor};
+use kernels::abi::{Options, PairsRef, Switch, Switches};
+
+/// The name of another head dim of v and o than of q and k.
+const VALUE_DIM: &str = "a value dim of its own";
+
+/// The name of packed or padded sequences.
+const LENGTHS: &str = "variable lengths";
+
+/// The first option of a call that plain kernels lack, by name.
+pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let options = [
+        (VALUE_DIM, p.dim_v != p.dim),
+        ("window", p.window != Window::NONE),
+        ("softcap", p.softcap.is_some()),
+        ("alibi", tensors.alibi.is_some()),
+        ("sinks", tensors.sinks.is_some()),
+        ("bias", tensors.bias.is_some()),
+        ("mask", tensors.mask.is_some()),
+        (LENGTHS, tensors.sequences.is_some()),
+        ("custom", tensors.custom.is_some()),
+    ];
+    let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
+    Some(name)
+}
+
+/// Checks that kernels serve the options.
+pub(crate) fn expect_kernels(p: &Problem) -> Result<()> {
+    match p.dim_v == p.dim {
+        true => Ok(()),
+        false => Err(Error::NoOption(VALUE_DIM)),
+    }
+}
+
+/// Checks that a call with a score or mask of another crate names no kernel.
+pub(crate) fn expect_best(name: Option<&str>) -> Result<()> {
+    let refused = |name| Err(Error::unsuitable(name, "computes no custom"));
+    name.map_or(Ok(()), refused)
+}
+
+/// What a kernel with options reads.
+pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
+    let bound =
+        |keys: Option<usize>| keys.map_or(i32::MAX, |keys| keys.min(i32::MAX as usize) as i32);
+    let [alibi_batch, alibi_head] = tensors.alibi.map_or([0; 2], |alibi| alibi.used_strides());
+    let [sinks_head] = tensors.sinks.map_or([0], |sinks| sinks.used_strides());
+    Options {
+        alibi: tensors.alibi.map_or(0, |alibi| alibi.address),
+        alibi_batch: alibi_batch as i64,
+        alibi_head: alibi_head as i64,
+        sinks: tensors.sinks.map_or(0, |sinks| sinks.address),
+        sinks_head: sinks_head as i64,
+        left: bound(p.window.left),
+        right: if p.causal { 0 } else { bound(p.window.right) },
+        softcap: p.softcap.unwrap_or(f32::INFINITY),
+        padding: 0,
+        key_ranges: 0,
+        query_ranges: 0,
+        bias: pairs(tensors.bias.map(|bias| bias.tensor)),
+        mask: pairs(tensors.mask.map(|mask| mask.tensor)),
+        custom: tensors
+            .custom
+            .map_or_else(Default::default, |custom| custom.arrays),
+    }
+}
+
+/// A tensor with an element for each pair, as kernels read it; none at address 0.
+pub(crate) fn pairs(tensor: Option<RawTensor>) -> PairsRef {
+    tensor.map_or(PairsRef::default(), |tensor| {
+        let [batch_stride, head_stride, query_stride, _] =
+            tensor.used_strides().map(|stride| stride as i64);
+        PairsRef {
+            address: tensor.address,
+            batch_stride,
+            head_stride,
+            query_stride,
+        }
+    })
+}
+
+/// What is on in a kernel with options.
+pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
+    let bias = |dtype| tensors.bias.is_some_and(|bias| bias.dtype == dtype);
+    Switches::NONE
+        .with(Switch::Softcap, p.softcap.is_some())
+        .with(Switch::Alibi, tensors.alibi.is_some())
+        .with(Switch::Ranges, tensors.sequences.is_some())
+        .with(Switch::BiasF16, bias(Dtype::F16))
+        .with(Switch::BiasBf16, bias(Dtype::Bf16))
+        .with(Switch::BiasF32, bias(Dtype::F32))
+        .with(
+            Switch::MaskBytes,
+            tensors.mask.is_some_and(|mask| !mask.bits),
+        )
+        .with(Switch::MaskBits, tensors.mask.is_some_and(|mask| mask.bits))
+}

@@ -1,0 +1,103 @@
+//! Sequences of variable lengths on a GPU: a launch turns offsets or lengths into what queries and keys see.
+
+use super::{RawOptions, Sequences, of_kernels};
+use crate::device::Device;
+use crate::device::driver::Stream;
+use crate::error::Result;
+use crate::forward::Problem;
+use crate::plan::{Step, Steps};
+use kernels::abi::{KeyRange, Options, RangesParams};
+use kernels::catalog::{self, Auxiliary, Family};
+use std::mem::offset_of;
+
+impl Steps {
+    /// What kernels read of the options, which stand at `place` of the parameter blocks of the launches to come. With
+    /// sequences a launch finds the ranges of keys and, for `gradients`, of queries.
+    ///
+    /// # Errors
+    /// If there are too many rows for a launch, or the workspace overflows.
+    pub(crate) fn options(
+        &mut self,
+        p: &Problem,
+        tensors: &RawOptions,
+        place: usize,
+        gradients: bool,
+    ) -> Result<Options> {
+        let mut options = of_kernels(p, tensors);
+        let Some(sequences) = &tensors.sequences else {
+            return Ok(options);
+        };
+        let [q, kv] = sequences.named().map(|(_, tensor)| tensor.address);
+        options.key_ranges = self.reserve([p.batch, p.seqlen_q, size_of::<KeyRange>()])?;
+        self.places.push(place + offset_of!(Options, key_ranges));
+        let mut places = vec![offset_of!(RangesParams, key_ranges)];
+        if gradients {
+            options.query_ranges = self.reserve([p.batch, p.seqlen_kv, size_of::<[i32; 2]>()])?;
+            self.places.push(place + offset_of!(Options, query_ranges));
+            places.push(offset_of!(RangesParams, query_ranges));
+        }
+        let params = RangesParams {
+            q,
+            kv,
+            key_ranges: options.key_ranges,
+            query_ranges: options.query_ranges,
+            sequences: match sequences {
+                Sequences::Packed { q, .. } => q.shape[0] as u32 - 1,
+                Sequences::Padded { .. } => 0,
+            },
+            batch: p.batch as u32,
+            seqlen_q: p.seqlen_q as u32,
+            seqlen_kv: p.seqlen_kv as u32,
+            left: options.left,
+            right: options.right,
+        };
+        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
+        let rows = p.batch as u128 * (p.seqlen_q + p.seqlen_kv) as u128;
+        let blocks = rows.div_ceil(u128::from(kernel.threads()));
+        let step = Step::new(
+            kernel.into(),
+            blocks,
+            kernel.shared_bytes(),
+            &params,
+            &places,
+        )?;
+        self.steps.push(step);
+        Ok(options)
+    }
+}
+
+impl RawOptions {
+    /// Checks offsets and lengths in the memory of a GPU, if the call wants that.
+    ///
+    /// # Errors
+    /// Names the first number that is not allowed; or what the device reports.
+    ///
+    /// # Safety
+    /// As for [`Attention::forward_raw`](crate::Attention::forward_raw).
+    pub(crate) unsafe fn check_lengths(
+        &self,
+        p: &Problem,
+        device: &Device,
+        stream: Stream,
+    ) -> Result<()> {
+        let (Some(sequences), true, Some(gpu)) =
+            (&self.sequences, self.check_lengths, device.gpu())
+        else {
+            return Ok(());
+        };
+        let download = |tensor: &crate::tensor::RawTensor<1>| {
+            let mut numbers = vec![0_i32; tensor.shape[0]];
+            // SAFETY: the elements are in the device's memory, by the caller's word; the stream has done its work.
+            unsafe {
+                gpu.driver()
+                    .download(tensor.address, bytemuck::cast_slice_mut(&mut numbers))?;
+            }
+            Ok(numbers)
+        };
+        // SAFETY: the stream is valid by the caller's word.
+        unsafe { gpu.driver().wait(stream)? };
+        let [(_, q), (_, kv)] = sequences.named();
+        let [q, kv] = [download(q)?, download(kv)?];
+        sequences.with(&q[..], &kv[..]).expect_numbers(p)
+    }
+}

@@ -1,0 +1,138 @@
+//! Tensors of options by address.
+
+use super::RawSequences;
+use super::custom::RawCustom;
+use super::mask::MaskElement;
+use crate::error::{Error, Result};
+use crate::forward::Problem;
+use crate::tensor::{Dtype, RawTensor, expect_shape};
+use ndarray::{ArrayView2, s};
+
+/// Tensors of options by address, for [`RawForward`](crate::RawForward) and [`RawBackward`](crate::RawBackward);
+/// `None` where an option is off.
+///
+/// Shapes are full: an axis that an option does not have is repeated, with a stride of 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RawOptions {
+    /// Slopes of [ALiBi](crate::Attention::alibi), `f32[batch, heads]`.
+    pub alibi: Option<RawTensor<2>>,
+    /// [Sinks](crate::Attention::sinks), `f32[heads]`.
+    pub sinks: Option<RawTensor<1>>,
+    /// The additive [bias](crate::Attention::bias).
+    pub bias: Option<RawBias>,
+    /// The boolean [mask](crate::Attention::mask).
+    pub mask: Option<RawMask>,
+    /// [Packed](crate::Attention::packed) or [padded](crate::Attention::padded) sequences.
+    pub sequences: Option<RawSequences>,
+    /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`.
+    pub check_lengths: bool,
+    /// A [score or mask of another crate](crate::Attention::custom).
+    pub custom: Option<RawCustom>,
+}
+
+/// An additive bias by address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RawBias {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// `[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in `seqlen_kv`.
+    pub tensor: RawTensor,
+}
+
+/// A boolean mask by address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RawMask {
+    /// Whether elements are words of 32 bits, `u32`: key `j` is bit `j % 32` of word `j / 32`, and 1 lets it be seen.
+    /// Otherwise they are bytes, and 0 hides a key.
+    pub bits: bool,
+    /// `[batch, heads, seqlen_q, seqlen_kv]`, of bits `[batch, heads, seqlen_q, ceil(seqlen_kv / 32)]`; with stride 1
+    /// in the last axis.
+    pub tensor: RawTensor,
+}
+
+impl RawOptions {
+    /// Checks every tensor.
+    pub(crate) fn validate(&self, p: &Problem) -> Result<()> {
+        if let Some(sequences) = &self.sequences {
+            sequences.validate(p)?;
+        }
+        if let Some(alibi) = &self.alibi {
+            expect_shape("alibi", &[p.batch, p.heads], &alibi.shape)?;
+            alibi.expect_span("alibi")?;
+        }
+        if let Some(sinks) = &self.sinks {
+            expect_shape("sinks", &[p.heads], &sinks.shape)?;
+            sinks.expect_span("sinks")?;
+        }
+        if let Some(RawBias { tensor, .. }) = &self.bias {
+            expect_shape("bias", &score_shape(p, 1), &tensor.shape)?;
+            tensor.expect_rows("bias", "seqlen_kv")?;
+        }
+        if let Some(RawMask { bits, tensor }) = &self.mask {
+            let keys = if *bits { u32::KEYS } else { u8::KEYS };
+            expect_shape("mask", &score_shape(p, keys), &tensor.shape)?;
+            tensor.expect_rows("mask", "seqlen_kv")?;
+        }
+        self.custom.map_or(Ok(()), |custom| custom.validate())
+    }
+
+    /// These options, and the others where these are off.
+    pub(crate) fn or(self, others: RawOptions) -> Self {
+        RawOptions {
+            alibi: self.alibi.or(others.alibi),
+            sinks: self.sinks.or(others.sinks),
+            bias: self.bias.or(others.bias),
+            mask: self.mask.or(others.mask),
+            sequences: self.sequences.or(others.sequences),
+            check_lengths: self.check_lengths || others.check_lengths,
+            custom: self.custom.or(others.custom),
+        }
+    }
+}
+
+/// The axes of a tensor with an element for each pair.
+pub(crate) const PAIRS: &str = "[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]";
+/// The same of words of bits.
+pub(super) const PAIRS_OF_BITS: &str =
+    "[batch or 1, heads or 1, seqlen_q or 1, ceil(seqlen_kv / 32)]";
+
+/// The tensor in the shape that the problem gives it, whose axes `allowed` names; the last is not repeated.
+pub(crate) fn full<const R: usize>(
+    tensor: &RawTensor<R>,
+    argument: &'static str,
+    allowed: &'static str,
+    shape: [usize; R],
+) -> Result<RawTensor<R>> {
+    let layout = tensor.layout().broadcast(shape);
+    match layout.filter(|_| tensor.shape.last() == shape.last()) {
+        Some(layout) => Ok(RawTensor {
+            address: tensor.address,
+            shape,
+            strides: layout.strides,
+        }),
+        None => Err(Error::OptionShape {
+            argument,
+            allowed,
+            full: shape.to_vec(),
+            found: tensor.shape.to_vec(),
+        }),
+    }
+}
+
+/// The shape of a tensor with an element for each query and so many keys.
+pub(crate) fn score_shape(p: &Problem, keys: usize) -> [usize; 4] {
+    [p.batch, p.heads, p.seqlen_q, p.seqlen_kv.div_ceil(keys)]
+}
+
+/// The part of the head `[batch, head]` in host memory.
+///
+/// # Safety
+/// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
+pub(super) unsafe fn of_head<'a, T>(
+    tensor: &RawTensor,
+    [batch, head]: [usize; 2],
+) -> ArrayView2<'a, T> {
+    // SAFETY: the caller's word.
+    let all = unsafe { tensor.view() };
+    all.slice_move(s![batch, head, .., ..])
+}

@@ -1,0 +1,333 @@
+//! Random problems with options, for tests on the CPU.
+
+use super::{Sequences, Window};
+use crate::device::Device;
+use crate::forward::{Attention, Problem};
+use crate::tensor::{Dtype, Element, Tensor};
+use half::{bf16, f16};
+use ndarray::ArrayView4;
+use proptest::prelude::*;
+use proptest::sample::select;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+
+/// A problem, and tensors of its options.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub problem: Problem,
+    pub seed: u64,
+    /// `[heads]` or `[batch, heads]`.
+    pub alibi: Option<Slopes>,
+    pub sinks: Option<Tensor<f32, 1>>,
+    pub bias: Option<Bias>,
+    pub mask: Option<Mask>,
+    pub sequences: Option<Sequences<Tensor<i32, 1>>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Bias {
+    F16(Tensor<f16>),
+    Bf16(Tensor<bf16>),
+    F32(Tensor<f32>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Mask {
+    Bytes(Tensor<u8>),
+    Bits(Tensor<u32>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Slopes {
+    OfHeads(Tensor<f32, 1>),
+    OfEntries(Tensor<f32, 2>),
+}
+
+impl From<Problem> for Sample {
+    fn from(problem: Problem) -> Self {
+        Sample {
+            problem,
+            seed: 0,
+            alibi: None,
+            sinks: None,
+            bias: None,
+            mask: None,
+            sequences: None,
+        }
+    }
+}
+
+impl Sample {
+    /// The call.
+    pub fn attention(&self) -> Attention<'_> {
+        let p = &self.problem;
+        let mut attention = Attention::new().causal(p.causal).scale(p.scale);
+        attention = attention.window(p.window.left, p.window.right);
+        if let Some(softcap) = p.softcap {
+            attention = attention.softcap(softcap);
+        }
+        attention = match &self.alibi {
+            Some(Slopes::OfHeads(slopes)) => attention.alibi(slopes),
+            Some(Slopes::OfEntries(slopes)) => attention.alibi(slopes),
+            None => attention,
+        };
+        attention = match &self.bias {
+            Some(Bias::F16(bias)) => attention.bias(bias),
+            Some(Bias::Bf16(bias)) => attention.bias(bias),
+            Some(Bias::F32(bias)) => attention.bias(bias),
+            None => attention,
+        };
+        attention = match &self.mask {
+            Some(Mask::Bytes(mask)) => attention.mask(mask),
+            Some(Mask::Bits(mask)) => attention.mask(mask),
+            None => attention,
+        };
+        attention = match &self.sequences {
+            Some(Sequences::Packed { q, kv }) => attention.packed(q, kv),
+            Some(Sequences::Padded { q, kv }) => attention.padded(q, kv),
+            None => attention,
+        };
+        match &self.sinks {
+            Some(sinks) => attention.sinks(sinks),
+            None => attention,
+        }
+    }
+
+    /// The sink of a head, by definition.
+    pub fn sink(&self, head: usize) -> f64 {
+        let sinks = self.sinks.as_ref();
+        sinks.map_or(f64::NEG_INFINITY, |sinks| element(sinks, head))
+    }
+
+    /// How far key `j` lies behind the place of query `i` in their sequence, by definition; `None` if they have none.
+    fn behind(&self, [b, _, i, j]: [usize; 4]) -> Option<f64> {
+        let p = &self.problem;
+        let sequences = match &self.sequences {
+            None => vec![[0..p.seqlen_q, 0..p.seqlen_kv]],
+            Some(Sequences::Padded { q, kv }) => {
+                vec![[q, kv].map(|lengths| 0..numbers(lengths)[b])]
+            }
+            Some(Sequences::Packed { q, kv }) => {
+                let [q, kv] = [q, kv].map(numbers);
+                let sequences = 0..q.len() - 1;
+                sequences
+                    .map(|s| [q[s]..q[s + 1], kv[s]..kv[s + 1]])
+                    .collect()
+            }
+        };
+        let mut sequences = sequences.into_iter();
+        let [queries, keys] = sequences.find(|[q, kv]| q.contains(&i) && kv.contains(&j))?;
+        // Both counted from the end.
+        Some((queries.end - i) as f64 - (keys.end - j) as f64)
+    }
+
+    /// Whether the query `[batch, head, i]` sees key `j`, by definition.
+    pub fn sees(&self, place: [usize; 4]) -> bool {
+        let [b, h, i, j] = place;
+        let p = &self.problem;
+        let Some(behind) = self.behind(place) else {
+            return false;
+        };
+        let within = |bound: Option<usize>, distance: f64| {
+            bound.is_none_or(|bound| distance <= bound as f64)
+        };
+        let in_mask = match &self.mask {
+            None => true,
+            Some(Mask::Bytes(mask)) => repeated(mask, place) != 0,
+            Some(Mask::Bits(mask)) => repeated(mask, [b, h, i, j / 32]) & (1 << (j % 32)) != 0,
+        };
+        in_mask
+            && within(p.window.left, -behind)
+            && within(p.window.right, behind)
+            && !(p.causal && behind > 0.0)
+    }
+
+    /// The score of a pair that see each other, by definition.
+    pub fn score(&self, place: [usize; 4], product: f64) -> f64 {
+        let [b, h, ..] = place;
+        let p = &self.problem;
+        let distance = self.behind(place).expect("of one sequence").abs();
+        let slope = match &self.alibi {
+            None => 0.0,
+            Some(Slopes::OfHeads(slopes)) => element(slopes, h),
+            Some(Slopes::OfEntries(slopes)) => element(slopes, b * p.heads + h),
+        };
+        let softcap = p.softcap.map(f64::from);
+        let capped = softcap.map_or(product, |cap| cap * (product / cap).tanh());
+        let bias = match &self.bias {
+            None => 0.0,
+            Some(Bias::F16(bias)) => repeated(bias, place).into(),
+            Some(Bias::Bf16(bias)) => repeated(bias, place).into(),
+            Some(Bias::F32(bias)) => repeated(bias, place).into(),
+        };
+        capped - slope * distance + bias
+    }
+}
+
+/// The element of a row-major tensor on the CPU, whose axes of extent 1 are repeated.
+fn repeated<T: bytemuck::Pod>(tensor: &Tensor<T>, place: [usize; 4]) -> T {
+    let index: [usize; 4] = std::array::from_fn(|axis| place[axis].min(tensor.shape()[axis] - 1));
+    // SAFETY: the tensor is in host memory.
+    let elements: ArrayView4<T> = unsafe { tensor.as_raw().view() };
+    elements[index]
+}
+
+fn element<const R: usize>(tensor: &Tensor<f32, R>, place: usize) -> f64 {
+    f64::from(tensor.to_vec().expect("on the CPU")[place])
+}
+
+fn numbers(tensor: &Tensor<i32, 1>) -> Vec<usize> {
+    let numbers = tensor.to_vec().expect("on the CPU").into_iter();
+    numbers.map(|number| number as usize).collect()
+}
+
+fn converted<T: Element>(device: &Device, shape: [usize; 4], elements: &[f32]) -> Tensor<T> {
+    let elements: Vec<T> = elements.iter().map(|&x| T::from_f32(x)).collect();
+    Tensor::new(device, shape, &elements).expect("valid")
+}
+
+/// Samples of lengths around those of a tile.
+pub(crate) fn samples() -> impl Strategy<Value = Sample> {
+    let lengths = || select(vec![1_usize, 2, 9, 70, 130, 200]);
+    samples_of((1..=2_usize, 1..=2_usize, 1..=2_usize, lengths(), lengths()))
+}
+
+/// Samples of these batches, key/value heads, groups, queries and keys; a batch of packed sequences is 1.
+pub(crate) fn samples_of(
+    sizes: impl Strategy<Value = (usize, usize, usize, usize, usize)>,
+) -> impl Strategy<Value = Sample> {
+    let bound = || prop::option::of(select(vec![0_usize, 1, 5, 64, 150]));
+    let window = (bound(), bound()).prop_map(|(left, right)| Window { left, right });
+    let scale = select(vec![-1.5_f32, -0.3, 0.0, 0.35, 1.0]);
+    let softcap = prop::option::of(select(vec![0.3_f32, 2.0, 50.0]));
+    let tensors = (prop::option::of(any::<bool>()), any::<bool>());
+    let axes = || [any::<bool>(), any::<bool>(), any::<bool>()];
+    let bias = prop::option::of((select(Dtype::ALL.to_vec()), axes()));
+    let density = select(vec![0.0, 0.3, 0.97, 1.0]);
+    let mask = prop::option::of((any::<bool>(), density, axes()));
+    let dim_v = select(vec![8_usize, 16]);
+    let packed = prop::option::weighted(0.7, any::<bool>());
+    let options = (
+        any::<bool>(),
+        window,
+        scale,
+        softcap,
+        tensors,
+        bias,
+        mask,
+        dim_v,
+        packed,
+    );
+    (sizes, options, 0..1000_u64).prop_map(|(sizes, options, seed)| {
+        let (batch, kv_heads, group, seqlen_q, seqlen_kv) = sizes;
+        let (causal, window, scale, softcap, (alibi, sinks), bias, mask, dim_v, packed) = options;
+        let batch = if packed == Some(true) { 1 } else { batch };
+        let heads = kv_heads * group;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut random = |len: usize, scale: f32| -> Vec<f32> {
+            let normal = (0..len).map(|_| scale * rng.sample::<f32, _>(StandardNormal));
+            normal.collect()
+        };
+        let cpu = Device::cpu();
+        let slopes = random(batch * heads, 0.2);
+        let alibi = alibi.map(|of_entries| match of_entries {
+            true => Slopes::OfEntries(Tensor::new(&cpu, [batch, heads], &slopes).expect("valid")),
+            false => Slopes::OfHeads(Tensor::new(&cpu, [heads], &slopes[..heads]).expect("valid")),
+        });
+        let mut logits = random(heads, 2.0);
+        if seed % 5 == 0 {
+            logits[0] = f32::NEG_INFINITY;
+        }
+        let sinks = sinks.then(|| Tensor::new(&cpu, [heads], &logits).expect("valid"));
+        let shape = |axes: [bool; 3], last: usize| {
+            let [b, h, i] = axes;
+            let extent = |kept, extent| if kept { extent } else { 1 };
+            [
+                extent(b, batch),
+                extent(h, heads),
+                extent(i, seqlen_q),
+                last,
+            ]
+        };
+        let bias = bias.map(|(dtype, axes)| {
+            let shape = shape(axes, seqlen_kv);
+            let mut elements = random(shape.iter().product(), 1.0);
+            // A bias may hide keys, too.
+            elements
+                .iter_mut()
+                .step_by(37)
+                .for_each(|x| *x = f32::NEG_INFINITY);
+            match dtype {
+                Dtype::F16 => Bias::F16(converted(&cpu, shape, &elements)),
+                Dtype::Bf16 => Bias::Bf16(converted(&cpu, shape, &elements)),
+                Dtype::F32 => Bias::F32(converted(&cpu, shape, &elements)),
+            }
+        });
+        let mask = mask.map(|(bits, density, axes)| match bits {
+            true => {
+                let shape = shape(axes, seqlen_kv.div_ceil(32));
+                let mut bit = || u32::from(rng.random_bool(density));
+                let mut word = |_| (0..32).fold(0, |word, _| word << 1 | bit());
+                let words: Vec<u32> = (0..shape.iter().product::<usize>())
+                    .map(&mut word)
+                    .collect();
+                Mask::Bits(Tensor::new(&cpu, shape, &words).expect("valid"))
+            }
+            false => {
+                let shape = shape(axes, seqlen_kv);
+                let byte = |_| match rng.random_bool(density) {
+                    true => rng.random_range(1..=255),
+                    false => 0,
+                };
+                let bytes: Vec<u8> = (0..shape.iter().product::<usize>()).map(byte).collect();
+                Mask::Bytes(Tensor::new(&cpu, shape, &bytes).expect("valid"))
+            }
+        });
+        let sequences = packed.map(|packed| {
+            let count = if packed {
+                rng.random_range(1..=6)
+            } else {
+                batch
+            };
+            let mut number = |rows: usize| match rng.random_range(0..4) {
+                0 => 0,
+                1 => rows as i32,
+                _ => rng.random_range(0..=rows as i32),
+            };
+            let [q, kv] = [seqlen_q, seqlen_kv].map(|rows| {
+                let mut numbers: Vec<i32> = (0..count).map(|_| number(rows)).collect();
+                if packed {
+                    numbers.push(number(rows));
+                    numbers.sort_unstable();
+                }
+                Tensor::new(&cpu, [numbers.len()], &numbers).expect("valid")
+            });
+            match packed {
+                true => Sequences::Packed { q, kv },
+                false => Sequences::Padded { q, kv },
+            }
+        });
+        Sample {
+            bias,
+            mask,
+            sequences,
+            problem: Problem {
+                batch,
+                heads,
+                kv_heads,
+                seqlen_q,
+                seqlen_kv,
+                dim: 8,
+                dim_v,
+                causal,
+                window,
+                scale,
+                softcap,
+            },
+            seed,
+            alibi,
+            sinks,
+        }
+    })
+}

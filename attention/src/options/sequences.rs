@@ -1,0 +1,227 @@
+//! Sequences of variable lengths.
+
+use crate::error::{Error, Result};
+use crate::forward::Problem;
+use crate::tensor::{RawTensor, expect_shape};
+use std::ops::Range;
+
+/// Which queries and keys of a call are one sequence: a query sees keys of its own sequence alone, and causal mask,
+/// window and ALiBi count from the sequence's own last query and key.
+///
+/// A query of no sequence sees no key; a key of no sequence is seen by none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Sequences<T> {
+    /// Of `n` sequences in the one entry of the batch, offsets `i32[n + 1]` that never fall: sequence `s` has queries
+    /// `q[s]..q[s + 1]` and keys `kv[s]..kv[s + 1]`.
+    Packed {
+        /// Offsets of queries, from 0 to seqlen_q.
+        q: T,
+        /// Offsets of keys, from 0 to seqlen_kv.
+        kv: T,
+    },
+    /// Lengths `i32[batch]`: entry `b` is one sequence of queries `0..q[b]` and keys `0..kv[b]`.
+    Padded {
+        /// Numbers of queries, from 0 to seqlen_q.
+        q: T,
+        /// Numbers of keys, from 0 to seqlen_kv.
+        kv: T,
+    },
+}
+
+/// Sequences by address, with stride 1.
+pub type RawSequences = Sequences<RawTensor<1>>;
+
+impl<T> Sequences<T> {
+    /// Queries' and keys' part, with the argument's name.
+    pub(super) fn named(&self) -> [(&'static str, &T); 2] {
+        match self {
+            Sequences::Packed { q, kv } => [("offsets_q", q), ("offsets_kv", kv)],
+            Sequences::Padded { q, kv } => [("lengths_q", q), ("lengths_kv", kv)],
+        }
+    }
+
+    /// The same with what `of` makes of each part.
+    ///
+    /// ```
+    /// use attention::{RawTensor, Sequences};
+    ///
+    /// let offsets = Sequences::Packed { q: vec![0, 3, 5], kv: vec![0, 0, 9] };
+    /// let planned = offsets.map(|offsets| RawTensor::row_major([offsets.len()]));
+    /// assert_eq!(planned, Sequences::Packed { q: RawTensor::row_major([3]), kv: RawTensor::row_major([3]) });
+    /// ```
+    pub fn map<U>(&self, of: impl Fn(&T) -> U) -> Sequences<U> {
+        let [q, kv] = self.named().map(|(_, part)| of(part));
+        self.with(q, kv)
+    }
+
+    /// The same with what `of` makes of each part, unless it fails.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn try_map<U, E>(&self, of: impl Fn(&T) -> Result<U, E>) -> Result<Sequences<U>, E> {
+        let [(_, q), (_, kv)] = self.named();
+        Ok(self.with(of(q)?, of(kv)?))
+    }
+
+    /// The same with these parts.
+    pub(super) fn with<U>(&self, q: U, kv: U) -> Sequences<U> {
+        match self {
+            Sequences::Packed { .. } => Sequences::Packed { q, kv },
+            Sequences::Padded { .. } => Sequences::Padded { q, kv },
+        }
+    }
+}
+
+impl<T: AsRef<[i32]>> Sequences<T> {
+    /// How many queries and keys each sequence has.
+    ///
+    /// ```
+    /// use attention::Sequences;
+    ///
+    /// let packed = Sequences::Packed { q: [2, 2, 7], kv: [0, 3, 9] };
+    /// assert_eq!(packed.lengths(), [[0, 3], [5, 6]]);
+    /// let padded = Sequences::Padded { q: [2, 7], kv: [3, 0] };
+    /// assert_eq!(padded.lengths(), [[2, 3], [7, 0]]);
+    /// ```
+    pub fn lengths(&self) -> Vec<[usize; 2]> {
+        let [q, kv] = self.named().map(|(_, numbers)| {
+            let numbers = numbers.as_ref();
+            match self {
+                Sequences::Packed { .. } => numbers.windows(2).map(|of| of[1] - of[0]).collect(),
+                Sequences::Padded { .. } => numbers.to_vec(),
+            }
+        });
+        let pairs = q.into_iter().zip(kv);
+        pairs.map(|(q, kv)| [q as usize, kv as usize]).collect()
+    }
+}
+
+impl RawSequences {
+    /// Checks shapes and strides.
+    pub(super) fn validate(&self, p: &Problem) -> Result<()> {
+        let expected = match self {
+            Sequences::Padded { .. } => p.batch,
+            Sequences::Packed { q, .. } => {
+                let [offsets] = q.shape;
+                match (p.batch, offsets) {
+                    (1, 2..) => offsets,
+                    (1, _) => return Err(Error::Offsets(offsets)),
+                    (batch, _) => return Err(Error::PackedBatch(batch)),
+                }
+            }
+        };
+        for (argument, tensor) in self.named() {
+            expect_shape(argument, &[expected], &tensor.shape)?;
+            tensor.expect_rows(argument, "its axis")?;
+        }
+        Ok(())
+    }
+
+    /// The numbers in host memory, which are checked.
+    ///
+    /// # Safety
+    /// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
+    pub(super) unsafe fn on_host<'a>(&self, p: &Problem) -> Result<Sequences<&'a [i32]>> {
+        // SAFETY: the caller's word.
+        let view = |tensor: &RawTensor<1>| unsafe { tensor.view::<i32, _>() };
+        let numbers = self.map(|tensor| view(tensor).to_slice().expect("stride 1"));
+        numbers.expect_numbers(p)?;
+        Ok(numbers)
+    }
+}
+
+impl Sequences<&[i32]> {
+    /// Checks the numbers.
+    pub(super) fn expect_numbers(&self, p: &Problem) -> Result<()> {
+        let offsets = matches!(self, Sequences::Packed { .. });
+        for ((argument, numbers), rows) in self.named().into_iter().zip([p.seqlen_q, p.seqlen_kv]) {
+            expect_numbers(argument, numbers, rows, offsets)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that numbers are from 0 to `rows`, and offsets never fall.
+fn expect_numbers(
+    argument: &'static str,
+    numbers: &[i32],
+    rows: usize,
+    offsets: bool,
+) -> Result<()> {
+    let mut least = 0;
+    for (index, &value) in numbers.iter().enumerate() {
+        if value < least || value as usize > rows {
+            return Err(Error::Entry {
+                argument,
+                index,
+                value,
+                min: least,
+                max: rows,
+            });
+        }
+        if offsets {
+            least = value;
+        }
+    }
+    Ok(())
+}
+
+/// Queries and keys that may see each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub queries: Range<usize>,
+    pub keys: Range<usize>,
+}
+
+/// The sequences of one query head, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HeadSequences<'a> {
+    /// Queries `0..q` and keys `0..kv`.
+    One { q: usize, kv: usize },
+    /// Offsets.
+    Packed { q: &'a [i32], kv: &'a [i32] },
+}
+
+impl<'a> HeadSequences<'a> {
+    /// Those of an entry of the batch.
+    pub fn new(p: &Problem, sequences: Option<Sequences<&'a [i32]>>, batch: usize) -> Self {
+        match sequences {
+            None => HeadSequences::One {
+                q: p.seqlen_q,
+                kv: p.seqlen_kv,
+            },
+            Some(Sequences::Padded { q, kv }) => HeadSequences::One {
+                q: q[batch] as usize,
+                kv: kv[batch] as usize,
+            },
+            Some(Sequences::Packed { q, kv }) => HeadSequences::Packed { q, kv },
+        }
+    }
+
+    /// The sequence of a query. A query of none is one by itself, with no key, at the end of the keys before it.
+    pub fn of(&self, row: usize) -> Sequence {
+        let alone = |end| Sequence {
+            queries: row..row + 1,
+            keys: end..end,
+        };
+        match *self {
+            HeadSequences::One { q, kv } if row < q => Sequence {
+                queries: 0..q,
+                keys: 0..kv,
+            },
+            HeadSequences::One { kv, .. } => alone(kv),
+            HeadSequences::Packed { q, kv } => {
+                let at = |offsets: &[i32], index: usize| offsets[index] as usize;
+                match q.partition_point(|&first| first as usize <= row) {
+                    0 => alone(at(kv, 0)),
+                    end if end == q.len() => alone(at(kv, end - 1)),
+                    end => Sequence {
+                        queries: at(q, end - 1)..at(q, end),
+                        keys: at(kv, end - 1)..at(kv, end),
+                    },
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Tensors of options that a call borrows.
+
+use super::custom::BorrowedCustom;
+use super::raw::{PAIRS, PAIRS_OF_BITS, full, score_shape};
+use super::{RawBias, RawMask, RawOptions, Sequences};
+use crate::device::Device;
+use crate::error::Result;
+use crate::forward::Problem;
+use crate::tensor::{Dtype, RawTensor, Storage, TensorBase, expect_device};
+use std::marker::PhantomData;
+
+/// Tensors of options, as their owner shaped them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TensorOptions<'a> {
+    /// `[batch or 1, heads]`.
+    pub alibi: Option<Borrowed<'a, 2>>,
+    /// `[heads]`.
+    pub sinks: Option<Borrowed<'a, 1>>,
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
+    pub bias: Option<(Dtype, Borrowed<'a, 4>)>,
+    /// As bias; the last axis has this many keys in an element.
+    pub mask: Option<(usize, Borrowed<'a, 4>)>,
+    pub sequences: Option<Sequences<Borrowed<'a, 1>>>,
+    /// Whether a GPU checks the numbers of `sequences`.
+    pub check_lengths: bool,
+    pub custom: Option<BorrowedCustom<'a>>,
+}
+
+/// A borrowed tensor of any elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Borrowed<'a, const R: usize> {
+    device: Device,
+    /// Its address is valid during `'a`.
+    raw: RawTensor<R>,
+    tensor: PhantomData<&'a ()>,
+}
+
+impl<'a, S: Storage, const R: usize> From<&'a TensorBase<S, R>> for Borrowed<'a, R> {
+    fn from(tensor: &'a TensorBase<S, R>) -> Self {
+        Borrowed {
+            device: tensor.device(),
+            raw: tensor.as_raw(),
+            tensor: PhantomData,
+        }
+    }
+}
+
+impl<const R: usize> Borrowed<'_, R> {
+    pub fn shape(&self) -> [usize; R] {
+        self.raw.shape
+    }
+}
+
+impl<'a> Borrowed<'a, 2> {
+    /// Slopes `[heads]` or `[batch, heads]`.
+    pub fn slopes<S: Storage, const R: usize>(slopes: &'a TensorBase<S, R>) -> Self {
+        const { assert!(R == 1 || R == 2, "slopes have one axis or two") };
+        let Borrowed { device, raw, .. } = Borrowed::from(slopes);
+        let (batch, stride) = match R {
+            1 => (1, 0),
+            _ => (raw.shape[0], raw.strides[0]),
+        };
+        let raw = RawTensor {
+            address: raw.address,
+            shape: [batch, raw.shape[R - 1]],
+            strides: [stride, raw.strides[R - 1]],
+        };
+        Borrowed {
+            device,
+            raw,
+            tensor: PhantomData,
+        }
+    }
+}
+
+impl TensorOptions<'_> {
+    /// Checks that all tensors are on the device of the others.
+    pub fn expect_device(&self, device: &Device) -> Result<()> {
+        let tensors = [
+            ("alibi", self.alibi.as_ref().map(|alibi| &alibi.device)),
+            ("sinks", self.sinks.as_ref().map(|sinks| &sinks.device)),
+            ("bias", self.bias.as_ref().map(|(_, bias)| &bias.device)),
+            ("mask", self.mask.as_ref().map(|(_, mask)| &mask.device)),
+        ];
+        let sequences = self.sequences.iter().flat_map(Sequences::named);
+        let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
+        for (argument, found) in tensors.into_iter().chain(sequences) {
+            if let Some(found) = found {
+                expect_device(device, [(argument, found.clone())])?;
+            }
+        }
+        for found in self.custom.iter().flat_map(BorrowedCustom::devices) {
+            expect_device(device, [("custom", found)])?;
+        }
+        Ok(())
+    }
+
+    /// The tensors at their addresses, in full shape.
+    pub fn raw(&self, p: &Problem) -> Result<RawOptions> {
+        let alibi = self.alibi.as_ref().map(|alibi| {
+            let allowed = "[heads] or [batch, heads]";
+            full(&alibi.raw, "alibi", allowed, [p.batch, p.heads])
+        });
+        let bias = self.bias.as_ref().map(|(dtype, bias)| {
+            let tensor = full(&bias.raw, "bias", PAIRS, score_shape(p, 1))?;
+            Ok(RawBias {
+                dtype: *dtype,
+                tensor,
+            })
+        });
+        let mask = self.mask.as_ref().map(|(keys, mask)| {
+            let (bits, allowed) = match keys {
+                1 => (false, PAIRS),
+                _ => (true, PAIRS_OF_BITS),
+            };
+            let tensor = full(&mask.raw, "mask", allowed, score_shape(p, *keys))?;
+            Ok(RawMask { bits, tensor })
+        });
+        Ok(RawOptions {
+            alibi: alibi.transpose()?,
+            sinks: self.sinks.as_ref().map(|sinks| sinks.raw),
+            bias: bias.transpose()?,
+            mask: mask.transpose()?,
+            sequences: self
+                .sequences
+                .as_ref()
+                .map(|all| all.map(|numbers| numbers.raw)),
+            check_lengths: self.check_lengths,
+            custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
+        })
+    }
+}

@@ -1,0 +1,305 @@
+//! Documents on the CPU and the emulator, against the library's boolean mask and ALiBi, which say the same.
+
+use attention::custom::{Call, Custom};
+use attention::emulator::Options;
+use attention::{
+    Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward, RawForward,
+    Result, Tensor, alibi_slopes, bf16, f16,
+};
+use custom_score::checked::Passes;
+use custom_score::{Batch, DOCUMENTS, Documents};
+use std::ops::Range;
+
+/// A call.
+#[derive(Clone, Copy)]
+struct Case {
+    entries: &'static [&'static [u32]],
+    heads: [usize; 2],
+    dim: usize,
+    causal: bool,
+    window: [Option<usize>; 2],
+    splits: u32,
+}
+
+const PLAIN: Case = Case {
+    entries: &[&[1]],
+    heads: [1, 1],
+    dim: 64,
+    causal: false,
+    window: [None, None],
+    splits: 1,
+};
+
+/// Ragged tiles; documents of one token, alone, first, last and between others; edges on and beside those of tiles.
+const CASES: &[Case] = &[
+    PLAIN,
+    Case {
+        entries: &[&[1, 1, 70, 1, 60, 1]],
+        heads: [2, 1],
+        ..PLAIN
+    },
+    Case {
+        entries: &[&[64, 64, 65], &[1, 127, 65]],
+        heads: [2, 2],
+        dim: 128,
+        ..PLAIN
+    },
+    Case {
+        entries: &[&[33, 100, 7]],
+        causal: true,
+        dim: 40,
+        ..PLAIN
+    },
+    Case {
+        entries: &[&[150, 17]],
+        window: [Some(20), Some(3)],
+        splits: 3,
+        dim: 104,
+        ..PLAIN
+    },
+];
+
+impl Case {
+    fn slopes(&self) -> Vec<f32> {
+        alibi_slopes(self.heads[0])
+    }
+
+    fn shape(&self) -> [usize; 4] {
+        let tokens = self.entries[0].iter().sum::<u32>() as usize;
+        [self.entries.len(), self.heads[0], tokens, self.dim]
+    }
+
+    fn options<'a>(&self, call: Attention<'a>) -> Attention<'a> {
+        let [left, right] = self.window;
+        call.causal(self.causal).window(left, right)
+    }
+
+    /// Computes on a device, and checks the results by the type and by mask and ALiBi.
+    fn passes<T: Element>(&self, device: &Device) -> Result<()> {
+        let (shape, slopes, cpu) = (self.shape(), self.slopes(), Device::cpu());
+        let batch = Batch::new(device, self.entries, &slopes)?;
+        let call = self.options(batch.attention()).splits(self.splits);
+        let passes = Passes::<T>::compute(device, &call, shape, self.heads[1], |_| ())?;
+
+        let by_type = Batch::new(&cpu, self.entries, &slopes)?;
+        let slopes = Tensor::new(&cpu, [slopes.len()], &slopes)?;
+        let mask = self.mask()?;
+        let by_options = Attention::new().mask(&mask).alibi(&slopes);
+        for call in [by_type.attention(), by_options] {
+            let options = self.options(call).host_options(&passes.problem)?;
+            let (forward, backward) = passes.check(options);
+            assert!(forward.passed(), "{:?}: {forward}", passes.problem);
+            assert!(backward.passed(), "{:?}: {backward}", passes.problem);
+        }
+        Ok(())
+    }
+
+    /// 1 for pairs of one document.
+    fn mask(&self) -> Result<Tensor<u8>> {
+        let [batch, _, tokens, _] = self.shape();
+        let mut bytes = Vec::new();
+        for lengths in self.entries {
+            let numbered = lengths.iter().enumerate();
+            let documents = numbered.flat_map(|(number, &length)| vec![number; length as usize]);
+            let documents: Vec<usize> = documents.collect();
+            let pairs = documents
+                .iter()
+                .flat_map(|a| documents.iter().map(move |b| (a, b)));
+            bytes.extend(pairs.map(|(a, b)| u8::from(a == b)));
+        }
+        Tensor::new(&Device::cpu(), [batch, 1, tokens, tokens], &bytes)
+    }
+}
+
+/// Emulated GPUs of each tile, if there was a compiler for the kernels.
+fn emulators() -> Vec<Device> {
+    let emulator = |class| Device::emulator_of(class, Options::default());
+    let devices = [Class::Sm86, Class::Sm90].map(emulator);
+    devices
+        .into_iter()
+        .filter(|device| *device != Err(Error::NotCompiled))
+        .map(Result::unwrap)
+        .collect()
+}
+
+#[test]
+fn the_cpu_computes_documents() {
+    for case in CASES {
+        case.passes::<f32>(&Device::cpu()).unwrap();
+        case.passes::<bf16>(&Device::cpu()).unwrap();
+    }
+}
+
+#[test]
+fn kernels_compute_documents() {
+    for device in emulators() {
+        for case in CASES {
+            case.passes::<f16>(&device).unwrap();
+        }
+        CASES[1].passes::<bf16>(&device).unwrap();
+        CASES[2].passes::<bf16>(&device).unwrap();
+    }
+}
+
+/// A kernel serves head dims up to its own, and a device's class decides its tile.
+#[test]
+fn plans_name_the_kernels() {
+    let batch = Batch::new(&Device::cpu(), &[&[5]], &[0.5]).unwrap();
+    let call = batch.attention();
+    for (class, dim, forward, backward) in [
+        (
+            Class::Sm80,
+            40,
+            "optional_f16_d64",
+            "backward_optional_f16_d64",
+        ),
+        (
+            Class::Sm86,
+            72,
+            "optional_f16_d128",
+            "backward_optional_f16_d128_64x32",
+        ),
+        (
+            Class::Sm90,
+            128,
+            "hopper_optional_f16_d128",
+            "backward_optional_f16_d128",
+        ),
+    ] {
+        let shape = [1, 1, 5, dim];
+        let problem = call.problem(shape, shape, shape).unwrap();
+        let facts = Facts::emulated(class);
+        let forward_args = RawForward::row_major(&problem);
+        let backward_args = RawBackward::row_major(&problem);
+        let plans = [
+            call.plan(Some(&facts), Dtype::F16, &forward_args),
+            call.backward_plan(Some(&facts), Dtype::F16, &backward_args),
+        ];
+        for (plan, expected) in plans.into_iter().zip([forward, backward]) {
+            match plan {
+                Err(Error::NotCompiled) => return,
+                plan => assert_eq!(plan.unwrap().kernel, format!("documents_{expected}")),
+            }
+        }
+    }
+}
+
+/// What a document holds stays in it, even if it is no number.
+#[test]
+fn documents_do_not_see_each_other() {
+    let case = CASES[1];
+    for device in emulators().into_iter().chain([Device::cpu()]) {
+        let batch = Batch::new(&device, case.entries, &case.slopes()).unwrap();
+        let run = |spoil: &dyn Fn(&mut [Vec<f16>; 3])| {
+            let call = batch.attention();
+            Passes::<f16>::compute(&device, &call, case.shape(), case.heads[1], spoil).unwrap()
+        };
+        let spoil = |inputs: &mut [Vec<f16>; 3]| {
+            // The third document, of 70 tokens.
+            for input in &mut inputs[1..] {
+                input[3 * case.dim..60 * case.dim].fill(f16::NAN);
+            }
+        };
+        let (right, spoilt) = (run(&|_| ()), run(&spoil));
+        let tokens = case.shape()[2];
+        for row in (0..2 * tokens).filter(|row| !(2..72).contains(&(row % tokens))) {
+            let row = row * case.dim..(row + 1) * case.dim;
+            assert_eq!(right.o[row.clone()], spoilt.o[row.clone()], "o of {row:?}");
+            let [dq, of_spoilt] = [&right, &spoilt].map(|passes| &passes.gradients[0]);
+            assert_eq!(dq[row.clone()], of_spoilt[row.clone()], "dq of {row:?}");
+        }
+        assert!(spoilt.o[2 * case.dim].is_nan());
+    }
+}
+
+/// Kernels would wait for ever: the CPU says why.
+#[test]
+fn masks_that_disagree_are_refused() {
+    /// Query `i` sees keys from `i` on. Its queries are right for 0 alone.
+    #[derive(Clone, Copy)]
+    struct Ahead(u32);
+
+    impl Custom for Ahead {
+        const ARRAYS: usize = 1;
+
+        fn new(call: &Call, _head: u32) -> Self {
+            Ahead(call.array(0).at(0))
+        }
+
+        fn keys(self, query: u32) -> Range<u32> {
+            query..u32::MAX
+        }
+
+        fn queries(self, key: u32) -> Range<u32> {
+            match self.0 {
+                9 => 0..5 - key,
+                wrong => 0..key + 1 + wrong,
+            }
+        }
+    }
+
+    static AHEAD: CustomKernels = CustomKernels::new::<Ahead>("Ahead", None);
+    let cpu = Device::cpu();
+    let q = Tensor::<f16>::zeros(&cpu, [1, 2, 5, 64]).unwrap();
+    for (wrong, message) in [
+        (0, None),
+        (1, Some("custom's keys of query 1 must be 0..5")),
+        (9, Some("custom's queries of key 1 begin or end before")),
+    ] {
+        let wrong = Tensor::new(&cpu, [1], &[wrong]).unwrap();
+        let call = Attention::new().custom(&AHEAD, [(&wrong).into()]);
+        let found = call.forward(&q, &q, &q).map(|_| ());
+        match message {
+            None => found.unwrap(),
+            Some(message) => {
+                let found = found.expect_err("refused").to_string();
+                assert!(found.contains(message), "{found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_calls_are_refused() {
+    let cpu = Device::cpu();
+    let q = Tensor::<f16>::zeros(&cpu, [1, 2, 5, 64]).unwrap();
+    let array = Tensor::new(&cpu, [5], &[0_u32; 5]).unwrap();
+    let refused = |call: Attention, q: &Tensor<f16>| {
+        let error = call.forward(q, q, q).map(|_| ()).expect_err("refused");
+        error.to_string()
+    };
+    let few = Attention::new().custom(&DOCUMENTS, [(&array).into(), (&array).into()]);
+    assert_eq!(refused(few, &q), "custom has 2 arrays; it must have 3");
+    let empty = Tensor::<f32, 1>::zeros(&cpu, [0]).unwrap();
+    let arrays = [(&array).into(), (&array).into(), (&empty).into()];
+    let empty = Attention::new().custom(&DOCUMENTS, arrays);
+    assert_eq!(
+        refused(empty, &q),
+        "an array of custom is empty; it must have an element"
+    );
+    for device in emulators() {
+        let batch = Batch::new(&device, &[&[5]], &[0.5, 0.25]).unwrap();
+        let wide = Tensor::<f16>::zeros(&device, [1, 2, 5, 136]).unwrap();
+        let message = refused(batch.attention(), &wide);
+        assert_eq!(message, "kernel of Documents is not for f16 of dim 136");
+        let named = batch.attention().kernel("optional_f16_d64");
+        let narrow = Tensor::<f16>::zeros(&device, [1, 2, 5, 64]).unwrap();
+        assert_eq!(
+            refused(named, &narrow),
+            "kernel optional_f16_d64 computes no custom"
+        );
+        let elsewhere = Batch::new(&cpu, &[&[5]], &[0.5, 0.25]).unwrap();
+        let message = refused(elsewhere.attention(), &narrow);
+        assert!(message.starts_with("custom is on CPU"), "{message}");
+        static WITHOUT: CustomKernels = CustomKernels::new::<Documents>("Documents", None);
+        let arrays = [(&array).into(), (&array).into(), (&array).into()];
+        let facts = device.facts();
+        let call = Attention::new().custom(&WITHOUT, arrays);
+        let problem = call
+            .problem([1, 2, 5, 64], [1, 2, 5, 64], [1, 2, 5, 64])
+            .unwrap();
+        let args = RawForward::row_major(&problem);
+        let plan = call.plan(facts, Dtype::F16, &args);
+        assert_eq!(plan.map(|_| ()), Err(Error::NotCompiled));
+    }
+}

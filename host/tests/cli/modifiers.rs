@@ -1,0 +1,300 @@
+//! Windows, softcap, ALiBi, sinks and sequences.
+
+use super::*;
+
+#[test]
+fn each_alone_and_together_in_both_passes() {
+    let sizes = "--heads 4 --kv-heads 2 --seqlen 65 --seqlen-kv 129 --dim 40 --iters 1 --warmup 0";
+    for options in [
+        "--window 20,3",
+        "--window -,7",
+        "--window 0,",
+        "--softcap 2.5",
+        "--alibi",
+        "--sinks",
+        "--causal --window 30,5 --sinks",
+        "--softcap 0.5 --alibi --scale -0.4",
+        "--causal --window 1000,- --softcap 30 --alibi --sinks",
+    ] {
+        for dtype in ["f16", "bf16", "f32"] {
+            let line = format!("--pass both --check full --dtype {dtype} {sizes} {options}");
+            let objects = json(&line);
+            assert_eq!(objects.len(), 2, "{line}");
+            for object in &objects {
+                assert_eq!(object["passed"], true, "{line}");
+                for tensor in ["alibi", "sinks"] {
+                    let is_on = options.contains(tensor);
+                    assert_eq!(object[tensor], is_on, "{line}");
+                }
+            }
+        }
+    }
+    // No row sees a key.
+    let objects = json("--pass both --seqlen 300 --seqlen-kv 5 --window -,0 --sinks --check full");
+    assert!(objects.iter().all(|object| object["passed"] == true));
+}
+
+#[test]
+fn sequences_alone_and_with_other_options() {
+    for options in [
+        "--seqlen 90 --packed 64,0,1,25 --alibi",
+        "--seqlen 90 --packed 90 --causal --sinks",
+        "--seqlen 90 --packed 30,60 --window 9,2 --softcap 3",
+        "--batch 3 --seqlen 65 --seqlen-kv 129 --lengths 129,0,31 --causal",
+        "--batch 2 --seqlen 1 --seqlen-kv 129 --lengths 100,3",
+    ] {
+        let sizes = "--heads 4 --kv-heads 2 --dim 24 --iters 1 --warmup 0";
+        let line = format!("--pass both --check full --dtype f32 {sizes} {options}");
+        let objects = json(&line);
+        assert_eq!(objects.len(), 2, "{line}");
+        for object in &objects {
+            assert_eq!(object["passed"], true, "{line}");
+        }
+    }
+}
+
+/// Scores are 0: a row's lse counts the keys that it sees.
+#[test]
+fn sequences_are_those_of_the_list() {
+    let folder = folder();
+    let inputs = |shape: [usize; 4]| {
+        let zeros = vec![0.0_f32; shape.iter().product()];
+        let tensors = ["q", "k", "v"]
+            .map(|name| -> FileTensor { (name, Dtype::F32, &shape, bytemuck::cast_slice(&zeros)) });
+        write(&folder, &tensors);
+    };
+    let keys = |line: &str| -> Vec<f32> {
+        let [lse] = outputs(&folder, line, ["lse"]);
+        lse.into_iter().map(f32::exp).map(f32::round).collect()
+    };
+    inputs([1, 1, 6, 8]);
+    assert_eq!(keys("--packed 2,0,3,1"), [2.0, 2.0, 3.0, 3.0, 3.0, 1.0]);
+    assert_eq!(
+        keys("--packed 2,0,3,1 --causal"),
+        [1.0, 2.0, 1.0, 2.0, 3.0, 1.0]
+    );
+    inputs([2, 1, 3, 8]);
+    assert_eq!(keys("--lengths 2,0"), [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(
+        keys("--lengths 3,1 --causal"),
+        [1.0, 2.0, 3.0, 1.0, 0.0, 0.0]
+    );
+}
+
+#[test]
+fn they_are_shown() {
+    let line = "--seqlen 64 --causal --window 20,- --softcap 30 --alibi --sinks";
+    let table = succeed(line);
+    let title = ", f16, causal, window 20,-, softcap 30, ALiBi, sinks\n";
+    assert!(table.contains(title), "{table}");
+    let object = &json(line)[0];
+    let window = serde_json::json!({"left": 20, "right": null});
+    assert_eq!(
+        (&object["window"], &object["softcap"]),
+        (&window, &30.0.into())
+    );
+    let sequences = succeed("--seqlen 64 --packed 30,4,30");
+    assert!(
+        sequences.contains(", f16, 3 packed sequences\n"),
+        "{sequences}"
+    );
+    let sequences = &json("--seqlen 64 --packed 32,32 --causal")[0];
+    let offsets = [0, 32, 64];
+    assert_eq!(
+        sequences["sequences"],
+        serde_json::json!({"Packed": {"q": offsets, "kv": offsets}})
+    );
+    // Two sequences of half the length have half the work.
+    let number = |field: &str| sequences[field].as_f64().expect(field);
+    let flops = 2.0 * 8.0 * 32.0 * 32.0 * 64.0 * 2.0;
+    assert!((number("tflops") * number("median_ms") * 1e9 / flops - 1.0).abs() < 1e-6);
+    let padded = succeed("--batch 2 --seqlen 64 --lengths 30,4");
+    assert!(padded.contains(", f16, padded\n"), "{padded}");
+    let plain = succeed("--seqlen 64 --window -,-");
+    assert!(plain.contains(", f16\n"), "{plain}");
+}
+
+/// q `[1, 2, 3, 8]` and k of zeros, v with rows of 0, 1, 2 and 3, and d_o of ones, in f32; and other tensors.
+fn inputs(folder: &TempDir, others: &[FileTensor]) -> PathBuf {
+    let (q_shape, kv_shape) = ([1, 2, 3, 8], [1, 1, 4, 8]);
+    let (zeros, ones) = ([0.0_f32; 48], [1.0_f32; 48]);
+    let v: Vec<f32> = (0..32).map(|i| (i / 8) as f32).collect();
+    let tensors: [FileTensor; 4] = [
+        ("q", Dtype::F32, &q_shape, bytemuck::cast_slice(&zeros)),
+        (
+            "k",
+            Dtype::F32,
+            &kv_shape,
+            bytemuck::cast_slice(&zeros[..32]),
+        ),
+        ("v", Dtype::F32, &kv_shape, bytemuck::cast_slice(&v)),
+        ("d_o", Dtype::F32, &q_shape, bytemuck::cast_slice(&ones)),
+    ];
+    write(folder, &[&tensors[..], others].concat())
+}
+
+/// The numbers of a file's tensors in f32.
+fn outputs<const N: usize>(folder: &TempDir, line: &str, names: [&str; N]) -> [Vec<f32>; N] {
+    let output = folder.path().join("output");
+    let [input, shown] = [folder.path().join("inputs.safetensors"), output.clone()];
+    let files = format!("--input {} --output {}", input.display(), shown.display());
+    succeed(&format!("--dtype f32 --check full {files} {line}"));
+    let bytes = fs::read(output).expect("an output file");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    names.map(|name| {
+        let tensor = file
+            .tensor(name)
+            .unwrap_or_else(|_| panic!("no {name}: {line}"));
+        bytemuck::pod_collect_to_vec(tensor.data())
+    })
+}
+
+fn expect_close(found: &[f32], expected: &[f32]) {
+    let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * b.abs().max(1.0);
+    let close = found.len() == expected.len() && found.iter().zip(expected).all(is_close);
+    assert!(close, "{found:?} is not {expected:?}");
+}
+
+/// All scores are 0 before the options, so that weights are counted by hand.
+#[test]
+fn they_compute_what_they_should() {
+    let folder = folder();
+    inputs(&folder, &[]);
+    // Query i sees keys i and i + 1.
+    let [o, lse] = outputs(&folder, "--window 1,0", ["o", "lse"]);
+    let rows: Vec<f32> = o.chunks(8).map(|row| row[0]).collect();
+    expect_close(&rows, &[0.5, 1.5, 2.5, 0.5, 1.5, 2.5]);
+    expect_close(&lse, &[2.0_f32.ln(); 6]);
+    // The slopes of two heads are 2^-4 and 2^-8.
+    let [lse] = outputs(&folder, "--alibi", ["lse"]);
+    let sum = |slope: f32, distances: [u8; 4]| {
+        let weights = distances.map(|distance| (-slope * f32::from(distance)).exp());
+        weights.iter().sum::<f32>().ln()
+    };
+    let distances = [[1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]];
+    let of = |slope| distances.map(|distances| sum(slope, distances));
+    expect_close(&lse, &[of(0.0625), of(0.00390625)].concat());
+
+    let (slopes, sinks) = ([0.0, 2.0_f32.ln()], [0.0, 4.0_f32.ln()]);
+    inputs(
+        &folder,
+        &[
+            ("alibi", Dtype::F32, &[2], bytemuck::cast_slice(&slopes)),
+            ("sinks", Dtype::F32, &[2], bytemuck::cast_slice(&sinks)),
+        ],
+    );
+    // Without their options, the file's are left alone.
+    let [lse] = outputs(&folder, "", ["lse"]);
+    expect_close(&lse, &[4.0_f32.ln(); 6]);
+    let [lse] = outputs(&folder, "--alibi", ["lse"]);
+    let halves = [2.25_f32.ln(), 2.25_f32.ln(), 1.875_f32.ln()];
+    expect_close(&lse, &[[4.0_f32.ln(); 3], halves].concat());
+    // Four keys and a sink that weighs as much as one key, or as four.
+    let names = ["o", "lse", "dv", "d_sinks"];
+    let [o, lse, dv, d_sinks] = outputs(&folder, "--sinks --pass both", names);
+    expect_close(&o, &[[1.2; 24], [0.75; 24]].concat());
+    expect_close(&lse, &[[5.0_f32.ln(); 3], [8.0_f32.ln(); 3]].concat());
+    expect_close(&dv, &[3.0 / 5.0 + 3.0 / 8.0; 32]);
+    // Less 1/5 of 8 * 1.2 and 1/2 of 8 * 0.75 in each row.
+    expect_close(&d_sinks, &[-5.76, -9.0]);
+}
+
+#[test]
+fn the_seed_draws_sinks() {
+    let folder = folder();
+    inputs(&folder, &[]);
+    let of = |seed| {
+        let [lse] = outputs(&folder, &format!("--sinks --seed {seed}"), ["lse"]);
+        lse
+    };
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+}
+
+#[test]
+fn bad_values_are_refused() {
+    for wrong in ["-1,0", "0,-1", "5", "a,b", "1,2,3", "1.5,0"] {
+        let value = format!("'{wrong}' for '--window <LEFT,RIGHT>'");
+        let allowed = "it must be LEFT,RIGHT: whole numbers, or - for no bound";
+        mistype(&format!("--window {wrong}"), &[&value, allowed]);
+    }
+    for wrong in ["0", "-3", "NaN", "inf", "-inf", "1e39", "x"] {
+        let value = format!("'{wrong}' for '--softcap <C>'");
+        let allowed = "it must be a number above 0, at most 3.4028235e38";
+        mistype(&format!("--softcap {wrong}"), &[&value, allowed]);
+    }
+    for option in ["--packed", "--lengths"] {
+        for wrong in ["-1,65", "5,x", "", "1,,2", "1.5", "99999999999"] {
+            let args = ["--device", "cpu", option, wrong];
+            mistyped(
+                &args.join(" "),
+                &run(&args),
+                &["LEN,LEN", "it must be a whole number from 0 to "],
+            );
+        }
+    }
+    for (line, reason) in [
+        (
+            "--seqlen 64 --packed 30,35",
+            "the lengths of --packed add up to 65; they must add up to seqlen, which is 64",
+        ),
+        (
+            "--seqlen 65 --seqlen-kv 64 --packed 30,35",
+            "the lengths of --packed add up to 65; they must add up to seqlen_kv, which is 64",
+        ),
+        (
+            "--batch 2 --seqlen 65 --packed 30,35",
+            "batch is 2; with --packed it must be 1",
+        ),
+        (
+            "--batch 2 --lengths 5",
+            "--lengths has 1 lengths; it must have 2, one for each entry of the batch",
+        ),
+        (
+            "--seqlen 64 --lengths 65",
+            "--lengths has 65; it must be at most seqlen_kv, which is 64",
+        ),
+    ] {
+        refuse(line, &[reason]);
+    }
+    mistype(
+        "--seqlen 5 --packed 5 --lengths 5",
+        &["cannot be used with"],
+    );
+    for option in [
+        "--window 5,0",
+        "--softcap 30",
+        "--alibi",
+        "--sinks",
+        "--packed 4096",
+        "--lengths 7",
+    ] {
+        let (name, _) = option.split_once(' ').unwrap_or((option, ""));
+        for kernel in ["tiled-qkv", "naive", "ladder"] {
+            let reason = format!("--kernel {kernel} takes no {name}; the ladder has plain");
+            refuse(&format!("--kernel {kernel} {option}"), &[&reason]);
+        }
+    }
+}
+
+#[test]
+fn bad_tensors_are_refused() {
+    let folder = folder();
+    for name in ["alibi", "sinks"] {
+        let two: &[usize] = &[2];
+        for (dtype, shape) in [
+            (Dtype::F32, &[3][..]),
+            (Dtype::F32, &[1, 2]),
+            (Dtype::F32, &[]),
+            (Dtype::F16, two),
+            (Dtype::F64, two),
+        ] {
+            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            let input = inputs(&folder, &[(name, dtype, shape, &[0; 16][..bytes])]);
+            let line = format!("--{name} --input {}", input.display());
+            let found =
+                format!("{name} is {dtype} {shape:?}; it must be F32 [heads], which is [2]");
+            refuse(&line, &["--input", &found]);
+        }
+    }
+}

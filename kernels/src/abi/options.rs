@@ -1,0 +1,207 @@
+//! Options of an attention call, as kernels with options read them.
+
+/// What a call asks for beside q, k and v. Only kernels with options read it.
+///
+/// Lengths, windows and sinks are data. What would cost an instruction for each score stands behind a
+/// [`Switch`], which is decided when the PTX is loaded.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Options {
+    /// Device address of ALiBi's slopes, `f32`: slope of a head at `batch * alibi_batch + head * alibi_head`.
+    pub alibi: u64,
+    /// Elements from a batch entry's slopes to the next ones.
+    pub alibi_batch: i64,
+    /// Elements from a head's slope to the next one.
+    pub alibi_head: i64,
+    /// Device address of the sinks, `f32`; 0 if there are none.
+    pub sinks: u64,
+    /// Elements from a head's sink to the next one.
+    pub sinks_head: i64,
+    /// Query `i` sees keys from `i + seqlen_kv - seqlen_q - left` on.
+    pub left: i32,
+    /// Query `i` sees keys up to `i + seqlen_kv - seqlen_q + right`.
+    pub right: i32,
+    /// Bound of scores, where [`Switch::Softcap`] is on.
+    pub softcap: f32,
+    /// Unused.
+    pub padding: u32,
+    /// Device address of the [`KeyRange`] of each query, `[batch, seqlen_q]`, where [`Switch::Ranges`] is on.
+    pub key_ranges: u64,
+    /// Device address of the first query that sees each key and the first one after, `i32[batch, seqlen_kv, 2]`, where
+    /// [`Switch::Ranges`] is on; for backward kernels.
+    pub query_ranges: u64,
+    /// What is added to scores, where one of [`Switch::BIAS`] is on.
+    pub bias: PairsRef,
+    /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
+    /// of 32 keys.
+    pub mask: PairsRef,
+    /// Arrays of a score or mask of [another crate](crate::attention::custom).
+    pub custom: [ArrayRef; ARRAYS],
+}
+
+/// A tensor with an element for each pair of query and key, in device memory; 0 is the stride of an axis that repeats.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairsRef {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements from a batch entry to the next one.
+    pub batch_stride: i64,
+    /// Elements from a query head to the next one.
+    pub head_stride: i64,
+    /// Elements from a query to the next one.
+    pub query_stride: i64,
+}
+
+/// The keys that a query sees, where a batch consists of sequences.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first one.
+    pub start: i32,
+    /// The first one after.
+    pub end: i32,
+    /// The key at the query's own place is `query + offset`.
+    pub offset: i32,
+    /// Unused.
+    pub padding: i32,
+}
+
+/// Arrays of a call with a score or mask of another crate.
+pub const ARRAYS: usize = 4;
+
+/// An array of 4-byte elements in device memory.
+#[repr(C)]
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    derive(bytemuck::Pod, bytemuck::Zeroable)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ArrayRef {
+    /// Device address of the first element.
+    pub address: u64,
+    /// How many elements, at most [`u32::MAX`].
+    pub len: u64,
+}
+
+/// A part of a kernel that is there or not when the driver compiles it.
+///
+/// The kernel holds the part behind a constant 0 in its PTX. The host writes 1 in its place, and the driver's assembler
+/// removes what is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Switch {
+    /// Scores become `softcap * tanh(score / softcap)`.
+    Softcap,
+    /// A slope times the distance of query and key is subtracted from each score.
+    Alibi,
+    /// Queries see ranges of keys from a table, in the place of a window.
+    Ranges,
+    /// A bias of this type is added to each score.
+    BiasF16,
+    /// As `BiasF16`.
+    BiasBf16,
+    /// As `BiasF16`.
+    BiasF32,
+    /// The gradient of the bias is wanted.
+    BiasGradient,
+    /// Bytes say which pairs see each other: 0 hides a key.
+    MaskBytes,
+    /// Bits say so: key `j` is bit `j % 32` of word `j / 32`.
+    MaskBits,
+}
+
+impl Switch {
+    /// All switches.
+    pub const ALL: &[Self] = &[
+        Switch::Softcap,
+        Switch::Alibi,
+        Switch::Ranges,
+        Switch::BiasF16,
+        Switch::BiasBf16,
+        Switch::BiasF32,
+        Switch::BiasGradient,
+        Switch::MaskBytes,
+        Switch::MaskBits,
+    ];
+
+    /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
+    pub const COMBINATIONS: &[&[Self]] = &[
+        &[Switch::Softcap],
+        &[Switch::Alibi],
+        &[Switch::Ranges],
+        &[Switch::BiasF16],
+        &[Switch::BiasBf16],
+        &[Switch::BiasF32],
+        &[Switch::MaskBytes],
+        &[Switch::MaskBits],
+        &[Switch::Ranges, Switch::Alibi],
+        &[Switch::Softcap, Switch::Alibi],
+        &[Switch::BiasF32, Switch::MaskBytes],
+        &[
+            Switch::Ranges,
+            Switch::Softcap,
+            Switch::BiasF16,
+            Switch::MaskBits,
+        ],
+    ];
+
+    /// The switches of a bias.
+    pub const BIAS: [Self; 3] = [Switch::BiasF16, Switch::BiasBf16, Switch::BiasF32];
+
+    /// The name in the PTX.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Switch::Softcap => "softcap",
+            Switch::Alibi => "alibi",
+            Switch::Ranges => "ranges",
+            Switch::BiasF16 => "bias_f16",
+            Switch::BiasBf16 => "bias_bf16",
+            Switch::BiasF32 => "bias_f32",
+            Switch::BiasGradient => "bias_gradient",
+            Switch::MaskBytes => "mask_bytes",
+            Switch::MaskBits => "mask_bits",
+        }
+    }
+}
+
+/// The switches that are on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Switches(u32);
+
+impl Switches {
+    /// None.
+    pub const NONE: Self = Switches(0);
+
+    /// These and another one, if `on`.
+    #[must_use]
+    pub const fn with(self, switch: Switch, on: bool) -> Self {
+        Switches(self.0 | (on as u32) << switch as u32)
+    }
+
+    /// Whether a switch is on.
+    pub const fn has(self, switch: Switch) -> bool {
+        self.0 >> switch as u32 & 1 != 0
+    }
+
+    /// A kernel's PTX with these switches on.
+    ///
+    /// ```
+    /// use kernels::abi::{Switch, Switches};
+    ///
+    /// let ptx = "mov.b32 switch_softcap, 0; mov.b32 switch_alibi, 0;";
+    /// let on = Switches::NONE.with(Switch::Alibi, true);
+    /// assert_eq!(on.written(ptx.to_owned()), "mov.b32 switch_softcap, 0; mov.b32 switch_alibi, 1;");
+    /// ```
+    #[cfg(not(target_arch = "nvptx64"))]
+    #[must_use]
+    pub fn written(self, ptx: String) -> String {
+        let on = Switch::ALL.iter().filter(|switch| self.has(**switch));
+        on.fold(ptx, |ptx, switch| {
+            let [off, on] =
+                [0, 1].map(|value| format!("mov.b32 switch_{}, {value};", switch.name()));
+            ptx.replace(&off, &on)
+        })
+    }
+}

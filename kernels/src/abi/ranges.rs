@@ -1,0 +1,33 @@
+//! The argument block of the kernel that finds what queries and keys see.
+
+/// Arguments of the kernel that finds which keys each query sees, and which queries see each key, where the batch consists
+/// of sequences. A window counts in each sequence, from its last query and key on.
+///
+/// Offsets and lengths that are not allowed are moved to what is: no range leaves the rows.
+///
+/// The grid is one-dimensional, with a thread for each query and each key of all batch entries.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangesParams {
+    /// Device address of the queries' offsets, `i32[sequences + 1]`, or lengths, `i32[batch]`.
+    pub q: u64,
+    /// As `q`, of the keys.
+    pub kv: u64,
+    /// Device address of a [`KeyRange`](super::KeyRange) for each query, `[batch, seqlen_q]`.
+    pub key_ranges: u64,
+    /// Device address of the queries that see each key, `i32[batch, seqlen_kv, 2]`; 0 if they are not wanted.
+    pub query_ranges: u64,
+    /// Sequences that a batch of 1 consists of, one behind another; 0 if each batch entry is one sequence.
+    pub sequences: u32,
+    /// Batch entries.
+    pub batch: u32,
+    /// Queries of a batch entry.
+    pub seqlen_q: u32,
+    /// Keys of a batch entry.
+    pub seqlen_kv: u32,
+    /// As [`Options::left`](super::Options::left), in the sequence.
+    pub left: i32,
+    /// As [`Options::right`](super::Options::right), in the sequence.
+    pub right: i32,
+}

@@ -1,0 +1,111 @@
+//! Scores and masks of other crates. A type that implements [`Custom`] becomes a part of the kernels with
+//! [options](crate::abi::Options), and combines with each of them.
+//!
+//! The type is written once. The kernels are compiled with it, and the host computes by it, too.
+//!
+//! | module | what it holds | compiled for |
+//! |---|---|---|
+//! | `call` | what a type reads: lengths and arrays | both |
+//! | `mask` | the kernels' mask | PTX |
+//! | `score` | the kernels' scores | PTX |
+
+mod call;
+#[cfg(target_arch = "nvptx64")]
+mod mask;
+#[cfg(target_arch = "nvptx64")]
+mod score;
+
+pub use call::{Array, Call, Word};
+#[cfg(target_arch = "nvptx64")]
+pub use {mask::CustomMask, score::CustomScore};
+
+use core::ops::Range;
+
+/// A score, a mask, or both.
+///
+/// ```
+/// use kernels::attention::custom::{Array, Call, Custom, Pair};
+/// use std::ops::Range;
+///
+/// /// A penalty for each step of distance, of each head.
+/// #[derive(Clone, Copy)]
+/// struct Penalty(f32);
+///
+/// impl Custom for Penalty {
+///     const ARRAYS: usize = 1;
+///
+///     fn new(call: &Call, head: u32) -> Self {
+///         Penalty(call.array::<f32>(0).at(head))
+///     }
+///
+///     fn score(self, score: f32, pair: Pair) -> f32 {
+///         score - self.0 * pair.distance.abs()
+///     }
+/// }
+/// ```
+pub trait Custom: Copy + 'static {
+    /// How many arrays a call passes: at most [`ARRAYS`](crate::abi::ARRAYS).
+    const ARRAYS: usize;
+
+    /// What a query head of a batch entry needs. All heads have the same mask: for it, `head` is 0.
+    fn new(call: &Call, head: u32) -> Self;
+
+    /// The keys that a query sees. A later query has neither an earlier first key nor an earlier last key.
+    #[inline(always)]
+    fn keys(self, _query: u32) -> Range<u32> {
+        0..u32::MAX
+    }
+
+    /// The queries that see a key: those, and no others, whose [`keys`](Self::keys) have it. Where a query sees no key, both of
+    /// its ends are the first key whose queries end behind it. Calls on the CPU check this; kernels wait for ever where it does not
+    /// hold.
+    #[inline(always)]
+    fn queries(self, _key: u32) -> Range<u32> {
+        0..u32::MAX
+    }
+
+    /// The score of a pair, from `scale * (q . k)` behind softcap and ALiBi. The pair may lie behind the last query or
+    /// the last key: its score is not used.
+    #[inline(always)]
+    fn score(self, score: f32, _pair: Pair) -> f32 {
+        score
+    }
+
+    /// The derivative of the new score by the one that [`score`](Self::score) gets: 1 if it adds a bias.
+    #[inline(always)]
+    fn derivative(self, _score: f32, _pair: Pair) -> f32 {
+        1.0
+    }
+}
+
+/// A query and a key of a batch entry. Both count from its first row, whatever its sequences are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pair {
+    /// The query.
+    pub query: u32,
+    /// The key.
+    pub key: u32,
+    /// How far the key lies before the query, aligned bottom-right: `query + seqlen_kv - seqlen_q - key`. Kernels have it at the
+    /// cost of one addition; a number made of `query` and `key` costs more.
+    pub distance: f32,
+}
+
+/// The entry points of a crate of kernels made with its [`Custom`](crate::attention::custom::Custom) types, which are in
+/// scope. On the host it is nothing.
+#[macro_export]
+macro_rules! entries {
+    () => {
+        #[cfg(target_arch = "nvptx64")]
+        mod entries {
+            use super::*;
+            use $crate::abi::{BackwardParams, ForwardParams, Sm90Params};
+            use $crate::attention::custom::{CustomMask, CustomScore};
+            use $crate::attention::forward::Unwatched;
+            use $crate::attention::heads::{HeadSlice, OneHead};
+            use $crate::tile::{Bf16, F16};
+            use $crate::{attention, entry};
+
+            include!(env!("KERNEL_ENTRIES"));
+        }
+    };
+}

@@ -1,0 +1,132 @@
+//! The scores of a [`Custom`] type.
+
+use super::mask::call;
+use super::{Custom, Pair};
+use crate::abi::{BackwardParams, ForwardParams};
+use crate::attention::SoftmaxScale;
+use crate::attention::score::{Corner, Optional, Score};
+use crate::attention::sequence::{Sequence, Split};
+use crate::layout::fragment;
+use crate::ptx::special;
+use crate::tile::Accumulator;
+use core::f32::consts::{LN_2, LOG2_E};
+
+/// [`Optional`] scores, changed by a type.
+#[derive(Clone, Copy)]
+pub struct CustomScore<C> {
+    options: Optional,
+    custom: C,
+    /// Turns what `options` gives into scores.
+    factor: f32,
+    /// `keys - queries`.
+    offset: i32,
+}
+
+impl<C: Custom> Score for CustomScore<C> {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
+        let sequence = Sequence::new(params, batch);
+        let options = Optional::new(params, batch, head);
+        let SoftmaxScale { log2, negative } = options.scale();
+        CustomScore {
+            options,
+            custom: C::new(&call(params, sequence), head),
+            factor: LN_2 * if negative { -log2 } else { log2 },
+            offset: sequence.keys as i32 - sequence.queries as i32,
+        }
+    }
+
+    #[inline(always)]
+    fn scale(self) -> SoftmaxScale {
+        SoftmaxScale {
+            log2: LOG2_E,
+            negative: false,
+        }
+    }
+
+    #[inline(always)]
+    fn sink(params: &ForwardParams, split: Split, head: u32) -> f32 {
+        Optional::sink(params, split, head)
+    }
+
+    #[inline(always)]
+    fn apply<const TRANSPOSED: bool, const MT: usize, const NT: usize>(
+        self,
+        s: &mut [[Accumulator; NT]; MT],
+        corner: Corner,
+    ) {
+        self.options.apply::<TRANSPOSED, MT, NT>(s, corner);
+        for mt in 0..MT {
+            for nt in 0..NT {
+                let first = self.first::<TRANSPOSED>(corner.skip::<TRANSPOSED>(mt, nt));
+                for i in 0..8 {
+                    let score = self.factor * s[mt][nt].0[i];
+                    s[mt][nt].0[i] = self.custom.score(score, further::<TRANSPOSED>(first, i));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator {
+        let mut derivatives = self.options.apply_deriving(tile, corner);
+        let first = self.first::<true>(corner);
+        for i in 0..8 {
+            let (score, pair) = (self.factor * tile.0[i], further::<true>(first, i));
+            derivatives.0[i] *= self.custom.derivative(score, pair);
+            tile.0[i] = self.custom.score(score, pair);
+        }
+        derivatives
+    }
+
+    #[inline(always)]
+    unsafe fn add_gradients<const MT: usize, const NT: usize>(
+        params: &BackwardParams,
+        head: [u32; 2],
+        gradients: &[[Accumulator; NT]; MT],
+        corner: Corner,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { Optional::add_gradients::<MT, NT>(params, head, gradients, corner) }
+    }
+}
+
+impl<C> CustomScore<C> {
+    /// The pair of the lane's first element of the tile at a corner.
+    #[inline(always)]
+    fn first<const TRANSPOSED: bool>(&self, corner: Corner) -> Pair {
+        let (query, key) = places::<TRANSPOSED>(special::lane(), 0);
+        let query = corner.query + query as i32;
+        // Keys of a corner count from its split's first one.
+        let key = corner.key + self.offset - corner.diagonal + key as i32;
+        Pair {
+            query: query as u32,
+            key: key as u32,
+            distance: (query + self.offset - key) as f32,
+        }
+    }
+}
+
+/// The pair of element `i` of a lane whose first element is of a pair.
+#[inline(always)]
+fn further<const TRANSPOSED: bool>(first: Pair, i: usize) -> Pair {
+    let (query, key) = places::<TRANSPOSED>(0, i as u32);
+    Pair {
+        query: first.query + query,
+        key: first.key + key,
+        distance: first.distance + (query as f32 - key as f32),
+    }
+}
+
+/// The query and the key, in its 16x16 tile, of element `i` of a lane.
+#[inline(always)]
+fn places<const TRANSPOSED: bool>(lane: u32, i: u32) -> (u32, u32) {
+    let (row, column) = fragment::accumulator(lane, i);
+    if TRANSPOSED {
+        (column, row)
+    } else {
+        (row, column)
+    }
+}

@@ -1,0 +1,149 @@
+//! Kernels with the score or mask of another crate: the catalog's kernels with options, made with its type.
+
+use super::class::Class;
+use super::collectives::Collectives;
+use super::{Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, Kind, Spec, Target};
+
+/// A kernel with options, made with a [`Custom`](crate::attention::custom::Custom) type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Custom {
+    /// The type, by its name in the root of its crate.
+    pub of: &'static str,
+    /// The catalog's kernel with options.
+    pub kernel: Family,
+}
+
+impl Custom {
+    /// All kernels of a type for head dims, none above 256, which are padded to the catalog's: forward and backward, of each
+    /// element type, for every device.
+    ///
+    /// # Panics
+    /// If a head dim is above 256.
+    pub fn all(of: &'static str, dims: &[u32]) -> Vec<&'static dyn Spec> {
+        let mut kernels: Vec<Custom> = Vec::new();
+        for (dtype, &dim) in Dtype::ALL
+            .iter()
+            .flat_map(|d| dims.iter().map(move |dim| (*d, dim)))
+        {
+            let dim = HEAD_DIMS.iter().copied().find(|&served| served >= dim);
+            let dim = dim.expect("head dims up to 256 have kernels");
+            let forward = |kind, class| Family::Forward(Forward::of(kind, dtype, dim, class));
+            let hopper = Kind::HopperOptional;
+            let for_hopper = hopper.dims().contains(&dim);
+            let mut families: Vec<_> = Class::ALL
+                .iter()
+                .flat_map(|&class| {
+                    let main = BackwardMain::with_options(dtype, dim, class);
+                    [
+                        forward(Kind::Optional, class),
+                        Family::Backward(Backward::Main(main)),
+                    ]
+                })
+                .collect();
+            families.extend(for_hopper.then(|| forward(hopper, Class::Sm90)));
+            for kernel in families.into_iter().map(|kernel| Custom { of, kernel }) {
+                if !kernels.contains(&kernel) {
+                    kernels.push(kernel);
+                }
+            }
+        }
+        let specs = kernels
+            .into_iter()
+            .map(|kernel| Box::leak(Box::new(kernel)) as &dyn Spec);
+        specs.collect()
+    }
+
+    /// The name of the kernel that a type's crate makes of the catalog's kernel of this name.
+    pub fn name_of(of: &str, kernel: &str) -> String {
+        format!("{}_{kernel}", of.to_lowercase())
+    }
+}
+
+impl Spec for Custom {
+    fn name(&self) -> String {
+        Self::name_of(self.of, &self.kernel.spec().name())
+    }
+
+    fn target(&self) -> Target {
+        self.kernel.spec().target()
+    }
+
+    fn threads(&self) -> u32 {
+        self.kernel.spec().threads()
+    }
+
+    fn blocks_per_sm(&self) -> u32 {
+        self.kernel.spec().blocks_per_sm()
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        self.kernel.spec().shared_bytes()
+    }
+
+    fn is_for(&self, class: Class) -> bool {
+        self.kernel.spec().is_for(class)
+    }
+
+    /// The catalog's, with the mask and the score of the type.
+    fn instance(&self) -> String {
+        let mut instance = self.kernel.spec().instance();
+        for (part, custom) in [("Ranges", "CustomMask"), ("Optional", "CustomScore")] {
+            let place = format!(", {part}, ");
+            assert!(instance.contains(&place), "{instance} has options");
+            instance = instance.replace(&place, &format!(", {custom}<{}>, ", self.of));
+        }
+        instance
+    }
+
+    fn collectives(&self) -> Collectives {
+        self.kernel.spec().collectives()
+    }
+
+    /// The compiler may leave them in loops beside a longer score.
+    fn implies_copies(&self) -> bool {
+        false
+    }
+
+    /// It depends on the type's code.
+    fn may_share(&self) -> bool {
+        true
+    }
+
+    fn takes_maps(&self) -> bool {
+        self.kernel.spec().takes_maps()
+    }
+
+    /// A score's numbers take registers.
+    fn most_spills(&self) -> u32 {
+        self.kernel.spec().most_spills() + 64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_type_has_its_kernels() {
+        let kernels = Custom::all("Penalty", &[40, 128]);
+        let names: Vec<_> = kernels.iter().map(|kernel| kernel.name()).collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
+        for name in [
+            "penalty_optional_f16_d64",
+            "penalty_optional_bf16_d128",
+            "penalty_backward_optional_f16_d64",
+            "penalty_backward_optional_bf16_d128",
+        ] {
+            assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
+        }
+        for kernel in kernels {
+            let instance = kernel.instance();
+            let parts = ["CustomMask<Penalty>", "CustomScore<Penalty>"];
+            assert!(
+                parts.iter().all(|part| instance.contains(part)),
+                "{instance}"
+            );
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Options of a [case](crate::Case) beyond plain and causal attention, and their tensors.
+
+use attention::{
+    Attention, Device, Dtype, Element, Problem, RawBias, RawMask, RawOptions, RawTensor, Result,
+    Sequences, Tensor, Window,
+};
+use attention::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use serde::{Deserialize, Serialize};
+
+/// Options beyond plain and causal attention.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Modifiers {
+    /// The sliding window.
+    pub window: Window,
+    /// The bound of scores.
+    pub softcap: Option<f32>,
+    /// Whether there are slopes of ALiBi.
+    pub alibi: bool,
+    /// Whether there are sinks.
+    pub sinks: bool,
+    /// The additive bias, of one of [`BIAS_DTYPES`](Self::BIAS_DTYPES).
+    pub bias: Option<Pairs>,
+    /// The boolean mask: of bytes or, of type 1, of bits.
+    pub mask: Option<Pairs>,
+    /// Offsets or lengths.
+    pub sequences: Option<Sequences<Vec<i32>>>,
+}
+
+/// A tensor with an element for each pair of query and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pairs {
+    /// Which of the first axes, batch, heads and queries, have extent 1.
+    pub repeats: [bool; 3],
+    /// Number of the element type.
+    pub of: usize,
+}
+
+impl Pairs {
+    /// The tensor's shape, with so many elements for the keys of a query.
+    fn shape(&self, p: &Problem, row: usize) -> [usize; 4] {
+        let [batch, heads, seqlen_q] = self
+            .repeats
+            .map(|repeats| if repeats { 1 } else { usize::MAX });
+        [
+            p.batch.min(batch),
+            p.heads.min(heads),
+            p.seqlen_q.min(seqlen_q),
+            row,
+        ]
+    }
+}
+
+/// A bias of any type.
+enum Bias {
+    F16(Tensor<f16>),
+    Bf16(Tensor<bf16>),
+    F32(Tensor<f32>),
+}
+
+/// A mask of either type.
+enum Mask {
+    Bytes(Tensor<u8>),
+    Bits(Tensor<u32>),
+}
+
+/// Tensors of [`Modifiers`] on a device.
+pub struct ModifierTensors {
+    softcap: Option<f32>,
+    window: Window,
+    alibi: Option<Tensor<f32, 2>>,
+    sinks: Option<Tensor<f32, 1>>,
+    bias: Option<Bias>,
+    mask: Option<Mask>,
+    sequences: Option<Sequences<Tensor<i32, 1>>>,
+}
+
+impl Modifiers {
+    /// Types of a bias, by number.
+    pub const BIAS_DTYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
+
+    /// Shape of the gradient of the bias, if kernels compute it.
+    #[must_use]
+    pub fn d_bias_shape(&self, problem: &Problem) -> Option<[usize; 4]> {
+        let bias = self.bias.filter(|_| self.softcap.is_none())?;
+        Some(bias.shape(problem, problem.seqlen_kv))
+    }
+
+    /// Whether all are off.
+    #[must_use]
+    pub fn are_off(&self) -> bool {
+        *self == Modifiers::default()
+    }
+
+    /// Tensors at address 0: enough to ask which kernels serve a problem.
+    #[must_use]
+    pub fn raw(&self, problem: &Problem) -> RawOptions {
+        let [batch, heads] = [problem.batch, problem.heads];
+        let sequences = self.sequences.as_ref();
+        RawOptions {
+            alibi: self.alibi.then(|| RawTensor::row_major([batch, heads])),
+            sinks: self.sinks.then(|| RawTensor::row_major([heads])),
+            bias: self.bias.map(|bias| RawBias {
+                dtype: Self::BIAS_DTYPES[bias.of],
+                tensor: RawTensor::row_major(bias.shape(problem, problem.seqlen_kv)),
+            }),
+            mask: self.mask.map(|mask| RawMask {
+                bits: mask.of == 1,
+                tensor: RawTensor::row_major(mask.shape(problem, problem.seqlen_kv)),
+            }),
+            sequences: sequences
+                .map(|sequences| sequences.map(|numbers| RawTensor::row_major([numbers.len()]))),
+            ..RawOptions::default()
+        }
+    }
+
+    /// Tensors for a problem, of a seed, on a device. One slope is 0, and one sink is -inf, where there are several. The mask
+    /// hides all keys from some queries.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub fn tensors(
+        &self,
+        device: &Device,
+        problem: &Problem,
+        seed: u64,
+    ) -> Result<ModifierTensors> {
+        let [batch, heads] = [problem.batch, problem.heads];
+        let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
+        let slopes: Vec<f32> = (0..batch * heads)
+            .map(|i| {
+                if i == 1 {
+                    0.0
+                } else {
+                    rng.random_range(0.01..0.5)
+                }
+            })
+            .collect();
+        let sinks: Vec<f32> = (0..heads)
+            .map(|i| match i {
+                2 => f32::NEG_INFINITY,
+                _ => 2.0 * rng.sample::<f32, _>(StandardNormal),
+            })
+            .collect();
+        let alibi = self
+            .alibi
+            .then(|| Tensor::new(device, [batch, heads], &slopes));
+        let sinks = self.sinks.then(|| Tensor::new(device, [heads], &sinks));
+        let bias = self.bias.map(|pairs| {
+            let shape = pairs.shape(problem, problem.seqlen_kv);
+            let numbers: Vec<f32> = (0..shape.iter().product())
+                .map(|_| rng.sample(StandardNormal))
+                .collect();
+            fn of<T: Element>(
+                device: &Device,
+                shape: [usize; 4],
+                numbers: &[f32],
+            ) -> Result<Tensor<T>> {
+                let numbers: Vec<T> = numbers.iter().map(|&x| T::from_f32(x)).collect();
+                Tensor::new(device, shape, &numbers)
+            }
+            Ok(match Self::BIAS_DTYPES[pairs.of] {
+                Dtype::F16 => Bias::F16(of(device, shape, &numbers)?),
+                Dtype::Bf16 => Bias::Bf16(of(device, shape, &numbers)?),
+                Dtype::F32 => Bias::F32(of(device, shape, &numbers)?),
+            })
+        });
+        let mask = self.mask.map(|pairs| {
+            let keys = problem.seqlen_kv;
+            let rows: usize = pairs.shape(problem, 1).iter().product();
+            let sees: Vec<bool> = (0..rows)
+                .flat_map(|_| {
+                    let density = [0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..5)];
+                    (0..keys)
+                        .map(|_| rng.random_bool(density))
+                        .collect::<Vec<_>>()
+                })
+                .collect();
+            Ok(match pairs.of {
+                0 => {
+                    let bytes: Vec<u8> = sees
+                        .iter()
+                        .map(|&sees| if sees { rng.random_range(1..=255) } else { 0 })
+                        .collect();
+                    Mask::Bytes(Tensor::new(device, pairs.shape(problem, keys), &bytes)?)
+                }
+                _ => {
+                    let word = |keys: &[bool]| {
+                        let bits = keys.iter().enumerate();
+                        bits.fold(0, |word, (i, &sees)| word | u32::from(sees) << i)
+                    };
+                    let words: Vec<u32> = sees
+                        .chunks(keys)
+                        .flat_map(|row| row.chunks(32).map(word))
+                        .collect();
+                    Mask::Bits(Tensor::new(
+                        device,
+                        pairs.shape(problem, keys.div_ceil(32)),
+                        &words,
+                    )?)
+                }
+            })
+        });
+        let numbers = |numbers: &Vec<i32>| Tensor::new(device, [numbers.len()], numbers);
+        let sequences = self.sequences.as_ref();
+        let sequences = sequences.map(|sequences| sequences.try_map(numbers));
+        Ok(ModifierTensors {
+            bias: bias.transpose()?,
+            mask: mask.transpose()?,
+            softcap: self.softcap,
+            window: self.window,
+            alibi: alibi.transpose()?,
+            sinks: sinks.transpose()?,
+            sequences: sequences.transpose()?,
+        })
+    }
+}
+
+impl ModifierTensors {
+    /// A call with these options.
+    pub fn of<'a>(&'a self, call: Attention<'a>) -> Attention<'a> {
+        let mut call = call.window(self.window.left, self.window.right);
+        if let Some(softcap) = self.softcap {
+            call = call.softcap(softcap);
+        }
+        if let Some(alibi) = &self.alibi {
+            call = call.alibi(alibi);
+        }
+        if let Some(sinks) = &self.sinks {
+            call = call.sinks(sinks);
+        }
+        call = match &self.bias {
+            Some(Bias::F16(bias)) => call.bias(bias),
+            Some(Bias::Bf16(bias)) => call.bias(bias),
+            Some(Bias::F32(bias)) => call.bias(bias),
+            None => call,
+        };
+        call = match &self.mask {
+            Some(Mask::Bytes(mask)) => call.mask(mask),
+            Some(Mask::Bits(mask)) => call.mask(mask),
+            None => call,
+        };
+        match &self.sequences {
+            Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
+            Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
+            None => call,
+        }
+    }
+}

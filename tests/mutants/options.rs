@@ -1,0 +1,191 @@
+//! The kernels with options, and the one that finds what sequences see.
+
+use super::change::always_first;
+use super::{
+    Mutant, Run,
+    Which::{All, Nth},
+};
+use attention::{Sequences, Window};
+use kernels::abi::{Switch, Switches};
+use kernels::catalog::Kernel;
+use tests::modifiers::Pairs;
+use tests::{BackwardCase, Case, Layout, Modifiers};
+
+const FORWARD: &str = "optional_f16_d64";
+const HOPPER: &str = "hopper_optional_f16_d64";
+const BACKWARD: &str = "backward_optional_f16_d64";
+const RANGES: &str = "ranges";
+
+/// Turns a switch off.
+fn off(line: &str) -> String {
+    line.replace(", 1;", ", 0;")
+}
+
+/// Takes the comparison's other edge.
+fn or_equal(line: &str) -> String {
+    line.replace(".gt.", ".ge.").replace(".lt.", ".le.")
+}
+
+/// `op d, a, 1` becomes `op d, a, 0`.
+fn one_less(line: &str) -> String {
+    line.replace(", 1;", ", 0;")
+}
+
+macro_rules! ignored {
+    ($($kernel:ident $switch:literal $what:literal $which:expr;)*) => {
+        [$(Mutant {
+            what: $what,
+            kernel: $kernel,
+            pattern: concat!("mov.b32 switch_", $switch, ", 1"),
+            which: $which,
+            change: off,
+        },)*]
+    };
+}
+
+const IGNORED: [Mutant; 11] = ignored! {
+    FORWARD "softcap" "the softcap left out" All;
+    FORWARD "alibi" "slopes left out" All;
+    FORWARD "ranges" "sequences left out" All;
+    FORWARD "mask_bits" "the mask's bits left out" All;
+    HOPPER "ranges" "sequences left out on Hopper" All;
+    HOPPER "bias_f32" "a bias of f32 left out" All;
+    HOPPER "mask_bytes" "the mask's bytes left out" All;
+    BACKWARD "alibi" "slopes left out of gradients" All;
+    BACKWARD "bias_f16" "a bias left out of gradients" All;
+    BACKWARD "bias_gradient" "no gradient of the bias" All;
+    BACKWARD "mask_bytes" "the mask left out of gradients" All;
+};
+
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        what: "a query finds its sequence by the offset above",
+        kernel: RANGES,
+        pattern: "setp.gt.s32",
+        which: Nth(0),
+        change: or_equal,
+    },
+    Mutant {
+        what: "a query sees one key less",
+        kernel: RANGES,
+        pattern: "add.s32",
+        which: Nth(0),
+        change: one_less,
+    },
+    Mutant {
+        what: "a query's own place not aligned",
+        kernel: RANGES,
+        pattern: "sub.s32",
+        which: Nth(1),
+        change: always_first,
+    },
+];
+
+pub const ALL: [&[Mutant]; 2] = [&IGNORED, MUTANTS];
+
+/// The options of a kernel's runs, and what is on in its text.
+fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
+    let pairs = |of| {
+        let repeats = [true, false, false];
+        Some(Pairs { repeats, of })
+    };
+    let sequences = Some(Sequences::Packed {
+        q: vec![3, 70, 70, 150, 150],
+        kv: vec![0, 90, 95, 100, 210],
+    });
+    let window = Window {
+        left: Some(60),
+        right: Some(5),
+    };
+    match kernel {
+        HOPPER => (
+            Modifiers {
+                bias: pairs(2),
+                mask: pairs(0),
+                sequences,
+                sinks: true,
+                ..Modifiers::default()
+            },
+            &[Switch::BiasF32, Switch::MaskBytes, Switch::Ranges],
+        ),
+        BACKWARD => (
+            Modifiers {
+                alibi: true,
+                bias: pairs(0),
+                mask: pairs(0),
+                window,
+                ..Modifiers::default()
+            },
+            &[
+                Switch::Alibi,
+                Switch::BiasF16,
+                Switch::BiasGradient,
+                Switch::MaskBytes,
+            ],
+        ),
+        RANGES => (
+            Modifiers {
+                window,
+                sequences,
+                ..Modifiers::default()
+            },
+            &[],
+        ),
+        _ => (
+            Modifiers {
+                softcap: Some(1.5),
+                alibi: true,
+                mask: pairs(1),
+                sequences,
+                ..Modifiers::default()
+            },
+            &[
+                Switch::Softcap,
+                Switch::Alibi,
+                Switch::MaskBits,
+                Switch::Ranges,
+            ],
+        ),
+    }
+}
+
+/// What is on in the text of a kernel.
+pub fn switches(kernel: &str) -> Switches {
+    let (_, switches) = options(kernel);
+    let on = |on: Switches, switch: &Switch| on.with(*switch, true);
+    switches.iter().fold(Switches::NONE, on)
+}
+
+/// What shows faults of a kernel with options; none of other kernels.
+pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
+    if ![FORWARD, HOPPER, BACKWARD, RANGES].contains(&kernel.name) {
+        return None;
+    }
+    let (modifiers, _) = options(kernel.name);
+    let case = Case {
+        heads: 2,
+        kv_heads: 1,
+        seqlen_q: 150,
+        seqlen_kv: 210,
+        kernel: kernel.forward().map(|_| kernel.name.to_owned()),
+        modifiers,
+        ..Case::default()
+    };
+    let odd = Case {
+        q: Layout::OddRows,
+        o: Layout::OddRows,
+        scale: Some(-0.2),
+        ..case.clone()
+    };
+    let has_gradients = kernel.name == BACKWARD || kernel.name == RANGES;
+    let runs = [case, odd].into_iter().flat_map(|case| {
+        let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
+        let forward = (!has_gradients || kernel.name == RANGES).then_some(case);
+        let forward =
+            forward.map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) });
+        let backward =
+            backward.map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) });
+        forward.into_iter().chain(backward)
+    });
+    Some(runs.collect())
+}

@@ -1,0 +1,140 @@
+//! Packed and padded sequences, alone and with other options, against the reference.
+
+use attention::{Device, Sequences, Window};
+use proptest::prelude::*;
+use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled, sequenced};
+use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
+
+/// The tests of this file.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("any", |device| check_forward(device, sequenced(cases()))),
+        Test::new("any_with_options", |device| {
+            check_forward(device, sequenced(modified(cases())))
+        }),
+        Test::new("by_any_kernel", |device| {
+            check_forward(device, scheduled(device, sequenced(modified(cases()))))
+        }),
+        Test::backward("any_gradient", |device| {
+            let cases = backward_of(sequenced(modified(cases())));
+            check_each(few(device, 40), cases, |case| case.check(device))
+        }),
+        Test::new("of_all_sizes", of_all_sizes),
+        Test::new("at_edges_of_tiles", at_edges_of_tiles),
+        Test::new("without_keys_or_queries", without_keys_or_queries),
+    ]
+}
+
+fn check_forward(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
+    check_each(few(device, 64), cases, |case| case.check(device))
+}
+
+/// The case with each mask, with sinks and without, and its gradients.
+fn check_masks(device: &Device, case: &Case, sequences: &Sequences<Vec<i32>>) -> Outcome {
+    let narrow = Window {
+        left: Some(20),
+        right: Some(3),
+    };
+    for (causal, window, sinks) in [
+        (false, Window::NONE, false),
+        (true, Window::NONE, true),
+        (false, narrow, true),
+    ] {
+        let case = Case {
+            causal,
+            modifiers: Modifiers {
+                window,
+                alibi: sinks,
+                sinks,
+                sequences: Some(sequences.clone()),
+                ..Modifiers::default()
+            },
+            ..case.clone()
+        };
+        case.check(device)?;
+        BackwardCase::from(case).check(device)?;
+    }
+    PASSED
+}
+
+/// Offsets of sequences with these lengths behind `first` rows of no sequence.
+fn offsets(first: i32, lengths: &[i32]) -> Vec<i32> {
+    let mut offsets = vec![first];
+    offsets.extend(lengths.iter().scan(first, |end, length| {
+        *end += length;
+        Some(*end)
+    }));
+    offsets
+}
+
+/// Sequences of a row, of a tile, and of several, in one call: self-attention, and each with other keys.
+fn of_all_sizes(device: &Device) -> Outcome {
+    let lengths = [1, 200, 0, 1, 64, 3, 128, 53];
+    let case = Case {
+        heads: 2,
+        seqlen_q: 450,
+        seqlen_kv: 450,
+        ..Case::default()
+    };
+    let q = offsets(0, &lengths);
+    let kv = q.clone();
+    check_masks(device, &case, &Sequences::Packed { q: q.clone(), kv })?;
+    let kv = offsets(0, &[130, 1, 70, 0, 65, 128, 2, 54]);
+    check_masks(device, &case, &Sequences::Packed { q, kv })?;
+    let case = Case {
+        batch: 5,
+        heads: 4,
+        kv_heads: 2,
+        seqlen_q: 140,
+        seqlen_kv: 200,
+        ..Case::default()
+    };
+    let [q, kv] = [vec![140, 1, 0, 128, 65], vec![200, 129, 64, 0, 1]];
+    check_masks(device, &case, &Sequences::Padded { q, kv })
+}
+
+/// Sequences that begin and end beside edges of tiles, between rows of no sequence.
+fn at_edges_of_tiles(device: &Device) -> Outcome {
+    let case = Case {
+        heads: 2,
+        seqlen_q: 400,
+        seqlen_kv: 400,
+        ..Case::default()
+    };
+    for first in [0, 1, 63, 64, 127] {
+        let q = offsets(first, &[65, 63, 128]);
+        let kv = offsets(128 - first, &[1, 127, 129]);
+        check_masks(device, &case, &Sequences::Packed { q, kv })?;
+    }
+    PASSED
+}
+
+/// Calls of which no query, or none of an entry, sees a key.
+fn without_keys_or_queries(device: &Device) -> Outcome {
+    let case = Case {
+        seqlen_q: 130,
+        seqlen_kv: 70,
+        ..Case::default()
+    };
+    for (q, kv) in [
+        (vec![0, 130], vec![0, 0]),
+        (vec![0, 0], vec![0, 70]),
+        (vec![130, 130], vec![70, 70]),
+        (vec![0, 130, 130], vec![35, 35, 70]),
+        (vec![5, 5, 5, 5], vec![9, 9, 9, 9]),
+    ] {
+        check_masks(device, &case, &Sequences::Packed { q, kv })?;
+    }
+    for (q, kv) in [
+        (vec![130, 130], vec![0, 70]),
+        (vec![0, 130], vec![70, 70]),
+        (vec![0, 0], vec![0, 0]),
+    ] {
+        let case = Case {
+            batch: 2,
+            ..case.clone()
+        };
+        check_masks(device, &case, &Sequences::Padded { q, kv })?;
+    }
+    PASSED
+}
