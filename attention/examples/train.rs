@@ -19,7 +19,7 @@ use std::error::Error;
 
 const TEXT: &str = concat!(
     include_str!("../src/lib.rs"),
-    include_str!("../src/forward/options.rs"),
+    include_str!("../src/attention.rs"),
     include_str!("../src/tensor/mod.rs"),
     include_str!("../src/tensor/view.rs"),
 );

@@ -28,6 +28,7 @@
 //! kernels are compiled when this crate is built, if the compiler has its library source
 //! (`rustup component add rust-src`).
 
+mod attention;
 pub mod backward;
 mod comparison;
 pub mod device;
@@ -43,10 +44,11 @@ mod tensor;
 mod tensor_map;
 
 pub use ::emulator;
+pub use attention::Attention;
 pub use backward::{Gradients, RawBackward};
 pub use device::{Device, Event, Facts};
 pub use error::{Error, Result};
-pub use forward::{Attention, Planner, Problem, RawForward, check, choice as kernel, reference};
+pub use forward::{Planner, Problem, RawForward, check, choice as kernel, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::abi::ArrayRef;

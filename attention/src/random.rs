@@ -34,7 +34,7 @@ pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
 
 /// Logits of sinks, `[heads]`, of standard normal numbers.
 pub fn sinks(problem: &Problem, seed: u64) -> Vec<f32> {
-    // Other numbers than those of q.
+    // A seed of its own: the numbers of q would correlate with the sinks.
     let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 63));
     normal(problem.heads, &mut seeds)
 }

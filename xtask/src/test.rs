@@ -17,8 +17,8 @@ pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 /// A crate outside the workspace.
 const EXAMPLE: &str = "examples/custom_score";
 
-/// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, those of the
-/// example outside it, too.
+/// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests of
+/// the example outside it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
     build_ptx::run(&build_ptx::Arguments {

@@ -1,8 +1,8 @@
-//! All gradients of a call, those of its options' tensors among them.
+//! All gradients of a call, of its inputs and of its options' tensors.
 
 use super::RawBackward;
+use crate::attention::Attention;
 use crate::error::Result;
-use crate::forward::Attention;
 use crate::options::{Borrowed, RawOptions};
 use crate::tensor::{
     Element, Storage, Tensor, TensorBase, TensorView, TensorViewMut, expect_device,
@@ -36,8 +36,8 @@ impl Attention<'_> {
     ///
     /// `d_lse` `[batch, heads, seqlen_q]` is the gradient of lse, as for [`backward_into`](Self::backward_into).
     ///
-    /// The gradient of a head's sink is `-sum(exp(sink - lse) delta)` over its rows with a finite lse, that of the bias
-    /// is dS.
+    /// The gradient of a head's sink is `-sum(exp(sink - lse) delta)` over its rows with a finite lse. The gradient of
+    /// the bias is dS.
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {

@@ -1,13 +1,13 @@
 //! The gradients of scaled dot-product attention.
 
+mod call;
 pub mod check;
 mod choice;
 pub(crate) mod cpu;
 mod gradients;
 mod hopper;
-mod options;
 mod plan;
 mod reference;
 
+pub use call::RawBackward;
 pub use gradients::Gradients;
-pub use options::RawBackward;

@@ -403,9 +403,10 @@ impl Draft {
 #[cfg(test)]
 mod tests {
     use super::Draft;
+    use crate::Attention;
     use crate::device::Facts;
     use crate::error::Result;
-    use crate::forward::{Attention, Problem, RawForward};
+    use crate::forward::{Problem, RawForward};
     use crate::plan::Plan;
     use crate::tensor::RawTensor;
     use kernels::abi::ForwardParams;

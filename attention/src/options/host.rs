@@ -4,9 +4,10 @@ use super::bias::HeadBias;
 use super::mask::HeadMask;
 use super::sequences::HeadSequences;
 use super::{Head, RawOptions, Sequences};
+use crate::attention::Attention;
 use crate::device::Device;
 use crate::error::Result;
-use crate::forward::{Attention, Problem};
+use crate::forward::Problem;
 use std::marker::PhantomData;
 
 /// Tensors of a call's options in host memory, for [`check`](crate::check) and

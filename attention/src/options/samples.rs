@@ -1,8 +1,9 @@
 //! Random problems with options, for tests on the CPU.
 
 use super::{Sequences, Window};
+use crate::attention::Attention;
 use crate::device::Device;
-use crate::forward::{Attention, Problem};
+use crate::forward::Problem;
 use crate::tensor::{Dtype, Element, Tensor};
 use half::{bf16, f16};
 use ndarray::ArrayView4;
@@ -187,7 +188,7 @@ fn converted<T: Element>(device: &Device, shape: [usize; 4], elements: &[f32]) -
     Tensor::new(device, shape, &elements).expect("valid")
 }
 
-/// Samples of lengths around those of a tile.
+/// Samples with lengths around a tile's.
 pub(crate) fn samples() -> impl Strategy<Value = Sample> {
     let lengths = || select(vec![1_usize, 2, 9, 70, 130, 200]);
     samples_of((1..=2_usize, 1..=2_usize, 1..=2_usize, lengths(), lengths()))

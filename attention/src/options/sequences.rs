@@ -184,7 +184,7 @@ pub(crate) enum HeadSequences<'a> {
 }
 
 impl<'a> HeadSequences<'a> {
-    /// Those of an entry of the batch.
+    /// The sequences of an entry of the batch.
     pub fn new(p: &Problem, sequences: Option<Sequences<&'a [i32]>>, batch: usize) -> Self {
         match sequences {
             None => HeadSequences::One {

@@ -2,12 +2,13 @@
 
 use super::samples::{Sample, samples};
 use super::{RawOptions, Sequences};
+use crate::attention::Attention;
 use crate::backward::RawBackward;
 use crate::backward::check::{Backward, all_keys};
 use crate::check::{self, Forward, all_rows};
 use crate::device::{Device, Facts};
 use crate::error::Error;
-use crate::forward::{Attention, Problem, RawForward};
+use crate::forward::{Problem, RawForward};
 use crate::random;
 use crate::tensor::{Dtype, Element, Tensor};
 use half::{bf16, f16};

@@ -30,7 +30,7 @@ const PLAIN: Case = Case {
     splits: 1,
 };
 
-/// Ragged tiles; documents of one token, alone, first, last and between others; edges on and beside those of tiles.
+/// Ragged tiles; documents of one token, alone, first, last and between others; edges on and beside a tile's.
 const CASES: &[Case] = &[
     PLAIN,
     Case {

@@ -32,7 +32,7 @@ pub struct Twins {
 }
 
 impl Twins {
-    /// Finds the twins among kernels: those of f16 and bf16 with the same instance and launch bounds.
+    /// Finds the twins among kernels: pairs of f16 and bf16 with the same instance and launch bounds.
     pub fn of(kernels: &[&'static dyn Spec]) -> Self {
         let traits = |kernel: &dyn Spec| {
             let bounds = (kernel.threads(), kernel.blocks_per_sm(), kernel.target());

@@ -56,7 +56,7 @@ pub struct Backward<'a, T> {
     pub dv: &'a [T],
     /// `[heads]`; `None` if there are no sinks, or their gradient is not compared, which takes all rows of all heads.
     pub d_sinks: Option<&'a [f32]>,
-    /// Shape, with extents of 1 in summed axes, and row-major elements; `None` like that of sinks.
+    /// Shape, with extents of 1 in summed axes, and row-major elements; `None` as for `d_sinks`.
     pub d_bias: Option<([usize; 4], &'a [f32])>,
 }
 
@@ -313,9 +313,10 @@ fn of_head<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::{Backward, Report, all_keys, check, sample_keys};
+    use crate::Attention;
     use crate::check::{all_rows, sample_rows};
     use crate::device::Device;
-    use crate::forward::{Attention, Problem};
+    use crate::forward::Problem;
     use crate::options::{HostOptions, Window};
     use crate::random;
     use crate::tensor::{Element, Tensor};

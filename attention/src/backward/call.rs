@@ -3,10 +3,10 @@
 use super::cpu::{self, Inputs};
 use super::gradients::Targets;
 use super::{choice, plan};
+use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
-use crate::forward::options::Wanted;
-use crate::forward::{self, Attention, Problem};
+use crate::forward::{self, Problem};
 use crate::options::{PAIRS, RawOptions, expect_best, expect_kernels, full, score_shape};
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
@@ -72,14 +72,6 @@ impl RawBackward {
 }
 
 impl Attention<'_> {
-    /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
-    /// be faster on a GPU, where sums of dq then have any order. A GPU always sums the gradient of a bias in any order over
-    /// axes that repeat. The CPU is always deterministic.
-    pub fn deterministic(mut self, deterministic: bool) -> Self {
-        self.any_order = !deterministic;
-        self
-    }
-
     /// What a [backward](Self::backward) call launches on a device with these facts; nothing on the CPU, which is
     /// `None`.
     ///
@@ -367,9 +359,10 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Res
 #[cfg(test)]
 mod tests {
     use super::RawBackward;
+    use crate::Attention;
     use crate::device::{Device, Facts};
     use crate::error::Error;
-    use crate::forward::{Attention, Planner, Problem};
+    use crate::forward::{Planner, Problem};
     use crate::options::RawBias;
     use crate::plan::{CPU, Plan};
     use crate::tensor::{Dtype, RawTensor};

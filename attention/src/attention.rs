@@ -1,0 +1,330 @@
+//! The options of an attention call.
+
+use crate::error::Result;
+use crate::forward::{Planner, Problem};
+use crate::options::{
+    Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
+    Window,
+};
+use crate::tensor::{Element, Storage, TensorBase};
+use std::sync::Arc;
+
+/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
+///
+/// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
+/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. On the CPU alone v and o may have a `dim_v` of
+/// their own. Any strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at
+/// multiples of 16 bytes; of each other input it first makes a copy that does, which takes memory until the work is done.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Attention, Device, Tensor, f16};
+///
+/// let device = Device::cpu();
+/// let [q, k, v] = [1.0, 2.0, 3.0].map(f16::from_f32);
+/// let q = Tensor::new(&device, [1, 2, 5, 16], &[q; 160])?;
+/// let k = Tensor::new(&device, [1, 1, 7, 16], &[k; 112])?;
+/// let v = Tensor::new(&device, [1, 1, 7, 16], &[v; 112])?;
+///
+/// let (o, lse) = Attention::new().causal(true).forward(&q, &k, &v)?;
+///
+/// assert_eq!(o.shape(), [1, 2, 5, 16]);
+/// assert_eq!(lse.shape(), [1, 2, 5]);
+/// assert_eq!(o.to_vec()?[0], f16::from_f32(3.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Attention<'a> {
+    causal: bool,
+    window: Window,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    pub(crate) tensors: TensorOptions<'a>,
+    pub(crate) kernel: Wanted,
+    pub(crate) splits: u32,
+    /// Whether a gradient may be summed in any order.
+    pub(crate) any_order: bool,
+}
+
+/// Which kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Wanted {
+    #[default]
+    Best,
+    Named(String),
+    Planned(Arc<dyn Planner>),
+}
+
+impl<'a> Attention<'a> {
+    /// No mask, scale `1 / sqrt(dim)`, the best kernel.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right).
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`, with
+    /// `offset = seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [2.0; 8], [6.0; 8]].concat())?;
+    /// let (o, _) = Attention::new().window(1, None).forward(&q, &q, &v)?;
+    /// // Query 2 does not see key 0.
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [3.0; 8], [4.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn window(
+        mut self,
+        left: impl Into<Option<usize>>,
+        right: impl Into<Option<usize>>,
+    ) -> Self {
+        let (left, right) = (left.into(), right.into());
+        self.window = Window { left, right };
+        self
+    }
+
+    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// A bound of scores: a score becomes `softcap * tanh(score / softcap)`; finite and above 0. Default: none.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
+    }
+
+    /// Slopes of ALiBi, `[heads]` or `[batch, heads]`: `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score
+    /// of query `i` and key `j`, behind a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
+    ///
+    /// Slopes with another number of axes do not compile.
+    pub fn alibi<const R: usize>(
+        mut self,
+        slopes: &'a TensorBase<impl Storage<Item = f32>, R>,
+    ) -> Self {
+        self.tensors.alibi = Some(Borrowed::slopes(slopes));
+        self
+    }
+
+    /// Sinks, `[heads]`: logits of keys without values, one more in the softmax of each row of a head. lse counts
+    /// them: `lse = ln(exp(sink) + sum(exp(score)))`. A query that sees no key gets `o = 0` and `lse = sink`.
+    pub fn sinks(mut self, sinks: &'a TensorBase<impl Storage<Item = f32>, 1>) -> Self {
+        self.tensors.sinks = Some(sinks.into());
+        self
+    }
+
+    /// A bias that is added to scores, behind [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
+    /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient; under a softcap on the CPU alone.
+    pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
+        self.tensors.bias = Some((T::DTYPE, bias.into()));
+        self
+    }
+
+    /// The keys that a query sees, if causal and window allow them, too:
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` bytes, of which 0 hides a key, or
+    /// `[batch or 1, heads or 1, seqlen_q or 1, ceil(seqlen_kv / 32)]` words, where key `j` is bit `j % 32` of word
+    /// `j / 32`, and 0 hides it. Any strides will do, with stride 1 in the last axis; axes of extent 1 are repeated.
+    ///
+    /// A hidden pair has no part in any result, even where its numbers are NaN. A query that sees no key gets `o = 0`
+    /// and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [f32::NAN; 8]].concat())?;
+    /// let bytes = Tensor::new(&device, [1, 1, 1, 2], &[1_u8, 0])?;
+    /// let bits = Tensor::new(&device, [1, 1, 1, 1], &[0b01_u32])?;
+    /// let (o, _) = Attention::new().mask(&bytes).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// let (o, _) = Attention::new().mask(&bits).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn mask<M: MaskElement>(mut self, mask: &'a TensorBase<impl Storage<Item = M>>) -> Self {
+        self.tensors.mask = Some((M::KEYS, mask.into()));
+        self
+    }
+
+    /// Sequences of any lengths, one behind another: `batch` is 1, and of `n` sequences, sequence `s` has queries
+    /// `offsets_q[s]..offsets_q[s + 1]` and keys `offsets_kv[s]..offsets_kv[s + 1]`. Both are `[n + 1]` with stride 1
+    /// and never fall; sequences may be empty, and rows before the first and behind the last are in none.
+    ///
+    /// A query sees keys of its own sequence alone. [`causal`](Self::causal), [`window`](Self::window) and
+    /// [`alibi`](Self::alibi) take seqlen_q and seqlen_kv for the sequence's lengths and count rows from its first. A
+    /// query of no sequence gets what one gets that sees no key. It takes the place of [`padded`](Self::padded).
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [3.0; 8], [7.0; 8]].concat())?;
+    /// // Of two rows and of one.
+    /// let offsets = Tensor::new(&device, [3], &[0, 2, 3])?;
+    /// let (o, _) = Attention::new().packed(&offsets, &offsets).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [2.0; 8], [7.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed(
+        mut self,
+        offsets_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
+        offsets_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Self {
+        self.tensors.sequences = Some(Sequences::Packed {
+            q: offsets_q.into(),
+            kv: offsets_kv.into(),
+        });
+        self
+    }
+
+    /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and
+    /// the rows behind them only fill the tensors. Both are `[batch]` with stride 1; a length may be 0.
+    ///
+    /// All else is as for [`packed`](Self::packed), whose place it takes.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [5.0; 8], [f32::NAN; 8]].concat())?;
+    /// let lengths_q = Tensor::new(&device, [2], &[1, 1])?;
+    /// let lengths_kv = Tensor::new(&device, [2], &[2, 1])?;
+    /// let (o, _) = Attention::new().padded(&lengths_q, &lengths_kv).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn padded(
+        mut self,
+        lengths_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
+        lengths_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Self {
+        self.tensors.sequences = Some(Sequences::Padded {
+            q: lengths_q.into(),
+            kv: lengths_kv.into(),
+        });
+        self
+    }
+
+    /// Whether a GPU, whose memory the host cannot see, checks offsets and lengths before it computes, and the call
+    /// waits for that. Default: false; the GPU then reads and writes inside the tensors whatever they hold. The CPU
+    /// always checks.
+    pub fn check_lengths(mut self, check: bool) -> Self {
+        self.tensors.check_lengths = check;
+        self
+    }
+
+    /// A score or mask of another crate, behind all other options: the kernels that it made with its
+    /// [`Custom`](crate::custom::Custom) type, and the arrays that the type reads.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::custom::{Call, Custom, Pair};
+    /// use attention::{Attention, CustomKernels, Device, Tensor};
+    ///
+    /// /// A penalty for each step of distance.
+    /// #[derive(Clone, Copy)]
+    /// struct Penalty(f32);
+    ///
+    /// impl Custom for Penalty {
+    ///     const ARRAYS: usize = 1;
+    ///
+    ///     fn new(call: &Call, _head: u32) -> Self {
+    ///         Penalty(call.array::<f32>(0).at(0))
+    ///     }
+    ///
+    ///     fn score(self, score: f32, pair: Pair) -> f32 {
+    ///         score - self.0 * pair.distance.abs()
+    ///     }
+    /// }
+    ///
+    /// // A crate with a build script has COMPILED_MODULES in place of None, for GPUs.
+    /// static PENALTY: CustomKernels = CustomKernels::new::<Penalty>("Penalty", None);
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let penalty = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let attention = Attention::new().custom(&PENALTY, [(&penalty).into()]);
+    /// let (_, lse) = attention.forward(&q, &q, &q)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((lse.to_vec()?[0] - 1.5_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn custom<const N: usize>(
+        mut self,
+        kernels: &'static CustomKernels,
+        arrays: [CustomArray<'a>; N],
+    ) -> Self {
+        let arrays = arrays.into();
+        self.tensors.custom = Some(BorrowedCustom { kernels, arrays });
+        self
+    }
+
+    /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable). Default: the best one.
+    pub fn kernel(mut self, name: impl Into<String>) -> Self {
+        self.kernel = Wanted::Named(name.into());
+        self
+    }
+
+    /// Kernels of another crate to use.
+    pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
+        self.kernel = Wanted::Planned(Arc::new(planner));
+        self
+    }
+
+    /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
+    /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
+    /// CPU does not split.
+    pub fn splits(mut self, splits: u32) -> Self {
+        self.splits = splits;
+        self
+    }
+
+    /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
+    /// be faster on a GPU, where sums of dq then have any order. A GPU always sums the gradient of a bias in any order over
+    /// axes that repeat. The CPU is always deterministic.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.any_order = !deterministic;
+        self
+    }
+
+    /// The problem that q, k and v of these shapes pose with these options.
+    ///
+    /// # Errors
+    /// Says which argument is wrong.
+    pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
+        let problem = Problem {
+            window: self.window,
+            softcap: self.softcap,
+            ..Problem::new(q, k, v, self.causal, self.scale)?
+        };
+        problem.validate()?;
+        Ok(problem)
+    }
+}
