@@ -113,13 +113,13 @@ pub struct Inputs {
     pub q: Array4<f32>,
     /// `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: Array4<f32>,
-    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub v: Array4<f32>,
 }
 
 /// A result that passed every check.
 pub struct Outputs {
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// `[batch, heads, seqlen_q, dim_v]`.
     pub o: Array4<f32>,
     /// `[batch, heads, seqlen_q]`.
     pub lse: Array3<f32>,
@@ -159,7 +159,7 @@ impl Case {
         Inputs {
             q: random(self.q_shape()),
             k: random(self.kv_shape()),
-            v: random(self.kv_shape()),
+            v: random(self.v_shape()),
         }
     }
 
@@ -219,7 +219,7 @@ impl Case {
         let q = place_input(self.q, &inputs.q);
         let k = place_input(self.k, &inputs.k);
         let v = place_input(self.v, &inputs.v);
-        let mut o = place(self.o, self.q_shape());
+        let mut o = place(self.o, problem.o_shape());
         let [_, head, row, _] = Layout::Bhnd.strides([self.batch, self.heads, self.seqlen_q, 1]);
         let lse_strides = [head * self.heads as isize, head, row];
         let mut lse = Guarded::<f32, 3>::poisoned(problem.lse_shape(), lse_strides, 0);
@@ -274,7 +274,7 @@ impl Case {
         }
         let o = o.elements().map(Element::to_f32).collect();
         Ok(Outputs {
-            o: Array4::from_shape_vec(self.q_shape(), o)?,
+            o: Array4::from_shape_vec(problem.o_shape(), o)?,
             lse,
             report,
         })
@@ -304,11 +304,11 @@ impl Case {
     /// # Errors
     /// If they are not allowed.
     pub fn problem(&self) -> Result<Problem, Error> {
-        let kv_shape = self.kv_shape();
         let Modifiers {
             window, softcap, ..
         } = self.modifiers;
-        let problem = Problem::new(self.q_shape(), kv_shape, kv_shape, self.causal, self.scale)?;
+        let [q, k, v] = [self.q_shape(), self.kv_shape(), self.v_shape()];
+        let problem = Problem::new(q, k, v, self.causal, self.scale)?;
         Ok(Problem {
             window,
             softcap,
@@ -316,15 +316,22 @@ impl Case {
         })
     }
 
-    /// Shape of q and o.
+    /// Shape of q.
     #[must_use]
     pub fn q_shape(&self) -> [usize; 4] {
         [self.batch, self.heads, self.seqlen_q, self.dim]
     }
 
-    /// Shape of k and v.
+    /// Shape of k, and of v unless it has a [head dim of its own](Modifiers::dim_v).
     #[must_use]
     pub fn kv_shape(&self) -> [usize; 4] {
         [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
+    }
+
+    /// Shape of v.
+    #[must_use]
+    pub fn v_shape(&self) -> [usize; 4] {
+        let dim_v = self.modifiers.dim_v.unwrap_or(self.dim);
+        [self.batch, self.kv_heads, self.seqlen_kv, dim_v]
     }
 }

@@ -28,6 +28,8 @@ pub struct Modifiers {
     pub mask: Option<Pairs>,
     /// Offsets or lengths.
     pub sequences: Option<Sequences<Vec<i32>>>,
+    /// Elements of a row of v and o, if not of q and k.
+    pub dim_v: Option<usize>,
 }
 
 /// A tensor with an element for each pair of query and key.

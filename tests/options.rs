@@ -1,11 +1,11 @@
 //! Windows, softcap, ALiBi, sinks, biases and masks, alone and together, against the reference.
 
 use attention::emulator::Options;
-use attention::{Class, Device, Window};
+use attention::{Class, Device, Dtype, Window};
 use proptest::prelude::*;
 use tests::modifiers::Pairs;
 use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled};
-use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
+use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -26,6 +26,10 @@ pub fn tests() -> Vec<Test> {
         Test::new("narrow_windows", narrow_windows),
         Test::new("combinations", combinations),
         Test::new("biases_and_masks", biases_and_masks),
+        Test::new("value_dims", value_dims),
+        Test::emulator("value_dims_on_hopper", |_| {
+            value_dims(&Device::emulator_of(Class::Sm90, Options::default())?)
+        }),
     ]
 }
 
@@ -130,6 +134,58 @@ fn combinations(device: &Device) -> Outcome {
             ..Case::default()
         };
         check_both(&case, device)?;
+    }
+    PASSED
+}
+
+/// Fewer and more elements in rows of v than of q: latent attention's, and panels, slices and windows that hold zeros alone.
+fn value_dims(device: &Device) -> Outcome {
+    for (i, (dim, dim_v)) in [
+        (192, 128),
+        (576, 512),
+        (128, 8),
+        (8, 128),
+        (136, 256),
+        (16, 512),
+        (512, 16),
+        (200, 776),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for splits in [1, 3] {
+            let case = Case {
+                heads: 4,
+                kv_heads: 2,
+                dtype: [Dtype::F16, Dtype::Bf16][i % 2],
+                seqlen_q: 70,
+                seqlen_kv: 210,
+                dim,
+                splits,
+                causal: i % 3 > 0,
+                v: [Layout::Bhnd, Layout::OddRows][i / 2 % 2],
+                o: [Layout::Bhnd, Layout::Padded, Layout::OddRows][i % 3],
+                modifiers: Modifiers {
+                    dim_v: Some(dim_v),
+                    ..Modifiers::default()
+                },
+                ..Case::default()
+            };
+            case.check(device)?;
+            // A query of each head: heads that share keys share tiles.
+            let decoding = Case {
+                heads: 6,
+                seqlen_q: 1,
+                q: [Layout::Padded, Layout::OddRows][i % 2],
+                modifiers: Modifiers {
+                    softcap: (i == 2).then_some(1.5),
+                    sinks: i == 3,
+                    ..case.modifiers.clone()
+                },
+                ..case
+            };
+            decoding.check(device)?;
+        }
     }
     PASSED
 }

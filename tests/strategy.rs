@@ -70,6 +70,11 @@ pub fn backward_of(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = 
         BackwardCase {
             forward: Case {
                 splits: 0,
+                modifiers: Modifiers {
+                    // Kernels compute its forward pass alone.
+                    dim_v: None,
+                    ..forward.modifiers
+                },
                 ..forward
             },
             d_o,
@@ -108,21 +113,25 @@ pub fn modified(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Cas
         any::<bool>(),
         pairs(3),
         pairs(2),
+        option::weighted(0.2, (1..=32_usize).prop_map(|n| 8 * n)),
     );
-    (cases, options).prop_map(|(case, (window, softcap, alibi, sinks, bias, mask))| {
-        let mut modifiers = Modifiers {
-            window,
-            softcap,
-            alibi,
-            sinks,
-            bias,
-            mask,
-            sequences: None,
-        };
-        // Plain cases have their own tests.
-        modifiers.sinks |= modifiers.are_off();
-        Case { modifiers, ..case }
-    })
+    (cases, options).prop_map(
+        |(case, (window, softcap, alibi, sinks, bias, mask, dim_v))| {
+            let mut modifiers = Modifiers {
+                window,
+                softcap,
+                alibi,
+                sinks,
+                bias,
+                mask,
+                sequences: None,
+                dim_v,
+            };
+            // Plain cases have their own tests.
+            modifiers.sinks |= modifiers.are_off();
+            Case { modifiers, ..case }
+        },
+    )
 }
 
 /// The case with sequences in it: up to 8 packed ones in a batch of 1, or padded ones. Some are empty, some lie beside

@@ -90,7 +90,14 @@ pub unsafe fn fa1<E: Element, const W: usize, const DT: usize, const NT: usize>(
                         &mut warp, p_tiles, v_tile, visible,
                     );
                     let totals = Some(warp.softmax.totals());
-                    store_partial(p, &place, (row, exist), warp.o, totals, |dt| dt as u32);
+                    store_partial::<_, Scaled, _, _>(
+                        p,
+                        &place,
+                        (row, exist),
+                        warp.o,
+                        totals,
+                        |dt| dt as u32,
+                    );
                     barrier::block();
                 }
             }

@@ -9,6 +9,7 @@ use crate::params::LadderParams;
 use kernels::abi::ForwardParams;
 use kernels::attention::Total;
 use kernels::attention::heads::OneHead;
+use kernels::attention::score::Scaled;
 use kernels::attention::{WorkTile, store_partial};
 use kernels::layout::rows::Rows;
 use kernels::layout::{fragment, swizzle::Swizzle};
@@ -52,7 +53,9 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
     if p.splits > 1 {
         let totals = part.stores_lse.then_some(totals);
         // SAFETY: the caller's promise.
-        unsafe { store_partial(p, &place, (first, exist), o, totals, part.column) }
+        unsafe {
+            store_partial::<_, Scaled, _, _>(p, &place, (first, exist), o, totals, part.column)
+        }
         return;
     }
     for mt in 0..MT {

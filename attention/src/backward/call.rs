@@ -7,7 +7,7 @@ use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
-use crate::options::{PAIRS, RawOptions, expect_best, expect_kernels, full, score_shape};
+use crate::options::{PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
@@ -297,7 +297,9 @@ impl Attention<'_> {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
-        expect_kernels(problem)?;
+        if problem.dim_v != problem.dim {
+            return Err(Error::NoOption("the gradients of dim_v other than dim"));
+        }
         // Kernels have dS times the slope of the bound.
         if args.d_bias.is_some() && problem.softcap.is_some() {
             return Err(Error::NoOption("the gradient of a bias under a softcap"));

@@ -2,6 +2,7 @@
 
 use super::choice;
 use super::cpu;
+use super::fold::folded;
 use super::plan::{plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted};
@@ -199,9 +200,6 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawForward,
     ) -> Result<Plan> {
-        if facts.is_some() {
-            options::expect_kernels(problem)?;
-        }
         let splits = (self.splits > 0).then_some(self.splits);
         let name = match &self.kernel {
             Wanted::Best => None,
@@ -229,8 +227,9 @@ impl Attention<'_> {
         match choice::resolve(name, dtype, problem, &args.options, facts)?.zip(facts) {
             None => Ok(Steps::default().finish(CPU, 1)),
             Some((kernel, facts)) => {
-                let kernel = suited(kernel, problem, facts, args);
-                plan(kernel.into(), problem, facts, args, splits)
+                let (problem, args) = folded(problem, args).unwrap_or((*problem, *args));
+                let kernel = suited(kernel, &problem, facts, &args);
+                plan(kernel.into(), &problem, facts, &args, splits)
             }
         }
     }

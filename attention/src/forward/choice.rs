@@ -138,7 +138,8 @@ fn obstacle(
         Family::Gemm(_) => return Some("multiplies matrices".to_owned()),
         Family::Auxiliary(Auxiliary::BulkCopy) => return Some("copies numbers".to_owned()),
     };
-    let dim = problem.dim;
+    let [dim, dim_v] = [problem.dim, problem.dim_v].map(|dim| dim as u32);
+    let most = dim.max(dim_v);
     if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
@@ -153,10 +154,14 @@ fn obstacle(
             "causal attention only"
         };
         Some(format!("is for {mask}"))
-    } else if (forward.dim as usize) < dim {
-        Some(format!("serves dim up to {}, not {dim}", forward.dim))
-    } else if is_wide(forward.dim) && !is_wide(dim as u32) {
-        Some(format!("serves dim above 256, not {dim}"))
+    } else if forward
+        .kind
+        .smallest(dim, dim_v)
+        .is_none_or(|least| forward.dim < least)
+    {
+        Some(format!("serves dim up to {}, not {most}", forward.dim))
+    } else if is_wide(forward.dim) && !is_wide(most) {
+        Some(format!("serves dim above 256, not {most}"))
     } else if forward.kind.is_packed()
         && problem.seqlen_q as u128 * problem.group() as u128 > u128::from(MAX_SEQLEN)
     {

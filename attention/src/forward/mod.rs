@@ -4,6 +4,7 @@ mod call;
 pub mod check;
 pub mod choice;
 pub(crate) mod cpu;
+mod fold;
 pub(crate) mod plan;
 mod problem;
 pub mod reference;

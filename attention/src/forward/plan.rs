@@ -40,7 +40,7 @@ pub(super) fn plan(
     let mut draft = Draft::new(kernel, problem, facts, args, splits)?;
     let splits = draft.splits() > 1;
     if splits {
-        draft.reserve_partials(problem.dim)?;
+        draft.reserve_partials(problem.dim_v)?;
     }
     match draft.kernel.map_dim {
         Some(dim) => draft.launch_by_maps(problem, dim, facts.multiprocessors)?,
@@ -309,23 +309,35 @@ impl Draft {
             offset_of!(Sm90Params, q),
             forward.q,
             q,
-            [heads, queries],
+            [heads, queries, problem.dim],
             BOX_QUERIES,
         );
-        let kv_map = |place, tensor, address, box_keys| {
-            let sizes = [kv_heads, keys];
+        let kv_map = |place, tensor, address, dim, box_keys| {
+            let sizes = [kv_heads, keys, dim];
             (place, tensor, address, sizes, box_keys)
         };
         let v_keys = kernel.keys / kernel.v_chunks;
         let kv_maps = [
-            kv_map(offset_of!(Sm90Params, k), forward.k, k, kernel.keys),
-            kv_map(offset_of!(Sm90Params, v), forward.v, v, v_keys),
+            kv_map(
+                offset_of!(Sm90Params, k),
+                forward.k,
+                k,
+                problem.dim,
+                kernel.keys,
+            ),
+            kv_map(
+                offset_of!(Sm90Params, v),
+                forward.v,
+                v,
+                problem.dim_v,
+                v_keys,
+            ),
         ];
         let o_map = (
             offset_of!(Sm90Params, o),
             forward.o,
             offset_of!(ForwardParams, o.address),
-            [heads, queries],
+            [heads, queries, problem.dim_v],
             Sm90Params::O_ROWS,
         );
         let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_packed;
@@ -333,14 +345,9 @@ impl Draft {
         let maps = (!kernel.is_packed).then_some(q_map).into_iter();
         let maps = maps.chain(kv_maps).chain(o_by_map.then_some(o_map));
         let maps = maps.map(
-            |(place, tensor, address, [heads, rows], box_rows)| MapPlace {
+            |(place, tensor, address, [heads, rows, columns], box_rows)| MapPlace {
                 place,
-                map: tensor_map(
-                    tensor,
-                    [problem.batch, heads, rows, problem.dim],
-                    dim,
-                    box_rows,
-                ),
+                map: tensor_map(tensor, [problem.batch, heads, rows, columns], dim, box_rows),
                 in_workspace: places.contains(&address),
             },
         );
@@ -349,7 +356,11 @@ impl Draft {
         let inner = offset_of!(Sm90Params, forward);
         self.steps.places = places.iter().map(|place| place + inner).collect();
         let mut params = Sm90Params {
-            forward,
+            forward: ForwardParams {
+                // Q, K and V come by maps, and rows of o are left.
+                dim: problem.dim_v as u32,
+                ..forward
+            },
             tiles,
             o_by_map: o_by_map.into(),
             ..Sm90Params::default()
@@ -381,7 +392,8 @@ impl Draft {
         let dtype = self.kernel.dtype;
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Combine(dtype)));
         let params = &ForwardParams {
-            // Their slices of O's columns are together again.
+            // Rows of o alone count, and their slices of columns are together again.
+            dim: self.params.options.dim_v,
             tile_heads: Divisor::new(self.params.tile_heads.value / self.kernel.slices),
             ..self.params
         };

@@ -25,8 +25,7 @@ pub struct Problem {
     pub seqlen_kv: usize,
     /// Elements of a query or key: a multiple of 8, at most 1024.
     pub dim: usize,
-    /// Elements of a value and of a row of o, which only the CPU computes unless it is `dim`: a multiple of 8, at most
-    /// 1024.
+    /// Elements of a value and of a row of o: a multiple of 8, at most 1024.
     pub dim_v: usize,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,

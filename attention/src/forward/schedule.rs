@@ -27,6 +27,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
     Request {
         dtype,
         dim: problem.dim as u32,
+        dim_v: problem.dim_v as u32,
         causal: problem.causal,
         optional: options::first(problem, options).is_some(),
         seqlen_q: problem.seqlen_q as u32,

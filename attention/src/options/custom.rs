@@ -95,10 +95,8 @@ impl CustomKernels {
         let hopper = is_hopper.then_some(Kind::HopperOptional).into_iter();
         let kinds = hopper.chain([Kind::Optional]);
         let families = kinds.flat_map(|kind| {
-            let dims = kind
-                .dims()
-                .iter()
-                .filter(|&&dim| dim as usize >= problem.dim);
+            let most = problem.dim.max(problem.dim_v);
+            let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
             dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
         });
         self.first(families, dtype, problem, facts)

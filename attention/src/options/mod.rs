@@ -35,16 +35,13 @@ use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
 use kernels::abi::{Options, PairsRef, Switch, Switches};
 
-/// The name of another head dim of v and o than of q and k.
-const VALUE_DIM: &str = "a value dim of its own";
-
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
 
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let options = [
-        (VALUE_DIM, p.dim_v != p.dim),
+        ("dim_v other than dim", p.dim_v != p.dim),
         ("window", p.window != Window::NONE),
         ("softcap", p.softcap.is_some()),
         ("alibi", tensors.alibi.is_some()),
@@ -56,14 +53,6 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
-}
-
-/// Checks that kernels serve the options.
-pub(crate) fn expect_kernels(p: &Problem) -> Result<()> {
-    match p.dim_v == p.dim {
-        true => Ok(()),
-        false => Err(Error::NoOption(VALUE_DIM)),
-    }
 }
 
 /// Checks that a call with a score or mask of another crate names no kernel.
@@ -87,7 +76,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         left: bound(p.window.left),
         right: if p.causal { 0 } else { bound(p.window.right) },
         softcap: p.softcap.unwrap_or(f32::INFINITY),
-        padding: 0,
+        dim_v: p.dim_v as u32,
         key_ranges: 0,
         query_ranges: 0,
         bias: pairs(tensors.bias.map(|bias| bias.tensor)),

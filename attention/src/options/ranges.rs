@@ -6,7 +6,7 @@ use crate::device::driver::Stream;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Step, Steps};
-use kernels::abi::{KeyRange, Options, RangesParams};
+use kernels::abi::{KeyRange, Options, QueryRange, RangesParams};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
@@ -32,7 +32,7 @@ impl Steps {
         self.places.push(place + offset_of!(Options, key_ranges));
         let mut places = vec![offset_of!(RangesParams, key_ranges)];
         if gradients {
-            options.query_ranges = self.reserve([p.batch, p.seqlen_kv, size_of::<[i32; 2]>()])?;
+            options.query_ranges = self.reserve([p.batch, p.seqlen_kv, size_of::<QueryRange>()])?;
             self.places.push(place + offset_of!(Options, query_ranges));
             places.push(offset_of!(RangesParams, query_ranges));
         }

@@ -466,7 +466,7 @@ fn bad_sequences_are_refused() {
 }
 
 #[test]
-fn devices_refuse_what_no_kernel_computes() {
+fn devices_have_kernels_with_options() {
     let cpu = Device::cpu();
     let pairs = [1, 1, 1, 3];
     let numbers = Tensor::<f32, 1>::zeros(&cpu, [2]).expect("memory");
@@ -476,19 +476,6 @@ fn devices_refuse_what_no_kernel_computes() {
     let shape = [1, 2, 3, 64];
     let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
     let facts = Facts::emulated(Class::Sm80);
-    let wide_values = Problem {
-        dim_v: 128,
-        ..problem
-    };
-    let plan = Attention::new().plan(
-        Some(&facts),
-        Dtype::F16,
-        &RawForward::row_major(&wide_values),
-    );
-    assert_eq!(
-        plan.expect_err("refused"),
-        Error::NoOption("a value dim of its own")
-    );
     for call in [
         Attention::new().window(1, None),
         Attention::new().softcap(1.0),
@@ -509,4 +496,49 @@ fn devices_refuse_what_no_kernel_computes() {
         let plan = plain.plan(Some(&facts), Dtype::F16, &raw);
         assert!(matches!(plan, Err(Error::UnsuitableKernel { .. })));
     }
+}
+
+#[test]
+fn rows_of_v_have_kernels() {
+    let problem = |heads: [usize; 2], seqlen_q, dim, dim_v| {
+        let [q, k, v] = [
+            [2, heads[0], seqlen_q, dim],
+            [2, heads[1], 3000, dim],
+            [2, heads[1], 3000, dim_v],
+        ];
+        Problem::new(q, k, v, true, None).expect("valid")
+    };
+    let plan = |class, problem: &Problem| {
+        let (facts, raw) = (Facts::emulated(class), RawForward::row_major(problem));
+        let plan = Attention::new()
+            .causal(true)
+            .splits(1)
+            .plan(Some(&facts), Dtype::F16, &raw);
+        let plan = plan.expect("served");
+        (plan.kernel, plan.steps[0].blocks)
+    };
+    for (class, dim, dim_v, kernel) in [
+        (Class::Sm80, 192, 128, "optional_f16_d192"),
+        (Class::Sm90, 192, 128, "hopper_optional_f16_d192"),
+        (Class::Sm90, 64, 136, "hopper_optional_f16_d192"),
+        (Class::Sm90, 576, 512, "wide_optional_f16_d512"),
+        (Class::Sm90, 576, 520, "wide_optional_f16_d768"),
+        (Class::Sm80, 16, 264, "wide_optional_f16_d384"),
+    ] {
+        let problem = problem([4, 2], 100, dim, dim_v);
+        assert_eq!(plan(class, &problem).0, kernel);
+        let raw = RawBackward::row_major(&problem);
+        let facts = Facts::emulated(class);
+        let refused = Attention::new()
+            .causal(true)
+            .backward_plan(Some(&facts), Dtype::F16, &raw);
+        let error = refused.expect_err("only the CPU has it");
+        assert_eq!(
+            error.to_string(),
+            "no kernel computes the gradients of dim_v other than dim; use the CPU"
+        );
+    }
+    // 64 heads with a query each, which share keys, are a tile.
+    let (kernel, blocks) = plan(Class::Sm90, &problem([64, 1], 1, 576, 512));
+    assert_eq!((kernel, blocks), ("wide_optional_f16_d512", 2));
 }

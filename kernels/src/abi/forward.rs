@@ -21,13 +21,13 @@ pub struct ForwardParams {
     pub q: TensorRef,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
     pub k: TensorRef,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim]`.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`; `dim_v` is `dim`, or an [option](Options::dim_v).
     pub v: TensorRef,
-    /// Output, `[batch, heads, seqlen_q, dim]`; must not overlap the inputs.
+    /// Output, `[batch, heads, seqlen_q, dim_v]`; must not overlap the inputs.
     pub o: TensorRef,
     /// Device address of the row log-sum-exp (natural log), `f32[batch, heads, seqlen_q]`, contiguous.
     pub lse: u64,
-    /// Device address of the partial O, `f32[splits, rows, dim]`, not divided by the sums; unused
+    /// Device address of the partial O, `f32[splits, rows, dim_v]`, not divided by the sums; unused
     /// with one split.
     pub partial_o: u64,
     /// Device address of the row maxima and row sums that the partial O is relative to,
@@ -47,7 +47,9 @@ pub struct ForwardParams {
     pub seqlen_q: u32,
     /// Keys per head; at most [`MAX_SEQLEN`].
     pub seqlen_kv: u32,
-    /// Head dim: a multiple of 8, at most the kernel's.
+    /// Head dim: a multiple of 8, at most the kernel's; of wide kernels with options, at most
+    /// [`MAX_HEAD_DIM`](crate::catalog::MAX_HEAD_DIM). Kernels that load by tensor maps and combine kernels read it for rows of
+    /// o.
     pub dim: u32,
     /// Softmax scale, of any sign; scores are `scale * (q . k)`.
     pub scale: f32,

@@ -24,14 +24,14 @@ pub struct Options {
     pub right: i32,
     /// Bound of scores, where [`Switch::Softcap`] is on.
     pub softcap: f32,
-    /// Unused.
-    pub padding: u32,
+    /// Elements of a row of v and o: a multiple of 8, at most the kernel's head dim.
+    pub dim_v: u32,
     /// Device address of the [`KeyRange`] of each query, `[batch, seqlen_q]`, where [`Switch::Ranges`] is on.
     pub key_ranges: u64,
-    /// Device address of the first query that sees each key and the first one after, `i32[batch, seqlen_kv, 2]`, where
-    /// [`Switch::Ranges`] is on; for backward kernels.
+    /// Device address of the [`QueryRange`] of each key, `[batch, seqlen_kv]`, where [`Switch::Ranges`] is on; for
+    /// backward kernels.
     pub query_ranges: u64,
-    /// What is added to scores, where one of [`Switch::BIAS`] is on.
+    /// What is added to scores, where a switch of a bias is on.
     pub bias: PairsRef,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
@@ -68,6 +68,9 @@ pub struct KeyRange {
     /// Unused.
     pub padding: i32,
 }
+
+/// The queries that see a key, where a batch consists of sequences: the first one, and the first one after.
+pub type QueryRange = [i32; 2];
 
 /// Arrays of a call with a score or mask of another crate.
 pub const ARRAYS: usize = 4;
@@ -147,10 +150,22 @@ impl Switch {
         ],
     ];
 
-    /// The switches of a bias.
-    pub const BIAS: [Self; 3] = [Switch::BiasF16, Switch::BiasBf16, Switch::BiasF32];
+    /// The constant in the PTX, by name, and its value where this is on. Switches of one constant exclude each other.
+    pub const fn constant(self) -> (&'static str, u32) {
+        match self {
+            Switch::Softcap => ("softcap", 1),
+            Switch::Alibi => ("alibi", 1),
+            Switch::Ranges => ("ranges", 1),
+            Switch::BiasF16 => ("bias", 1),
+            Switch::BiasBf16 => ("bias", 2),
+            Switch::BiasF32 => ("bias", 3),
+            Switch::BiasGradient => ("bias_gradient", 1),
+            Switch::MaskBytes => ("mask", 1),
+            Switch::MaskBits => ("mask", 2),
+        }
+    }
 
-    /// The name in the PTX.
+    /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Switch::Softcap => "softcap",
@@ -190,17 +205,17 @@ impl Switches {
     /// ```
     /// use kernels::abi::{Switch, Switches};
     ///
-    /// let ptx = "mov.b32 switch_softcap, 0; mov.b32 switch_alibi, 0;";
-    /// let on = Switches::NONE.with(Switch::Alibi, true);
-    /// assert_eq!(on.written(ptx.to_owned()), "mov.b32 switch_softcap, 0; mov.b32 switch_alibi, 1;");
+    /// let ptx = "mov.b32 switch_softcap, 0; mov.b32 switch_mask, 0;";
+    /// let on = Switches::NONE.with(Switch::MaskBits, true);
+    /// assert_eq!(on.written(ptx.to_owned()), "mov.b32 switch_softcap, 0; mov.b32 switch_mask, 2;");
     /// ```
     #[cfg(not(target_arch = "nvptx64"))]
     #[must_use]
     pub fn written(self, ptx: String) -> String {
         let on = Switch::ALL.iter().filter(|switch| self.has(**switch));
         on.fold(ptx, |ptx, switch| {
-            let [off, on] =
-                [0, 1].map(|value| format!("mov.b32 switch_{}, {value};", switch.name()));
+            let (constant, value) = switch.constant();
+            let [off, on] = [0, value].map(|value| format!("mov.b32 switch_{constant}, {value};"));
             ptx.replace(&off, &on)
         })
     }

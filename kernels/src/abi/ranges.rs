@@ -16,7 +16,7 @@ pub struct RangesParams {
     pub kv: u64,
     /// Device address of a [`KeyRange`](super::KeyRange) for each query, `[batch, seqlen_q]`.
     pub key_ranges: u64,
-    /// Device address of the queries that see each key, `i32[batch, seqlen_kv, 2]`; 0 if they are not wanted.
+    /// Device address of a [`QueryRange`](super::QueryRange) for each key, `[batch, seqlen_kv]`; 0 if they are not wanted.
     pub query_ranges: u64,
     /// Sequences that a batch of 1 consists of, one behind another; 0 if each batch entry is one sequence.
     pub sequences: u32,

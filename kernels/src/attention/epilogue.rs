@@ -48,9 +48,8 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
             let totals = team.totals(&self.softmax);
             if Sequence::split_count(params) > 1 {
                 let totals = (team.side == 0).then_some(totals);
-                store_partial(params, &work, (row, exist), self.o, totals, |ot| {
-                    team.side * OT as u32 + ot as u32
-                });
+                let column = |ot| team.side * OT as u32 + ot as u32;
+                store_partial::<_, C, _, _>(params, &work, (row, exist), self.o, totals, column);
             } else {
                 let o_tile = SharedTile::<DT>::new(shared::base());
                 let o_tile = o_tile.skip(team_row);
@@ -98,7 +97,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
         // SAFETY: the caller's promise.
         unsafe {
             team.sync();
-            let o = Copier::new(work.q_rows(&params.o), lane, 32);
+            let o = Copier::new(work.o_rows::<C>(params), lane, 32);
             let rows = (16 * MT / T) as u32;
             let skip = team.side * rows;
             let exist = exist.saturating_sub(skip);
@@ -119,7 +118,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
 /// # Safety
 /// As [`Warp::new`]; no other warp stores these rows and columns.
 #[inline(always)]
-pub unsafe fn store_partial<H: Heads, const MT: usize, const OT: usize>(
+pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize>(
     params: &ForwardParams,
     work: &WorkTile<H>,
     (first, exist): (u32, u32),
@@ -128,7 +127,7 @@ pub unsafe fn store_partial<H: Heads, const MT: usize, const OT: usize>(
     column: impl Fn(usize) -> u32,
 ) {
     let lane = special::lane();
-    let dim = opaque(params.dim);
+    let dim = opaque(C::value_dim(params));
     for mt in 0..MT {
         for r in 0..2 {
             let row = (16 * mt + 8 * r) as u32 + lane / 4;

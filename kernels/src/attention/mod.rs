@@ -16,7 +16,9 @@
 //! | `non_finite` | infinities and NaN in V that a row must not see | PTX |
 //! | `epilogue` | O and lse, or partial results of a split, stored | PTX |
 //! | `combine` | partial results of all splits, combined | PTX |
-//! | `ranges` | ranges of keys from tables, and boolean masks | PTX |
+//! | `ranges` | ranges of keys from tables | PTX |
+//! | `find_ranges` | the kernel that makes these tables | PTX |
+//! | `seen` | boolean masks | PTX |
 //! | `pairs` | tensors with an element for each pair of query and key | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
@@ -32,6 +34,8 @@ pub mod combine;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
+pub mod find_ranges;
+#[cfg(target_arch = "nvptx64")]
 pub mod forward;
 #[cfg(target_arch = "nvptx64")]
 pub mod non_finite;
@@ -43,6 +47,8 @@ mod pairs;
 pub mod ranges;
 #[cfg(target_arch = "nvptx64")]
 pub mod score;
+#[cfg(target_arch = "nvptx64")]
+pub mod seen;
 #[cfg(target_arch = "nvptx64")]
 mod softmax;
 #[cfg(target_arch = "nvptx64")]

@@ -4,7 +4,7 @@ use super::SoftmaxScale;
 use super::pairs::Pairs;
 use super::ranges::load_range;
 use super::sequence::{Sequence, Split};
-use crate::abi::{BackwardParams, ForwardParams, KeyRange};
+use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, special, switch};
 use crate::tile::Accumulator;
@@ -51,6 +51,12 @@ pub trait Score: Copy {
 
     /// The scores of a batch entry's query head.
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self;
+
+    /// Elements of a row of v and o.
+    #[inline(always)]
+    fn value_dim(params: &ForwardParams) -> u32 {
+        params.dim
+    }
 
     /// What the softmax multiplies scores by.
     fn scale(self) -> SoftmaxScale;
@@ -172,7 +178,7 @@ impl Score for Optional {
             bias: Pairs::new(
                 &options.bias,
                 [batch, head],
-                if switch::bias_f32() { 4 } else { 2 },
+                if switch::bias() == BIAS_F32 { 4 } else { 2 },
             ),
         };
         if alibi {
@@ -183,6 +189,11 @@ impl Score for Optional {
                 LOG2_E * unsafe { global::load_f32(options.alibi.wrapping_add_signed(4 * place)) };
         }
         score
+    }
+
+    #[inline(always)]
+    fn value_dim(params: &ForwardParams) -> u32 {
+        params.options.dim_v
     }
 
     #[inline(always)]
@@ -257,8 +268,8 @@ impl Score for Optional {
             for nt in 0..NT {
                 let corner = corner.skip::<true>(mt, nt);
                 for i in 0..8 {
-                    let (row, column) = fragment::accumulator(special::lane(), i as u32);
-                    let (query, key) = (corner.query as u32 + column, corner.key as u32 + row);
+                    let [query, key] = place::<true>(special::lane(), i as u32);
+                    let (query, key) = (corner.query as u32 + query, corner.key as u32 + key);
                     let gradient = gradients[mt][nt].0[i];
                     if gradient != 0.0 && query < queries && key < keys {
                         // SAFETY: the caller's promise, for a pair that exists.
@@ -270,10 +281,23 @@ impl Score for Optional {
     }
 }
 
+const BIAS_F16: u32 = Switch::BiasF16.constant().1;
+const BIAS_F32: u32 = Switch::BiasF32.constant().1;
+
 /// Whether there is a bias.
 #[inline(always)]
 fn has_bias() -> bool {
-    switch::bias_f16() || switch::bias_bf16() || switch::bias_f32()
+    switch::bias() != 0
+}
+
+/// The query and the key, in its 16x16 tile, of element `i` of a lane.
+#[inline(always)]
+pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
+    let (row, column) = fragment::accumulator(lane, i);
+    match TRANSPOSED {
+        true => [column, row],
+        false => [row, column],
+    }
 }
 
 impl Optional {
@@ -295,11 +319,7 @@ impl Optional {
         let (queries, keys) = (self.queries, self.keys);
         let before = keys - queries - corner.diagonal;
         let pair = |i: usize| {
-            let (row, column) = fragment::accumulator(special::lane(), i as u32);
-            let [query, key] = match TRANSPOSED {
-                true => [column, row],
-                false => [row, column],
-            };
+            let [query, key] = place::<TRANSPOSED>(special::lane(), i as u32);
             let query = corner.query + query as i32;
             let key = corner.key + before + key as i32;
             let query = query.max(0).min(queries - 1);
@@ -311,15 +331,10 @@ impl Optional {
                 let address = self.bias.at(query, key);
                 // SAFETY: a launch with a bias has one for each pair.
                 let bias = unsafe {
-                    if switch::bias_f32() {
-                        global::load_f32(address)
-                    } else {
-                        let bits = global::load_u16(address);
-                        if switch::bias_f16() {
-                            convert::any_f16(bits)
-                        } else {
-                            f32::from_bits(u32::from(bits) << 16)
-                        }
+                    match switch::bias() {
+                        BIAS_F32 => global::load_f32(address),
+                        BIAS_F16 => convert::any_f16(global::load_u16(address)),
+                        _ => f32::from_bits(u32::from(global::load_u16(address)) << 16),
                     }
                 };
                 tile.0[i] = math::fma(bias, LOG2_E, tile.0[i]);
@@ -330,12 +345,7 @@ impl Optional {
     /// Subtracts the slope times the distance of query and key, aligned bottom-right, from scores in base 2.
     #[inline(always)]
     fn subtract_distances<const TRANSPOSED: bool>(self, tile: &mut Accumulator, corner: Corner) {
-        let (row, column) = fragment::accumulator(special::lane(), 0);
-        let (row, column) = (row as i32, column as i32);
-        let [query, key] = match TRANSPOSED {
-            true => [column, row],
-            false => [row, column],
-        };
+        let [query, key] = place::<TRANSPOSED>(special::lane(), 0).map(|place| place as i32);
         let first = corner.query + corner.diagonal - corner.key + query - key;
         // Elements of one query share its place.
         let queries: &[u32] = if TRANSPOSED { &[0, 1, 8, 9] } else { &[0, 8] };
@@ -348,11 +358,7 @@ impl Optional {
                 first += offset as i32 - (self.keys - self.queries);
             }
             for i in 0..8 {
-                let (row, column) = fragment::accumulator(0, i as u32);
-                let [query, key] = match TRANSPOSED {
-                    true => [column, row],
-                    false => [row, column],
-                };
+                let [query, key] = place::<TRANSPOSED>(0, i as u32);
                 if query == of_tile {
                     let distance = (first as f32 + (query as f32 - key as f32)).abs();
                     tile.0[i] = math::fma(-self.slope, distance, tile.0[i]);

@@ -2,6 +2,7 @@
 
 use super::heads::Heads;
 use super::mask::Mask;
+use super::score::Score;
 use super::sequence::{Sequence, Split};
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::rows::{Rows, Strided};
@@ -76,22 +77,50 @@ impl<H: Heads> WorkTile<H> {
         }
     }
 
-    /// The rows of q or o.
+    /// The rows of q, or of o where `dim_v` is `dim`.
     #[inline(always)]
     pub fn q_rows(&self, tensor: &TensorRef) -> H::Rows {
-        let first_head = self.head_rows(tensor, self.heads.first());
+        self.rows_of_heads(tensor, self.dim)
+    }
+
+    /// The rows of o, in a kernel with such scores.
+    #[inline(always)]
+    pub fn o_rows<C: Score>(&self, params: &ForwardParams) -> H::Rows {
+        self.rows_of_heads(&params.o, self.value_dim::<C>(params))
+    }
+
+    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on.
+    #[inline(always)]
+    pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> Strided {
+        self.rows_of_keys(tensor, first, self.dim)
+    }
+
+    /// The rows of v from key `first` on, in a kernel with such scores.
+    #[inline(always)]
+    pub fn v_rows<C: Score>(&self, params: &ForwardParams, first: u32) -> Strided {
+        self.rows_of_keys(&params.v, first, self.value_dim::<C>(params))
+    }
+
+    /// Elements of a row of v or o: without options they take no register of their own.
+    #[inline(always)]
+    fn value_dim<C: Score>(&self, params: &ForwardParams) -> u32 {
+        match C::SCALED {
+            true => self.dim,
+            false => opaque(C::value_dim(params)),
+        }
+    }
+
+    #[inline(always)]
+    fn rows_of_heads(&self, tensor: &TensorRef, elements: u32) -> H::Rows {
+        let first = self.heads.first();
+        let first_head = self.sequence.head_rows(tensor, first, elements);
         self.heads.rows(tensor, first_head)
     }
 
-    /// The rows of k or v, from key `first` on.
     #[inline(always)]
-    pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> Strided {
-        self.head_rows(tensor, self.heads.kv_head()).skip(first)
-    }
-
-    #[inline(always)]
-    fn head_rows(&self, tensor: &TensorRef, head: u32) -> Strided {
-        self.sequence.head_rows(tensor, head, self.dim)
+    fn rows_of_keys(&self, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
+        let head = self.heads.kv_head();
+        self.sequence.head_rows(tensor, head, elements).skip(first)
     }
 
     /// Address of the lse of a row.

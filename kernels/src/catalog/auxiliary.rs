@@ -73,7 +73,7 @@ impl Spec for Auxiliary {
             }
             Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
             Auxiliary::Ranges => {
-                format!("(RangesParams) = attention::ranges::ranges::<{warps}>")
+                format!("(RangesParams) = attention::find_ranges::find_ranges::<{warps}>")
             }
             Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
         }

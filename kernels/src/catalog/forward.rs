@@ -84,6 +84,16 @@ impl Kind {
         }
     }
 
+    /// The smallest of [`dims`](Self::dims) that serves rows of q and k with `dim` elements, and of v and o with `dim_v`. Q
+    /// and K pass wide kernels in windows, so with options only `dim_v` counts there.
+    pub fn smallest(self, dim: u32, dim_v: u32) -> Option<u32> {
+        let least = match self {
+            Kind::WideOptional => dim_v,
+            _ => dim.max(dim_v),
+        };
+        self.dims().iter().copied().find(|&dim| dim >= least)
+    }
+
     /// Whether query heads that share a key/value head share query tiles.
     pub fn is_packed(self) -> bool {
         matches!(self, Kind::Packed | Kind::Decode | Kind::HopperPacked)

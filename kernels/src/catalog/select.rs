@@ -9,8 +9,10 @@ use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target, ke
 pub struct Request {
     /// Element type.
     pub dtype: Dtype,
-    /// Head dim.
+    /// Elements of a row of q and k.
     pub dim: u32,
+    /// Elements of a row of v and o: `dim` without options.
+    pub dim_v: u32,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
     /// Whether the call has [options](crate::abi::Options) that plain kernels lack.
@@ -42,13 +44,13 @@ pub fn is_wide(dim: u32) -> bool {
 pub fn select(request: &Request) -> Option<&'static Kernel> {
     let causal = request.causal;
     let of = |kind: Kind| {
-        let dim = kind.dims().iter().find(|&&dim| dim >= request.dim)?;
-        Some(Forward::of(kind, request.dtype, *dim, request.class))
+        let dim = kind.smallest(request.dim, request.dim_v)?;
+        Some(Forward::of(kind, request.dtype, dim, request.class))
     };
     let is_hopper = Target::Sm90a.runs_on(request.compute_capability);
     if request.optional {
         let hopper = of(Kind::HopperOptional).filter(|_| is_hopper);
-        let other = match is_wide(request.dim) {
+        let other = match is_wide(request.dim.max(request.dim_v)) {
             true => Kind::WideOptional,
             false => Kind::Optional,
         };
@@ -114,6 +116,7 @@ mod tests {
         Request {
             dtype: Dtype::F16,
             dim: 128,
+            dim_v: 128,
             causal: true,
             optional: false,
             seqlen_q,

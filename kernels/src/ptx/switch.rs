@@ -1,17 +1,17 @@
 //! Parts of a kernel that the host turns on before the driver compiles it: see [`Switch`](crate::abi::Switch).
 //!
 //! A switch is a constant of the PTX, so the assembler drops what stands behind one that is off. The compiler does not know
-//! it: a read is volatile, else a loop would be copied for both values.
+//! it: a read is volatile, else a loop would be copied for each value.
 
 use core::arch::asm;
 
-/// Defines functions that read a switch, by its name.
-macro_rules! switches {
-    ($($(#[$doc:meta])* $function:ident = $name:literal;)*) => {$(
+/// Defines functions that read a constant, by its name in the PTX, as a type.
+macro_rules! constants {
+    ($($(#[$doc:meta])* $function:ident = $name:literal as $type:ty, $of:expr;)*) => {$(
         $(#[$doc])*
         #[inline(always)]
-        pub fn $function() -> bool {
-            let on: u32;
+        pub fn $function() -> $type {
+            let value: u32;
             // SAFETY: a constant.
             unsafe {
                 asm!(
@@ -19,39 +19,35 @@ macro_rules! switches {
                         "{{ .reg .b32 switch_", $name, "; mov.b32 switch_", $name, ", 0; ",
                         "mov.b32 {}, switch_", $name, "; }}"
                     ),
-                    out(reg32) on, options(nomem, nostack)
+                    out(reg32) value, options(nomem, nostack)
                 );
             }
-            on != 0
+            $of(value)
         }
     )*};
 }
 
-switches! {
+constants! {
     /// Whether [`Switch::Softcap`](crate::abi::Switch::Softcap) is on.
-    softcap = "softcap";
+    softcap = "softcap" as bool, is_on;
 
     /// Whether [`Switch::Alibi`](crate::abi::Switch::Alibi) is on.
-    alibi = "alibi";
+    alibi = "alibi" as bool, is_on;
 
     /// Whether [`Switch::Ranges`](crate::abi::Switch::Ranges) is on.
-    ranges = "ranges";
+    ranges = "ranges" as bool, is_on;
 
-    /// Whether [`Switch::BiasF16`](crate::abi::Switch::BiasF16) is on.
-    bias_f16 = "bias_f16";
-
-    /// Whether [`Switch::BiasBf16`](crate::abi::Switch::BiasBf16) is on.
-    bias_bf16 = "bias_bf16";
-
-    /// Whether [`Switch::BiasF32`](crate::abi::Switch::BiasF32) is on.
-    bias_f32 = "bias_f32";
+    /// The type of the bias: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no bias.
+    bias = "bias" as u32, core::convert::identity;
 
     /// Whether [`Switch::BiasGradient`](crate::abi::Switch::BiasGradient) is on.
-    bias_gradient = "bias_gradient";
+    bias_gradient = "bias_gradient" as bool, is_on;
 
-    /// Whether [`Switch::MaskBytes`](crate::abi::Switch::MaskBytes) is on.
-    mask_bytes = "mask_bytes";
+    /// The type of the boolean mask: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no mask.
+    mask = "mask" as u32, core::convert::identity;
+}
 
-    /// Whether [`Switch::MaskBits`](crate::abi::Switch::MaskBits) is on.
-    mask_bits = "mask_bits";
+#[inline(always)]
+fn is_on(value: u32) -> bool {
+    value != 0
 }

@@ -2,11 +2,10 @@
 
 use super::mask::call;
 use super::{Custom, Pair};
-use crate::abi::{BackwardParams, ForwardParams};
+use crate::abi::ForwardParams;
 use crate::attention::SoftmaxScale;
-use crate::attention::score::{Corner, Optional, Score};
+use crate::attention::score::{Corner, Optional, Score, place};
 use crate::attention::sequence::{Sequence, Split};
-use crate::layout::fragment;
 use crate::ptx::special;
 use crate::tile::Accumulator;
 use core::f32::consts::{LN_2, LOG2_E};
@@ -36,6 +35,11 @@ impl<C: Custom> Score for CustomScore<C> {
             factor: LN_2 * if negative { -log2 } else { log2 },
             offset: sequence.keys as i32 - sequence.queries as i32,
         }
+    }
+
+    #[inline(always)]
+    fn value_dim(params: &ForwardParams) -> u32 {
+        Optional::value_dim(params)
     }
 
     #[inline(always)]
@@ -80,24 +84,13 @@ impl<C: Custom> Score for CustomScore<C> {
         }
         derivatives
     }
-
-    #[inline(always)]
-    unsafe fn add_gradients<const MT: usize, const NT: usize>(
-        params: &BackwardParams,
-        head: [u32; 2],
-        gradients: &[[Accumulator; NT]; MT],
-        corner: Corner,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { Optional::add_gradients::<MT, NT>(params, head, gradients, corner) }
-    }
 }
 
 impl<C> CustomScore<C> {
     /// The pair of the lane's first element of the tile at a corner.
     #[inline(always)]
     fn first<const TRANSPOSED: bool>(&self, corner: Corner) -> Pair {
-        let (query, key) = places::<TRANSPOSED>(special::lane(), 0);
+        let [query, key] = place::<TRANSPOSED>(special::lane(), 0);
         let query = corner.query + query as i32;
         // Keys of a corner count from its split's first one.
         let key = corner.key + self.offset - corner.diagonal + key as i32;
@@ -112,21 +105,10 @@ impl<C> CustomScore<C> {
 /// The pair of element `i` of a lane whose first element is of a pair.
 #[inline(always)]
 fn further<const TRANSPOSED: bool>(first: Pair, i: usize) -> Pair {
-    let (query, key) = places::<TRANSPOSED>(0, i as u32);
+    let [query, key] = place::<TRANSPOSED>(0, i as u32);
     Pair {
         query: first.query + query,
         key: first.key + key,
         distance: first.distance + (query as f32 - key as f32),
-    }
-}
-
-/// The query and the key, in its 16x16 tile, of element `i` of a lane.
-#[inline(always)]
-fn places<const TRANSPOSED: bool>(lane: u32, i: u32) -> (u32, u32) {
-    let (row, column) = fragment::accumulator(lane, i);
-    if TRANSPOSED {
-        (column, row)
-    } else {
-        (row, column)
     }
 }

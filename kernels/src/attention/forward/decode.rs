@@ -47,7 +47,7 @@ pub unsafe fn decode<
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let k = Copier::new(work.kv_rows(&params.k, split.first), thread, threads);
-    let v = Copier::new(work.kv_rows(&params.v, split.first), thread, threads);
+    let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
     let last = (first + br).min(rows) - 1;

@@ -56,7 +56,7 @@ pub unsafe fn sm80<
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
     let k = Copier::new(work.kv_rows(&params.k, split.first), thread, threads);
-    let v = Copier::new(work.kv_rows(&params.v, split.first), thread, threads);
+    let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = work.mask::<M>(params, split);
     // What the first and the last of the rows `first..end` see. No `map`: it would leave an array in memory.

@@ -1,4 +1,5 @@
-//! The main loop for head dims above 256, at which neither K nor O fits whole.
+//! The main loop for head dims above 256, at which neither K nor O fits whole. Only the columns of O are the kernel's: with
+//! options, q and k may have another head dim.
 //!
 //! `Q K^T` is a sum over the head dim: Q and K pass in windows of 64 columns, and S adds up. The columns of O
 //! are independent: the `T` warps of a [team](crate::attention::team) share 32 rows, each with 32 keys of S and
@@ -36,7 +37,7 @@ const WT: usize = WINDOW as usize / 16;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
-/// The block has `W` warps in teams of `T`. The head dim is above 256 and at most `16 * DT`; a warp has `OT` of
+/// The block has `W` warps in teams of `T`. Rows of v and o have at most `16 * DT` elements; a warp has `OT` of
 /// the `DT` slices of O's columns. A step takes `16 * KT` keys, of which `16 * VT` of V pass at a time and
 /// `16 * RUN` enter a product. The ring has `S` buffers.
 ///
@@ -89,6 +90,12 @@ pub unsafe fn wide<
     let v_slice =
         |buffer: u32| SharedTile::<DT>::new(if v_is_whole { base + memory.v } else { buffer });
     let windows = params.dim.div_ceil(WINDOW);
+    // Enough that V of a block is done with when the next one's load begins: a small head dim has windows of zeros. Opaque,
+    // so that the compiler keeps the first loads like all others.
+    let windows = match C::SCALED {
+        true => windows,
+        false => opaque(windows.max(S as u32)),
+    };
     let v_slices = (KT / VT) as u32;
 
     let team =
@@ -118,7 +125,7 @@ pub unsafe fn wide<
                         .load(k_window(filling), key, bc, split.keys - key);
                 } else {
                     let key = key + (slice - windows) * v_keys;
-                    let v = work.kv_rows(&params.v, split.first);
+                    let v = work.v_rows::<C>(params, split.first);
                     let v = Copier::<DT, _>::new(v, thread, threads);
                     let exist = split.keys.saturating_sub(key);
                     v.load(v_slice(filling), key, v_keys, exist);
@@ -240,7 +247,7 @@ pub unsafe fn wide<
                 }
             }
         }
-        store::<E, H, W, T, DT, OT>(params, &team, o, team.totals(&softmax));
+        store::<E, H, C, W, T, DT, OT>(params, &team, o, team.totals(&softmax));
     }
 }
 
@@ -253,6 +260,7 @@ pub unsafe fn wide<
 unsafe fn store<
     E: Element,
     H: Heads,
+    C: Score,
     const W: usize,
     const T: usize,
     const DT: usize,
@@ -274,7 +282,8 @@ unsafe fn store<
         if Sequence::split_count(params) > 1 {
             let totals = (team.side == 0).then_some(totals);
             let column = |ot| column(ot) as u32;
-            return store_partial(params, &work, (first, exist), o, totals, column);
+            let rows = (first, exist);
+            return store_partial::<_, C, _, _>(params, &work, rows, o, totals, column);
         }
         let o_tile = SharedTile::<DT>::new(shared::base());
         barrier::block();
@@ -293,7 +302,7 @@ unsafe fn store<
             }
         }
         barrier::block();
-        let rows = work.q_rows(&params.o);
+        let rows = work.o_rows::<C>(params);
         let copier = Copier::<DT, _>::new(rows, special::thread(threads), threads);
         let exist = work.row_count() - work.first;
         copier.store(o_tile, work.first, br, exist, params.o_aligned != 0);

@@ -1,0 +1,170 @@
+//! What a boolean mask lets a query or a key see: spans of numbers with gaps.
+
+use super::mask::{Interval, Span};
+use crate::abi::Switch;
+use crate::ptx::{global, switch};
+
+const BITS: u32 = Switch::MaskBits.constant().1;
+
+/// Whether there is a boolean mask.
+#[inline(always)]
+pub fn has_mask() -> bool {
+    switch::mask() != 0
+}
+
+/// Bytes of an element of the mask.
+#[inline(always)]
+pub fn element_bytes() -> u32 {
+    if switch::mask() == BITS { 4 } else { 1 }
+}
+
+/// The element of the mask that has a key, and its bit.
+#[inline(always)]
+pub fn place(key: u32) -> (u32, u32) {
+    if switch::mask() == BITS {
+        (key / 32, key % 32)
+    } else {
+        (key, 0)
+    }
+}
+
+/// Whether an element of the mask lets a pair see each other.
+///
+/// # Safety
+/// The element is readable.
+#[inline(always)]
+unsafe fn shows(address: u64, bit: u32) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if switch::mask() == BITS {
+            global::load_u32(address) >> bit & 1 != 0
+        } else {
+            global::load_u8(address) != 0
+        }
+    }
+}
+
+/// A span of numbers, less those that a line of the mask hides.
+#[derive(Clone, Copy, Default)]
+pub struct Seen<L> {
+    /// The numbers before the mask.
+    pub span: Span,
+    /// The line of the mask, where there is one.
+    pub line: L,
+}
+
+impl<L> Seen<L> {
+    /// What lies in another span, too.
+    #[inline(always)]
+    #[must_use]
+    pub fn within(mut self, Span { start, end }: Span) -> Self {
+        self.span.start = self.span.start.max(start);
+        self.span.end = self.span.end.min(end);
+        self
+    }
+}
+
+/// A row or a column of the mask.
+pub trait Line: Copy + Default {
+    /// The same, counted from number `origin`.
+    #[must_use]
+    fn counted_from(self, origin: i32) -> Self;
+
+    /// Whether it shows a number, which exists.
+    fn shows(self, number: i32) -> bool;
+}
+
+/// A query's row of the mask.
+#[derive(Clone, Copy, Default)]
+pub struct KeyLine {
+    /// Address of the row's first element.
+    pub address: u64,
+    /// The key that has number 0.
+    pub first: i32,
+}
+
+impl Line for KeyLine {
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        KeyLine {
+            first: self.first + origin,
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    fn shows(self, number: i32) -> bool {
+        let (element, bit) = place((self.first + number) as u32);
+        // SAFETY: a launch with a mask has it for each pair that exists.
+        unsafe { shows(self.address + u64::from(element_bytes() * element), bit) }
+    }
+}
+
+/// A key's column of the mask.
+#[derive(Clone, Copy, Default)]
+pub struct QueryLine {
+    /// Address of the element of the query that has number 0.
+    pub address: u64,
+    /// Bytes from a query's element to the next one's.
+    pub query_bytes: i64,
+    /// The key's bit in the element.
+    pub bit: u32,
+}
+
+impl Line for QueryLine {
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        let bytes = i64::from(origin) * self.query_bytes;
+        QueryLine {
+            address: self.address.wrapping_add_signed(bytes),
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    fn shows(self, number: i32) -> bool {
+        let bytes = i64::from(number) * self.query_bytes;
+        // SAFETY: a launch with a mask has it for each pair that exists.
+        unsafe { shows(self.address.wrapping_add_signed(bytes), self.bit) }
+    }
+}
+
+impl<L: Line> Interval for Seen<L> {
+    const HAS_START: bool = true;
+
+    #[inline(always)]
+    fn start(self) -> i32 {
+        self.span.start
+    }
+
+    #[inline(always)]
+    fn end(self) -> i32 {
+        self.span.end
+    }
+
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        let mut line = self.line;
+        if has_mask() {
+            line = line.counted_from(origin);
+        }
+        Seen {
+            span: self.span.counted_from(origin),
+            line,
+        }
+    }
+
+    #[inline(always)]
+    fn contains(self, number: i32) -> bool {
+        let mut contains = self.span.contains(number);
+        if has_mask() && contains {
+            contains = self.line.shows(number);
+        }
+        contains
+    }
+
+    #[inline(always)]
+    fn has_gaps(self) -> bool {
+        has_mask()
+    }
+}
