@@ -1,4 +1,4 @@
-//! Random q, k and v, or matrices, to check and to time with.
+//! Random q, k and v, tensors of options, or matrices, to check and to time with.
 
 use crate::forward::Problem;
 use crate::gemm::GemmProblem;
@@ -37,6 +37,38 @@ pub fn sinks(problem: &Problem, seed: u64) -> Vec<f32> {
     // A seed of its own: the numbers of q would correlate with the sinks.
     let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 63));
     normal(problem.heads, &mut seeds)
+}
+
+/// A row-major bias of standard normal numbers.
+pub fn bias<T: Element>(shape: [usize; 4], seed: u64) -> Vec<T> {
+    let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 62));
+    normal(shape.iter().product(), &mut seeds)
+}
+
+/// A row-major mask of bytes, in blocks of 128 x 128 pairs: every second one of a row of blocks is hidden, every fourth
+/// is seen, and in the others, such as the first, each pair is either.
+///
+/// ```
+/// let mask = attention::random::mask([1, 1, 3, 512], 0);
+/// assert_eq!((&mask[128..256], &mask[256..384]), (&[0; 128][..], &[1; 128][..]));
+/// assert!(mask[..128].contains(&0) && mask[..128].contains(&1));
+/// ```
+pub fn mask([batch, heads, queries, keys]: [usize; 4], seed: u64) -> Vec<u8> {
+    const BLOCK: usize = 128;
+    const SEEN: [f64; 4] = [0.5, 0.0, 1.0, 0.0];
+    let seeds = StdRng::seed_from_u64(seed.wrapping_add(3 << 62));
+    let rows = batch * heads * queries;
+    let seeds: Vec<u64> = seeds.random_iter().take(rows).collect();
+    let mut mask = vec![0; rows * keys];
+    let rows = mask.par_chunks_mut(keys).zip(seeds).enumerate();
+    rows.for_each(|(row, (mask, seed))| {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let band = row % queries / BLOCK;
+        for (i, block) in mask.chunks_mut(BLOCK).enumerate() {
+            block.fill_with(|| u8::from(rng.random_bool(SEEN[(band + i) % SEEN.len()])));
+        }
+    });
+    mask
 }
 
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.

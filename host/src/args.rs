@@ -48,6 +48,9 @@ pub struct Args {
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
     #[arg(value_parser = dim)]
     pub dim: usize,
+    /// Head dim of v and o [default: dim]
+    #[arg(long, value_name = "D", conflicts_with = "input", value_parser = dim)]
+    pub dim_v: Option<usize>,
     /// Element type of q, k, v and o, f32 on the CPU only [default: the input file's, or f16 for F32 and
     /// random inputs]
     #[arg(long, value_parser = one_of(&Dtype::ALL, Dtype::name))]
@@ -84,10 +87,11 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 0, value_parser = whole(0..=u32::MAX))]
     pub splits: u32,
     /// Read q, k and v from a safetensors file, and d_o, the gradient of o, if it is there: [batch, heads, seqlen,
-    /// dim], F16, BF16 or F32. It may have the tensors of --alibi and --sinks, too
+    /// dim], F16, BF16 or F32. It may have the tensors of --alibi, --sinks, --bias and --mask, too
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Write o and lse, or dq, dk and dv (d_sinks with --sinks), or all, to a safetensors file, once the check has passed
+    /// Write o and lse, or dq, dk and dv (d_sinks with --sinks, d_bias with --bias), or all, to a safetensors file, once
+    /// the check has passed
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print the table of kernels and do nothing else
@@ -115,8 +119,8 @@ pub struct Run {
     /// Seed of the random inputs, and of the choice of rows to check
     #[arg(long, default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub seed: u64,
-    /// Rows of the result to compare with an f64 implementation. The gradient of sinks is a sum over all rows:
-    /// of a large problem, only full compares it
+    /// Rows of the result to compare with an f64 implementation. The gradients of sinks and of a bias take all rows:
+    /// of a large problem, only full compares them
     #[arg(long, default_value = "sample")]
     pub check: Check,
     /// Print one JSON object per kernel instead of a table; null stands for a number that is not

@@ -2,10 +2,12 @@
 
 use crate::args::{Args, Check, Pass};
 use crate::memory::{bytes, expect_free};
+use crate::tensors::Pairs;
 use anyhow::{Result, bail, ensure};
 use attention::kernel;
 use attention::{
     Accumulation, Attention, Device, Dtype, Error, Problem, RawBackward, RawForward, RawOptions,
+    RawTensor,
 };
 use ladder::{Ladder, Rung, with_options};
 use std::slice;
@@ -17,6 +19,8 @@ pub struct Task<'a> {
     /// Element type of q, k, v and o.
     pub dtype: Dtype,
     pub problem: Problem,
+    /// Options' tensors with an element for each pair.
+    pub pairs: Pairs,
 }
 
 /// A kernel to run.
@@ -91,8 +95,12 @@ impl Task<'_> {
         if !any {
             call = call.kernel(kernel);
         }
+        let options = self.options();
+        let d_bias = self.pairs.bias.map(|(_, shape)| shape);
         let tensors = RawBackward {
-            options: self.options(),
+            options,
+            d_sinks: options.sinks,
+            d_bias: d_bias.map(RawTensor::row_major),
             ..RawBackward::row_major(&self.problem)
         };
         let plan = call.backward_plan(self.device.facts(), self.dtype, &tensors)?;
@@ -107,7 +115,7 @@ impl Task<'_> {
 
     /// The tensors of options, to plan with.
     fn options(&self) -> RawOptions {
-        self.args.modifiers.planned(&self.problem)
+        self.args.modifiers.planned(&self.problem, &self.pairs)
     }
 
     fn choice(
@@ -159,7 +167,9 @@ impl Task<'_> {
     }
 
     fn on_rung(&self, rung: &Rung) -> Result<Choice> {
-        if let Some(option) = self.args.modifiers.first() {
+        let has_dim_v = self.problem.dim_v != self.problem.dim;
+        let option = self.args.modifiers.first();
+        if let Some(option) = option.or(has_dim_v.then_some("--dim-v")) {
             let kernel = &self.args.kernel;
             bail!("--kernel {kernel} takes no {option}; the ladder has plain and causal attention");
         }
@@ -195,14 +205,21 @@ impl Task<'_> {
     /// Compares the memory that the problem needs with what is free, before anything is allocated.
     pub fn expect_memory(&self, choices: &[Choice]) -> Result<()> {
         let problem = &self.problem;
-        let [qo, kv] =
-            [problem.q_shape(), problem.k_shape()].map(|shape| bytes(shape, self.dtype.bytes()));
+        let [q, k, v, o] = [
+            problem.q_shape(),
+            problem.k_shape(),
+            problem.v_shape(),
+            problem.o_shape(),
+        ]
+        .map(|shape| bytes(shape, self.dtype.bytes()));
         let lse = bytes(problem.lse_shape(), size_of::<f32>());
-        let (mut inputs, mut outputs) = (qo + 2 * kv, qo + lse);
+        let (mut inputs, mut outputs) = (q + k + v + self.pairs.bytes(), o + lse);
         let with_gradients = self.args.pass != Pass::Forward;
+        let d_bias = self.pairs.bias.filter(|_| with_gradients);
+        let d_bias = d_bias.map_or(0, |(_, shape)| bytes(shape, size_of::<f32>()));
         if with_gradients {
-            inputs += qo;
-            outputs += qo + 2 * kv;
+            inputs += o;
+            outputs += q + k + v + d_bias;
         }
         let workspaces = choices.iter().map(|choice| choice.workspace_bytes);
         let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
@@ -210,14 +227,13 @@ impl Task<'_> {
         let on_host = inputs + 2 * outputs;
         // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64; for the check of gradients,
         // k, v, q and d_o, and parts of dk and dv, whose work on the CPU takes less.
-        let head = bytes([4, problem.seqlen_kv, problem.dim], size_of::<f64>());
+        let dim = problem.dim.max(problem.dim_v);
+        let head = bytes([4, problem.seqlen_kv, dim], size_of::<f64>());
         let count = self.args.run.check.rows();
         let gradients = if with_gradients {
             let keys = problem.seqlen_kv.min(count.max(problem.seqlen_kv / 16));
-            let rows = [2, problem.group(), problem.seqlen_q, problem.dim];
-            head / 2
-                + bytes(rows, size_of::<f64>())
-                + bytes([36, keys, problem.dim], size_of::<f64>())
+            let rows = [2, problem.group(), problem.seqlen_q, dim];
+            head / 2 + bytes(rows, size_of::<f64>()) + bytes([36, keys, dim], size_of::<f64>())
         } else {
             0
         };
@@ -226,10 +242,12 @@ impl Task<'_> {
             _ => problem.batch.saturating_mul(problem.kv_heads),
         };
         let check = head.max(gradients) * heads.min(rayon::current_num_threads()) as u128;
-        // The check of the gradient of sinks has 256 rows at a time, each twice.
-        let with_sinks = with_gradients && self.args.modifiers.sinks;
-        let sums = match with_sinks && self.args.run.check.with_sums(problem) {
-            true => bytes([2 * 256, 6, problem.seqlen_kv], size_of::<f64>()),
+        // The check of the gradients of sinks and of a bias has 256 rows at a time, each twice, and three sums in f64
+        // for each element of the gradient.
+        let modifiers = &self.args.modifiers;
+        let with_sums = with_gradients && (modifiers.sinks || modifiers.bias);
+        let sums = match with_sums && self.args.run.check.with_sums(problem) {
+            true => bytes([2 * 256, 6, problem.seqlen_kv], size_of::<f64>()) + 6 * d_bias,
             false => 0,
         };
         let sizes = match self.args.input {
@@ -242,7 +260,7 @@ impl Task<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Args, Choice, Task};
+    use super::{Args, Choice, Pairs, Task};
     use attention::{Accumulation, Attention, Device, Dtype, Problem};
     use clap::Parser;
 
@@ -255,6 +273,7 @@ mod tests {
             device: &Device::cpu(),
             dtype: Dtype::F16,
             problem: Problem::new(shape, shape, shape, false, None).expect("valid"),
+            pairs: Pairs::default(),
         };
         let names = |workspaces: [(&str, usize); 2]| {
             let choices = workspaces.map(|(name, workspace_bytes)| Choice {

@@ -1,8 +1,8 @@
 //! q, k, v and d_o: random, or from a file.
 
 use crate::args::{Args, Pass};
-use crate::modifiers::{ALIBI, Numbers, SINKS};
 use crate::safetensors::SafeTensors;
+use crate::tensors::{Pairs, Tensors, expect, of_file};
 use anyhow::{Context, Result, anyhow, ensure};
 use attention::{Dtype, Element, Error, Problem, bf16, f16, random};
 use safetensors::tensor::{Dtype as FileDtype, TensorInfo};
@@ -21,6 +21,8 @@ pub struct Source<'a> {
     args: &'a Args,
     pub problem: Problem,
     pub dtype: Dtype,
+    /// Options' tensors with an element for each pair.
+    pub pairs: Pairs,
     file: Option<InputFile>,
 }
 
@@ -30,8 +32,8 @@ pub struct Inputs<T> {
     pub qkv: [Vec<T>; 3],
     /// The gradient of o, if it is needed.
     pub d_o: Option<Vec<T>>,
-    /// Tensors of options.
-    pub options: Numbers,
+    /// Tensors of options, on the CPU.
+    pub options: Tensors,
 }
 
 /// A file with q, k and v, and perhaps d_o and tensors of options.
@@ -46,7 +48,7 @@ struct InputFile {
 struct Read<T> {
     /// q, k, v and d_o.
     tensors: HashMap<&'static str, Vec<T>>,
-    options: HashMap<&'static str, Vec<f32>>,
+    options: Tensors,
 }
 
 impl<'a> Source<'a> {
@@ -58,13 +60,16 @@ impl<'a> Source<'a> {
         let kv_heads = args.kv_heads.unwrap_or(args.heads);
         let seqlen_kv = args.seqlen_kv.unwrap_or(args.seqlen);
         let q = [args.batch, args.heads, args.seqlen, args.dim];
-        let kv = [args.batch, kv_heads, seqlen_kv, args.dim];
-        let problem = args.call().problem(q, kv, kv)?;
+        let kv = |dim| [args.batch, kv_heads, seqlen_kv, dim];
+        let v = kv(args.dim_v.unwrap_or(args.dim));
+        let problem = args.call().problem(q, kv(args.dim), v)?;
         args.modifiers.expect_sequences(&problem)?;
+        let dtype = args.dtype.unwrap_or(Dtype::F16);
         Ok(Source {
             args,
             problem,
-            dtype: args.dtype.unwrap_or(Dtype::F16),
+            dtype,
+            pairs: args.modifiers.pairs(&problem, dtype),
             file: None,
         })
     }
@@ -87,32 +92,32 @@ impl<'a> Source<'a> {
             })?);
         }
         let problem = args.call().problem(shapes[0], shapes[1], shapes[2])?;
-        if let Some(found) = shapes.get(3).filter(|found| **found != shapes[0]) {
+        let o_shape = problem.o_shape();
+        if let Some(found) = shapes.get(3).filter(|found| **found != o_shape) {
             let error = Error::Shape {
                 argument: D_O,
-                expected: shapes[0].to_vec(),
+                expected: o_shape.to_vec(),
                 found: found.to_vec(),
             };
             return Err(error.into());
         }
         args.modifiers.expect_sequences(&problem)?;
+        let dtype = args.dtype.unwrap_or(match of_file(tensors[0].1.dtype) {
+            Dtype::Bf16 => Dtype::Bf16,
+            _ => Dtype::F16,
+        });
+        let mut pairs = args.modifiers.pairs(&problem, dtype);
         for name in args.modifiers.names().filter(|name| file.has(name)) {
             let info = file.info(name)?;
-            let (found, shape, heads) = (info.dtype, &info.shape, problem.heads);
-            ensure!(
-                found == FileDtype::F32 && *shape == [heads],
-                "{name} is {found} {shape:?}; it must be F32 [heads], which is [{heads}]"
-            );
+            expect(name, info, &problem)?;
+            pairs.take(name, info);
             tensors.push((name, info.clone()));
         }
-        let dtype = match tensors[0].1.dtype {
-            FileDtype::BF16 => Dtype::Bf16,
-            _ => Dtype::F16,
-        };
         Ok(Source {
             args,
             problem,
-            dtype: args.dtype.unwrap_or(dtype),
+            dtype,
+            pairs,
             file: Some(InputFile {
                 path: path.to_owned(),
                 file,
@@ -128,20 +133,20 @@ impl<'a> Source<'a> {
 
     /// Draws the numbers, or reads them from the file; what it lacks of d_o and the options' tensors is drawn.
     pub fn load<T: Element>(self) -> Result<Inputs<T>> {
-        let Source { args, problem, .. } = self;
+        let Source {
+            args,
+            problem,
+            pairs,
+            ..
+        } = self;
         let seed = args.run.seed;
         let (qkv, d_o, options) = match self.file {
-            None => (random::inputs(&problem, seed), None, Numbers::default()),
+            None => (random::inputs(&problem, seed), None, Tensors::default()),
             Some(input) => {
                 let path = input.path.clone();
                 let mut read = input.read().with_context(|| unusable(&path))?;
                 let qkv = NAMES.map(|name| read.tensors.remove(name).expect("it was read"));
-                let options = Numbers {
-                    alibi: read.options.remove(ALIBI),
-                    sinks: read.options.remove(SINKS),
-                    ..Numbers::default()
-                };
-                (qkv, read.tensors.remove(D_O), options)
+                (qkv, read.tensors.remove(D_O), read.options)
             }
         };
         let drawn = || random::output_gradient(&problem, seed);
@@ -149,7 +154,7 @@ impl<'a> Source<'a> {
         Ok(Inputs {
             qkv,
             d_o: with_d_o.then(|| d_o.unwrap_or_else(drawn)),
-            options: args.modifiers.numbers(&problem, seed, options),
+            options: args.modifiers.tensors(&problem, &pairs, seed, options)?,
         })
     }
 }
@@ -162,14 +167,15 @@ impl InputFile {
             mut tensors,
             ..
         } = self;
-        let (mut read, mut options) = (HashMap::new(), HashMap::new());
+        let (mut read, mut options) = (HashMap::new(), Tensors::default());
         tensors.sort_by_key(|(_, info)| info.data_offsets);
         for (name, info) in &tensors {
             let cannot = || format!("cannot read {name}");
-            if [ALIBI, SINKS].contains(name) {
-                options.insert(*name, numbers(&mut file, info).with_context(cannot)?);
-            } else {
+            if NAMES.contains(name) || *name == D_O {
                 read.insert(*name, numbers(&mut file, info).with_context(cannot)?);
+            } else {
+                let done = options.read(name, info, &mut file);
+                done.with_context(cannot)?;
             }
         }
         Ok(Read {

@@ -14,6 +14,7 @@ mod passes;
 mod progress;
 mod report;
 mod safetensors;
+mod tensors;
 
 use anyhow::{Context, Result};
 use args::{Args, Task};

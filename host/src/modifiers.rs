@@ -1,17 +1,13 @@
 //! Options of attention that change its scores, and their tensors.
 
 use crate::args::{value, whole};
+use crate::tensors::{ALIBI, BIAS, Bias, MASK, Mask, Pairs, SINKS, Tensors};
 use anyhow::ensure;
 use attention::{
-    Attention, Device, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
+    Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
     alibi_slopes, random,
 };
 use kernels::abi::MAX_SEQLEN;
-
-/// The name of slopes in a file.
-pub const ALIBI: &str = "alibi";
-/// The name of sinks in a file.
-pub const SINKS: &str = "sinks";
 
 /// What changes the scores.
 #[derive(Debug, clap::Args)]
@@ -31,6 +27,16 @@ pub struct Modifiers {
     /// --input, F32 [heads], if it is there, or else random
     #[arg(long)]
     pub sinks: bool,
+    /// Bias: a number for each pair, added to its score. It is tensor bias of --input, F16, BF16 or F32 [batch or 1,
+    /// heads or 1, seqlen or 1, seqlen_kv], if it is there, or else random, of q's type
+    #[arg(long)]
+    pub bias: bool,
+    /// Boolean mask: 0 hides a pair. It is tensor mask of --input, BOOL or U8 [batch or 1, heads or 1, seqlen or 1,
+    /// seqlen_kv], if it is there, or else random, with half of its blocks of 128 x 128 pairs hidden. As U32 [batch or 1,
+    /// heads or 1, seqlen or 1, ceil(seqlen_kv / 32)] it has key j in bit j % 32 of word j / 32. TFLOP/s count hidden
+    /// pairs, too
+    #[arg(long)]
+    pub mask: bool,
     /// Sequences of these lengths, one behind another, each of which attends to itself alone: batch is 1, and the
     /// lengths, of which some may be 0, add up to seqlen and to seqlen_kv
     #[arg(
@@ -61,6 +67,8 @@ impl Modifiers {
             ("--softcap", self.softcap.is_some()),
             ("--alibi", self.alibi),
             ("--sinks", self.sinks),
+            ("--bias", self.bias),
+            ("--mask", self.mask),
             ("--packed", self.packed.is_some()),
             ("--lengths", self.lengths.is_some()),
         ];
@@ -81,7 +89,12 @@ impl Modifiers {
 
     /// Names of the tensors.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let names = [self.alibi.then_some(ALIBI), self.sinks.then_some(SINKS)];
+        let names = [
+            self.alibi.then_some(ALIBI),
+            self.sinks.then_some(SINKS),
+            self.bias.then_some(BIAS),
+            self.mask.then_some(MASK),
+        ];
         names.into_iter().flatten()
     }
 
@@ -137,7 +150,7 @@ impl Modifiers {
     }
 
     /// The tensors at address 0: enough to plan a call.
-    pub fn planned(&self, problem: &Problem) -> RawOptions {
+    pub fn planned(&self, problem: &Problem, pairs: &Pairs) -> RawOptions {
         let slopes = || RawTensor::row_major([problem.batch, problem.heads]);
         let sinks = || RawTensor::row_major([problem.heads]);
         let sequences = self.sequences(problem);
@@ -145,76 +158,48 @@ impl Modifiers {
         RawOptions {
             alibi: self.alibi.then(slopes),
             sinks: self.sinks.then(sinks),
+            bias: pairs.planned_bias(problem),
+            mask: pairs.planned_mask(problem),
             sequences: sequences.map(|sequences| sequences.map(numbers)),
             ..RawOptions::default()
         }
     }
 
-    /// The tensors' numbers, where a file does not have them.
-    pub fn numbers(&self, problem: &Problem, seed: u64, file: Numbers) -> Numbers {
-        let (slopes, sinks) = (
-            || alibi_slopes(problem.heads),
-            || random::sinks(problem, seed),
-        );
-        Numbers {
-            alibi: self.alibi.then(|| file.alibi.unwrap_or_else(slopes)),
-            sinks: self.sinks.then(|| file.sinks.unwrap_or_else(sinks)),
-            sequences: self.sequences(problem),
-        }
+    /// Types and shapes of random tensors with an element for each pair.
+    pub fn pairs(&self, problem: &Problem, dtype: Dtype) -> Pairs {
+        Pairs::random(self.bias, self.mask, problem, dtype)
     }
-}
 
-/// Numbers of the tensors, where they are on.
-#[derive(Default)]
-pub struct Numbers {
-    /// `[heads]`.
-    pub alibi: Option<Vec<f32>>,
-    /// `[heads]`.
-    pub sinks: Option<Vec<f32>>,
-    pub sequences: Option<Sequences<Vec<i32>>>,
-}
-
-/// The tensors on a device.
-pub struct Tensors {
-    alibi: Option<Tensor<f32, 1>>,
-    pub sinks: Option<Tensor<f32, 1>>,
-    sequences: Option<Sequences<Tensor<i32, 1>>>,
-}
-
-impl Numbers {
-    /// Copies them to a device.
-    pub fn on(&self, device: &Device) -> Result<Tensors> {
-        let tensor = |numbers: &Option<Vec<f32>>| {
-            let numbers = numbers.as_ref();
-            let tensor = numbers.map(|numbers| Tensor::new(device, [numbers.len()], numbers));
-            tensor.transpose()
-        };
-        let integers = |numbers: &Vec<i32>| Tensor::new(device, [numbers.len()], numbers);
-        let sequences = self.sequences.as_ref();
+    /// The tensors on the CPU; what a file does not have is drawn.
+    pub fn tensors(
+        &self,
+        problem: &Problem,
+        pairs: &Pairs,
+        seed: u64,
+        file: Tensors,
+    ) -> Result<Tensors> {
+        let cpu = &Device::cpu();
+        let vector = |numbers: Vec<f32>| Tensor::new(cpu, [numbers.len()], &numbers);
+        let integers = |numbers: &Vec<i32>| Tensor::new(cpu, [numbers.len()], numbers);
+        let sequences = self.sequences(problem);
         let sequences = sequences.map(|sequences| sequences.try_map(integers));
-        Ok(Tensors {
-            alibi: tensor(&self.alibi)?,
-            sinks: tensor(&self.sinks)?,
+        let mut tensors = Tensors {
             sequences: sequences.transpose()?,
-        })
-    }
-}
-
-impl Tensors {
-    /// A call with the tensors.
-    pub fn given_to<'a>(&'a self, call: &Attention<'a>) -> Attention<'a> {
-        let mut call = call.clone();
-        if let Some(slopes) = &self.alibi {
-            call = call.alibi(slopes);
+            ..file
+        };
+        if self.alibi && tensors.alibi.is_none() {
+            tensors.alibi = Some(vector(alibi_slopes(problem.heads))?);
         }
-        if let Some(sinks) = &self.sinks {
-            call = call.sinks(sinks);
+        if self.sinks && tensors.sinks.is_none() {
+            tensors.sinks = Some(vector(random::sinks(problem, seed))?);
         }
-        match &self.sequences {
-            Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
-            Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
-            None => call,
+        if let (Some(bias), None) = (pairs.bias, &tensors.bias) {
+            tensors.bias = Some(Bias::random(bias, seed)?);
         }
+        if let (Some((_, shape)), None) = (pairs.mask, &tensors.mask) {
+            tensors.mask = Some(Mask::random(shape, seed)?);
+        }
+        Ok(tensors)
     }
 }
 

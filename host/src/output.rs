@@ -25,6 +25,8 @@ pub struct Gradients<T> {
     pub inputs: [Vec<T>; 3],
     /// Gradient of the sinks, `[heads]`, if there are any.
     pub d_sinks: Option<Vec<f32>>,
+    /// Gradient of the bias, and its shape, if there is one.
+    pub d_bias: Option<([usize; 4], Vec<f32>)>,
 }
 
 /// What was computed: row-major tensors.
@@ -85,8 +87,8 @@ impl Output {
             ));
             tensors.push(("lse", FileDtype::F32, lse_shape, bytemuck::cast_slice(lse)));
         }
-        if let Some(Gradients { inputs, d_sinks }) = &results.gradients {
-            let [dq, dk, dv] = inputs;
+        if let Some(gradients) = &results.gradients {
+            let [dq, dk, dv] = &gradients.inputs;
             for (name, shape, gradient) in [
                 ("dq", problem.q_shape(), dq),
                 ("dk", problem.k_shape(), dk),
@@ -94,14 +96,13 @@ impl Output {
             ] {
                 tensors.push((name, dtype, shape.to_vec(), bytemuck::cast_slice(gradient)));
             }
-            if let Some(d_sinks) = d_sinks {
-                let shape = vec![problem.heads];
-                tensors.push((
-                    "d_sinks",
-                    FileDtype::F32,
-                    shape,
-                    bytemuck::cast_slice(d_sinks),
-                ));
+            let d_sinks = gradients.d_sinks.as_ref();
+            let d_sinks = d_sinks.map(|d_sinks| ("d_sinks", vec![problem.heads], d_sinks));
+            let d_bias = gradients.d_bias.as_ref();
+            let d_bias = d_bias.map(|(shape, d_bias)| ("d_bias", shape.to_vec(), d_bias));
+            for (name, shape, gradient) in [d_sinks, d_bias].into_iter().flatten() {
+                let bytes = bytemuck::cast_slice(gradient);
+                tensors.push((name, FileDtype::F32, shape, bytes));
             }
         }
         let views = tensors

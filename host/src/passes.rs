@@ -6,19 +6,17 @@ use crate::device;
 use crate::inputs::{Inputs, Source, rows_not_finite};
 use crate::measure;
 use crate::memory::poisoned;
-use crate::modifiers;
 use crate::output::{Gradients, Output, Results};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
+use crate::tensors;
 use anyhow::Result;
 use attention::backward::{
     self,
     check::{Backward, sample_keys},
 };
 use attention::check::{Forward, check, sample_rows};
-use attention::{
-    Device, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
-};
+use attention::{Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16};
 use serde::Serialize;
 use std::fmt;
 
@@ -41,6 +39,10 @@ struct AttentionCall {
     alibi: bool,
     /// Whether it has sinks.
     sinks: bool,
+    /// Element type of its bias.
+    bias: Option<&'static str>,
+    /// What its boolean mask has: "bytes" or "bits".
+    mask: Option<&'static str>,
     /// Offsets or lengths.
     sequences: Option<Sequences<Vec<i32>>>,
 }
@@ -54,18 +56,22 @@ impl fmt::Display for AttentionCall {
             seqlen_q,
             seqlen_kv,
             dim,
+            dim_v,
             causal,
             window,
             softcap,
             ..
         } = self.problem;
         let dtype = self.dtype;
-        let causal = if causal { ", causal" } else { "" };
         write!(
             f,
             "batch {batch}, heads {heads}, kv_heads {kv_heads}, seqlen {seqlen_q}, \
-             seqlen_kv {seqlen_kv}, dim {dim}, {dtype}{causal}"
+             seqlen_kv {seqlen_kv}, dim {dim}"
         )?;
+        if dim_v != dim {
+            write!(f, ", dim_v {dim_v}")?;
+        }
+        write!(f, ", {dtype}{}", if causal { ", causal" } else { "" })?;
         if window != Window::NONE {
             write!(f, ", window {window}")?;
         }
@@ -76,6 +82,12 @@ impl fmt::Display for AttentionCall {
             if is_on {
                 write!(f, ", {name}")?;
             }
+        }
+        if let Some(dtype) = self.bias {
+            write!(f, ", bias in {dtype}")?;
+        }
+        if let Some(elements) = self.mask {
+            write!(f, ", mask of {elements}")?;
         }
         match &self.sequences {
             Some(packed @ Sequences::Packed { .. }) => {
@@ -119,6 +131,7 @@ pub fn run(args: &Args) -> Result<bool> {
         device: &device::choose(&args.run)?,
         dtype: source.dtype,
         problem: source.problem,
+        pairs: source.pairs,
     };
     let mut choices = task.choices()?;
     let backward = task.backward()?;
@@ -134,10 +147,10 @@ pub fn run(args: &Args) -> Result<bool> {
 
 /// The tensors of a problem: in host memory, and on the device.
 struct Tensors<'a, T: Element> {
-    inputs: Inputs<T>,
+    inputs: &'a Inputs<T>,
     /// Of options, on the device.
-    options: modifiers::Tensors,
-    /// The same in host memory.
+    options: tensors::Tensors,
+    /// The same on the CPU.
     host_options: HostOptions<'a>,
     q: Tensor<T>,
     k: Tensor<T>,
@@ -163,15 +176,15 @@ fn compute<T: Element>(
     progress.stage("preparing the inputs");
     let inputs: Inputs<T> = source.load()?;
     note_not_finite(&inputs, &problem, &progress);
-    let on_host = inputs.options.on(&Device::cpu())?;
     let [q, k, v] = &inputs.qkv;
+    let call = inputs.options.given_to(&args.call());
     let tensors = Tensors {
+        inputs: &inputs,
         options: inputs.options.on(device)?,
-        host_options: on_host.given_to(&args.call()).host_options(&problem)?,
+        host_options: call.host_options(&problem)?,
         q: Tensor::new(device, problem.q_shape(), q)?,
         k: Tensor::new(device, problem.k_shape(), k)?,
         v: Tensor::new(device, problem.v_shape(), v)?,
-        inputs,
     };
     let mut report = Report::new(&args.run, device, &progress);
     let mut results = Results {
@@ -197,9 +210,10 @@ fn compute<T: Element>(
 
 /// Says how many rows hold NaN or infinity, if any do.
 fn note_not_finite<T: Element>(inputs: &Inputs<T>, problem: &Problem, progress: &Progress) {
-    let named = ["q", "k", "v", "d_o"].into_iter();
+    let Problem { dim, dim_v, .. } = *problem;
+    let named = [("q", dim), ("k", dim), ("v", dim_v), ("d_o", dim_v)].into_iter();
     let tensors = named.zip(inputs.qkv.iter().chain(&inputs.d_o));
-    let counts = tensors.map(|(name, data)| (name, rows_not_finite(data, problem.dim)));
+    let counts = tensors.map(|((name, dim), data)| (name, rows_not_finite(data, dim)));
     let counts: Vec<_> = counts.collect();
     if counts.iter().any(|(_, rows)| *rows > 0) {
         let counts = counts
@@ -286,29 +300,44 @@ fn gradients<T: Element>(
     let poison = T::from_f32(f32::NAN);
     let d_sinks = options.sinks.as_ref();
     let d_sinks = d_sinks.map(|sinks| poisoned(device, sinks.shape(), f32::NAN));
+    let d_bias = task.pairs.bias;
+    let d_bias = d_bias.map(|(_, shape)| poisoned(device, shape, f32::NAN));
     let mut gradients = attention::Gradients {
         dq: poisoned(device, problem.q_shape(), poison)?,
         dk: poisoned(device, problem.k_shape(), poison)?,
         dv: poisoned(device, problem.v_shape(), poison)?,
         d_sinks: d_sinks.transpose()?,
-        d_bias: None,
+        d_bias: d_bias.transpose()?,
     };
     let times = measure::times(run, device, report.progress(), name, || {
         call.backward_all_into(q, k, v, &o, &lse, &d_o, None, &mut gradients)
     })?;
     let attention::Gradients { dq, dk, dv, .. } = &gradients;
     let d_sinks = gradients.d_sinks.as_ref().map(Tensor::to_vec);
+    let d_bias = match &gradients.d_bias {
+        Some(d_bias) => Some((d_bias.shape(), d_bias.to_vec()?)),
+        None => None,
+    };
     let gradients = Gradients {
         inputs: [dq.to_vec()?, dk.to_vec()?, dv.to_vec()?],
         d_sinks: d_sinks.transpose()?,
+        d_bias,
     };
 
     report.progress().stage(&format!("checking {name}"));
     let with_sums = run.check.with_sums(problem);
-    if gradients.d_sinks.is_some() && run.check.rows() > 0 && !with_sums {
-        let bar = &report.progress().bar;
-        bar.suspend(|| eprintln!("note: d_sinks is not checked; --check full does, slowly"));
+    let sums = [
+        gradients.d_sinks.is_some().then_some("d_sinks"),
+        gradients.d_bias.is_some().then_some("d_bias"),
+    ];
+    for name in sums.into_iter().flatten() {
+        if run.check.rows() > 0 && !with_sums {
+            let bar = &report.progress().bar;
+            bar.suspend(|| eprintln!("note: {name} is not checked; --check full does, slowly"));
+        }
     }
+    let d_bias = gradients.d_bias.as_ref();
+    let d_bias = d_bias.map(|(shape, d_bias)| (*shape, &d_bias[..]));
     let ([q, k, v], [dq, dk, dv]) = (&inputs.qkv, &gradients.inputs);
     let backward = Backward {
         problem,
@@ -322,7 +351,7 @@ fn gradients<T: Element>(
         dk,
         dv,
         d_sinks: gradients.d_sinks.as_deref().filter(|_| with_sums),
-        d_bias: None,
+        d_bias: d_bias.filter(|_| with_sums),
     };
     let count = run.check.rows();
     let checked = (count > 0).then(|| {
@@ -348,6 +377,8 @@ impl Task<'_> {
             problem: self.problem,
             alibi: self.args.modifiers.alibi,
             sinks: self.args.modifiers.sinks,
+            bias: self.pairs.bias.map(|(dtype, _)| dtype.name()),
+            mask: self.pairs.mask_name(),
             sequences: self.args.modifiers.sequences(&self.problem),
         }
     }

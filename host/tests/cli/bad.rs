@@ -14,8 +14,10 @@ fn sizes() {
         "6.4",
         "18446744073709551616",
     ] {
-        let value = format!("'{wrong}' for '--dim <D>'");
-        mistype(&format!("--dim {wrong}"), &[&value, dims]);
+        for option in ["dim", "dim-v"] {
+            let value = format!("'{wrong}' for '--{option} <D>'");
+            mistype(&format!("--{option} {wrong}"), &[&value, dims]);
+        }
     }
     for option in ["seqlen", "seqlen-kv"] {
         for wrong in ["0", "-5", "2147482625", "99999999999999999999"] {
@@ -97,6 +99,7 @@ fn options() {
     mistype("--pass back", &["--pass", "forward, backward, both"]);
     mistype("--sequence 5", &["--sequence"]);
     mistype("--input x --dim 8", &["--input", "--dim"]);
+    mistype("--input x --dim-v 8", &["--input", "--dim-v"]);
     refuse(
         "--splits 4",
         &["--splits is 4, but the CPU does not split", "emulator"],

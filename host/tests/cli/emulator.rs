@@ -267,6 +267,33 @@ fn splits_are_made_and_told() {
     }
 }
 
+/// A bias and a mask of random numbers, and what no kernel computes.
+#[test]
+fn biases_and_masks_reach_the_kernels() {
+    let sizes = "--heads 2 --kv-heads 1 --seqlen 70 --seqlen-kv 90 --bias --mask --pass both";
+    let Some(finished) = run_on_emulator(&format!("{sizes} --json --check full")) else {
+        return;
+    };
+    let outcomes: Vec<Value> = finished
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
+    assert_eq!(kernels, ["optional_f16_d64", "backward_optional_f16_d64"]);
+    for outcome in &outcomes {
+        assert_eq!(outcome["passed"], true, "{outcome}");
+        assert_eq!(
+            (&outcome["bias"], &outcome["mask"]),
+            (&"f16".into(), &"bytes".into())
+        );
+    }
+    let line = format!("--device emulator {sizes} --softcap 3");
+    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    let reason = "no kernel computes the gradient of a bias under a softcap; use the CPU";
+    refused(&line, &finished, &[reason]);
+}
+
 /// The class of the device decides the kernel. A kernel that does not fit is refused, and one that fits
 /// is named.
 #[test]

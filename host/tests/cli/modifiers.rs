@@ -1,4 +1,4 @@
-//! Windows, softcap, ALiBi, sinks and sequences.
+//! Windows, softcap, ALiBi, sinks, biases, masks, sequences and values of another head dim.
 
 use super::*;
 
@@ -12,9 +12,13 @@ fn each_alone_and_together_in_both_passes() {
         "--softcap 2.5",
         "--alibi",
         "--sinks",
+        "--bias",
+        "--mask",
+        "--dim-v 64",
         "--causal --window 30,5 --sinks",
         "--softcap 0.5 --alibi --scale -0.4",
         "--causal --window 1000,- --softcap 30 --alibi --sinks",
+        "--batch 2 --causal --softcap 3 --bias --mask --dim-v 8 --sinks",
     ] {
         for dtype in ["f16", "bf16", "f32"] {
             let line = format!("--pass both --check full --dtype {dtype} {sizes} {options}");
@@ -25,6 +29,10 @@ fn each_alone_and_together_in_both_passes() {
                 for tensor in ["alibi", "sinks"] {
                     let is_on = options.contains(tensor);
                     assert_eq!(object[tensor], is_on, "{line}");
+                }
+                for (tensor, elements) in [("bias", dtype), ("mask", "bytes")] {
+                    let elements = options.contains(tensor).then_some(elements);
+                    assert_eq!(object[tensor], serde_json::json!(elements), "{line}");
                 }
             }
         }
@@ -40,6 +48,7 @@ fn sequences_alone_and_with_other_options() {
         "--seqlen 90 --packed 64,0,1,25 --alibi",
         "--seqlen 90 --packed 90 --causal --sinks",
         "--seqlen 90 --packed 30,60 --window 9,2 --softcap 3",
+        "--seqlen 90 --packed 50,40 --bias --mask --dim-v 40",
         "--batch 3 --seqlen 65 --seqlen-kv 129 --lengths 129,0,31 --causal",
         "--batch 2 --seqlen 1 --seqlen-kv 129 --lengths 100,3",
     ] {
@@ -110,15 +119,24 @@ fn they_are_shown() {
     assert!((number("tflops") * number("median_ms") * 1e9 / flops - 1.0).abs() < 1e-6);
     let padded = succeed("--batch 2 --seqlen 64 --lengths 30,4");
     assert!(padded.contains(", f16, padded\n"), "{padded}");
+    let pairs = succeed("--seqlen 64 --dim-v 8 --bias --mask");
+    let title = ", dim 64, dim_v 8, f16, bias in f16, mask of bytes\n";
+    assert!(pairs.contains(title), "{pairs}");
     let plain = succeed("--seqlen 64 --window -,-");
     assert!(plain.contains(", f16\n"), "{plain}");
 }
 
 /// q `[1, 2, 3, 8]` and k of zeros, v with rows of 0, 1, 2 and 3, and d_o of ones, in f32; and other tensors.
 fn inputs(folder: &TempDir, others: &[FileTensor]) -> PathBuf {
+    inputs_of(folder, 8, others)
+}
+
+/// The same with so many elements in rows of v and d_o.
+fn inputs_of(folder: &TempDir, dim_v: usize, others: &[FileTensor]) -> PathBuf {
     let (q_shape, kv_shape) = ([1, 2, 3, 8], [1, 1, 4, 8]);
-    let (zeros, ones) = ([0.0_f32; 48], [1.0_f32; 48]);
-    let v: Vec<f32> = (0..32).map(|i| (i / 8) as f32).collect();
+    let (v_shape, o_shape) = ([1, 1, 4, dim_v], [1, 2, 3, dim_v]);
+    let (zeros, ones) = ([0.0_f32; 48], vec![1.0_f32; 6 * dim_v]);
+    let v: Vec<f32> = (0..4 * dim_v).map(|i| (i / dim_v) as f32).collect();
     let tensors: [FileTensor; 4] = [
         ("q", Dtype::F32, &q_shape, bytemuck::cast_slice(&zeros)),
         (
@@ -127,8 +145,8 @@ fn inputs(folder: &TempDir, others: &[FileTensor]) -> PathBuf {
             &kv_shape,
             bytemuck::cast_slice(&zeros[..32]),
         ),
-        ("v", Dtype::F32, &kv_shape, bytemuck::cast_slice(&v)),
-        ("d_o", Dtype::F32, &q_shape, bytemuck::cast_slice(&ones)),
+        ("v", Dtype::F32, &v_shape, bytemuck::cast_slice(&v)),
+        ("d_o", Dtype::F32, &o_shape, bytemuck::cast_slice(&ones)),
     ];
     write(folder, &[&tensors[..], others].concat())
 }
@@ -199,16 +217,109 @@ fn they_compute_what_they_should() {
     expect_close(&d_sinks, &[-5.76, -9.0]);
 }
 
+/// Scores are 0 or hidden: a row's lse counts the keys that it sees.
 #[test]
-fn the_seed_draws_sinks() {
+fn biases_and_masks_come_from_the_file() {
+    let folder = folder();
+    // 48 keys do not fill the words of bits.
+    let (q_shape, kv_shape) = ([2, 2, 3, 8], [2, 1, 48, 8]);
+    let zeros = vec![0_u8; 2 * 48 * 8 * 4];
+    let inputs: [FileTensor; 3] = [
+        ("q", Dtype::F32, &q_shape, &zeros[..2 * 2 * 3 * 8 * 4]),
+        ("k", Dtype::F32, &kv_shape, &zeros),
+        ("v", Dtype::F32, &kv_shape, &zeros),
+    ];
+    for [batch, heads, queries] in [[1, 1, 1], [2, 1, 1], [1, 2, 3], [2, 2, 3]] {
+        // Row r of the tensor has the last 2r + 1 keys.
+        let rows = batch * heads * queries;
+        let hidden = |i: usize| i % 48 < 48 - (2 * (i / 48) + 1);
+        let sees = |place: usize| u8::from(!hidden(place));
+        let bytes: Vec<u8> = (0..rows * 48).map(sees).collect();
+        let bits = bytes.chunks(48).flat_map(|row| {
+            let words = row.chunks(32).map(|keys| {
+                let bits = keys.iter().enumerate();
+                bits.map(|(j, byte)| u32::from(*byte) << j).sum::<u32>()
+            });
+            words.flat_map(u32::to_le_bytes).collect::<Vec<_>>()
+        });
+        let bits: Vec<u8> = bits.collect();
+        let scores: Vec<f32> = bytes.iter().map(|byte| f32::from(*byte).ln()).collect();
+        let f16s: Vec<f16> = scores.iter().map(|&score| f16::from_f32(score)).collect();
+        let bf16s: Vec<bf16> = scores.iter().map(|&score| bf16::from_f32(score)).collect();
+        let row = |b: usize, h: usize, i: usize| {
+            let [b, h, i] = [b.min(batch - 1), h.min(heads - 1), i.min(queries - 1)];
+            (b * heads + h) * queries + i
+        };
+        let rows = (0..12).map(|r| row(r / 6, r / 3 % 2, r % 3));
+        let expected: Vec<f32> = rows.map(|row| ((2 * row + 1) as f32).ln()).collect();
+        let shape = [batch, heads, queries, 48];
+        let words = [batch, heads, queries, 2];
+        let tensors: [FileTensor; 6] = [
+            ("bias", Dtype::F16, &shape, bytemuck::cast_slice(&f16s)),
+            ("bias", Dtype::BF16, &shape, bytemuck::cast_slice(&bf16s)),
+            ("bias", Dtype::F32, &shape, bytemuck::cast_slice(&scores)),
+            ("mask", Dtype::BOOL, &shape, &bytes),
+            ("mask", Dtype::U8, &shape, &bytes),
+            ("mask", Dtype::U32, &words, &bits),
+        ];
+        for tensor in tensors {
+            write(&folder, &[&inputs[..], &[tensor]].concat());
+            let [lse] = outputs(&folder, &format!("--{}", tensor.0), ["lse"]);
+            expect_close(&lse, &expected);
+            let [lse] = outputs(&folder, "", ["lse"]);
+            expect_close(&lse, &[48.0_f32.ln(); 12]);
+        }
+    }
+}
+
+#[test]
+fn biases_have_a_gradient() {
+    let folder = folder();
+    let (heads, one) = ([0.0, 0.0, 0.0, f32::NEG_INFINITY], [0.0_f32; 4]);
+    let both = [one, heads].concat();
+    let bias = bytemuck::cast_slice(&both);
+    inputs(&folder, &[("bias", Dtype::F32, &[1, 2, 1, 4], bias)]);
+    let [d_bias, o] = outputs(&folder, "--bias --pass both", ["d_bias", "o"]);
+    expect_close(&o, &[[1.5; 24], [1.0; 24]].concat());
+    // In each of three rows, a quarter or a third of 8 * (v - o).
+    let first = [-9.0, -3.0, 3.0, 9.0];
+    expect_close(&d_bias, &[first, [-8.0, 0.0, 8.0, 0.0]].concat());
+    let bias = bytemuck::cast_slice(&one);
+    inputs(&folder, &[("bias", Dtype::F32, &[1, 1, 1, 4], bias)]);
+    let [d_bias] = outputs(&folder, "--bias --pass backward", ["d_bias"]);
+    expect_close(&d_bias, &first.map(|of_head| 2.0 * of_head));
+}
+
+#[test]
+fn values_may_have_a_head_dim_of_their_own() {
+    let folder = folder();
+    let input = inputs_of(&folder, 16, &[]);
+    let [o, dv] = outputs(&folder, "--pass both", ["o", "dv"]);
+    expect_close(&o, &[1.5; 6 * 16]);
+    expect_close(&dv, &[1.5; 4 * 16]);
+    let output = folder.path().join("output");
+    let bytes = fs::read(output).expect("an output file");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let shape = |name| file.tensor(name).expect("a gradient").shape().to_vec();
+    assert_eq!(shape("o"), [1, 2, 3, 16]);
+    assert_eq!(shape("dv"), [1, 1, 4, 16]);
+    assert_eq!(shape("dk"), [1, 1, 4, 8]);
+    let table = succeed(&format!("--input {}", input.display()));
+    assert!(table.contains(", dim 8, dim_v 16, f16\n"), "{table}");
+}
+
+#[test]
+fn the_seed_draws_their_numbers() {
     let folder = folder();
     inputs(&folder, &[]);
-    let of = |seed| {
-        let [lse] = outputs(&folder, &format!("--sinks --seed {seed}"), ["lse"]);
-        lse
-    };
-    assert_eq!(of(1), of(1));
-    assert_ne!(of(1), of(2));
+    for option in ["--sinks", "--bias", "--mask"] {
+        let of = |seed| {
+            let [lse] = outputs(&folder, &format!("{option} --seed {seed}"), ["lse"]);
+            lse
+        };
+        assert_eq!(of(1), of(1), "{option}");
+        assert_ne!(of(1), of(2), "{option}");
+    }
 }
 
 #[test]
@@ -266,6 +377,9 @@ fn bad_values_are_refused() {
         "--softcap 30",
         "--alibi",
         "--sinks",
+        "--bias",
+        "--mask",
+        "--dim-v 8",
         "--packed 4096",
         "--lengths 7",
     ] {
@@ -297,4 +411,81 @@ fn bad_tensors_are_refused() {
             refuse(&line, &["--input", &found]);
         }
     }
+}
+
+#[test]
+fn bad_tensors_of_pairs_are_refused() {
+    let folder = folder();
+    let axes = "[batch or 1, heads or 1, seqlen or 1, seqlen_kv], with the sizes of [1, 2, 3, 4]";
+    let of_bits = "[batch or 1, heads or 1, seqlen or 1, ceil(seqlen_kv / 32)], with the sizes of [1, 2, 3, 1]";
+    for (name, allowed, right, wrong) in [
+        (
+            "bias",
+            format!("F16, BF16 or F32 {axes}"),
+            Dtype::F32,
+            Dtype::F64,
+        ),
+        (
+            "bias",
+            format!("F16, BF16 or F32 {axes}"),
+            Dtype::F16,
+            Dtype::U8,
+        ),
+        (
+            "mask",
+            format!("BOOL, U8 or, for bits, U32 {axes}"),
+            Dtype::BOOL,
+            Dtype::F32,
+        ),
+        (
+            "mask",
+            format!("BOOL, U8 or, for bits, U32 {axes}"),
+            Dtype::U8,
+            Dtype::I32,
+        ),
+        ("mask", format!("U32 {of_bits}"), Dtype::U32, Dtype::U32),
+    ] {
+        for (dtype, shape) in [
+            (right, &[1, 2, 3, 5][..]),
+            (right, &[2, 2, 3, 4]),
+            (right, &[1, 3, 3, 4]),
+            (right, &[1, 2, 2, 4]),
+            (right, &[2, 3, 4]),
+            (right, &[1, 1, 2, 3, 4]),
+            (right, &[]),
+            (right, &[1, 2, 0, 4]),
+            (wrong, &[1, 2, 3, 4]),
+        ] {
+            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            let input = inputs(&folder, &[(name, dtype, shape, &[0; 256][..bytes])]);
+            let line = format!("--{name} --input {}", input.display());
+            let found = format!("{name} is {dtype} {shape:?}; it must be {allowed}");
+            refuse(&line, &["--input", &found]);
+            // Without its option, it is left alone.
+            succeed(&format!("--input {}", input.display()));
+        }
+    }
+    // An extent of 1 is repeated, but not in the last axis.
+    let input = inputs(&folder, &[("bias", Dtype::F32, &[1, 1, 1, 1], &[0; 4])]);
+    refuse(
+        &format!("--bias --input {}", input.display()),
+        &["bias is F32 [1, 1, 1, 1]"],
+    );
+    let d_o = [0; 2 * 3 * 8 * 4];
+    let v = [0; 4 * 16 * 4];
+    let zeros = [0; 2 * 3 * 8 * 4];
+    let input = write(
+        &folder,
+        &[
+            ("q", Dtype::F32, &[1, 2, 3, 8], &zeros),
+            ("k", Dtype::F32, &[1, 1, 4, 8], &zeros[..128]),
+            ("v", Dtype::F32, &[1, 1, 4, 16], &v),
+            ("d_o", Dtype::F32, &[1, 2, 3, 8], &d_o),
+        ],
+    );
+    let line = format!("--pass backward --input {}", input.display());
+    refuse(
+        &line,
+        &["d_o has shape [1, 2, 3, 8]; it must be [1, 2, 3, 16]"],
+    );
 }
