@@ -8,9 +8,9 @@ Speaks JSON, one object a line. First it says what it is, or why it cannot run:
 Then it answers each command on standard input, until that ends:
 
     {"setup": {"batch": ..., "heads": ..., "kv_heads": ..., "seqlen_q": ..., "seqlen_kv": ...,
-               "dim": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0,
+               "dim": ..., "dim_v": ..., "causal": false, "scale": ..., "dtype": "f16", "pass": "forward", "seed": 0,
                "window": {"left": null, "right": null}, "softcap": null, "alibi": false, "sinks": false,
-               "offsets": null}}
+               "bias": false, "block_mask": null, "offsets": null}}
     or of a matrix product {"setup": {"m": ..., "n": ..., "k": ..., "dtype": "f16", "acc": "f32", "seed": 0}}
         -> {"refusals": {contender: reason, ...}}     the contenders that do not serve the shape
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
@@ -70,23 +70,26 @@ class Attention:
 
     contenders = list(BACKENDS)
 
-    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, causal, scale, dtype, seed, **options):
+    def __init__(self, batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, dim_v, causal, scale, dtype, seed, **options):
         torch.manual_seed(seed)
         self.backward = options.get("pass") == "backward"
 
-        def normal(heads, seqlen):
+        def normal(heads, seqlen, dim):
             shape = batch, heads, seqlen, dim
             return torch.randn(shape, device="cuda", dtype=DTYPES[dtype], requires_grad=self.backward)
 
-        self.inputs = normal(heads, seqlen_q), normal(kv_heads, seqlen_kv), normal(kv_heads, seqlen_kv)
-        self.d_o = normal(heads, seqlen_q).detach() if self.backward else None
+        k, v = normal(kv_heads, seqlen_kv, dim), normal(kv_heads, seqlen_kv, dim_v)
+        self.inputs = normal(heads, seqlen_q, dim), k, v
+        self.d_o = normal(heads, seqlen_q, dim_v).detach() if self.backward else None
         self.options = {"is_causal": causal, "scale": scale}
         if kv_heads != heads:
             self.options["enable_gqa"] = True
         # torch aligns the mask top-left, the project bottom-right.
         self.same_mask = not causal or seqlen_q == seqlen_kv
 
-        self.leaves = self.inputs
+    def leaves(self, _):
+        """The tensors whose gradients a contender computes."""
+        return self.inputs
 
     def forward(self, _):
         return scaled_dot_product_attention(*self.inputs, **self.options)
@@ -103,7 +106,8 @@ class Attention:
                 return
             with torch.enable_grad():
                 o = self.forward(contender)
-            yield lambda: torch.autograd.grad(o, self.leaves, self.d_o, retain_graph=True)
+            leaves = self.leaves(contender)
+            yield lambda: torch.autograd.grad(o, leaves, self.d_o, retain_graph=True)
 
     def obstacle(self, _):
         """What no call of a contender computes, or None."""
@@ -131,23 +135,28 @@ def within(behind, left, right):
     return (behind <= left) & (behind >= -right)
 
 
+def in_blocks(q, kv, every):
+    """Whether a mask of one in `every` blocks shows pairs."""
+    return (q // 128 - kv // 128) % every == 0
+
+
 class Options(Attention):
-    """The same with a window, softcap, ALiBi, sinks or sequences: flex_attention computes them all, SDPA some, varlen_attn
-    sequences."""
+    """The same with a window, softcap, ALiBi, sinks, a bias, a mask or sequences: flex_attention computes them all, SDPA
+    some, varlen_attn sequences."""
 
     FLEX = "flex"
     VARLEN = "varlen"
     contenders = [*BACKENDS, FLEX, VARLEN]
 
-    def __init__(self, window, softcap, alibi, sinks, offsets, **sizes):
+    def __init__(self, window, softcap, alibi, sinks, bias, block_mask, offsets, **sizes):
         super().__init__(**sizes)
         heads, self.seqlen_q, self.seqlen_kv = sizes["heads"], sizes["seqlen_q"], sizes["seqlen_kv"]
         self.causal, self.scale = sizes["causal"], sizes["scale"]
         self.has_window = window["left"] is not None or window["right"] is not None
         self.bounds = window["left"], 0 if self.causal else window["right"]
         self.is_bounded = self.bounds != (None, None)
-        self.softcap = softcap
-        self.slopes = self.sinks = self.mask = self.offsets = None
+        self.softcap, self.every = softcap, block_mask
+        self.slopes = self.sinks = self.bias = self.mask = self.offsets = None
         if offsets is not None:
             self.offsets = torch.tensor(offsets, device="cuda", dtype=torch.int32)
             self.longest = max(end - start for start, end in zip(offsets, offsets[1:]))
@@ -156,21 +165,33 @@ class Options(Attention):
             self.slopes = torch.exp2(-8 * exponents / heads)
         if sinks:
             self.sinks = torch.randn(heads, device="cuda", requires_grad=self.backward)
-            self.leaves = *self.inputs, self.sinks
+        dtype = DTYPES[sizes["dtype"]]
+        if bias:
+            shape = 1, heads, self.seqlen_q, self.seqlen_kv
+            self.bias = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=self.backward)
         # FlashAttention-2 has windows, cuDNN and the efficient back end have a mask or bias for each pair.
-        if (self.has_window or alibi) and not sinks and softcap is None:
-            self.mask = self.dense_mask(DTYPES[sizes["dtype"]])
+        if (self.has_window or alibi or bias or block_mask) and not sinks and softcap is None:
+            self.mask = self.dense_mask(dtype)
         self.flex = self.compiled_flex()
 
     def dense_mask(self, dtype):
-        """The mask, or with ALiBi the bias, of all pairs."""
+        """The mask, or with ALiBi or a bias their sum, of all pairs."""
         q, kv = torch.arange(self.seqlen_q, device="cuda"), torch.arange(self.seqlen_kv, device="cuda")
         behind = q[:, None] + (self.seqlen_kv - self.seqlen_q) - kv
         seen = within(behind, *self.bounds) if self.is_bounded else torch.ones_like(behind, dtype=torch.bool)
-        if self.slopes is None:
+        if self.every is not None:
+            seen &= in_blocks(q[:, None], kv, self.every)
+        if self.slopes is None and self.bias is None:
             return seen[None, None]
-        bias = -self.slopes[:, None, None] * behind.abs()
-        return bias.masked_fill_(~seen, -torch.inf).to(dtype)[None]
+        bias = 0 if self.bias is None else self.bias.detach()
+        if self.slopes is not None:
+            bias = bias - self.slopes[:, None, None] * behind.abs()
+        bias = bias.masked_fill(~seen, -torch.inf).to(dtype)
+        return bias.expand(1, -1, -1, -1).requires_grad_(self.backward and self.bias is not None)
+
+    def leaves(self, contender):
+        extra = (self.sinks, self.bias) if contender == self.FLEX else (self.mask,)
+        return *self.inputs, *(leaf for leaf in extra if leaf is not None and leaf.requires_grad)
 
     def compiled_flex(self):
         """flex_attention with all options as one compiled function of q, k, v and sinks."""
@@ -179,6 +200,7 @@ class Options(Attention):
         # The backward pass is timed many times on one graph.
         torch._functorch.config.donated_buffer = False
         softcap, slopes, causal, bounds = self.softcap, self.slopes, self.causal, self.bounds
+        bias, every, is_bounded = self.bias, self.every, self.is_bounded
         lengths = self.seqlen_q, self.seqlen_kv
         offset = self.seqlen_kv - self.seqlen_q
 
@@ -188,6 +210,8 @@ class Options(Attention):
             if slopes is not None:
                 behind = q + offset - kv
                 score = score - slopes[head] * (behind if causal else behind.abs())
+            if bias is not None:
+                score = score + bias[0, head, q, kv]
             return score
 
         documents = None
@@ -196,15 +220,19 @@ class Options(Attention):
             documents = torch.searchsorted(self.offsets, rows, right=True)
 
         def mask_mod(batch, head, q, kv):
-            if documents is None:
-                return within(q + offset - kv, *bounds)
-            same = documents[q] == documents[kv]
-            return same & within(q - kv, *bounds) if bounds != (None, None) else same
+            seen = q >= 0
+            if is_bounded:
+                seen = seen & within(q + offset - kv, *bounds)
+            if every is not None:
+                seen = seen & in_blocks(q, kv, every)
+            if documents is not None:
+                seen = seen & (documents[q] == documents[kv])
+            return seen
 
         options = {"scale": self.scale, "enable_gqa": "enable_gqa" in self.options}
-        if softcap is not None or slopes is not None:
+        if softcap is not None or slopes is not None or bias is not None:
             options["score_mod"] = score_mod
-        if self.is_bounded or documents is not None:
+        if is_bounded or every is not None or documents is not None:
             # Compiled, it does not make the mask of all pairs.
             make = torch.compile(create_block_mask)
             options["block_mask"] = make(mask_mod, None, None, *lengths, device="cuda")
@@ -265,7 +293,7 @@ class Options(Attention):
             return "it has no sequences"
         options = {"softcap": self.softcap, "sinks": self.sinks}
         if contender == "SDPA flash":
-            options["ALiBi"] = self.slopes
+            options |= {"ALiBi": self.slopes, "bias": self.bias, "mask": self.every}
         lacking = [name for name, option in options.items() if option is not None]
         if lacking:
             return f"it has no {lacking[0]}"

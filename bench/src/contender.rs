@@ -180,7 +180,7 @@ pub struct Bench<T> {
     pub v: Tensor<T>,
     pub o: Tensor<T>,
     pub lse: Tensor<f32, 3>,
-    options: Options,
+    options: Options<T>,
     /// Of a backward pass, which is then what [`launch`](Self::launch) launches.
     pub gradients: Option<Gradients<T>>,
 }
@@ -210,13 +210,13 @@ impl<T: Element> Bench<T> {
     pub fn backward(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
         let mut bench = Self::new(device, shape, seed)?;
         bench.launch(&shape.attention())?;
-        let sinks = bench.options.sinks.as_ref();
-        bench.gradients = Some(Gradients::new(device, &bench.problem, sinks, seed)?);
+        let gradients = Gradients::new(device, &bench.problem, &bench.options, seed)?;
+        bench.gradients = Some(gradients);
         Ok(bench)
     }
 
     /// Tensors of options in host memory, for a check.
-    pub fn host_options(&self) -> Result<Options> {
+    pub fn host_options(&self) -> Result<Options<T>> {
         Ok(Options::new(
             &Device::cpu(),
             &self.shape,
@@ -319,6 +319,7 @@ mod tests {
     use crate::shape::{Dtype, Pass, Shape};
     use crate::subject::Subject;
     use attention::Device;
+    use std::num::NonZeroUsize;
 
     const SHAPE: Shape = Shape {
         batch: 1,
@@ -327,12 +328,15 @@ mod tests {
         seqlen: 16,
         seqlen_kv: None,
         dim: 64,
+        dim_v: None,
         dtype: Dtype::F16,
         causal: false,
         window: None,
         softcap: None,
         alibi: false,
         sinks: false,
+        bias: false,
+        block_mask: None,
         sequences: None,
         pass: Pass::Forward,
     };
@@ -361,17 +365,20 @@ mod tests {
 
     #[test]
     fn the_ladder_has_no_options() {
-        let shape = Shape {
-            sinks: true,
-            ..SHAPE
-        };
-        let kernels = |names| {
-            let kernels = Choice::from(names).kernels(&Device::cpu(), &shape);
-            kernels.map_err(|error| error.to_string())
-        };
-        assert_eq!(kernels("cpu,split-q"), Ok(vec!["cpu".to_owned()]));
-        let error = kernels("split-q").expect_err("options");
-        assert!(error.contains("split-q has plain and causal"), "{error}");
+        let [mut sinks, mut bias, mut block_mask, mut dim_v] = [SHAPE; 4];
+        sinks.sinks = true;
+        bias.bias = true;
+        block_mask.block_mask = NonZeroUsize::new(2);
+        dim_v.dim_v = Some(32);
+        for shape in [sinks, bias, block_mask, dim_v] {
+            let kernels = |names| {
+                let kernels = Choice::from(names).kernels(&Device::cpu(), &shape);
+                kernels.map_err(|error| error.to_string())
+            };
+            assert_eq!(kernels("cpu,split-q"), Ok(vec!["cpu".to_owned()]));
+            let error = kernels("split-q").expect_err("options");
+            assert!(error.contains("split-q has plain and causal"), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The backward pass of one shape.
 
 use crate::contender::Bench;
+use crate::options::Options;
 use crate::shape::Shape;
 use anyhow::{Context, Result};
 use attention::backward::check::{Backward, all_keys, check};
@@ -17,11 +18,14 @@ impl<T: Element> Gradients<T> {
     pub fn new(
         device: &Device,
         problem: &Problem,
-        sinks: Option<&Tensor<f32, 1>>,
+        options: &Options<T>,
         seed: u64,
     ) -> Result<Self> {
         let d_o = random::output_gradient(problem, seed);
-        let d_sinks = sinks.map(|sinks| Tensor::zeros(device, sinks.shape()));
+        let d_sinks = options.sinks.as_ref();
+        let d_sinks = d_sinks.map(|sinks| Tensor::zeros(device, sinks.shape()));
+        let d_bias = options.bias.as_ref();
+        let d_bias = d_bias.map(|bias| Tensor::zeros(device, bias.shape()));
         Ok(Gradients {
             d_o: Tensor::new(device, problem.o_shape(), &d_o)?,
             found: attention::Gradients {
@@ -29,7 +33,7 @@ impl<T: Element> Gradients<T> {
                 dk: Tensor::zeros(device, problem.k_shape())?,
                 dv: Tensor::zeros(device, problem.v_shape())?,
                 d_sinks: d_sinks.transpose()?,
-                d_bias: None,
+                d_bias: d_bias.transpose()?,
             },
         })
     }
@@ -50,11 +54,13 @@ impl<T: Element> Gradients<T> {
             seqlen_kv: Some(shape.seqlen_kv().min(1024)),
             ..*shape
         };
+        let bias_shape = part.bias_shape();
         let mut bench = Bench::<T>::backward(device, &part, seed)?;
         bench.launch(attention)?;
         let found = &bench.gradients.as_ref().context("a backward pass")?.found;
         let [dq, dk, dv] = [&found.dq, &found.dk, &found.dv].map(Tensor::to_vec);
         let d_sinks = found.d_sinks.as_ref().map(Tensor::to_vec).transpose()?;
+        let d_bias = found.d_bias.as_ref().map(Tensor::to_vec).transpose()?;
         let (part, options, call) = (&bench.problem, bench.host_options()?, part.attention());
         let [q, k, v] = &bench.host;
         let report = check(
@@ -70,7 +76,7 @@ impl<T: Element> Gradients<T> {
                 dk: &dk?,
                 dv: &dv?,
                 d_sinks: d_sinks.as_deref(),
-                d_bias: None,
+                d_bias: bias_shape.zip(d_bias.as_deref()),
             },
             &all_rows(part),
             &all_keys(part),

@@ -4,6 +4,7 @@ use crate::shape::{Dtype, Pass, Shape};
 use anyhow::{Context, Result, bail, ensure};
 use attention::Window;
 use std::convert::Infallible;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,7 +19,8 @@ pub enum Grid {
     Backward,
     /// Few queries on many keys.
     Decode,
-    /// Softcap, ALiBi, sinks and a window beside causal attention, and their gradients.
+    /// Softcap, ALiBi, sinks, windows and sequences beside causal attention, a bias and a mask beside full attention, and
+    /// their gradients; values of another head dim.
     Options,
     /// The shapes on which the lesson compares the ladder's kernels.
     Ladder,
@@ -199,12 +201,31 @@ fn options() -> Vec<Shape> {
         };
         forward.extend([causal((64, 16, 1536), dim), sequences]);
     }
+    let full = shape((4, 16, 4096), 128, Dtype::F16, false);
+    let [mut bias, mut mask] = [full; 2];
+    bias.bias = true;
+    mask.block_mask = NonZeroUsize::new(4);
+    forward.extend([full, bias, mask]);
     let backward = forward.iter().map(|&shape| Shape {
         pass: Pass::Backward,
         ..shape
     });
     let backward: Vec<_> = backward.collect();
-    [forward, backward].concat()
+    [forward, backward, dims_of_values()].concat()
+}
+
+/// Queries and keys that are longer than values: with a part for the place, and in decoding from latents, which all
+/// heads share. There are no gradients of these on GPUs.
+fn dims_of_values() -> Vec<Shape> {
+    let mut placed = shape((4, 16, 4096), 192, Dtype::F16, true);
+    placed.dim_v = Some(128);
+    let latent = [1, 4].map(|seqlen| Shape {
+        kv_heads: Some(1),
+        seqlen_kv: Some(8192),
+        dim_v: Some(512),
+        ..shape((32, 16, seqlen), 576, Dtype::F16, false)
+    });
+    [&[placed], &latent[..]].concat()
 }
 
 fn shape(
@@ -220,12 +241,15 @@ fn shape(
         seqlen,
         seqlen_kv: None,
         dim,
+        dim_v: None,
         dtype,
         causal,
         window: None,
         softcap: None,
         alibi: false,
         sinks: false,
+        bias: false,
+        block_mask: None,
         sequences: None,
         pass: Pass::Forward,
     }
@@ -264,7 +288,7 @@ mod tests {
     #[test]
     fn each_option_stands_beside_plain_attention() {
         let shapes = options();
-        assert_eq!(shapes.len(), 2 * (2 * 4 + 2 + 2 * 2));
+        assert_eq!(shapes.len(), 2 * (2 * 4 + 2 + 2 * 2 + 3) + 3);
         for (i, shape) in shapes.iter().enumerate() {
             assert!(!shapes[..i].contains(shape), "{shape} comes twice");
             assert!(shape.problem().is_ok(), "{shape}");
@@ -274,7 +298,7 @@ mod tests {
                 *shape
             );
         }
-        let [plain, window] = [22, 23].map(|i| shapes[i]);
+        let [plain, window] = [25, 26].map(|i| shapes[i]);
         assert_eq!(
             window.to_string(),
             "B 1 H 16 N 16384 D 128 f16 causal window 1024,0 backward"
@@ -282,6 +306,22 @@ mod tests {
         // Of the keys that causal attention sees, few are in the window.
         let part = window.flops().expect("valid") / plain.flops().expect("valid");
         assert!((0.1..0.15).contains(&part), "{part}");
+        let [full, bias, mask] = [14, 15, 16].map(|i| shapes[i]);
+        assert_eq!(
+            mask.to_string(),
+            "B 4 H 16 N 4096 D 128 f16 full 1/4 of blocks"
+        );
+        let part = mask.flops().expect("valid") / full.flops().expect("valid");
+        let bytes = mask.mask_bytes().expect("it has a mask");
+        let shown = bytes.iter().filter(|&&byte| byte == 1).count();
+        assert_eq!(part, shown as f64 / bytes.len() as f64);
+        assert!((part - 0.25).abs() < 0.01, "{part}");
+        assert_eq!(bias.bytes() - full.bytes(), 2.0 * 16.0 * 4096.0 * 4096.0);
+        let latent = shapes[shapes.len() - 2];
+        assert_eq!(
+            latent.to_string(),
+            "B 32 H 16/1 N 1 x 8192 D 576/512 f16 full"
+        );
     }
 
     #[test]
@@ -307,9 +347,19 @@ mod tests {
         assert!(said("{}").contains("is not a list of shapes"));
         let odd = r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 7, "dtype": "f16"}]"#;
         assert!(said(odd).contains("multiple of 8"), "{}", said(odd));
-        let typo =
-            r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 8, "dtype": "f16", "mask": 1}]"#;
-        assert!(said(typo).contains("mask"), "{}", said(typo));
+        let with = |field: &str| {
+            let rest = r#"{"batch": 1, "heads": 1, "seqlen": 1, "dim": 8, "dtype": "f16""#;
+            said(&format!("[{rest}, {field}}}]"))
+        };
+        let typo = with(r#""mask": 1"#);
+        assert!(typo.contains("mask"), "{typo}");
+        let none = with(r#""block_mask": 0"#);
+        assert!(none.contains("nonzero"), "{none}");
+        let odd = with(r#""dim_v": 12"#);
+        assert!(
+            odd.contains("dim_v is 12; it must be a multiple of 8"),
+            "{odd}"
+        );
         let missing = Grid::File("no/such.json".into()).shapes();
         assert!(format!("{:#}", missing.expect_err("no file")).contains("no/such.json"));
     }

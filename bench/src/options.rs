@@ -1,27 +1,36 @@
 //! Tensors of a call's options.
 
 use crate::shape::Shape;
-use attention::{Attention, Device, Problem, Result, Tensor, alibi_slopes, random};
+use attention::{Attention, Device, Element, Problem, Result, Tensor, alibi_slopes, random};
 
-/// Slopes, sinks and offsets of a shape, on a device, where it has them.
-pub struct Options {
+/// Slopes, sinks, bias, mask and offsets of a shape, on a device, where it has them.
+pub struct Options<T> {
     alibi: Option<Tensor<f32, 1>>,
     pub sinks: Option<Tensor<f32, 1>>,
+    pub bias: Option<Tensor<T>>,
+    mask: Option<Tensor<u8>>,
     offsets: Option<Tensor<i32, 1>>,
 }
 
-impl Options {
-    /// Draws random sinks.
+impl<T: Element> Options<T> {
+    /// Draws random sinks and a random bias.
     pub fn new(device: &Device, shape: &Shape, problem: &Problem, seed: u64) -> Result<Self> {
         let tensor = |numbers: Vec<f32>| Tensor::new(device, [numbers.len()], &numbers);
         let slopes = shape.alibi.then(|| tensor(alibi_slopes(problem.heads)));
         let sinks = shape.sinks.then(|| tensor(random::sinks(problem, seed)));
+        let bias = shape.bias_shape();
+        let bias = bias.map(|shape| Tensor::new(device, shape, &random::bias(shape, seed)));
+        let mask_shape = [1, 1, problem.seqlen_q, problem.seqlen_kv];
+        let mask = shape.mask_bytes();
+        let mask = mask.map(|bytes| Tensor::new(device, mask_shape, &bytes));
         let offsets = shape.offsets();
         let offsets = offsets.map(|offsets| Tensor::new(device, [offsets.len()], &offsets));
         Ok(Options {
             offsets: offsets.transpose()?,
             alibi: slopes.transpose()?,
             sinks: sinks.transpose()?,
+            bias: bias.transpose()?,
+            mask: mask.transpose()?,
         })
     }
 
@@ -33,6 +42,12 @@ impl Options {
         }
         if let Some(offsets) = &self.offsets {
             attention = attention.packed(offsets, offsets);
+        }
+        if let Some(bias) = &self.bias {
+            attention = attention.bias(bias);
+        }
+        if let Some(mask) = &self.mask {
+            attention = attention.mask(mask);
         }
         match &self.sinks {
             Some(sinks) => attention.sinks(sinks),

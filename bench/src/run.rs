@@ -150,6 +150,7 @@ mod tests {
     use crate::results::tests::results;
     use crate::shape::Pass;
     use attention::Device;
+    use std::num::NonZeroUsize;
 
     #[test]
     fn turns_share_the_launches_out() {
@@ -213,6 +214,8 @@ mod tests {
         for shape in &mut shapes[..2] {
             (shape.softcap, shape.alibi, shape.sinks) = (Some(2.0), true, true);
             shape.window = "5,3".parse().ok();
+            (shape.bias, shape.block_mask) = (true, NonZeroUsize::new(1));
+            shape.dim_v = Some(72);
         }
         let mut saved = 0;
         let progress = |results: &Results| {

@@ -5,13 +5,14 @@ use crate::run::Plan;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
 use attention::{
-    Attention, Device, Problem, RawBackward, RawForward, RawOptions, RawTensor, Sequences, Window,
-    bf16, f16, kernel,
+    Attention, Device, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions, RawTensor,
+    Sequences, Window, bf16, f16, kernel,
 };
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
+use std::num::NonZeroUsize;
 
 /// One attention call. These are the names of options and of fields in files; what may be left out has a default,
 /// from which [`problem`](Shape::problem) makes the library's [`Problem`].
@@ -38,6 +39,10 @@ pub struct Shape {
     /// Head dim: a multiple of 8, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64)]
     pub dim: usize,
+    /// Head dim of v and o [default: dim]
+    #[arg(long, value_name = "D")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dim_v: Option<usize>,
     /// Element type of q, k, v and o
     #[arg(long, default_value = "f16")]
     pub dtype: Dtype,
@@ -61,6 +66,14 @@ pub struct Shape {
     #[arg(long)]
     #[serde(default, skip_serializing_if = "is_off")]
     pub sinks: bool,
+    /// Each score of a head gains a random bias of the inputs' type, the same for all sequences
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub bias: bool,
+    /// A boolean mask of bytes shows one in N blocks of 128 x 128 pairs, on diagonals
+    #[arg(long, value_name = "N")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_mask: Option<NonZeroUsize>,
     /// Queries and keys are N sequences, one behind another: the longest has about a fifth of them, most are short
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,6 +82,14 @@ pub struct Shape {
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
     pub pass: Pass,
+}
+
+/// Whether a mask of one in `every` blocks shows a pair.
+fn shows(every: NonZeroUsize, [row, key]: [usize; 2]) -> bool {
+    const BLOCK: usize = 128;
+    (row / BLOCK)
+        .abs_diff(key / BLOCK)
+        .is_multiple_of(every.get())
 }
 
 fn is_off(option: &bool) -> bool {
@@ -144,14 +165,46 @@ impl Shape {
         self.seqlen_kv.unwrap_or(self.seqlen)
     }
 
+    /// Elements of a value and of a row of o.
+    pub fn dim_v(&self) -> usize {
+        self.dim_v.unwrap_or(self.dim)
+    }
+
+    /// Shape of the bias.
+    pub fn bias_shape(&self) -> Option<[usize; 4]> {
+        let shape = [1, self.heads, self.seqlen, self.seqlen_kv()];
+        self.bias.then_some(shape)
+    }
+
+    /// Bytes of the mask, `[1, 1, seqlen, seqlen_kv]`.
+    pub fn mask_bytes(&self) -> Option<Vec<u8>> {
+        let every = self.block_mask?;
+        let row = |row| (0..self.seqlen_kv()).map(move |key| u8::from(shows(every, [row, key])));
+        Some((0..self.seqlen).flat_map(row).collect())
+    }
+
+    /// The part of the pairs which see each other by their places that the mask shows.
+    fn shown(&self, problem: &Problem) -> f64 {
+        let Some(every) = self.block_mask else {
+            return 1.0;
+        };
+        let (mut all, mut shown) = (0, 0);
+        for row in 0..problem.seqlen_q {
+            let keys = problem.keys(row);
+            all += keys.len();
+            shown += keys.filter(|&key| shows(every, [row, key])).count();
+        }
+        shown as f64 / all.max(1) as f64
+    }
+
     /// The problem of this shape, at the default scale.
     ///
     /// # Errors
     /// Names the size that is not allowed.
     pub fn problem(&self) -> attention::Result<Problem> {
         let q = [self.batch, self.heads, self.seqlen, self.dim];
-        let kv = [self.batch, self.kv_heads(), self.seqlen_kv(), self.dim];
-        self.attention().problem(q, kv, kv)
+        let kv = |dim| [self.batch, self.kv_heads(), self.seqlen_kv(), dim];
+        self.attention().problem(q, kv(self.dim), kv(self.dim_v()))
     }
 
     /// The call by the best kernel, without tensors of options.
@@ -168,9 +221,21 @@ impl Shape {
     pub fn planned_options(&self) -> RawOptions {
         let slopes = || RawTensor::row_major([self.batch, self.heads]);
         let sinks = || RawTensor::row_major([self.heads]);
+        let pairs = [self.batch, self.heads, self.seqlen, self.seqlen_kv()];
+        let pairs = RawTensor::row_major(pairs);
+        let bias = RawBias {
+            dtype: self.dtype.into(),
+            tensor: pairs,
+        };
+        let mask = RawMask {
+            bits: false,
+            tensor: pairs,
+        };
         RawOptions {
             alibi: self.alibi.then(slopes),
             sinks: self.sinks.then(sinks),
+            bias: self.bias.then_some(bias),
+            mask: self.block_mask.map(|_| mask),
             sequences: self.offsets().map(|offsets| {
                 let offsets = RawTensor::row_major([offsets.len()]);
                 Sequences::Packed {
@@ -226,14 +291,16 @@ impl Shape {
         RawBackward {
             options,
             d_sinks: options.sinks,
+            d_bias: self.bias_shape().map(RawTensor::row_major),
             ..RawBackward::row_major(problem)
         }
     }
 
     /// Whether the call is more than plain or causal attention.
     pub fn has_options(&self) -> bool {
-        let of_scores = self.softcap.is_some() || self.alibi || self.sinks;
-        of_scores || self.window.is_some() || self.sequences.is_some()
+        let of_scores = self.softcap.is_some() || self.alibi || self.sinks || self.bias;
+        let of_pairs = self.window.is_some() || self.block_mask.is_some();
+        of_scores || of_pairs || self.sequences.is_some() || self.dim_v() != self.dim
     }
 
     /// The names of the mask and of the options.
@@ -243,8 +310,19 @@ impl Shape {
         names.extend(self.softcap.map(|softcap| format!("softcap {softcap}")));
         names.extend(self.alibi.then(|| "ALiBi".to_owned()));
         names.extend(self.sinks.then(|| "sinks".to_owned()));
+        names.extend(self.bias.then(|| "bias".to_owned()));
+        let blocks = |every| format!("1/{every} of blocks");
+        names.extend(self.block_mask.map(blocks));
         names.extend(self.sequences.map(|count| format!("{count} sequences")));
         names.join(" ")
+    }
+
+    /// `D`, or `D/DV` if values have a head dim of their own.
+    pub fn dim_label(&self) -> String {
+        match self.dim_v() {
+            dim_v if dim_v == self.dim => dim_v.to_string(),
+            dim_v => format!("{}/{dim_v}", self.dim),
+        }
     }
 
     /// `H`, or `H/KV` if queries share heads.
@@ -282,7 +360,7 @@ impl Subject for Shape {
             self.batch.to_string(),
             self.heads_label(),
             self.seqlen_label(),
-            self.dim.to_string(),
+            self.dim_label(),
             self.dtype.to_string(),
             self.mask(),
         ]
@@ -291,8 +369,16 @@ impl Subject for Shape {
     fn bytes(&self) -> f64 {
         let rows = self.heads * self.seqlen + self.kv_heads() * self.seqlen_kv();
         // Forward q, k, v and o; backward also their gradients.
-        let tensors = if self.pass.is_forward() { 2 } else { 4 };
-        (tensors * size_of::<u16>() * self.batch * rows * self.dim) as f64
+        let tensors = if self.pass.is_forward() { 1 } else { 2 };
+        let elements = tensors * self.batch * rows * (self.dim + self.dim_v());
+        let pairs = self.seqlen * self.seqlen_kv();
+        let bias = match (self.bias, self.pass) {
+            (false, _) => 0,
+            (true, Pass::Forward) => size_of::<u16>(),
+            (true, Pass::Backward) => size_of::<u16>() + size_of::<f32>(),
+        };
+        let mask = usize::from(self.block_mask.is_some());
+        (size_of::<u16>() * elements + (self.heads * bias + mask) * pairs) as f64
     }
 
     fn flops(&self) -> Result<f64> {
@@ -300,7 +386,8 @@ impl Subject for Shape {
             Pass::Forward => Problem::flops,
             Pass::Backward => Problem::backward_flops,
         };
-        Ok(self.problems()?.iter().map(flops).sum())
+        let all: f64 = self.problems()?.iter().map(flops).sum();
+        Ok(all * self.shown(&self.problem()?))
     }
 
     fn setup(&self) -> Result<Value> {
@@ -309,6 +396,8 @@ impl Subject for Shape {
         setup["pass"] = json!(self.pass);
         setup["alibi"] = json!(self.alibi);
         setup["sinks"] = json!(self.sinks);
+        setup["bias"] = json!(self.bias);
+        setup["block_mask"] = json!(self.block_mask);
         setup["offsets"] = json!(self.offsets());
         Ok(setup)
     }
@@ -354,7 +443,7 @@ impl fmt::Display for Shape {
             self.batch,
             self.heads_label(),
             self.seqlen_label(),
-            self.dim,
+            self.dim_label(),
             self.dtype,
             self.mask(),
             if self.pass.is_forward() {
