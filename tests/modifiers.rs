@@ -120,7 +120,7 @@ impl Modifiers {
     }
 
     /// Tensors for a problem, of a seed, on a device. One slope is 0, and one sink is -inf, where there are several. The mask
-    /// hides all keys from some queries.
+    /// hides all keys from some queries, and whole blocks of keys.
     ///
     /// # Errors
     /// If the device has no memory.
@@ -173,12 +173,18 @@ impl Modifiers {
         let mask = self.mask.map(|pairs| {
             let keys = problem.seqlen_kv;
             let rows: usize = pairs.shape(problem, 1).iter().product();
+            /// Rows and keys that are seen alike: more than a tile's.
+            const AREA: [usize; 2] = [130, 150];
+            let mut densities = Vec::new();
             let sees: Vec<bool> = (0..rows)
-                .flat_map(|_| {
-                    let density = [0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..5)];
-                    (0..keys)
-                        .map(|_| rng.random_bool(density))
-                        .collect::<Vec<_>>()
+                .flat_map(|row| {
+                    if row % AREA[0] == 0 {
+                        let density = |_| [0.0, 0.0, 0.0, 0.02, 0.5, 1.0][rng.random_range(0..6)];
+                        densities = (0..keys.div_ceil(AREA[1])).map(density).collect();
+                    }
+                    let hides_all = rng.random_bool(0.1);
+                    let key = |key| !hides_all && rng.random_bool(densities[key / AREA[1]]);
+                    (0..keys).map(key).collect::<Vec<_>>()
                 })
                 .collect();
             Ok(match pairs.of {

@@ -1,7 +1,7 @@
 //! Windows, softcap, ALiBi, sinks, biases and masks, alone and together, against the reference.
 
 use attention::emulator::Options;
-use attention::{Class, Device, Dtype, Window};
+use attention::{Attention, Class, Device, Dtype, Tensor, Window, f16};
 use proptest::prelude::*;
 use tests::modifiers::Pairs;
 use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled};
@@ -26,6 +26,13 @@ pub fn tests() -> Vec<Test> {
         Test::new("narrow_windows", narrow_windows),
         Test::new("combinations", combinations),
         Test::new("biases_and_masks", biases_and_masks),
+        Test::new("masks_of_one_pair", masks_of_one_pair),
+        Test::emulator("masks_of_one_pair_on_hopper", |_| {
+            masks_of_one_pair(&Device::emulator_of(Class::Sm90, Options::default())?)
+        }),
+        Test::emulator("hidden_blocks_are_not_loaded", |_| {
+            hidden_blocks_are_not_loaded()
+        }),
         Test::new("value_dims", value_dims),
         Test::emulator("value_dims_on_hopper", |_| {
             value_dims(&Device::emulator_of(Class::Sm90, Options::default())?)
@@ -134,6 +141,85 @@ fn combinations(device: &Device) -> Outcome {
             ..Case::default()
         };
         check_both(&case, device)?;
+    }
+    PASSED
+}
+
+/// Masks that show one pair: at the edges of tiles and blocks, in any split, of bytes and of bits. All other rows see nothing.
+fn masks_of_one_pair(device: &Device) -> Outcome {
+    let (rows, keys, dim) = (300, 777, 64);
+    let q = Tensor::new(device, [1, 1, rows, dim], &vec![f16::ONE; rows * dim])?;
+    let k = Tensor::new(device, [1, 1, keys, dim], &vec![f16::ONE; keys * dim])?;
+    let values: Vec<_> = (0..keys * dim)
+        .map(|i| f16::from_f32((i / dim) as f32))
+        .collect();
+    let v = Tensor::new(device, [1, 1, keys, dim], &values)?;
+    for (i, (query, key)) in [
+        (0, 0),
+        (63, 63),
+        (64, 64),
+        (127, 95),
+        (128, 96),
+        (129, 128),
+        (299, 776),
+        (43, 768),
+        (44, 383),
+        (299, 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut bytes = vec![0_u8; rows * keys];
+        bytes[query * keys + key] = 7;
+        let bytes = Tensor::new(device, [1, 1, rows, keys], &bytes)?;
+        let words = keys.div_ceil(32);
+        let mut bits = vec![0_u32; rows * words];
+        bits[query * words + key / 32] = 1 << (key % 32);
+        let bits = Tensor::new(device, [1, 1, rows, words], &bits)?;
+        let call = Attention::new().splits([1, 3][i % 2]);
+        for call in [call.clone().mask(&bytes), call.mask(&bits)] {
+            let (o, lse) = call.forward(&q, &k, &v)?;
+            for (row, (o, lse)) in o.to_vec()?.chunks(dim).zip(lse.to_vec()?).enumerate() {
+                let (value, score) = match row == query {
+                    true => (key as f32, 8.0),
+                    false => (0.0, f32::NEG_INFINITY),
+                };
+                assert!(
+                    o.iter().all(|o| o.to_f32() == value),
+                    "row {row}, key {key}"
+                );
+                assert_eq!(lse, score, "row {row}, key {key}");
+            }
+        }
+    }
+    PASSED
+}
+
+/// A mask that shows an eighth of the keys to each query: the main kernel reads an eighth of k and v.
+fn hidden_blocks_are_not_loaded() -> Outcome {
+    let (rows, keys, dim) = (256, 4096, 64);
+    for class in [Class::Sm80, Class::Sm90] {
+        let options = Options {
+            counters: true,
+            ..Options::default()
+        };
+        let device = Device::emulator_of(class, options)?;
+        let tensor =
+            |rows: usize| Tensor::new(&device, [1, 1, rows, dim], &vec![f16::ONE; rows * dim]);
+        let (q, k) = (tensor(rows)?, tensor(keys)?);
+        let bytes = |seen: usize| -> attention::Result<u64> {
+            let mask: Vec<u8> = (0..keys).map(|key| u8::from(key < seen)).collect();
+            let mask = Tensor::new(&device, [1, 1, 1, keys], &mask)?;
+            Attention::new().splits(1).mask(&mask).forward(&q, &k, &k)?;
+            let launches = device.counters();
+            let [(_, map), (_, main)] = &launches[..] else {
+                panic!("a map and the main kernel");
+            };
+            assert!(map.total().bytes_read > 0);
+            Ok(main.total().bytes_read)
+        };
+        let read = [bytes(keys)?, bytes(keys / 8)?];
+        assert!(read[1] < read[0] / 6, "{class:?}: {read:?}");
     }
     PASSED
 }

@@ -2,8 +2,8 @@
 //! [specification](crate::catalog) says; cargo sees none.
 
 use crate::abi::{
-    BackwardParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams, PackParams,
-    RangesParams, Sm90BackwardParams, Sm90Params,
+    BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
+    PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
 };
 use crate::attention::forward::Unwatched;
 use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};

@@ -1,6 +1,6 @@
-//! The kernels with options, and the one that finds what sequences see.
+//! The kernels with options, and those that find what sequences and masks see.
 
-use super::change::always_first;
+use super::change::{always_first, remove};
 use super::{
     Mutant, Run,
     Which::{All, Nth},
@@ -15,10 +15,14 @@ const FORWARD: &str = "optional_f16_d64";
 const HOPPER: &str = "hopper_optional_f16_d64";
 const BACKWARD: &str = "backward_optional_f16_d64";
 const RANGES: &str = "ranges";
+const BLOCKS: &str = "blocks";
 
 /// Turns a switch off.
 fn off(line: &str) -> String {
-    line.replace(", 1;", ", 0;")
+    let values = [", 1;", ", 2;", ", 3;"];
+    values
+        .iter()
+        .fold(line.to_owned(), |line, value| line.replace(value, ", 0;"))
 }
 
 /// Takes the comparison's other edge.
@@ -36,7 +40,7 @@ macro_rules! ignored {
         [$(Mutant {
             what: $what,
             kernel: $kernel,
-            pattern: concat!("mov.b32 switch_", $switch, ", 1"),
+            pattern: concat!("mov.b32 switch_", $switch, ";"),
             which: $which,
             change: off,
         },)*]
@@ -44,17 +48,17 @@ macro_rules! ignored {
 }
 
 const IGNORED: [Mutant; 11] = ignored! {
-    FORWARD "softcap" "the softcap left out" All;
-    FORWARD "alibi" "slopes left out" All;
-    FORWARD "ranges" "sequences left out" All;
-    FORWARD "mask_bits" "the mask's bits left out" All;
-    HOPPER "ranges" "sequences left out on Hopper" All;
-    HOPPER "bias_f32" "a bias of f32 left out" All;
-    HOPPER "mask_bytes" "the mask's bytes left out" All;
-    BACKWARD "alibi" "slopes left out of gradients" All;
-    BACKWARD "bias_f16" "a bias left out of gradients" All;
-    BACKWARD "bias_gradient" "no gradient of the bias" All;
-    BACKWARD "mask_bytes" "the mask left out of gradients" All;
+    FORWARD "softcap, 1" "the softcap left out" All;
+    FORWARD "alibi, 1" "slopes left out" All;
+    FORWARD "ranges, 1" "sequences left out" All;
+    FORWARD "mask, 2" "the mask's bits left out" All;
+    HOPPER "ranges, 1" "sequences left out on Hopper" All;
+    HOPPER "bias, 3" "a bias of f32 left out" All;
+    HOPPER "mask, 1" "the mask's bytes left out" All;
+    BACKWARD "alibi, 1" "slopes left out of gradients" All;
+    BACKWARD "bias, 1" "a bias left out of gradients" All;
+    BACKWARD "bias_gradient, 1" "no gradient of the bias" All;
+    BACKWARD "mask, 1" "the mask left out of gradients" All;
 };
 
 pub const MUTANTS: &[Mutant] = &[
@@ -81,7 +85,38 @@ pub const MUTANTS: &[Mutant] = &[
     },
 ];
 
-pub const ALL: [&[Mutant]; 2] = [&IGNORED, MUTANTS];
+const MAPPED: &[Mutant] = &[
+    Mutant {
+        what: "a block shown only if all lanes find a pair",
+        kernel: BLOCKS,
+        pattern: "vote.sync.any",
+        which: All,
+        change: |line| line.replace("vote.sync.any", "vote.sync.all"),
+    },
+    Mutant {
+        what: "flags read before all warps have written them",
+        kernel: BLOCKS,
+        pattern: "bar.sync",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "the numbers of shown blocks not written",
+        kernel: BLOCKS,
+        pattern: "st.global.b32",
+        which: Nth(1),
+        change: remove,
+    },
+    Mutant {
+        what: "the count of shown blocks not written",
+        kernel: BLOCKS,
+        pattern: "st.global.b32",
+        which: Nth(2),
+        change: remove,
+    },
+];
+
+pub const ALL: [&[Mutant]; 3] = [&IGNORED, MUTANTS, MAPPED];
 
 /// The options of a kernel's runs, and what is on in its text.
 fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
@@ -123,6 +158,16 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
                 Switch::MaskBytes,
             ],
         ),
+        BLOCKS => (
+            Modifiers {
+                mask: Some(Pairs {
+                    repeats: [false; 3],
+                    of: 1,
+                }),
+                ..Modifiers::default()
+            },
+            &[],
+        ),
         RANGES => (
             Modifiers {
                 window,
@@ -158,7 +203,7 @@ pub fn switches(kernel: &str) -> Switches {
 
 /// What shows faults of a kernel with options; none of other kernels.
 pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
-    if ![FORWARD, HOPPER, BACKWARD, RANGES].contains(&kernel.name) {
+    if ![FORWARD, HOPPER, BACKWARD, RANGES, BLOCKS].contains(&kernel.name) {
         return None;
     }
     let (modifiers, _) = options(kernel.name);

@@ -129,7 +129,7 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Pack) => {
             return Some("copies what other kernels compute with".to_owned());
         }
-        Family::Auxiliary(Auxiliary::Ranges) => {
+        Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {
             return Some("finds what queries and keys see".to_owned());
         }
         Family::Backward(_) | Family::HopperBackward(_) => {

@@ -5,7 +5,7 @@ use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::options::{self, Window};
+use crate::options::{self, Tiles, Window};
 use crate::plan::{Entry, MapPlace, Plan, Steps};
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
@@ -211,6 +211,20 @@ impl Draft {
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         let mut steps = Steps::default();
         let o = TensorRef::from(args.o);
+        let place = offset_of!(ForwardParams, options);
+        let mut options = steps.options(problem, &args.options, place, false)?;
+        // Kernels that load by tensor maps have tiles that end at the last row.
+        let rows = schedule.q_tiles as usize * kernel.q_rows as usize;
+        let tiles = Tiles {
+            tiles: schedule.q_tiles,
+            queries: kernel.q_rows,
+            keys: kernel.keys,
+            first_query: match kernel.map_dim {
+                Some(_) => (problem.seqlen_q as i64 - rows as i64) as i32,
+                None => 0,
+            },
+        };
+        steps.map_mask(problem, &args.options, &tiles, &mut options, place)?;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
@@ -237,12 +251,7 @@ impl Draft {
             splits: schedule.splits,
             split_keys: schedule.split_keys,
             causal: u32::from(problem.causal),
-            options: steps.options(
-                problem,
-                &args.options,
-                offset_of!(ForwardParams, options),
-                false,
-            )?,
+            options,
         };
         Ok(Draft {
             kernel,
@@ -369,7 +378,8 @@ impl Draft {
         // which have to take the same tiles.
         let rows = queries * self.schedule.packed as usize;
         let has_ranges = kernel.entry.switches.has(Switch::Ranges);
-        let is_masked = problem.causal || problem.window != Window::NONE || has_ranges;
+        let has_mask = self.params.options.mask.address != 0;
+        let is_masked = problem.causal || problem.window != Window::NONE || has_ranges || has_mask;
         let differ = is_masked || !rows.is_multiple_of(kernel.q_rows as usize);
         if tiles > blocks && differ && kernel.sides == 1 {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;

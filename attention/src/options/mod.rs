@@ -1,6 +1,7 @@
 //! What an attention call computes beyond plain and causal attention, and the tensors that it takes for it.
 
 mod bias;
+mod blocks;
 mod custom;
 mod head;
 mod host;
@@ -17,6 +18,7 @@ mod tensors;
 mod tests;
 mod window;
 
+pub(crate) use blocks::Tiles;
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawCustom};
 pub(crate) use head::{Head, rows_of, tanh_error};
@@ -33,7 +35,7 @@ pub use window::{ParseWindowError, Window};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
-use kernels::abi::{Options, PairsRef, Switch, Switches};
+use kernels::abi::{BlockMapRef, Options, PairsRef, Switch, Switches};
 
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
@@ -84,6 +86,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         custom: tensors
             .custom
             .map_or_else(Default::default, |custom| custom.arrays),
+        blocks: BlockMapRef::default(),
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `pack` | arguments of a copy to aligned rows |
 //! | `sm90` | arguments of the attention kernels for Hopper |
 //! | `event` | points in the work of its roles |
+//! | `block_map` | arguments of the kernel that finds which blocks of keys a boolean mask shows |
 //! | `bulk_copy` | arguments of the bulk copy |
 //! | `divide` | division by a number known before the launch |
 //! | `options` | what a call asks for beside q, k and v |
@@ -17,6 +18,7 @@
 //! | `stored` | jobs of a launch that stores dS, and their order |
 
 mod backward;
+mod block_map;
 mod bulk_copy;
 mod divide;
 mod event;
@@ -31,6 +33,7 @@ mod stored;
 mod tensor;
 
 pub use backward::{BackwardParams, ROW_PADDING};
+pub use block_map::{BlockMapParams, BlockMapRef};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use event::Event;

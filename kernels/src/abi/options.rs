@@ -1,5 +1,7 @@
 //! Options of an attention call, as kernels with options read them.
 
+use super::BlockMapRef;
+
 /// What a call asks for beside q, k and v. Only kernels with options read it.
 ///
 /// Lengths, windows and sinks are data. What would cost an instruction for each score stands behind a
@@ -36,6 +38,8 @@ pub struct Options {
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
+    /// Blocks of keys in which the mask shows a pair, where there is one; for forward kernels.
+    pub blocks: BlockMapRef,
     /// Arrays of a score or mask of [another crate](crate::attention::custom).
     pub custom: [ArrayRef; ARRAYS],
 }

@@ -19,6 +19,8 @@
 //! | `ranges` | ranges of keys from tables | PTX |
 //! | `find_ranges` | the kernel that makes these tables | PTX |
 //! | `seen` | boolean masks | PTX |
+//! | `visits` | the blocks of keys that a query tile visits | PTX |
+//! | `find_blocks` | the kernel that finds those that a boolean mask shows | PTX |
 //! | `pairs` | tensors with an element for each pair of query and key | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
@@ -33,6 +35,8 @@ pub mod backward;
 pub mod combine;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
+#[cfg(target_arch = "nvptx64")]
+pub mod find_blocks;
 #[cfg(target_arch = "nvptx64")]
 pub mod find_ranges;
 #[cfg(target_arch = "nvptx64")]
@@ -54,6 +58,8 @@ mod softmax;
 #[cfg(target_arch = "nvptx64")]
 mod team;
 #[cfg(target_arch = "nvptx64")]
+mod visits;
+#[cfg(target_arch = "nvptx64")]
 mod warp;
 #[cfg(target_arch = "nvptx64")]
 mod work;
@@ -63,6 +69,7 @@ pub use {
     epilogue::store_partial,
     softmax::{Softmax, SoftmaxScale, Total},
     team::Team,
+    visits::Visits,
     warp::Warp,
     work::WorkTile,
 };

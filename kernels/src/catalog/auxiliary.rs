@@ -1,6 +1,6 @@
 //! Kernels around the others: sums of partial results, and copies.
 
-use super::collectives::{Collectives, shfl};
+use super::collectives::{Collectives, bar, shfl, vote};
 use super::{Dtype, Spec, Target};
 use crate::abi::BULK_BYTES;
 
@@ -13,6 +13,8 @@ pub enum Auxiliary {
     Pack,
     /// What queries and keys see where a batch consists of sequences.
     Ranges,
+    /// The blocks of keys that a boolean mask shows to query tiles.
+    Blocks,
     /// A copy by the copy engine of `sm_90a`: it shows that kernels for it compile, are checked, and run.
     BulkCopy,
 }
@@ -20,6 +22,8 @@ pub enum Auxiliary {
 impl Auxiliary {
     /// Warps of a block that combines, each up to 128 columns of a row of o, or packs.
     pub const WARPS: u32 = 4;
+    /// Warps of a block that looks for the blocks of keys that a mask shows.
+    pub const BLOCKS_WARPS: u32 = 32;
     /// Rows of a head that a block packs.
     pub const PACK_ROWS: u32 = 64;
     const BULK_STAGES: u32 = 2;
@@ -31,20 +35,22 @@ impl Spec for Auxiliary {
             Auxiliary::Combine(dtype) => format!("combine_{}", dtype.name()),
             Auxiliary::Pack => "pack".into(),
             Auxiliary::Ranges => "ranges".into(),
+            Auxiliary::Blocks => "blocks".into(),
             Auxiliary::BulkCopy => "bulk_copy".into(),
         }
     }
 
     fn target(&self) -> Target {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => Target::Sm80,
             Auxiliary::BulkCopy => Target::Sm90a,
+            _ => Target::Sm80,
         }
     }
 
     fn threads(&self) -> u32 {
         match self {
             Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 32 * Self::WARPS,
+            Auxiliary::Blocks => 32 * Self::BLOCKS_WARPS,
             Auxiliary::BulkCopy => 64,
         }
     }
@@ -52,15 +58,16 @@ impl Spec for Auxiliary {
     fn blocks_per_sm(&self) -> u32 {
         match self {
             Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 8,
-            Auxiliary::BulkCopy => 1,
+            Auxiliary::Blocks | Auxiliary::BulkCopy => 1,
         }
     }
 
-    /// What the warps pack at a time: 16 bytes a lane. The bulk copy's ring, and two barriers of 8 bytes a stage.
+    /// What the warps pack at a time: 16 bytes a lane. A word for each warp that looks for blocks. The bulk copy's ring, and two barriers of 8 bytes a stage.
     fn shared_bytes(&self) -> u32 {
         match self {
             Auxiliary::Combine(_) | Auxiliary::Ranges => 0,
             Auxiliary::Pack => 16 * self.threads(),
+            Auxiliary::Blocks => 4 * Self::BLOCKS_WARPS,
             Auxiliary::BulkCopy => Self::BULK_STAGES * (BULK_BYTES + 16),
         }
     }
@@ -75,6 +82,10 @@ impl Spec for Auxiliary {
             Auxiliary::Ranges => {
                 format!("(RangesParams) = attention::find_ranges::find_ranges::<{warps}>")
             }
+            Auxiliary::Blocks => {
+                let warps = Self::BLOCKS_WARPS;
+                format!("(BlockMapParams) = attention::find_blocks::find_blocks::<{warps}>")
+            }
             Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
         }
     }
@@ -84,6 +95,7 @@ impl Spec for Auxiliary {
             // Five rounds for the maximum, five for the sum, and the weights of eight splits.
             Auxiliary::Combine(_) => shfl(5 + 5 + 8),
             Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
+            Auxiliary::Blocks => bar(2) + vote(1),
             // A wait and an arrival of each role.
             Auxiliary::BulkCopy => Collectives {
                 bar: 1,

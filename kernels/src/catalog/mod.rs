@@ -216,7 +216,7 @@ impl Kernel {
             | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
             Family::Backward(backward) => backward.dtype(),
             Family::HopperBackward(kernel) => Some(kernel.dtype),
-            Family::Auxiliary(Auxiliary::Pack | Auxiliary::Ranges | Auxiliary::BulkCopy) => None,
+            Family::Auxiliary(_) => None,
         }
     }
 
@@ -250,7 +250,8 @@ impl Deref for Kernel {
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
     let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
-    let families = families.chain([Auxiliary::Pack, Auxiliary::Ranges].map(Family::Auxiliary));
+    let families = families
+        .chain([Auxiliary::Pack, Auxiliary::Ranges, Auxiliary::Blocks].map(Family::Auxiliary));
     let families = families.chain(backward::all().map(Family::Backward));
     let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));

@@ -18,7 +18,7 @@ use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
-use crate::attention::{Team, Warp, WorkTile};
+use crate::attention::{Team, Visits, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
 use crate::tile::whole::map_rows;
@@ -64,12 +64,15 @@ pub unsafe fn sm80<
         let last = end.min(rows) - 1;
         [mask.keys(work.query(first)), mask.keys(work.query(last))]
     };
-    let seen = seen_blocks(ends(first, first + br), bc);
+    // From here on `j` is the number of a visit.
+    let heads = work.heads.first();
+    let visits = Visits::<M>::new(params, work.sequence, split, [heads, first / br], bc);
+    let seen = visits.of(seen_blocks(ends(first, first + br), bc));
     let (start, blocks) = (seen.start, seen.end);
     // The warp's first row, and the blocks that the warp sees: none if its rows lie past the last one.
     let row = first + warp_row;
     let (warp_start, warp_blocks) = if row < rows {
-        let seen = seen_blocks(ends(row, row + warp_rows), bc);
+        let seen = visits.of(seen_blocks(ends(row, row + warp_rows), bc));
         (seen.start, seen.end)
     } else {
         (start, start)
@@ -79,11 +82,17 @@ pub unsafe fn sm80<
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
     let v_tile = |j: u32| k_tile(j).skip(bc);
+    // The first key of a visit.
+    let key = |j: u32| visits.block(j) * bc;
+    let key_before = |j: u32, visits: u32| match M::HAS_HEADS {
+        true => key(j.wrapping_sub(visits)),
+        false => (j * bc).wrapping_sub(visits * bc),
+    };
     // The stage after block j's: V of block j - 1 and K of block j - 2, if so many blocks are left.
     // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
     let load_next = |j: u32, left: u32| unsafe {
-        k.load_whole(k_tile(j), (j * bc).wrapping_sub(2 * bc), bc, left > 1);
-        v.load_whole(v_tile(j + 1), (j * bc).wrapping_sub(bc), bc, left > 0);
+        k.load_whole(k_tile(j), key_before(j, 2), bc, left > 1);
+        v.load_whole(v_tile(j + 1), key_before(j, 1), bc, left > 0);
     };
     let mut pipeline = CpAsync::<2>;
 
@@ -96,17 +105,18 @@ pub unsafe fn sm80<
         q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
         let last = blocks.wrapping_sub(1);
-        let exist = split.keys.wrapping_sub(last.wrapping_mul(bc));
+        let last_key = visits.block(last).wrapping_mul(bc);
+        let exist = split.keys.wrapping_sub(last_key);
         if blocks > start {
-            k.load(k_tile(last), last * bc, bc, exist);
+            k.load(k_tile(last), last_key, bc, exist);
         }
         pipeline.commit();
         pipeline.acquire();
         if blocks > start {
-            v.load(v_tile(last), last * bc, bc, exist);
+            v.load(v_tile(last), last_key, bc, exist);
         }
         if blocks > start + 1 {
-            k.load(k_tile(last - 1), (last - 1) * bc, bc, bc);
+            k.load(k_tile(last - 1), key(last - 1), bc, bc);
         }
         pipeline.commit();
         pipeline.wait_first();
@@ -127,7 +137,7 @@ pub unsafe fn sm80<
         }
         if j > warp_start {
             let keys = |j: u32| {
-                let first_key = (j * bc) as i32;
+                let first_key = key(j) as i32;
                 map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
             };
             // The first block always sets the maxima; the last one ends the loop.
@@ -135,7 +145,7 @@ pub unsafe fn sm80<
             let mut masked_end = whole.end.min(j - 1).max(last + 1);
             let whole_end = whole.start.max(last + 1);
             // Line 8, a block ahead of the other lines.
-            let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+            let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
             pipeline.release();
             loop {
                 while j > masked_end {
@@ -145,16 +155,16 @@ pub unsafe fn sm80<
                     pipeline.wait();
                     pipeline.fill(|| load_next(j, j - start));
                     warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
-                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 while j > whole_end {
                     j -= 1;
-                    let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
+                    let p = warp.softmax::<E, NT>(s, k_tile(j), key(j));
                     pipeline.wait();
                     pipeline.fill(|| load_next(j, j - start));
                     warp.accumulate::<E, NT>(p, v_tile(j));
-                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), (j - 1) * bc);
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 // Below the whole blocks there are masked ones again, at the other edge.
@@ -167,7 +177,7 @@ pub unsafe fn sm80<
                 let work = WorkTile::<H>::of_block(params, br);
                 let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
-                let first_key = (last * bc) as i32;
+                let first_key = key(last) as i32;
                 map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);

@@ -18,7 +18,7 @@ use crate::attention::non_finite::{has_non_finite, multiply_guarded};
 use crate::attention::score::{Corner, Score};
 use crate::attention::sequence::Sequence;
 use crate::attention::softmax::Total;
-use crate::attention::{Softmax, Team, WorkTile, store_partial};
+use crate::attention::{Softmax, Team, Visits, WorkTile, store_partial};
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};
@@ -74,7 +74,10 @@ pub unsafe fn wide<
         visible.keys(work.query(first)),
         visible.keys(work.query(last)),
     ];
-    let (seen, whole) = (seen_blocks(ends, bc), whole_blocks(ends, bc));
+    // From here on `j` and `block` are numbers of visits.
+    let heads = work.heads.first();
+    let visits = Visits::<M>::new(params, work.sequence, split, [heads, first / br], bc);
+    let (seen, whole) = (visits.of(seen_blocks(ends, bc)), whole_blocks(ends, bc));
     let (start, blocks) = (seen.start, seen.end);
 
     let base = shared::base();
@@ -110,7 +113,7 @@ pub unsafe fn wide<
         if block > start {
             // Opaque: the addresses of all tensors would hold registers over the loop.
             let thread = opaque(thread);
-            let key = (block - 1) * bc;
+            let key = visits.block(block - 1) * bc;
             // SAFETY: the barrier before says that all warps are done with the buffer, or with V; the next
             // wait for the slice makes it visible. The last block may end beyond the last key.
             unsafe {
@@ -181,7 +184,8 @@ pub unsafe fn wide<
             if scale.negative {
                 s = s.map(|row| row.map(Accumulator::negate));
             }
-            let (query, key) = ((first + team.row) as i32, (j * bc + warp_key) as i32);
+            let block_key = visits.block(j) * bc;
+            let (query, key) = ((first + team.row) as i32, (block_key + warp_key) as i32);
             let corner = Corner::new(query, key, work.sequence, split);
             score.apply::<false, MT, NT>(&mut s, corner);
             let is_masked = match M::Keys::HAS_START {
@@ -190,7 +194,7 @@ pub unsafe fn wide<
             };
             // The keys that each row sees, counted from key `key` of this block.
             let keys = |key: u32| -> [[M::Keys; 2]; MT] {
-                let first_key = (j * bc + key) as i32;
+                let first_key = (block_key + key) as i32;
                 map_rows(|i| visible.keys_of_block(work.query(first + team.row + i), first_key))
             };
             if is_masked {

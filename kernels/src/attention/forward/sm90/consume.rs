@@ -106,8 +106,11 @@ pub unsafe fn consume<
             let (heads, split) = (part.work.heads.first(), part.work.keys(params));
             let score = C::new(params, part.work.sequence.batch, heads);
             let scale = score.scale();
-            let own = part.blocks(ROWS, bc);
-            let seen = Part::<H, M>::new(params, job, 0).blocks(br, bc);
+            // From here on `j` is the number of a visit, of the side's.
+            let visits = job.visits::<H, M>(params, &part.work, split, [br, bc]);
+            let first_key = |j: u32| visits.block(turns.block(j)) * bc;
+            let own = visits.of(part.blocks(ROWS, bc));
+            let seen = visits.of(Part::<H, M>::new(params, job, 0).blocks(br, bc));
             let start = seen.start;
             // A warpgroup that sees nothing passes all blocks.
             let own_start = match own.start < own.end {
@@ -157,7 +160,7 @@ pub unsafe fn consume<
                     let [keys] = map_rows::<_, 1>(|i| {
                         let row = part.first + (warp_row + i) as i32;
                         let query = part.work.query(row.max(0) as u32);
-                        part.mask.keys_of_block(query, (turns.block(j) * bc) as i32)
+                        part.mask.keys_of_block(query, first_key(j) as i32)
                     });
                     keys
                 };
@@ -173,7 +176,7 @@ pub unsafe fn consume<
                     });
                     let (sequence, split) = (part.work.sequence, part.work.keys(params));
                     let query = part.first + warp_row as i32;
-                    let corner = Corner::new(query, (j * bc) as i32, sequence, split);
+                    let corner = Corner::new(query, first_key(j) as i32, sequence, split);
                     let mut tiles = [*s];
                     score.apply::<false, 1, NT>(&mut tiles, corner);
                     [*s] = tiles;

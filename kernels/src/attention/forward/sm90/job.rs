@@ -1,10 +1,10 @@
 //! Which tile a block computes, and what its rows see.
 
 use crate::abi::{ForwardParams, MAX_SEQLEN};
-use crate::attention::WorkTile;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, seen_blocks};
-use crate::attention::sequence::Sequence;
+use crate::attention::sequence::{Sequence, Split};
+use crate::attention::{Visits, WorkTile};
 use crate::ptx::shared;
 use core::hint::assert_unchecked;
 use core::ops::Range;
@@ -44,6 +44,22 @@ impl Job {
             head,
             first: (tile * br + rows) as i32 - (rows.div_ceil(br) * br) as i32,
         }
+    }
+
+    /// The blocks of `bc` keys that the tile of `br` rows visits, on `split`, which is the work's.
+    #[inline(always)]
+    pub fn visits<H: Heads, M: Mask>(
+        self,
+        params: &ForwardParams,
+        work: &WorkTile<H>,
+        split: Split,
+        [br, bc]: [u32; 2],
+    ) -> Visits<M> {
+        let rows = work.row_count();
+        let tile = (self.first - rows as i32) as u32;
+        let tile = tile.wrapping_add(rows.div_ceil(br) * br) / br;
+        let place = [work.heads.first(), tile];
+        Visits::new(params, work.sequence, split, place, bc)
     }
 
     /// Reads a job from shared memory.

@@ -75,6 +75,8 @@ pub unsafe fn produce<
             let job = Job::at::<H>(&params.forward, tile, br);
             let part = Part::<H, M>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
+            let split = part.work.keys(&params.forward);
+            let visits = job.visits::<H, M>(&params.forward, &part.work, split, [br, bc]);
             let load_k = |place: Ring<S>, j: u32| {
                 T::note(notes, place.0, Event::NeedsK);
                 let chunks = memory.k_chunks();
@@ -84,14 +86,14 @@ pub unsafe fn produce<
                     let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
                     place.acquire(full);
                     T::note(notes, place.0, Event::LoadsK);
-                    let row = (part.keys + turns.block(j) * bc) as i32;
+                    let row = (part.keys + visits.block(turns.block(j)) * bc) as i32;
                     let bytes = memory.k_bytes() / chunks;
                     let columns = [chunk * columns, columns];
                     load(k, k_map, full, bytes, columns, (row, head, batch));
                 });
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
-            let seen = part.blocks(br, bc);
+            let seen = visits.of(part.blocks(br, bc));
             let (start, mut j) = (seen.start, turns.count(seen.end));
             if j > start {
                 load_k(place, j - 1);
@@ -127,7 +129,7 @@ pub unsafe fn produce<
                     let v = memory.v(place.stage()).skip_rows(skipped);
                     place.acquire(full);
                     T::note(notes, place.0, Event::LoadsV);
-                    let row = (part.keys + turns.block(j) * bc + skipped) as i32;
+                    let row = (part.keys + visits.block(turns.block(j)) * bc + skipped) as i32;
                     let bytes = memory.v_bytes() / chunks;
                     let columns = [part.work.heads.slice() * columns, columns];
                     load(v, v_map, full, bytes, columns, (row, head, batch));

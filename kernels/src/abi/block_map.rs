@@ -1,0 +1,52 @@
+//! The argument block of the kernel that finds which blocks of keys a boolean mask shows, and where it writes them.
+
+use super::PairsRef;
+
+/// The map of a boolean mask in device memory. Each query tile of each head that the mask tells apart has `blocks + 1` ranks
+/// and `blocks` numbers, `u32`: rank `b` counts the shown blocks of keys before block `b`, and the numbers are the shown
+/// blocks, ascending.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockMapRef {
+    /// Device address of head 0's first tile.
+    pub address: u64,
+    /// Tiles from a batch entry to the next one; 0 where the mask repeats.
+    pub batch_tiles: u64,
+    /// Tiles from a query head to the next one; 0 where the mask repeats.
+    pub head_tiles: u64,
+}
+
+impl BlockMapRef {
+    /// Bytes of a tile, with so many blocks of keys.
+    pub const fn tile_bytes(blocks: u32) -> u64 {
+        4 * (2 * blocks as u64 + 1)
+    }
+}
+
+/// Arguments of the kernel that makes a [map](BlockMapRef): a block of the grid for each tile.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockMapParams {
+    /// The mask.
+    pub mask: PairsRef,
+    /// Device address of the map.
+    pub map: u64,
+    /// 1 if elements of the mask are words of 32 keys, 0 if they are bytes.
+    pub bits: u32,
+    /// Heads of a batch entry that the mask tells apart.
+    pub heads: u32,
+    /// Tiles of a head.
+    pub tiles: u32,
+    /// Queries of a tile (Br).
+    pub tile_queries: u32,
+    /// Keys of a block (Bc).
+    pub block_keys: u32,
+    /// Queries of a head that the mask tells apart.
+    pub queries: u32,
+    /// Keys of a head.
+    pub keys: u32,
+    /// The first query of the first tile, which may lie before query 0.
+    pub first_query: i32,
+}

@@ -1,0 +1,79 @@
+//! Which blocks of keys a query tile visits.
+
+use super::mask::Mask;
+use super::seen::has_mask;
+use super::sequence::{Sequence, Split};
+use crate::abi::{BlockMapRef, ForwardParams};
+use crate::ptx::global;
+use core::marker::PhantomData;
+use core::ops::Range;
+
+/// The blocks that a query tile visits, in order: all that its rows see or, with a boolean mask, those that the mask's
+/// [map](BlockMapRef) has. Blocks count in the split, from its first key.
+#[derive(Clone, Copy)]
+pub struct Visits<M> {
+    /// Address of the rank of the split's first block.
+    ranks: u64,
+    /// Address of the tile's first number.
+    numbers: u64,
+    /// Blocks before the split.
+    before: u32,
+    /// The last place of a number.
+    last: u32,
+    mask: PhantomData<M>,
+}
+
+impl<M: Mask> Visits<M> {
+    /// The visits of a head's query tile, in blocks of `bc` keys.
+    #[inline(always)]
+    pub fn new(
+        params: &ForwardParams,
+        sequence: Sequence,
+        split: Split,
+        [head, tile]: [u32; 2],
+        bc: u32,
+    ) -> Self {
+        let mut visits = Visits {
+            ranks: 0,
+            numbers: 0,
+            before: 0,
+            last: 0,
+            mask: PhantomData,
+        };
+        if M::HAS_HEADS && has_mask() {
+            let (map, blocks) = (&params.options.blocks, sequence.keys.div_ceil(bc));
+            let tile = u64::from(sequence.batch) * map.batch_tiles
+                + u64::from(head) * map.head_tiles
+                + u64::from(tile);
+            let address = map.address + BlockMapRef::tile_bytes(blocks) * tile;
+            visits.before = split.first / bc;
+            visits.ranks = address + 4 * u64::from(visits.before);
+            visits.numbers = address + 4 * (u64::from(blocks) + 1);
+            visits.last = blocks - 1;
+        }
+        visits
+    }
+
+    /// The numbers of the visits to blocks that rows see.
+    #[inline(always)]
+    pub fn of(self, seen: Range<u32>) -> Range<u32> {
+        if M::HAS_HEADS && has_mask() {
+            // SAFETY: a launch with a mask has a map with a rank for each block, and one more.
+            let rank = |block: u32| unsafe { global::load_u32(self.ranks + 4 * u64::from(block)) };
+            return rank(seen.start)..rank(seen.end);
+        }
+        seen
+    }
+
+    /// The block of a visit, or of any one if there is no such visit.
+    #[inline(always)]
+    pub fn block(self, visit: u32) -> u32 {
+        if M::HAS_HEADS && has_mask() {
+            let place = visit.min(self.last);
+            // SAFETY: the map has as many numbers as blocks.
+            let number = unsafe { global::load_u32(self.numbers + 4 * u64::from(place)) };
+            return number.wrapping_sub(self.before);
+        }
+        visit
+    }
+}
