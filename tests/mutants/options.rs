@@ -222,10 +222,11 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         scale: Some(-0.2),
         ..case.clone()
     };
-    let has_gradients = kernel.name == BACKWARD || kernel.name == RANGES;
+    let serves_both = [RANGES, BLOCKS].contains(&kernel.name);
+    let has_gradients = kernel.name == BACKWARD || serves_both;
     let runs = [case, odd].into_iter().flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
-        let forward = (!has_gradients || kernel.name == RANGES).then_some(case);
+        let forward = (!has_gradients || serves_both).then_some(case);
         let forward =
             forward.map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) });
         let backward =

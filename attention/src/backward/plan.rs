@@ -6,7 +6,7 @@ use super::choice::Main;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, full, score_shape};
+use crate::options::{self, PAIRS, Tiles, full, score_shape};
 use crate::plan::{Entry, Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
@@ -101,6 +101,15 @@ pub(super) fn plan(
     };
     let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
     let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
+    let place = forward + offset_of!(ForwardParams, options);
+    let mut options = steps.options(problem, &args.options, place, true)?;
+    let tiles = Tiles {
+        queries: step_queries,
+        keys: tile_keys,
+        at_end: false,
+        group: problem.group(),
+    };
+    steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
     let mut params = BackwardParams {
         forward: ForwardParams {
@@ -126,12 +135,7 @@ pub(super) fn plan(
             splits: 1,
             split_keys: (key_tiles as u32) * tile_keys,
             causal: u32::from(problem.causal),
-            options: steps.options(
-                problem,
-                &args.options,
-                forward + offset_of!(ForwardParams, options),
-                true,
-            )?,
+            options,
             ..ForwardParams::default()
         },
         d_o,

@@ -213,18 +213,13 @@ impl Draft {
         let o = TensorRef::from(args.o);
         let place = offset_of!(ForwardParams, options);
         let mut options = steps.options(problem, &args.options, place, false)?;
-        // Kernels that load by tensor maps have tiles that end at the last row.
-        let rows = schedule.q_tiles as usize * kernel.q_rows as usize;
         let tiles = Tiles {
-            tiles: schedule.q_tiles,
             queries: kernel.q_rows,
             keys: kernel.keys,
-            first_query: match kernel.map_dim {
-                Some(_) => (problem.seqlen_q as i64 - rows as i64) as i32,
-                None => 0,
-            },
+            at_end: kernel.map_dim.is_some(),
+            group: 1,
         };
-        steps.map_mask(problem, &args.options, &tiles, &mut options, place)?;
+        steps.map_mask(problem, &args.options, tiles, false, &mut options, place)?;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,

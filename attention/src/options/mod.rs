@@ -87,6 +87,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
             .custom
             .map_or_else(Default::default, |custom| custom.arrays),
         blocks: BlockMapRef::default(),
+        query_blocks: BlockMapRef::default(),
     }
 }
 

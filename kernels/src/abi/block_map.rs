@@ -1,10 +1,12 @@
-//! The argument block of the kernel that finds which blocks of keys a boolean mask shows, and where it writes them.
+//! The argument block of the kernel that finds which blocks a boolean mask shows, and where it writes them.
 
 use super::PairsRef;
 
-/// The map of a boolean mask in device memory. Each query tile of each head that the mask tells apart has `blocks + 1` ranks
-/// and `blocks` numbers, `u32`: rank `b` counts the shown blocks of keys before block `b`, and the numbers are the shown
-/// blocks, ascending.
+/// The map of a boolean mask in device memory: for each tile of queries the blocks of keys in which the mask shows a pair, or
+/// for each tile of keys the blocks of queries.
+///
+/// Each tile of each head that the mask tells apart has `blocks + 1` ranks and `blocks` numbers, `u32`: rank `b` counts the
+/// shown blocks before block `b`, and the numbers are the shown blocks, ascending.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,12 +15,13 @@ pub struct BlockMapRef {
     pub address: u64,
     /// Tiles from a batch entry to the next one; 0 where the mask repeats.
     pub batch_tiles: u64,
-    /// Tiles from a query head to the next one; 0 where the mask repeats.
+    /// Tiles from a head to the next one; 0 where the mask repeats. In the forward pass heads are query heads, in the
+    /// backward pass key/value heads.
     pub head_tiles: u64,
 }
 
 impl BlockMapRef {
-    /// Bytes of a tile, with so many blocks of keys.
+    /// Bytes of a tile, with so many blocks.
     pub const fn tile_bytes(blocks: u32) -> u64 {
         4 * (2 * blocks as u64 + 1)
     }
@@ -35,18 +38,26 @@ pub struct BlockMapParams {
     pub map: u64,
     /// 1 if elements of the mask are words of 32 keys, 0 if they are bytes.
     pub bits: u32,
-    /// Heads of a batch entry that the mask tells apart.
+    /// 1 if tiles are of keys and blocks of queries, 0 if tiles are of queries and blocks of keys.
+    pub transposed: u32,
+    /// Heads of a batch entry that the map tells apart.
     pub heads: u32,
+    /// Heads of the mask that such a head stands for, which see what any of them sees.
+    pub group: u32,
     /// Tiles of a head.
     pub tiles: u32,
-    /// Queries of a tile (Br).
-    pub tile_queries: u32,
-    /// Keys of a block (Bc).
-    pub block_keys: u32,
+    /// Rows of a tile.
+    pub tile_rows: u32,
+    /// The first row of the first tile, which may lie before row 0.
+    pub first_row: i32,
+    /// Blocks of a head.
+    pub blocks: u32,
+    /// Rows of a block.
+    pub block_rows: u32,
     /// Queries of a head that the mask tells apart.
     pub queries: u32,
     /// Keys of a head.
     pub keys: u32,
-    /// The first query of the first tile, which may lie before query 0.
-    pub first_query: i32,
+    /// Unused.
+    pub padding: u32,
 }

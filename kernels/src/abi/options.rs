@@ -38,8 +38,10 @@ pub struct Options {
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
-    /// Blocks of keys in which the mask shows a pair, where there is one; for forward kernels.
+    /// Blocks of keys in which the mask shows a pair to a query tile, where there is one.
     pub blocks: BlockMapRef,
+    /// Query tiles in which the mask shows a pair to a key tile, where there is one; for backward kernels.
+    pub query_blocks: BlockMapRef,
     /// Arrays of a score or mask of [another crate](crate::attention::custom).
     pub custom: [ArrayRef; ARRAYS],
 }

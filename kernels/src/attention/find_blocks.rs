@@ -1,4 +1,4 @@
-//! The kernel that finds, for each query tile, the blocks of keys in which a boolean mask shows a pair.
+//! The kernel that finds, for each tile, the blocks in which a boolean mask shows a pair.
 
 use super::pairs::Pairs;
 use crate::abi::{BlockMapParams, BlockMapRef};
@@ -8,8 +8,8 @@ use crate::tile::registers::opaque;
 /// Queries whose elements a warp asks for at once.
 const AT_ONCE: u32 = 8;
 
-/// Writes the map of the block's tile, with `W` warps, each of which looks at every `W`th block of keys. Shared memory holds
-/// a word for each warp.
+/// Writes the map of the block's tile, with `W` warps, each of which looks at every `W`th block. Shared memory holds a word
+/// for each warp.
 ///
 /// # Safety
 /// Launched as [`BlockMapParams`] and the kernel's row of the [catalog](crate::catalog) say, with a readable mask and a
@@ -24,13 +24,36 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
         special::block() % params.tiles,
     );
     let (batch, head) = (head / params.heads, head % params.heads);
-    let bytes = if params.bits != 0 { 4 } else { 1 };
-    let mask = Pairs::new(&params.mask, [batch, head], bytes);
-    let first = params.first_query + (tile * params.tile_queries) as i32;
-    let end = ((first + params.tile_queries as i32) as u32).min(params.queries);
-    let queries = [(first.max(0) as u32).min(params.queries - 1), end];
+    let first_row = params.first_row + (tile * params.tile_rows) as i32;
+    let tile = [
+        first_row.max(0) as u32,
+        (first_row + params.tile_rows as i32) as u32,
+    ];
+    let shows = |block: u32| {
+        let block = [block * params.block_rows, (block + 1) * params.block_rows];
+        let [queries, keys] = match params.transposed {
+            0 => [tile, block],
+            _ => [block, tile],
+        };
+        // A mask that repeats its queries has one.
+        let queries = [
+            queries[0].min(params.queries - 1),
+            queries[1].min(params.queries),
+        ];
+        let keys = [keys[0], keys[1].min(params.keys)];
+        let mut shown = false;
+        let mut member = 0;
+        while member < params.group && !shown {
+            let place = [batch, head * params.group + member];
+            let mask = Pairs::new(&params.mask, place, if params.bits != 0 { 4 } else { 1 });
+            // SAFETY: the caller's promise; all lanes of the warp have one block.
+            shown = unsafe { shows(mask, params.bits != 0, queries, keys, lane) };
+            member = opaque(member + 1);
+        }
+        shown
+    };
 
-    let blocks = params.keys.div_ceil(params.block_keys);
+    let blocks = params.blocks;
     let ranks = params.map + BlockMapRef::tile_bytes(blocks) * u64::from(special::block());
     let numbers = ranks + 4 * (u64::from(blocks) + 1);
     let flags = shared::base();
@@ -40,12 +63,7 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     unsafe {
         while done < blocks {
             let block = done + warp;
-            let mut shown = false;
-            if block < blocks {
-                let first_key = block * params.block_keys;
-                let keys = [first_key, (first_key + params.block_keys).min(params.keys)];
-                shown = shows(mask, params.bits != 0, queries, keys, lane);
-            }
+            let shown = block < blocks && shows(block);
             if lane == 0 {
                 shared::store_u32(flags + 4 * warp, u32::from(shown));
             }

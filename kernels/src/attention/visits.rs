@@ -1,22 +1,21 @@
-//! Which blocks of keys a query tile visits.
+//! Which blocks a tile visits.
 
 use super::mask::Mask;
 use super::seen::has_mask;
-use super::sequence::{Sequence, Split};
-use crate::abi::{BlockMapRef, ForwardParams};
+use crate::abi::BlockMapRef;
 use crate::ptx::global;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// The blocks that a query tile visits, in order: all that its rows see or, with a boolean mask, those that the mask's
-/// [map](BlockMapRef) has. Blocks count in the split, from its first key.
+/// The blocks that a tile visits, in order: all that its rows see or, with a boolean mask, those that the mask's
+/// [map](BlockMapRef) has.
 #[derive(Clone, Copy)]
 pub struct Visits<M> {
-    /// Address of the rank of the split's first block.
+    /// Address of the rank of the first block.
     ranks: u64,
     /// Address of the tile's first number.
     numbers: u64,
-    /// Blocks before the split.
+    /// The number of the first block.
     before: u32,
     /// The last place of a number.
     last: u32,
@@ -24,14 +23,12 @@ pub struct Visits<M> {
 }
 
 impl<M: Mask> Visits<M> {
-    /// The visits of a head's query tile, in blocks of `bc` keys.
+    /// The visits of a head's tile. Blocks count from number `before` of the `blocks` blocks of the head.
     #[inline(always)]
     pub fn new(
-        params: &ForwardParams,
-        sequence: Sequence,
-        split: Split,
-        [head, tile]: [u32; 2],
-        bc: u32,
+        map: &BlockMapRef,
+        [batch, head, tile]: [u32; 3],
+        [before, blocks]: [u32; 2],
     ) -> Self {
         let mut visits = Visits {
             ranks: 0,
@@ -41,14 +38,12 @@ impl<M: Mask> Visits<M> {
             mask: PhantomData,
         };
         if M::HAS_HEADS && has_mask() {
-            let (map, blocks) = (&params.options.blocks, sequence.keys.div_ceil(bc));
-            let tile = u64::from(sequence.batch) * map.batch_tiles
-                + u64::from(head) * map.head_tiles
-                + u64::from(tile);
+            let [batch, head, tile] = [batch, head, tile].map(u64::from);
+            let tile = batch * map.batch_tiles + head * map.head_tiles + tile;
             let address = map.address + BlockMapRef::tile_bytes(blocks) * tile;
-            visits.before = split.first / bc;
-            visits.ranks = address + 4 * u64::from(visits.before);
+            visits.ranks = address + 4 * u64::from(before);
             visits.numbers = address + 4 * (u64::from(blocks) + 1);
+            visits.before = before;
             visits.last = blocks - 1;
         }
         visits

@@ -4,6 +4,7 @@ use super::heads::Heads;
 use super::mask::Mask;
 use super::score::Score;
 use super::sequence::{Sequence, Split};
+use super::visits::Visits;
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::special;
@@ -121,6 +122,20 @@ impl<H: Heads> WorkTile<H> {
     fn rows_of_keys(&self, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
         let head = self.heads.kv_head();
         self.sequence.head_rows(tensor, head, elements).skip(first)
+    }
+
+    /// The blocks of `bc` keys that query tile number `tile` visits, on a split.
+    #[inline(always)]
+    pub fn visits<M: Mask>(
+        &self,
+        params: &ForwardParams,
+        split: Split,
+        tile: u32,
+        bc: u32,
+    ) -> Visits<M> {
+        let blocks = [split.first / bc, self.sequence.keys.div_ceil(bc)];
+        let tile = [self.sequence.batch, self.heads.first(), tile];
+        Visits::new(&params.options.blocks, tile, blocks)
     }
 
     /// Address of the lse of a row.

@@ -1,9 +1,11 @@
 //! Which keys a block has, and which queries see them.
 
 use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
+use crate::attention::Visits;
 use crate::attention::mask::{Interval, Mask};
 use crate::attention::sequence::Sequence;
 use core::hint::assert_unchecked;
+use core::ops::Range;
 
 /// The key tile of a block, and the query tiles that see some of it.
 #[derive(Clone, Copy)]
@@ -18,10 +20,12 @@ pub struct Job<M> {
     pub tile: u32,
     /// Its first key.
     pub first_key: u32,
-    /// The first query tile that sees one of its keys.
+    /// The first visit to a query tile that sees one of its keys.
     pub first: u32,
-    /// The query tile after the last.
+    /// The visit after the last.
     pub end: u32,
+    /// The query tiles that it visits.
+    pub visits: Visits<M>,
 }
 
 impl<M: Mask> Job<M> {
@@ -38,14 +42,20 @@ impl<M: Mask> Job<M> {
         // The order begins with the last tile; under the causal mask the first key tile has the most queries.
         let tile = sequence.keys.div_ceil(bc) - 1 - tile;
         let first_key = tile * bc;
+        let visits = visits_of(params, sequence, [kv_head, tile], br);
+        let seen = visits.of(Range {
+            start: mask.queries(first_key as i32).start() as u32 / br,
+            end: end_of(mask, sequence, [first_key, bc], br),
+        });
         Job {
             sequence,
             mask,
             kv_head,
             tile,
             first_key,
-            first: mask.queries(first_key as i32).start() as u32 / br,
-            end: end_of(mask, sequence, [first_key, bc], br),
+            first: seen.start,
+            end: seen.end,
+            visits,
         }
     }
 
@@ -64,6 +74,8 @@ impl<M: Mask> Job<M> {
         // SAFETY: a launch has no longer sequence.
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
         let (mask, first_key) = (M::new(params, sequence, sequence.whole()), tile * bc);
+        let visits = visits_of(params, sequence, [kv_head, tile], br);
+        let end = end_of(mask, sequence, [first_key, bc], br);
         Job {
             sequence,
             mask,
@@ -71,7 +83,8 @@ impl<M: Mask> Job<M> {
             tile,
             first_key,
             first,
-            end: end_of(mask, sequence, [first_key, bc], br),
+            end: visits.of(end..end).end,
+            visits,
         }
     }
 
@@ -126,11 +139,22 @@ impl<M: Mask> Job<M> {
 
     /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.
     #[inline(always)]
-    pub fn tiles_before(&self, first: u32, bc: u32) -> u32 {
-        match M::Keys::HAS_START {
-            true => self.tile - self.mask.keys(first as i32).start() as u32 / bc,
-            false => self.tile,
+    pub fn tiles_before(&self, params: &ForwardParams, first: u32, [bc, br]: [u32; 2]) -> u32 {
+        if !M::Keys::HAS_START {
+            return self.tile;
         }
+        let tile = [self.sequence.batch, self.kv_head, first / br];
+        let blocks = [0, self.sequence.keys.div_ceil(bc)];
+        let visits = Visits::<M>::new(&params.options.blocks, tile, blocks);
+        let seen = self.mask.keys(first as i32).start() as u32 / bc;
+        let before = visits.of(seen..self.tile);
+        before.end - before.start
+    }
+
+    /// The query tile of a step.
+    #[inline(always)]
+    pub fn query_tile(&self, step: Step) -> u32 {
+        self.visits.block(step.tile)
     }
 
     /// A query head of the group, in its batch entry.
@@ -154,6 +178,19 @@ impl<M: Mask> Job<M> {
     }
 }
 
+/// The query tiles that a key tile of a key/value head visits.
+#[inline(always)]
+fn visits_of<M: Mask>(
+    params: &ForwardParams,
+    sequence: Sequence,
+    [kv_head, tile]: [u32; 2],
+    br: u32,
+) -> Visits<M> {
+    let tile = [sequence.batch, kv_head, tile];
+    let blocks = [0, sequence.queries.div_ceil(br)];
+    Visits::new(&params.options.query_blocks, tile, blocks)
+}
+
 /// The query tile after the last that sees one of `bc` keys from `first_key` on.
 #[inline(always)]
 fn end_of<M: Mask>(mask: M, sequence: Sequence, [first_key, bc]: [u32; 2], br: u32) -> u32 {
@@ -172,7 +209,7 @@ fn end_of<M: Mask>(mask: M, sequence: Sequence, [first_key, bc]: [u32; 2], br: u
 pub struct Step {
     /// The query head in the group.
     pub head: u32,
-    /// The query tile.
+    /// The number of the visit: of the query tile, where no boolean mask leaves tiles out.
     pub tile: u32,
 }
 

@@ -97,7 +97,7 @@ pub unsafe fn sm80<
     // SAFETY: called between the acquire and the commit of the stage's buffers.
     let load = |stage: u32, step: Step| unsafe {
         let (job, thread) = again(|| (job(), thread(step.tile)));
-        let first = step.tile * br;
+        let first = job.query_tile(step) * br;
         let head = job.head(forward, step.head);
         let exist = job.sequence.queries - first;
         let rows = |tensor| {
@@ -116,10 +116,15 @@ pub unsafe fn sm80<
             cp_async::copy16(rows_of(stage) + 16 * thread, from, 16);
         }
     };
+    // The first query of a step. The job is read only where it matters.
+    let first_query = |step: Step| match M::HAS_HEADS {
+        true => job().query_tile(step) * br,
+        false => step.tile * br,
+    };
     let mut pipeline = CpAsync::<2>;
     // The counter of a step's query tile: how many key tiles were added to it.
     let turn = |job: &Job<M>, step: Step| {
-        let row = job.padded_row(params, step.head, step.tile * br);
+        let row = job.padded_row(params, step.head, job.query_tile(step) * br);
         params.turns + 4 * (row / u64::from(br))
     };
     // Whether a query of a tile does not see all keys: one beyond the last is seen by none.
@@ -173,7 +178,7 @@ pub unsafe fn sm80<
                 // 5. dQ += dS K, of the step before
                 let step = step.previous(&job());
                 let ds_tile = ds_tile(step.number(&job()) % 2);
-                let guarded = spoiled && masked(&job(), step.tile * br);
+                let guarded = spoiled && masked(&job(), first_query(step));
                 let warp = warp(step.head) % pairs;
                 add_dq::<E, M, DT, NT, QM, QN, QC, KT>(
                     params, job, step, ds_tile, k_tile, warp, guarded,
@@ -184,7 +189,7 @@ pub unsafe fn sm80<
             }
             // Steps take the two stages in turns.
             let stage = step.number(&job()) % 2;
-            let first = step.tile * br;
+            let first = first_query(step);
             let masked = masked(&job(), first);
             let side = side(first);
             if side == 1 && waits() {
@@ -295,7 +300,8 @@ pub unsafe fn sm80<
             }
             let job = job();
             if params.turns != 0 && warp(step.head) == 0 {
-                let before = job.tiles_before(step.tile * br, bc);
+                let first = job.query_tile(step) * br;
+                let before = job.tiles_before(forward, first, [bc, br]);
                 global::wait_for_count(turn(&job, step), before);
             }
             step = step.next(&job);
@@ -359,7 +365,11 @@ unsafe fn add_dq<
     // Warps side by side, then one below the other.
     let (columns, row_warps) = ((DT / QN) as u32, NT / QM);
     let (down, right) = (warp / columns, warp % columns);
-    let first = 16 * NT as u32 * step.tile;
+    let tile = match M::HAS_HEADS {
+        true => job().query_tile(step),
+        false => step.tile,
+    };
+    let first = 16 * NT as u32 * tile;
     for chunk in 0..QN / QC {
         let lane = opaque_in(special::lane(), first);
         let beside = |nt: usize| (chunk * QC + nt) * DT / QN;

@@ -18,7 +18,7 @@ use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
-use crate::attention::{Team, Visits, Warp, WorkTile};
+use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
 use crate::tile::whole::map_rows;
@@ -65,8 +65,7 @@ pub unsafe fn sm80<
         [mask.keys(work.query(first)), mask.keys(work.query(last))]
     };
     // From here on `j` is the number of a visit.
-    let heads = work.heads.first();
-    let visits = Visits::<M>::new(params, work.sequence, split, [heads, first / br], bc);
+    let visits = work.visits::<M>(params, split, first / br, bc);
     let seen = visits.of(seen_blocks(ends(first, first + br), bc));
     let (start, blocks) = (seen.start, seen.end);
     // The warp's first row, and the blocks that the warp sees: none if its rows lie past the last one.

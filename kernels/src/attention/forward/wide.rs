@@ -18,7 +18,7 @@ use crate::attention::non_finite::{has_non_finite, multiply_guarded};
 use crate::attention::score::{Corner, Score};
 use crate::attention::sequence::Sequence;
 use crate::attention::softmax::Total;
-use crate::attention::{Softmax, Team, Visits, WorkTile, store_partial};
+use crate::attention::{Softmax, Team, WorkTile, store_partial};
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};
@@ -75,8 +75,7 @@ pub unsafe fn wide<
         visible.keys(work.query(last)),
     ];
     // From here on `j` and `block` are numbers of visits.
-    let heads = work.heads.first();
-    let visits = Visits::<M>::new(params, work.sequence, split, [heads, first / br], bc);
+    let visits = work.visits::<M>(params, split, first / br, bc);
     let (seen, whole) = (visits.of(seen_blocks(ends, bc)), whole_blocks(ends, bc));
     let (start, blocks) = (seen.start, seen.end);
 

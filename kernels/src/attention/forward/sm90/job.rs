@@ -58,8 +58,7 @@ impl Job {
         let rows = work.row_count();
         let tile = (self.first - rows as i32) as u32;
         let tile = tile.wrapping_add(rows.div_ceil(br) * br) / br;
-        let place = [work.heads.first(), tile];
-        Visits::new(params, work.sequence, split, place, bc)
+        work.visits(params, split, tile, bc)
     }
 
     /// Reads a job from shared memory.
