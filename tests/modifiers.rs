@@ -179,7 +179,7 @@ impl Modifiers {
             let sees: Vec<bool> = (0..rows)
                 .flat_map(|row| {
                     if row % AREA[0] == 0 {
-                        let density = |_| [0.0, 0.0, 0.0, 0.02, 0.5, 1.0][rng.random_range(0..6)];
+                        let density = |_| [0.0, 0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..6)];
                         densities = (0..keys.div_ceil(AREA[1])).map(density).collect();
                     }
                     let hides_all = rng.random_bool(0.1);
