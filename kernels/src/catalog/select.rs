@@ -126,6 +126,15 @@ mod tests {
         }
     }
 
+    /// The request with another head dim.
+    fn of_dim(dim: u32, request: Request) -> Request {
+        Request {
+            dim,
+            dim_v: dim,
+            ..request
+        }
+    }
+
     /// The request on a device of the same tiles without Hopper's instructions.
     fn older(request: Request) -> Request {
         Request {
@@ -147,7 +156,7 @@ mod tests {
         for (seqlen_q, group) in [(1, 49), (1, 64), (16, 4), (32, 2)] {
             let request = request(seqlen_q, group);
             assert_eq!(name(request), "hopper_packed_f16_d128");
-            assert_eq!(name(Request { dim: 64, ..request }), "decode_f16_d64");
+            assert_eq!(name(of_dim(64, request)), "decode_f16_d64");
             assert_eq!(name(older(request)), "decode_f16_d128");
         }
     }
@@ -157,7 +166,7 @@ mod tests {
         for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
             let request = request(seqlen_q, group);
             assert_eq!(name(request), "hopper_packed_f16_d128");
-            let narrow = Request { dim: 64, ..request };
+            let narrow = of_dim(64, request);
             assert_eq!(name(narrow), "hopper_packed_f16_d64");
             assert_eq!(name(older(request)), "packed_f16_d128");
         }
@@ -182,10 +191,7 @@ mod tests {
             (32, 64, "packed_f16_d32"),
             (32, 65, "hopper_f16_d32_causal"),
         ] {
-            let request = Request {
-                dim,
-                ..request(seqlen_q, 8)
-            };
+            let request = of_dim(dim, request(seqlen_q, 8));
             assert_eq!(name(request), expected, "{dim}, {seqlen_q}");
         }
     }
@@ -196,16 +202,14 @@ mod tests {
         assert_eq!(
             name(Request {
                 causal: false,
-                dim: 40,
-                ..long
+                ..of_dim(40, long)
             }),
             "hopper_f16_d64"
         );
         assert_eq!(
             name(Request {
                 dtype: Dtype::Bf16,
-                dim: 136,
-                ..request(1, 4)
+                ..of_dim(136, request(1, 4))
             }),
             "decode_bf16_d192"
         );
@@ -217,13 +221,10 @@ mod tests {
             (520, 4096, "wide_f16_d768"),
             (1024, 1, "wide_f16_d1024"),
         ] {
-            let request = Request {
-                dim,
-                ..request(rows, 1)
-            };
+            let request = of_dim(dim, request(rows, 1));
             assert_eq!(name(request), expected);
         }
-        assert_eq!(select(&Request { dim: 1032, ..long }), None);
+        assert_eq!(select(&of_dim(1032, long)), None);
         let old = Request {
             compute_capability: (7, 5),
             ..long
@@ -262,6 +263,7 @@ mod tests {
                         let kernel = select(&Request {
                             dtype,
                             dim,
+                            dim_v: dim,
                             causal,
                             optional: false,
                             seqlen_q,
@@ -297,11 +299,10 @@ mod tests {
                     let class = Class::of(compute_capability, device);
                     let kernel = select(&Request {
                         dtype,
-                        dim,
                         causal,
                         compute_capability,
                         class,
-                        ..request(4096, 1)
+                        ..of_dim(dim, request(4096, 1))
                     });
                     let kernel = kernel.expect("a kernel");
                     let padded = *WIDE_DIMS.iter().find(|&&d| d >= dim).expect("served");
@@ -324,8 +325,7 @@ mod tests {
             name(Request {
                 class,
                 compute_capability: class.compute_capability(),
-                dim,
-                ..request(4096, 1)
+                ..of_dim(dim, request(4096, 1))
             })
         };
         let names = |class| HEAD_DIMS.iter().map(move |&dim| of(class, dim));
@@ -357,5 +357,37 @@ mod tests {
             plain(&192),
             tiled(256, "128x16")
         ]));
+    }
+
+    /// Wide kernels hold the columns of o alone; all others hold rows of q, too.
+    #[test]
+    fn rows_of_v_may_differ() {
+        let of = |dim, dim_v| Request {
+            dim,
+            dim_v,
+            optional: true,
+            ..request(4096, 1)
+        };
+        for (dim, dim_v, hopper, other) in [
+            (192, 128, "hopper_optional_f16_d192", "optional_f16_d192"),
+            (128, 192, "hopper_optional_f16_d192", "optional_f16_d192"),
+            (576, 512, "wide_optional_f16_d512", "wide_optional_f16_d512"),
+            (
+                16,
+                264,
+                "hopper_optional_f16_d384",
+                "wide_optional_f16_d384",
+            ),
+            (
+                264,
+                16,
+                "hopper_optional_f16_d384",
+                "wide_optional_f16_d384",
+            ),
+            (1024, 8, "wide_optional_f16_d384", "wide_optional_f16_d384"),
+        ] {
+            assert_eq!(name(of(dim, dim_v)), hopper);
+            assert_eq!(name(older(of(dim, dim_v))), other);
+        }
     }
 }
