@@ -22,8 +22,9 @@ pub struct RawTensor<const R: usize = 4> {
 impl<const R: usize> RawTensor<R> {
     /// A row-major tensor at address 0: enough to plan a call whose tensors do not exist yet.
     pub fn row_major(shape: [usize; R]) -> Self {
-        // Plans refuse a shape that overflows, whatever its strides.
-        let strides = Layout::contiguous(shape).map_or([1; R], |layout| layout.strides);
+        // Plans refuse a shape that overflows; so do these strides.
+        let too_far = || std::array::from_fn(|axis| if axis + 1 < R { isize::MAX } else { 1 });
+        let strides = Layout::contiguous(shape).map_or_else(too_far, |layout| layout.strides);
         RawTensor {
             address: 0,
             shape,

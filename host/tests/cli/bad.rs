@@ -40,6 +40,10 @@ fn sizes() {
     );
     refuse("--batch 4611686018427387904", &["size of q overflows"]);
     refuse(
+        "--seqlen 2000000000 --bias --pass both",
+        &["size of bias overflows"],
+    );
+    refuse(
         "--batch 2305843009213693951 --heads 16 --seqlen 1",
         &["size of q overflows"],
     );
