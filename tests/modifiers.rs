@@ -84,10 +84,10 @@ impl Modifiers {
     /// Types of a bias, by number.
     pub const BIAS_DTYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
 
-    /// Shape of the gradient of the bias, if kernels compute it.
+    /// Shape of the gradient of the bias.
     #[must_use]
     pub fn d_bias_shape(&self, problem: &Problem) -> Option<[usize; 4]> {
-        let bias = self.bias.filter(|_| self.softcap.is_none())?;
+        let bias = self.bias?;
         Some(bias.shape(problem, problem.seqlen_kv))
     }
 

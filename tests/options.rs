@@ -323,6 +323,12 @@ fn biases_and_masks(device: &Device) -> Outcome {
                 ..Case::default()
             };
             check_both(&case, device)?;
+            // Its gradient does not take the slope of the bound.
+            if case.modifiers.bias.is_some() {
+                let mut bounded = case;
+                bounded.modifiers.softcap = Some(1.5);
+                BackwardCase::from(bounded).check(device)?;
+            }
         }
     }
     PASSED

@@ -130,7 +130,7 @@ impl<'a> Attention<'a> {
 
     /// A bias that is added to scores, behind [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
-    /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient; under a softcap on the CPU alone.
+    /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
     pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
         self.tensors.bias = Some((T::DTYPE, bias.into()));
         self

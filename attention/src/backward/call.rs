@@ -300,10 +300,6 @@ impl Attention<'_> {
         if problem.dim_v != problem.dim {
             return Err(Error::NoOption("the gradients of dim_v other than dim"));
         }
-        // Kernels have dS times the slope of the bound.
-        if args.d_bias.is_some() && problem.softcap.is_some() {
-            return Err(Error::NoOption("the gradient of a bias under a softcap"));
-        }
         let deterministic = !self.any_order;
         let main = match args.options.custom {
             None => choice::resolve(name, dtype, problem, facts, args, deterministic)?,

@@ -60,7 +60,7 @@ impl Attention<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`backward`](Self::backward); and a GPU has no kernel for the gradient of a bias under a softcap.
+    /// As [`backward`](Self::backward).
     #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
     pub fn backward_all<T: Element>(
         &self,

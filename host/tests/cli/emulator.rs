@@ -267,7 +267,7 @@ fn splits_are_made_and_told() {
     }
 }
 
-/// A bias and a mask of random numbers, and what no kernel computes.
+/// A bias and a mask of random numbers, a bias under a softcap, and what no kernel computes.
 #[test]
 fn biases_and_masks_reach_the_kernels() {
     let sizes = "--heads 2 --kv-heads 1 --seqlen 70 --seqlen-kv 90 --bias --mask --pass both";
@@ -288,10 +288,17 @@ fn biases_and_masks_reach_the_kernels() {
             (&"f16".into(), &"bytes".into())
         );
     }
-    let line = format!("--device emulator {sizes} --softcap 3");
+    let finished = run_on_emulator(&format!("{sizes} --softcap 3 --check full"));
+    let table = finished.expect("kernels").stdout;
+    assert_eq!(table.matches("pass ").count(), 2 + 1, "{table}");
+    let finished = run_on_emulator("--seqlen 70 --dim-v 128 --json --check full");
+    let outcome: Value = serde_json::from_str(&finished.expect("kernels").stdout).expect("JSON");
+    assert_eq!(outcome["kernel"], "optional_f16_d128");
+    assert_eq!(outcome["passed"], true, "{outcome}");
+    let line = "--device emulator --seqlen 70 --dim-v 128 --pass both";
     let finished = run(&line.split_whitespace().collect::<Vec<_>>());
-    let reason = "no kernel computes the gradient of a bias under a softcap; use the CPU";
-    refused(&line, &finished, &[reason]);
+    let reason = "no kernel computes the gradients of dim_v other than dim; use the CPU";
+    refused(line, &finished, &[reason]);
 }
 
 /// The class of the device decides the kernel. A kernel that does not fit is refused, and one that fits

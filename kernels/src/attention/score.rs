@@ -77,6 +77,13 @@ pub trait Score: Copy {
     /// Replaces the products of a transposed tile by scores. Returns the derivatives of the scores by the scaled products.
     fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator;
 
+    /// Whether [`add_gradients`](Self::add_gradients) is called with other numbers than the gradients of the scaled products:
+    /// without the [derivatives](Self::apply_deriving).
+    #[inline(always)]
+    fn adds_underived() -> bool {
+        false
+    }
+
     /// Adds transposed tiles of the scores' gradients to the gradient of what was added to the scores.
     ///
     /// # Safety
@@ -250,6 +257,11 @@ impl Score for Optional {
             self.add_of_pairs::<true>(tile, corner);
         }
         derivatives
+    }
+
+    #[inline(always)]
+    fn adds_underived() -> bool {
+        switch::bias_gradient() && switch::softcap()
     }
 
     #[inline(always)]

@@ -160,7 +160,10 @@ impl BackwardMain {
         let third =
             mma(2 * 2 * qm * qn * kt + 2 * qm * qn) + ldmatrix(2 * kt * (qm * (qn / qc) + qn) + qn);
         // The tiles of a step, the two sides of P, and dS with its turn; after the last step once more.
-        before + load + first + look + second + third + bar(1 + 2 + 2 + 1) + vote(1 + dt + qn)
+        let bars = bar(1 + 2 + 2 + 1);
+        // P once more, for the gradient of a bias under a softcap: two barriers of a pair on each side.
+        let again = bar(if self.optional { 2 * 2 } else { 0 });
+        before + load + first + look + second + third + bars + again + vote(1 + dt + qn)
     }
 }
 

@@ -245,8 +245,15 @@ pub unsafe fn sm80<
                     // dS of the step before is free, and dQ added.
                     barrier::some(added, threads);
                 }
+                let pair = || barrier::some(1 + warp(step.head) % pairs, 64);
+                if !C::SCALED && C::adds_underived() {
+                    // Once more, without the derivatives.
+                    pass(passed(stage, step.head).base, p);
+                    pair();
+                    pair();
+                }
                 pass(passed(stage, step.head).base, slopes);
-                barrier::some(1 + warp(step.head) % pairs, 64);
+                pair();
                 pipeline.fill(|| {
                     let next = step.next(&job());
                     if more(next) {
@@ -260,16 +267,38 @@ pub unsafe fn sm80<
                 p
             } else {
                 map_columns(&mut x, rows, |dp, delta| dp - delta);
-                barrier::some(1 + warp(step.head) % pairs, 64);
+                let pair = || barrier::some(1 + warp(step.head) % pairs, 64);
+                let place = || {
+                    let job = job();
+                    let head = [job.sequence.batch, job.head(forward, step.head)];
+                    let key = (job.first_key + warp_key(step.head)) as i32;
+                    let whole = job.sequence.whole();
+                    (head, Corner::new(first as i32, key, job.sequence, whole))
+                };
+                if !C::SCALED && C::adds_underived() {
+                    pair();
+                    let ((head, corner), seen) = (place(), masked.then(seen));
+                    let from = passed(stage, step.head).base;
+                    for mt in 0..MT {
+                        for nt in 0..NT {
+                            let mut tile = [[x[mt][nt]]];
+                            multiply_by::<E, 1, 1>(&mut tile, from + 512 * (mt * NT + nt) as u32);
+                            if let Some(seen) = seen {
+                                zero(&mut tile, [below(seen[mt], nt)]);
+                            }
+                            let corner = corner.skip::<true>(mt, nt);
+                            C::add_gradients(params, head, &tile, corner);
+                        }
+                    }
+                    pair();
+                }
+                pair();
                 multiply_by::<E, MT, NT>(&mut x, passed(stage, step.head).base);
                 if masked {
                     zero(&mut x, seen());
                 }
-                if !C::SCALED {
-                    let job = job();
-                    let head = [job.sequence.batch, job.head(forward, step.head)];
-                    let key = (job.first_key + warp_key(step.head)) as i32;
-                    let corner = Corner::new(first as i32, key, job.sequence, job.sequence.whole());
+                if !C::SCALED && !C::adds_underived() {
+                    let (head, corner) = place();
                     C::add_gradients(params, head, &x, corner);
                 }
                 let ds = to_operands::<E, MT, NT>(x);
@@ -458,8 +487,7 @@ unsafe fn probabilities<E: Element, C: Score, I: Interval, const MT: usize, cons
                 });
             }
             if let Some(seen) = seen {
-                let seen = seen[mt].map(|queries| queries.counted_from(16 * nt as i32));
-                zero(&mut tile, [seen]);
+                zero(&mut tile, [below(seen[mt], nt)]);
             }
             let [[mut tile]] = tile;
             p[mt][nt] = tile.to_operand::<E>();
@@ -470,6 +498,12 @@ unsafe fn probabilities<E: Element, C: Score, I: Interval, const MT: usize, cons
         }
     }
     (p, slopes)
+}
+
+/// Intervals of a tile's queries, counted from the first query of the 16-query tile number `nt`.
+#[inline(always)]
+fn below<I: Interval>(seen: [I; 2], nt: usize) -> [I; 2] {
+    seen.map(|queries| queries.counted_from(16 * nt as i32))
 }
 
 /// Replaces each element of tiles, whose columns are queries, by `f` of it and of its query's statistic.

@@ -74,6 +74,11 @@ impl<C: Custom> Score for CustomScore<C> {
     }
 
     #[inline(always)]
+    fn adds_underived() -> bool {
+        Optional::adds_underived()
+    }
+
+    #[inline(always)]
     fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator {
         let mut derivatives = self.options.apply_deriving(tile, corner);
         let first = self.first::<true>(corner);
