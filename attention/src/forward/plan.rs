@@ -79,7 +79,7 @@ fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static K
     catalog::kernel(Family::Forward(instead))
 }
 
-/// Plans attention calls by kernels of another crate, for [`Attention::planner`](super::Attention::planner).
+/// Plans attention calls by kernels of another crate, for [`Attention::planner`](crate::Attention::planner).
 pub trait Planner: Debug + Send + Sync {
     /// The plan for a [valid](Problem::validate) problem on a device with these facts, or on the CPU, which has
     /// none; on this many splits of the keys if any number is given.
