@@ -2,9 +2,10 @@
 
 use attention::device::Emulator;
 use attention::emulator::Options;
-use attention::{Class, Device, Facts};
-use kernels::catalog::{Backward, Family, HopperBackward, HopperWay, KERNELS, Kernel};
-use tests::{BackwardCase, Case, Outcome, PASSED, Test};
+use attention::{Class, Device, Facts, Sequences, Window};
+use kernels::catalog::{Backward, Family, HopperBackward, HopperMask, HopperWay, KERNELS, Kernel};
+use tests::modifiers::Pairs;
+use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
@@ -16,10 +17,21 @@ pub fn tests() -> Vec<Test> {
             tests.push(Test::emulator(name, move |_| in_waves(kernel, hopper)));
         }
     }
+    for kernel in KERNELS.iter() {
+        let dim = match kernel.family {
+            Family::Backward(Backward::Main(main)) if main.optional => main.dim,
+            Family::HopperBackward(hopper) if hopper.is_optional() => hopper.dim,
+            _ => continue,
+        };
+        let name = format!("{}_with_options", kernel.name);
+        tests.push(Test::emulator(name, move |_| {
+            with_options(kernel, dim as usize)
+        }));
+    }
     tests.extend(KERNELS.iter().filter_map(|kernel| {
         let (dim, causal) = match kernel.family {
             Family::Backward(Backward::Main(main)) => (main.dim, true),
-            Family::HopperBackward(hopper) => (hopper.dim, hopper.causal),
+            Family::HopperBackward(hopper) => (hopper.dim, hopper.mask == HopperMask::Causal),
             _ => return None,
         };
         Some(Test::emulator(kernel.name, move |_| {
@@ -29,10 +41,72 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
+/// A device that the kernel is for.
+fn device_for(kernel: &Kernel) -> attention::Result<Device> {
     let mut classes = Class::ALL.iter();
     let class = classes.find(|&&class| kernel.is_for(class));
-    let device = Device::emulator_of(*class.expect("of some class"), Options::default())?;
+    Device::emulator_of(*class.expect("of some class"), Options::default())
+}
+
+/// Masks that leave tiles of both sides unseen, and scores that are not the products.
+fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
+    let device = device_for(kernel)?;
+    let pairs = |of| {
+        let repeats = [false, true, false];
+        Some(Pairs { repeats, of })
+    };
+    let modifiers = [
+        Modifiers {
+            window: Window {
+                left: Some(70),
+                right: Some(9),
+            },
+            softcap: Some(1.5),
+            sinks: true,
+            ..Modifiers::default()
+        },
+        Modifiers {
+            sequences: Some(Sequences::Packed {
+                q: vec![0, 128, 128, 130, 280],
+                kv: vec![5, 120, 260, 260, 390],
+            }),
+            alibi: true,
+            bias: pairs(0),
+            ..Modifiers::default()
+        },
+        Modifiers {
+            mask: pairs(1),
+            softcap: Some(1.5),
+            bias: pairs(1),
+            ..Modifiers::default()
+        },
+    ];
+    for (i, modifiers) in modifiers.into_iter().enumerate() {
+        let case = Case {
+            dtype: kernel.dtype().expect("it computes gradients of one").into(),
+            heads: 4,
+            kv_heads: 2,
+            seqlen_q: 300,
+            seqlen_kv: 400,
+            dim: dim - 8 * i,
+            causal: i == 1,
+            kernel: Some(kernel.name.to_owned()),
+            modifiers,
+            ..Case::default()
+        };
+        for any_order in [false, true] {
+            let case = BackwardCase {
+                any_order,
+                ..BackwardCase::from(case.clone())
+            };
+            case.check(&device)?;
+        }
+    }
+    PASSED
+}
+
+fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
+    let device = device_for(kernel)?;
     for any_order in [false, true] {
         let case = BackwardCase {
             any_order,
@@ -74,7 +148,7 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
             seqlen_q,
             seqlen_kv,
             dim: hopper.dim as usize - 8,
-            causal: hopper.causal,
+            causal: hopper.mask == HopperMask::Causal,
             kernel: Some(kernel.name.to_owned()),
             ..Case::default()
         });

@@ -14,6 +14,8 @@ use tests::{BackwardCase, Case, Layout, Modifiers};
 const FORWARD: &str = "optional_f16_d64";
 const HOPPER: &str = "hopper_optional_f16_d64";
 const BACKWARD: &str = "backward_optional_f16_d64";
+const SUMS: &str = "backward_hopper_optional_f16_d64";
+const STORED: &str = "backward_hopper_stored_optional_f16_d128";
 const RANGES: &str = "ranges";
 const BLOCKS: &str = "blocks";
 
@@ -47,7 +49,7 @@ macro_rules! ignored {
     };
 }
 
-const IGNORED: [Mutant; 11] = ignored! {
+const IGNORED: [Mutant; 18] = ignored! {
     FORWARD "softcap, 1" "the softcap left out" All;
     FORWARD "alibi, 1" "slopes left out" All;
     FORWARD "ranges, 1" "sequences left out" All;
@@ -59,6 +61,13 @@ const IGNORED: [Mutant; 11] = ignored! {
     BACKWARD "bias, 1" "a bias left out of gradients" All;
     BACKWARD "bias_gradient, 1" "no gradient of the bias" All;
     BACKWARD "mask, 1" "the mask left out of gradients" All;
+    SUMS "softcap, 1" "the softcap left out of gradients on Hopper" All;
+    SUMS "bias, 3" "a bias left out of gradients on Hopper" All;
+    SUMS "bias_gradient, 1" "no gradient of the bias on Hopper" All;
+    SUMS "mask, 2" "the mask's bits left out of gradients on Hopper" All;
+    STORED "alibi, 1" "slopes left out of gradients on Hopper" All;
+    STORED "ranges, 1" "sequences left out of gradients on Hopper" All;
+    STORED "mask, 1" "the mask's bytes left out of gradients on Hopper" All;
 };
 
 pub const MUTANTS: &[Mutant] = &[
@@ -158,6 +167,30 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
                 Switch::MaskBytes,
             ],
         ),
+        SUMS => (
+            Modifiers {
+                softcap: Some(1.5),
+                bias: pairs(2),
+                mask: pairs(1),
+                window,
+                ..Modifiers::default()
+            },
+            &[
+                Switch::Softcap,
+                Switch::BiasF32,
+                Switch::BiasGradient,
+                Switch::MaskBits,
+            ],
+        ),
+        STORED => (
+            Modifiers {
+                alibi: true,
+                mask: pairs(0),
+                sequences,
+                ..Modifiers::default()
+            },
+            &[Switch::Alibi, Switch::MaskBytes, Switch::Ranges],
+        ),
         BLOCKS => (
             Modifiers {
                 mask: Some(Pairs {
@@ -203,16 +236,18 @@ pub fn switches(kernel: &str) -> Switches {
 
 /// What shows faults of a kernel with options; none of other kernels.
 pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
-    if ![FORWARD, HOPPER, BACKWARD, RANGES, BLOCKS].contains(&kernel.name) {
+    let kernels = [FORWARD, HOPPER, BACKWARD, SUMS, STORED, RANGES, BLOCKS];
+    if !kernels.contains(&kernel.name) {
         return None;
     }
     let (modifiers, _) = options(kernel.name);
+    let serves_both = [RANGES, BLOCKS].contains(&kernel.name);
     let case = Case {
         heads: 2,
         kv_heads: 1,
         seqlen_q: 150,
         seqlen_kv: 210,
-        kernel: kernel.forward().map(|_| kernel.name.to_owned()),
+        kernel: (!serves_both).then(|| kernel.name.to_owned()),
         modifiers,
         ..Case::default()
     };
@@ -222,8 +257,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         scale: Some(-0.2),
         ..case.clone()
     };
-    let serves_both = [RANGES, BLOCKS].contains(&kernel.name);
-    let has_gradients = kernel.name == BACKWARD || serves_both;
+    let has_gradients = [BACKWARD, SUMS, STORED].contains(&kernel.name) || serves_both;
     let runs = [case, odd].into_iter().flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
         let forward = (!has_gradients || serves_both).then_some(case);

@@ -4,7 +4,8 @@ use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
 use kernels::catalog::{
-    Backward, Dtype, Family, Forward, Gemm, HopperBackward, KERNELS, Kernel, Kind, MAX_HEAD_DIM,
+    Backward, Dtype, Family, Forward, Gemm, HopperBackward, HopperMask, KERNELS, Kernel, Kind,
+    MAX_HEAD_DIM,
 };
 use ladder::Rung;
 use serde_json::Value;
@@ -166,7 +167,8 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             };
             format!("--pass backward {}", attention(&main, dim, false))
         }
-        Family::HopperBackward(HopperBackward { dim, causal, .. }) => {
+        Family::HopperBackward(HopperBackward { dim, mask, .. }) => {
+            let causal = mask == HopperMask::Causal;
             format!("--pass backward {}", attention(name, dim, causal))
         }
         _ => format!(

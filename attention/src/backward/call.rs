@@ -306,8 +306,9 @@ impl Attention<'_> {
             Some(custom) => {
                 expect_best(name)?;
                 let of = dtype.of_kernels()?;
-                let (main, entry) = custom.kernels.backward(of, problem, facts)?;
-                choice::Main::Custom(main, entry)
+                let candidates = choice::candidates(of, problem, facts, args, deterministic);
+                let (kernel, entry) = custom.kernels.first(candidates, of, problem, facts)?;
+                choice::Main::new(kernel, entry)
             }
         };
         plan::plan(main, problem, facts, args, deterministic)

@@ -9,18 +9,89 @@ use crate::plan::Entry;
 use crate::tensor::Dtype;
 use crate::tensor_map::has_map;
 use kernels::catalog::{
-    Backward, BackwardMain, Family, HEAD_DIMS, HopperBackward, HopperWay, Spec as _, Target, named,
+    self, Backward, BackwardMain, Family, HEAD_DIMS, HopperBackward, HopperMask, HopperWay, Kernel,
+    Target, named,
 };
 
 /// The kernel that computes dk and dv.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Main {
+pub(super) struct Main {
+    /// Its specification.
+    pub spec: MainSpec,
+    /// How to launch it: it may be of another crate.
+    pub entry: Entry,
+}
+
+/// The specification of the kernel that computes dk and dv.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MainSpec {
     /// By `mma.sync`, with sums of dq.
     Plain(BackwardMain),
-    /// The same, of another crate.
-    Custom(BackwardMain, Entry),
     /// By Hopper's instructions.
     Hopper(HopperBackward),
+}
+
+impl From<&'static Kernel> for Main {
+    /// A kernel that this crate's build compiled.
+    ///
+    /// # Panics
+    /// If it is of another kind.
+    fn from(kernel: &'static Kernel) -> Self {
+        Main::new(kernel, kernel.into())
+    }
+}
+
+impl Main {
+    /// A kernel of the catalog, or what another crate made of it.
+    ///
+    /// # Panics
+    /// If it is of another kind.
+    pub fn new(kernel: &Kernel, entry: Entry) -> Self {
+        let spec = match kernel.family {
+            Family::Backward(Backward::Main(main)) => MainSpec::Plain(main),
+            Family::HopperBackward(hopper) => MainSpec::Hopper(hopper),
+            _ => unreachable!("it computes no dk and dv"),
+        };
+        Main { spec, entry }
+    }
+}
+
+/// The kernels that compute a problem's dk and dv on a device, the best first.
+///
+/// # Panics
+/// If the head dim is above the largest of [`HEAD_DIMS`].
+pub(crate) fn candidates(
+    dtype: catalog::Dtype,
+    problem: &Problem,
+    facts: &Facts,
+    args: &RawBackward,
+    deterministic: bool,
+) -> impl Iterator<Item = &'static Kernel> {
+    let is_optional = options::first(problem, &args.options).is_some();
+    let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
+    let runs = mapped && Target::Sm90a.runs_on(facts.compute_capability);
+    let ways = match best_way(problem, deterministic) {
+        HopperWay::Stored => [HopperWay::Stored, HopperWay::Sums],
+        HopperWay::Sums => [HopperWay::Sums, HopperWay::Stored],
+    };
+    let mask = match is_optional {
+        true => HopperMask::Optional,
+        false => HopperMask::of(problem.causal),
+    };
+    let dims = HEAD_DIMS.iter().filter(|&&dim| problem.dim <= dim as usize);
+    let hopper = dims.clone().filter(move |_| runs).flat_map(move |&dim| {
+        let of = move |way| HopperBackward::of(way, dtype, dim, mask);
+        ways.into_iter().filter_map(of).map(Family::HopperBackward)
+    });
+    let class = facts.class();
+    let plain = dims.map(move |&dim| {
+        let main = match is_optional {
+            true => BackwardMain::with_options(dtype, dim, class),
+            false => BackwardMain::of(dtype, dim, class),
+        };
+        Family::Backward(Backward::Main(main))
+    });
+    hopper.chain(plain).map(catalog::kernel)
 }
 
 /// The faster way to compute dq, as measured on an H200: stored dS above head dim 64. Narrow heads have as much dS as wide
@@ -51,53 +122,40 @@ pub(super) fn resolve(
     let mut dims = HEAD_DIMS.iter().copied();
     let dim = dims.find(|&dim| problem.dim <= dim as usize);
     let dim = dim.ok_or(Error::NoBackward(problem.dim))?;
-    let plain = BackwardMain::of(element, dim, facts.class());
-    let option = options::first(problem, &args.options);
-    let with_options = BackwardMain::with_options(element, dim, facts.class());
-    let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let Some(name) = name else {
-        if option.is_some() {
-            return Ok(Main::Plain(with_options));
-        }
-        let way = best_way(problem, deterministic);
-        let hopper = HopperBackward::of(way, element, problem.dim as u32, problem.causal);
-        let runs = Target::Sm90a.runs_on(facts.compute_capability);
-        let hopper = hopper.filter(|kernel| runs && mapped && facts.fits(kernel.shared_bytes()));
-        return Ok(hopper.map_or(Main::Plain(plain), Main::Hopper));
+        let mut candidates = candidates(element, problem, facts, args, deterministic);
+        let fitting = candidates.find(|kernel| facts.fits(kernel.shared_bytes()));
+        return Ok(fitting.ok_or(Error::NoBackward(problem.dim))?.into());
     };
-    let main = match named(name).map(|kernel| kernel.family) {
-        Some(Family::Backward(Backward::Main(main))) => main,
+    let kernel = named(name);
+    let (optional, of, most, masks) = match kernel.map(|kernel| kernel.family) {
+        Some(Family::Backward(Backward::Main(main))) => {
+            (main.optional, main.dtype, main.dim, [true; 2])
+        }
         Some(Family::HopperBackward(kernel)) => {
-            let obstacle = if let Some(option) = option {
-                format!("computes no {option}")
-            } else if kernel.dtype != element {
-                format!("is for dtype {}, not {}", kernel.dtype.name(), dtype.name())
-            } else if (kernel.dim as usize) < problem.dim {
-                format!("is for dims up to {}, not {}", kernel.dim, problem.dim)
-            } else if kernel.causal != problem.causal {
-                "is for the other mask".to_owned()
-            } else if !facts.fits(kernel.shared_bytes()) {
-                "needs more shared memory than a block has".to_owned()
-            } else if !mapped {
-                "loads by tensor maps, which cannot describe these strides".to_owned()
-            } else {
-                return Ok(Main::Hopper(kernel));
-            };
-            return Err(Error::unsuitable(name, obstacle));
+            let masks = [HopperMask::Full, HopperMask::Causal];
+            let masks = masks.map(|mask| kernel.is_optional() || kernel.mask == mask);
+            (kernel.is_optional(), kernel.dtype, kernel.dim, masks)
         }
         _ => return Err(Error::unsuitable(name, "computes no gradients")),
     };
-    let obstacle = if let Some(option) = option.filter(|_| !main.optional) {
+    let kernel = kernel.expect("one of this name");
+    let option = options::first(problem, &args.options);
+    let obstacle = if let Some(option) = option.filter(|_| !optional) {
         format!("computes no {option}")
-    } else if main.dtype != element {
-        format!("is for dtype {}, not {}", main.dtype.name(), dtype.name())
-    } else if main.dim < dim {
-        format!("is for dims up to {}, not {}", main.dim, problem.dim)
-    } else if !facts.fits(main.shared_bytes()) {
-        let (needed, available) = (main.shared_bytes(), facts.shared.block);
+    } else if of != element {
+        format!("is for dtype {}, not {}", of.name(), dtype.name())
+    } else if most < dim {
+        format!("is for dims up to {most}, not {}", problem.dim)
+    } else if !masks[usize::from(problem.causal)] {
+        "is for the other mask".to_owned()
+    } else if !facts.fits(kernel.shared_bytes()) {
+        let (needed, available) = (kernel.shared_bytes(), facts.shared.block);
         format!("needs {needed} bytes of shared memory, and a block has {available}")
+    } else if kernel.takes_maps() && ![args.q, args.k, args.v, args.d_o].iter().all(has_map) {
+        "loads by tensor maps, which cannot describe these strides".to_owned()
     } else {
-        return Ok(Main::Plain(main));
+        return Ok(kernel.into());
     };
     Err(Error::unsuitable(name, obstacle))
 }

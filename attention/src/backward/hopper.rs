@@ -4,10 +4,10 @@ use super::plan::Draft;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::plan::{MapPlace, Steps, grid};
+use crate::plan::{Entry, MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
 use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
-use kernels::catalog::{self, Family, HopperBackward};
+use kernels::catalog::{HopperBackward, Spec as _};
 use std::mem::offset_of;
 
 /// The most bytes of stored dS, unless a kernel is named and needs more.
@@ -44,18 +44,28 @@ fn ring(kv_heads: usize, head_bytes: usize, multiprocessors: usize, key_jobs: us
 
 impl Draft<'_> {
     /// dk, dv and the sums of dq.
-    pub fn launch_hopper_sums(&mut self, kernel: HopperBackward, blocks: u128) -> Result<()> {
+    pub fn launch_hopper_sums(
+        &mut self,
+        kernel: HopperBackward,
+        entry: Entry,
+        blocks: u128,
+    ) -> Result<()> {
         let mut params = Sm90BackwardParams::default();
         let mut places = Vec::new();
         if self.deterministic {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             places.push(offset_of!(Sm90BackwardParams, counter));
         }
-        self.launch_by_maps(kernel, blocks, params, &places)
+        self.launch_by_maps(kernel, entry, blocks, params, &places)
     }
 
     /// Adds the launch that computes dk, dv and dS, and dq from dS.
-    pub fn launch_hopper_stored(&mut self, kernel: HopperBackward, facts: &Facts) -> Result<()> {
+    pub fn launch_hopper_stored(
+        &mut self,
+        kernel: HopperBackward,
+        entry: Entry,
+        facts: &Facts,
+    ) -> Result<()> {
         let problem = self.problem;
         let (group, kv_heads) = (problem.group(), problem.batch * problem.kv_heads);
         let [key_tiles, query_tiles] = [problem.seqlen_kv, problem.seqlen_q]
@@ -69,7 +79,7 @@ impl Draft<'_> {
             key_tiles * tile_jobs,
         );
         let jobs = kv_heads as u128 * (key_tiles * tile_jobs + group * query_tiles) as u128;
-        grid(catalog::kernel(Family::HopperBackward(kernel)).name, jobs)?;
+        grid(entry.name, jobs)?;
         // All of these fit: the grid holds all jobs.
         let stored = Stored::new(StoredSizes {
             kv_heads: kv_heads as u32,
@@ -95,7 +105,7 @@ impl Draft<'_> {
             offset_of!(Sm90BackwardParams, progress),
         ];
         self.params.forward.order = Order::new(kv_heads as u32, key_tiles as u32, [wave as u32, 1]);
-        self.launch_by_maps(kernel, jobs, params, &places)
+        self.launch_by_maps(kernel, entry, jobs, params, &places)
     }
 
     /// Adds a launch of a kernel that loads by tensor maps; `places` are what it has in the workspace beside the common
@@ -103,6 +113,7 @@ impl Draft<'_> {
     fn launch_by_maps(
         &mut self,
         kernel: HopperBackward,
+        entry: Entry,
         blocks: u128,
         params: Sm90BackwardParams,
         places: &[usize],
@@ -157,11 +168,8 @@ impl Draft<'_> {
             backward: self.params,
             ..params
         };
-        let kernel = catalog::kernel(Family::HopperBackward(kernel));
         let shared_bytes = kernel.shared_bytes();
-        let step = self
-            .steps
-            .launch(kernel.into(), blocks, shared_bytes, &params)?;
+        let step = self.steps.launch(entry, blocks, shared_bytes, &params)?;
         step.maps = maps.into();
         self.steps.places = common;
         Ok(())

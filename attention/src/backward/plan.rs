@@ -2,7 +2,7 @@
 //! dq from sums to 16 bits.
 
 use super::RawBackward;
-use super::choice::Main;
+use super::choice::{Main, MainSpec};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
@@ -22,35 +22,28 @@ pub(super) struct Draft<'a> {
 }
 
 impl Main {
+    /// The kernel of the catalog.
     fn kernel(&self) -> &'static Kernel {
-        catalog::kernel(match *self {
-            Main::Plain(main) | Main::Custom(main, _) => Family::Backward(Backward::Main(main)),
-            Main::Hopper(kernel) => Family::HopperBackward(kernel),
+        catalog::kernel(match self.spec {
+            MainSpec::Plain(main) => Family::Backward(Backward::Main(main)),
+            MainSpec::Hopper(kernel) => Family::HopperBackward(kernel),
         })
     }
 
-    /// How to launch the kernel.
-    fn entry(&self) -> Entry {
-        match *self {
-            Main::Custom(_, entry) => entry,
-            _ => self.kernel().into(),
-        }
-    }
-
-    /// Keys of a tile and queries of a step.
+    /// Keys of a tile, and queries that it visits at a time.
     fn tile(&self) -> [u32; 2] {
-        match self {
-            Main::Plain(main) | Main::Custom(main, _) => [main.tile.keys, main.tile.queries],
-            Main::Hopper(kernel) => [HopperBackward::TILE, kernel.queries()],
+        match self.spec {
+            MainSpec::Plain(main) => [main.tile.keys, main.tile.queries],
+            MainSpec::Hopper(kernel) => [HopperBackward::TILE, kernel.visited()],
         }
     }
 
     /// Columns of the sums of dq: none if dS is stored.
     fn sum_columns(&self) -> u32 {
-        match self {
-            Main::Plain(main) | Main::Custom(main, _) => main.dim,
-            Main::Hopper(kernel) if kernel.way == HopperWay::Sums => kernel.dim,
-            Main::Hopper(_) => 0,
+        match self.spec {
+            MainSpec::Plain(main) => main.dim,
+            MainSpec::Hopper(kernel) if kernel.way == HopperWay::Sums => kernel.dim,
+            MainSpec::Hopper(_) => 0,
         }
     }
 }
@@ -67,7 +60,7 @@ pub(super) fn plan(
     let main_kernel = main.kernel();
     let dtype = main_kernel.dtype().expect("it computes gradients of one");
     let [prepare, convert] = [Backward::Prepare(dtype), Backward::Convert(dtype)].map(kernel);
-    let [tile_keys, step_queries] = main.tile();
+    let [tile_keys, tile_queries] = main.tile();
     let sum_columns = main.sum_columns();
     let (heads, kv_heads) = (
         problem.batch * problem.heads,
@@ -104,7 +97,7 @@ pub(super) fn plan(
     let place = forward + offset_of!(ForwardParams, options);
     let mut options = steps.options(problem, &args.options, place, true)?;
     let tiles = Tiles {
-        queries: step_queries,
+        queries: tile_queries,
         keys: tile_keys,
         at_end: false,
         group: problem.group(),
@@ -162,7 +155,7 @@ pub(super) fn plan(
         steps.places.push(offset_of!(BackwardParams, dq_sum));
     }
     if sum_columns > 0 && deterministic {
-        let tiles = rows / step_queries as usize;
+        let tiles = rows / tile_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
     }
@@ -180,20 +173,20 @@ pub(super) fn plan(
         params,
         steps,
     };
-    match main {
-        Main::Plain(_) | Main::Custom(..) => {
+    let entry = Entry {
+        switches: options::switches(problem, &args.options)
+            .with(Switch::BiasGradient, args.d_bias.is_some()),
+        ..main.entry
+    };
+    match main.spec {
+        MainSpec::Plain(_) => {
             let shared_bytes = main_kernel.shared_bytes();
-            let entry = Entry {
-                switches: options::switches(problem, &args.options)
-                    .with(Switch::BiasGradient, args.d_bias.is_some()),
-                ..main.entry()
-            };
             draft.steps.launch(entry, blocks, shared_bytes, &params)?;
         }
-        Main::Hopper(kernel) if kernel.way == HopperWay::Sums => {
-            draft.launch_hopper_sums(kernel, blocks)?;
-        }
-        Main::Hopper(kernel) => draft.launch_hopper_stored(kernel, facts)?,
+        MainSpec::Hopper(kernel) => match kernel.way {
+            HopperWay::Sums => draft.launch_hopper_sums(kernel, entry, blocks)?,
+            HopperWay::Stored => draft.launch_hopper_stored(kernel, entry, facts)?,
+        },
     }
     let mut steps = draft.steps;
     if sum_columns > 0 {
@@ -206,7 +199,7 @@ pub(super) fn plan(
         let blocks = problem.heads as u128;
         steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
     }
-    Ok(steps.finish(main.entry().name, 1))
+    Ok(steps.finish(entry.name, 1))
 }
 
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about

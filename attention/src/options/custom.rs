@@ -9,9 +9,7 @@ use crate::tensor::{Storage, TensorBase};
 use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
 use kernels::attention::custom::{Call, Custom, Pair, Word};
-use kernels::catalog::{
-    self, Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target,
-};
+use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Target};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -61,15 +59,14 @@ impl CustomKernels {
     }
 
     /// The first of the catalog's kernels that the crate has and a device can launch.
-    fn first(
+    pub(crate) fn first(
         &self,
-        families: impl Iterator<Item = Family>,
+        kernels: impl Iterator<Item = &'static Kernel>,
         dtype: Dtype,
         problem: &Problem,
         facts: &Facts,
     ) -> Result<(&'static Kernel, Entry)> {
         self.modules.ok_or(Error::NotCompiled)?;
-        let kernels = families.map(catalog::kernel);
         let mut fitting = kernels.filter(|kernel| facts.fits(kernel.shared_bytes()));
         let found = fitting.find_map(|kernel| Some((kernel, self.entry(kernel)?)));
         found.ok_or_else(|| {
@@ -99,24 +96,7 @@ impl CustomKernels {
             let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
             dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
         });
-        self.first(families, dtype, problem, facts)
-    }
-
-    /// The main kernel of the backward pass, with its entry.
-    pub(crate) fn backward(
-        &self,
-        dtype: Dtype,
-        problem: &Problem,
-        facts: &Facts,
-    ) -> Result<(BackwardMain, Entry)> {
-        let dims = HEAD_DIMS.iter().filter(|&&dim| dim as usize >= problem.dim);
-        let mains = dims.map(|&dim| BackwardMain::with_options(dtype, dim, facts.class()));
-        let families = mains.map(|main| Family::Backward(Backward::Main(main)));
-        let (kernel, entry) = self.first(families, dtype, problem, facts)?;
-        match kernel.family {
-            Family::Backward(Backward::Main(main)) => Ok((main, entry)),
-            _ => unreachable!("it is one of those"),
-        }
+        self.first(families.map(catalog::kernel), dtype, problem, facts)
     }
 }
 

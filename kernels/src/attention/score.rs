@@ -7,7 +7,8 @@ use super::sequence::{Sequence, Split};
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, special, switch};
-use crate::tile::Accumulator;
+use crate::tile::registers::opaque_in;
+use crate::tile::{Accumulator, Operand};
 use core::f32::consts::LOG2_E;
 
 /// The first query and the first key of a tile; keys count in their split.
@@ -56,6 +57,14 @@ pub trait Score: Copy {
     #[inline(always)]
     fn value_dim(params: &ForwardParams) -> u32 {
         params.dim
+    }
+
+    /// The same, which the assembler takes for a result of probabilities: it then computes the scores of a tile after
+    /// those of another, and has registers for one of them.
+    #[inline(always)]
+    #[must_use]
+    fn after(self, _probabilities: Operand) -> Self {
+        self
     }
 
     /// What the softmax multiplies scores by.
@@ -201,6 +210,16 @@ impl Score for Optional {
     #[inline(always)]
     fn value_dim(params: &ForwardParams) -> u32 {
         params.options.dim_v
+    }
+
+    #[inline(always)]
+    fn after(self, probabilities: Operand) -> Self {
+        // Their sign is 0.
+        let factor = opaque_in(self.factor.to_bits(), probabilities.0[3]);
+        Optional {
+            factor: f32::from_bits(factor),
+            ..self
+        }
     }
 
     #[inline(always)]

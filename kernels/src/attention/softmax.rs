@@ -33,6 +33,12 @@ impl SoftmaxScale {
             negative: scale < 0.0,
         }
     }
+
+    /// The scale with its sign, in base 2.
+    #[inline(always)]
+    pub fn signed(self) -> f32 {
+        if self.negative { -self.log2 } else { self.log2 }
+    }
 }
 
 /// The largest sum of a lane's probabilities of a row in a block. Their format holds up to 2^16 (IEEE

@@ -2,7 +2,10 @@
 
 use super::class::Class;
 use super::collectives::Collectives;
-use super::{Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, Kind, Spec, Target};
+use super::{
+    Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, HopperBackward, HopperMask,
+    HopperWay, Kind, Spec, Target,
+};
 
 /// A kernel with options, made with a [`Custom`](crate::attention::custom::Custom) type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +44,10 @@ impl Custom {
                 })
                 .collect();
             families.extend(for_hopper.then(|| forward(hopper, Class::Sm90)));
+            let gradients = [HopperWay::Sums, HopperWay::Stored]
+                .into_iter()
+                .filter_map(|way| HopperBackward::of(way, dtype, dim, HopperMask::Optional));
+            families.extend(gradients.map(Family::HopperBackward));
             for kernel in families.into_iter().map(|kernel| Custom { of, kernel }) {
                 if !kernels.contains(&kernel) {
                     kernels.push(kernel);
@@ -134,6 +141,8 @@ mod tests {
             "penalty_optional_bf16_d128",
             "penalty_backward_optional_f16_d64",
             "penalty_backward_optional_bf16_d128",
+            "penalty_backward_hopper_optional_f16_d64",
+            "penalty_backward_hopper_stored_optional_bf16_d128",
         ] {
             assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
         }

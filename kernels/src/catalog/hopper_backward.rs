@@ -13,8 +13,26 @@ pub struct HopperBackward {
     pub dtype: Dtype,
     /// Largest head dim.
     pub dim: u32,
-    /// Whether it is for the causal mask.
-    pub causal: bool,
+    /// What it is for.
+    pub mask: HopperMask,
+}
+
+/// The mask that a kernel of the backward pass for Hopper is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HopperMask {
+    /// None.
+    Full,
+    /// The causal mask.
+    Causal,
+    /// Any mask, and scores with [options](crate::abi::Options).
+    Optional,
+}
+
+impl HopperMask {
+    /// The mask of a call without options.
+    pub const fn of(causal: bool) -> Self {
+        if causal { Self::Causal } else { Self::Full }
+    }
 }
 
 /// How dq is computed on Hopper.
@@ -33,20 +51,44 @@ impl HopperBackward {
     /// Keys of a tile, and queries of a tile of dq.
     pub const TILE: u32 = Sm90BackwardMemory::KEYS;
 
-    /// The kernel of a way for a head dim, if there is one.
-    pub fn of(way: HopperWay, dtype: Dtype, dim: u32, causal: bool) -> Option<Self> {
+    /// The kernel of a way for a head dim, if there is one. With options narrow heads have sums alone, and wide ones have no
+    /// registers for them.
+    pub fn of(way: HopperWay, dtype: Dtype, dim: u32, mask: HopperMask) -> Option<Self> {
         let dim = *DIMS.iter().find(|&&largest| dim <= largest)?;
-        (way != HopperWay::Sums || dim <= 128).then_some(HopperBackward {
+        let serves = match (way, mask) {
+            (HopperWay::Sums, _) => dim <= 128,
+            (HopperWay::Stored, HopperMask::Optional) => dim == 128,
+            (HopperWay::Stored, _) => true,
+        };
+        serves.then_some(HopperBackward {
             way,
             dtype,
             dim,
-            causal,
+            mask,
         })
+    }
+
+    /// Whether it takes [options](crate::abi::Options).
+    pub fn is_optional(&self) -> bool {
+        self.mask == HopperMask::Optional
+    }
+
+    /// Whether the mask hides pairs, in which products are guarded: 1 or 0.
+    fn guarded(&self) -> u32 {
+        u32::from(self.mask != HopperMask::Full)
     }
 
     /// Queries of a step (Br).
     pub const fn queries(&self) -> u32 {
         if self.dim > 64 { 64 } else { 128 }
+    }
+
+    /// Queries that a tile of keys visits at a time: more than a step's where dS is stored, which jobs of queries read.
+    pub const fn visited(&self) -> u32 {
+        match self.way {
+            HopperWay::Sums => self.queries(),
+            HopperWay::Stored => Self::TILE,
+        }
     }
 
     /// Keys of a block that computes dk and dv. Boxes of k and v have as many rows.
@@ -73,7 +115,7 @@ impl HopperBackward {
 
     /// A job of queries, with the product dS K of a step, guarded under a mask.
     fn of_queries(&self) -> Collectives {
-        let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
+        let (dt, guarded) = (self.dim / 16, self.guarded());
         Collectives {
             mma: guarded * 4 * dt,
             ldmatrix: guarded * (dt + 1),
@@ -99,7 +141,7 @@ impl HopperBackward {
     /// A job of keys of wide heads: the first step, and the others. Each has a product of rows, elements, and the product of
     /// columns of the step before.
     fn of_wide_keys(&self) -> Collectives {
-        let (dt, guarded) = (self.dim / 16, u32::from(self.causal));
+        let (dt, guarded) = (self.dim / 16, self.guarded());
         Collectives {
             mma: guarded * 2 * 4 * dt,
             ldmatrix: guarded * 2 * dt,
@@ -127,7 +169,7 @@ impl HopperBackward {
     /// A job of keys, with the products of a step: five, or four where dS is stored.
     fn of_keys(&self) -> Collectives {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
-        let guarded = u32::from(self.causal);
+        let guarded = self.guarded();
         let sums = u32::from(self.way == HopperWay::Sums);
         Collectives {
             // dV, dK, and dQ with dS beside.
@@ -163,8 +205,9 @@ pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
     for dtype in Dtype::ALL {
         for &dim in DIMS {
             for way in ways {
-                let of = |causal| HopperBackward::of(way, dtype, dim, causal);
-                kernels.extend([false, true].into_iter().filter_map(of));
+                let of = |mask| HopperBackward::of(way, dtype, dim, mask);
+                let masks = [HopperMask::Full, HopperMask::Causal, HopperMask::Optional];
+                kernels.extend(masks.into_iter().filter_map(of));
             }
         }
     }
@@ -173,7 +216,10 @@ pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
 
 impl Spec for HopperBackward {
     fn name(&self) -> String {
-        let causal = if self.causal { "_causal" } else { "" };
+        let causal = match self.mask {
+            HopperMask::Causal => "_causal",
+            HopperMask::Full | HopperMask::Optional => "",
+        };
         self.module() + causal
     }
 
@@ -182,7 +228,9 @@ impl Spec for HopperBackward {
             HopperWay::Sums => "",
             HopperWay::Stored => "_stored",
         };
-        format!("backward_hopper{way}_{}_d{}", self.dtype.name(), self.dim)
+        let optional = if self.is_optional() { "_optional" } else { "" };
+        let dtype = self.dtype.name();
+        format!("backward_hopper{way}{optional}_{dtype}_d{}", self.dim)
     }
 
     fn target(&self) -> Target {
@@ -217,10 +265,14 @@ impl Spec for HopperBackward {
             HopperWay::Sums => ("sm90", generics(&[dt, nt, 4, 24, 240])),
             HopperWay::Stored => ("sm90_stored", generics(&[dt, nt, self.stages(), 24, 240])),
         };
-        let mask = if self.causal { "Causal" } else { "Full" };
+        let rows = match self.mask {
+            HopperMask::Full => "Full, Scaled",
+            HopperMask::Causal => "Causal, Scaled",
+            HopperMask::Optional => "Ranges, Optional",
+        };
         let element = self.dtype;
         format!(
-            "(Sm90BackwardParams, maps) = attention::backward::{kernel}::<{element:?}, {mask}, {sizes}>"
+            "(Sm90BackwardParams, maps) = attention::backward::{kernel}::<{element:?}, {rows}, {sizes}>"
         )
     }
 

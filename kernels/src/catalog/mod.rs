@@ -36,7 +36,7 @@ pub use backward::{Backward, BackwardMain, BackwardTile};
 pub use custom::Custom;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
-pub use hopper_backward::{HopperBackward, HopperWay};
+pub use hopper_backward::{HopperBackward, HopperMask, HopperWay};
 pub use target::Target;
 
 use class::Class;

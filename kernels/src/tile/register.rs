@@ -104,6 +104,14 @@ impl Accumulator {
         }
     }
 
+    /// Multiplies each element by the operand's at its place.
+    #[inline(always)]
+    pub fn multiply_by<E: Element>(&mut self, operand: Operand) {
+        for i in 0..8 {
+            self.0[i] *= E::widen((operand.0[i / 2] >> (16 * (i % 2))) as u16);
+        }
+    }
+
     /// Puts -inf into the columns that `keys[0]` lacks in row `g`, and `keys[1]` in row `g + 8`.
     #[inline(always)]
     pub fn mask_columns(&mut self, lane: u32, keys: [impl Interval; 2]) {

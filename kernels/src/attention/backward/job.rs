@@ -2,7 +2,7 @@
 
 use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
 use crate::attention::Visits;
-use crate::attention::mask::{Interval, Mask};
+use crate::attention::mask::{Interval, Mask, Span};
 use crate::attention::sequence::Sequence;
 use core::hint::assert_unchecked;
 use core::ops::Range;
@@ -125,16 +125,25 @@ impl<M: Mask> Job<M> {
         .counted_from(self.first_key as i32)
     }
 
+    /// The queries that see all of `count` keys from `first` on.
+    #[inline(always)]
+    pub fn whole(&self, first: u32, count: u32) -> Span {
+        // The last key is seen first by the latest query, and the first key last by the earliest one.
+        let last = self.queries(first + count - 1);
+        let end = match M::Keys::HAS_START {
+            true if last.has_gaps() => 0,
+            true if last.end() > 0 => self.queries(first).end(),
+            _ => last.end(),
+        };
+        let start = last.start();
+        Span { start, end }
+    }
+
     /// Whether a query tile, which starts at `first`, has a pair with a key of this tile that does not see each other.
     #[inline(always)]
     pub fn masks(&self, first: u32, [bc, br]: [u32; 2]) -> bool {
-        // The last key is seen first by the latest query, and the first key last by the earliest one.
-        let last = self.queries(self.first_key + bc - 1);
-        let end = match M::Keys::HAS_START {
-            true if last.end() > 0 => self.queries(self.first_key).end(),
-            _ => last.end(),
-        };
-        last.has_gaps() || (first as i32) < last.start() || end < (first + br) as i32
+        let whole = self.whole(self.first_key, bc);
+        (first as i32) < whole.start || whole.end < (first + br) as i32
     }
 
     /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.
@@ -202,6 +211,12 @@ fn end_of<M: Mask>(mask: M, sequence: Sequence, [first_key, bc]: [u32; 2], br: u
         false => sequence.queries,
     };
     end.div_ceil(br)
+}
+
+/// Intervals of a tile's queries, counted from the first query of the 16-query tile number `nt`.
+#[inline(always)]
+pub fn below<I: Interval>(seen: [I; 2], nt: usize) -> [I; 2] {
+    seen.map(|queries| queries.counted_from(16 * nt as i32))
 }
 
 /// A query tile of a head: a step of the block.

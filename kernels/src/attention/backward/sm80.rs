@@ -19,9 +19,8 @@
 //! Shared memory holds K, V, two stages of Q and dO, one or two of dS (before that P), two of the row statistics, and the
 //! job.
 
-use super::job::{Job, Step};
+use super::job::{Job, Step, below};
 use crate::abi::BackwardParams;
-use crate::attention::SoftmaxScale;
 use crate::attention::mask::{Interval, Mask};
 use crate::attention::non_finite::{has_non_finite, multiply_seen};
 use crate::attention::score::{Corner, Score};
@@ -471,8 +470,7 @@ unsafe fn probabilities<E: Element, C: Score, I: Interval, const MT: usize, cons
     corner: Corner,
     seen: Option<[[I; 2]; MT]>,
 ) -> ([[Operand; NT]; MT], [[Operand; NT]; MT]) {
-    let SoftmaxScale { log2, negative } = score.scale();
-    let scale = if negative { -log2 } else { log2 };
+    let scale = score.scale().signed();
     let mut p = [[Operand::ZERO; NT]; MT];
     let mut slopes = p;
     for mt in 0..MT {
@@ -498,12 +496,6 @@ unsafe fn probabilities<E: Element, C: Score, I: Interval, const MT: usize, cons
         }
     }
     (p, slopes)
-}
-
-/// Intervals of a tile's queries, counted from the first query of the 16-query tile number `nt`.
-#[inline(always)]
-fn below<I: Interval>(seen: [I; 2], nt: usize) -> [I; 2] {
-    seen.map(|queries| queries.counted_from(16 * nt as i32))
 }
 
 /// Replaces each element of tiles, whose columns are queries, by `f` of it and of its query's statistic.
@@ -560,10 +552,8 @@ unsafe fn multiply_by<E: Element, const MT: usize, const NT: usize>(
     for mt in 0..MT {
         for nt in 0..NT {
             // SAFETY: the caller's promise.
-            let pairs = unsafe { shared::load_u32x4(from + 512 * (mt * NT + nt) as u32) };
-            for i in 0..8 {
-                x[mt][nt].0[i] *= E::widen((pairs[i / 2] >> (16 * (i % 2))) as u16);
-            }
+            let operand = unsafe { shared::load_u32x4(from + 512 * (mt * NT + nt) as u32) };
+            x[mt][nt].multiply_by::<E>(Operand(operand));
         }
     }
 }

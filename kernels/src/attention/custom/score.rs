@@ -28,11 +28,10 @@ impl<C: Custom> Score for CustomScore<C> {
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
         let sequence = Sequence::new(params, batch);
         let options = Optional::new(params, batch, head);
-        let SoftmaxScale { log2, negative } = options.scale();
         CustomScore {
             options,
             custom: C::new(&call(params, sequence), head),
-            factor: LN_2 * if negative { -log2 } else { log2 },
+            factor: LN_2 * options.scale().signed(),
             offset: sequence.keys as i32 - sequence.queries as i32,
         }
     }

@@ -1,14 +1,15 @@
 //! The consumers' loop over blocks of queries: Algorithm 2 of FlashAttention-2 (Dao 2023), with S and dP transposed.
 
 use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows};
-use super::job::job_at;
+use super::job::{job_at, query_tile};
 use super::reduce::{SHARING, read, written};
 use super::store::store;
 use super::{CONSUMERS, KEYS, THREADS};
 use crate::abi::BackwardParams;
-use crate::attention::backward::job::Step;
+use crate::attention::backward::job::{Job, Step, below};
 use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
+use crate::attention::score::{Corner, Score};
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::layout::{fragment, sum};
@@ -26,6 +27,7 @@ use core::hint::cold_path;
 pub unsafe fn consume<
     E: Element,
     M: Mask,
+    C: Score,
     const DT: usize,
     const NT: usize,
     const QT: usize,
@@ -44,13 +46,13 @@ pub unsafe fn consume<
     let skipped = warpgroup * KEYS;
     let job = job_at::<M, STORES>(&params.forward, place, br);
     // Blocks of queries within these need no mask.
-    let whole = job.queries(job.first_key + skipped + KEYS - 1);
+    let whole = job.whole(job.first_key + skipped, KEYS);
     let (k, v) = (memory.k(), memory.v());
-    let scale = params.forward.scale * core::f32::consts::LOG2_E;
     // SAFETY: the block has this many threads.
     let who = || unsafe { special::thread(THREADS) % 128 };
     // Of wide tiles only the last deltas are loaded early: the registers hold no more.
-    let first_early = NT - 4;
+    let first_early = if C::SCALED { NT - 4 } else { NT };
+    let ahead = if C::SCALED { NT } else { 4 };
     let mut dk = [Accumulator::ZERO; DT];
     let mut dv = [Accumulator::ZERO; DT];
     let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);
@@ -75,8 +77,16 @@ pub unsafe fn consume<
                 shared::load_f32x2(rows + 4 * column)
             };
 
-            let first_query = (step.tile * br) as i32;
-            let masked = first_query < whole.start() || first_query + br as i32 > whole.end();
+            let first_query = (query_tile::<M, STORES>(&job, step, br) * br) as i32;
+            let masked = first_query < whole.start || first_query + br as i32 > whole.end;
+            let head = [job.sequence.batch, job.head(&params.forward, step.head)];
+            let mut score = C::new(&params.forward, head[0], head[1]);
+            let scale = match C::SCALED {
+                true => params.forward.scale * core::f32::consts::LOG2_E,
+                false => score.scale().signed(),
+            };
+            let key = (job.first_key + skipped + who() / 32 * 16) as i32;
+            let corner = Corner::new(first_query, key, job.sequence, job.sequence.whole());
             ring.wait(memory.q_full(stage));
             ring.wait(memory.d_o_full(stage));
             let mut leave_out = LeaveOut::default();
@@ -94,7 +104,7 @@ pub unsafe fn consume<
             // Before the products: behind their reads of shared memory these loads would wait.
             let statistics = |rows: u32, nt: usize| [0, 1].map(|half| pair(rows, nt, half));
             let mut row_values = [[[0.0; 2]; 2]; NT];
-            for nt in 0..NT {
+            for nt in 0..ahead {
                 row_values[nt] = statistics(memory.lse(stage), nt);
             }
             wgmma::fence();
@@ -113,10 +123,23 @@ pub unsafe fn consume<
             }
             wgmma::commit();
 
+            // Before the products are there, since the mask may lie in device memory.
+            let mut shown = Shown::default();
+            if masked && !C::SCALED {
+                let queries = queries(&job, params, step, who(), skipped, first_query);
+                shown = Shown::new::<NT>(queries);
+            }
+
             // P = exp(S - lse)
             wgmma::wait::<1>();
             wgmma::pin(&mut s);
+            let mut p = [Operand::ZERO; NT];
+            let mut packed = p;
             for nt in 0..NT {
+                let slopes = match C::SCALED {
+                    true => Accumulator([1.0; 8]),
+                    false => score.apply_deriving(&mut s[nt], corner.skip::<true>(0, nt)),
+                };
                 for half in 0..2 {
                     let lse = row_values[nt][half];
                     for i in 0..4 {
@@ -124,8 +147,22 @@ pub unsafe fn consume<
                         *x = math::exp2(math::fma(*x, scale, -lse[i % 2]));
                     }
                 }
+                if nt + ahead < NT {
+                    row_values[nt + ahead] = statistics(memory.lse(stage), nt + ahead);
+                }
                 if nt >= first_early {
                     row_values[nt] = statistics(memory.delta(stage), nt);
+                }
+                if !C::SCALED {
+                    if masked {
+                        shown.zero_hidden(&mut s[nt], nt);
+                    }
+                    p[nt] = s[nt].to_operand::<E>();
+                    s[nt] = product(s[nt], slopes);
+                    if !STORES {
+                        packed[nt] = s[nt].to_operand::<E>();
+                        score = score.after(p[nt]);
+                    }
                 }
             }
 
@@ -142,21 +179,22 @@ pub unsafe fn consume<
                     }
                 }
             }
-            // The queries that see a lane's two keys.
-            let queries = || {
-                let thread = who();
-                let key = job.first_key + skipped + thread / 32 * 16 + thread % 32 / 4;
-                [key, key + 8].map(|key| job.queries(key).counted_from(first_query))
-            };
             if masked {
-                let queries = queries();
-                for nt in 0..NT {
-                    let queries = queries.map(|queries| queries.counted_from(16 * nt as i32));
-                    s[nt].zero_columns(special::lane(), queries);
-                    dp[nt].zero_columns(special::lane(), queries);
+                if C::SCALED {
+                    let queries = queries(&job, params, step, who(), skipped, first_query);
+                    for nt in 0..NT {
+                        s[nt].zero_columns(special::lane(), below(queries, nt));
+                        dp[nt].zero_columns(special::lane(), below(queries, nt));
+                    }
+                } else {
+                    for nt in 0..NT {
+                        shown.zero_hidden(&mut dp[nt], nt);
+                    }
                 }
             }
-            let mut p = s.map(Accumulator::to_operand::<E>);
+            if C::SCALED {
+                p = s.map(Accumulator::to_operand::<E>);
+            }
 
             // 3. dV += Pᵀ dO. Where the other warpgroup waits for dS, dS goes first: measured in docs/tuning.md.
             let add_dv = |dv: &mut [Accumulator; DT], p: &[Operand; NT]| {
@@ -170,7 +208,24 @@ pub unsafe fn consume<
             };
 
             // dS = P * (dP - delta)
-            let mut ds = product(&s, &dp).map(Accumulator::to_operand::<E>);
+            let mut ds = [Operand::ZERO; NT];
+            for nt in 0..NT {
+                let mut gradients = product(s[nt], dp[nt]);
+                if !C::SCALED && !STORES {
+                    gradients = dp[nt];
+                    gradients.multiply_by::<E>(packed[nt]);
+                }
+                if !C::SCALED {
+                    let mut gradients = gradients;
+                    if C::adds_underived() {
+                        gradients = dp[nt];
+                        gradients.multiply_by::<E>(p[nt]);
+                    }
+                    let head = [job.sequence.batch, job.head(&params.forward, step.head)];
+                    C::add_gradients(params, head, &[[gradients]], corner.skip::<true>(0, nt));
+                }
+                ds[nt] = gradients.to_operand::<E>();
+            }
 
             if STORES {
                 add_dv(&mut dv, &p);
@@ -223,7 +278,12 @@ pub unsafe fn consume<
             wgmma::pin(&mut dv);
             if leave_out.queries {
                 cold_path();
-                add_guarded::<E, DT, NT>(d_o, &mut dv, &mut p, queries());
+                add_guarded::<E, DT, NT>(
+                    d_o,
+                    &mut dv,
+                    &mut p,
+                    queries(&job, params, step, who(), skipped, first_query),
+                );
                 barrier::warp();
             }
             ring.release(memory.d_o_full(stage));
@@ -232,13 +292,7 @@ pub unsafe fn consume<
                 if leave_out.keys {
                     cold_path();
                     let row = row + who() / 32 * 16;
-                    let keys = again(|| {
-                        let query = first_query + (row + special::lane() / 4) as i32;
-                        [query, query + 8].map(|query| {
-                            let keys = job.mask.keys(query);
-                            keys.counted_from(job.first_key as i32)
-                        })
-                    });
+                    let keys = keys(&job, params, step, first_query + row as i32);
                     add_guarded_rows::<E, QT>(ds_tile, row, k_part, &mut dq, keys);
                 }
                 barrier::some(read(warpgroup), SHARING);
@@ -257,7 +311,12 @@ pub unsafe fn consume<
             wgmma::pin(&mut dk);
             if leave_out.queries {
                 cold_path();
-                add_guarded::<E, DT, NT>(q, &mut dk, &mut ds, queries());
+                add_guarded::<E, DT, NT>(
+                    q,
+                    &mut dk,
+                    &mut ds,
+                    queries(&job, params, step, who(), skipped, first_query),
+                );
                 barrier::warp();
             }
             ring.release(memory.q_full(stage));
@@ -282,14 +341,86 @@ pub unsafe fn consume<
     }
 }
 
-/// The products of elements.
+/// The queries that see the two keys of a lane, thread number `thread` of the warpgroup whose keys follow `skipped` of the
+/// tile; counted from `first_query`.
 #[inline(always)]
-fn product<const NT: usize>(a: &[Accumulator; NT], b: &[Accumulator; NT]) -> [Accumulator; NT] {
-    let mut products = *a;
-    for nt in 0..NT {
+fn queries<M: Mask>(
+    job: &Job<M>,
+    params: &BackwardParams,
+    step: Step,
+    thread: u32,
+    skipped: u32,
+    first_query: i32,
+) -> [M::Queries; 2] {
+    let key = job.first_key + skipped + thread / 32 * 16 + thread % 32 / 4;
+    let job = job.of_head(&params.forward, step.head);
+    [key, key + 8].map(|key| job.queries(key).counted_from(first_query))
+}
+
+/// The keys that two rows of a lane see, of the 16 queries from `first` on; counted from the tile's first one.
+#[inline(always)]
+fn keys<M: Mask>(job: &Job<M>, params: &BackwardParams, step: Step, first: i32) -> [M::Keys; 2] {
+    let query = first + (special::lane() / 4) as i32;
+    let mask = job.of_head(&params.forward, step.head).mask;
+    let [first, last] = [mask.keys(query), mask.keys(query + 8)];
+    let origin = job.first_key as i32;
+    [first.counted_from(origin), last.counted_from(origin)]
+}
+
+/// Which elements of a step's tiles have a pair that sees each other.
+#[derive(Clone, Copy, Default)]
+struct Shown<I> {
+    /// The queries of the step that see the lane's two keys.
+    queries: [I; 2],
+    /// A bit for each element of the lane, where queries may be missing between.
+    bits: [u32; 2],
+}
+
+impl<I: Interval> Shown<I> {
+    /// The elements of a lane, whose two keys are seen by `queries` of the step.
+    #[inline(always)]
+    fn new<const NT: usize>(queries: [I; 2]) -> Self {
+        let mut bits = [0; 2];
+        if queries[0].has_gaps() {
+            let (_, first) = fragment::accumulator(special::lane(), 0);
+            let [upper, lower] = queries;
+            let queries = [
+                upper.counted_from(first as i32),
+                lower.counted_from(first as i32),
+            ];
+            for nt in 0..NT {
+                for i in 0..8 {
+                    let (_, column) = fragment::accumulator(0, i as u32);
+                    if queries[i / 2 % 2].contains((16 * nt as u32 + column) as i32) {
+                        bits[nt / 4] |= 1 << (8 * (nt % 4) + i);
+                    }
+                }
+            }
+            // Opaque: bits, and not a register for each element.
+            bits = [opaque(bits[0]), opaque(bits[1])];
+        }
+        Shown { queries, bits }
+    }
+
+    /// Puts 0 into the others of tile `nt`.
+    #[inline(always)]
+    fn zero_hidden(self, tile: &mut Accumulator, nt: usize) {
+        if !self.queries[0].has_gaps() {
+            return tile.zero_columns(special::lane(), below(self.queries, nt));
+        }
         for i in 0..8 {
-            products[nt].0[i] *= b[nt].0[i];
+            if self.bits[nt / 4] >> (8 * (nt % 4) + i) & 1 == 0 {
+                tile.0[i] = 0.0;
+            }
         }
     }
-    products
+}
+
+/// The products of elements.
+#[inline(always)]
+fn product(mut a: Accumulator, b: Accumulator) -> Accumulator {
+    for i in 0..8 {
+        a.0[i] *= b.0[i];
+    }
+    a
 }

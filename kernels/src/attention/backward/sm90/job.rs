@@ -2,7 +2,7 @@
 
 use super::THREADS;
 use crate::abi::{ForwardParams, Sm90BackwardParams};
-use crate::attention::backward::job::Job;
+use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::{barrier, global, shared, shuffle, special};
@@ -27,19 +27,34 @@ pub unsafe fn take(params: &Sm90BackwardParams, slot: u32) -> u32 {
     }
 }
 
-/// The job at a place of the order, with `br` queries a step. Where dS is stored, the steps begin and end at multiples of 128
-/// queries: jobs of queries read dS of all 128.
+/// The job at a place of the order, with `br` queries a step. Where dS is stored, the block visits 128 queries at a time:
+/// jobs of queries read dS of all of them.
 #[inline(always)]
 pub fn job_at<M: Mask, const STORES: bool>(params: &ForwardParams, place: u32, br: u32) -> Job<M> {
-    let job = Job::<M>::at(params, place, Sm90BackwardMemory::KEYS, br);
-    let whole = if STORES {
-        Sm90BackwardMemory::KEYS / br
-    } else {
-        1
-    };
+    let steps = steps_of_visit::<STORES>(br);
+    let job = Job::<M>::at(params, place, Sm90BackwardMemory::KEYS, steps * br);
     Job {
-        first: job.first / whole * whole,
-        end: job.end.div_ceil(whole) * whole,
+        first: job.first * steps,
+        end: job.end * steps,
         ..job
+    }
+}
+
+/// The tile of `br` queries of a step.
+#[inline(always)]
+pub fn query_tile<M: Mask, const STORES: bool>(job: &Job<M>, step: Step, br: u32) -> u32 {
+    let steps = steps_of_visit::<STORES>(br);
+    let visit = Step {
+        tile: step.tile / steps,
+        ..step
+    };
+    job.query_tile(visit) * steps + step.tile % steps
+}
+
+#[inline(always)]
+const fn steps_of_visit<const STORES: bool>(br: u32) -> u32 {
+    match STORES {
+        true => Sm90BackwardMemory::KEYS / br,
+        false => 1,
     }
 }

@@ -1,10 +1,11 @@
 //! dS, stored in device memory by the copy engine.
 
+use super::job::query_tile;
 use super::progress;
 use super::reduce::SHARING;
 use crate::abi::{Sm90BackwardParams, Stored};
 use crate::attention::backward::job::{Job, Step};
-use crate::attention::mask::Mask;
+use crate::attention::mask::{Interval, Mask};
 use crate::layout::sm90_backward::DsImage;
 use crate::ptx::{barrier, bulk};
 use crate::tile::registers::opaque;
@@ -38,14 +39,17 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
     let mut left = job.steps(forward);
     // SAFETY: the caller's promise; the images are the launch's.
     unsafe {
-        barrier::arrive(panel.read, SHARING);
+        if !M::Keys::HAS_START || left > 0 {
+            barrier::arrive(panel.read, SHARING);
+        }
         if let Some(awaited) = stored.memory_free(wave) {
             progress::wait_for(params, awaited);
         }
         while left > 0 {
             let head = job.head_index(forward, step.head) as u32;
             let head = stored.ring.divide(head).1;
-            let to = image.panel(head, step.tile, job.tile, panel.number);
+            let tile = query_tile::<M, true>(job, step, panel.queries);
+            let to = image.panel(head, tile, job.tile, panel.number);
             barrier::some(panel.written, SHARING);
             bulk::store_once(to, panel.base, image.panel_bytes());
             bulk::commit();

@@ -40,6 +40,7 @@ mod wide;
 
 use crate::abi::Sm90BackwardParams;
 use crate::attention::mask::Mask;
+use crate::attention::score::Score;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::wgmma::Product;
 use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
@@ -72,6 +73,7 @@ const THREADS: u32 = 128 * (CONSUMERS + 1);
 pub unsafe fn sm90<
     E: Element,
     M: Mask,
+    C: Score,
     const DT: usize,
     const NT: usize,
     const QT: usize,
@@ -89,7 +91,7 @@ pub unsafe fn sm90<
     // SAFETY: the caller's promise.
     unsafe {
         let place = job::take(params, memory.job());
-        keys::<E, M, DT, NT, QT, false, GIVEN, TAKEN>(params, maps, place);
+        keys::<E, M, C, DT, NT, QT, false, GIVEN, TAKEN>(params, maps, place);
     }
 }
 
@@ -101,6 +103,7 @@ pub unsafe fn sm90<
 unsafe fn keys<
     E: Element,
     M: Mask,
+    C: Score,
     const DT: usize,
     const NT: usize,
     const QT: usize,
@@ -164,7 +167,7 @@ unsafe fn keys<
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT, NT, QT, STORES>(&params.backward, memory, place, warpgroup);
+            consume::<E, M, C, DT, NT, QT, STORES>(&params.backward, memory, place, warpgroup);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The producer: one thread loads K and V, then Q, dO and the rows' statistics, step by step.
 
-use super::job::job_at;
+use super::job::{job_at, query_tile};
 use super::load::load;
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
@@ -37,7 +37,7 @@ pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: b
         let mut left = job.steps(forward);
         let bytes = memory.q_bytes() + memory.rows_bytes();
         while left > 0 {
-            let (stage, row) = (ring.stage(), step.tile * br);
+            let (stage, row) = (ring.stage(), query_tile::<M, STORES>(&job, step, br) * br);
             let queries = [row, job.head(forward, step.head), batch];
             let lse = backward.statistics(job.head_index(forward, step.head), row);
 

@@ -10,8 +10,9 @@ use super::progress;
 use super::store::store;
 use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
+use crate::attention::Visits;
 use crate::attention::forward::sm90::alone::has_non_finite;
-use crate::attention::mask::{Interval, Mask};
+use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
@@ -20,9 +21,13 @@ use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, s
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Ring};
 use core::hint::{assert_unchecked, cold_path};
+use core::ops::Range;
 
 /// Queries of a job.
 const ROWS: u32 = 128;
+
+/// Keys of a step.
+const KEYS: u32 = Sm90BackwardMemory::KEYS;
 
 /// The queries of a job, and what they see.
 #[derive(Clone, Copy)]
@@ -32,10 +37,14 @@ struct Job<M> {
     head: u32,
     /// The first query.
     first: u32,
-    /// Tiles of 128 keys of which some query sees a part.
-    tiles: u32,
-    /// How many of these all queries see whole.
-    whole: u32,
+    /// The first visit to a tile of 128 keys of which some query sees a part.
+    start: u32,
+    /// The visit after the last.
+    end: u32,
+    /// The first tile that all queries see whole, and the first one after.
+    whole: [u32; 2],
+    /// The tiles that it visits.
+    visits: Visits<M>,
 }
 
 impl<M: Mask> Job<M> {
@@ -65,18 +74,24 @@ impl<M: Mask> Job<M> {
         let mask = M::new(forward, sequence, sequence.whole());
         let first = tile * ROWS;
         let last = (first + ROWS).min(sequence.queries) - 1;
-        let ends = [first, last].map(|query| mask.keys(query as i32).end() as u32);
+        let keys = [first, last].map(|query| mask.keys(query as i32));
+        let tile = [batch, forward.group.divide(head).0, tile];
+        let blocks = [0, sequence.keys.div_ceil(KEYS)];
+        let visits = Visits::new(&forward.options.blocks, tile, blocks);
+        let Range { start, end } = visits.of(seen_blocks(keys, KEYS));
+        let whole = match M::UNIFORM {
+            true => 0..u32::MAX,
+            false => whole_blocks(keys, KEYS),
+        };
         Job {
             sequence,
             mask,
             head,
             first,
-            tiles: ends[1].div_ceil(Sm90BackwardMemory::KEYS),
-            whole: if M::UNIFORM {
-                u32::MAX
-            } else {
-                ends[0] / Sm90BackwardMemory::KEYS
-            },
+            start,
+            end,
+            whole: [whole.start, whole.end],
+            visits,
         }
     }
 }
@@ -157,18 +172,19 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
     let head = params.stored.ring.divide(job.head_index(params)).1;
     let kv_head = backward.forward.group.divide(job.head).0;
     let mut ring = Ring::<S>(0);
-    let mut tile = 0;
+    let mut visit = job.start;
     // SAFETY: the barriers count what is loaded; the boxes fit their places.
     unsafe {
-        while tile < job.tiles {
+        while visit < job.end {
+            let tile = job.visits.block(visit);
             let (stage, full) = (ring.stage(), memory.full(ring.stage()));
             ring.acquire(full);
             mbarrier::arrive_expect(full, Sm90QueryMemory::DS_BYTES + memory.k_bytes());
             // Boxes of wide heads have half of the keys.
-            let box_rows = if DT > 8 { 64 } else { Sm90BackwardMemory::KEYS };
+            let box_rows = if DT > 8 { 64 } else { KEYS };
             let mut row = 0;
-            while row < Sm90BackwardMemory::KEYS {
-                let first_key = tile * Sm90BackwardMemory::KEYS + row;
+            while row < KEYS {
+                let first_key = tile * KEYS + row;
                 let keys = [first_key, kv_head, job.sequence.batch];
                 load::<DT>(memory.k(stage).skip_rows(row), k_map, keys, full);
                 row = opaque(row + box_rows);
@@ -183,7 +199,7 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
                 block = opaque(block + 1);
             }
             ring = ring.next();
-            tile = opaque(tile + 1);
+            visit = opaque(visit + 1);
         }
     }
 }
@@ -207,7 +223,7 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
     let who = || unsafe { special::thread(THREADS) % 128 };
     let mut dq = [Accumulator::ZERO; DT];
     let mut ring = Ring::<S>(0);
-    let mut left = job.tiles;
+    let mut left = job.end - job.start;
     // SAFETY: every stage is waited for before it is read, and released after the wait for its products. All branches
     // depend on the tile alone.
     unsafe {
@@ -215,14 +231,15 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             let (stage, full) = (ring.stage(), memory.full(ring.stage()));
             let ((ds, row), k) = (memory.ds(stage, warpgroup), memory.k(stage));
             ring.wait(full);
+            let tile = job.visits.block(job.end - left);
             let mut leave_out = false;
-            if !M::UNIFORM && job.tiles - left >= job.whole {
+            if !M::UNIFORM && (tile < job.whole[0] || tile >= job.whole[1]) {
                 leave_out = has_non_finite::<E, DT, 8>(k, who(), SEARCH + warpgroup);
             }
             wgmma::pin(&mut dq);
             wgmma::fence();
             let columns = Columns::new::<M>(k, memory.zeros(), leave_out);
-            for i in 0..Sm90BackwardMemory::KEYS / 16 {
+            for i in 0..KEYS / 16 {
                 let a = ds.rows(row).skip(ds.to_columns(i));
                 dq.rows_columns::<E>(a, columns.slice(i), true);
             }
@@ -233,9 +250,9 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
                 cold_path();
                 let row = row + who() / 32 * 16;
                 let first = job.first + 64 * warpgroup + who() / 32 * 16 + special::lane() / 4;
-                let key = ((job.tiles - left) * Sm90BackwardMemory::KEYS) as i32;
-                let keys =
-                    [first, first + 8].map(|query| job.mask.keys(query as i32).counted_from(key));
+                let mask = job.mask.of_head(forward, job.head);
+                let keys = [first, first + 8]
+                    .map(|query| mask.keys(query as i32).counted_from((tile * KEYS) as i32));
                 add_guarded_rows::<E, DT>(ds, row, k, &mut dq, keys);
                 barrier::warp();
             }

@@ -7,11 +7,11 @@
 //! Blocks begin at the first query that sees their keys, and heads go in waves: the key tiles of a head begin one after
 //! the other, as far apart as the wave has heads. A block then seldom waits for its turn.
 
-use super::job::job_at;
+use super::job::{job_at, query_tile};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::mask::Mask;
+use crate::attention::mask::{Interval, Mask};
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::layout::sum;
 use crate::ptx::{barrier, bulk, global};
@@ -53,12 +53,16 @@ pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
     let mut left = job.steps(&params.forward);
     // SAFETY: the consumers write their part between the two barriers, and the sums are the launch's.
     unsafe {
-        barrier::arrive(read(warpgroup), SHARING);
+        if !M::Keys::HAS_START || left > 0 {
+            barrier::arrive(read(warpgroup), SHARING);
+        }
         while left > 0 {
-            let tile = job.padded_row(params, step.head, step.tile * br) / u64::from(br);
+            let first = query_tile::<M, false>(&job, step, br) * br;
+            let tile = job.padded_row(params, step.head, first) / u64::from(br);
             let turn = params.turns + 4 * tile;
             if params.turns != 0 {
-                global::wait_for_count(turn, CONSUMERS * job.tile);
+                let before = job.tiles_before(&params.forward, first, [CONSUMERS * KEYS, br]);
+                global::wait_for_count(turn, CONSUMERS * before);
                 bulk::fence_global();
             }
             barrier::some(written(warpgroup), SHARING);

@@ -6,6 +6,7 @@
 use super::{job, keys, query, wide};
 use crate::abi::{Sm90BackwardParams, StoredJob};
 use crate::attention::mask::Mask;
+use crate::attention::score::Score;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
 use crate::ptx::shared;
 use crate::ptx::wgmma::Product;
@@ -22,6 +23,7 @@ use crate::tile::{Accumulator, Element};
 pub unsafe fn sm90_stored<
     E: Element,
     M: Mask,
+    C: Score,
     const DT: usize,
     const NT: usize,
     const S: u32,
@@ -51,7 +53,7 @@ pub unsafe fn sm90_stored<
                 wide::keys::<E, M, DT, GIVEN, TAKEN>(params, maps, place);
             }
             StoredJob::Keys(place) => {
-                keys::<E, M, DT, NT, 4, true, GIVEN, TAKEN>(params, maps, place);
+                keys::<E, M, C, DT, NT, 4, true, GIVEN, TAKEN>(params, maps, place);
             }
         }
     }
