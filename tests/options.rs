@@ -271,6 +271,9 @@ fn value_dims(device: &Device) -> Outcome {
                 ..Case::default()
             };
             case.check(device)?;
+            if splits == 1 && dim.max(dim_v) <= 256 {
+                BackwardCase::from(case.clone()).check(device)?;
+            }
             // A query of each head: heads that share keys share tiles.
             let decoding = Case {
                 heads: 6,

@@ -70,11 +70,6 @@ pub fn backward_of(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = 
         BackwardCase {
             forward: Case {
                 splits: 0,
-                modifiers: Modifiers {
-                    // Kernels compute its forward pass alone.
-                    dim_v: None,
-                    ..forward.modifiers
-                },
                 ..forward
             },
             d_o,

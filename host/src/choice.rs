@@ -227,7 +227,7 @@ impl Task<'_> {
         let on_host = inputs + 2 * outputs;
         // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64; for the check of gradients,
         // k, v, q and d_o, and parts of dk and dv, whose work on the CPU takes less.
-        let dim = problem.dim.max(problem.dim_v);
+        let dim = problem.widest();
         let head = bytes([4, problem.seqlen_kv, dim], size_of::<f64>());
         let count = self.args.run.check.rows();
         let gradients = if with_gradients {

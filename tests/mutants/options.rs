@@ -1,5 +1,6 @@
 //! The kernels with options, and those that find what sequences and masks see.
 
+use super::backward::same_bits;
 use super::change::{always_first, remove};
 use super::{
     Mutant, Run,
@@ -71,6 +72,13 @@ const IGNORED: [Mutant; 18] = ignored! {
 };
 
 pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        what: "dQ of a window added before its turn",
+        kernel: SUMS,
+        pattern: "@early bra again",
+        which: Nth(0),
+        change: |l| l.replace("@early bra again;", ""),
+    },
     Mutant {
         what: "a query finds its sequence by the offset above",
         kernel: RANGES,
@@ -258,6 +266,10 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         ..case.clone()
     };
     let has_gradients = [BACKWARD, SUMS, STORED].contains(&kernel.name) || serves_both;
+    let long = Case {
+        seqlen_kv: 520,
+        ..case.clone()
+    };
     let runs = [case, odd].into_iter().flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
         let forward = (!has_gradients || serves_both).then_some(case);
@@ -267,5 +279,10 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
             backward.map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) });
         forward.into_iter().chain(backward)
     });
-    Some(runs.collect())
+    let mut runs: Vec<_> = runs.collect();
+    if kernel.name == SUMS {
+        // More key tiles, which take turns.
+        runs.push(same_bits(BackwardCase::from(long)));
+    }
+    Some(runs)
 }

@@ -297,9 +297,6 @@ impl Attention<'_> {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
-        if problem.dim_v != problem.dim {
-            return Err(Error::NoOption("the gradients of dim_v other than dim"));
-        }
         let deterministic = !self.any_order;
         let main = match args.options.custom {
             None => choice::resolve(name, dtype, problem, facts, args, deterministic)?,

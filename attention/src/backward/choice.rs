@@ -57,9 +57,6 @@ impl Main {
 }
 
 /// The kernels that compute a problem's dk and dv on a device, the best first.
-///
-/// # Panics
-/// If the head dim is above the largest of [`HEAD_DIMS`].
 pub(crate) fn candidates(
     dtype: catalog::Dtype,
     problem: &Problem,
@@ -70,18 +67,20 @@ pub(crate) fn candidates(
     let is_optional = options::first(problem, &args.options).is_some();
     let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let runs = mapped && Target::Sm90a.runs_on(facts.compute_capability);
-    let ways = match best_way(problem, deterministic) {
-        HopperWay::Stored => [HopperWay::Stored, HopperWay::Sums],
-        HopperWay::Sums => [HopperWay::Sums, HopperWay::Stored],
+    // Memory may not hold dS, and sums are always there for head dims up to 128.
+    let ways: &[HopperWay] = match best_way(problem, deterministic) {
+        HopperWay::Stored => &[HopperWay::Stored, HopperWay::Sums],
+        HopperWay::Sums => &[HopperWay::Sums],
     };
     let mask = match is_optional {
         true => HopperMask::Optional,
         false => HopperMask::of(problem.causal),
     };
-    let dims = HEAD_DIMS.iter().filter(|&&dim| problem.dim <= dim as usize);
+    let widest = problem.widest();
+    let dims = HEAD_DIMS.iter().filter(move |&&dim| widest <= dim as usize);
     let hopper = dims.clone().filter(move |_| runs).flat_map(move |&dim| {
-        let of = move |way| HopperBackward::of(way, dtype, dim, mask);
-        ways.into_iter().filter_map(of).map(Family::HopperBackward)
+        let of = move |&way| HopperBackward::of(way, dtype, dim, mask);
+        ways.iter().filter_map(of).map(Family::HopperBackward)
     });
     let class = facts.class();
     let plain = dims.map(move |&dim| {
@@ -99,7 +98,7 @@ pub(crate) fn candidates(
 /// little for each other.
 fn best_way(problem: &Problem, deterministic: bool) -> HopperWay {
     let takes_turns_well = !problem.causal && problem.batch * problem.kv_heads >= 8;
-    let prefers_sums = problem.dim <= 64 && (!deterministic || takes_turns_well);
+    let prefers_sums = problem.widest() <= 64 && (!deterministic || takes_turns_well);
     match hopper::may_store(problem) && !prefers_sums {
         true => HopperWay::Stored,
         false => HopperWay::Sums,
@@ -120,12 +119,12 @@ pub(super) fn resolve(
 ) -> Result<Main> {
     let element = dtype.of_kernels()?;
     let mut dims = HEAD_DIMS.iter().copied();
-    let dim = dims.find(|&dim| problem.dim <= dim as usize);
-    let dim = dim.ok_or(Error::NoBackward(problem.dim))?;
+    let dim = dims.find(|&dim| problem.widest() <= dim as usize);
+    let dim = dim.ok_or(Error::NoBackward(problem.widest()))?;
     let Some(name) = name else {
         let mut candidates = candidates(element, problem, facts, args, deterministic);
         let fitting = candidates.find(|kernel| facts.fits(kernel.shared_bytes()));
-        return Ok(fitting.ok_or(Error::NoBackward(problem.dim))?.into());
+        return Ok(fitting.ok_or(Error::NoBackward(problem.widest()))?.into());
     };
     let kernel = named(name);
     let (optional, of, most, masks) = match kernel.map(|kernel| kernel.family) {
@@ -146,7 +145,7 @@ pub(super) fn resolve(
     } else if of != element {
         format!("is for dtype {}, not {}", of.name(), dtype.name())
     } else if most < dim {
-        format!("is for dims up to {most}, not {}", problem.dim)
+        format!("is for dims up to {most}, not {}", problem.widest())
     } else if !masks[usize::from(problem.causal)] {
         "is for the other mask".to_owned()
     } else if !facts.fits(kernel.shared_bytes()) {

@@ -121,6 +121,7 @@ impl Draft<'_> {
         let problem = self.problem;
         let common = self.steps.places.clone();
         let forward = offset_of!(BackwardParams, forward);
+        let (dim, dim_v) = (problem.dim, problem.dim_v);
         let q_sizes = [problem.heads, problem.seqlen_q];
         let kv_sizes = [problem.kv_heads, problem.seqlen_kv];
         let inputs = [
@@ -128,39 +129,40 @@ impl Draft<'_> {
                 offset_of!(Sm90BackwardParams, q),
                 self.params.forward.q,
                 forward + offset_of!(ForwardParams, q.address),
-                (q_sizes, kernel.queries()),
+                (q_sizes, dim, kernel.queries()),
             ),
             (
                 offset_of!(Sm90BackwardParams, k),
                 self.params.forward.k,
                 forward + offset_of!(ForwardParams, k.address),
-                (kv_sizes, kernel.keys()),
+                (kv_sizes, dim, kernel.keys()),
             ),
             (
                 offset_of!(Sm90BackwardParams, v),
                 self.params.forward.v,
                 forward + offset_of!(ForwardParams, v.address),
-                (kv_sizes, kernel.keys()),
+                (kv_sizes, dim_v, kernel.keys()),
             ),
             (
                 offset_of!(Sm90BackwardParams, d_o),
                 self.params.d_o,
                 offset_of!(BackwardParams, d_o.address),
-                (q_sizes, kernel.queries()),
+                (q_sizes, dim_v, kernel.queries()),
             ),
         ];
-        let maps = inputs.map(
-            |(place, tensor, address, ([heads, rows], box_rows))| MapPlace {
-                place,
-                map: tensor_map(
-                    tensor,
-                    [problem.batch, heads, rows, problem.dim],
-                    kernel.dim,
-                    box_rows,
-                ),
-                in_workspace: common.contains(&address),
-            },
-        );
+        let maps =
+            inputs.map(
+                |(place, tensor, address, ([heads, rows], dim, box_rows))| MapPlace {
+                    place,
+                    map: tensor_map(
+                        tensor,
+                        [problem.batch, heads, rows, dim],
+                        kernel.dim,
+                        box_rows,
+                    ),
+                    in_workspace: common.contains(&address),
+                },
+            );
         let inner = offset_of!(Sm90BackwardParams, backward);
         let shifted = common.iter().map(|place| place + inner);
         self.steps.places = shifted.chain(places.iter().copied()).collect();

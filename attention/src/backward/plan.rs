@@ -161,7 +161,15 @@ pub(super) fn plan(
     }
     let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
-    steps.launch(prepare.into(), row_blocks, prepare.shared_bytes(), &params)?;
+    // It reads rows of o and d_o.
+    let mut of_values = params;
+    of_values.forward.dim = problem.dim_v as u32;
+    steps.launch(
+        prepare.into(),
+        row_blocks,
+        prepare.shared_bytes(),
+        &of_values,
+    )?;
     if let Some(d_bias) = args.d_bias {
         let zero_bias = kernel(Backward::ZeroBias);
         let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();

@@ -153,6 +153,11 @@ impl Problem {
         [self.batch, self.heads, self.seqlen_q]
     }
 
+    /// The larger one of `dim` and `dim_v`.
+    pub fn widest(&self) -> usize {
+        self.dim.max(self.dim_v)
+    }
+
     /// Query heads that share a key/value head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads

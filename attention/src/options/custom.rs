@@ -70,7 +70,7 @@ impl CustomKernels {
         let mut fitting = kernels.filter(|kernel| facts.fits(kernel.shared_bytes()));
         let found = fitting.find_map(|kernel| Some((kernel, self.entry(kernel)?)));
         found.ok_or_else(|| {
-            let (dtype, dim) = (dtype.name(), problem.dim);
+            let (dtype, dim) = (dtype.name(), problem.widest());
             Error::unsuitable(
                 format!("of {}", self.of),
                 format!("is not for {dtype} of dim {dim}"),
@@ -92,7 +92,7 @@ impl CustomKernels {
         let hopper = is_hopper.then_some(Kind::HopperOptional).into_iter();
         let kinds = hopper.chain([Kind::Optional]);
         let families = kinds.flat_map(|kind| {
-            let most = problem.dim.max(problem.dim_v);
+            let most = problem.widest();
             let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
             dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
         });

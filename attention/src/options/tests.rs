@@ -517,26 +517,60 @@ fn rows_of_v_have_kernels() {
         let plan = plan.expect("served");
         (plan.kernel, plan.steps[0].blocks)
     };
-    for (class, dim, dim_v, kernel) in [
-        (Class::Sm80, 192, 128, "optional_f16_d192"),
-        (Class::Sm90, 192, 128, "hopper_optional_f16_d192"),
-        (Class::Sm90, 64, 136, "hopper_optional_f16_d192"),
-        (Class::Sm90, 576, 512, "wide_optional_f16_d512"),
-        (Class::Sm90, 576, 520, "wide_optional_f16_d768"),
-        (Class::Sm80, 16, 264, "wide_optional_f16_d384"),
+    for (class, dim, dim_v, kernel, gradients) in [
+        (
+            Class::Sm80,
+            192,
+            128,
+            "optional_f16_d192",
+            Some("backward_optional_f16_d192_32x32"),
+        ),
+        (
+            Class::Sm90,
+            192,
+            128,
+            "hopper_optional_f16_d192",
+            Some("backward_optional_f16_d192"),
+        ),
+        (
+            Class::Sm90,
+            64,
+            128,
+            "hopper_optional_f16_d128",
+            Some("backward_hopper_stored_optional_f16_d128"),
+        ),
+        (
+            Class::Sm90,
+            64,
+            40,
+            "hopper_optional_f16_d64",
+            Some("backward_hopper_optional_f16_d64"),
+        ),
+        (
+            Class::Sm90,
+            64,
+            136,
+            "hopper_optional_f16_d192",
+            Some("backward_optional_f16_d192"),
+        ),
+        (Class::Sm90, 576, 512, "wide_optional_f16_d512", None),
+        (Class::Sm90, 576, 520, "wide_optional_f16_d768", None),
+        (Class::Sm80, 16, 264, "wide_optional_f16_d384", None),
     ] {
         let problem = problem([4, 2], 100, dim, dim_v);
         assert_eq!(plan(class, &problem).0, kernel);
         let raw = RawBackward::row_major(&problem);
         let facts = Facts::emulated(class);
-        let refused = Attention::new()
+        let plan = Attention::new()
             .causal(true)
             .backward_plan(Some(&facts), Dtype::F16, &raw);
-        let error = refused.expect_err("only the CPU has it");
-        assert_eq!(
-            error.to_string(),
-            "no kernel computes the gradients of dim_v other than dim; use the CPU"
-        );
+        match gradients {
+            Some(kernel) => assert_eq!(plan.expect("served").kernel, kernel),
+            None => assert_eq!(
+                plan.expect_err("too wide"),
+                Error::NoBackward(dim.max(dim_v))
+            ),
+        }
     }
     // 64 heads with a query each, which share keys, are a tile.
     let (kernel, blocks) = plan(Class::Sm90, &problem([64, 1], 1, 576, 512));

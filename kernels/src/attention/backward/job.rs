@@ -125,13 +125,12 @@ impl<M: Mask> Job<M> {
         .counted_from(self.first_key as i32)
     }
 
-    /// The queries that see all of `count` keys from `first` on.
+    /// The queries that see all of `count` keys from `first` on, if there are no [gaps](Interval::has_gaps).
     #[inline(always)]
     pub fn whole(&self, first: u32, count: u32) -> Span {
         // The last key is seen first by the latest query, and the first key last by the earliest one.
         let last = self.queries(first + count - 1);
         let end = match M::Keys::HAS_START {
-            true if last.has_gaps() => 0,
             true if last.end() > 0 => self.queries(first).end(),
             _ => last.end(),
         };
@@ -143,7 +142,9 @@ impl<M: Mask> Job<M> {
     #[inline(always)]
     pub fn masks(&self, first: u32, [bc, br]: [u32; 2]) -> bool {
         let whole = self.whole(self.first_key, bc);
-        (first as i32) < whole.start || whole.end < (first + br) as i32
+        M::Queries::default().has_gaps()
+            || (first as i32) < whole.start
+            || whole.end < (first + br) as i32
     }
 
     /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.

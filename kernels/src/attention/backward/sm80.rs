@@ -99,12 +99,12 @@ pub unsafe fn sm80<
         let first = job.query_tile(step) * br;
         let head = job.head(forward, step.head);
         let exist = job.sequence.queries - first;
-        let rows = |tensor| {
-            let rows = job.sequence.head_rows(tensor, head, forward.dim);
+        let rows = |tensor, dim| {
+            let rows = job.sequence.head_rows(tensor, head, dim);
             Copier::new(rows, thread, threads / 2)
         };
-        rows(&forward.q).load(q_tile(stage), first, br, exist);
-        rows(&params.d_o).load(d_o_tile(stage), first, br, exist);
+        rows(&forward.q, forward.dim).load(q_tile(stage), first, br, exist);
+        rows(&params.d_o, C::value_dim(forward)).load(d_o_tile(stage), first, br, exist);
         // lse of all rows of a head come before delta: as many 16-byte pieces of each.
         let pieces = br / 4;
         if thread < 2 * pieces {
@@ -146,13 +146,13 @@ pub unsafe fn sm80<
         pipeline.acquire();
         {
             let job = job();
-            let rows = |tensor| {
-                let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
+            let rows = |tensor, dim| {
+                let rows = job.sequence.head_rows(tensor, job.kv_head, dim);
                 Copier::new(rows, thread(0), threads)
             };
             let exist = job.sequence.keys - job.first_key;
-            rows(&forward.k).load(k_tile, job.first_key, bc, exist);
-            rows(&forward.v).load(v_tile, job.first_key, bc, exist);
+            rows(&forward.k, forward.dim).load(k_tile, job.first_key, bc, exist);
+            rows(&forward.v, C::value_dim(forward)).load(v_tile, job.first_key, bc, exist);
         }
         if side(0) == 0 && sees() {
             load(0, step);
@@ -352,6 +352,10 @@ pub unsafe fn sm80<
         } else {
             (&params.dk, params.dk_aligned, forward.scale)
         };
+        let dim = match C::SCALED || side(0) != 0 {
+            true => forward.dim,
+            false => C::value_dim(forward),
+        };
         let lane = special::lane();
         for mt in 0..MT {
             for dt in 0..DT {
@@ -361,7 +365,7 @@ pub unsafe fn sm80<
             }
         }
         barrier::warp();
-        let rows = job.sequence.head_rows(tensor, job.kv_head, forward.dim);
+        let rows = job.sequence.head_rows(tensor, job.kv_head, dim);
         let (count, exist) = (16 * MT as u32, job.sequence.keys - key);
         Copier::new(rows, lane, 32).store(own, key, count, exist, aligned != 0);
     }

@@ -3,6 +3,7 @@
 use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows};
 use super::job::{job_at, query_tile};
 use super::reduce::{SHARING, read, written};
+use super::shown::Shown;
 use super::store::store;
 use super::{CONSUMERS, KEYS, THREADS};
 use crate::abi::BackwardParams;
@@ -50,9 +51,11 @@ pub unsafe fn consume<
     let (k, v) = (memory.k(), memory.v());
     // SAFETY: the block has this many threads.
     let who = || unsafe { special::thread(THREADS) % 128 };
-    // Of wide tiles only the last deltas are loaded early: the registers hold no more.
-    let first_early = if C::SCALED { NT - 4 } else { NT };
-    let ahead = if C::SCALED { NT } else { 4 };
+    // Tiles whose lse is loaded ahead, and the first one whose delta is: the registers hold no more.
+    let (ahead, first_early) = match C::SCALED {
+        true => (NT, NT - 4),
+        false => (4, NT),
+    };
     let mut dk = [Accumulator::ZERO; DT];
     let mut dv = [Accumulator::ZERO; DT];
     let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);
@@ -78,9 +81,11 @@ pub unsafe fn consume<
             };
 
             let first_query = (query_tile::<M, STORES>(&job, step, br) * br) as i32;
-            let masked = first_query < whole.start || first_query + br as i32 > whole.end;
-            let head = [job.sequence.batch, job.head(&params.forward, step.head)];
-            let mut score = C::new(&params.forward, head[0], head[1]);
+            let masked = M::Queries::default().has_gaps()
+                || first_query < whole.start
+                || first_query + br as i32 > whole.end;
+            let (batch, head) = (job.sequence.batch, job.head(&params.forward, step.head));
+            let mut score = C::new(&params.forward, batch, head);
             let scale = match C::SCALED {
                 true => params.forward.scale * core::f32::consts::LOG2_E,
                 false => score.scale().signed(),
@@ -134,12 +139,10 @@ pub unsafe fn consume<
             wgmma::wait::<1>();
             wgmma::pin(&mut s);
             let mut p = [Operand::ZERO; NT];
-            let mut packed = p;
+            // P times the derivatives of the scores, rounded: the registers hold no f32 beside P.
+            let mut slopes = p;
             for nt in 0..NT {
-                let slopes = match C::SCALED {
-                    true => Accumulator([1.0; 8]),
-                    false => score.apply_deriving(&mut s[nt], corner.skip::<true>(0, nt)),
-                };
+                let derivatives = score.apply_deriving(&mut s[nt], corner.skip::<true>(0, nt));
                 for half in 0..2 {
                     let lse = row_values[nt][half];
                     for i in 0..4 {
@@ -158,11 +161,8 @@ pub unsafe fn consume<
                         shown.zero_hidden(&mut s[nt], nt);
                     }
                     p[nt] = s[nt].to_operand::<E>();
-                    s[nt] = product(s[nt], slopes);
-                    if !STORES {
-                        packed[nt] = s[nt].to_operand::<E>();
-                        score = score.after(p[nt]);
-                    }
+                    slopes[nt] = product(s[nt], derivatives).to_operand::<E>();
+                    score = score.after(p[nt]);
                 }
             }
 
@@ -210,21 +210,23 @@ pub unsafe fn consume<
             // dS = P * (dP - delta)
             let mut ds = [Operand::ZERO; NT];
             for nt in 0..NT {
-                let mut gradients = product(s[nt], dp[nt]);
-                if !C::SCALED && !STORES {
-                    gradients = dp[nt];
-                    gradients.multiply_by::<E>(packed[nt]);
+                if C::SCALED {
+                    ds[nt] = product(s[nt], dp[nt]).to_operand::<E>();
+                    continue;
                 }
-                if !C::SCALED {
-                    let mut gradients = gradients;
-                    if C::adds_underived() {
-                        gradients = dp[nt];
-                        gradients.multiply_by::<E>(p[nt]);
-                    }
-                    let head = [job.sequence.batch, job.head(&params.forward, step.head)];
-                    C::add_gradients(params, head, &[[gradients]], corner.skip::<true>(0, nt));
-                }
+                let times = |factors: Operand| {
+                    let mut gradients = dp[nt];
+                    gradients.multiply_by::<E>(factors);
+                    gradients
+                };
+                let gradients = times(slopes[nt]);
                 ds[nt] = gradients.to_operand::<E>();
+                let of_bias = match C::adds_underived() {
+                    true => times(p[nt]),
+                    false => gradients,
+                };
+                let head = [job.sequence.batch, job.head(&params.forward, step.head)];
+                C::add_gradients(params, head, &[[of_bias]], corner.skip::<true>(0, nt));
             }
 
             if STORES {
@@ -327,17 +329,21 @@ pub unsafe fn consume<
         let job = again(|| job_at::<M, STORES>(&params.forward, place, br));
         let first = job.first_key + skipped;
         let count = job.sequence.keys.saturating_sub(first);
-        let rows = |tensor| {
-            let rows = job
-                .sequence
-                .head_rows(tensor, job.kv_head, params.forward.dim);
+        let rows = |tensor, dim| {
+            let rows = job.sequence.head_rows(tensor, job.kv_head, dim);
             rows.skip(first)
         };
-        store::<E, DT>(&dv, rows(&params.dv), count, params.dv_aligned);
+        let dv_rows = rows(&params.dv, C::value_dim(&params.forward));
+        store::<E, DT>(&dv, dv_rows, count, params.dv_aligned);
         for dt in 0..DT {
             dk[dt].scale_rows([params.forward.scale; 2]);
         }
-        store::<E, DT>(&dk, rows(&params.dk), count, params.dk_aligned);
+        store::<E, DT>(
+            &dk,
+            rows(&params.dk, params.forward.dim),
+            count,
+            params.dk_aligned,
+        );
     }
 }
 
@@ -365,55 +371,6 @@ fn keys<M: Mask>(job: &Job<M>, params: &BackwardParams, step: Step, first: i32) 
     let [first, last] = [mask.keys(query), mask.keys(query + 8)];
     let origin = job.first_key as i32;
     [first.counted_from(origin), last.counted_from(origin)]
-}
-
-/// Which elements of a step's tiles have a pair that sees each other.
-#[derive(Clone, Copy, Default)]
-struct Shown<I> {
-    /// The queries of the step that see the lane's two keys.
-    queries: [I; 2],
-    /// A bit for each element of the lane, where queries may be missing between.
-    bits: [u32; 2],
-}
-
-impl<I: Interval> Shown<I> {
-    /// The elements of a lane, whose two keys are seen by `queries` of the step.
-    #[inline(always)]
-    fn new<const NT: usize>(queries: [I; 2]) -> Self {
-        let mut bits = [0; 2];
-        if queries[0].has_gaps() {
-            let (_, first) = fragment::accumulator(special::lane(), 0);
-            let [upper, lower] = queries;
-            let queries = [
-                upper.counted_from(first as i32),
-                lower.counted_from(first as i32),
-            ];
-            for nt in 0..NT {
-                for i in 0..8 {
-                    let (_, column) = fragment::accumulator(0, i as u32);
-                    if queries[i / 2 % 2].contains((16 * nt as u32 + column) as i32) {
-                        bits[nt / 4] |= 1 << (8 * (nt % 4) + i);
-                    }
-                }
-            }
-            // Opaque: bits, and not a register for each element.
-            bits = [opaque(bits[0]), opaque(bits[1])];
-        }
-        Shown { queries, bits }
-    }
-
-    /// Puts 0 into the others of tile `nt`.
-    #[inline(always)]
-    fn zero_hidden(self, tile: &mut Accumulator, nt: usize) {
-        if !self.queries[0].has_gaps() {
-            return tile.zero_columns(special::lane(), below(self.queries, nt));
-        }
-        for i in 0..8 {
-            if self.bits[nt / 4] >> (8 * (nt % 4) + i) & 1 == 0 {
-                tile.0[i] = 0.0;
-            }
-        }
-    }
 }
 
 /// The products of elements.

@@ -16,6 +16,7 @@
 //! | `load` | a tile, loaded by TMA |
 //! | `produce` | what is loaded, step by step |
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
+//! | `shown` | which elements of S and dP have a pair that sees each other |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
 //! | `stored` | the kernel that stores dS in place of dQ's sums, and multiplies dS by K |
@@ -34,6 +35,7 @@ mod produce;
 mod progress;
 mod query;
 mod reduce;
+mod shown;
 mod store;
 mod stored;
 mod wide;
