@@ -167,7 +167,8 @@ class Options(Attention):
             self.sinks = torch.randn(heads, device="cuda", requires_grad=self.backward)
         dtype = DTYPES[sizes["dtype"]]
         if bias:
-            shape = 1, heads, self.seqlen_q, self.seqlen_kv
+            # Without an axis for the batch: flex_attention would index it with a tensor of its own.
+            shape = heads, self.seqlen_q, self.seqlen_kv
             self.bias = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=self.backward)
         # FlashAttention-2 has windows, cuDNN and the efficient back end have a mask or bias for each pair.
         if (self.has_window or alibi or bias or block_mask) and not sinks and softcap is None:
@@ -211,7 +212,7 @@ class Options(Attention):
                 behind = q + offset - kv
                 score = score - slopes[head] * (behind if causal else behind.abs())
             if bias is not None:
-                score = score + bias[0, head, q, kv]
+                score = score + bias[head, q, kv]
             return score
 
         documents = None
