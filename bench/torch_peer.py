@@ -270,11 +270,8 @@ class Options(Attention):
 
     def varlen(self):
         q, k, v = (tensor[0].transpose(0, 1) for tensor in self.inputs)
-        named = inspect.signature(varlen_attn).parameters
-        causal = {"window_size": (-1, 0)} if "window_size" in named else {"is_causal": True}
-        options = causal if self.causal else {}
-        if "scale" in named:
-            options["scale"] = self.scale
+        left, right = (-1 if bound is None else bound for bound in self.bounds)
+        options = {"scale": self.scale, "window_size": (left, right)}
         offsets, longest = self.offsets, self.longest
         o = varlen_attn(q, k, v, offsets, offsets, longest, longest, **options)
         return o.transpose(0, 1)[None]
@@ -289,16 +286,18 @@ class Options(Attention):
         if contender == self.VARLEN:
             if self.offsets is None:
                 return "it is for sequences"
-            return "this torch lacks it" if varlen_attn is None else None
-        if self.offsets is not None:
+            if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
+                return "this torch lacks it, or its windows"
+        elif self.offsets is not None:
             return "it has no sequences"
         options = {"softcap": self.softcap, "sinks": self.sinks}
-        if contender == "SDPA flash":
+        if contender in ("SDPA flash", self.VARLEN):
             options |= {"ALiBi": self.slopes, "bias": self.bias, "mask": self.every}
         lacking = [name for name, option in options.items() if option is not None]
         if lacking:
             return f"it has no {lacking[0]}"
-        return super().obstacle(contender) if self.mask is None else None
+        exempt = contender == self.VARLEN or self.mask is not None
+        return None if exempt else super().obstacle(contender)
 
 
 class Gemm:
