@@ -269,7 +269,8 @@ class Options(Attention):
         return o.transpose(1, 2)
 
     def varlen(self):
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in self.inputs)
+        # The gradient of an index would copy the tensor, that of `squeeze` is a view.
+        q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in self.inputs)
         left, right = (-1 if bound is None else bound for bound in self.bounds)
         options = {"scale": self.scale, "window_size": (left, right)}
         offsets, longest = self.offsets, self.longest
