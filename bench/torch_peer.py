@@ -156,7 +156,7 @@ class Options(Attention):
         self.bounds = window["left"], 0 if self.causal else window["right"]
         self.is_bounded = self.bounds != (None, None)
         self.softcap, self.every = softcap, block_mask
-        self.slopes = self.sinks = self.bias = self.mask = self.offsets = None
+        self.slopes = self.sinks = self.bias = self.offsets = None
         if offsets is not None:
             self.offsets = torch.tensor(offsets, device="cuda", dtype=torch.int32)
             self.longest = max(end - start for start, end in zip(offsets, offsets[1:]))
@@ -170,13 +170,12 @@ class Options(Attention):
             # Without an axis for the batch: flex_attention would index it with a tensor of its own.
             shape = heads, self.seqlen_q, self.seqlen_kv
             self.bias = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=self.backward)
-        # FlashAttention-2 has windows, cuDNN and the efficient back end have a mask or bias for each pair.
-        if (self.has_window or alibi or bias or block_mask) and not sinks and softcap is None:
-            self.mask = self.dense_mask(dtype)
-        self.flex = self.compiled_flex()
+        self.has_mask = self.has_window or alibi or bias or block_mask is not None
 
-    def dense_mask(self, dtype):
-        """The mask, or with ALiBi or a bias their sum, of all pairs."""
+    # What only some contenders need is made for the first of them, so that the others do not fail with it.
+    @functools.cached_property
+    def mask(self):
+        """The mask, or with ALiBi or a bias their sum, of all pairs: cuDNN and the efficient back end take one."""
         q, kv = torch.arange(self.seqlen_q, device="cuda"), torch.arange(self.seqlen_kv, device="cuda")
         behind = q[:, None] + (self.seqlen_kv - self.seqlen_q) - kv
         seen = within(behind, *self.bounds) if self.is_bounded else torch.ones_like(behind, dtype=torch.bool)
@@ -187,14 +186,18 @@ class Options(Attention):
         bias = 0 if self.bias is None else self.bias.detach()
         if self.slopes is not None:
             bias = bias - self.slopes[:, None, None] * behind.abs()
-        bias = bias.masked_fill(~seen, -torch.inf).to(dtype)
+        bias = bias.masked_fill(~seen, -torch.inf).to(self.inputs[0].dtype)
         return bias.expand(1, -1, -1, -1).requires_grad_(self.backward and self.bias is not None)
 
     def leaves(self, contender):
-        extra = (self.sinks, self.bias) if contender == self.FLEX else (self.mask,)
-        return *self.inputs, *(leaf for leaf in extra if leaf is not None and leaf.requires_grad)
+        if contender == self.FLEX:
+            extra = [leaf for leaf in (self.sinks, self.bias) if leaf is not None]
+        else:
+            extra = [] if self.bias is None else [self.mask]
+        return *self.inputs, *extra
 
-    def compiled_flex(self):
+    @functools.cached_property
+    def flex(self):
         """flex_attention with all options as one compiled function of q, k, v and sinks."""
         # Other shapes and options make other kernels; more than a few of a function would not be compiled.
         torch.compiler.reset()
@@ -254,7 +257,7 @@ class Options(Attention):
             return self.varlen()
         if contender == "SDPA flash" and self.has_window:
             return self.flash_window()
-        if self.mask is None:
+        if not self.has_mask:
             return super().forward(contender)
         options = {**self.options, "is_causal": False, "attn_mask": self.mask}
         return scaled_dot_product_attention(*self.inputs, **options)
@@ -297,7 +300,7 @@ class Options(Attention):
         lacking = [name for name, option in options.items() if option is not None]
         if lacking:
             return f"it has no {lacking[0]}"
-        exempt = contender == self.VARLEN or self.mask is not None
+        exempt = contender == self.VARLEN or self.has_mask
         return None if exempt else super().obstacle(contender)
 
 
