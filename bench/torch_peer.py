@@ -248,7 +248,8 @@ class Options(Attention):
             of_keys = torch.sigmoid(aux.lse - sinks[:, None])
             return (o * of_keys[..., None]).to(o.dtype)
 
-        return functools.partial(torch.compile(attention, dynamic=False), **options)
+        # As one graph: outside of one, flex_attention computes without a kernel of its own, slowly.
+        return functools.partial(torch.compile(attention, dynamic=False, fullgraph=True), **options)
 
     def forward(self, contender):
         if contender == self.FLEX:
