@@ -237,8 +237,9 @@ class Options(Attention):
         if softcap is not None or slopes is not None or bias is not None:
             options["score_mod"] = score_mod
         if is_bounded or every is not None or documents is not None:
-            # Compiled, it does not make the mask of all pairs.
-            make = torch.compile(create_block_mask)
+            # Compiled, it never holds the mask of all pairs. Fewer need no compiler, which takes many seconds.
+            is_large = self.seqlen_q * self.seqlen_kv > 1 << 28
+            make = torch.compile(create_block_mask) if is_large else create_block_mask
             options["block_mask"] = make(mask_mod, None, None, *lengths, device="cuda")
 
         def attention(q, k, v, sinks, **options):
