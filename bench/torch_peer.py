@@ -206,7 +206,8 @@ class Options(Attention):
         softcap, slopes, causal, bounds = self.softcap, self.slopes, self.causal, self.bounds
         bias, every, is_bounded = self.bias, self.every, self.is_bounded
         lengths = self.seqlen_q, self.seqlen_kv
-        offset = self.seqlen_kv - self.seqlen_q
+        # A sequence has as many keys as queries.
+        offset = 0 if self.offsets is not None else self.seqlen_kv - self.seqlen_q
 
         def score_mod(score, batch, head, q, kv):
             if softcap is not None:
@@ -220,7 +221,7 @@ class Options(Attention):
 
         documents = None
         if self.offsets is not None:
-            rows = torch.arange(self.seqlen_q, device="cuda")
+            rows = torch.arange(max(lengths), device="cuda")
             documents = torch.searchsorted(self.offsets, rows, right=True)
 
         def mask_mod(batch, head, q, kv):
