@@ -23,12 +23,18 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import sys
 import warnings
 
 
+# Compilers and their processes print with the errors: this pipe is for answers, and ends with this process.
+ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+
 def reply(**fields):
-    print(json.dumps(fields), flush=True)
+    print(json.dumps(fields), file=ANSWERS, flush=True)
 
 
 def first_line(error):
