@@ -38,7 +38,9 @@ def reply(**fields):
 
 
 def first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    # Compilers name themselves before the reason.
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 try:
