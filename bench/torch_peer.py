@@ -16,7 +16,7 @@ Then it answers each command on standard input, until that ends:
     {"time": {"contender": ..., "lead": 2, "iters": 5}}
         -> {"ms": [...]}                              of `iters` launches, after `lead` untimed ones
 
-A command that fails is answered by {"error": ...}.
+A command that fails is answered by {"error": ...}, and is the last if the GPU serves the process no more.
 """
 
 import contextlib
@@ -62,6 +62,16 @@ try:
 except Exception as error:
     reply(error=first_line(error))
     sys.exit()
+
+
+def serves():
+    """Whether the GPU serves this process: after some errors it never does again."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
 
 BACKENDS = {
     "SDPA flash": SDPBackend.FLASH_ATTENTION,
@@ -130,6 +140,8 @@ class Attention:
                 call()
             torch.cuda.synchronize()
         except Exception as error:  # compilers fail in many ways
+            if not serves():
+                raise
             return first_line(error)
         return None
 
@@ -384,6 +396,8 @@ def main():
                 reply(ms=milliseconds(shape, time["contender"], time["lead"], time["iters"]))
         except Exception as error:
             reply(error=first_line(error))
+            if not serves():
+                break
 
 
 with torch.no_grad():

@@ -12,12 +12,21 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The script; its documentation has the protocol.
 const TORCH: &str = include_str!("../torch_peer.py");
 
+/// What an error says if the child has ended.
+const ENDED: &str = "the peers ended without an answer";
+
 /// A child process that times its contenders on command.
 pub struct Peers {
+    command: Command,
+    process: Process,
+    introduction: Introduction,
+}
+
+/// The child and its pipes.
+struct Process {
     child: Child,
     commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    introduction: Introduction,
 }
 
 /// The child's first line.
@@ -34,32 +43,18 @@ impl Peers {
     /// If there is no Python, or it has no PyTorch that sees the GPU.
     pub fn torch(subject: &str) -> Result<Self> {
         let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-        Self::start(Command::new(python).args(["-c", TORCH, subject]))
+        let mut command = Command::new(python);
+        command.args(["-c", TORCH, subject]);
+        Self::start(command)
     }
 
-    /// Starts the child and reads its introduction.
-    fn start(command: &mut Command) -> Result<Self> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run {program}"))?;
-        let commands = child.stdin.take();
-        let mut answers = BufReader::new(child.stdout.take().context("no standard output")?);
-        match answer(&mut answers) {
-            Ok(introduction) => Ok(Peers {
-                child,
-                commands,
-                answers,
-                introduction,
-            }),
-            Err(error) => {
-                drop(commands);
-                child.wait()?;
-                Err(error.context(program))
-            }
-        }
+    fn start(mut command: Command) -> Result<Self> {
+        let (process, introduction) = Process::start(&mut command)?;
+        Ok(Peers {
+            command,
+            process,
+            introduction,
+        })
     }
 
     /// Names of the contenders.
@@ -73,6 +68,8 @@ impl Peers {
     }
 
     /// Draws inputs of a shape. Returns the contenders that do not serve it, with their reasons.
+    ///
+    /// A child that has ended is started again: some errors of a GPU are the end of a process.
     pub fn setup<S: Subject>(&mut self, shape: &S, seed: u64) -> Result<BTreeMap<String, String>> {
         #[derive(Deserialize)]
         struct Ready {
@@ -80,8 +77,13 @@ impl Peers {
         }
         let mut setup = shape.setup()?;
         setup["seed"] = json!(seed);
-        let ready: Ready = self.ask(&json!({ "setup": setup }))?;
-        Ok(ready.refusals)
+        let command = json!({ "setup": setup });
+        if let Some(Ready { refusals }) = self.process.ask(&command)? {
+            return Ok(refusals);
+        }
+        (self.process, self.introduction) = Process::start(&mut self.command)?;
+        let Ready { refusals } = self.process.ask(&command)?.context(ENDED)?;
+        Ok(refusals)
     }
 
     /// The GPU's milliseconds for each of `iters` launches, after `lead` that are not timed.
@@ -91,7 +93,7 @@ impl Peers {
             ms: Vec<f64>,
         }
         let command = json!({ "time": { "contender": contender, "lead": lead, "iters": iters } });
-        let Times { ms } = self.ask(&command)?;
+        let Times { ms } = self.process.ask(&command)?.context(ENDED)?;
         ensure!(
             ms.len() == iters,
             "{contender}: {} times for {iters}",
@@ -99,35 +101,59 @@ impl Peers {
         );
         Ok(ms)
     }
+}
 
-    fn ask<T: DeserializeOwned>(&mut self, command: &Value) -> Result<T> {
+impl Process {
+    /// Starts the child and reads its introduction.
+    fn start(command: &mut Command) -> Result<(Self, Introduction)> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {program}"))?;
+        let commands = child.stdin.take();
+        let answers = child.stdout.take().context("no standard output")?;
+        let mut process = Process {
+            child,
+            commands,
+            answers: BufReader::new(answers),
+        };
+        let introduction = process.answer().context(program)?;
+        Ok((process, introduction.context(ENDED)?))
+    }
+
+    /// The child's answer, or `None` if it has ended.
+    fn ask<T: DeserializeOwned>(&mut self, command: &Value) -> Result<Option<T>> {
         let commands = self.commands.as_mut().context("the peers have ended")?;
-        // If the child has ended, its answer is missing: `answer` reports that.
+        // If the child has ended, its answer is missing.
         let _ = writeln!(commands, "{command}");
-        answer(&mut self.answers)
+        self.answer()
+    }
+
+    /// Reads one line: an answer, or `{"error": ...}`; `None` at the end.
+    fn answer<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        if line.is_empty() {
+            return Ok(None);
+        }
+        let answer: Value = serde_json::from_str(&line)
+            .with_context(|| format!("not an answer of the peers: {}", line.trim_end()))?;
+        if let Some(error) = answer.get("error") {
+            bail!("{}", error.as_str().unwrap_or("an error without words"));
+        }
+        serde_json::from_value(answer)
+            .with_context(|| format!("not an answer to the question: {}", line.trim_end()))
     }
 }
 
-impl Drop for Peers {
+impl Drop for Process {
     fn drop(&mut self) {
         // The end of its input ends the child.
         self.commands = None;
         let _ = self.child.wait();
     }
-}
-
-/// Reads one line: an answer, or `{"error": ...}`.
-fn answer<T: DeserializeOwned>(answers: &mut impl BufRead) -> Result<T> {
-    let mut line = String::new();
-    answers.read_line(&mut line)?;
-    ensure!(!line.is_empty(), "the peers ended without an answer");
-    let answer: Value = serde_json::from_str(&line)
-        .with_context(|| format!("not an answer of the peers: {}", line.trim_end()))?;
-    if let Some(error) = answer.get("error") {
-        bail!("{}", error.as_str().unwrap_or("an error without words"));
-    }
-    serde_json::from_value(answer)
-        .with_context(|| format!("not an answer to the question: {}", line.trim_end()))
 }
 
 #[cfg(test)]
@@ -153,8 +179,10 @@ pub mod tests {
         start(FAKE).expect("a shell")
     }
 
-    fn start(script: &str) -> anyhow::Result<Peers> {
-        Peers::start(Command::new("sh").args(["-c", script]))
+    pub fn start(script: &str) -> anyhow::Result<Peers> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Peers::start(command)
     }
 
     #[test]
@@ -182,12 +210,17 @@ pub mod tests {
         assert_eq!(said("die", 2), "the peers ended without an answer");
         assert_eq!(said("SDPA flash", 2), "the peers ended without an answer");
 
+        let shapes = Grid::Quick.shapes().expect("shapes");
+        let refusals = peers.setup(&shapes[0], 0).expect("another child");
+        assert_eq!(refusals["picky"], "no kernel");
+        assert!(peers.time("SDPA flash", 1, 2).is_ok());
+
         let refused = |script| format!("{:#}", start(script).err().expect("no peers"));
         let error = refused(r#"echo '{"error": "No module named torch"}'"#);
         assert_eq!(error, "sh: No module named torch");
         assert!(refused("echo hello").contains("not an answer of the peers: hello"));
         assert!(refused("echo '{}'").contains("not an answer to the question: {}"));
-        let missing = Peers::start(&mut Command::new("no-such-program"));
+        let missing = Peers::start(Command::new("no-such-program"));
         let error = missing.err().expect("no peers");
         assert!(format!("{error:#}").starts_with("cannot run no-such-program"));
     }
