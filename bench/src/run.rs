@@ -36,7 +36,7 @@ pub struct Plan {
 /// Measures the shapes one by one, and calls `progress` with the results so far after each.
 ///
 /// # Errors
-/// If a kernel does not serve a shape or computes it wrongly, or if a device or the peers fail.
+/// If a kernel does not serve a shape or computes it wrongly, or if a device fails. A peer that fails has no times.
 pub fn run<S: Subject>(
     device: &Device,
     mut peers: Option<&mut Peers>,
@@ -66,8 +66,12 @@ fn measure<S: Subject>(
     let names = kernels.names();
     let contenders = peers.as_ref().map(|peers| peers.contenders().to_vec());
     let contenders = contenders.unwrap_or_default();
-    let refusals = match &mut peers {
-        Some(peers) => peers.setup(shape, plan.seed)?,
+    let mut refusals = match &mut peers {
+        Some(peers) => peers.setup(shape, plan.seed).unwrap_or_else(|error| {
+            let reason = format!("{error:#}");
+            let all = contenders.iter().cloned();
+            all.map(|contender| (contender, reason.clone())).collect()
+        }),
         None => BTreeMap::new(),
     };
     for (contender, reason) in &refusals {
@@ -81,7 +85,11 @@ fn measure<S: Subject>(
             Some(peer) if refusals.contains_key(peer) => Ok(Vec::new()),
             Some(peer) => {
                 let peers = peers.as_mut().context("peers were asked for names")?;
-                peers.time(peer, untimed, timed)
+                Ok(peers.time(peer, untimed, timed).unwrap_or_else(|error| {
+                    eprintln!("{peer} fails at {shape}: {error:#}");
+                    refusals.insert(peer.clone(), format!("{error:#}"));
+                    Vec::new()
+                }))
             }
         }
     })?;
@@ -97,7 +105,10 @@ fn measure<S: Subject>(
     let kernels = names.into_iter().zip(times);
     let kernels = kernels.map(|((name, splits), times)| (name, splits, times));
     let peers = contenders.into_iter().zip(peer_times);
-    let peers = peers.map(|(name, times)| (name, None, times));
+    let peers = peers.map(|(name, times)| match refusals.contains_key(&name) {
+        true => (name, None, Vec::new()),
+        false => (name, None, times),
+    });
     Ok(Measurement {
         shape: *shape,
         kernels: kernels.map(timing).collect(),
@@ -145,7 +156,7 @@ mod tests {
     use super::{Plan, in_turns, run, turns};
     use crate::contender::Choice;
     use crate::grid::Grid;
-    use crate::peers::tests::fake;
+    use crate::peers::tests::{fake, start};
     use crate::results::Results;
     use crate::results::tests::results;
     use crate::shape::Pass;
@@ -191,6 +202,57 @@ mod tests {
         ];
         let expected = [&first[..], &warmup, &turns.concat(), &turns.concat()].concat();
         assert_eq!(launches, expected);
+    }
+
+    /// Each shape is answered in another way: by an error of a contender, of the setup, by an end, and by times.
+    #[test]
+    fn peers_that_fail_lose_their_own_times() {
+        const SCRIPT: &str = r#"
+            echo '{"contenders": ["steady", "shaky"], "versions": {}}'
+            while read -r line; do
+                case "$line" in
+                    *setup*'"dim":72,'*) echo '{"error": "no memory"}' ;;
+                    *setup*) shape="$line"; echo '{"refusals": {}}' ;;
+                    *'"iters":0'*) echo '{"ms": []}' ;;
+                    *steady*) echo '{"ms": [1.0]}' ;;
+                    *) case "$shape" in
+                        *'"dim":64,'*) echo '{"error": "lost"}' ;;
+                        *'"dim":80,'*) exit 1 ;;
+                        *) echo '{"ms": [1.0]}' ;;
+                    esac ;;
+                esac
+            done"#;
+        let mut shapes = Grid::Quick.shapes().expect("shapes");
+        shapes.truncate(4);
+        for (shape, dim) in shapes.iter_mut().zip([64, 72, 80, 88]) {
+            (shape.batch, shape.heads, shape.seqlen, shape.dim) = (1, 1, 8, dim);
+        }
+        let plan = Plan {
+            kernel: Choice::Auto,
+            splits: 0,
+            iters: 4,
+            warmup: 0,
+            seed: 0,
+        };
+        let empty = Results {
+            measurements: Vec::new(),
+            ..results(&Grid::Quick, |_| 1.0)
+        };
+        let mut peers = start(SCRIPT).expect("a shell");
+        let (device, peers) = (Device::cpu(), Some(&mut peers));
+        let results = run(&device, peers, &shapes, &plan, empty, |_| Ok(())).expect("measured");
+        let timed = results.measurements.iter().map(|measurement| {
+            assert!(measurement.kernels[0].speed.is_some());
+            let peers = measurement.peers.iter();
+            peers.map(|peer| peer.speed.is_some()).collect::<Vec<_>>()
+        });
+        let [lost, no_memory, ended, served] = &timed.collect::<Vec<_>>()[..] else {
+            panic!("four shapes");
+        };
+        assert_eq!(*lost, [true, false]);
+        assert_eq!(*no_memory, [false, false]);
+        assert_eq!(*ended, [false, false], "the end of one is the end of both");
+        assert_eq!(*served, [true, true], "by another child");
     }
 
     #[test]
