@@ -58,7 +58,7 @@ impl From<Case> for BackwardCase {
 pub struct BackwardInputs {
     /// q, k and v.
     pub forward: Inputs,
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// `[batch, heads, seqlen_q, dim_v]`.
     pub d_o: Array4<f32>,
     /// `[batch, heads, seqlen_q]`; used if the case has a gradient of lse.
     pub d_lse: Array3<f32>,
@@ -66,7 +66,7 @@ pub struct BackwardInputs {
 
 /// What the forward pass gives.
 pub struct Saved {
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// `[batch, heads, seqlen_q, dim_v]`.
     pub o: Array4<f32>,
     /// `[batch, heads, seqlen_q]`.
     pub lse: Array3<f32>,
@@ -79,7 +79,7 @@ pub struct Gradients {
     pub dq: Array4<f32>,
     /// `[batch, kv_heads, seqlen_kv, dim]`.
     pub dk: Array4<f32>,
-    /// `[batch, kv_heads, seqlen_kv, dim]`.
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`.
     pub dv: Array4<f32>,
 }
 
@@ -109,7 +109,7 @@ impl BackwardCase {
         let [batch, heads, rows, _] = self.forward.q_shape();
         BackwardInputs {
             forward,
-            d_o: Array4::from_shape_simple_fn(self.forward.q_shape(), || {
+            d_o: Array4::from_shape_simple_fn(self.forward.o_shape(), || {
                 rng.sample(StandardNormal)
             }),
             d_lse: Array3::from_shape_simple_fn([batch, heads, rows], || {
@@ -186,7 +186,7 @@ impl BackwardCase {
         let mut gradients = [
             ("dq", place(self.dq, case.q_shape())),
             ("dk", place(self.dk, case.kv_shape())),
-            ("dv", place(self.dv, case.kv_shape())),
+            ("dv", place(self.dv, case.v_shape())),
         ];
 
         let read = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("d_o", &d_o)];
@@ -306,7 +306,7 @@ impl BackwardCase {
         let gradients = Gradients {
             dq: array(case.q_shape(), dq)?,
             dk: array(case.kv_shape(), dk)?,
-            dv: array(case.kv_shape(), dv)?,
+            dv: array(case.v_shape(), dv)?,
         };
         Ok((gradients, report))
     }

@@ -328,6 +328,13 @@ impl Case {
         [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
     }
 
+    /// Shape of o.
+    #[must_use]
+    pub fn o_shape(&self) -> [usize; 4] {
+        let [.., dim_v] = self.v_shape();
+        [self.batch, self.heads, self.seqlen_q, dim_v]
+    }
+
     /// Shape of v.
     #[must_use]
     pub fn v_shape(&self) -> [usize; 4] {

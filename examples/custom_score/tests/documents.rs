@@ -163,7 +163,7 @@ fn plans_name_the_kernels() {
             Class::Sm90,
             128,
             "hopper_optional_f16_d128",
-            "backward_optional_f16_d128",
+            "backward_hopper_stored_optional_f16_d128",
         ),
     ] {
         let shape = [1, 1, 5, dim];

@@ -98,7 +98,7 @@ macro_rules! entries {
         #[cfg(target_arch = "nvptx64")]
         mod entries {
             use super::*;
-            use $crate::abi::{BackwardParams, ForwardParams, Sm90Params};
+            use $crate::abi::{BackwardParams, ForwardParams, Sm90BackwardParams, Sm90Params};
             use $crate::attention::custom::{CustomMask, CustomScore};
             use $crate::attention::forward::Unwatched;
             use $crate::attention::heads::{HeadSlice, OneHead};
