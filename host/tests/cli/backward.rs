@@ -175,7 +175,7 @@ fn options_that_do_not_fit_are_refused() {
 #[test]
 fn wide_heads_are_for_the_cpu() {
     let line = "--device emulator --pass both --dim 264 --seqlen 16";
-    let finished = run(&line.split(' ').collect::<Vec<_>>());
+    let finished = run_line(line);
     let reason = match attention::ptx::COMPILED {
         true => "no kernel computes the backward pass for dim 264; use the CPU",
         false => "cargo xtask setup",

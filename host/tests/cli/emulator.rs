@@ -13,7 +13,7 @@ fn run_on_emulator(line: &str) -> Option<Finished> {
         "--device emulator"
     };
     let line = format!("{device} {line}");
-    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    let finished = run_line(&line);
     if attention::ptx::COMPILED {
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
         assert_eq!(finished.stderr, "", "{line}");
@@ -29,11 +29,7 @@ fn every_kernel_that_serves_a_problem_passes() {
     let Some(finished) = run_on_emulator(line) else {
         return;
     };
-    let outcomes: Vec<Value> = finished
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let outcomes = outcomes(&finished.stdout);
     let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
     assert_eq!(kernels[0], "forward_bf16_d64_causal");
     // All from head dim 64 on, those for other devices too: an A100 has the shared memory.
@@ -56,8 +52,7 @@ fn every_kernel_that_serves_a_problem_passes() {
 fn ladder(line: &str) -> Option<Vec<Value>> {
     let line = format!("--json --heads 1 --seqlen 40 --seqlen-kv 70 --check full {line}");
     let finished = run_on_emulator(&line)?;
-    let parse = |line| serde_json::from_str(line).expect("JSON");
-    let outcomes: Vec<Value> = finished.stdout.lines().map(parse).collect();
+    let outcomes = outcomes(&finished.stdout);
     for outcome in &outcomes {
         assert_eq!(outcome["passed"], true, "{line}: {outcome}");
     }
@@ -106,7 +101,7 @@ fn workspaces_beyond_the_memory_are_refused() {
     }
     for seqlen in ["2000000", "2147482624"] {
         let line = format!("--device emulator --kernel naive --heads 1 --dim 8 --seqlen {seqlen}");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         let reasons = ["seqlen and dim are too large", "memory on emulator", "free"];
         refused(&line, &finished, &reasons);
     }
@@ -233,7 +228,7 @@ fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
             "--device emulator"
         };
         let line = format!("{device} --heads 1 --seqlen 64 {line}");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         refused(&line, &finished, &reasons);
     }
 }
@@ -260,7 +255,7 @@ fn splits_are_made_and_told() {
         let Some(finished) = run_on_emulator(&format!("{line} {options}")) else {
             return;
         };
-        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let outcome = outcome(&finished.stdout);
         assert_eq!(outcome["kernel"], kernel, "{options}");
         assert_eq!(outcome["splits"], splits, "{options}");
         assert_eq!(outcome["passed"], true, "{options}");
@@ -274,11 +269,7 @@ fn biases_and_masks_reach_the_kernels() {
     let Some(finished) = run_on_emulator(&format!("{sizes} --json --check full")) else {
         return;
     };
-    let outcomes: Vec<Value> = finished
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let outcomes = outcomes(&finished.stdout);
     let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
     assert_eq!(kernels, ["optional_f16_d64", "backward_optional_f16_d64"]);
     for outcome in &outcomes {
@@ -292,11 +283,11 @@ fn biases_and_masks_reach_the_kernels() {
     let table = finished.expect("kernels").stdout;
     assert_eq!(table.matches("pass ").count(), 2 + 1, "{table}");
     let finished = run_on_emulator("--seqlen 70 --dim-v 128 --json --check full");
-    let outcome: Value = serde_json::from_str(&finished.expect("kernels").stdout).expect("JSON");
+    let outcome = outcome(&finished.expect("kernels").stdout);
     assert_eq!(outcome["kernel"], "optional_f16_d128");
     assert_eq!(outcome["passed"], true, "{outcome}");
     let line = "--device emulator --seqlen 70 --dim-v 128 --pass both";
-    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    let finished = run_line(&line);
     let reason = "no kernel computes the gradients of dim_v other than dim; use the CPU";
     refused(line, &finished, &[reason]);
 }
@@ -311,7 +302,7 @@ fn devices_of_every_class_are_emulated() {
     let run_on = |class: &str, options: &str| {
         let shape = "--heads 1 --seqlen 70 --dim 256 --json --check full";
         let line = format!("--device emulator:{class} {shape} {options}");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         (line, finished)
     };
     for (class, kernel) in [
@@ -322,7 +313,7 @@ fn devices_of_every_class_are_emulated() {
     ] {
         let (line, finished) = run_on(class, "");
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
-        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let outcome = outcome(&finished.stdout);
         assert_eq!(outcome["kernel"], kernel);
         assert_eq!(outcome["passed"], true);
     }
@@ -336,7 +327,7 @@ fn devices_of_every_class_are_emulated() {
 #[test]
 fn combine_kernels_are_not_for_choice() {
     let line = "--device emulator --seqlen 64 --kernel combine_f16";
-    let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+    let finished = run_line(&line);
     if attention::ptx::COMPILED {
         refused(line, &finished, &["combine_f16", "splits"]);
     }
@@ -360,7 +351,7 @@ fn counters_are_printed_on_request() {
     // Times of the emulator say nothing about the kernel.
     assert!(!finished.stdout.contains("FLOP/s"), "{}", finished.stdout);
     let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
-    let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    let outcome = outcome(&finished.stdout);
     let counters = &outcome["counters"][0];
     assert_eq!(counters["kernel"], "forward_f16_d64");
     assert_eq!(counters["mma"], 256);
@@ -391,7 +382,7 @@ fn every_launch_of_a_call_is_counted() {
         let Some(finished) = run_on_emulator(&format!("{line} --json")) else {
             return;
         };
-        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let outcome = outcome(&finished.stdout);
         let launches = outcome["counters"].as_array().expect("launches");
         let kernels = launches
             .iter()
@@ -421,7 +412,7 @@ fn equal_bank_conflicts_are_told_once() {
         .filter(|line| line.starts_with("bank conflicts: "))
         .collect();
     let finished = run_on_emulator(&format!("{line} --json")).expect("compiled");
-    let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    let outcome = outcome(&finished.stdout);
     let places = outcome["counters"][0]["bank_conflicts"]
         .as_array()
         .map(Vec::len);

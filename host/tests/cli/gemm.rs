@@ -1,6 +1,6 @@
 //! `attention gemm`.
 
-use super::{gemm_on_cpu, mistyped, refused, run};
+use super::{gemm_on_cpu, mistyped, outcome, outcomes, refused, run_line};
 use serde_json::Value;
 
 /// Runs on the CPU, where it must succeed silently; returns standard output.
@@ -25,7 +25,7 @@ fn the_cpu_multiplies() {
 #[test]
 fn a_line_of_json_for_each_kernel() {
     let text = succeed("--json --m 300 --n 7 --k 65 --dtype bf16 --check full");
-    let outcome: Value = serde_json::from_str(&text).expect("one object");
+    let outcome = outcome(&text);
     let expected = [("m", 300), ("n", 7), ("k", 65)];
     assert!(expected.iter().all(|(name, size)| outcome[name] == *size));
     assert_eq!(
@@ -69,13 +69,9 @@ fn the_emulator_runs_every_family() {
     ] {
         let line =
             format!("gemm --device {device} --json --m 70 --n 130 --k 37 --acc {acc} --counters");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         assert_eq!(finished.status, Some(0), "{}", finished.stderr);
-        let outcomes: Vec<Value> = finished
-            .stdout
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"))
-            .collect();
+        let outcomes = outcomes(&finished.stdout);
         assert_eq!(outcomes.len(), expected.len(), "{line}");
         for (outcome, expected) in outcomes.iter().zip(expected) {
             let kernel = outcome["kernel"].as_str().expect("a name");
@@ -103,9 +99,9 @@ fn every_number_of_stages_exists() {
     for stages in ["3", "4", "5"] {
         let line = "gemm --device emulator --json --m 16 --n 16 --k 200 --kernel gemm-multistage";
         let line = format!("{line} --stages {stages}");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         assert_eq!(finished.status, Some(0), "{}", finished.stderr);
-        let outcome: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+        let outcome = outcome(&finished.stdout);
         let kernel = outcome["kernel"].as_str().expect("a name");
         assert!(kernel.ends_with(&format!("x{stages}")), "{kernel}");
     }
@@ -139,7 +135,7 @@ fn what_would_work_is_said() {
         ),
     ] {
         let line = format!("gemm --device emulator:sm_86 {line}");
-        let finished = run(&line.split_whitespace().collect::<Vec<_>>());
+        let finished = run_line(&line);
         refused(&line, &finished, &reasons);
     }
 }

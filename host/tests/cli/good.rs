@@ -79,17 +79,17 @@ fn an_unchecked_result_neither_passed_nor_failed() {
 
 #[test]
 fn auto_says_which_device_it_took() {
-    let finished = run(&["--seqlen", "64", "--json"]);
+    let finished = run_line("--seqlen 64 --json");
     assert_eq!(finished.status, Some(0), "{}", finished.stderr);
-    let object: Value = serde_json::from_str(&finished.stdout).expect("JSON");
-    let said = format!("device: {} (", object["device"].as_str().expect("a name"));
+    let device = &outcome(&finished.stdout)["device"];
+    let said = format!("device: {} (", device.as_str().expect("a name"));
     assert!(finished.stderr.starts_with(&said), "{}", finished.stderr);
     assert_eq!(finished.stderr.lines().count(), 1);
 }
 
 #[test]
 fn kernels_are_listed() {
-    let finished = run(&["--list-kernels"]);
+    let finished = run_line("--list-kernels");
     assert_eq!((finished.status, finished.stderr.as_str()), (Some(0), ""));
     let rows: Vec<Vec<&str>> = finished
         .stdout

@@ -43,19 +43,18 @@ fn finished(output: Output) -> Finished {
     }
 }
 
+/// Runs with the words of a line.
+fn run_line(line: &str) -> Finished {
+    run(&line.split_whitespace().collect::<Vec<_>>())
+}
+
 fn run_on_cpu(line: &str) -> Finished {
-    let args: Vec<&str> = ["--device", "cpu"]
-        .into_iter()
-        .chain(line.split_whitespace())
-        .collect();
-    run(&args)
+    run_line(&format!("--device cpu {line}"))
 }
 
 /// Runs `gemm` on the CPU.
 fn gemm_on_cpu(line: &str) -> Finished {
-    let args = ["gemm", "--device", "cpu"].into_iter();
-    let args: Vec<&str> = args.chain(line.split_whitespace()).collect();
-    run(&args)
+    run_line(&format!("gemm --device cpu {line}"))
 }
 
 /// Runs on the CPU, where it must succeed silently; returns standard output.
@@ -66,13 +65,21 @@ fn succeed(line: &str) -> String {
     finished.stdout
 }
 
-/// The objects of a successful `--json` run.
-fn json(line: &str) -> Vec<Value> {
+/// What a `--json` run printed: an outcome on each line.
+fn outcomes(stdout: &str) -> Vec<Value> {
     let parse = |line| serde_json::from_str(line).expect("JSON");
-    succeed(&format!("--json {line}"))
-        .lines()
-        .map(parse)
-        .collect()
+    stdout.lines().map(parse).collect()
+}
+
+/// What a `--json` run of one kernel printed.
+fn outcome(stdout: &str) -> Value {
+    let [outcome] = <[Value; 1]>::try_from(outcomes(stdout)).expect("one line");
+    outcome
+}
+
+/// The outcomes of a successful run on the CPU.
+fn json(line: &str) -> Vec<Value> {
+    outcomes(&succeed(&format!("--json {line}")))
 }
 
 /// Runs on the CPU, where it must be refused for all of `reasons`.
