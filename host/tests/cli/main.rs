@@ -178,3 +178,23 @@ fn write_even_weights<T: bytemuck::Pod>(
         ],
     )
 }
+
+/// Writes the same q, k and v in f32, v with `dim_v` elements in a row; d_o of ones; and `others`.
+fn write_with_d_o(folder: &TempDir, dim_v: usize, others: &[FileTensor]) -> PathBuf {
+    let (q_shape, kv_shape) = ([1, 2, 3, 8], [1, 1, 4, 8]);
+    let (v_shape, o_shape) = ([1, 1, 4, dim_v], [1, 2, 3, dim_v]);
+    let (zeros, ones) = ([0.0_f32; 48], vec![1.0_f32; 6 * dim_v]);
+    let v: Vec<f32> = (0..4 * dim_v).map(|i| (i / dim_v) as f32).collect();
+    let tensors: [FileTensor; 4] = [
+        ("q", Dtype::F32, &q_shape, bytemuck::cast_slice(&zeros)),
+        (
+            "k",
+            Dtype::F32,
+            &kv_shape,
+            bytemuck::cast_slice(&zeros[..32]),
+        ),
+        ("v", Dtype::F32, &v_shape, bytemuck::cast_slice(&v)),
+        ("d_o", Dtype::F32, &o_shape, bytemuck::cast_slice(&ones)),
+    ];
+    write(folder, &[&tensors[..], others].concat())
+}

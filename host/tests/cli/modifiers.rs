@@ -64,7 +64,7 @@ fn sequences_alone_and_with_other_options() {
 
 /// Scores are 0: a row's lse counts the keys that it sees.
 #[test]
-fn sequences_are_those_of_the_list() {
+fn sequences_have_the_lengths_of_the_list() {
     let folder = folder();
     let inputs = |shape: [usize; 4]| {
         let zeros = vec![0.0_f32; shape.iter().product()];
@@ -126,29 +126,9 @@ fn they_are_shown() {
     assert!(plain.contains(", f16\n"), "{plain}");
 }
 
-/// q `[1, 2, 3, 8]` and k of zeros, v with rows of 0, 1, 2 and 3, and d_o of ones, in f32; and other tensors.
+/// Writes q, k, v and d_o with rows of 8 elements, by which all visible keys weigh the same; and `others`.
 fn inputs(folder: &TempDir, others: &[FileTensor]) -> PathBuf {
-    inputs_of(folder, 8, others)
-}
-
-/// The same with so many elements in rows of v and d_o.
-fn inputs_of(folder: &TempDir, dim_v: usize, others: &[FileTensor]) -> PathBuf {
-    let (q_shape, kv_shape) = ([1, 2, 3, 8], [1, 1, 4, 8]);
-    let (v_shape, o_shape) = ([1, 1, 4, dim_v], [1, 2, 3, dim_v]);
-    let (zeros, ones) = ([0.0_f32; 48], vec![1.0_f32; 6 * dim_v]);
-    let v: Vec<f32> = (0..4 * dim_v).map(|i| (i / dim_v) as f32).collect();
-    let tensors: [FileTensor; 4] = [
-        ("q", Dtype::F32, &q_shape, bytemuck::cast_slice(&zeros)),
-        (
-            "k",
-            Dtype::F32,
-            &kv_shape,
-            bytemuck::cast_slice(&zeros[..32]),
-        ),
-        ("v", Dtype::F32, &v_shape, bytemuck::cast_slice(&v)),
-        ("d_o", Dtype::F32, &o_shape, bytemuck::cast_slice(&ones)),
-    ];
-    write(folder, &[&tensors[..], others].concat())
+    write_with_d_o(folder, 8, others)
 }
 
 /// The numbers of a file's tensors in f32.
@@ -293,7 +273,7 @@ fn biases_have_a_gradient() {
 #[test]
 fn values_may_have_a_head_dim_of_their_own() {
     let folder = folder();
-    let input = inputs_of(&folder, 16, &[]);
+    let input = write_with_d_o(&folder, 16, &[]);
     let [o, dv] = outputs(&folder, "--pass both", ["o", "dv"]);
     expect_close(&o, &[1.5; 6 * 16]);
     expect_close(&dv, &[1.5; 4 * 16]);
