@@ -32,7 +32,7 @@ pub fn tests() -> Vec<Test> {
             }));
             if forward.kind.serves(false) {
                 tests.push(Test::emulator(name("counters"), move |_| {
-                    counters_are_those_of_the_algorithm(kernel, forward)
+                    counters_follow_the_algorithm(kernel, forward)
                 }));
             }
         }
@@ -199,7 +199,7 @@ fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic
 }
 
 /// Every query tile reads the keys that it sees once, and no sector moves in part.
-fn counters_are_those_of_the_algorithm(kernel: &Kernel, forward: &Forward) -> Outcome {
+fn counters_follow_the_algorithm(kernel: &Kernel, forward: &Forward) -> Outcome {
     // A multiple of the rows of every tile.
     const LENGTH: u64 = 384;
     let dim = u64::from(forward.dim);

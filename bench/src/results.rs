@@ -304,7 +304,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_rate_is_that_of_the_median() {
+    fn a_rate_comes_from_the_median() {
         let speed = Speed::new(6e9, &[4.0, 2.0, 3.0]);
         assert_eq!((speed.median_ms, speed.min_ms), (3.0, 2.0));
         assert!((speed.tflops - 2.0).abs() < 1e-12);

@@ -70,7 +70,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn kernels_are_those_of_the_library() {
+    fn a_kernel_is_found_by_shape_or_name() {
         if !ptx::COMPILED {
             return;
         }

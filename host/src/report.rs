@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_that_of_the_median() {
+    fn the_rate_comes_from_the_median() {
         let (json, _) = outcome(0.0);
         assert_eq!(
             (&json["median_ms"], &json["min_ms"], &json["terms"]),

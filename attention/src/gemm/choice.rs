@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_those_of_the_device_and_the_options() {
+    fn device_and_options_decide_the_families() {
         let of = |class, gemm: Gemm| {
             let device = Device::emulator_of(class, Default::default());
             device.map(|device| gemm.families(&device, Dtype::F16).expect("kernels"))

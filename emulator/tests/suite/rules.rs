@@ -115,7 +115,7 @@ fn copies_are_not_touched_before_they_are_waited_for() {
 }
 
 #[test]
-fn a_wait_is_that_of_one_thread() {
+fn a_thread_waits_for_itself_alone() {
     let body = "setp.eq.b32 %p0, %tid, 0;
         @%p0 cp.async.cg.shared.global [%smem], [%in], 16;
         cp.async.commit_group;
