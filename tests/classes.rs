@@ -4,7 +4,7 @@ use attention::emulator::Options;
 use attention::{Attention, Class, Device, Error, RawOptions, Tensor, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};
-use tests::{Case, Layout, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test, counting};
 
 /// Fewer random cases than elsewhere: other tests run every kernel by name.
 const CASES: u32 = 24;
@@ -138,11 +138,7 @@ fn tensors_without_maps() -> Outcome {
 
 /// A block of a Hopper kernel that is done takes the next tile, which a counter in the workspace tells.
 fn more_tiles_than_blocks() -> Outcome {
-    let options = Options {
-        counters: true,
-        ..Options::default()
-    };
-    let device = Device::emulator_of(Class::Sm90, options)?;
+    let device = Device::emulator_of(Class::Sm90, counting())?;
     // One tile of up to 256 rows for each of 50 heads; there are 132 multiprocessors.
     for (seed, (batch, seqlen_q)) in [(3, 70), (3, 70), (2, 70), (3, 256), (3, 70)]
         .into_iter()

@@ -1,9 +1,9 @@
 //! Memory traffic of the kernels, counted by the emulator.
 
-use attention::emulator::{Counters, Options};
-use attention::{Class, Device, Tensor, f16};
+use attention::emulator::Counters;
+use attention::{Device, Tensor, f16};
 use kernels::catalog::{Auxiliary, Family, KERNELS, Kernel};
-use tests::{Case, Layout, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test, counting};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -21,19 +21,9 @@ pub fn tests() -> Vec<Test> {
     of_kernels.chain([swizzle]).collect()
 }
 
-/// An emulated GPU that counts.
-fn counting(class: Class) -> Result<Device, attention::Error> {
-    let options = Options {
-        counters: true,
-        ..Options::default()
-    };
-    Device::emulator_of(class, options)
-}
-
 /// What a kernel does in a case.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Failed> {
-    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    let device = counting(*class.expect("of some class"))?;
+    let device = Device::emulator_of(kernel.class(), counting())?;
     case.check(&device)?;
     let mut launches = device.counters().into_iter();
     let (_, counters) = launches
@@ -86,7 +76,7 @@ fn is_whole_sectors(opcode: &str) -> bool {
 
 /// Counters of a launch that is small enough to count by hand: one query tile, two blocks of keys.
 fn work_is_counted() -> Outcome {
-    let device = counting(Class::Sm80)?;
+    let device = Device::emulator(counting())?;
     let tensor = |rows: usize| Tensor::new(&device, [1, 1, rows, 64], &vec![f16::ONE; rows * 64]);
     attention::Attention::new().forward(&tensor(128)?, &tensor(128)?, &tensor(128)?)?;
     let launches = device.counters();

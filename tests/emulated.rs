@@ -7,7 +7,7 @@ use attention::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;
-use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test};
+use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test, counting};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -56,19 +56,6 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// A GPU with shared memory for a kernel.
-fn emulated(kernel: &Kernel, options: Options) -> attention::Result<Device> {
-    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    Device::emulator_of(*class.expect("of some class"), options)
-}
-
-fn counting() -> Options {
-    Options {
-        counters: true,
-        ..Options::default()
-    }
-}
-
 /// A case of one head for a kernel, at its own head dim.
 fn case(kernel: &Kernel, forward: &Forward, seqlen_q: u64, seqlen_kv: u64) -> Case {
     Case {
@@ -93,7 +80,7 @@ fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
             seed,
             ..case(kernel, forward, 130, 100)
         };
-        case.check(&emulated(kernel, options)?)?;
+        case.check(&Device::emulator_of(kernel.class(), options)?)?;
     }
     PASSED
 }
@@ -192,7 +179,7 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
 
 /// What the launches of a case do.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
-    let device = emulated(kernel, counting())?;
+    let device = Device::emulator_of(kernel.class(), counting())?;
     case.check(&device)?;
     let launches = device.counters().into_iter();
     Ok(launches.map(|(_, counters)| counters).collect())

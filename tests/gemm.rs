@@ -8,7 +8,7 @@ use libtest_mimic::Completion;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tests::strategy::check_each;
-use tests::{GemmCase, Outcome, PASSED, Rows, Test};
+use tests::{GemmCase, Outcome, PASSED, Rows, Test, counting};
 
 /// What a test does on a device.
 type Run = fn(&Device) -> Outcome;
@@ -141,11 +141,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
 
 /// No bank conflicts in shared memory, and only whole sectors of A, B and C.
 fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
-    let options = Options {
-        counters: true,
-        ..Options::default()
-    };
-    let device = Device::emulator_of(Class::Sm90, options)?;
+    let device = Device::emulator_of(Class::Sm90, counting())?;
     let case = GemmCase {
         problem: GemmProblem {
             m: 300,

@@ -194,6 +194,15 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
     conclusion.exit_code()
 }
 
+/// Options of an emulator that counts.
+#[must_use]
+pub fn counting() -> Options {
+    Options {
+        counters: true,
+        ..Options::default()
+    }
+}
+
 pub(crate) fn count_run(device: &Device) {
     let mut runs = RUNS.lock().expect("counted");
     *runs.entry(device.name().to_owned()).or_default() += 1;

@@ -1,7 +1,7 @@
 //! Every kernel of the catalog at its own head dim and at the smallest one that it serves, aligned and not.
 
 use attention::emulator::Options;
-use attention::{Class, Device, Error, RawOptions, kernel};
+use attention::{Device, Error, RawOptions, kernel};
 use kernels::catalog::{
     Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, MAX_HEAD_DIM, WIDE_DIMS,
 };
@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
             Test::new(kernel.name, move |device| {
                 let emulated;
                 let device = if device.is_emulator() {
-                    emulated = emulated_for(kernel)?;
+                    emulated = Device::emulator_of(kernel.class(), Options::default())?;
                     &emulated
                 } else {
                     device
@@ -48,12 +48,6 @@ pub fn tests() -> Vec<Test> {
             })
         })
         .collect()
-}
-
-/// An emulated GPU of a class that the kernel is for: others may lack the shared memory.
-fn emulated_for(kernel: &Kernel) -> Result<Device, Error> {
-    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    Device::emulator_of(*class.expect("of some class"), Options::default())
 }
 
 /// Cases of a kernel: of a combine kernel the cases of a kernel that splits, of the pack kernel unaligned ones.

@@ -9,7 +9,7 @@ use ladder::{Ladder, OStore, Rung, Swizzles};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, first_fitting, of_dims, on_rung};
-use tests::{Case, Layout, Outcome, PASSED, Test};
+use tests::{Case, Layout, Outcome, PASSED, Test, counting};
 
 /// Random cases of each kind; on the emulator fewer than elsewhere, for there are twelve kernels.
 fn count(device: &Device) -> u32 {
@@ -336,10 +336,7 @@ fn schedules(rung: Rung) -> Outcome {
 /// Every tile that is swizzled takes conflicts away from `ldmatrix`; with all of them there are none, nor if
 /// rows are a chunk further apart, whatever the rows' length.
 fn bank_conflicts(rung: Rung) -> Outcome {
-    let device = Device::emulator(Options {
-        counters: true,
-        ..Options::default()
-    })?;
+    let device = Device::emulator(counting())?;
     let wide = (rung.max_dim() > 256).then_some(264);
     for dim in [32, 64, 96, 128].into_iter().chain(wide) {
         let conflicts = |swizzles| -> Result<u64, libtest_mimic::Failed> {

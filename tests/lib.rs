@@ -17,6 +17,6 @@ pub use backward_case::{BackwardCase, BackwardInputs, Gradients};
 pub use case::{Case, Inputs};
 pub use gemm_case::{GemmCase, Rows};
 pub use guarded::Guarded;
-pub use harness::{Outcome, PASSED, Test};
+pub use harness::{Outcome, PASSED, Test, counting};
 pub use layout::Layout;
 pub use modifiers::Modifiers;

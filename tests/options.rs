@@ -5,7 +5,7 @@ use attention::{Attention, Class, Device, Dtype, Tensor, Window, f16};
 use proptest::prelude::*;
 use tests::modifiers::Pairs;
 use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled};
-use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
+use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test, counting};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
@@ -200,11 +200,7 @@ fn masks_of_one_pair(device: &Device) -> Outcome {
 fn hidden_blocks_are_not_loaded() -> Outcome {
     let (rows, keys, dim) = (256, 4096, 64);
     for class in [Class::Sm80, Class::Sm90] {
-        let options = Options {
-            counters: true,
-            ..Options::default()
-        };
-        let device = Device::emulator_of(class, options)?;
+        let device = Device::emulator_of(class, counting())?;
         let tensor =
             |rows: usize| Tensor::new(&device, [1, 1, rows, dim], &vec![f16::ONE; rows * dim]);
         let (few, many) = (tensor(rows)?, tensor(keys)?);

@@ -41,16 +41,9 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// A device that the kernel is for.
-fn device_for(kernel: &Kernel) -> attention::Result<Device> {
-    let mut classes = Class::ALL.iter();
-    let class = classes.find(|&&class| kernel.is_for(class));
-    Device::emulator_of(*class.expect("of some class"), Options::default())
-}
-
 /// Masks that leave tiles of both sides unseen, and scores that are not the products.
 fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
-    let device = device_for(kernel)?;
+    let device = Device::emulator_of(kernel.class(), Options::default())?;
     let pairs = |of| {
         let repeats = [false, true, false];
         Some(Pairs { repeats, of })
@@ -106,7 +99,7 @@ fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
 }
 
 fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
-    let device = device_for(kernel)?;
+    let device = Device::emulator_of(kernel.class(), Options::default())?;
     for any_order in [false, true] {
         let case = BackwardCase {
             any_order,

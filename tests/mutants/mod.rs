@@ -112,7 +112,6 @@ impl Subject {
             return subject;
         }
         let kernel = catalog::named(name).expect("in the catalog");
-        let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
         let runs = options::runs(kernel);
         let switches = match runs {
             Some(_) => options::switches(name),
@@ -123,7 +122,7 @@ impl Subject {
                 switches,
                 ..kernel.into()
             },
-            class: *class.expect("of some class"),
+            class: kernel.class(),
             runs: runs.unwrap_or_else(|| self::runs(kernel)),
         }
     }

@@ -103,7 +103,7 @@ struct Call {
     arguments: String,
 }
 
-/// Kernels that are counted: all except copies, which have no dtype.
+/// Kernels that are counted: all that have a dtype.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     let kernels = KERNELS.iter();
     kernels.filter(|kernel| kernel.dtype().is_some())
@@ -142,8 +142,7 @@ const ONE_HEAD: &str = "--heads 1 --splits 1";
 fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
     let name = kernel.name;
     let dtype = kernel.dtype().map_or("f16", Dtype::name);
-    let class = Class::ALL.iter().find(|class| kernel.is_for(**class));
-    let class = class.expect("of some class").name();
+    let class = kernel.class().name();
     let attention = |kernel: &str, dim: u32, causal: bool| {
         let mask = if causal { "--causal" } else { "" };
         format!(

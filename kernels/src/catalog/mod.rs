@@ -208,7 +208,16 @@ impl Kernel {
         }
     }
 
-    /// Element type; copies move any of 16 bits.
+    /// The first class of devices that the kernel is for: others may lack the shared memory.
+    ///
+    /// # Panics
+    /// If it is for none.
+    pub fn class(&self) -> Class {
+        let class = Class::ALL.iter().find(|class| self.is_for(**class));
+        *class.expect("of some class")
+    }
+
+    /// Element type; kernels that serve all types have none.
     pub fn dtype(&self) -> Option<Dtype> {
         match self.family {
             Family::Forward(Forward { dtype, .. })
