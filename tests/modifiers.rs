@@ -42,6 +42,14 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    /// Elements of a row of a mask: bytes, or words of 32 keys.
+    fn row(&self, keys: usize) -> usize {
+        match self.of {
+            0 => keys,
+            _ => keys.div_ceil(32),
+        }
+    }
+
     /// The tensor's shape, with so many elements for the keys of a query.
     fn shape(&self, p: &Problem, row: usize) -> [usize; 4] {
         let [batch, heads, seqlen_q] = self
@@ -101,17 +109,19 @@ impl Modifiers {
     #[must_use]
     pub fn raw(&self, problem: &Problem) -> RawOptions {
         let [batch, heads] = [problem.batch, problem.heads];
+        let pairs = |row| RawTensor::row_major([batch, heads, problem.seqlen_q, row]);
+        let keys = problem.seqlen_kv;
         let sequences = self.sequences.as_ref();
         RawOptions {
             alibi: self.alibi.then(|| RawTensor::row_major([batch, heads])),
             sinks: self.sinks.then(|| RawTensor::row_major([heads])),
             bias: self.bias.map(|bias| RawBias {
                 dtype: Self::BIAS_DTYPES[bias.of],
-                tensor: RawTensor::row_major(bias.shape(problem, problem.seqlen_kv)),
+                tensor: pairs(keys),
             }),
             mask: self.mask.map(|mask| RawMask {
                 bits: mask.of == 1,
-                tensor: RawTensor::row_major(mask.shape(problem, problem.seqlen_kv)),
+                tensor: pairs(mask.row(keys)),
             }),
             sequences: sequences
                 .map(|sequences| sequences.map(|numbers| RawTensor::row_major([numbers.len()]))),
@@ -119,8 +129,7 @@ impl Modifiers {
         }
     }
 
-    /// Tensors for a problem, of a seed, on a device. One slope is 0, and one sink is -inf, where there are several. The mask
-    /// hides all keys from some queries, and whole blocks of keys.
+    /// Tensors for a problem, of a seed, on a device. One slope is 0, and one sink is -inf, where there are several.
     ///
     /// # Errors
     /// If the device has no memory.
@@ -151,67 +160,12 @@ impl Modifiers {
             .alibi
             .then(|| Tensor::new(device, [batch, heads], &slopes));
         let sinks = self.sinks.then(|| Tensor::new(device, [heads], &sinks));
-        let bias = self.bias.map(|pairs| {
-            let shape = pairs.shape(problem, problem.seqlen_kv);
-            let numbers: Vec<f32> = (0..shape.iter().product())
-                .map(|_| rng.sample(StandardNormal))
-                .collect();
-            fn of<T: Element>(
-                device: &Device,
-                shape: [usize; 4],
-                numbers: &[f32],
-            ) -> Result<Tensor<T>> {
-                let numbers: Vec<T> = numbers.iter().map(|&x| T::from_f32(x)).collect();
-                Tensor::new(device, shape, &numbers)
-            }
-            Ok(match Self::BIAS_DTYPES[pairs.of] {
-                Dtype::F16 => Bias::F16(of(device, shape, &numbers)?),
-                Dtype::Bf16 => Bias::Bf16(of(device, shape, &numbers)?),
-                Dtype::F32 => Bias::F32(of(device, shape, &numbers)?),
-            })
-        });
-        let mask = self.mask.map(|pairs| {
-            let keys = problem.seqlen_kv;
-            let rows: usize = pairs.shape(problem, 1).iter().product();
-            /// Rows and keys that are seen alike: more than a tile's.
-            const AREA: [usize; 2] = [130, 150];
-            let mut densities = Vec::new();
-            let sees: Vec<bool> = (0..rows)
-                .flat_map(|row| {
-                    if row % AREA[0] == 0 {
-                        let density = |_| [0.0, 0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..6)];
-                        densities = (0..keys.div_ceil(AREA[1])).map(density).collect();
-                    }
-                    let hides_all = rng.random_bool(0.1);
-                    let key = |key| !hides_all && rng.random_bool(densities[key / AREA[1]]);
-                    (0..keys).map(key).collect::<Vec<_>>()
-                })
-                .collect();
-            Ok(match pairs.of {
-                0 => {
-                    let bytes: Vec<u8> = sees
-                        .iter()
-                        .map(|&sees| if sees { rng.random_range(1..=255) } else { 0 })
-                        .collect();
-                    Mask::Bytes(Tensor::new(device, pairs.shape(problem, keys), &bytes)?)
-                }
-                _ => {
-                    let word = |keys: &[bool]| {
-                        let bits = keys.iter().enumerate();
-                        bits.fold(0, |word, (i, &sees)| word | u32::from(sees) << i)
-                    };
-                    let words: Vec<u32> = sees
-                        .chunks(keys)
-                        .flat_map(|row| row.chunks(32).map(word))
-                        .collect();
-                    Mask::Bits(Tensor::new(
-                        device,
-                        pairs.shape(problem, keys.div_ceil(32)),
-                        &words,
-                    )?)
-                }
-            })
-        });
+        let bias = self
+            .bias
+            .map(|bias| Bias::random(bias, device, problem, &mut rng));
+        let mask = self
+            .mask
+            .map(|mask| Mask::random(mask, device, problem, &mut rng));
         let numbers = |numbers: &Vec<i32>| Tensor::new(device, [numbers.len()], numbers);
         let sequences = self.sequences.as_ref();
         let sequences = sequences.map(|sequences| sequences.try_map(numbers));
@@ -223,6 +177,67 @@ impl Modifiers {
             alibi: alibi.transpose()?,
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
+        })
+    }
+}
+
+impl Bias {
+    fn random(pairs: Pairs, device: &Device, problem: &Problem, rng: &mut StdRng) -> Result<Self> {
+        let shape = pairs.shape(problem, problem.seqlen_kv);
+        let numbers: Vec<f32> = (0..shape.iter().product())
+            .map(|_| rng.sample(StandardNormal))
+            .collect();
+        fn of<T: Element>(
+            device: &Device,
+            shape: [usize; 4],
+            numbers: &[f32],
+        ) -> Result<Tensor<T>> {
+            let numbers: Vec<T> = numbers.iter().map(|&x| T::from_f32(x)).collect();
+            Tensor::new(device, shape, &numbers)
+        }
+        Ok(match Modifiers::BIAS_DTYPES[pairs.of] {
+            Dtype::F16 => Bias::F16(of(device, shape, &numbers)?),
+            Dtype::Bf16 => Bias::Bf16(of(device, shape, &numbers)?),
+            Dtype::F32 => Bias::F32(of(device, shape, &numbers)?),
+        })
+    }
+}
+
+impl Mask {
+    /// A mask that hides all keys from some queries, and whole blocks of keys.
+    fn random(pairs: Pairs, device: &Device, problem: &Problem, rng: &mut StdRng) -> Result<Self> {
+        /// Rows and keys that are seen alike: more than a tile's.
+        const AREA: [usize; 2] = [130, 150];
+        let keys = problem.seqlen_kv;
+        let shape = pairs.shape(problem, pairs.row(keys));
+        let rows: usize = shape[..3].iter().product();
+        let mut densities = Vec::new();
+        let sees: Vec<bool> = (0..rows)
+            .flat_map(|row| {
+                if row % AREA[0] == 0 {
+                    let density = |_| [0.0, 0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..6)];
+                    densities = (0..keys.div_ceil(AREA[1])).map(density).collect();
+                }
+                let hides_all = rng.random_bool(0.1);
+                let key = |key| !hides_all && rng.random_bool(densities[key / AREA[1]]);
+                (0..keys).map(key).collect::<Vec<_>>()
+            })
+            .collect();
+        Ok(match pairs.of {
+            0 => {
+                let byte = |&sees: &bool| if sees { rng.random_range(1..=255) } else { 0 };
+                let bytes: Vec<u8> = sees.iter().map(byte).collect();
+                Mask::Bytes(Tensor::new(device, shape, &bytes)?)
+            }
+            _ => {
+                let word = |keys: &[bool]| {
+                    let bits = keys.iter().enumerate();
+                    bits.fold(0, |word, (i, &sees)| word | u32::from(sees) << i)
+                };
+                let rows = sees.chunks(keys);
+                let words: Vec<u32> = rows.flat_map(|row| row.chunks(32).map(word)).collect();
+                Mask::Bits(Tensor::new(device, shape, &words)?)
+            }
         })
     }
 }
