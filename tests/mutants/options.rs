@@ -267,10 +267,11 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     };
     let has_gradients = [BACKWARD, SUMS, STORED].contains(&kernel.name) || serves_both;
     let mut long = Case {
-        seqlen_kv: 520,
+        heads: 4,
+        seqlen_kv: 1000,
         ..case.clone()
     };
-    long.modifiers.window.left = Some(400);
+    long.modifiers.window.left = Some(900);
     let runs = [case, odd].into_iter().flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
         let forward = (!has_gradients || serves_both).then_some(case);
