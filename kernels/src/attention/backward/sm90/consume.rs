@@ -1,6 +1,6 @@
 //! The consumers' loop over blocks of queries: Algorithm 2 of FlashAttention-2 (Dao 2023), with S and dP transposed.
 
-use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows};
+use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows, keys_of_rows};
 use super::job::{job_at, query_tile};
 use super::reduce::{SHARING, read, written};
 use super::shown::Shown;
@@ -294,7 +294,9 @@ pub unsafe fn consume<
                 if leave_out.keys {
                     cold_path();
                     let row = row + who() / 32 * 16;
-                    let keys = keys(&job, params, step, first_query + row as i32);
+                    let mask = job.of_head(&params.forward, step.head).mask;
+                    let first = first_query + row as i32;
+                    let keys = keys_of_rows(mask, first, job.first_key as i32);
                     add_guarded_rows::<E, QT>(ds_tile, row, k_part, &mut dq, keys);
                 }
                 barrier::some(read(warpgroup), SHARING);
@@ -360,17 +362,11 @@ fn queries<M: Mask>(
 ) -> [M::Queries; 2] {
     let key = job.first_key + skipped + thread / 32 * 16 + thread % 32 / 4;
     let job = job.of_head(&params.forward, step.head);
-    [key, key + 8].map(|key| job.queries(key).counted_from(first_query))
-}
-
-/// The keys that two rows of a lane see, of the 16 queries from `first` on; counted from the tile's first one.
-#[inline(always)]
-fn keys<M: Mask>(job: &Job<M>, params: &BackwardParams, step: Step, first: i32) -> [M::Keys; 2] {
-    let query = first + (special::lane() / 4) as i32;
-    let mask = job.of_head(&params.forward, step.head).mask;
-    let [first, last] = [mask.keys(query), mask.keys(query + 8)];
-    let origin = job.first_key as i32;
-    [first.counted_from(origin), last.counted_from(origin)]
+    let [upper, lower] = [job.queries(key), job.queries(key + 8)];
+    [
+        upper.counted_from(first_query),
+        lower.counted_from(first_query),
+    ]
 }
 
 /// The products of elements.

@@ -62,6 +62,14 @@ impl Columns {
     }
 }
 
+/// The keys that two rows of a lane see, of the 16 queries from `first` on; counted from key `origin`.
+#[inline(always)]
+pub fn keys_of_rows<M: Mask>(mask: M, first: i32, origin: i32) -> [M::Keys; 2] {
+    let query = first + (special::lane() / 4) as i32;
+    let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
+    [upper.counted_from(origin), lower.counted_from(origin)]
+}
+
 /// Adds the guarded product of 16 rows of dS, from row `row` on, and K to dQ, where the lane's two rows see `keys`.
 ///
 /// # Safety

@@ -4,7 +4,7 @@
 //! warpgroup loads dS as it was stored, and K by TMA. dQ is complete in registers: nothing is summed in memory, so the
 //! result is the same from run to run.
 
-use super::guard::{Columns, SEARCH, add_guarded_rows};
+use super::guard::{Columns, SEARCH, add_guarded_rows, keys_of_rows};
 use super::load::load;
 use super::progress;
 use super::store::store;
@@ -74,7 +74,7 @@ impl<M: Mask> Job<M> {
         let mask = M::new(forward, sequence, sequence.whole());
         let first = tile * ROWS;
         let last = (first + ROWS).min(sequence.queries) - 1;
-        let keys = [first, last].map(|query| mask.keys(query as i32));
+        let keys = [mask.keys(first as i32), mask.keys(last as i32)];
         let tile = [batch, forward.group.divide(head).0, tile];
         let blocks = [0, sequence.keys.div_ceil(KEYS)];
         let visits = Visits::new(&forward.options.blocks, tile, blocks);
@@ -249,10 +249,9 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             if leave_out {
                 cold_path();
                 let row = row + who() / 32 * 16;
-                let first = job.first + 64 * warpgroup + who() / 32 * 16 + special::lane() / 4;
+                let first = job.first + 64 * warpgroup + who() / 32 * 16;
                 let mask = job.mask.of_head(forward, job.head);
-                let keys = [first, first + 8]
-                    .map(|query| mask.keys(query as i32).counted_from((tile * KEYS) as i32));
+                let keys = keys_of_rows(mask, first as i32, (tile * KEYS) as i32);
                 add_guarded_rows::<E, DT>(ds, row, k, &mut dq, keys);
                 barrier::warp();
             }
