@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
-/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. v and o may have a `dim_v` of their own, with
-/// gradients on the CPU alone. Any strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at
-/// multiples of 16 bytes; of each other input it first makes a copy that does, which takes memory until the work is done.
+/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. v and o may have a `dim_v` of their own. Any
+/// strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at multiples of 16
+/// bytes; of each other input it first makes a copy that does, which takes memory until the work is done.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {

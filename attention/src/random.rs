@@ -8,8 +8,9 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// Row-major q `[batch, heads, seqlen_q, dim]`, and k and v `[batch, kv_heads, seqlen_kv, dim]`, of
-/// standard normal numbers: the same ones for a seed, whatever the number of threads.
+/// Row-major q `[batch, heads, seqlen_q, dim]`, k `[batch, kv_heads, seqlen_kv, dim]` and v
+/// `[batch, kv_heads, seqlen_kv, dim_v]` of standard normal numbers: the same ones for a seed, whatever the number of
+/// threads.
 ///
 /// ```
 /// use attention::{Problem, f16, random};

@@ -215,7 +215,7 @@ fn options() -> Vec<Shape> {
 }
 
 /// Queries and keys that are longer than values: with a part for the place, and in decoding from latents, which all
-/// heads share. There are no gradients of these on GPUs.
+/// heads share. Forward alone.
 fn dims_of_values() -> Vec<Shape> {
     let mut placed = shape((4, 16, 4096), 192, Dtype::F16, true);
     placed.dim_v = Some(128);

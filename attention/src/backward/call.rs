@@ -89,9 +89,9 @@ impl Attention<'_> {
 
     /// Computes the gradients of q, k and v, in this order and of these shapes, on the device of the inputs.
     ///
-    /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`; o and lse are what
-    /// [`forward`](Self::forward) gives for them with the same options; `d_o` is the gradient of o,
-    /// `[batch, heads, seqlen_q, dim]`.
+    /// q is `[batch, heads, seqlen_q, dim]`, k is `[batch, kv_heads, seqlen_kv, dim]`, and v is
+    /// `[batch, kv_heads, seqlen_kv, dim_v]`; o and lse are what [`forward`](Self::forward) gives for them with the same
+    /// options; `d_o` is the gradient of o, `[batch, heads, seqlen_q, dim_v]`.
     ///
     /// With the scores `S` (`scale q k^T` without options), `P = exp(S - lse)`, `dP = d_o v^T`, `delta = rowsum(d_o * o)` and
     /// `dS = P * (dP - delta)`, the gradients are `dq = scale dS k`, `dk = scale dS^T q` and `dv = P^T d_o`; dk and dv
@@ -99,7 +99,9 @@ impl Attention<'_> {
     /// them, whatever q, k, v and `d_o` hold there. Rows with `lse = -inf` have a dq of 0, and with finite q and `d_o` no
     /// part in dk and dv.
     ///
-    /// GPUs compute head dims up to 256, in f16 and bf16; the CPU computes all.
+    /// With a [`softcap`](Self::softcap) dq and dk take `dS` times the slope of the bound.
+    ///
+    /// GPUs compute `dim` and `dim_v` up to 256, in f16 and bf16; the CPU computes all.
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
