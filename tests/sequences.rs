@@ -57,7 +57,7 @@ fn check_masks(device: &Device, case: &Case, sequences: &Sequences<Vec<i32>>) ->
     PASSED
 }
 
-/// Offsets of sequences with these lengths behind `first` rows of no sequence.
+/// Offsets of sequences with these lengths after `first` rows of no sequence.
 fn offsets(first: i32, lengths: &[i32]) -> Vec<i32> {
     let mut offsets = vec![first];
     offsets.extend(lengths.iter().scan(first, |end, length| {

@@ -110,7 +110,7 @@ impl<'a> Attention<'a> {
     }
 
     /// Slopes of ALiBi, `[heads]` or `[batch, heads]`: `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score
-    /// of query `i` and key `j`, behind a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
+    /// of query `i` and key `j`, after a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
     ///
     /// Slopes with another number of axes do not compile.
     pub fn alibi<const R: usize>(
@@ -128,7 +128,7 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// A bias that is added to scores, behind [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
+    /// A bias that is added to scores, after [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
     /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
     pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
@@ -165,9 +165,9 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Sequences of any lengths, one behind another: `batch` is 1, and of `n` sequences, sequence `s` has queries
+    /// Sequences of any lengths, one after another: `batch` is 1, and of `n` sequences, sequence `s` has queries
     /// `offsets_q[s]..offsets_q[s + 1]` and keys `offsets_kv[s]..offsets_kv[s + 1]`. Both are `[n + 1]` with stride 1
-    /// and never fall; sequences may be empty, and rows before the first and behind the last are in none.
+    /// and never fall; sequences may be empty, and rows before the first and after the last are in none.
     ///
     /// A query sees keys of its own sequence alone. [`causal`](Self::causal), [`window`](Self::window) and
     /// [`alibi`](Self::alibi) take seqlen_q and seqlen_kv for the sequence's lengths and count rows from its first. A
@@ -200,7 +200,7 @@ impl<'a> Attention<'a> {
     }
 
     /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and
-    /// the rows behind them only fill the tensors. Both are `[batch]` with stride 1; a length may be 0.
+    /// the rows after them only fill the tensors. Both are `[batch]` with stride 1; a length may be 0.
     ///
     /// All else is as for [`packed`](Self::packed), whose place it takes.
     ///
@@ -239,7 +239,7 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// A score or mask of another crate, behind all other options: the kernels that it made with its
+    /// A score or mask of another crate, after all other options: the kernels that it made with its
     /// [`Custom`](crate::custom::Custom) type, and the arrays that the type reads.
     ///
     /// ```

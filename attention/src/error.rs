@@ -122,7 +122,7 @@ pub enum Error {
         query: usize,
         keys: [u32; 2],
     },
-    /// The gradient of a bias behind which a score of another crate comes.
+    /// The gradient of a bias that a score of another crate follows.
     #[error("the gradient of a bias is not computed with custom")]
     CustomBias,
     /// An array without elements.

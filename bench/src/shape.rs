@@ -74,7 +74,7 @@ pub struct Shape {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_mask: Option<NonZeroUsize>,
-    /// Queries and keys are N sequences, one behind another: the longest has about a fifth of them, most are short
+    /// Queries and keys are N sequences, one after another: the longest has about a fifth of them, most are short
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequences: Option<usize>,

@@ -37,7 +37,7 @@ pub struct Modifiers {
     /// pairs, too
     #[arg(long)]
     pub mask: bool,
-    /// Sequences of these lengths, one behind another, each of which attends to itself alone: batch is 1, and the
+    /// Sequences of these lengths, one after another, each of which attends to itself alone: batch is 1, and the
     /// lengths, of which some may be 0, add up to seqlen and to seqlen_kv
     #[arg(
         long,

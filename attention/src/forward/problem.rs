@@ -29,7 +29,7 @@ pub struct Problem {
     pub dim_v: usize,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
-    /// The keys that a query sees around its own place; with `causal`, none behind it.
+    /// The keys that a query sees around its own place; with `causal`, none after it.
     #[cfg_attr(feature = "serde", serde(default))]
     pub window: Window,
     /// Scores are `scale * (q . k)`.

@@ -21,7 +21,7 @@ use std::str::FromStr;
 pub struct Window {
     /// Keys before the query's own place; `None` for all.
     pub left: Option<usize>,
-    /// Keys behind the query's own place; `None` for all.
+    /// Keys after the query's own place; `None` for all.
     pub right: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Documents, packed one behind another: each query sees the keys of its own document, and a slope times their distance is
+//! Documents, packed one after another: each query sees the keys of its own document, and a slope times their distance is
 //! taken off the scores.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]

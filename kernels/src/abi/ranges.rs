@@ -18,7 +18,7 @@ pub struct RangesParams {
     pub key_ranges: u64,
     /// Device address of a [`QueryRange`](super::QueryRange) for each key, `[batch, seqlen_kv]`; 0 if they are not wanted.
     pub query_ranges: u64,
-    /// Sequences that a batch of 1 consists of, one behind another; 0 if each batch entry is one sequence.
+    /// Sequences that a batch of 1 consists of, one after another; 0 if each batch entry is one sequence.
     pub sequences: u32,
     /// Batch entries.
     pub batch: u32,
