@@ -196,7 +196,7 @@ fn options() -> Vec<Shape> {
     forward.extend([plain, Shape { window, ..plain }]);
     for dim in [128, 64] {
         let sequences = Shape {
-            sequences: Some(64),
+            sequences: NonZeroUsize::new(64),
             ..causal((1, 16, 64 * 1536), dim)
         };
         forward.extend([causal((64, 16, 1536), dim), sequences]);
@@ -353,8 +353,10 @@ mod tests {
         };
         let typo = with(r#""mask": 1"#);
         assert!(typo.contains("mask"), "{typo}");
-        let none = with(r#""block_mask": 0"#);
-        assert!(none.contains("nonzero"), "{none}");
+        for option in ["block_mask", "sequences"] {
+            let none = with(&format!(r#""{option}": 0"#));
+            assert!(none.contains("nonzero"), "{none}");
+        }
         let odd = with(r#""dim_v": 12"#);
         assert!(
             odd.contains("dim_v is 12; it must be a multiple of 8"),

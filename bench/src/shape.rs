@@ -77,7 +77,7 @@ pub struct Shape {
     /// Queries and keys are N sequences, one after another: the longest has about a fifth of them, most are short
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sequences: Option<usize>,
+    pub sequences: Option<NonZeroUsize>,
     /// Attention, or its gradient
     #[arg(long, default_value = "forward")]
     #[serde(default, skip_serializing_if = "Pass::is_forward")]
@@ -249,7 +249,7 @@ impl Shape {
 
     /// Offsets of the sequences, whose lengths fall as `1 / i`, in an order that mixes them.
     pub fn offsets(&self) -> Option<Vec<i32>> {
-        let count = self.sequences?;
+        let count = self.sequences?.get();
         // A prime, so that each comes once.
         let rank = |i: usize| (i * 7919 + count / 2) % count + 1;
         let all: f64 = (1..=count).map(|rank| 1.0 / rank as f64).sum();
