@@ -7,6 +7,7 @@ use attention::{
     Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
     alibi_slopes, random,
 };
+use clap::ArgAction;
 use kernels::abi::MAX_SEQLEN;
 
 /// What changes the scores.
@@ -39,22 +40,14 @@ pub struct Modifiers {
     pub mask: bool,
     /// Sequences of these lengths, one after another, each of which attends to itself alone: batch is 1, and the
     /// lengths, of which some may be 0, add up to seqlen and to seqlen_kv
-    #[arg(
-        long,
-        value_name = "LEN,LEN",
-        allow_hyphen_values = true,
-        value_delimiter = ','
-    )]
-    #[arg(value_parser = whole(0..=MAX_SEQLEN as usize), conflicts_with = "lengths")]
+    #[arg(long, value_name = "LEN,LEN", allow_hyphen_values = true)]
+    #[arg(value_delimiter = ',', action = ArgAction::Set, conflicts_with = "lengths")]
+    #[arg(value_parser = whole(0..=MAX_SEQLEN as usize))]
     pub packed: Option<Vec<usize>>,
     /// A length for each entry of the batch: it has the first LEN keys and, at most, the first LEN queries; other rows
     /// are in no sequence
-    #[arg(
-        long,
-        value_name = "LEN,LEN",
-        allow_hyphen_values = true,
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "LEN,LEN", allow_hyphen_values = true)]
+    #[arg(value_delimiter = ',', action = ArgAction::Set)]
     #[arg(value_parser = whole(0..=MAX_SEQLEN as usize))]
     pub lengths: Option<Vec<usize>>,
 }
@@ -149,7 +142,7 @@ impl Modifiers {
         Some(Sequences::Padded { q, kv })
     }
 
-    /// The tensors at address 0: enough to plan a call.
+    /// The tensors at address 0, as if no axis repeated: enough to plan a call.
     pub fn planned(&self, problem: &Problem, pairs: &Pairs) -> RawOptions {
         let slopes = || RawTensor::row_major([problem.batch, problem.heads]);
         let sinks = || RawTensor::row_major([problem.heads]);

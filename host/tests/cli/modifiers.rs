@@ -352,6 +352,10 @@ fn bad_values_are_refused() {
         "--seqlen 5 --packed 5 --lengths 5",
         &["cannot be used with"],
     );
+    for option in ["--packed", "--lengths"] {
+        let line = format!("--seqlen 5 {option} 2 {option} 3");
+        mistype(&line, &[option, "cannot be used multiple times"]);
+    }
     for option in [
         "--window 5,0",
         "--softcap 30",
