@@ -36,7 +36,7 @@ impl Pairs {
         }
     }
 
-    /// The bias at address 0, repeated as often as the problem asks.
+    /// The bias at address 0, as if no axis repeated.
     pub fn planned_bias(&self, p: &Problem) -> Option<RawBias> {
         let (dtype, _) = self.bias?;
         let tensor = RawTensor::row_major(full(p, p.seqlen_kv));
