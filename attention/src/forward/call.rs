@@ -397,6 +397,13 @@ mod tests {
             message.starts_with("bias has stride 5 in seqlen_kv"),
             "{message}"
         );
+        let words = tensor::<u32, 4>([1, 1, 2, 5])
+            .transpose(2, 3)
+            .expect("axes");
+        let (call, k) = (Attention::new().mask(&words), tensor([2, 3, 40, 8]));
+        let error = call.forward(&q, &k, &k).expect_err("refused").to_string();
+        let reason = "mask has stride 5 in ceil(seqlen_kv / 32)";
+        assert!(error.starts_with(reason), "{error}");
         let message = refused(Attention::new().sinks(&tensor([2])));
         assert!(
             message.starts_with("sinks has shape [2]; it must be [3]"),

@@ -69,9 +69,12 @@ impl RawOptions {
             tensor.expect_rows("bias", "seqlen_kv")?;
         }
         if let Some(RawMask { bits, tensor }) = &self.mask {
-            let keys = if *bits { u32::KEYS } else { u8::KEYS };
+            let (keys, axis) = match bits {
+                true => (u32::KEYS, "ceil(seqlen_kv / 32)"),
+                false => (u8::KEYS, "seqlen_kv"),
+            };
             expect_shape("mask", &score_shape(p, keys), &tensor.shape)?;
-            tensor.expect_rows("mask", "seqlen_kv")?;
+            tensor.expect_rows("mask", axis)?;
         }
         self.custom.map_or(Ok(()), |custom| custom.validate())
     }
