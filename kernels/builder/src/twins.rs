@@ -4,7 +4,7 @@
 
 use crate::split::{Entry, Module};
 use kernels::catalog::Spec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Texts of f16 kernels and what bf16 has in their place: instructions of `kernels/src/ptx`.
 const INSTRUCTIONS: [(&str, &str); 7] = [
@@ -38,7 +38,7 @@ impl Twins {
             let bounds = (kernel.threads(), kernel.blocks_per_sm(), kernel.target());
             (kernel.name(), kernel.instance(), bounds)
         };
-        let all: HashMap<_, _> = kernels.iter().map(|&k| (traits(k), ())).collect();
+        let all: HashSet<_> = kernels.iter().map(|&kernel| traits(kernel)).collect();
         let mut twins = Twins {
             compiled: Vec::new(),
             written: HashMap::new(),
@@ -50,7 +50,7 @@ impl Twins {
                 instance.replace("Bf16", "F16"),
                 bounds,
             );
-            if twin.0 != name && all.contains_key(&twin) {
+            if twin.0 != name && all.contains(&twin) {
                 twins.written.insert(twin.0, kernel);
             } else {
                 twins.compiled.push(kernel);
@@ -68,43 +68,34 @@ impl Twins {
     pub fn module(&self, module: &Module) -> Option<Module> {
         let twins = module.entries.iter().map(|entry| {
             let &kernel = self.written.get(&entry.name)?;
-            let body = bf16(&entry.body);
-            Some((
-                entry,
-                Entry {
-                    name: kernel.name(),
-                    kernel,
-                    body,
-                },
-            ))
+            Some(Entry {
+                name: kernel.name(),
+                kernel,
+                body: bf16(&entry.body),
+            })
         });
         let twins: Vec<_> = twins.collect::<Option<_>>()?;
-        let text = twins
-            .iter()
-            .fold(bf16(&module.text), |text, (entry, twin)| {
-                let name = |before: &str, name: &str, after: &str| format!("{before}{name}{after}");
-                [(".entry ", "("), ("", "_param_")]
-                    .iter()
-                    .fold(text, |text, (before, after)| {
-                        text.replace(
-                            &name(before, &entry.name, after),
-                            &name(before, &twin.name, after),
-                        )
-                    })
-            });
+        let mut text = bf16(&module.text);
+        for (entry, twin) in module.entries.iter().zip(&twins) {
+            // The entry point's definition, and its parameter.
+            for (before, after) in [(".entry ", "("), ("", "_param_")] {
+                let [from, to] = [entry, twin].map(|of| format!("{before}{}{after}", of.name));
+                text = text.replace(&from, &to);
+            }
+        }
         Some(Module {
-            name: twins[0].1.kernel.module(),
+            name: twins[0].kernel.module(),
             target: module.target,
             text,
-            entries: twins.into_iter().map(|(_, twin)| twin).collect(),
+            entries: twins,
         })
     }
 }
 
 /// The text of f16 kernels with bf16's instructions.
 fn bf16(text: &str) -> String {
-    let replace = |text: String, (f16, bf16): &(&str, &str)| text.replace(f16, bf16);
-    INSTRUCTIONS.iter().fold(text.to_string(), replace)
+    let replace = |text: String, &(f16, bf16): &(&str, &str)| text.replace(f16, bf16);
+    INSTRUCTIONS.iter().fold(text.to_owned(), replace)
 }
 
 #[cfg(test)]
