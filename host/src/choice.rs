@@ -1,7 +1,6 @@
 //! The kernels that `--kernel` names.
 
-use crate::args::{Args, Check, Pass};
-use crate::memory::{bytes, expect_free};
+use crate::args::{Args, Pass};
 use crate::tensors::Pairs;
 use anyhow::{Result, bail, ensure};
 use attention::kernel;
@@ -33,7 +32,8 @@ pub struct Choice {
     pub acc: Accumulation,
     /// Splits of the keys.
     pub splits: u32,
-    workspace_bytes: usize,
+    /// Bytes of its workspace.
+    pub workspace_bytes: usize,
 }
 
 impl Task<'_> {
@@ -200,61 +200,6 @@ impl Task<'_> {
             choices.retain(fits);
         }
         choices
-    }
-
-    /// Compares the memory that the problem needs with what is free, before anything is allocated.
-    pub fn expect_memory(&self, choices: &[Choice]) -> Result<()> {
-        let problem = &self.problem;
-        let [q, k, v, o] = [
-            problem.q_shape(),
-            problem.k_shape(),
-            problem.v_shape(),
-            problem.o_shape(),
-        ]
-        .map(|shape| bytes(shape, self.dtype.bytes()));
-        let lse = bytes(problem.lse_shape(), size_of::<f32>());
-        let (mut inputs, mut outputs) = (q + k + v + self.pairs.bytes(), o + lse);
-        let with_gradients = self.args.pass != Pass::Forward;
-        let d_bias = self.pairs.bias.filter(|_| with_gradients);
-        let d_bias = d_bias.map_or(0, |(_, shape)| bytes(shape, size_of::<f32>()));
-        if with_gradients {
-            inputs += o;
-            outputs += q + k + v + d_bias;
-        }
-        let workspaces = choices.iter().map(|choice| choice.workspace_bytes);
-        let on_device = inputs + outputs + workspaces.max().unwrap_or(0) as u128;
-        // The host keeps the inputs for the check, and the outputs twice: the poison, or the file.
-        let on_host = inputs + 2 * outputs;
-        // For the check, each thread keeps one head's k, scaled k, rounded k and v in f64; for the check of gradients,
-        // k, v, q and d_o, and parts of dk and dv, whose work on the CPU takes less.
-        let dim = problem.widest();
-        let head = bytes([4, problem.seqlen_kv, dim], size_of::<f64>());
-        let count = self.args.run.check.rows();
-        let gradients = if with_gradients {
-            let keys = problem.seqlen_kv.min(count.max(problem.seqlen_kv / 16));
-            let rows = [2, problem.group(), problem.seqlen_q, dim];
-            head / 2 + bytes(rows, size_of::<f64>()) + bytes([36, keys, dim], size_of::<f64>())
-        } else {
-            0
-        };
-        let heads = match self.args.run.check {
-            Check::Off if !with_gradients => 0,
-            _ => problem.batch.saturating_mul(problem.kv_heads),
-        };
-        let check = head.max(gradients) * heads.min(rayon::current_num_threads()) as u128;
-        // The check of the gradients of sinks and of a bias has 256 rows at a time, each twice, and three sums in f64
-        // for each element of the gradient.
-        let modifiers = &self.args.modifiers;
-        let with_sums = with_gradients && (modifiers.sinks || modifiers.bias);
-        let sums = match with_sums && self.args.run.check.with_sums(problem) {
-            true => bytes([2 * 256, 6, problem.seqlen_kv], size_of::<f64>()) + 6 * d_bias,
-            false => 0,
-        };
-        let sizes = match self.args.input {
-            None => "batch, heads, seqlen and dim are",
-            Some(_) => "the tensors of --input are",
-        };
-        expect_free(self.device, on_device, on_host + check + sums, sizes)
     }
 }
 
