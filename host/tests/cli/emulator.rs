@@ -334,7 +334,7 @@ fn devices_of_every_class_are_emulated() {
 #[test]
 fn combine_kernels_are_not_for_choice() {
     let line = "--device emulator --seqlen 64 --kernel combine_f16";
-    let finished = run_line(&line);
+    let finished = run_line(line);
     if attention::ptx::COMPILED {
         refused(line, &finished, &["combine_f16", "splits"]);
     }
