@@ -288,10 +288,10 @@ fn gradients<T: Element>(
     let Tensors {
         inputs,
         options,
-        host_options,
         q,
         k,
         v,
+        ..
     } = tensors;
     let (name, call) = (&choice.name, options.given_to(&choice.call));
     let given = inputs.d_o.as_ref().expect("it is needed");
@@ -325,27 +325,42 @@ fn gradients<T: Element>(
     };
 
     report.progress().stage(&format!("checking {name}"));
+    let checked = check_gradients(task, tensors, &gradients, report.progress());
+    let passed = report.add(name, task.call_of(BACKWARD, choice), &times, checked)?;
+    Ok(passed.then_some(gradients))
+}
+
+/// Compares gradients with the reference, as far as `--check` says.
+fn check_gradients<T: Element>(
+    task: &Task,
+    tensors: &Tensors<T>,
+    gradients: &Gradients<T>,
+    progress: &Progress,
+) -> Option<Checked> {
+    let (run, problem, inputs) = (&task.args.run, &task.problem, tensors.inputs);
+    let count = run.check.rows();
+    if count == 0 {
+        return None;
+    }
     let with_sums = run.check.with_sums(problem);
     let sums = [
         gradients.d_sinks.is_some().then_some("d_sinks"),
         gradients.d_bias.is_some().then_some("d_bias"),
     ];
-    for name in sums.into_iter().flatten() {
-        if run.check.rows() > 0 && !with_sums {
-            let bar = &report.progress().bar;
-            bar.suspend(|| eprintln!("note: {name} is not checked; --check full does, slowly"));
-        }
+    for name in sums.into_iter().flatten().filter(|_| !with_sums) {
+        let note = || eprintln!("note: {name} is not checked; --check full does, slowly");
+        progress.bar.suspend(note);
     }
     let d_bias = gradients.d_bias.as_ref();
     let d_bias = d_bias.map(|(shape, d_bias)| (*shape, &d_bias[..]));
     let ([q, k, v], [dq, dk, dv]) = (&inputs.qkv, &gradients.inputs);
     let backward = Backward {
         problem,
-        options: *host_options,
+        options: tensors.host_options,
         q,
         k,
         v,
-        d_o: given,
+        d_o: inputs.d_o.as_ref().expect("it is needed"),
         d_lse: None,
         dq,
         dk,
@@ -353,19 +368,14 @@ fn gradients<T: Element>(
         d_sinks: gradients.d_sinks.as_deref().filter(|_| with_sums),
         d_bias: d_bias.filter(|_| with_sums),
     };
-    let count = run.check.rows();
-    let checked = (count > 0).then(|| {
-        let rows = sample_rows(problem, count, run.seed);
-        let keys = sample_keys(problem, count, run.seed);
-        let found = backward::check::check(&backward, &rows, &keys);
-        Checked {
-            rows: found.rows + found.keys,
-            worst: found.worst(),
-            failure: (!found.passed()).then(|| found.to_string()),
-        }
-    });
-    let passed = report.add(name, task.call_of(BACKWARD, choice), &times, checked)?;
-    Ok(passed.then_some(gradients))
+    let rows = sample_rows(problem, count, run.seed);
+    let keys = sample_keys(problem, count, run.seed);
+    let found = backward::check::check(&backward, &rows, &keys);
+    Some(Checked {
+        rows: found.rows + found.keys,
+        worst: found.worst(),
+        failure: (!found.passed()).then(|| found.to_string()),
+    })
 }
 
 impl Task<'_> {
