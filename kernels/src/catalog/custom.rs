@@ -24,39 +24,20 @@ impl Custom {
     /// If a head dim is above 256.
     pub fn all(of: &'static str, dims: &[u32]) -> Vec<&'static dyn Spec> {
         let mut kernels: Vec<Custom> = Vec::new();
-        for (dtype, &dim) in Dtype::ALL
-            .iter()
-            .flat_map(|d| dims.iter().map(move |dim| (*d, dim)))
-        {
-            let dim = HEAD_DIMS.iter().copied().find(|&served| served >= dim);
-            let dim = dim.expect("head dims up to 256 have kernels");
-            let forward = |kind, class| Family::Forward(Forward::of(kind, dtype, dim, class));
-            let hopper = Kind::HopperOptional;
-            let for_hopper = hopper.dims().contains(&dim);
-            let mut families: Vec<_> = Class::ALL
-                .iter()
-                .flat_map(|&class| {
-                    let main = BackwardMain::with_options(dtype, dim, class);
-                    [
-                        forward(Kind::Optional, class),
-                        Family::Backward(Backward::Main(main)),
-                    ]
-                })
-                .collect();
-            families.extend(for_hopper.then(|| forward(hopper, Class::Sm90)));
-            let gradients = [HopperWay::Sums, HopperWay::Stored]
-                .into_iter()
-                .filter_map(|way| HopperBackward::of(way, dtype, dim, HopperMask::Optional));
-            families.extend(gradients.map(Family::HopperBackward));
-            for kernel in families.into_iter().map(|kernel| Custom { of, kernel }) {
-                if !kernels.contains(&kernel) {
-                    kernels.push(kernel);
+        for dtype in Dtype::ALL {
+            for &dim in dims {
+                let dim = HEAD_DIMS.iter().copied().find(|&served| served >= dim);
+                let dim = dim.expect("head dims up to 256 have kernels");
+                for kernel in families(dtype, dim) {
+                    let kernel = Custom { of, kernel };
+                    if !kernels.contains(&kernel) {
+                        kernels.push(kernel);
+                    }
                 }
             }
         }
-        let specs = kernels
-            .into_iter()
-            .map(|kernel| Box::leak(Box::new(kernel)) as &dyn Spec);
+        let kernels = kernels.into_iter();
+        let specs = kernels.map(|kernel| Box::leak(Box::new(kernel)) as &dyn Spec);
         specs.collect()
     }
 
@@ -64,6 +45,25 @@ impl Custom {
     pub fn name_of(of: &str, kernel: &str) -> String {
         format!("{}_{kernel}", of.to_lowercase())
     }
+}
+
+/// The kernels with options of a head dim, for every device.
+fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
+    let forward = |kind, class| Family::Forward(Forward::of(kind, dtype, dim, class));
+    let mut families = Vec::new();
+    for &class in Class::ALL {
+        let main = BackwardMain::with_options(dtype, dim, class);
+        families.push(forward(Kind::Optional, class));
+        families.push(Family::Backward(Backward::Main(main)));
+    }
+    if Kind::HopperOptional.dims().contains(&dim) {
+        families.push(forward(Kind::HopperOptional, Class::Sm90));
+    }
+    for way in [HopperWay::Sums, HopperWay::Stored] {
+        let hopper = HopperBackward::of(way, dtype, dim, HopperMask::Optional);
+        families.extend(hopper.map(Family::HopperBackward));
+    }
+    families
 }
 
 impl Spec for Custom {
