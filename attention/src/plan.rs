@@ -67,7 +67,7 @@ pub struct MapPlace {
 /// A kernel as its launches know it, whatever crate it was compiled from.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// The entry point's symbol, unlike all others of the program.
+    /// The entry point's symbol, unlike all others of its crate.
     pub name: &'static str,
     /// The PTX module it lives in.
     pub module: &'static str,

@@ -30,11 +30,14 @@ pub struct Gpu {
     launches: Mutex<Launches>,
 }
 
-/// Modules and functions by name, and by what is on in them.
+/// A name, the address of its crate's modules, since types of two crates may have one name, and what is on.
+type Key = (&'static str, usize, Switches);
+
+/// What is loaded.
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<(&'static str, Switches), Handle>,
-    functions: HashMap<(&'static str, Switches), Handle>,
+    modules: HashMap<Key, Handle>,
+    functions: HashMap<Key, Handle>,
 }
 
 impl Gpu {
@@ -57,15 +60,17 @@ impl Gpu {
         let &plan::Entry {
             name,
             module,
+            modules: of_crate,
             switches,
             ..
         } = kernel;
+        let of_crate = of_crate.map_or(0, |modules| modules.as_ptr().addr());
         let Loaded { modules, functions } = &mut *lock(&self.loaded);
-        let entry = match functions.entry((name, switches)) {
+        let entry = match functions.entry((name, of_crate, switches)) {
             Entry::Occupied(entry) => return Ok(*entry.get()),
             Entry::Vacant(entry) => entry,
         };
-        let module = match modules.entry((module, switches)) {
+        let module = match modules.entry((module, of_crate, switches)) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
                 let text = kernel.text()?;
@@ -173,4 +178,42 @@ impl Drop for Gpu {
 /// Locks a table of a device. A panic while one is locked leaves nothing half-changed.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Emulator, Facts};
+    use ::emulator::Options;
+    use flate2::{Compression, write::ZlibEncoder};
+    use kernels::catalog::Target;
+    use kernels::catalog::class::Class;
+    use std::io::Write;
+
+    /// A kernel of a crate that has no other.
+    fn kernel() -> plan::Entry {
+        let text =
+            ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(text.as_bytes()).expect("memory");
+        let compressed: &[u8] = encoder.finish().expect("memory").leak();
+        plan::Entry {
+            name: "k",
+            module: "m",
+            target: Target::Sm80,
+            threads: 32,
+            modules: Some(vec![("m", compressed)].leak()),
+            switches: Switches::NONE,
+        }
+    }
+
+    #[test]
+    fn kernels_of_two_crates_may_have_one_name() {
+        let facts = Facts::emulated(Class::Sm80);
+        let gpu = Gpu::new(Emulator::new(facts, Options::default()));
+        let [a, b] = [kernel(), kernel()];
+        let function = |kernel| gpu.function(kernel).expect("a kernel");
+        assert_eq!(function(&a), function(&a));
+        assert_ne!(function(&a), function(&b));
+    }
 }
