@@ -6,7 +6,7 @@ use super::choice::{Main, MainSpec};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Tiles, full, score_shape};
+use crate::options::{self, PAIRS, Tiles, WARPGROUP_ROWS, full, score_shape};
 use crate::plan::{Entry, Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
@@ -100,6 +100,10 @@ pub(super) fn plan(
         queries: tile_queries,
         keys: tile_keys,
         at_end: false,
+        part: match main.spec {
+            MainSpec::Plain(_) => tile_keys,
+            MainSpec::Hopper(_) => WARPGROUP_ROWS,
+        },
         group: problem.group(),
     };
     steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;

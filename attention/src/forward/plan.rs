@@ -5,7 +5,7 @@ use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::options::{self, Tiles, Window};
+use crate::options::{self, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{Entry, MapPlace, Plan, Steps};
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
@@ -217,6 +217,10 @@ impl Draft {
             queries: kernel.q_rows,
             keys: kernel.keys,
             at_end: kernel.map_dim.is_some(),
+            part: match kernel.map_dim {
+                None => kernel.q_rows,
+                Some(_) => WARPGROUP_ROWS,
+            },
             group: 1,
         };
         steps.map_mask(problem, &args.options, tiles, false, &mut options, place)?;

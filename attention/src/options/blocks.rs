@@ -8,6 +8,9 @@ use kernels::abi::{BlockMapParams, BlockMapRef, Options};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
+/// Rows of a warpgroup's part of a tile: queries, or of gradients keys.
+pub(crate) const WARPGROUP_ROWS: u32 = 64;
+
 /// How a main kernel divides the pairs of a head.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles {
@@ -17,6 +20,8 @@ pub(crate) struct Tiles {
     pub keys: u32,
     /// Whether tiles of queries end at the last one, and not begin at the first.
     pub at_end: bool,
+    /// Rows of a part of a tile of queries or, of gradients, of keys: those of a warpgroup, or of the tile.
+    pub part: u32,
     /// Query heads that share a map.
     pub group: usize,
 }
@@ -48,23 +53,28 @@ impl Steps {
         if tensors.mask.is_none() {
             return Ok(());
         }
-        options.blocks = self.map(p, tensors, tiles, false, options)?;
+        let of_queries = match gradients {
+            true => tiles.queries,
+            false => tiles.part,
+        };
+        options.blocks = self.map(p, tensors, tiles, of_queries, false, options)?;
         self.places
             .push(place + offset_of!(Options, blocks.address));
         if gradients {
-            options.query_blocks = self.map(p, tensors, tiles, true, options)?;
+            options.query_blocks = self.map(p, tensors, tiles, tiles.part, true, options)?;
             self.places
                 .push(place + offset_of!(Options, query_blocks.address));
         }
         Ok(())
     }
 
-    /// A map of the mask that is in the options.
+    /// A map of the mask that is in the options, with parts of so many rows.
     fn map(
         &mut self,
         p: &Problem,
         tensors: &RawOptions,
         tiles: Tiles,
+        part_rows: u32,
         transposed: bool,
         options: &Options,
     ) -> Result<BlockMapRef> {
@@ -106,7 +116,7 @@ impl Steps {
             block_rows,
             queries: extent(mask.query_stride, p.seqlen_q) as u32,
             keys: p.seqlen_kv as u32,
-            padding: 0,
+            part_rows,
         };
         let launched = all_heads as u128 * u128::from(count);
         let step = Step::new(

@@ -18,7 +18,7 @@ mod tensors;
 mod tests;
 mod window;
 
-pub(crate) use blocks::Tiles;
+pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawCustom};
 pub(crate) use head::{Head, rows_of, tanh_error};

@@ -5,8 +5,9 @@ use super::PairsRef;
 /// The map of a boolean mask in device memory: for each tile of queries the blocks of keys in which the mask shows a pair, or
 /// for each tile of keys the blocks of queries.
 ///
-/// Each tile of each head that the mask tells apart has `blocks + 1` ranks and `blocks` numbers, `u32`: rank `b` counts the
-/// shown blocks before block `b`, and the numbers are the shown blocks, ascending.
+/// Each tile of each head that the mask tells apart has `blocks + 1` ranks, `u32`, and behind the next multiple of 8 bytes
+/// `blocks` pairs: rank `b` counts the shown blocks before block `b`, and a pair has the number of a shown block, ascending, and two
+/// bits for each part of the tile: the [`Share`] of its pairs that the mask shows.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,9 +22,50 @@ pub struct BlockMapRef {
 }
 
 impl BlockMapRef {
+    /// Parts of a tile, at most.
+    pub const PARTS: u32 = 4;
+
+    /// Bytes from a tile's ranks to its shown blocks, of so many blocks in all.
+    pub const fn rank_bytes(blocks: u32) -> u64 {
+        8 * (blocks as u64 + 2).div_euclid(2)
+    }
+
     /// Bytes of a tile, with so many blocks.
     pub const fn tile_bytes(blocks: u32) -> u64 {
-        4 * (2 * blocks as u64 + 1)
+        Self::rank_bytes(blocks) + 8 * blocks as u64
+    }
+}
+
+/// How many of the pairs that exist a mask shows, in two bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Some; the mask says which.
+    Some,
+    /// All.
+    All,
+    /// None.
+    None,
+}
+
+impl Share {
+    /// The share where the mask shows some pair, and hides some. Where no pair exists none needs the mask.
+    #[inline(always)]
+    pub const fn of([shown, hidden]: [bool; 2]) -> Self {
+        match (shown, hidden) {
+            (true, true) => Share::Some,
+            (_, false) => Share::All,
+            (false, true) => Share::None,
+        }
+    }
+
+    /// The share in the lowest two bits.
+    #[inline(always)]
+    pub const fn of_bits(bits: u32) -> Self {
+        match bits & 3 {
+            0 => Share::Some,
+            1 => Share::All,
+            _ => Share::None,
+        }
     }
 }
 
@@ -58,6 +100,6 @@ pub struct BlockMapParams {
     pub queries: u32,
     /// Keys of a head.
     pub keys: u32,
-    /// Unused.
-    pub padding: u32,
+    /// Rows of a part of a tile, at most [`BlockMapRef::PARTS`] parts.
+    pub part_rows: u32,
 }

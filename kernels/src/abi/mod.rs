@@ -33,7 +33,7 @@ mod stored;
 mod tensor;
 
 pub use backward::{BackwardParams, ROW_PADDING};
-pub use block_map::{BlockMapParams, BlockMapRef};
+pub use block_map::{BlockMapParams, BlockMapRef, Share};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use event::Event;

@@ -1,12 +1,12 @@
 //! The kernel that finds, for each tile, the blocks in which a boolean mask shows a pair.
 
 use super::pairs::Pairs;
-use crate::abi::{BlockMapParams, BlockMapRef};
+use crate::abi::{BlockMapParams, BlockMapRef, Share};
 use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::registers::opaque;
 
 /// Queries whose elements a warp asks for at once.
-const AT_ONCE: u32 = 8;
+const AT_ONCE: u32 = 4;
 
 /// Writes the map of the block's tile, with `W` warps, each of which looks at every `W`th block. Shared memory holds a word
 /// for each warp.
@@ -25,37 +25,44 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     );
     let (batch, head) = (head / params.heads, head % params.heads);
     let first_row = params.first_row + (tile * params.tile_rows) as i32;
-    let tile = [
-        first_row.max(0) as u32,
-        (first_row + params.tile_rows as i32) as u32,
-    ];
-    let shows = |block: u32| {
+    let element = Element::of(params);
+    // The shares of the tile's parts in a block, and whether the mask shows a pair.
+    let look = |block: u32| {
         let block = [block * params.block_rows, (block + 1) * params.block_rows];
-        let [queries, keys] = match params.transposed {
-            0 => [tile, block],
-            _ => [block, tile],
-        };
-        // A mask that repeats its queries has one.
-        let queries = [
-            queries[0].min(params.queries - 1),
-            queries[1].min(params.queries),
-        ];
-        let keys = [keys[0], keys[1].min(params.keys)];
-        let mut shown = false;
-        let mut member = 0;
-        while member < params.group && !shown {
-            let place = [batch, head * params.group + member];
-            let mask = Pairs::new(&params.mask, place, if params.bits != 0 { 4 } else { 1 });
-            // SAFETY: the caller's promise; all lanes of the warp have one block.
-            shown = unsafe { shows(mask, params.bits != 0, queries, keys, lane) };
-            member = opaque(member + 1);
+        let (mut shares, mut shown) = (0, false);
+        let mut part = 0;
+        while part < params.tile_rows / params.part_rows {
+            let rows = [0, 1].map(|end| first_row + ((part + end) * params.part_rows) as i32);
+            let rows = rows.map(|row| row.max(0) as u32);
+            let [queries, keys] = match params.transposed {
+                0 => [rows, block],
+                _ => [block, rows],
+            };
+            // A mask that repeats its queries has one.
+            let queries = match params.queries {
+                1 => [0, 1],
+                count => queries.map(|query| query.min(count)),
+            };
+            let keys = keys.map(|key| key.min(params.keys));
+            let mut found = [false; 2];
+            let mut member = 0;
+            while member < params.group {
+                let place = [batch, head * params.group + member];
+                let mask = Pairs::new(&params.mask, place, element.bytes());
+                // SAFETY: the caller's promise; all lanes of the warp have one block.
+                found = unsafe { look(mask, element, queries, keys, lane, found) };
+                member = opaque(member + 1);
+            }
+            shares |= (Share::of(found) as u32) << (2 * part);
+            shown |= found[0];
+            part = opaque(part + 1);
         }
-        shown
+        (shares, shown)
     };
 
     let blocks = params.blocks;
     let ranks = params.map + BlockMapRef::tile_bytes(blocks) * u64::from(special::block());
-    let numbers = ranks + 4 * (u64::from(blocks) + 1);
+    let places = ranks + BlockMapRef::rank_bytes(blocks);
     let flags = shared::base();
     let (mut count, mut done) = (0, 0);
     // SAFETY: all threads pass the same barriers, which stand between writes and reads of the flags; branches of a vote
@@ -63,18 +70,22 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     unsafe {
         while done < blocks {
             let block = done + warp;
-            let shown = block < blocks && shows(block);
+            let (mut shares, mut shown) = (0, false);
+            if block < blocks {
+                (shares, shown) = look(block);
+            }
             if lane == 0 {
-                shared::store_u32(flags + 4 * warp, u32::from(shown));
+                shared::store_u32(flags + 4 * warp, shares << 1 | u32::from(shown));
             }
             barrier::block();
             // Thread `i` writes what warp `i` found.
             let (mut before, mut own, mut all) = (0, 0, 0);
             let mut i = 0;
             while i < W {
-                let flag = shared::load_u32(flags + 4 * i);
+                let found = shared::load_u32(flags + 4 * i);
+                let flag = found & 1;
                 before += if i < thread { flag } else { 0 };
-                own = if i == thread { flag } else { own };
+                own = if i == thread { found } else { own };
                 all += flag;
                 i = opaque(i + 1);
             }
@@ -82,8 +93,8 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
             if thread < W && block < blocks {
                 let rank = count + before;
                 global::store_u32(ranks + 4 * u64::from(block), rank);
-                if own != 0 {
-                    global::store_u32(numbers + 4 * u64::from(rank), block);
+                if own & 1 != 0 {
+                    global::store_u32x2(places + 8 * u64::from(rank), [block, own >> 1]);
                 }
             }
             count += all;
@@ -93,58 +104,134 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
         if thread == 0 {
             global::store_u32(ranks + 4 * u64::from(blocks), count);
         }
-        // Who loads ahead may read numbers behind the last one.
+        // Who loads ahead may read places behind the last one.
         let mut rest = count + thread;
         while rest < blocks {
-            global::store_u32(numbers + 4 * u64::from(rest), 0);
+            global::store_u32x2(places + 8 * u64::from(rest), [0; 2]);
             rest += 32 * W;
         }
     }
 }
 
-/// Whether the mask shows a pair of the queries and keys, each from the first to the one after the last.
+/// Elements of a mask that are read at once.
+#[derive(Clone, Copy)]
+enum Element {
+    /// A byte: a key.
+    Byte,
+    /// Bytes of 4 keys, where all rows start at multiples of 4 bytes and have as many.
+    Bytes,
+    /// Bits of 32 keys.
+    Bits,
+}
+
+impl Element {
+    #[inline(always)]
+    fn of(params: &BlockMapParams) -> Self {
+        let mask = &params.mask;
+        let strides = mask.batch_stride | mask.head_stride | mask.query_stride;
+        if params.bits != 0 {
+            Element::Bits
+        } else if (mask.address | strides as u64 | u64::from(params.keys)).is_multiple_of(4) {
+            Element::Bytes
+        } else {
+            Element::Byte
+        }
+    }
+
+    /// Keys of an element.
+    #[inline(always)]
+    fn keys(self) -> u32 {
+        match self {
+            Element::Byte => 1,
+            Element::Bytes => 4,
+            Element::Bits => 32,
+        }
+    }
+
+    /// Bytes by which a mask's strides count.
+    #[inline(always)]
+    fn bytes(self) -> u32 {
+        match self {
+            Element::Bits => 4,
+            _ => 1,
+        }
+    }
+
+    /// # Safety
+    /// The query has the element.
+    #[inline(always)]
+    unsafe fn load(self, mask: Pairs, query: u32, element: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Element::Byte => u32::from(global::load_u8(mask.at(query, element))),
+                Element::Bytes => global::load_u32(mask.at(query, 4 * element)),
+                Element::Bits => global::load_u32(mask.at(query, element)),
+            }
+        }
+    }
+
+    /// Bits of an element of which `low..high` keys count: those of keys that the mask shows, and of keys that it hides. Bytes
+    /// have any bits where they show.
+    #[inline(always)]
+    fn found(self, element: u32, [low, high]: [u32; 2]) -> [u32; 2] {
+        let bits = match self {
+            Element::Bits => 1,
+            _ => 8,
+        };
+        let own = (u32::MAX << (bits * low)) & (u32::MAX >> (32 - bits * high));
+        let hidden = match self {
+            Element::Bits => !element & own,
+            _ => {
+                // The high bits of bytes that are 0, and perhaps of ones above them.
+                let bytes = element | !own;
+                bytes.wrapping_sub(0x0101_0101) & !bytes & 0x8080_8080
+            }
+        };
+        [element & own, hidden]
+    }
+}
+
+/// Whether the mask shows a pair of the queries and keys, each from the first to the one after the last, and whether it hides
+/// one; what was found before included.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call; the pairs have elements.
 #[inline(always)]
-unsafe fn shows(
+unsafe fn look(
     mask: Pairs,
-    bits: bool,
+    element: Element,
     [mut query, end_query]: [u32; 2],
     [first_key, end_key]: [u32; 2],
     lane: u32,
-) -> bool {
-    let (keys, last) = if bits {
-        (32, (end_key - 1) / 32)
-    } else {
-        (1, end_key - 1)
-    };
-    let first = first_key / keys;
+    mut found: [bool; 2],
+) -> [bool; 2] {
+    if first_key == end_key {
+        return found;
+    }
+    let keys = element.keys();
+    let (first, last) = (first_key / keys, (end_key - 1) / keys);
     // SAFETY: the caller's promise.
     unsafe {
-        while query < end_query {
-            let mut found = 0;
-            let mut element = first + lane;
-            while element <= last {
-                // Bits of the word that belong to other blocks.
-                let low = first_key.saturating_sub(element * keys);
-                let high = (end_key - element * keys).min(32);
-                let own = (u32::MAX << low) & (u32::MAX >> (32 - high));
+        while query < end_query && !(found[0] && found[1]) {
+            let (mut shown, mut hidden) = (0, 0);
+            let mut place = first + lane;
+            while place <= last {
+                // Keys of the element that belong to other blocks.
+                let low = first_key.saturating_sub(place * keys);
+                let high = (end_key - place * keys).min(keys);
                 for i in 0..AT_ONCE {
-                    let address = mask.at((query + i).min(end_query - 1), element);
-                    found |= if bits {
-                        global::load_u32(address) & own
-                    } else {
-                        u32::from(global::load_u8(address))
-                    };
+                    let loaded = element.load(mask, (query + i).min(end_query - 1), place);
+                    let [some, others] = element.found(loaded, [low, high]);
+                    shown |= some;
+                    hidden |= others;
                 }
-                element = opaque(element + 32);
+                place = opaque(place + 32);
             }
-            if vote::any(found != 0) {
-                return true;
-            }
+            found[0] |= vote::any(shown != 0);
+            found[1] |= vote::any(hidden != 0);
             query += AT_ONCE;
         }
     }
-    false
+    found
 }

@@ -8,7 +8,7 @@
 //! A mask is a type, and so are its intervals: what a mask knows at compile time costs nothing in a kernel.
 
 use super::sequence::{Sequence, Split};
-use crate::abi::ForwardParams;
+use crate::abi::{ForwardParams, Share};
 use core::ops::Range;
 
 /// Consecutive keys or queries, as numbers.
@@ -28,10 +28,38 @@ pub trait Interval: Copy + Default {
     /// Whether it contains a number.
     fn contains(self, number: i32) -> bool;
 
+    /// The same without a branch: loads of many numbers are then on their way at a time, and take registers.
+    #[inline(always)]
+    fn contains_by_load(self, number: i32) -> bool {
+        self.contains(number)
+    }
+
+    /// Whether intervals may have gaps.
+    #[inline(always)]
+    fn may_have_gaps() -> bool {
+        false
+    }
+
     /// Whether numbers between its ends may be missing.
     #[inline(always)]
     fn has_gaps(self) -> bool {
         false
+    }
+
+    /// The same, where a boolean mask shows this share of numbers between its ends.
+    #[inline(always)]
+    #[must_use]
+    fn of_share(self, _share: Share) -> Self {
+        self
+    }
+
+    /// From its start to its end, without gaps.
+    #[inline(always)]
+    fn span(self) -> Span {
+        Span {
+            start: self.start(),
+            end: self.end(),
+        }
     }
 }
 
@@ -104,6 +132,34 @@ impl Interval for Span {
     }
 }
 
+/// An interval that finds what it contains [without branches](Interval::contains_by_load).
+#[derive(Clone, Copy, Default)]
+pub struct ByLoad<I>(pub I);
+
+impl<I: Interval> Interval for ByLoad<I> {
+    const HAS_START: bool = I::HAS_START;
+
+    #[inline(always)]
+    fn start(self) -> i32 {
+        self.0.start()
+    }
+
+    #[inline(always)]
+    fn end(self) -> i32 {
+        self.0.end()
+    }
+
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        ByLoad(self.0.counted_from(origin))
+    }
+
+    #[inline(always)]
+    fn contains(self, number: i32) -> bool {
+        self.0.contains_by_load(number)
+    }
+}
+
 /// The blocks of `size` numbers of which some row of a tile sees something, from what the tile's first and last
 /// rows see. The others need not be loaded.
 #[inline(always)]
@@ -118,8 +174,8 @@ pub fn seen_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
 /// The blocks of `size` numbers that every row of a tile sees whole, from what the tile's first and last rows see.
 /// The other [seen](seen_blocks) blocks need masking.
 #[inline(always)]
-pub fn whole_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
-    if first.has_gaps() {
+pub fn whole_blocks<I: Interval>([first, last]: [I; 2], size: u32) -> Range<u32> {
+    if I::may_have_gaps() {
         return 0..0;
     }
     (last.start() as u32).div_ceil(size)..first.end() as u32 / size

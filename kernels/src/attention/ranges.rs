@@ -15,8 +15,9 @@ pub struct Ranges {
     window: Window,
     keys: i32,
     queries: i32,
-    /// Keys before the split.
+    /// Keys before the split, and of all splits.
     before: i32,
+    all_keys: i32,
     batch: u32,
     /// Addresses of the batch entry's ranges.
     key_ranges: u64,
@@ -41,6 +42,7 @@ impl Mask for Ranges {
             keys: split.keys as i32,
             queries: sequence.queries as i32,
             before: split.first as i32,
+            all_keys: sequence.keys as i32,
             batch: sequence.batch,
             key_ranges: options.key_ranges + of_batch(params.seqlen_q, size_of::<KeyRange>()),
             query_ranges: options.query_ranges
@@ -88,9 +90,14 @@ impl Mask for Ranges {
                 address: self.pairs.at(0, element),
                 query_bytes: self.pairs.query_bytes,
                 bit,
+                ends: [0, self.queries - 1],
             };
         }
-        Seen { span, line }
+        Seen {
+            span,
+            line,
+            has_gaps: true,
+        }
     }
 
     #[inline(always)]
@@ -126,9 +133,14 @@ impl Ranges {
             line = KeyLine {
                 address: self.pairs.at(query as u32, 0),
                 first: self.before + first_key,
+                last: self.all_keys - 1,
             };
         }
-        Seen { span, line }
+        Seen {
+            span,
+            line,
+            has_gaps: true,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a boolean mask lets a query or a key see: spans of numbers with gaps.
 
 use super::mask::{Interval, Span};
-use crate::abi::Switch;
+use crate::abi::{Share, Switch};
 use crate::ptx::{global, switch};
 
 const BITS: u32 = Switch::MaskBits.constant().1;
@@ -45,12 +45,26 @@ unsafe fn shows(address: u64, bit: u32) -> bool {
 }
 
 /// A span of numbers, less those that a line of the mask hides.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Seen<L> {
     /// The numbers before the mask.
     pub span: Span,
     /// The line of the mask, where there is one.
     pub line: L,
+    /// Whether the line hides some of them.
+    pub has_gaps: bool,
+}
+
+impl<L: Default> Default for Seen<L> {
+    /// No number.
+    #[inline(always)]
+    fn default() -> Self {
+        Seen {
+            span: Span::default(),
+            line: L::default(),
+            has_gaps: true,
+        }
+    }
 }
 
 impl<L> Seen<L> {
@@ -72,6 +86,9 @@ pub trait Line: Copy + Default {
 
     /// Whether it shows a number, which exists.
     fn shows(self, number: i32) -> bool;
+
+    /// Whether it shows a number or, if that does not exist, the nearest one.
+    fn shows_nearest(self, number: i32) -> bool;
 }
 
 /// A query's row of the mask.
@@ -81,6 +98,17 @@ pub struct KeyLine {
     pub address: u64,
     /// The key that has number 0.
     pub first: i32,
+    /// The last key.
+    pub last: i32,
+}
+
+impl KeyLine {
+    #[inline(always)]
+    fn shows_key(self, key: i32) -> bool {
+        let (element, bit) = place(key as u32);
+        // SAFETY: a launch with a mask has it for each pair that exists.
+        unsafe { shows(self.address + u64::from(element_bytes() * element), bit) }
+    }
 }
 
 impl Line for KeyLine {
@@ -94,9 +122,12 @@ impl Line for KeyLine {
 
     #[inline(always)]
     fn shows(self, number: i32) -> bool {
-        let (element, bit) = place((self.first + number) as u32);
-        // SAFETY: a launch with a mask has it for each pair that exists.
-        unsafe { shows(self.address + u64::from(element_bytes() * element), bit) }
+        self.shows_key(self.first + number)
+    }
+
+    #[inline(always)]
+    fn shows_nearest(self, number: i32) -> bool {
+        self.shows_key((self.first + number).max(0).min(self.last))
     }
 }
 
@@ -109,14 +140,18 @@ pub struct QueryLine {
     pub query_bytes: i64,
     /// The key's bit in the element.
     pub bit: u32,
+    /// The numbers of the first and the last query.
+    pub ends: [i32; 2],
 }
 
 impl Line for QueryLine {
     #[inline(always)]
     fn counted_from(self, origin: i32) -> Self {
         let bytes = i64::from(origin) * self.query_bytes;
+        let [first, last] = self.ends;
         QueryLine {
             address: self.address.wrapping_add_signed(bytes),
+            ends: [first - origin, last - origin],
             ..self
         }
     }
@@ -126,6 +161,12 @@ impl Line for QueryLine {
         let bytes = i64::from(number) * self.query_bytes;
         // SAFETY: a launch with a mask has it for each pair that exists.
         unsafe { shows(self.address.wrapping_add_signed(bytes), self.bit) }
+    }
+
+    #[inline(always)]
+    fn shows_nearest(self, number: i32) -> bool {
+        let [first, last] = self.ends;
+        self.shows(number.max(first).min(last))
     }
 }
 
@@ -151,20 +192,46 @@ impl<L: Line> Interval for Seen<L> {
         Seen {
             span: self.span.counted_from(origin),
             line,
+            ..self
         }
     }
 
     #[inline(always)]
     fn contains(self, number: i32) -> bool {
         let mut contains = self.span.contains(number);
-        if has_mask() && contains {
+        if self.has_gaps() && contains {
             contains = self.line.shows(number);
         }
         contains
     }
 
     #[inline(always)]
-    fn has_gaps(self) -> bool {
+    fn contains_by_load(self, number: i32) -> bool {
+        let mut contains = self.span.contains(number);
+        if self.has_gaps() {
+            contains &= self.line.shows_nearest(number);
+        }
+        contains
+    }
+
+    #[inline(always)]
+    fn may_have_gaps() -> bool {
         has_mask()
+    }
+
+    #[inline(always)]
+    fn has_gaps(self) -> bool {
+        has_mask() && self.has_gaps
+    }
+
+    #[inline(always)]
+    fn of_share(mut self, share: Share) -> Self {
+        if has_mask() {
+            self.has_gaps = share == Share::Some;
+            if share == Share::None {
+                self.span.end = self.span.start;
+            }
+        }
+        self
     }
 }

@@ -2,7 +2,7 @@
 
 use super::mask::Mask;
 use super::seen::has_mask;
-use crate::abi::BlockMapRef;
+use crate::abi::{BlockMapRef, Share};
 use crate::ptx::global;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -13,8 +13,8 @@ use core::ops::Range;
 pub struct Visits<M> {
     /// Address of the rank of the first block.
     ranks: u64,
-    /// Address of the tile's first number.
-    numbers: u64,
+    /// Address of the tile's first shown block.
+    shown: u64,
     /// The number of the first block.
     before: u32,
     /// The last place of a number.
@@ -32,7 +32,7 @@ impl<M: Mask> Visits<M> {
     ) -> Self {
         let mut visits = Visits {
             ranks: 0,
-            numbers: 0,
+            shown: 0,
             before: 0,
             last: 0,
             mask: PhantomData,
@@ -42,7 +42,7 @@ impl<M: Mask> Visits<M> {
             let tile = batch * map.batch_tiles + head * map.head_tiles + tile;
             let address = map.address + BlockMapRef::tile_bytes(blocks) * tile;
             visits.ranks = address + 4 * u64::from(before);
-            visits.numbers = address + 4 * (u64::from(blocks) + 1);
+            visits.shown = address + BlockMapRef::rank_bytes(blocks);
             visits.before = before;
             visits.last = blocks - 1;
         }
@@ -64,11 +64,27 @@ impl<M: Mask> Visits<M> {
     #[inline(always)]
     pub fn block(self, visit: u32) -> u32 {
         if M::HAS_HEADS && has_mask() {
-            let place = visit.min(self.last);
-            // SAFETY: the map has as many numbers as blocks.
-            let number = unsafe { global::load_u32(self.numbers + 4 * u64::from(place)) };
+            // SAFETY: the map has this place.
+            let number = unsafe { global::load_u32(self.place(visit)) };
             return number.wrapping_sub(self.before);
         }
         visit
+    }
+
+    /// Which pairs of a part of the tile the boolean mask shows in a visited block.
+    #[inline(always)]
+    pub fn share(self, visit: u32, part: u32) -> Share {
+        if M::HAS_HEADS && has_mask() {
+            // SAFETY: the map has this place.
+            let shares = unsafe { global::load_u32(self.place(visit) + 4) };
+            return Share::of_bits(shares >> (2 * part));
+        }
+        Share::All
+    }
+
+    #[inline(always)]
+    fn place(self, visit: u32) -> u64 {
+        // The map has as many places as blocks.
+        self.shown + 8 * u64::from(visit.min(self.last))
     }
 }

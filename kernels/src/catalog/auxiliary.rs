@@ -95,7 +95,8 @@ impl Spec for Auxiliary {
             // Five rounds for the maximum, five for the sum, and the weights of eight splits.
             Auxiliary::Combine(_) => shfl(5 + 5 + 8),
             Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
-            Auxiliary::Blocks => bar(2) + vote(1),
+            // Whether a pair is shown, and whether one is hidden.
+            Auxiliary::Blocks => bar(2) + vote(2),
             // A wait and an arrival of each role.
             Auxiliary::BulkCopy => Collectives {
                 bar: 1,

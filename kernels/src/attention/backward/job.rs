@@ -144,7 +144,7 @@ impl<M: Mask> Job<M> {
     #[inline(always)]
     pub fn masks(&self, first: u32, [bc, br]: [u32; 2]) -> bool {
         let whole = self.whole(self.first_key, bc);
-        M::Queries::default().has_gaps()
+        M::Queries::may_have_gaps()
             || (first as i32) < whole.start
             || whole.end < (first + br) as i32
     }

@@ -137,7 +137,11 @@ pub unsafe fn sm80<
         if j > warp_start {
             let keys = |j: u32| {
                 let first_key = key(j) as i32;
-                map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
+                let share = visits.share(j, 0);
+                map_rows(|i| {
+                    let keys = mask.keys_of_block(work.query(row + i), first_key);
+                    keys.of_share(share)
+                })
             };
             // The first block always sets the maxima; the last one ends the loop.
             let last = warp_start;
@@ -177,7 +181,11 @@ pub unsafe fn sm80<
                 let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
                 let first_key = key(last) as i32;
-                map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
+                let share = visits.share(last, 0);
+                map_rows(|i| {
+                    let keys = mask.keys_of_block(work.query(row + i), first_key);
+                    keys.of_share(share)
+                })
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
             pipeline.wait();

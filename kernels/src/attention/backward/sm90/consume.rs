@@ -1,12 +1,12 @@
 //! The consumers' loop over blocks of queries: Algorithm 2 of FlashAttention-2 (Dao 2023), with S and dP transposed.
 
 use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows, keys_of_rows};
-use super::job::{job_at, query_tile};
+use super::job::{job_at, query_tile, share};
 use super::reduce::{SHARING, read, written};
 use super::shown::Shown;
 use super::store::store;
 use super::{CONSUMERS, KEYS, THREADS};
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, Share};
 use crate::attention::backward::job::{Job, Step, below};
 use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
@@ -81,7 +81,8 @@ pub unsafe fn consume<
             };
 
             let first_query = (query_tile::<M, STORES>(&job, step, br) * br) as i32;
-            let masked = M::Queries::default().has_gaps()
+            let share = || share::<M, STORES>(&job, step, br, warpgroup);
+            let masked = M::Queries::may_have_gaps() && share() != Share::All
                 || first_query < whole.start
                 || first_query + br as i32 > whole.end;
             let (batch, head) = (job.sequence.batch, job.head(&params.forward, step.head));
@@ -131,7 +132,7 @@ pub unsafe fn consume<
             // Before the products are there, since the mask may lie in device memory.
             let mut shown = Shown::default();
             if masked && !C::SCALED {
-                let queries = queries(&job, params, step, who(), skipped, first_query);
+                let queries = queries(&job, params, step, who(), skipped, first_query, share());
                 shown = Shown::new::<NT>(queries);
             }
 
@@ -181,7 +182,7 @@ pub unsafe fn consume<
             }
             if masked {
                 if C::SCALED {
-                    let queries = queries(&job, params, step, who(), skipped, first_query);
+                    let queries = queries(&job, params, step, who(), skipped, first_query, share());
                     for nt in 0..NT {
                         s[nt].zero_columns(special::lane(), below(queries, nt));
                         dp[nt].zero_columns(special::lane(), below(queries, nt));
@@ -284,7 +285,7 @@ pub unsafe fn consume<
                     d_o,
                     &mut dv,
                     &mut p,
-                    queries(&job, params, step, who(), skipped, first_query),
+                    queries(&job, params, step, who(), skipped, first_query, share()),
                 );
                 barrier::warp();
             }
@@ -319,7 +320,7 @@ pub unsafe fn consume<
                     q,
                     &mut dk,
                     &mut ds,
-                    queries(&job, params, step, who(), skipped, first_query),
+                    queries(&job, params, step, who(), skipped, first_query, share()),
                 );
                 barrier::warp();
             }
@@ -359,14 +360,12 @@ fn queries<M: Mask>(
     thread: u32,
     skipped: u32,
     first_query: i32,
+    share: Share,
 ) -> [M::Queries; 2] {
     let key = job.first_key + skipped + thread / 32 * 16 + thread % 32 / 4;
     let job = job.of_head(&params.forward, step.head);
     let [upper, lower] = [job.queries(key), job.queries(key + 8)];
-    [
-        upper.counted_from(first_query),
-        lower.counted_from(first_query),
-    ]
+    [upper, lower].map(|queries| queries.counted_from(first_query).of_share(share))
 }
 
 /// The products of elements.

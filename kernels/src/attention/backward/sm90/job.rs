@@ -1,7 +1,7 @@
 //! Which job a block takes, and which keys a job has.
 
 use super::THREADS;
-use crate::abi::{ForwardParams, Sm90BackwardParams};
+use crate::abi::{ForwardParams, Share, Sm90BackwardParams};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
@@ -56,6 +56,18 @@ pub fn query_tile<M: Mask, const STORES: bool>(job: &Job<M>, step: Step, br: u32
         ..step
     };
     job.query_tile(visit) * steps + step.tile % steps
+}
+
+/// Which pairs of a step the boolean mask shows to a warpgroup.
+#[inline(always)]
+pub fn share<M: Mask, const STORES: bool>(
+    job: &Job<M>,
+    step: Step,
+    br: u32,
+    warpgroup: u32,
+) -> Share {
+    let visit = step.tile / steps_of_visit::<STORES>(br);
+    job.visits.share(visit, warpgroup)
 }
 
 #[inline(always)]

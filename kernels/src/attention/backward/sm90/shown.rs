@@ -21,21 +21,12 @@ impl<I: Interval> Shown<I> {
     #[inline(always)]
     pub fn new<const NT: usize>(queries: [I; 2]) -> Self {
         let mut bits = [0; 2];
-        if queries[0].has_gaps() {
-            let (_, first) = fragment::accumulator(special::lane(), 0);
-            let [upper, lower] = queries;
-            let queries = [
-                upper.counted_from(first as i32),
-                lower.counted_from(first as i32),
-            ];
-            for nt in 0..NT {
-                for i in 0..8 {
-                    let (_, column) = fragment::accumulator(0, i as u32);
-                    if queries[i / 2 % 2].contains((16 * nt as u32 + column) as i32) {
-                        bits[nt / 4] |= 1 << (8 * (nt % 4) + i);
-                    }
-                }
-            }
+        if I::may_have_gaps() {
+            let (upper, lower) = (
+                of_key::<I, NT, 0>(queries[0]),
+                of_key::<I, NT, 1>(queries[1]),
+            );
+            bits = [upper[0] | lower[0], upper[1] | lower[1]];
             // Opaque: bits, and not a register for each element.
             bits = [opaque(bits[0]), opaque(bits[1])];
         }
@@ -45,7 +36,7 @@ impl<I: Interval> Shown<I> {
     /// Puts 0 into the others of tile `nt`.
     #[inline(always)]
     pub fn zero_hidden(self, tile: &mut Accumulator, nt: usize) {
-        if !self.queries[0].has_gaps() {
+        if !I::may_have_gaps() {
             return tile.zero_columns(special::lane(), below(self.queries, nt));
         }
         for i in 0..8 {
@@ -54,4 +45,26 @@ impl<I: Interval> Shown<I> {
             }
         }
     }
+}
+
+/// The bits of one of a lane's two keys, which `queries` of the step see.
+#[inline(always)]
+fn of_key<I: Interval, const NT: usize, const KEY: usize>(queries: I) -> [u32; 2] {
+    let mut bits = [0; 2];
+    // A key that does not exist has nothing to load.
+    if queries.start() < queries.end() {
+        let (_, first) = fragment::accumulator(special::lane(), 0);
+        let queries = queries.counted_from(first as i32);
+        for nt in 0..NT {
+            for half in 0..2 {
+                for column in 0..2 {
+                    let number = 16 * nt + 8 * half + column;
+                    if queries.contains_by_load(number as i32) {
+                        bits[nt / 4] |= 1 << (8 * (nt % 4) + 4 * half + 2 * KEY + column);
+                    }
+                }
+            }
+        }
+    }
+    bits
 }

@@ -9,7 +9,7 @@ use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Interval, Mask, whole_blocks};
+use crate::attention::mask::{ByLoad, Interval, Mask, whole_blocks};
 use crate::attention::score::{Corner, Score};
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
@@ -160,7 +160,8 @@ pub unsafe fn consume<
                     let [keys] = map_rows::<_, 1>(|i| {
                         let row = part.first + (warp_row + i) as i32;
                         let query = part.work.query(row.max(0) as u32);
-                        part.mask.keys_of_block(query, first_key(j) as i32)
+                        let keys = part.mask.keys_of_block(query, first_key(j) as i32);
+                        keys.of_share(visits.share(turns.block(j), warpgroup))
                     });
                     keys
                 };
@@ -207,7 +208,7 @@ pub unsafe fn consume<
                     1 => seen,
                     _ => turns.count(seen + 1).max(1) - 1,
                 };
-                let mut exact = match ends[0].has_gaps() {
+                let mut exact = match M::Keys::may_have_gaps() {
                     true => own_start,
                     false => exact.max(own_start).min(j - 1),
                 };
@@ -222,7 +223,7 @@ pub unsafe fn consume<
                 let mut leave_out = S > 1 && look(&consumer);
                 consumer.wait_scores(&mut s, false);
                 apply(&mut s, j);
-                exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                exact_softmax(&mut softmax, &mut s, keys(j));
                 consumer.note(consumer.block, Event::Softmax);
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
@@ -239,7 +240,7 @@ pub unsafe fn consume<
                         leave_out = S > 1 && look(&consumer);
                         consumer.wait_scores(&mut s, true);
                         apply(&mut s, j);
-                        let factors = exact_softmax::<NT>(&mut softmax, &mut s, keys(j));
+                        let factors = exact_softmax(&mut softmax, &mut s, keys(j));
                         consumer.note(consumer.block, Event::Softmax);
                         consumer.release_k();
                         consumer.settle(&mut o);
@@ -355,13 +356,18 @@ pub unsafe fn consume<
 
 /// Line 9 with exact maxima, where each row sees only `keys`; returns the factors of O.
 #[inline(always)]
-unsafe fn exact_softmax<const NT: usize>(
+unsafe fn exact_softmax<I: Interval, const NT: usize>(
     softmax: &mut Softmax<1>,
     s: &mut [Accumulator; NT],
-    keys: [impl Interval; 2],
+    keys: [I; 2],
 ) -> [f32; 2] {
     let mut tiles = [*s];
-    mask(&mut tiles, [keys]);
+    // All rows of a warpgroup have gaps, or none.
+    if I::may_have_gaps() && !keys[0].has_gaps() {
+        mask(&mut tiles, [[keys[0].span(), keys[1].span()]]);
+    } else {
+        mask(&mut tiles, [[ByLoad(keys[0]), ByLoad(keys[1])]]);
+    }
     [*s] = tiles;
     // SAFETY: the caller's promise.
     let maxima = unsafe { softmax.maxima(s) };
