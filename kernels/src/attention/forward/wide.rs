@@ -194,10 +194,10 @@ pub unsafe fn wide<
             // The keys that each row sees, counted from key `key` of this block.
             let keys = |key: u32| -> [[M::Keys; 2]; MT] {
                 let first_key = (block_key + key) as i32;
-                let share = visits.share(j, 0);
                 map_rows(|i| {
-                    let query = work.query(first + team.row + i);
-                    visible.keys_of_block(query, first_key).of_share(share)
+                    visible
+                        .keys_of_block(work.query(first + team.row + i), first_key)
+                        .of_share(visits.share(j, 0))
                 })
             };
             if is_masked {
