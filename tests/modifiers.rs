@@ -204,22 +204,27 @@ impl Bias {
 }
 
 impl Mask {
-    /// A mask that hides all keys from some queries, and whole blocks of keys.
+    /// A mask that hides all keys from some queries, and hides and shows whole blocks, to all warpgroups of a tile or to one.
     fn random(pairs: Pairs, device: &Device, problem: &Problem, rng: &mut StdRng) -> Result<Self> {
-        /// Rows and keys that are seen alike: more than a tile's.
-        const AREA: [usize; 2] = [130, 150];
+        // Rows and keys that are seen alike: more than a tile's rows, or fewer than two warpgroups'.
+        let area = [[130, 70][rng.random_range(0..2)], 150];
         let keys = problem.seqlen_kv;
         let shape = pairs.shape(problem, pairs.row(keys));
         let rows: usize = shape[..3].iter().product();
-        let mut densities = Vec::new();
+        let (mut densities, mut blind) = (Vec::new(), 0.0);
         let sees: Vec<bool> = (0..rows)
             .flat_map(|row| {
-                if row % AREA[0] == 0 {
+                if row % area[0] == 0 {
                     let density = |_| [0.0, 0.0, 0.02, 0.5, 0.9, 1.0][rng.random_range(0..6)];
-                    densities = (0..keys.div_ceil(AREA[1])).map(density).collect();
+                    densities = (0..keys.div_ceil(area[1]).max(1)).map(density).collect();
+                    if row == 0 {
+                        // Some pair is seen in any case.
+                        densities[0] = 0.5;
+                    }
+                    blind = [0.0, 0.1][rng.random_range(0..2)];
                 }
-                let hides_all = rng.random_bool(0.1);
-                let key = |key| !hides_all && rng.random_bool(densities[key / AREA[1]]);
+                let hides_all = rng.random_bool(blind);
+                let key = |key| !hides_all && rng.random_bool(densities[key / area[1]]);
                 (0..keys).map(key).collect::<Vec<_>>()
             })
             .collect();

@@ -81,7 +81,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         if *target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
             let code = sass::disassemble(&module.text, target)?;
             for entry in &module.entries {
-                sass::check(entry.kernel, &code)?;
+                sass::check(entry.kernel, &code, false)?;
             }
         }
         Ok(usages)
@@ -119,7 +119,9 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
         }
     }
     if target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
-        sass::check(kernel, &sass::disassemble(&text, target)?)?;
+        let masks = [Switch::MaskBytes, Switch::MaskBits];
+        let has_mask = combination.iter().any(|switch| masks.contains(switch));
+        sass::check(kernel, &sass::disassemble(&text, target)?, has_mask)?;
     }
     Ok(())
 }

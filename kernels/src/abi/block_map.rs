@@ -39,22 +39,22 @@ impl BlockMapRef {
 /// How many of the pairs that exist a mask shows, in two bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
+    /// None.
+    None,
     /// Some; the mask says which.
     Some,
     /// All.
     All,
-    /// None.
-    None,
 }
 
 impl Share {
-    /// The share where the mask shows some pair, and hides some. Where no pair exists none needs the mask.
+    /// The share where the mask shows some pair, and hides some.
     #[inline(always)]
     pub const fn of([shown, hidden]: [bool; 2]) -> Self {
         match (shown, hidden) {
+            (false, _) => Share::None,
             (true, true) => Share::Some,
-            (_, false) => Share::All,
-            (false, true) => Share::None,
+            (true, false) => Share::All,
         }
     }
 
@@ -62,9 +62,9 @@ impl Share {
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
         match bits & 3 {
-            0 => Share::Some,
-            1 => Share::All,
-            _ => Share::None,
+            0 => Share::None,
+            1 => Share::Some,
+            _ => Share::All,
         }
     }
 }

@@ -26,11 +26,10 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     let (batch, head) = (head / params.heads, head % params.heads);
     let first_row = params.first_row + (tile * params.tile_rows) as i32;
     let element = Element::of(params);
-    // The shares of the tile's parts in a block, and whether the mask shows a pair.
+    // The shares of the tile's parts in a block: 0 where the mask shows no pair.
     let look = |block: u32| {
         let block = [block * params.block_rows, (block + 1) * params.block_rows];
-        let (mut shares, mut shown) = (0, false);
-        let mut part = 0;
+        let (mut shares, mut part) = (0, 0);
         while part < params.tile_rows / params.part_rows {
             let rows = [0, 1].map(|end| first_row + ((part + end) * params.part_rows) as i32);
             let rows = rows.map(|row| row.max(0) as u32);
@@ -54,47 +53,43 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
                 member = opaque(member + 1);
             }
             shares |= (Share::of(found) as u32) << (2 * part);
-            shown |= found[0];
             part = opaque(part + 1);
         }
-        (shares, shown)
+        shares
     };
 
     let blocks = params.blocks;
     let ranks = params.map + BlockMapRef::tile_bytes(blocks) * u64::from(special::block());
     let places = ranks + BlockMapRef::rank_bytes(blocks);
-    let flags = shared::base();
+    let found = shared::base();
     let (mut count, mut done) = (0, 0);
-    // SAFETY: all threads pass the same barriers, which stand between writes and reads of the flags; branches of a vote
+    // SAFETY: all threads pass the same barriers, which stand between writes and reads of what warps found; branches of a vote
     // depend on the warp alone. Each place of the map is one thread's.
     unsafe {
         while done < blocks {
             let block = done + warp;
-            let (mut shares, mut shown) = (0, false);
-            if block < blocks {
-                (shares, shown) = look(block);
-            }
+            let shares = if block < blocks { look(block) } else { 0 };
             if lane == 0 {
-                shared::store_u32(flags + 4 * warp, shares << 1 | u32::from(shown));
+                shared::store_u32(found + 4 * warp, shares);
             }
             barrier::block();
             // Thread `i` writes what warp `i` found.
             let (mut before, mut own, mut all) = (0, 0, 0);
             let mut i = 0;
             while i < W {
-                let found = shared::load_u32(flags + 4 * i);
-                let flag = found & 1;
-                before += if i < thread { flag } else { 0 };
-                own = if i == thread { found } else { own };
-                all += flag;
+                let shares = shared::load_u32(found + 4 * i);
+                let is_shown = u32::from(shares != 0);
+                before += if i < thread { is_shown } else { 0 };
+                own = if i == thread { shares } else { own };
+                all += is_shown;
                 i = opaque(i + 1);
             }
             let block = done + thread;
             if thread < W && block < blocks {
                 let rank = count + before;
                 global::store_u32(ranks + 4 * u64::from(block), rank);
-                if own & 1 != 0 {
-                    global::store_u32x2(places + 8 * u64::from(rank), [block, own >> 1]);
+                if own != 0 {
+                    global::store_u32x2(places + 8 * u64::from(rank), [block, own]);
                 }
             }
             count += all;
@@ -113,15 +108,15 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     }
 }
 
-/// Elements of a mask that are read at once.
+/// Elements of a mask that are read at once, by the logarithm of the number of keys.
 #[derive(Clone, Copy)]
 enum Element {
     /// A byte: a key.
-    Byte,
+    Byte = 0,
     /// Bytes of 4 keys, where all rows start at multiples of 4 bytes and have as many.
-    Bytes,
+    Bytes = 2,
     /// Bits of 32 keys.
-    Bits,
+    Bits = 5,
 }
 
 impl Element {
@@ -135,16 +130,6 @@ impl Element {
             Element::Bytes
         } else {
             Element::Byte
-        }
-    }
-
-    /// Keys of an element.
-    #[inline(always)]
-    fn keys(self) -> u32 {
-        match self {
-            Element::Byte => 1,
-            Element::Bytes => 4,
-            Element::Bits => 32,
         }
     }
 
@@ -209,8 +194,8 @@ unsafe fn look(
     if first_key == end_key {
         return found;
     }
-    let keys = element.keys();
-    let (first, last) = (first_key / keys, (end_key - 1) / keys);
+    let log = element as u32;
+    let (first, last) = (first_key >> log, (end_key - 1) >> log);
     // SAFETY: the caller's promise.
     unsafe {
         while query < end_query && !(found[0] && found[1]) {
@@ -218,8 +203,8 @@ unsafe fn look(
             let mut place = first + lane;
             while place <= last {
                 // Keys of the element that belong to other blocks.
-                let low = first_key.saturating_sub(place * keys);
-                let high = (end_key - place * keys).min(keys);
+                let low = first_key.saturating_sub(place << log);
+                let high = (end_key - (place << log)).min(1 << log);
                 for i in 0..AT_ONCE {
                     let loaded = element.load(mask, (query + i).min(end_query - 1), place);
                     let [some, others] = element.found(loaded, [low, high]);

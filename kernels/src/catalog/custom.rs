@@ -106,6 +106,10 @@ impl Spec for Custom {
         self.kernel.spec().collectives()
     }
 
+    fn products_of_masks(&self) -> u32 {
+        self.kernel.spec().products_of_masks()
+    }
+
     /// The compiler may leave them in loops beside a longer score.
     fn implies_copies(&self) -> bool {
         false

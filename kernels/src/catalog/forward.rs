@@ -388,6 +388,13 @@ impl Spec for Forward {
         format!("(ForwardParams) = attention::forward::{kernel}::<{generics}>")
     }
 
+    fn products_of_masks(&self) -> u32 {
+        match self.kind {
+            Kind::HopperOptional => hopper::products_of_masks(&Parts::new(self.tile, self.dim)),
+            _ => 0,
+        }
+    }
+
     fn collectives(&self) -> Collectives {
         let parts = Parts::new(self.tile, self.dim);
         // The code for the causal mask serves both, where heads share tiles.

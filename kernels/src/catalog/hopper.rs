@@ -190,14 +190,29 @@ fn counts(parts: &Parts, causal: bool) -> Collectives {
     }
 }
 
-/// As [`collectives`] of the causal code; blocks are passed by at both edges.
+/// Products of a block behind hidden ones, and of the block before them.
+pub(super) fn products_of_masks(parts: &Parts) -> u32 {
+    parts.dt + parts.kt
+}
+
+/// As [`collectives`] of the causal code; blocks are passed by at both edges and, where a boolean mask hides them, between. Behind
+/// these is a masked block without a product before it, and before them a product without scores.
 pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
     let causal = collectives(parts, true);
     let memory = memory(&parts.tile, parts.dim);
-    let passed = memory.k_chunks() + memory.v_chunks();
+    let (ot, k, v) = (parts.ot, memory.k_chunks(), memory.v_chunks());
     Collectives {
-        mbarrier_arrive: causal.mbarrier_arrive + passed,
-        mbarrier_wait: causal.mbarrier_wait + passed,
+        mma: causal.mma + 4 * ot,
+        ldmatrix: causal.ldmatrix + ot,
+        bar: causal.bar + 1,
+        vote: causal.vote + 1,
+        shfl: causal.shfl + 4,
+        wgmma: causal.wgmma + products_of_masks(parts),
+        wgmma_fence: causal.wgmma_fence + 2,
+        wgmma_commit: causal.wgmma_commit + k + v,
+        wgmma_wait: causal.wgmma_wait + k + v,
+        mbarrier_arrive: causal.mbarrier_arrive + 3 * (k + v),
+        mbarrier_wait: causal.mbarrier_wait + 3 * (k + v) + v,
         ..causal
     }
 }

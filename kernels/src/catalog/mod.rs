@@ -130,6 +130,11 @@ pub trait Spec: Sync {
     /// How often each instruction of a whole warp stands in the kernel, as its source implies.
     fn collectives(&self) -> Collectives;
 
+    /// How many `wgmma` the assembler removes where no boolean mask is on.
+    fn products_of_masks(&self) -> u32 {
+        0
+    }
+
     /// Whether the source implies the number of copies: not in loops that the compiler unrolls as
     /// it likes.
     fn implies_copies(&self) -> bool {

@@ -6,7 +6,7 @@ use super::exchange::Exchange;
 use super::job::{Job, Part, Turns};
 use super::store::{store, store_by_map};
 use super::watch::Watch;
-use crate::abi::{Event, Sm90Params};
+use crate::abi::{Event, Share, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{ByLoad, Interval, Mask, whole_blocks};
@@ -232,10 +232,40 @@ pub unsafe fn consume<
                     leave_out = look(&consumer);
                 }
                 guard(&consumer, leave_out, &mut o, &mut p, j);
+                // Whether `O += P V` of the block before is to be issued: not behind blocks that a boolean mask hides.
+                let mut has_product = true;
                 // No product is under way from a step to the next: the assembler would wait for each one.
                 loop {
                     while j > exact {
                         j -= 1;
+                        if M::Keys::may_have_gaps() {
+                            let is_hidden = visits.share(turns.block(j), warpgroup) == Share::None;
+                            if is_hidden {
+                                if has_product {
+                                    consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
+                                    consumer.block = consumer.block.next();
+                                    has_product = false;
+                                }
+                                consumer.pass();
+                                continue;
+                            }
+                            if !has_product {
+                                consumer.issue_scores::<E>(&mut s);
+                                leave_out = S > 1 && look(&consumer);
+                                consumer.wait_scores(&mut s, false);
+                                apply(&mut s, j);
+                                let factors = exact_softmax(&mut softmax, &mut s, keys(j));
+                                consumer.release_k();
+                                scale_rows(&mut o, factors);
+                                [p] = to_operands::<E, 1, NT>([s]);
+                                if S == 1 {
+                                    leave_out = look(&consumer);
+                                }
+                                guard(&consumer, leave_out, &mut o, &mut p, j);
+                                has_product = true;
+                                continue;
+                            }
+                        }
                         consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
                         leave_out = S > 1 && look(&consumer);
                         consumer.wait_scores(&mut s, true);
@@ -307,8 +337,10 @@ pub unsafe fn consume<
                     exact = own_start;
                 }
                 job = release_q();
-                consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
-                consumer.block = consumer.block.next();
+                if !M::Keys::may_have_gaps() || has_product {
+                    consumer.finish::<E>(consumer.block, &mut o, &p, leave_out);
+                    consumer.block = consumer.block.next();
+                }
             } else {
                 if ByMap::<H, DT>::YES {
                     release_last(q);
