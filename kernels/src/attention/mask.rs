@@ -9,6 +9,8 @@
 
 use super::sequence::{Sequence, Split};
 use crate::abi::{ForwardParams, Share};
+#[cfg(target_arch = "nvptx64")]
+use crate::tile::{Accumulator, whole};
 use core::ops::Range;
 
 /// Consecutive keys or queries, as numbers.
@@ -53,13 +55,11 @@ pub trait Interval: Copy + Default {
         self
     }
 
-    /// From its start to its end, without gaps.
+    /// Puts -inf in the place of scores that two rows of a lane do not see; all rows of the tile have gaps, or none.
+    #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
-    fn span(self) -> Span {
-        Span {
-            start: self.start(),
-            end: self.end(),
-        }
+    fn mask<const NT: usize>(s: &mut [[Accumulator; NT]; 1], keys: [Self; 2]) {
+        whole::mask(s, [keys]);
     }
 }
 
@@ -129,34 +129,6 @@ impl Interval for Span {
     #[inline(always)]
     fn contains(self, number: i32) -> bool {
         self.start <= number && number < self.end
-    }
-}
-
-/// An interval that finds what it contains [without branches](Interval::contains_by_load).
-#[derive(Clone, Copy, Default)]
-pub struct ByLoad<I>(pub I);
-
-impl<I: Interval> Interval for ByLoad<I> {
-    const HAS_START: bool = I::HAS_START;
-
-    #[inline(always)]
-    fn start(self) -> i32 {
-        self.0.start()
-    }
-
-    #[inline(always)]
-    fn end(self) -> i32 {
-        self.0.end()
-    }
-
-    #[inline(always)]
-    fn counted_from(self, origin: i32) -> Self {
-        ByLoad(self.0.counted_from(origin))
-    }
-
-    #[inline(always)]
-    fn contains(self, number: i32) -> bool {
-        self.0.contains_by_load(number)
     }
 }
 

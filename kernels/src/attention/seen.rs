@@ -3,6 +3,7 @@
 use super::mask::{Interval, Span};
 use crate::abi::{Share, Switch};
 use crate::ptx::{global, switch};
+use crate::tile::{Accumulator, whole};
 
 const BITS: u32 = Switch::MaskBits.constant().1;
 
@@ -233,5 +234,41 @@ impl<L: Line> Interval for Seen<L> {
             }
         }
         self
+    }
+
+    #[inline(always)]
+    fn mask<const NT: usize>(s: &mut [[Accumulator; NT]; 1], keys: [Self; 2]) {
+        match keys[0].has_gaps() {
+            true => whole::mask(s, [[ByLoad(keys[0]), ByLoad(keys[1])]]),
+            false => whole::mask(s, [[keys[0].span, keys[1].span]]),
+        }
+    }
+}
+
+/// An interval that finds what it contains [without branches](Interval::contains_by_load).
+#[derive(Clone, Copy, Default)]
+struct ByLoad<I>(I);
+
+impl<I: Interval> Interval for ByLoad<I> {
+    const HAS_START: bool = I::HAS_START;
+
+    #[inline(always)]
+    fn start(self) -> i32 {
+        self.0.start()
+    }
+
+    #[inline(always)]
+    fn end(self) -> i32 {
+        self.0.end()
+    }
+
+    #[inline(always)]
+    fn counted_from(self, origin: i32) -> Self {
+        ByLoad(self.0.counted_from(origin))
+    }
+
+    #[inline(always)]
+    fn contains(self, number: i32) -> bool {
+        self.0.contains_by_load(number)
     }
 }

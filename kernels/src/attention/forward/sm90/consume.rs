@@ -9,7 +9,7 @@ use super::watch::Watch;
 use crate::abi::{Event, Share, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{ByLoad, Interval, Mask, whole_blocks};
+use crate::attention::mask::{Interval, Mask, whole_blocks};
 use crate::attention::score::{Corner, Score};
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
@@ -160,8 +160,9 @@ pub unsafe fn consume<
                     let [keys] = map_rows::<_, 1>(|i| {
                         let row = part.first + (warp_row + i) as i32;
                         let query = part.work.query(row.max(0) as u32);
-                        let keys = part.mask.keys_of_block(query, first_key(j) as i32);
-                        keys.of_share(visits.share(turns.block(j), warpgroup))
+                        part.mask
+                            .keys_of_block(query, first_key(j) as i32)
+                            .of_share(visits.share(turns.block(j), warpgroup))
                     });
                     keys
                 };
@@ -394,12 +395,7 @@ unsafe fn exact_softmax<I: Interval, const NT: usize>(
     keys: [I; 2],
 ) -> [f32; 2] {
     let mut tiles = [*s];
-    // All rows of a warpgroup have gaps, or none.
-    if I::may_have_gaps() && !keys[0].has_gaps() {
-        mask(&mut tiles, [[keys[0].span(), keys[1].span()]]);
-    } else {
-        mask(&mut tiles, [[ByLoad(keys[0]), ByLoad(keys[1])]]);
-    }
+    I::mask(&mut tiles, keys);
     [*s] = tiles;
     // SAFETY: the caller's promise.
     let maxima = unsafe { softmax.maxima(s) };
