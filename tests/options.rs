@@ -291,6 +291,7 @@ fn value_dims(device: &Device) -> Outcome {
 /// Each type of bias and of mask, with all axes and with few, in both passes.
 fn biases_and_masks(device: &Device) -> Outcome {
     for of in 0..3 {
+        let mut vectors = of == 1;
         let [all, few] =
             [[false; 3], [of == 0, of < 2, of > 0]].map(|repeats| Pairs { repeats, of });
         for (bias, mask) in [
@@ -306,12 +307,14 @@ fn biases_and_masks(device: &Device) -> Outcome {
                 }),
             ),
         ] {
+            // Rows of whole vectors, or of an odd length.
+            vectors = !vectors;
             let case = Case {
                 batch: 2,
                 heads: 4,
                 kv_heads: 2,
                 seqlen_q: 150,
-                seqlen_kv: 333,
+                seqlen_kv: if vectors { 328 } else { 333 },
                 dim: [64, 128, 32][of],
                 causal: of == 1,
                 modifiers: Modifiers {

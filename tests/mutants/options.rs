@@ -14,6 +14,7 @@ use tests::{BackwardCase, Case, Layout, Modifiers};
 
 const FORWARD: &str = "optional_f16_d64";
 const HOPPER: &str = "hopper_optional_f16_d64";
+const VECTORS: &str = "optional_f16_d128";
 const BACKWARD: &str = "backward_optional_f16_d64";
 const SUMS: &str = "backward_hopper_optional_f16_d64";
 const STORED: &str = "backward_hopper_stored_optional_f16_d128";
@@ -72,6 +73,13 @@ const IGNORED: [Mutant; 18] = ignored! {
 };
 
 pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        what: "vectors of a bias exchanged with another lane",
+        kernel: VECTORS,
+        pattern: ", 1, 0x1f",
+        which: Nth(0),
+        change: |line| line.replace(", 1, 0x1f", ", 2, 0x1f"),
+    },
     Mutant {
         what: "dQ of a window added before its turn",
         kernel: SUMS,
@@ -188,6 +196,13 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
             },
             &[Switch::BiasF32, Switch::MaskBytes, Switch::Ranges],
         ),
+        VECTORS => (
+            Modifiers {
+                bias: pairs(0),
+                ..Modifiers::default()
+            },
+            &[Switch::BiasF16, Switch::BiasVectors],
+        ),
         BACKWARD => (
             Modifiers {
                 alibi: true,
@@ -272,7 +287,9 @@ pub fn switches(kernel: &str) -> Switches {
 
 /// What shows faults of a kernel with options; none of other kernels.
 pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
-    let kernels = [FORWARD, HOPPER, BACKWARD, SUMS, STORED, RANGES, BLOCKS];
+    let kernels = [
+        FORWARD, HOPPER, VECTORS, BACKWARD, SUMS, STORED, RANGES, BLOCKS,
+    ];
     if !kernels.contains(&kernel.name) {
         return None;
     }
@@ -282,7 +299,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         heads: 2,
         kv_heads: 1,
         seqlen_q: 150,
-        seqlen_kv: 210,
+        seqlen_kv: if kernel.name == VECTORS { 208 } else { 210 },
         kernel: (!serves_both).then(|| kernel.name.to_owned()),
         modifiers,
         ..Case::default()

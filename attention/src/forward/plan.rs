@@ -5,7 +5,7 @@ use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
 use crate::error::Result;
-use crate::options::{self, Tiles, WARPGROUP_ROWS, Window};
+use crate::options::{self, RawBias, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{Entry, MapPlace, Plan, Steps};
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
@@ -202,7 +202,11 @@ impl Draft {
         args: &RawForward,
         splits: Option<u32>,
     ) -> Result<Self> {
-        kernel.entry.switches = options::switches(problem, &args.options);
+        let bias = args.options.bias.filter(RawBias::has_vectors);
+        // Keys of packed sequences may begin between two vectors.
+        let has_vectors = bias.is_some() && args.options.sequences.is_none();
+        kernel.entry.switches =
+            options::switches(problem, &args.options).with(Switch::BiasVectors, has_vectors);
         if problem.window.left.is_some() || args.options.sequences.is_some() {
             // All tiles weigh about the same, and neighbours share keys.
             kernel.waves = Waves::Heads;

@@ -113,6 +113,8 @@ pub enum Switch {
     BiasBf16,
     /// As `BiasF16`.
     BiasF32,
+    /// Rows of the bias are whole vectors of 8 elements, of 16 bits, at multiples of 16 bytes.
+    BiasVectors,
     /// The gradient of the bias is wanted.
     BiasGradient,
     /// Bytes say which pairs see each other: 0 hides a key.
@@ -130,6 +132,7 @@ impl Switch {
         Switch::BiasF16,
         Switch::BiasBf16,
         Switch::BiasF32,
+        Switch::BiasVectors,
         Switch::BiasGradient,
         Switch::MaskBytes,
         Switch::MaskBits,
@@ -143,6 +146,7 @@ impl Switch {
         &[Switch::BiasF16],
         &[Switch::BiasBf16],
         &[Switch::BiasF32],
+        &[Switch::BiasF16, Switch::BiasVectors],
         &[Switch::MaskBytes],
         &[Switch::MaskBits],
         &[Switch::Ranges, Switch::Alibi],
@@ -165,6 +169,7 @@ impl Switch {
             Switch::BiasF16 => ("bias", 1),
             Switch::BiasBf16 => ("bias", 2),
             Switch::BiasF32 => ("bias", 3),
+            Switch::BiasVectors => ("bias_vectors", 1),
             Switch::BiasGradient => ("bias_gradient", 1),
             Switch::MaskBytes => ("mask", 1),
             Switch::MaskBits => ("mask", 2),
@@ -180,6 +185,7 @@ impl Switch {
             Switch::BiasF16 => "bias_f16",
             Switch::BiasBf16 => "bias_bf16",
             Switch::BiasF32 => "bias_f32",
+            Switch::BiasVectors => "bias_vectors",
             Switch::BiasGradient => "bias_gradient",
             Switch::MaskBytes => "mask_bytes",
             Switch::MaskBits => "mask_bits",

@@ -6,7 +6,7 @@ use super::ranges::load_range;
 use super::sequence::{Sequence, Split};
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::layout::fragment;
-use crate::ptx::{convert, global, math, special, switch};
+use crate::ptx::{convert, global, math, shuffle, special, switch};
 use crate::tile::registers::opaque_in;
 use crate::tile::{Accumulator, Operand};
 use core::f32::consts::LOG2_E;
@@ -260,6 +260,9 @@ impl Score for Optional {
                 }
             }
         }
+        if !TRANSPOSED && has_bias() && switch::bias_vectors() {
+            self.add_vectors(s, corner);
+        }
     }
 
     #[inline(always)]
@@ -321,6 +324,33 @@ fn has_bias() -> bool {
     switch::bias() != 0
 }
 
+/// A bias of 16 bits.
+#[inline(always)]
+fn widen(bits: u16) -> f32 {
+    match switch::bias() {
+        BIAS_F16 => convert::any_f16(bits),
+        _ => f32::from_bits(u32::from(bits) << 16),
+    }
+}
+
+/// Adds a lane's pairs of keys of a bias to tiles `2 * pair` and `2 * pair + 1`, in one `half` of their rows.
+#[inline(always)]
+fn add_words<const NT: usize>(
+    tiles: &mut [Accumulator; NT],
+    words: [u32; 4],
+    pair: usize,
+    half: usize,
+) {
+    for i in 0..4 {
+        let (nt, column) = (2 * pair + i / 2, 4 * (i % 2) + 2 * half);
+        if nt < NT {
+            let (low, high) = (widen(words[i] as u16), widen((words[i] >> 16) as u16));
+            tiles[nt].0[column] = math::fma(low, LOG2_E, tiles[nt].0[column]);
+            tiles[nt].0[column + 1] = math::fma(high, LOG2_E, tiles[nt].0[column + 1]);
+        }
+    }
+}
+
 /// The query and the key, in its 16x16 tile, of element `i` of a lane.
 #[inline(always)]
 pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
@@ -356,7 +386,7 @@ impl Optional {
             let query = query.max(0).min(queries - 1);
             (query as u32, key.max(0).min(keys - 1) as u32)
         };
-        if has_bias() {
+        if has_bias() && (TRANSPOSED || !switch::bias_vectors()) {
             for i in 0..8 {
                 let (query, key) = pair(i);
                 let address = self.bias.at(query, key);
@@ -364,11 +394,41 @@ impl Optional {
                 let bias = unsafe {
                     match switch::bias() {
                         BIAS_F32 => global::load_f32(address),
-                        BIAS_F16 => convert::any_f16(global::load_u16(address)),
-                        _ => f32::from_bits(u32::from(global::load_u16(address)) << 16),
+                        _ => widen(global::load_u16(address)),
                     }
                 };
                 tile.0[i] = math::fma(bias, LOG2_E, tile.0[i]);
+            }
+        }
+    }
+
+    /// Adds the bias, of 16 bits: the four lanes of a row load 32 neighbouring keys, 8 each, and exchange them.
+    ///
+    /// A load of one element for each lane takes as long, since the lines of 8 rows pass the cache one by one: with these a
+    /// step of 128 keys takes 64 loads for each row's 128.
+    #[inline(always)]
+    fn add_vectors<const MT: usize, const NT: usize>(
+        self,
+        s: &mut [[Accumulator; NT]; MT],
+        corner: Corner,
+    ) {
+        let lane = special::lane();
+        let before = self.keys - self.queries - corner.diagonal;
+        let first_key = corner.key + before + 8 * (lane % 4) as i32;
+        for mt in 0..MT {
+            for half in 0..2 {
+                let row = corner.query + (16 * mt + 8 * half) as i32 + (lane / 4) as i32;
+                let row = row.max(0).min(self.queries - 1) as u32;
+                for pair in 0..NT.div_ceil(2) {
+                    // Vectors behind the last key are not used.
+                    let key = (first_key + 32 * pair as i32).min(self.keys - 8) as u32;
+                    // SAFETY: a launch with vectors has whole ones for each query; all lanes are here.
+                    let words = unsafe {
+                        let words = global::load_u32x4(self.bias.at(row, key));
+                        shuffle::transpose(words, lane)
+                    };
+                    add_words(&mut s[mt], words, pair, half);
+                }
             }
         }
     }

@@ -114,6 +114,11 @@ impl Parts {
         mma(2 * self.mt * self.dt * self.nt) + ldmatrix(self.nt * self.dt + q)
     }
 
+    /// Vectors of a bias, of two slices of a key block each, exchanged in each of a lane's two rows a tile.
+    pub fn bias(&self) -> Collectives {
+        shfl(4 * 2 * self.mt * self.nt.div_ceil(2))
+    }
+
     /// New maxima: two rounds for each of a lane's two rows a tile.
     pub fn maxima(&self) -> Collectives {
         shfl(2 * 2 * self.mt)

@@ -401,7 +401,8 @@ impl Spec for Forward {
         let causal = self.kind != Kind::Plain { causal: false };
         match self.kind {
             Kind::Decode => decode::collectives(&parts),
-            Kind::Wide | Kind::WideOptional => wide::collectives(&parts),
+            Kind::Wide => wide::collectives(&parts),
+            Kind::WideOptional => wide::collectives(&parts) + parts.bias(),
             Kind::Hopper { causal } => hopper::collectives(&parts, causal),
             Kind::HopperOptional => hopper::optional_collectives(&parts),
             Kind::HopperPacked => hopper::packed_collectives(&parts),

@@ -196,17 +196,19 @@ pub(super) fn products_of_masks(parts: &Parts) -> u32 {
 }
 
 /// As [`collectives`] of the causal code; blocks are passed by at both edges and, where a boolean mask hides them, between. Behind
-/// these is a masked block without a product before it, and before them a product without scores.
+/// these is a masked block without a product before it, and before them a product without scores. Scores of these masked blocks, of
+/// the first, the whole ones and those computed again may gain a bias.
 pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
     let causal = collectives(parts, true);
     let memory = memory(&parts.tile, parts.dim);
     let (ot, k, v) = (parts.ot, memory.k_chunks(), memory.v_chunks());
+    let biases = 4 + u32::from(parts.tile.stages > 1);
     Collectives {
         mma: causal.mma + 4 * ot,
         ldmatrix: causal.ldmatrix + ot,
         bar: causal.bar + 1,
         vote: causal.vote + 1,
-        shfl: causal.shfl + 4,
+        shfl: causal.shfl + 4 + biases * 4 * 2 * parts.kt.div_ceil(2),
         wgmma: causal.wgmma + products_of_masks(parts),
         wgmma_fence: causal.wgmma_fence + 2,
         wgmma_commit: causal.wgmma_commit + k + v,

@@ -123,10 +123,12 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
     parts.around() + first + idle + steps + masked + bar(1)
 }
 
-/// As [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones.
+/// As [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones. Scores of the
+/// masked, the unmasked and the last block may gain a bias, and those computed again.
 pub(super) fn optional_rows(parts: &Parts) -> Collectives {
     let ahead = parts.copies(2 * parts.tile.keys);
-    own_rows(parts, true) + ahead + ahead + bar(1)
+    let bias = parts.bias();
+    own_rows(parts, true) + ahead + ahead + bar(1) + bias + bias + bias + bias
 }
 
 /// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a

@@ -40,6 +40,9 @@ constants! {
     /// The type of the bias: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no bias.
     bias = "bias" as u32, core::convert::identity;
 
+    /// Whether [`Switch::BiasVectors`](crate::abi::Switch::BiasVectors) is on.
+    bias_vectors = "bias_vectors" as bool, is_on;
+
     /// Whether [`Switch::BiasGradient`](crate::abi::Switch::BiasGradient) is on.
     bias_gradient = "bias_gradient" as bool, is_on;
 
