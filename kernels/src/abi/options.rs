@@ -176,6 +176,11 @@ impl Switch {
         }
     }
 
+    /// Whether kernels of gradients have it. Their tiles are transposed: a lane has no neighbouring keys.
+    pub const fn is_of_gradients(self) -> bool {
+        !matches!(self, Switch::BiasVectors)
+    }
+
     /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {

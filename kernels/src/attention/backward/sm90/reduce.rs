@@ -52,6 +52,14 @@ pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
     };
     let mut step = Step::first(&job);
     let mut left = job.steps(&params.forward);
+    // Under windows, sequences and masks: where to count the step before, once the copy engine has added it. What such a turn
+    // depends on is loaded meanwhile.
+    let mut added = 0;
+    // SAFETY: the copy engine has added the step.
+    let count = |turn: u64| unsafe {
+        bulk::wait::<0>();
+        global::count_once(turn);
+    };
     // SAFETY: the consumers write their part between the two barriers, and the sums are the launch's.
     unsafe {
         if !M::Keys::HAS_START || left > 0 {
@@ -64,6 +72,9 @@ pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
             if params.turns != 0 {
                 let before =
                     job.tiles_before::<RUN>(&params.forward, first, [CONSUMERS * KEYS, br]);
+                if M::Keys::HAS_START && added != 0 {
+                    count(added);
+                }
                 global::wait_for_count(turn, CONSUMERS * before);
                 bulk::fence_global();
             }
@@ -81,10 +92,15 @@ pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
                 barrier::arrive(read(warpgroup), SHARING);
             }
             if params.turns != 0 {
-                bulk::wait::<0>();
-                global::count_once(turn);
+                match M::Keys::HAS_START {
+                    true => added = turn,
+                    false => count(turn),
+                }
             }
             step = step.next(&job);
+        }
+        if M::Keys::HAS_START && added != 0 {
+            count(added);
         }
     }
 }
