@@ -1,7 +1,7 @@
 //! The kernels with options, and those that find what sequences and masks see.
 
 use super::backward::same_bits;
-use super::change::{always_first, remove, zero};
+use super::change::{always_first, remove};
 use super::{
     Mutant, Run,
     Which::{All, Nth},
@@ -86,13 +86,6 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "@early bra again",
         which: Nth(0),
         change: |l| l.replace("@early bra again;", ""),
-    },
-    Mutant {
-        what: "dQ added before that of later key tiles of the run",
-        kernel: SUMS,
-        pattern: "redux.sync.or",
-        which: All,
-        change: zero,
     },
     Mutant {
         what: "a query finds its sequence by the offset above",

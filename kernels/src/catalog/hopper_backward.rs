@@ -190,8 +190,6 @@ impl HopperBackward {
             bulk_store: 1 - sums,
             // The turn, or whether memory is free, and what was found.
             vote: 1 + guarded * (2 + sums),
-            // Key tiles that begin before in a run.
-            redux: sums * u32::from(self.is_optional()),
             mbarrier_init: 1 + 10,
             mbarrier_arrive: 3 + 2 + sums,
             mbarrier_wait: 2 + 3 + sums,

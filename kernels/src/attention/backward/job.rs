@@ -4,7 +4,6 @@ use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
 use crate::attention::Visits;
 use crate::attention::mask::{Interval, Mask, Span};
 use crate::attention::sequence::Sequence;
-use crate::ptx::{shuffle, special};
 use core::hint::assert_unchecked;
 use core::ops::Range;
 
@@ -30,9 +29,9 @@ pub struct Job<M> {
 }
 
 impl<M: Mask> Job<M> {
-    /// The job at a place of the order, in tiles of `bc` keys and `br` queries, which begin in [runs](run_of) of `RUN`.
+    /// The job at a place of the order, in tiles of `bc` keys and `br` queries.
     #[inline(always)]
-    pub fn at<const RUN: u32>(params: &ForwardParams, place: u32, bc: u32, br: u32) -> Self {
+    pub fn at(params: &ForwardParams, place: u32, bc: u32, br: u32) -> Self {
         let (_, tile, head) = params.order.place(place);
         let (batch, kv_head) = params.tile_heads.divide(head);
         let sequence = Sequence::new(params, batch);
@@ -41,8 +40,7 @@ impl<M: Mask> Job<M> {
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
         let mask = M::new(params, sequence, sequence.whole());
         // The order begins with the last tile; under the causal mask the first key tile has the most queries.
-        let tiles = sequence.keys.div_ceil(bc);
-        let tile = begun_after::<M, RUN>(params, tiles - 1 - tile, tiles);
+        let tile = sequence.keys.div_ceil(bc) - 1 - tile;
         let first_key = tile * bc;
         let visits = visits_of(params, sequence, [kv_head, tile], br);
         let seen = visits.of(Range {
@@ -149,47 +147,18 @@ impl<M: Mask> Job<M> {
             || whole.end < (first + br) as i32
     }
 
-    /// Key tiles that begin before this one and have a part in the dq of the query tile that starts at `first`, which has a part of
-    /// this one.
-    ///
-    /// # Safety
-    /// Every lane of the warp must reach the same call.
+    /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.
     #[inline(always)]
-    pub unsafe fn tiles_before<const RUN: u32>(
-        &self,
-        params: &ForwardParams,
-        first: u32,
-        [bc, br]: [u32; 2],
-    ) -> u32 {
+    pub fn tiles_before(&self, params: &ForwardParams, first: u32, [bc, br]: [u32; 2]) -> u32 {
         if !M::Keys::HAS_START {
             return self.tile;
         }
         let tile = [self.sequence.batch, self.kv_head, first / br];
-        let tiles = self.sequence.keys.div_ceil(bc);
-        let visits = Visits::<M>::new(&params.options.blocks, tile, [0, tiles]);
-        let count = |tiles: Range<u32>| {
-            let visits = visits.of(tiles);
-            visits.end - visits.start
-        };
+        let blocks = [0, self.sequence.keys.div_ceil(bc)];
+        let visits = Visits::<M>::new(&params.options.blocks, tile, blocks);
         let seen = self.mask.keys(first as i32).start() as u32 / bc;
-        let run = run_of::<M, RUN>(params, self.tile);
-        let after = self.tile + 1;
-        let mut of_run = 0;
-        if RUN > 1 {
-            // Each lane looks at a later tile of the run.
-            let lane = special::lane();
-            let other = after + lane;
-            let mut has_part = other < tiles.min(run.end);
-            if has_part {
-                let first_key = other * bc;
-                let start = self.mask.queries(first_key as i32).start() as u32 / br;
-                let end = end_of(self.mask, self.sequence, [first_key, bc], br);
-                has_part = (start..end).contains(&(first / br));
-            }
-            // SAFETY: the caller's promise.
-            of_run = unsafe { shuffle::or(u32::from(has_part) << lane) }.count_ones();
-        }
-        count(seen.min(run.start)..run.start) + count(after..after + of_run)
+        let before = visits.of(seen..self.tile);
+        before.end - before.start
     }
 
     /// The query tile of a step.
@@ -217,34 +186,6 @@ impl<M: Mask> Job<M> {
         let head = self.head_index(&params.forward, in_group);
         head * u64::from(params.padded_rows) + u64::from(row)
     }
-}
-
-/// The most key/value heads whose key tiles begin in runs.
-const FEW_HEADS: u32 = 32;
-
-/// The run of a key tile: at most `RUN` key tiles, one for each lane of a warp, that begin from the last one to the first. Runs begin
-/// in ascending order.
-///
-/// Where heads are few, many tiles of a head begin at one time, each at the queries of its own keys. From the last one on they
-/// reach a query tile a step apart, in the order in which they began, and none waits for its turn. In ascending order the last one
-/// would wait until all others are there. Kernels with options have runs: few heads with many tiles are what sequences, one
-/// after another, make of a batch.
-#[inline(always)]
-fn run_of<M: Mask, const RUN: u32>(params: &ForwardParams, tile: u32) -> Range<u32> {
-    let is_run = M::HAS_HEADS && params.group.divide(params.batch_heads).0 <= FEW_HEADS;
-    let tiles = if is_run { RUN } else { 1 };
-    let start = tile & !(tiles - 1);
-    start..start + tiles
-}
-
-/// The key tile of a head that begins after `number` others of `tiles`.
-#[inline(always)]
-fn begun_after<M: Mask, const RUN: u32>(params: &ForwardParams, number: u32, tiles: u32) -> u32 {
-    if !M::HAS_HEADS || RUN == 1 {
-        return number;
-    }
-    let run = run_of::<M, RUN>(params, number);
-    run.start + run.end.min(tiles) - 1 - number
 }
 
 /// The query tiles that a key tile of a key/value head visits.

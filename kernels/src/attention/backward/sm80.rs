@@ -135,7 +135,7 @@ pub unsafe fn sm80<
     // and the warp alone, so all lanes reach every instruction of the warp.
     unsafe {
         if thread(0) == 0 {
-            let job = Job::<M>::at::<1>(forward, special::block(), bc, br);
+            let job = Job::<M>::at(forward, special::block(), bc, br);
             shared::store_u32x4(words, job.words());
         }
         barrier::block();
@@ -329,7 +329,7 @@ pub unsafe fn sm80<
             let job = job();
             if params.turns != 0 && warp(step.head) == 0 {
                 let first = job.query_tile(step) * br;
-                let before = job.tiles_before::<1>(forward, first, [bc, br]);
+                let before = job.tiles_before(forward, first, [bc, br]);
                 global::wait_for_count(turn(&job, step), before);
             }
             step = step.next(&job);

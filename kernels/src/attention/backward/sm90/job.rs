@@ -7,9 +7,6 @@ use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::{barrier, global, shared, shuffle, special};
 
-/// Key tiles of a run, where dQ is summed.
-pub const RUN: u32 = 32;
-
 /// The number of the block's job, the same in all lanes, which the assembler sees; `slot` is the shared address of a `u32`.
 ///
 /// # Safety
@@ -35,11 +32,7 @@ pub unsafe fn take(params: &Sm90BackwardParams, slot: u32) -> u32 {
 #[inline(always)]
 pub fn job_at<M: Mask, const STORES: bool>(params: &ForwardParams, place: u32, br: u32) -> Job<M> {
     let steps = steps_of_visit::<STORES>(br);
-    let tiles = (Sm90BackwardMemory::KEYS, steps * br);
-    let job = match STORES {
-        true => Job::<M>::at::<1>(params, place, tiles.0, tiles.1),
-        false => Job::<M>::at::<RUN>(params, place, tiles.0, tiles.1),
-    };
+    let job = Job::<M>::at(params, place, Sm90BackwardMemory::KEYS, steps * br);
     Job {
         first: job.first * steps,
         end: job.end * steps,

@@ -1,14 +1,13 @@
 //! dQ, added to the sums in device memory by the copy engine.
 //!
-//! In turns, a tile of dQ gets what key tiles add in the order in which their blocks begin. A key tile waits until the ones before
-//! it have added theirs. A block takes the next key tile when it begins, so no block waits for one that has not begun, whatever
-//! else the GPU runs.
+//! In turns, a tile of dQ gets what key tiles add in the order of their numbers. A key tile waits until the ones before it
+//! have added theirs. The blocks of these began before: a block takes the next key tile when it begins. So no block waits
+//! for one that has not begun, whatever else the GPU runs.
 //!
 //! Blocks begin at the first query that sees their keys, and heads go in waves: the key tiles of a head begin one after
-//! the other, as far apart as the wave has heads. A block then seldom waits for its turn. Where heads are few, tiles begin in
-//! [runs](crate::attention::backward::job), for the same reason.
+//! the other, as far apart as the wave has heads. A block then seldom waits for its turn.
 
-use super::job::{RUN, job_at, query_tile};
+use super::job::{job_at, query_tile};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
@@ -70,8 +69,7 @@ pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
             let tile = job.padded_row(params, step.head, first) / u64::from(br);
             let turn = params.turns + 4 * tile;
             if params.turns != 0 {
-                let before =
-                    job.tiles_before::<RUN>(&params.forward, first, [CONSUMERS * KEYS, br]);
+                let before = job.tiles_before(&params.forward, first, [CONSUMERS * KEYS, br]);
                 if M::Keys::HAS_START && added != 0 {
                     count(added);
                 }
