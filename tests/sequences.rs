@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Test> {
             let cases = backward_of(sequenced(modified(cases())));
             check_each(few(device, 40), cases, |case| case.check(device))
         }),
+        Test::backward("gradients_repeat", gradients_repeat),
         Test::new("of_all_sizes", of_all_sizes),
         Test::new("at_edges_of_tiles", at_edges_of_tiles),
         Test::new("without_keys_or_queries", without_keys_or_queries),
@@ -91,6 +92,32 @@ fn of_all_sizes(device: &Device) -> Outcome {
     };
     let [q, kv] = [vec![140, 1, 0, 128, 65], vec![200, 129, 64, 0, 1]];
     check_masks(device, &case, &Sequences::Padded { q, kv })
+}
+
+/// Gradients of sequences of many key tiles, which take turns, bit for bit.
+fn gradients_repeat(device: &Device) -> Outcome {
+    for dim in [64, 128] {
+        let q = offsets(2, &[700, 0, 1, 330]);
+        let kv = offsets(0, &[900, 10, 140, 280]);
+        let case = BackwardCase::from(Case {
+            heads: 2,
+            seqlen_q: 1040,
+            seqlen_kv: 1340,
+            dim,
+            causal: true,
+            modifiers: Modifiers {
+                sequences: Some(Sequences::Packed { q, kv }),
+                ..Modifiers::default()
+            },
+            ..Case::default()
+        });
+        let inputs = case.inputs();
+        let first = case.run(device, &inputs)?;
+        for _ in 0..3 {
+            assert_eq!(first, case.run(device, &inputs)?);
+        }
+    }
+    PASSED
 }
 
 /// Sequences that begin and end beside edges of tiles, between rows of no sequence.

@@ -81,7 +81,7 @@ pub const MUTANTS: &[Mutant] = &[
         change: |line| line.replace(", 1, 0x1f", ", 2, 0x1f"),
     },
     Mutant {
-        what: "dQ of a window added before its turn",
+        what: "dQ of sequences added before its turn",
         kernel: SUMS,
         pattern: "@early bra again",
         which: Nth(0),
@@ -216,11 +216,12 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
                 softcap: Some(1.5),
                 bias: pairs(2),
                 mask: pairs(1),
-                window,
+                sequences,
                 ..Modifiers::default()
             },
             &[
                 Switch::Softcap,
+                Switch::Ranges,
                 Switch::BiasF32,
                 Switch::BiasGradient,
                 Switch::MaskBits,
@@ -307,9 +308,13 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     let mut long = Case {
         heads: 4,
         seqlen_kv: 1000,
+        causal: true,
         ..case.clone()
     };
-    long.modifiers.window.left = Some(900);
+    long.modifiers.sequences = Some(Sequences::Packed {
+        q: vec![0, 40, 150],
+        kv: vec![10, 300, 1000],
+    });
     let runs = [case, odd].into_iter().flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
         let forward = (!has_gradients || serves_both).then_some(case);

@@ -107,6 +107,8 @@ pub(super) fn plan(
         group: problem.group(),
     };
     steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
+    // Key tiles of sequences begin with the last one.
+    let ascends_in_turns = deterministic && args.options.sequences.is_none();
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
     let mut params = BackwardParams {
         forward: ForwardParams {
@@ -121,7 +123,7 @@ pub(super) fn plan(
             order: Order::new(
                 kv_heads as u32,
                 key_tiles as u32,
-                [wave_heads(problem, facts, deterministic), 1],
+                [wave_heads(problem, facts, ascends_in_turns), 1],
             ),
             seqlen_q: problem.seqlen_q as u32,
             seqlen_kv: problem.seqlen_kv as u32,
@@ -217,15 +219,15 @@ pub(super) fn plan(
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
 /// one size.
 ///
-/// Under the causal mask a key tile begins at its own queries: where the tile before begins at the same time, it
+/// Under the causal mask a key tile begins at its own queries: in turns, where the tile before begins at the same time, it
 /// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
 /// of a head at a time. Without a mask tiles of a head wait only one step for each other.
-fn wave_heads(problem: &Problem, facts: &Facts, deterministic: bool) -> u32 {
+fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
     let share = facts.l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
-    let least = match deterministic && problem.causal {
+    let least = match ascends_in_turns && problem.causal {
         true => facts.multiprocessors as usize / 2,
         false => 1,
     };

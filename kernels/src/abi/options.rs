@@ -71,8 +71,8 @@ pub struct KeyRange {
     pub end: i32,
     /// The key at the query's own place is `query + offset`.
     pub offset: i32,
-    /// Unused.
-    pub padding: i32,
+    /// Keys whose first query is this one, or an earlier one.
+    pub begun: i32,
 }
 
 /// The queries that see a key, where a batch consists of sequences: the first one, and the first one after.

@@ -75,8 +75,13 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
                 true => seen(query + offset, [params.left, params.right], place.keys),
                 false => [place.keys[1]; 2],
             };
+            // Keys behind the last sequence have the query behind it for their first one.
+            let begun = match query < place.queries[1] {
+                true => end,
+                false => params.seqlen_kv as i32,
+            };
             let to = params.key_ranges + size_of::<KeyRange>() as u64 * number;
-            let range = [start, end, offset, 0].map(|number| number as u32);
+            let range = [start, end, offset, begun].map(|number| number as u32);
             global::store_u32x4(to, range);
         } else if params.query_ranges != 0
             && number < queries + u64::from(params.batch) * u64::from(params.seqlen_kv)

@@ -183,6 +183,18 @@ pub trait Mask: Copy {
     /// The queries that see `key`, from 0 to the number of queries.
     fn queries(self, key: i32) -> Self::Queries;
 
+    /// Whether key tiles of gradients begin from the last one to the first.
+    #[inline(always)]
+    fn descends() -> bool {
+        false
+    }
+
+    /// Keys whose first query is `query`, which may not exist, or an earlier one.
+    #[inline(always)]
+    fn keys_begun(self, query: i32) -> u32 {
+        self.keys(query).end() as u32
+    }
+
     /// The keys that `query`, which exists, sees of the block that starts at `first_key`, counted from there:
     /// they may reach beyond the block.
     #[inline(always)]

@@ -100,6 +100,23 @@ impl Mask for Ranges {
         }
     }
 
+    /// Key tiles of few heads, with many sequences one after another, are in work at a time. From the last one on they reach
+    /// a query tile in the order in which they begin.
+    #[inline(always)]
+    fn descends() -> bool {
+        switch::ranges()
+    }
+
+    #[inline(always)]
+    fn keys_begun(self, query: i32) -> u32 {
+        if query >= self.queries {
+            return self.all_keys as u32;
+        }
+        // SAFETY: a launch has a range for each query.
+        let [.., begun] = unsafe { load_range(self.key_ranges, self.queries, query) };
+        begun
+    }
+
     #[inline(always)]
     fn keys_of_block(self, query: i32, first_key: i32) -> Self::Keys {
         let span = if switch::ranges() {

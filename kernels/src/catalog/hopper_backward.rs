@@ -171,12 +171,16 @@ impl HopperBackward {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
         let guarded = self.guarded();
         let sums = u32::from(self.way == HopperWay::Sums);
+        let stages = match self.way {
+            HopperWay::Sums => Sm90BackwardMemory::new(0, self.queries(), self.dim).dq_stages(),
+            HopperWay::Stored => 1,
+        };
         Collectives {
             // dV, dK, and dQ with dS beside.
             mma: guarded * 4 * (2 * dt + sums * 4),
             ldmatrix: guarded * (2 * dt + sums * 5),
-            // The block's; around dQ or dS, in both roles, and once more before the first step; what was found.
-            bar: 1 + 4 + 1 + guarded * (2 + sums),
+            // The block's; around dQ or dS, in both roles, and for each stage before the first step; what was found.
+            bar: 1 + 4 + stages + guarded * (2 + sums),
             shfl: 2 + 2 * 4 * dt,
             stmatrix: nt,
             wgmma: 2 * dt + 2 * nt + sums * 8,

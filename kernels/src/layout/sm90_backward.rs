@@ -2,7 +2,7 @@
 
 use super::descriptor::Panels;
 
-/// K and V of the block's keys, two stages of Q, dO, dS and row statistics, one tile of dQ's sums, and barriers.
+/// K and V of the block's keys, two stages of Q, dO, dS and row statistics, one or two of dQ's sums, and barriers.
 ///
 /// ```text
 /// K | V | Q of stage 0, 1 | dO of stage 0, 1 | dS of stage 0, 1 | dQ | zeros | lse of stage 0, 1 | delta of 0, 1 | barriers | job
@@ -19,7 +19,7 @@ impl Sm90BackwardMemory {
     pub const KEYS: u32 = 128;
     /// Bytes of the zeros.
     pub const ZERO_BYTES: u32 = 1024;
-    /// Stages of all that passes.
+    /// Stages of all that is loaded, and of dS.
     pub const STAGES: u32 = 2;
 
     /// The memory of a block from shared address `base` on, a multiple of 1024, with so many queries a step.
@@ -69,18 +69,26 @@ impl Sm90BackwardMemory {
         }
     }
 
-    /// What the block adds to dQ, of each of two warpgroups.
+    /// Stages of what the block adds to dQ. With two, consumers go on while an addition waits for its turn; steps of 128
+    /// queries leave 112 bytes too few.
     #[must_use]
     #[inline(always)]
-    pub const fn dq(&self, warpgroup: u32) -> u32 {
-        self.ds(Self::STAGES).base + warpgroup * self.dq_bytes()
+    pub const fn dq_stages(&self) -> u32 {
+        if self.queries > 64 { 1 } else { 2 }
+    }
+
+    /// What the block adds to dQ in a stage, of each of two warpgroups.
+    #[must_use]
+    #[inline(always)]
+    pub const fn dq(&self, stage: u32, warpgroup: u32) -> u32 {
+        self.ds(Self::STAGES).base + (2 * stage + warpgroup) * self.dq_bytes()
     }
 
     /// Zeros: 8 rows of a panel, which a descriptor without strides repeats.
     #[must_use]
     #[inline(always)]
     pub const fn zeros(&self) -> u32 {
-        self.dq(2)
+        self.dq(self.dq_stages(), 0)
     }
 
     /// lse of the queries of a stage.

@@ -29,9 +29,10 @@ pub struct Job<M> {
 }
 
 impl<M: Mask> Job<M> {
-    /// The job at a place of the order, in tiles of `bc` keys and `br` queries.
+    /// The job at a place of the order, in tiles of `bc` keys and `br` queries. Heads begin with their last key tile if
+    /// `descends`, else with the first.
     #[inline(always)]
-    pub fn at(params: &ForwardParams, place: u32, bc: u32, br: u32) -> Self {
+    pub fn at(params: &ForwardParams, place: u32, [bc, br]: [u32; 2], descends: bool) -> Self {
         let (_, tile, head) = params.order.place(place);
         let (batch, kv_head) = params.tile_heads.divide(head);
         let sequence = Sequence::new(params, batch);
@@ -40,7 +41,10 @@ impl<M: Mask> Job<M> {
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
         let mask = M::new(params, sequence, sequence.whole());
         // The order begins with the last tile; under the causal mask the first key tile has the most queries.
-        let tile = sequence.keys.div_ceil(bc) - 1 - tile;
+        let tile = match descends {
+            true => tile,
+            false => sequence.keys.div_ceil(bc) - 1 - tile,
+        };
         let first_key = tile * bc;
         let visits = visits_of(params, sequence, [kv_head, tile], br);
         let seen = visits.of(Range {
@@ -147,7 +151,7 @@ impl<M: Mask> Job<M> {
             || whole.end < (first + br) as i32
     }
 
-    /// Key tiles before this one that have a part in the dq of the query tile that starts at `first`.
+    /// Key tiles that begin before this one and have a part in the dq of the query tile that starts at `first`, as this one has.
     #[inline(always)]
     pub fn tiles_before(&self, params: &ForwardParams, first: u32, [bc, br]: [u32; 2]) -> u32 {
         if !M::Keys::HAS_START {
@@ -156,8 +160,11 @@ impl<M: Mask> Job<M> {
         let tile = [self.sequence.batch, self.kv_head, first / br];
         let blocks = [0, self.sequence.keys.div_ceil(bc)];
         let visits = Visits::<M>::new(&params.options.blocks, tile, blocks);
-        let seen = self.mask.keys(first as i32).start() as u32 / bc;
-        let before = visits.of(seen..self.tile);
+        let mut seen = self.mask.keys(first as i32).start() as u32 / bc..self.tile;
+        if M::descends() {
+            seen = self.tile + 1..self.mask.keys_begun((first + br - 1) as i32).div_ceil(bc);
+        }
+        let before = visits.of(seen);
         before.end - before.start
     }
 

@@ -135,7 +135,7 @@ pub unsafe fn sm80<
     // and the warp alone, so all lanes reach every instruction of the warp.
     unsafe {
         if thread(0) == 0 {
-            let job = Job::<M>::at(forward, special::block(), bc, br);
+            let job = Job::<M>::at(forward, special::block(), [bc, br], M::descends());
             shared::store_u32x4(words, job.words());
         }
         barrier::block();

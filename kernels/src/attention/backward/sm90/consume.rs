@@ -45,7 +45,7 @@ pub unsafe fn consume<
 {
     let br = 16 * NT as u32;
     let skipped = warpgroup * KEYS;
-    let job = job_at::<M, STORES>(&params.forward, place, br);
+    let job = job_at::<M, STORES>(params, place, br);
     // Blocks of queries within these need no mask.
     let whole = job.whole(job.first_key + skipped, KEYS);
     let (k, v) = (memory.k(), memory.v());
@@ -238,7 +238,7 @@ pub unsafe fn consume<
             let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
             let key = skipped + who() / 32 * 16 + 8 * chunk;
             if STORES {
-                barrier::some(read(warpgroup), SHARING);
+                barrier::some(read(0, warpgroup), SHARING);
             }
             for nt in 0..NT {
                 let to = ds_tile.chunk(16 * nt as u32 + row, key);
@@ -251,7 +251,7 @@ pub unsafe fn consume<
                 _ => (0, k.skip_panels(warpgroup)),
             };
             if STORES {
-                barrier::arrive(written(warpgroup), SHARING);
+                barrier::arrive(written(0, warpgroup), SHARING);
             } else {
                 barrier::warp();
                 mbarrier::arrive_once(memory.ds_full(stage));
@@ -300,8 +300,9 @@ pub unsafe fn consume<
                     let keys = keys_of_rows(mask, first, job.first_key as i32);
                     add_guarded_rows::<E, QT>(ds_tile, row, k_part, &mut dq, keys);
                 }
-                barrier::some(read(warpgroup), SHARING);
-                let to = memory.dq(warpgroup) + who() / 32 * QT as u32 * sum::BYTES;
+                let dq_stage = stage % memory.dq_stages();
+                barrier::some(read(dq_stage, warpgroup), SHARING);
+                let to = memory.dq(dq_stage, warpgroup) + who() / 32 * QT as u32 * sum::BYTES;
                 for qt in 0..QT {
                     for i in 0..8 {
                         let place = sum::place(special::lane(), i as u32);
@@ -309,7 +310,7 @@ pub unsafe fn consume<
                     }
                 }
                 bulk::fence();
-                barrier::arrive(written(warpgroup), SHARING);
+                barrier::arrive(written(dq_stage, warpgroup), SHARING);
             }
 
             wgmma::wait::<0>();
@@ -329,7 +330,7 @@ pub unsafe fn consume<
             step = step.next(&job);
             left = opaque(left - 1);
         }
-        let job = again(|| job_at::<M, STORES>(&params.forward, place, br));
+        let job = again(|| job_at::<M, STORES>(params, place, br));
         let first = job.first_key + skipped;
         let count = job.sequence.keys.saturating_sub(first);
         let rows = |tensor, dim| {

@@ -13,7 +13,7 @@ use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element, Operand};
 
 /// The first of the barriers by which each warpgroup shares what it found.
-pub const SEARCH: u32 = 5;
+pub const SEARCH: u32 = 9;
 
 /// What the products of a step leave out.
 #[derive(Clone, Copy, Default)]

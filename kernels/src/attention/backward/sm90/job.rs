@@ -1,7 +1,7 @@
 //! Which job a block takes, and which keys a job has.
 
 use super::THREADS;
-use crate::abi::{ForwardParams, Share, Sm90BackwardParams};
+use crate::abi::{BackwardParams, Share, Sm90BackwardParams};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
@@ -30,9 +30,11 @@ pub unsafe fn take(params: &Sm90BackwardParams, slot: u32) -> u32 {
 /// The job at a place of the order, with `br` queries a step. Where dS is stored, the block visits 128 queries at a time:
 /// jobs of queries read dS of all of them.
 #[inline(always)]
-pub fn job_at<M: Mask, const STORES: bool>(params: &ForwardParams, place: u32, br: u32) -> Job<M> {
+pub fn job_at<M: Mask, const STORES: bool>(params: &BackwardParams, place: u32, br: u32) -> Job<M> {
     let steps = steps_of_visit::<STORES>(br);
-    let job = Job::<M>::at(params, place, Sm90BackwardMemory::KEYS, steps * br);
+    let tiles = [Sm90BackwardMemory::KEYS, steps * br];
+    let descends = M::descends() && params.turns != 0;
+    let job = Job::<M>::at(&params.forward, place, tiles, descends);
     Job {
         first: job.first * steps,
         end: job.end * steps,

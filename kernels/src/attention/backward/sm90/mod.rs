@@ -153,14 +153,14 @@ unsafe fn keys<
             } else if warp <= CONSUMERS {
                 if STORES {
                     let queries = 16 * NT as u32;
-                    let job = job::job_at::<M, true>(&params.backward.forward, place, queries);
+                    let job = job::job_at::<M, true>(&params.backward, place, queries);
                     let number = warp - 1;
                     let panel = DsPanel {
                         base: memory.ds(0).skip_panels(number).base,
                         number,
                         queries,
-                        written: reduce::written(number),
-                        read: reduce::read(number),
+                        written: reduce::written(0, number),
+                        read: reduce::read(0, number),
                     };
                     keep(params, &job, panel);
                 } else {

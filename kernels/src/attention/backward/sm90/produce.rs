@@ -23,7 +23,7 @@ pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: b
     let (backward, forward) = (&params.backward, &params.backward.forward);
     let br = 16 * NT as u32;
     let [q_map, k_map, v_map, d_o_map] = [maps, maps + 128, maps + 256, maps + 384];
-    let job = job_at::<M, STORES>(forward, place, br);
+    let job = job_at::<M, STORES>(backward, place, br);
     let batch = job.sequence.batch;
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {

@@ -120,7 +120,7 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     [Accumulator; DT]: Product,
 {
     let (place, half) = half_at(place);
-    let job = job_at::<M, true>(&params.forward, place, SIZE);
+    let job = job_at::<M, true>(params, place, SIZE);
     let first_key = job.first_key + half * SIZE;
     let whole = job.queries(first_key + SIZE - 1);
     let scale = params.forward.scale * core::f32::consts::LOG2_E;
@@ -272,7 +272,7 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
         consumer.issue_columns::<E, M, DT>(consumer.ring, &mut sum, &p, leave_out);
         wgmma::wait::<0>();
         wgmma::pin(&mut sum);
-        let job = again(|| job_at::<M, true>(&params.forward, place, SIZE));
+        let job = again(|| job_at::<M, true>(params, place, SIZE));
         let first = job.first_key + half * SIZE;
         let count = job.sequence.keys.saturating_sub(first);
         let (tensor, aligned) = match warpgroup {

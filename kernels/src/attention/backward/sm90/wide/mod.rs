@@ -95,7 +95,7 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
                 }
             } else if warp == 1 {
                 let (place, half) = half_at(place);
-                let job = job_at::<M, true>(&params.backward.forward, place, SIZE);
+                let job = job_at::<M, true>(&params.backward, place, SIZE);
                 let panel = DsPanel {
                     base: memory.ds().base,
                     number: half,

@@ -24,7 +24,7 @@ pub unsafe fn produce<M: Mask, const DT: usize>(
 ) {
     let (backward, forward) = (&params.backward, &params.backward.forward);
     let (place, half) = half_at(place);
-    let job = job_at::<M, true>(forward, place, SIZE);
+    let job = job_at::<M, true>(backward, place, SIZE);
     let batch = job.sequence.batch;
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
