@@ -258,6 +258,11 @@ impl Global {
         self.write(lane, address, BULK_ALIGNMENT, &sums)
     }
 
+    /// Checks that a buffer has the byte at an address.
+    pub fn find(&self, lane: u32, address: u64) -> Result<(), Box<Violation>> {
+        self.locate(lane, address, 1, 1).map(drop)
+    }
+
     /// The bytes of a buffer that a kernel may write.
     pub fn writable(
         &self,

@@ -88,7 +88,7 @@ pub unsafe fn store<E: Element, const MT: usize, const OT: usize>(
                 let column = 16 * (part.column)(ot);
                 // SAFETY: the rows and columns are this lane's; every lane reaches the shuffles.
                 unsafe {
-                    let piece = shuffle::transpose(o[mt][ot].to_operand::<E>().0, lane);
+                    let piece = shuffle::transpose::<1, 2>(o[mt][ot].to_operand::<E>().0, lane);
                     if row < exist && column + right < p.dim {
                         global::store_u32x4(to + 2 * u64::from(column), piece);
                     }

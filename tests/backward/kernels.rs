@@ -3,7 +3,9 @@
 use attention::device::Emulator;
 use attention::emulator::Options;
 use attention::{Class, Device, Facts, Sequences, Window};
-use kernels::catalog::{Backward, Family, HopperBackward, HopperMask, HopperWay, KERNELS, Kernel};
+use kernels::catalog::{
+    Backward, Dtype, Family, HopperBackward, HopperMask, HopperWay, KERNELS, Kernel,
+};
 use tests::modifiers::Pairs;
 use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
 
@@ -12,6 +14,7 @@ pub fn tests() -> Vec<Test> {
     for kernel in KERNELS.iter() {
         if let Family::HopperBackward(hopper) = kernel.family
             && hopper.way == HopperWay::Stored
+            && !is_twin(kernel)
         {
             let name = format!("{}_in_waves", kernel.name);
             tests.push(Test::emulator(name, move |_| in_waves(kernel, hopper)));
@@ -23,6 +26,9 @@ pub fn tests() -> Vec<Test> {
             Family::HopperBackward(hopper) if hopper.is_optional() => hopper.dim,
             _ => continue,
         };
+        if is_twin(kernel) {
+            continue;
+        }
         let name = format!("{}_with_options", kernel.name);
         tests.push(Test::emulator(name, move |_| {
             with_options(kernel, dim as usize)
@@ -39,6 +45,11 @@ pub fn tests() -> Vec<Test> {
         }))
     }));
     tests
+}
+
+/// Whether it is the text of another kernel with other types. Then it has the same schedules and options.
+fn is_twin(kernel: &Kernel) -> bool {
+    kernel.dtype() == Some(Dtype::Bf16)
 }
 
 /// Masks that leave tiles of both sides unseen, and scores that are not the products.

@@ -65,7 +65,7 @@ const IGNORED: [Mutant; 18] = ignored! {
     BACKWARD "mask, 1" "the mask left out of gradients" All;
     SUMS "softcap, 1" "the softcap left out of gradients on Hopper" All;
     SUMS "bias, 3" "a bias left out of gradients on Hopper" All;
-    SUMS "bias_gradient, 1" "no gradient of the bias on Hopper" All;
+    SUMS "bias_gradient, 2" "no gradient of the bias on Hopper" All;
     SUMS "mask, 2" "the mask's bits left out of gradients on Hopper" All;
     STORED "alibi, 1" "slopes left out of gradients on Hopper" All;
     STORED "ranges, 1" "sequences left out of gradients on Hopper" All;
@@ -79,6 +79,13 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: ", 1, 0x1f",
         which: Nth(0),
         change: |line| line.replace(", 1, 0x1f", ", 2, 0x1f"),
+    },
+    Mutant {
+        what: "vectors of a bias's gradient exchanged with another lane",
+        kernel: SUMS,
+        pattern: ", 4, 0x1f",
+        which: Nth(0),
+        change: |line| line.replace(", 4, 0x1f", ", 8, 0x1f"),
     },
     Mutant {
         what: "dQ of sequences added before its turn",
@@ -223,7 +230,7 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
                 Switch::Softcap,
                 Switch::Ranges,
                 Switch::BiasF32,
-                Switch::BiasGradient,
+                Switch::BiasGradientVectors,
                 Switch::MaskBits,
             ],
         ),
@@ -293,7 +300,11 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         heads: 2,
         kv_heads: 1,
         seqlen_q: 150,
-        seqlen_kv: if kernel.name == VECTORS { 208 } else { 210 },
+        seqlen_kv: match kernel.name {
+            VECTORS => 208,
+            SUMS => 212,
+            _ => 210,
+        },
         kernel: (!serves_both).then(|| kernel.name.to_owned()),
         modifiers,
         ..Case::default()

@@ -187,9 +187,13 @@ pub(super) fn plan(
         params,
         steps,
     };
+    // Only Hopper adds four numbers at a time.
+    let is_hopper = matches!(main.spec, MainSpec::Hopper(_));
+    let in_vectors = is_hopper && d_bias.is_some_and(|d_bias| d_bias.has_vectors(4));
     let entry = Entry {
         switches: options::switches(problem, &args.options)
-            .with(Switch::BiasGradient, args.d_bias.is_some()),
+            .with(Switch::BiasGradient, args.d_bias.is_some() && !in_vectors)
+            .with(Switch::BiasGradientVectors, in_vectors),
         ..main.entry
     };
     match main.spec {

@@ -42,12 +42,7 @@ pub struct RawBias {
 impl RawBias {
     /// Whether rows are whole vectors of 8 elements, of 16 bits, at multiples of 16 bytes.
     pub(crate) fn has_vectors(&self) -> bool {
-        let RawTensor { address, shape, .. } = self.tensor;
-        let [strides @ .., _] = self.tensor.used_strides();
-        self.dtype != Dtype::F32
-            && address.is_multiple_of(16)
-            && shape[3].is_multiple_of(8)
-            && strides.iter().all(|stride| stride % 8 == 0)
+        self.dtype != Dtype::F32 && self.tensor.has_vectors(8)
     }
 }
 

@@ -67,6 +67,19 @@ impl<const R: usize> RawTensor<R> {
         })
     }
 
+    /// Whether rows are whole vectors of `count` elements, 16 bytes, at multiples of 16 bytes.
+    pub(crate) fn has_vectors(&self, count: usize) -> bool {
+        let strides = self.used_strides();
+        let [rows @ .., _] = &strides[..] else {
+            return false;
+        };
+        self.address.is_multiple_of(16)
+            && self.shape[R - 1].is_multiple_of(count)
+            && rows
+                .iter()
+                .all(|stride| stride.unsigned_abs().is_multiple_of(count))
+    }
+
     /// The tensor in host memory, to read.
     ///
     /// # Safety

@@ -4,6 +4,7 @@ use super::memory::address;
 use super::{canonical_bits, for_each_lane, lanes};
 use crate::decode::{Decoded, Decoder};
 use crate::registers::{Reg, Value};
+use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     // A reduction gives nothing back.
@@ -22,6 +23,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match rest.as_slice() {
         ["global", "add", "u32" | "s32"] => update(d, gives, u32::wrapping_add),
         ["global", "add", "u64"] => update(d, gives, u64::wrapping_add),
+        ["global", "add", "v4", "f32"] if !gives => add_vector(d),
         ["global", "add", "f32"] => update(d, gives, |a, b| {
             canonical_bits(f32::from_bits(a) + f32::from_bits(b))
         }),
@@ -29,6 +31,33 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         ["global", "inc", "u32"] => update(d, gives, |a: u32, b| if a >= b { 0 } else { a + 1 }),
         _ => Ok(None),
     }
+}
+
+/// `[at], {b0, b1, b2, b3}`: adds f32 to those at an address, each at once.
+fn add_vector(d: &mut Decoder) -> Decoded {
+    let [at, b] = d.operands()?;
+    d.require_target(90)?;
+    let at = address(d, at, false)?;
+    let Operand::Vector(elements) = b else {
+        return Err("expected a vector".to_owned());
+    };
+    let b: Vec<Reg<u32>> = elements
+        .iter()
+        .map(|b| d.source(b))
+        .collect::<Result<_, _>>()?;
+    let b: [Reg<u32>; 4] = b.try_into().map_err(|_| "expected 4 values".to_owned())?;
+    lanes(move |c| {
+        let at = at.read(c)?;
+        let [b0, b1, b2, b3] = b.map(|b| c.read(b));
+        let b = [b0?, b1?, b2?, b3?];
+        if c.launch.options.counters {
+            c.tally.count_global(c.active, &at, 16, true);
+        }
+        for_each_lane(c.active, |lane| {
+            let values: Vec<u8> = b.iter().flat_map(|b| b[lane].to_le_bytes()).collect();
+            c.launch.global.add_f32(lane as u32, at[lane], &values)
+        })
+    })
 }
 
 /// `d, [at], b`, or `[at], b` where it gives nothing: the value at an address, which becomes `f(value, b)`.

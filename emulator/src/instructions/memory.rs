@@ -79,6 +79,9 @@ impl Shape {
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let shape = |prefix| d.opcode().strip_prefix(prefix).and_then(Shape::parse);
+    if d.opcode() == "prefetch.global.L2" {
+        return prefetch(d);
+    }
     if let Some(shape) = shape("ld.") {
         return load(d, shape);
     }
@@ -140,6 +143,16 @@ fn registers(
         registers.push(register);
     }
     Ok(registers)
+}
+
+/// `[a]`: brings the line of an address, which exists, to a cache.
+fn prefetch(d: &mut Decoder) -> Decoded {
+    let [at] = d.operands()?;
+    let at = address(d, at, false)?;
+    lanes(move |c| {
+        let at = at.read(c)?;
+        for_each_lane(c.active, |lane| c.launch.global.find(lane as u32, at[lane]))
+    })
 }
 
 fn load(d: &mut Decoder, shape: Shape) -> Decoded {

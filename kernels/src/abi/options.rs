@@ -117,6 +117,8 @@ pub enum Switch {
     BiasVectors,
     /// The gradient of the bias is wanted.
     BiasGradient,
+    /// The same, whose rows are whole vectors of 4 elements at multiples of 16 bytes.
+    BiasGradientVectors,
     /// Bytes say which pairs see each other: 0 hides a key.
     MaskBytes,
     /// Bits say so: key `j` is bit `j % 32` of word `j / 32`.
@@ -134,6 +136,7 @@ impl Switch {
         Switch::BiasF32,
         Switch::BiasVectors,
         Switch::BiasGradient,
+        Switch::BiasGradientVectors,
         Switch::MaskBytes,
         Switch::MaskBits,
     ];
@@ -171,6 +174,7 @@ impl Switch {
             Switch::BiasF32 => ("bias", 3),
             Switch::BiasVectors => ("bias_vectors", 1),
             Switch::BiasGradient => ("bias_gradient", 1),
+            Switch::BiasGradientVectors => ("bias_gradient", 2),
             Switch::MaskBytes => ("mask", 1),
             Switch::MaskBits => ("mask", 2),
         }
@@ -192,6 +196,7 @@ impl Switch {
             Switch::BiasF32 => "bias_f32",
             Switch::BiasVectors => "bias_vectors",
             Switch::BiasGradient => "bias_gradient",
+            Switch::BiasGradientVectors => "bias_gradient_vectors",
             Switch::MaskBytes => "mask_bytes",
             Switch::MaskBits => "mask_bits",
         }

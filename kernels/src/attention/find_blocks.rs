@@ -5,8 +5,8 @@ use crate::abi::{BlockMapParams, BlockMapRef, Share};
 use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::registers::opaque;
 
-/// Queries whose elements a warp asks for at once.
-const AT_ONCE: u32 = 4;
+/// Elements that a lane asks for at once, of as many queries.
+const AT_ONCE: usize = 4;
 
 /// Writes the map of the block's tile, with `W` warps, each of which looks at every `W`th block. Shared memory holds a word
 /// for each warp.
@@ -108,13 +108,15 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     }
 }
 
-/// Elements of a mask that are read at once, by the logarithm of the number of keys.
+/// Keys of a mask that a lane reads at once, by the logarithm of their number.
 #[derive(Clone, Copy)]
 enum Element {
     /// A byte: a key.
     Byte = 0,
     /// Bytes of 4 keys, where all rows start at multiples of 4 bytes and have as many.
     Bytes = 2,
+    /// Bytes of 16 keys, where all rows start at multiples of 16 bytes and have as many.
+    Vector = 4,
     /// Bits of 32 keys.
     Bits = 5,
 }
@@ -124,9 +126,12 @@ impl Element {
     fn of(params: &BlockMapParams) -> Self {
         let mask = &params.mask;
         let strides = mask.batch_stride | mask.head_stride | mask.query_stride;
+        let bytes = mask.address | strides as u64 | u64::from(params.keys);
         if params.bits != 0 {
             Element::Bits
-        } else if (mask.address | strides as u64 | u64::from(params.keys)).is_multiple_of(4) {
+        } else if bytes.is_multiple_of(16) {
+            Element::Vector
+        } else if bytes.is_multiple_of(4) {
             Element::Bytes
         } else {
             Element::Byte
@@ -141,40 +146,85 @@ impl Element {
             _ => 1,
         }
     }
+}
 
-    /// # Safety
-    /// The query has the element.
-    #[inline(always)]
-    unsafe fn load(self, mask: Pairs, query: u32, element: u32) -> u32 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Element::Byte => u32::from(global::load_u8(mask.at(query, element))),
-                Element::Bytes => global::load_u32(mask.at(query, 4 * element)),
-                Element::Bits => global::load_u32(mask.at(query, element)),
-            }
+/// Words of 32 bits that hold an element.
+type Words = [u32; 4];
+
+/// Reads element number `place` of 2^`LOG` keys of a query.
+///
+/// # Safety
+/// The query has the element.
+#[inline(always)]
+unsafe fn load<const LOG: u32>(mask: Pairs, query: u32, place: u32) -> Words {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match LOG {
+            0 => [u32::from(global::load_u8(mask.at(query, place))), 0, 0, 0],
+            2 => [global::load_u32(mask.at(query, 4 * place)), 0, 0, 0],
+            4 => global::load_u32x4(mask.at(query, 16 * place)),
+            _ => [global::load_u32(mask.at(query, place)), 0, 0, 0],
         }
     }
+}
 
-    /// Bits of an element of which `low..high` keys count: those of keys that the mask shows, and of keys that it hides. Bytes
-    /// have any bits where they show.
-    #[inline(always)]
-    fn found(self, element: u32, [low, high]: [u32; 2]) -> [u32; 2] {
-        let bits = match self {
-            Element::Bits => 1,
-            _ => 8,
-        };
-        let own = (u32::MAX << (bits * low)) & (u32::MAX >> (32 - bits * high));
-        let hidden = match self {
-            Element::Bits => !element & own,
-            _ => {
-                // The high bits of bytes that are 0, and perhaps of ones above them.
-                let bytes = element | !own;
-                bytes.wrapping_sub(0x0101_0101) & !bytes & 0x8080_8080
-            }
-        };
-        [element & own, hidden]
+/// Bits of an element of which `low..high` keys count: those of keys that the mask shows, and of keys that it hides. Bytes
+/// have any bits where they show. All keys of a vector count.
+#[inline(always)]
+fn found_in<const LOG: u32>(words: Words, [low, high]: [u32; 2]) -> [u32; 2] {
+    // The high bits of bytes that are 0, and perhaps of ones above them.
+    let zeros = |bytes: u32| bytes.wrapping_sub(0x0101_0101) & !bytes & 0x8080_8080;
+    if LOG == Element::Vector as u32 {
+        let hidden = words.map(zeros);
+        return [words, hidden].map(|[a, b, c, d]| a | b | c | d);
     }
+    let bits = if LOG == Element::Bits as u32 { 1 } else { 8 };
+    let own = (u32::MAX << (bits * low)) & (u32::MAX >> (32 - bits * high));
+    let hidden = match bits {
+        1 => !words[0] & own,
+        _ => zeros(words[0] | !own),
+    };
+    [words[0] & own, hidden]
+}
+
+/// What a lane finds from a query on, in as many queries as the warp reads at once: bits that show a pair, and bits that hide one.
+/// Returns their number, too.
+///
+/// Lanes share a row as far as it has elements for them, and rows beside.
+///
+/// # Safety
+/// The pairs have elements.
+#[inline(always)]
+unsafe fn rows<const LOG: u32>(
+    mask: Pairs,
+    [query, end_query]: [u32; 2],
+    [first_key, end_key]: [u32; 2],
+    lane: u32,
+) -> ([u32; 2], u32) {
+    let (first, last) = (first_key >> LOG, (end_key - 1) >> LOG);
+    // The logarithm of the lanes of a row.
+    let log = (32 - (last - first).leading_zeros()).min(5);
+    let lane_rows = 32 >> log;
+    let (mut shown, mut hidden) = (0, 0);
+    let mut place = first + lane % (1 << log);
+    while place <= last {
+        // Keys of the element that belong to other blocks.
+        let low = first_key.saturating_sub(place << LOG);
+        let high = (end_key - (place << LOG)).min(1 << LOG);
+        let mut elements = [[0; 4]; AT_ONCE];
+        for i in 0..AT_ONCE {
+            let row = query + (lane >> log) + i as u32 * lane_rows;
+            // SAFETY: the caller's promise.
+            elements[i] = unsafe { load::<LOG>(mask, row.min(end_query - 1), place) };
+        }
+        for i in 0..AT_ONCE {
+            let [some, others] = found_in::<LOG>(elements[i], [low, high]);
+            shown |= some;
+            hidden |= others;
+        }
+        place = opaque(place + (1 << log));
+    }
+    ([shown, hidden], AT_ONCE as u32 * lane_rows)
 }
 
 /// Whether the mask shows a pair of the queries and keys, each from the first to the one after the last, and whether it hides
@@ -187,35 +237,27 @@ unsafe fn look(
     mask: Pairs,
     element: Element,
     [mut query, end_query]: [u32; 2],
-    [first_key, end_key]: [u32; 2],
+    keys: [u32; 2],
     lane: u32,
     mut found: [bool; 2],
 ) -> [bool; 2] {
-    if first_key == end_key {
+    if keys[0] == keys[1] {
         return found;
     }
-    let log = element as u32;
-    let (first, last) = (first_key >> log, (end_key - 1) >> log);
     // SAFETY: the caller's promise.
     unsafe {
         while query < end_query && !(found[0] && found[1]) {
-            let (mut shown, mut hidden) = (0, 0);
-            let mut place = first + lane;
-            while place <= last {
-                // Keys of the element that belong to other blocks.
-                let low = first_key.saturating_sub(place << log);
-                let high = (end_key - (place << log)).min(1 << log);
-                for i in 0..AT_ONCE {
-                    let loaded = element.load(mask, (query + i).min(end_query - 1), place);
-                    let [some, others] = element.found(loaded, [low, high]);
-                    shown |= some;
-                    hidden |= others;
-                }
-                place = opaque(place + 32);
-            }
+            let queries = [query, end_query];
+            // A branch around all loads, so that they are on their way at a time.
+            let ([shown, hidden], count) = match element {
+                Element::Byte => rows::<0>(mask, queries, keys, lane),
+                Element::Bytes => rows::<2>(mask, queries, keys, lane),
+                Element::Vector => rows::<4>(mask, queries, keys, lane),
+                Element::Bits => rows::<5>(mask, queries, keys, lane),
+            };
             found[0] |= vote::any(shown != 0);
             found[1] |= vote::any(hidden != 0);
-            query += AT_ONCE;
+            query += count;
         }
     }
     found

@@ -146,10 +146,16 @@ pub fn seen_blocks([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
 /// The blocks of `size` numbers that every row of a tile sees whole, from what the tile's first and last rows see.
 /// The other [seen](seen_blocks) blocks need masking.
 #[inline(always)]
-pub fn whole_blocks<I: Interval>([first, last]: [I; 2], size: u32) -> Range<u32> {
-    if I::may_have_gaps() {
-        return 0..0;
+pub fn whole_blocks<I: Interval>(ends: [I; 2], size: u32) -> Range<u32> {
+    match I::may_have_gaps() {
+        true => 0..0,
+        false => whole_spans(ends, size),
     }
+}
+
+/// The same where intervals may have gaps, which other blocks show.
+#[inline(always)]
+pub fn whole_spans([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
     (last.start() as u32).div_ceil(size)..first.end() as u32 / size
 }
 

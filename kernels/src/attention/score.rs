@@ -7,7 +7,7 @@ use super::sequence::{Sequence, Split};
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, shuffle, special, switch};
-use crate::tile::registers::opaque_in;
+use crate::tile::registers::{opaque, opaque_in};
 use crate::tile::{Accumulator, Operand};
 use core::f32::consts::LOG2_E;
 
@@ -93,12 +93,21 @@ pub trait Score: Copy {
         false
     }
 
-    /// Adds transposed tiles of the scores' gradients to the gradient of what was added to the scores.
+    /// Brings what is added to the scores of `rows` rows of tiles to the L2 cache, by a warp.
     ///
     /// # Safety
     /// The launch has what the kernel's switches name.
     #[inline(always)]
-    unsafe fn add_gradients<const MT: usize, const NT: usize>(
+    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, _corner: Corner, _rows: u32) {
+    }
+
+    /// Adds transposed tiles of the scores' gradients to the gradient of what was added to the scores; with `VECTORS`, which take
+    /// compute capability 9.0, four keys at a time where the launch allows it.
+    ///
+    /// # Safety
+    /// The launch has what the kernel's switches name. All lanes of the warp make the same call.
+    #[inline(always)]
+    unsafe fn add_gradients<const MT: usize, const NT: usize, const VECTORS: bool>(
         _params: &BackwardParams,
         _head: [u32; 2],
         _gradients: &[[Accumulator; NT]; MT],
@@ -283,31 +292,46 @@ impl Score for Optional {
 
     #[inline(always)]
     fn adds_underived() -> bool {
-        switch::bias_gradient() && switch::softcap()
+        switch::bias_gradient() != 0 && switch::softcap()
     }
 
     #[inline(always)]
-    unsafe fn add_gradients<const MT: usize, const NT: usize>(
+    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner, rows: u32) {
+        if !has_bias() {
+            return;
+        }
+        let mut done = 0;
+        while done < rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.prefetch_row::<TRANSPOSED, NT>(corner.skip::<TRANSPOSED>(done as usize, 0))
+            }
+            // Opaque: the loop stays one.
+            done = opaque(done + 1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_gradients<const MT: usize, const NT: usize, const VECTORS: bool>(
         params: &BackwardParams,
         head: [u32; 2],
         gradients: &[[Accumulator; NT]; MT],
         corner: Corner,
     ) {
-        if !switch::bias_gradient() {
+        if switch::bias_gradient() == 0 {
             return;
         }
         let d_bias = Pairs::new(&params.d_bias, head, 4);
-        let [queries, keys] = [params.forward.seqlen_q, params.forward.seqlen_kv];
+        let ends = [params.forward.seqlen_q, params.forward.seqlen_kv];
         for mt in 0..MT {
             for nt in 0..NT {
                 let corner = corner.skip::<true>(mt, nt);
-                for i in 0..8 {
-                    let [query, key] = place::<true>(special::lane(), i as u32);
-                    let (query, key) = (corner.query as u32 + query, corner.key as u32 + key);
-                    let gradient = gradients[mt][nt].0[i];
-                    if gradient != 0.0 && query < queries && key < keys {
-                        // SAFETY: the caller's promise, for a pair that exists.
-                        unsafe { global::add_f32(d_bias.at(query, key), gradient) }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if VECTORS && switch::bias_gradient() == GRADIENT_VECTORS {
+                        add_gradient_vectors(d_bias, ends, gradients[mt][nt], corner);
+                    } else {
+                        add_gradient(d_bias, ends, gradients[mt][nt], corner);
                     }
                 }
             }
@@ -315,8 +339,61 @@ impl Score for Optional {
     }
 }
 
+/// Adds a transposed tile to the gradient of a bias, of so many queries and keys, element by element.
+///
+/// # Safety
+/// It has an element for each pair, which only such calls write.
+#[inline(always)]
+unsafe fn add_gradient(
+    d_bias: Pairs,
+    [queries, keys]: [u32; 2],
+    gradients: Accumulator,
+    corner: Corner,
+) {
+    for i in 0..8 {
+        let [query, key] = place::<true>(special::lane(), i as u32);
+        let (query, key) = (corner.query as u32 + query, corner.key as u32 + key);
+        let gradient = gradients.0[i];
+        if gradient != 0.0 && query < queries && key < keys {
+            // SAFETY: the caller's promise, for a pair that exists.
+            unsafe { global::add_f32(d_bias.at(query, key), gradient) }
+        }
+    }
+}
+
+/// The same, four keys at a time: the four lanes that have neighbouring keys of four queries exchange them. An addition of one
+/// element takes as long.
+///
+/// # Safety
+/// As [`add_gradient`], and rows are whole vectors of four elements. All lanes of the warp make the same call.
+#[inline(always)]
+unsafe fn add_gradient_vectors(
+    d_bias: Pairs,
+    [queries, keys]: [u32; 2],
+    gradients: Accumulator,
+    corner: Corner,
+) {
+    let lane = special::lane();
+    for half in 0..2 {
+        // Both columns of each half of the tile, in one half of its rows.
+        let elements = [0, 1, 4, 5].map(|i| gradients.0[2 * half + i].to_bits());
+        // SAFETY: the caller's promise.
+        let [a, b, c, d] = unsafe { shuffle::transpose::<4, 8>(elements, lane) };
+        let number = lane / 4 % 4;
+        let query = corner.query as u32 + 2 * (lane % 4) + number % 2 + 8 * (number / 2);
+        let key = corner.key as u32 + 4 * (lane / 16) + 8 * half as u32;
+        // Sign bits aside, all are 0 where the mask hides them.
+        if (a | b | c | d) << 1 != 0 && query < queries && key < keys {
+            let [a, b, c, d] = [a, b, c, d].map(f32::from_bits);
+            // SAFETY: the caller's promise, for pairs that exist.
+            unsafe { global::add_f32x4(d_bias.at(query, key), a, b, c, d) }
+        }
+    }
+}
+
 const BIAS_F16: u32 = Switch::BiasF16.constant().1;
 const BIAS_F32: u32 = Switch::BiasF32.constant().1;
+const GRADIENT_VECTORS: u32 = Switch::BiasGradientVectors.constant().1;
 
 /// Whether there is a bias.
 #[inline(always)]
@@ -362,11 +439,45 @@ pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
 }
 
 impl Optional {
+    /// Brings the bias of a row of tiles to the L2 cache.
+    ///
+    /// # Safety
+    /// The launch has a bias for each pair.
+    #[inline(always)]
+    unsafe fn prefetch_row<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner) {
+        let before = self.keys - self.queries - corner.diagonal;
+        // Opaque: else the assembler would hold what addresses share with those of loads.
+        let lane = opaque(special::lane());
+        let (row, half) = (lane % 16, lane / 16);
+        for i in 0..NT {
+            // A row of a tile has 32 bytes, a sector of the cache: each half of the warp takes a tile. In f32 it has two sectors.
+            let (tile, key) = match switch::bias() {
+                BIAS_F32 => (i as u32, 8 * half),
+                _ => (2 * i as u32 + half, 0),
+            };
+            if tile < NT as u32 {
+                let (queries, keys) = if TRANSPOSED { (tile, 0) } else { (0, tile) };
+                let query = corner.query + (16 * queries + row) as i32;
+                let key = corner.key + before + (16 * keys + key) as i32;
+                // SAFETY: the caller's promise, for the nearest pair that exists.
+                unsafe { global::prefetch(self.nearest(query, key)) }
+            }
+        }
+    }
+
     /// `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx` has 2^-11.
     #[inline(always)]
     fn tanh(self, product: f32) -> f32 {
         let power = math::exp2(product * self.factor);
         math::fma(-2.0, math::reciprocal(power + 1.0), 1.0)
+    }
+
+    /// Address of the bias of a pair, or of the nearest one that exists.
+    #[inline(always)]
+    fn nearest(self, query: i32, key: i32) -> u64 {
+        let query = query.max(0).min(self.queries - 1);
+        self.bias
+            .at(query as u32, key.max(0).min(self.keys - 1) as u32)
     }
 
     /// Turns the scores of a tile into base 2, and adds what depends on the pair: ALiBi's distance and the bias.
@@ -376,20 +487,12 @@ impl Optional {
         if switch::alibi() {
             self.subtract_distances::<TRANSPOSED>(tile, corner);
         }
-        // The numbers of an element's query and key, or of the nearest ones that exist.
-        let (queries, keys) = (self.queries, self.keys);
-        let before = keys - queries - corner.diagonal;
-        let pair = |i: usize| {
-            let [query, key] = place::<TRANSPOSED>(special::lane(), i as u32);
-            let query = corner.query + query as i32;
-            let key = corner.key + before + key as i32;
-            let query = query.max(0).min(queries - 1);
-            (query as u32, key.max(0).min(keys - 1) as u32)
-        };
+        let before = self.keys - self.queries - corner.diagonal;
         if has_bias() && (TRANSPOSED || !switch::bias_vectors()) {
             for i in 0..8 {
-                let (query, key) = pair(i);
-                let address = self.bias.at(query, key);
+                let [query, key] = place::<TRANSPOSED>(special::lane(), i as u32);
+                let query = corner.query + query as i32;
+                let address = self.nearest(query, corner.key + before + key as i32);
                 // SAFETY: a launch with a bias has one for each pair.
                 let bias = unsafe {
                     match switch::bias() {
@@ -425,7 +528,7 @@ impl Optional {
                     // SAFETY: a launch with vectors has whole ones for each query; all lanes are here.
                     let words = unsafe {
                         let words = global::load_u32x4(self.bias.at(row, key));
-                        shuffle::transpose(words, lane)
+                        shuffle::transpose::<1, 2>(words, lane)
                     };
                     add_words(&mut s[mt], words, pair, half);
                 }

@@ -23,7 +23,7 @@ impl Auxiliary {
     /// Warps of a block that combines, each up to 128 columns of a row of o, or packs.
     pub const WARPS: u32 = 4;
     /// Warps of a block that looks for the blocks of keys that a mask shows.
-    pub const BLOCKS_WARPS: u32 = 32;
+    pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs.
     pub const PACK_ROWS: u32 = 64;
     const BULK_STAGES: u32 = 2;

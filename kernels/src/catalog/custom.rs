@@ -102,8 +102,12 @@ impl Spec for Custom {
         instance
     }
 
+    /// No gradient of a bias is computed beside a type.
     fn collectives(&self) -> Collectives {
-        self.kernel.spec().collectives()
+        match self.kernel {
+            Family::HopperBackward(kernel) => kernel.without_bias_gradient(),
+            kernel => kernel.spec().collectives(),
+        }
     }
 
     fn products_of_masks(&self) -> u32 {

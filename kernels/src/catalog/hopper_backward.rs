@@ -166,6 +166,17 @@ impl HopperBackward {
         }
     }
 
+    /// The collectives without the gradient of a bias.
+    pub(super) fn without_bias_gradient(&self) -> Collectives {
+        let taken = bar(1) + shfl(1);
+        taken
+            + match self.way {
+                HopperWay::Sums => self.of_keys(),
+                HopperWay::Stored if self.is_wide() => self.of_wide_keys() + self.of_queries(),
+                HopperWay::Stored => self.of_keys() + self.of_queries(),
+            }
+    }
+
     /// A job of keys, with the products of a step: five, or four where dS is stored.
     fn of_keys(&self) -> Collectives {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
@@ -281,13 +292,9 @@ impl Spec for HopperBackward {
     }
 
     fn collectives(&self) -> Collectives {
-        let taken = bar(1) + shfl(1);
-        taken
-            + match self.way {
-                HopperWay::Sums => self.of_keys(),
-                HopperWay::Stored if self.is_wide() => self.of_wide_keys() + self.of_queries(),
-                HopperWay::Stored => self.of_keys() + self.of_queries(),
-            }
+        // Vectors of a bias's gradient, of each half of a tile's rows, exchanged.
+        let vectors = u32::from(self.is_optional()) * 2 * 4 * self.queries() / 16;
+        self.without_bias_gradient() + shfl(vectors)
     }
 }
 

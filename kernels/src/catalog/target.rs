@@ -25,7 +25,7 @@ impl Target {
     pub const fn ptx_version(self) -> &'static str {
         match self {
             Target::Sm80 => "ptx70",
-            Target::Sm90a => "ptx80",
+            Target::Sm90a => "ptx81",
         }
     }
 

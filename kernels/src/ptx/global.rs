@@ -119,6 +119,19 @@ instructions! {
     /// `address` is 4-byte aligned and writable, by such calls alone.
     add_f32(address: u64 in reg64, value: f32 in reg32) = "red.global.add.f32 [{}], {};";
 
+    /// Adds four f32, each at once, to neighbours: from compute capability 9.0 on.
+    ///
+    /// # Safety
+    /// `address` is 16-byte aligned, and 16 bytes from there on are writable, by such calls alone.
+    add_f32x4(address: u64 in reg64, a: f32 in reg32, b: f32 in reg32, c: f32 in reg32, d: f32 in reg32) =
+        "red.global.add.v4.f32 [{}], {{{}, {}, {}, {}}};";
+
+    /// Brings the line of an address to the L2 cache.
+    ///
+    /// # Safety
+    /// `address` is readable.
+    prefetch(address: u64 in reg64) = "prefetch.global.L2 [{}];";
+
     /// Reads a counter and adds 1; from `last` on it goes back to 0.
     ///
     /// # Safety

@@ -52,22 +52,23 @@ pub unsafe fn reduce<const LANES: u32>(value: f32, combine: impl Fn(f32, f32) ->
     }
 }
 
-/// Transposes the 4x4 matrix of four neighbouring lanes: a lane gets value `[lane % 4]` of each of the four. First
-/// blocks of 2x2 change places, then the numbers in them.
+/// Transposes the 4x4 matrix of four lanes whose numbers differ in two bits, of value `NEAR` and twice as much: the lane with
+/// number `i` in these bits gets value `[i]` of each of the four. First blocks of 2x2 change places, then the numbers in them.
 ///
 /// # Safety
-/// Every lane of the warp must reach the same call.
+/// Every lane of the warp must reach the same call. `FAR` is `2 * NEAR`.
 #[inline(always)]
-pub unsafe fn transpose(v: [u32; 4], lane: u32) -> [u32; 4] {
+pub unsafe fn transpose<const NEAR: u32, const FAR: u32>(v: [u32; 4], lane: u32) -> [u32; 4] {
+    const { assert!(FAR == 2 * NEAR) }
     // SAFETY: convergence is the caller's promise.
     let exchange = |keep: u32, give: u32, swap: bool, other: fn(f32) -> f32| {
         let (keep, give) = if swap { (give, keep) } else { (keep, give) };
         let got = other(f32::from_bits(give)).to_bits();
         if swap { (got, keep) } else { (keep, got) }
     };
-    let far = |x: f32| unsafe { xor::<2>(x) };
-    let near = |x: f32| unsafe { xor::<1>(x) };
-    let (down, odd) = (lane & 2 != 0, lane & 1 != 0);
+    let far = |x: f32| unsafe { xor::<FAR>(x) };
+    let near = |x: f32| unsafe { xor::<NEAR>(x) };
+    let (down, odd) = (lane & FAR != 0, lane & NEAR != 0);
     let (a, c) = exchange(v[0], v[2], down, far);
     let (b, d) = exchange(v[1], v[3], down, far);
     let (a, b) = exchange(a, b, odd, near);

@@ -43,8 +43,8 @@ constants! {
     /// Whether [`Switch::BiasVectors`](crate::abi::Switch::BiasVectors) is on.
     bias_vectors = "bias_vectors" as bool, is_on;
 
-    /// Whether [`Switch::BiasGradient`](crate::abi::Switch::BiasGradient) is on.
-    bias_gradient = "bias_gradient" as bool, is_on;
+    /// How the gradient of the bias is added: the [value](crate::abi::Switch::constant) of its switch, or 0 if it is not wanted.
+    bias_gradient = "bias_gradient" as u32, core::convert::identity;
 
     /// The type of the boolean mask: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is no mask.
     mask = "mask" as u32, core::convert::identity;

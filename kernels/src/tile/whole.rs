@@ -85,7 +85,7 @@ pub unsafe fn row_chunk<E: Element>(tiles: [Accumulator; 2], r: usize, lane: u32
         (pairs[2 * i], pairs[2 * i + 1]) = (E::pack(a, b), E::pack(c, d));
     }
     // SAFETY: the caller's promise.
-    unsafe { shuffle::transpose(pairs, lane) }
+    unsafe { shuffle::transpose::<1, 2>(pairs, lane) }
 }
 
 /// Replaces the `MT` times 16 rows of a shared tile by what `f` returns for each 16x16 tile.

@@ -1,7 +1,7 @@
 //! `atom` and `red`, and blocks that add to the same numbers.
 
-use crate::tiny::{broken, module, schedule, warp};
-use emulator::{Argument, Error, Memory, Module, Rule, launch};
+use crate::tiny::{broken, module, run_module, schedule, warp};
+use emulator::{Argument, Error, Memory, Module, Options, Rule, launch};
 
 #[test]
 fn atomics_give_what_was_there() {
@@ -53,6 +53,36 @@ fn reductions_change_memory_alone() {
     // The sum with a NaN is the canonical one, whatever its payload.
     let out = warp(&body("red.global.add.f32 [%d0+8], 0f7fc12345;"), &[]);
     assert_eq!(out[0][2], 0x7fff_ffff);
+}
+
+/// `1, 2, 3, 4` in memory; then a reduction at an address.
+fn add_vector(target: &str, address: &str) -> Result<[u32; 4], Error> {
+    let text = module(&format!(
+        "mov.b32 %r0, 0f3f800000; mov.b32 %r1, 0f40000000; mov.b32 %r2, 0f40400000; mov.b32 %r3, 0f40800000;
+        st.global.v4.b32 [%out], {{%r0, %r1, %r2, %r3}};
+        red.global.add.v4.f32 [{address}], {{%r3, %r1, %r0, %r0}};"
+    ));
+    let text = text.replace("sm_80", target);
+    let words = run_module(&text, 1, &[0; 4], &Options::default())?[0];
+    Ok([words[0], words[1], words[2], words[3]])
+}
+
+#[test]
+fn a_reduction_of_a_vector_adds_each_number() {
+    let sums = add_vector("sm_90a", "%out").unwrap().map(f32::from_bits);
+    assert_eq!(sums, [5.0, 4.0, 4.0, 5.0]);
+}
+
+#[test]
+fn a_reduction_of_a_vector_keeps_the_rules_of_global_memory() {
+    let rule = |address: &str| match add_vector("sm_90a", address) {
+        Err(Error::Fault(fault)) => fault.rule,
+        other => panic!("no rule was broken: {other:?}"),
+    };
+    assert_eq!(rule("%out+4"), Rule::GlobalMisaligned { bytes: 16 });
+    assert_eq!(rule("%out+16"), Rule::GlobalUninitialised);
+    assert_eq!(rule("%in"), Rule::GlobalReadOnly);
+    assert!(add_vector("sm_80", "%out").is_err());
 }
 
 /// A launch of four blocks, in a schedule; the first word of memory, which is 2^24 before.

@@ -286,7 +286,7 @@ pub unsafe fn sm80<
                                 zero(&mut tile, [below(seen[mt], nt)]);
                             }
                             let corner = corner.skip::<true>(mt, nt);
-                            C::add_gradients(params, head, &tile, corner);
+                            C::add_gradients::<1, 1, false>(params, head, &tile, corner);
                         }
                     }
                     pair();
@@ -298,7 +298,7 @@ pub unsafe fn sm80<
                 }
                 if !C::SCALED && !C::adds_underived() {
                     let (head, corner) = place();
-                    C::add_gradients(params, head, &x, corner);
+                    C::add_gradients::<MT, NT, false>(params, head, &x, corner);
                 }
                 let ds = to_operands::<E, MT, NT>(x);
                 // All lanes have read P.

@@ -73,6 +73,12 @@ impl<C: Custom> Score for CustomScore<C> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner, rows: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.options.prefetch::<TRANSPOSED, NT>(corner, rows) }
+    }
+
+    #[inline(always)]
     fn adds_underived() -> bool {
         Optional::adds_underived()
     }

@@ -136,6 +136,11 @@ pub unsafe fn consume<
                 shown = Shown::new::<NT>(queries);
             }
 
+            // What the next step adds to its scores comes from device memory while this one computes.
+            let next = step.next(&job);
+            let query = (query_tile::<M, STORES>(&job, next, br) * br) as i32;
+            score.prefetch::<true, NT>(Corner { query, ..corner }, 1);
+
             // P = exp(S - lse)
             wgmma::wait::<1>();
             wgmma::pin(&mut s);
@@ -227,7 +232,8 @@ pub unsafe fn consume<
                     false => gradients,
                 };
                 let head = [job.sequence.batch, job.head(&params.forward, step.head)];
-                C::add_gradients(params, head, &[[of_bias]], corner.skip::<true>(0, nt));
+                let corner = corner.skip::<true>(0, nt);
+                C::add_gradients::<1, 1, true>(params, head, &[[of_bias]], corner);
             }
 
             if STORES {

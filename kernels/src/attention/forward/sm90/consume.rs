@@ -9,7 +9,7 @@ use super::watch::Watch;
 use crate::abi::{Event, Share, Sm90Params};
 use crate::attention::Softmax;
 use crate::attention::heads::Heads;
-use crate::attention::mask::{Interval, Mask, whole_blocks};
+use crate::attention::mask::{Interval, Mask, whole_blocks, whole_spans};
 use crate::attention::score::{Corner, Score};
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
@@ -185,9 +185,20 @@ pub unsafe fn consume<
                 };
                 // Where a row sees only part of a block, the warpgroup looks for infinities and NaN in V: while the
                 // tensor cores compute the scores or, of chunks, once V of the block before is released.
-                let look = |consumer: &Consumer<T, DT, OT, NT, S>| {
-                    !M::UNIFORM && consumer.has_non_finite::<E>(who().0)
+                let look = |consumer: &Consumer<T, DT, OT, NT, S>, is_edge: bool| {
+                    !M::UNIFORM && is_edge && consumer.has_non_finite::<E>(who().0)
                 };
+                // Line 9 with exact maxima.
+                let exact_softmax =
+                    |softmax: &mut Softmax<1>, s: &mut [Accumulator; NT], is_edge: bool, j: u32| {
+                        if is_edge {
+                            let mut tiles = [*s];
+                            M::Keys::mask(&mut tiles, keys(j));
+                            [*s] = tiles;
+                        }
+                        let maxima = softmax.maxima(s);
+                        softmax.update(0, s, maxima)
+                    };
                 // Adds the product where there are some.
                 let guard = |consumer: &Consumer<T, DT, OT, NT, S>,
                              found: bool,
@@ -214,6 +225,14 @@ pub unsafe fn consume<
                     false => exact.max(own_start).min(j - 1),
                 };
                 let whole = whole_blocks(ends, bc).start.max(own_start);
+                // Whether a row of the warpgroup sees only part of a block: with a boolean mask, blocks that it shows whole stand
+                // between others.
+                let spans = whole_spans(ends, bc);
+                let is_edge = |j: u32| {
+                    !M::Keys::may_have_gaps()
+                        || visits.share(turns.block(j), warpgroup) != Share::All
+                        || !spans.contains(&visits.block(turns.block(j)))
+                };
 
                 j -= 1;
                 let mut s = [Accumulator::ZERO; NT];
@@ -221,16 +240,17 @@ pub unsafe fn consume<
                 if ByMap::<H, DT>::YES {
                     release_last(q);
                 }
-                let mut leave_out = S > 1 && look(&consumer);
+                let mut edge = is_edge(j);
+                let mut leave_out = S > 1 && look(&consumer, edge);
                 consumer.wait_scores(&mut s, false);
                 apply(&mut s, j);
-                exact_softmax(&mut softmax, &mut s, keys(j));
+                exact_softmax(&mut softmax, &mut s, edge, j);
                 consumer.note(consumer.block, Event::Softmax);
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
                 consumer.note(consumer.block, Event::P);
                 if S == 1 {
-                    leave_out = look(&consumer);
+                    leave_out = look(&consumer, edge);
                 }
                 guard(&consumer, leave_out, &mut o, &mut p, j);
                 // Whether `O += P V` of the block before is to be issued: not behind blocks that a boolean mask hides.
@@ -239,6 +259,7 @@ pub unsafe fn consume<
                 loop {
                     while j > exact {
                         j -= 1;
+                        edge = is_edge(j);
                         if M::Keys::may_have_gaps() {
                             let is_hidden = visits.share(turns.block(j), warpgroup) == Share::None;
                             if is_hidden {
@@ -252,15 +273,15 @@ pub unsafe fn consume<
                             }
                             if !has_product {
                                 consumer.issue_scores::<E>(&mut s);
-                                leave_out = S > 1 && look(&consumer);
+                                leave_out = S > 1 && look(&consumer, edge);
                                 consumer.wait_scores(&mut s, false);
                                 apply(&mut s, j);
-                                let factors = exact_softmax(&mut softmax, &mut s, keys(j));
+                                let factors = exact_softmax(&mut softmax, &mut s, edge, j);
                                 consumer.release_k();
                                 scale_rows(&mut o, factors);
                                 [p] = to_operands::<E, 1, NT>([s]);
                                 if S == 1 {
-                                    leave_out = look(&consumer);
+                                    leave_out = look(&consumer, edge);
                                 }
                                 guard(&consumer, leave_out, &mut o, &mut p, j);
                                 has_product = true;
@@ -268,10 +289,10 @@ pub unsafe fn consume<
                             }
                         }
                         consumer.issue_step::<E>(&mut s, &mut o, &p, leave_out);
-                        leave_out = S > 1 && look(&consumer);
+                        leave_out = S > 1 && look(&consumer, edge);
                         consumer.wait_scores(&mut s, true);
                         apply(&mut s, j);
-                        let factors = exact_softmax(&mut softmax, &mut s, keys(j));
+                        let factors = exact_softmax(&mut softmax, &mut s, edge, j);
                         consumer.note(consumer.block, Event::Softmax);
                         consumer.release_k();
                         consumer.settle(&mut o);
@@ -279,7 +300,7 @@ pub unsafe fn consume<
                         [p] = to_operands::<E, 1, NT>([s]);
                         consumer.note(consumer.block, Event::P);
                         if S == 1 {
-                            leave_out = look(&consumer);
+                            leave_out = look(&consumer, edge);
                         }
                         guard(&consumer, leave_out, &mut o, &mut p, j);
                     }
@@ -385,19 +406,4 @@ pub unsafe fn consume<
             release_last(q);
         }
     }
-}
-
-/// Line 9 with exact maxima, where each row sees only `keys`; returns the factors of O.
-#[inline(always)]
-unsafe fn exact_softmax<I: Interval, const NT: usize>(
-    softmax: &mut Softmax<1>,
-    s: &mut [Accumulator; NT],
-    keys: [I; 2],
-) -> [f32; 2] {
-    let mut tiles = [*s];
-    I::mask(&mut tiles, keys);
-    [*s] = tiles;
-    // SAFETY: the caller's promise.
-    let maxima = unsafe { softmax.maxima(s) };
-    softmax.update(0, s, maxima)
 }

@@ -123,7 +123,7 @@ pub unsafe fn sm90<
             let side = shuffle::first(thread / 32) - 4 * G * W;
             if side < G {
                 let memory = memory_of(side);
-                produce::<M, H, T, G, W, DT, OT, NT, NQ, S>(params, maps, memory, notes, side);
+                produce::<M, H, C, T, G, W, DT, OT, NT, NQ, S>(params, maps, memory, notes, side);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();

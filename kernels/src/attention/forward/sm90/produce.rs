@@ -7,6 +7,7 @@ use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
 use crate::attention::mask::Mask;
+use crate::attention::score::{Corner, Score};
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
@@ -21,6 +22,7 @@ use crate::tile::registers::opaque;
 pub unsafe fn produce<
     M: Mask,
     H: Heads,
+    C: Score,
     T: Watch,
     const G: u32,
     const W: u32,
@@ -77,6 +79,7 @@ pub unsafe fn produce<
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
             let split = part.work.keys(&params.forward);
             let visits = job.visits::<H, M>(&params.forward, &part.work, split, [br, bc]);
+            let score = C::new(&params.forward, batch, part.work.heads.first());
             let load_k = |place: Ring<S>, j: u32| {
                 T::note(notes, place.0, Event::NeedsK);
                 let chunks = memory.k_chunks();
@@ -91,6 +94,9 @@ pub unsafe fn produce<
                     let columns = [chunk * columns, columns];
                     load(k, k_map, full, bytes, columns, (row, head, batch));
                 });
+                let key = (visits.block(turns.block(j)) * bc) as i32;
+                let corner = Corner::new(part.first, key, part.work.sequence, split);
+                score.prefetch::<false, NT>(corner, br / 16);
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
             let seen = visits.of(part.blocks(br, bc));

@@ -142,7 +142,7 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
                     let (a, b) = (tile[4 * (i % 2) + 2 * r], tile[4 * (i % 2) + 2 * r + 1]);
                     pairs[i] = E::pack(a * finished[r].0, b * finished[r].0);
                 }
-                chunks[pair][r] = shuffle::transpose(pairs, lane);
+                chunks[pair][r] = shuffle::transpose::<1, 2>(pairs, lane);
             }
         }
         let to = work.q_rows(&params.o);
