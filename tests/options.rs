@@ -314,7 +314,7 @@ fn biases_and_masks(device: &Device) -> Outcome {
                 heads: 4,
                 kv_heads: 2,
                 seqlen_q: 150,
-                seqlen_kv: if vectors { 328 } else { 333 },
+                seqlen_kv: if vectors { 336 } else { 333 },
                 dim: [64, 128, 32][of],
                 causal: of == 1,
                 modifiers: Modifiers {

@@ -143,6 +143,11 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
         multiprocessors: 2,
         ..Facts::emulated(Class::Sm90)
     };
+    // Batch entries that share a bias alternate.
+    let shared = Pairs {
+        repeats: [true, false, false],
+        of: 0,
+    };
     for (heads, kv_heads, seqlen_q, seqlen_kv) in [(7, 7, 70, 100), (12, 6, 130, 200)] {
         let case = BackwardCase::from(Case {
             dtype: hopper.dtype.into(),
@@ -154,8 +159,16 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
             dim: hopper.dim as usize - 8,
             causal: hopper.mask == HopperMask::Causal,
             kernel: Some(kernel.name.to_owned()),
+            modifiers: Modifiers {
+                bias: hopper.is_optional().then_some(shared),
+                ..Modifiers::default()
+            },
             ..Case::default()
         });
+        case.check(&Device::with_driver(Emulator::new(
+            facts,
+            Options::default(),
+        ))?)?;
         let mut first = None;
         for seed in 0..2 {
             let options = Options {

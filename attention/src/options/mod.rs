@@ -35,7 +35,7 @@ pub use window::{ParseWindowError, Window};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
-use kernels::abi::{BlockMapRef, Options, PairsRef, Switch, Switches};
+use kernels::abi::{BlockMapRef, Divisor, Options, PairsRef, Switch, Switches};
 
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
@@ -68,6 +68,10 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
     let bound =
         |keys: Option<usize>| keys.map_or(i32::MAX, |keys| keys.min(i32::MAX as usize) as i32);
     let [alibi_batch, alibi_head] = tensors.alibi.map_or([0; 2], |alibi| alibi.used_strides());
+    // The batch's stride.
+    let shares_bias = tensors
+        .bias
+        .is_some_and(|bias| bias.tensor.used_strides()[0] == 0);
     let [sinks_head] = tensors.sinks.map_or([0], |sinks| sinks.used_strides());
     Options {
         alibi: tensors.alibi.map_or(0, |alibi| alibi.address),
@@ -82,6 +86,8 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         key_ranges: 0,
         query_ranges: 0,
         bias: pairs(tensors.bias.map(|bias| bias.tensor)),
+        entries: Divisor::new(if shares_bias { p.batch as u32 } else { 1 }),
+        padding: 0,
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom

@@ -1,6 +1,6 @@
 //! Options of an attention call, as kernels with options read them.
 
-use super::BlockMapRef;
+use super::{BlockMapRef, Divisor};
 
 /// What a call asks for beside q, k and v. Only kernels with options read it.
 ///
@@ -35,6 +35,10 @@ pub struct Options {
     pub query_ranges: u64,
     /// What is added to scores, where a switch of a bias is on.
     pub bias: PairsRef,
+    /// The number of batch entries, which alternate in the order of tiles, where all share a bias; else 1.
+    pub entries: Divisor,
+    /// Unused.
+    pub padding: u32,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,

@@ -7,6 +7,7 @@
 //! | [`custom`] | scores and masks of other crates | both |
 //! | [`heads`] | which head and which query a row of a tile is | both |
 //! | `work` | the query tile and the split of the keys that a block takes | PTX |
+//! | `alternate` | the batch entry and the head of a number in the order of tiles | PTX |
 //! | `forward` | the main loops, one a file | PTX |
 //! | `backward` | the kernels of the backward pass, one a file | PTX |
 //! | `warp` | a warp's rows of Q, O, m and l, and the lines of the algorithm on them | PTX |
@@ -29,6 +30,8 @@ pub mod heads;
 pub mod mask;
 pub mod sequence;
 
+#[cfg(target_arch = "nvptx64")]
+mod alternate;
 #[cfg(target_arch = "nvptx64")]
 pub mod backward;
 #[cfg(target_arch = "nvptx64")]

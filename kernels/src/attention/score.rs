@@ -93,13 +93,12 @@ pub trait Score: Copy {
         false
     }
 
-    /// Brings what is added to the scores of `rows` rows of tiles to the L2 cache, by a warp.
+    /// Brings what is added to the scores of so many queries and keys from a corner on to the L2 cache, by a warp.
     ///
     /// # Safety
     /// The launch has what the kernel's switches name.
     #[inline(always)]
-    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, _corner: Corner, _rows: u32) {
-    }
+    unsafe fn prefetch(self, _corner: Corner, _sizes: [u32; 2]) {}
 
     /// Adds transposed tiles of the scores' gradients to the gradient of what was added to the scores; with `VECTORS`, which take
     /// compute capability 9.0, four keys at a time where the launch allows it.
@@ -296,18 +295,24 @@ impl Score for Optional {
     }
 
     #[inline(always)]
-    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner, rows: u32) {
+    unsafe fn prefetch(self, corner: Corner, [queries, keys]: [u32; 2]) {
         if !has_bias() {
             return;
         }
-        let mut done = 0;
-        while done < rows {
-            // SAFETY: the caller's promise.
-            unsafe {
-                self.prefetch_row::<TRANSPOSED, NT>(corner.skip::<TRANSPOSED>(done as usize, 0))
+        // Keys of a line of the cache.
+        let line = 128 / if switch::bias() == BIAS_F32 { 4 } else { 2 };
+        let before = self.keys - self.queries - corner.diagonal;
+        let mut row = special::lane();
+        while row < queries {
+            let mut column = 0;
+            while column < keys {
+                let key = corner.key + before + column as i32;
+                // SAFETY: the caller's promise, for the nearest pair that exists.
+                unsafe { global::prefetch(self.nearest(corner.query + row as i32, key)) }
+                // Opaque: the loops stay loops.
+                column = opaque(column + line);
             }
-            // Opaque: the loop stays one.
-            done = opaque(done + 1);
+            row = opaque(row + 32);
         }
     }
 
@@ -439,32 +444,6 @@ pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
 }
 
 impl Optional {
-    /// Brings the bias of a row of tiles to the L2 cache.
-    ///
-    /// # Safety
-    /// The launch has a bias for each pair.
-    #[inline(always)]
-    unsafe fn prefetch_row<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner) {
-        let before = self.keys - self.queries - corner.diagonal;
-        // Opaque: else the assembler would hold what addresses share with those of loads.
-        let lane = opaque(special::lane());
-        let (row, half) = (lane % 16, lane / 16);
-        for i in 0..NT {
-            // A row of a tile has 32 bytes, a sector of the cache: each half of the warp takes a tile. In f32 it has two sectors.
-            let (tile, key) = match switch::bias() {
-                BIAS_F32 => (i as u32, 8 * half),
-                _ => (2 * i as u32 + half, 0),
-            };
-            if tile < NT as u32 {
-                let (queries, keys) = if TRANSPOSED { (tile, 0) } else { (0, tile) };
-                let query = corner.query + (16 * queries + row) as i32;
-                let key = corner.key + before + (16 * keys + key) as i32;
-                // SAFETY: the caller's promise, for the nearest pair that exists.
-                unsafe { global::prefetch(self.nearest(query, key)) }
-            }
-        }
-    }
-
     /// `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx` has 2^-11.
     #[inline(always)]
     fn tanh(self, product: f32) -> f32 {

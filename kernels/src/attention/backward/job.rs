@@ -2,6 +2,7 @@
 
 use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
 use crate::attention::Visits;
+use crate::attention::alternate::tile_head;
 use crate::attention::mask::{Interval, Mask, Span};
 use crate::attention::sequence::Sequence;
 use core::hint::assert_unchecked;
@@ -34,7 +35,7 @@ impl<M: Mask> Job<M> {
     #[inline(always)]
     pub fn at(params: &ForwardParams, place: u32, [bc, br]: [u32; 2], descends: bool) -> Self {
         let (_, tile, head) = params.order.place(place);
-        let (batch, kv_head) = params.tile_heads.divide(head);
+        let (batch, kv_head) = tile_head::<M>(params, head);
         let sequence = Sequence::new(params, batch);
         // Else the mask checks the order of its bounds, and panics.
         // SAFETY: a launch has no longer sequence.

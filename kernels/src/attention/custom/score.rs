@@ -73,9 +73,9 @@ impl<C: Custom> Score for CustomScore<C> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch<const TRANSPOSED: bool, const NT: usize>(self, corner: Corner, rows: u32) {
+    unsafe fn prefetch(self, corner: Corner, sizes: [u32; 2]) {
         // SAFETY: the caller's promise.
-        unsafe { self.options.prefetch::<TRANSPOSED, NT>(corner, rows) }
+        unsafe { self.options.prefetch(corner, sizes) }
     }
 
     #[inline(always)]

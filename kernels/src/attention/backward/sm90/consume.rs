@@ -136,10 +136,16 @@ pub unsafe fn consume<
                 shown = Shown::new::<NT>(queries);
             }
 
-            // What the next step adds to its scores comes from device memory while this one computes.
-            let next = step.next(&job);
-            let query = (query_tile::<M, STORES>(&job, next, br) * br) as i32;
-            score.prefetch::<true, NT>(Corner { query, ..corner }, 1);
+            // What the next step adds to its scores comes from device memory while this one computes: each warp takes a quarter
+            // of the queries.
+            let next = query_tile::<M, STORES>(&job, step.next(&job), br) * br;
+            let rows = br / 4;
+            let next = Corner {
+                query: (next + who() / 32 * rows) as i32,
+                key: (job.first_key + skipped) as i32,
+                ..corner
+            };
+            score.prefetch(next, [rows, KEYS]);
 
             // P = exp(S - lse)
             wgmma::wait::<1>();

@@ -4,6 +4,7 @@ use super::job::query_tile;
 use super::progress;
 use super::reduce::SHARING;
 use crate::abi::{Sm90BackwardParams, Stored};
+use crate::attention::alternate::query_head_number;
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::mask::{Interval, Mask};
 use crate::layout::sm90_backward::DsImage;
@@ -34,7 +35,9 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
     let sizes = [backward.padded_rows, job.sequence.keys];
     let image = DsImage::new(params.ds, sizes, panel.queries);
     let stored = &params.stored;
-    let wave = stored.wave(job.head_index(forward, 0) as u32, forward.group);
+    let number =
+        |in_group| query_head_number::<M>(forward, job.sequence.batch, job.head(forward, in_group));
+    let wave = stored.wave(number(0), forward.group);
     let mut step = Step::first(job);
     let mut left = job.steps(forward);
     // SAFETY: the caller's promise; the images are the launch's.
@@ -46,8 +49,7 @@ pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: Ds
             progress::wait_for(params, awaited);
         }
         while left > 0 {
-            let head = job.head_index(forward, step.head) as u32;
-            let head = stored.ring.divide(head).1;
+            let head = stored.ring.divide(number(step.head)).1;
             let tile = query_tile::<M, true>(job, step, panel.queries);
             let to = image.panel(head, tile, job.tile, panel.number);
             barrier::some(panel.written, SHARING);

@@ -11,6 +11,7 @@ use super::store::store;
 use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
 use crate::attention::Visits;
+use crate::attention::alternate::{query_head, query_head_number};
 use crate::attention::forward::sm90::alone::has_non_finite;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::sequence::Sequence;
@@ -48,18 +49,18 @@ struct Job<M> {
 }
 
 impl<M: Mask> Job<M> {
-    /// Number of the head among the heads of all batch entries.
+    /// Number of the head in the order of tiles.
     #[inline(always)]
-    fn head_index(&self, params: &Sm90BackwardParams) -> u32 {
+    fn number(&self, params: &Sm90BackwardParams) -> u32 {
         let forward = &params.backward.forward;
-        self.sequence.head_index(forward, self.head) as u32
+        query_head_number::<M>(forward, self.sequence.batch, self.head)
     }
 
     /// The wave of the head.
     #[inline(always)]
     fn wave(&self, params: &Sm90BackwardParams) -> u32 {
         let group = params.backward.forward.group;
-        params.stored.wave(self.head_index(params), group)
+        params.stored.wave(self.number(params), group)
     }
 
     /// The job at a place of the order.
@@ -67,7 +68,7 @@ impl<M: Mask> Job<M> {
     fn at(params: &Sm90BackwardParams, place: u32) -> Self {
         let (forward, stored) = (&params.backward.forward, &params.stored);
         let (_, tile, head) = stored.order.place(place);
-        let (batch, head) = stored.heads.divide(head);
+        let (batch, head) = query_head::<M>(forward, stored.heads, head);
         let sequence = Sequence::new(forward, batch);
         // SAFETY: a launch has no longer sequence.
         unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
@@ -169,7 +170,7 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
     let job = Job::<M>::at(params, place);
     let sizes = [backward.padded_rows, job.sequence.keys];
     let image = DsImage::new(params.ds, sizes, br);
-    let head = params.stored.ring.divide(job.head_index(params)).1;
+    let head = params.stored.ring.divide(job.number(params)).1;
     let kv_head = backward.forward.group.divide(job.head).0;
     let mut ring = Ring::<S>(0);
     let mut visit = job.start;

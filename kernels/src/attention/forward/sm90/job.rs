@@ -1,6 +1,7 @@
 //! Which tile a block computes, and what its rows see.
 
 use crate::abi::{ForwardParams, MAX_SEQLEN};
+use crate::attention::alternate::tile_head;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, seen_blocks};
 use crate::attention::sequence::{Sequence, Split};
@@ -34,9 +35,9 @@ impl Job {
 
     /// The job at a place of the order, in tiles of `br` rows.
     #[inline(always)]
-    pub fn at<H: Heads>(params: &ForwardParams, place: u32, br: u32) -> Self {
+    pub fn at<H: Heads, M: Mask>(params: &ForwardParams, place: u32, br: u32) -> Self {
         let (split, tile, head) = params.order.place_in_uneven(place);
-        let (batch, head) = params.tile_heads.divide(head);
+        let (batch, head) = tile_head::<M>(params, head);
         let rows = H::new(params, head).row_count(Sequence::new(params, batch).queries);
         Job {
             split,

@@ -74,7 +74,7 @@ pub unsafe fn produce<
         let mut tile = special::block();
         // There are no more blocks than tiles.
         loop {
-            let job = Job::at::<H>(&params.forward, tile, br);
+            let job = Job::at::<H, M>(&params.forward, tile, br);
             let part = Part::<H, M>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
             let split = part.work.keys(&params.forward);
@@ -96,7 +96,7 @@ pub unsafe fn produce<
                 });
                 let key = (visits.block(turns.block(j)) * bc) as i32;
                 let corner = Corner::new(part.first, key, part.work.sequence, split);
-                score.prefetch::<false, NT>(corner, br / 16);
+                score.prefetch(corner, [br, bc]);
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
             let seen = visits.of(part.blocks(br, bc));
