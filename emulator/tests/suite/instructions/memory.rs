@@ -1,6 +1,20 @@
 //! `ld` and `st` of each width.
 
-use crate::tiny::warp;
+use crate::tiny::{broken, run, warp};
+use emulator::Rule;
+
+/// What is there need not be written yet.
+#[test]
+fn a_prefetch_needs_memory() {
+    run(
+        "prefetch.global.L2 [%in+12]; prefetch.global.L2 [%out+3];",
+        1,
+        &[0; 4],
+    )
+    .unwrap();
+    let outside = broken("prefetch.global.L2 [%in+16];", 1, &[0; 4]);
+    assert_eq!(outside, Rule::GlobalOutOfBounds { bytes: 1 });
+}
 
 #[test]
 fn narrow_and_wide_memory_accesses() {
