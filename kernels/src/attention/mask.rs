@@ -55,6 +55,12 @@ pub trait Interval: Copy + Default {
         self
     }
 
+    /// All numbers from 0 on, where intervals may have gaps.
+    #[inline(always)]
+    fn unbounded() -> Self {
+        Self::default()
+    }
+
     /// Puts -inf in the place of scores that two rows of a lane do not see; all rows of the tile have gaps, or none.
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]

@@ -226,6 +226,18 @@ impl<L: Line> Interval for Seen<L> {
     }
 
     #[inline(always)]
+    fn unbounded() -> Self {
+        Seen {
+            span: Span {
+                start: 0,
+                end: i32::MAX,
+            },
+            line: L::default(),
+            has_gaps: false,
+        }
+    }
+
+    #[inline(always)]
     fn of_share(mut self, share: Share) -> Self {
         if has_mask() {
             self.has_gaps = share == Share::Some;
@@ -238,9 +250,13 @@ impl<L: Line> Interval for Seen<L> {
 
     #[inline(always)]
     fn mask<const NT: usize>(s: &mut [[Accumulator; NT]; 1], keys: [Self; 2]) {
-        match keys[0].has_gaps() {
-            true => whole::mask(s, [[ByLoad(keys[0]), ByLoad(keys[1])]]),
-            false => whole::mask(s, [[keys[0].span, keys[1].span]]),
+        let spans = keys.map(|keys| keys.span);
+        let covers = |span: Span| span.start <= 0 && span.end >= 16 * NT as i32;
+        if keys[0].has_gaps() {
+            whole::mask(s, [[ByLoad(keys[0]), ByLoad(keys[1])]]);
+        } else if !has_mask() || !(covers(spans[0]) && covers(spans[1])) {
+            // With a mask, most other blocks are whole.
+            whole::mask(s, [spans]);
         }
     }
 }

@@ -150,7 +150,10 @@ pub unsafe fn consume<
                         cold_path();
                     }
                 };
-                let keys = |j: u32| {
+                let keys = |j: u32, is_edge: bool| {
+                    if !is_edge {
+                        return [M::Keys::unbounded(); 2];
+                    }
                     let (part, (_, warp_row)) = again(|| {
                         (
                             Part::<H, M>::new(params, Job::load(memory.job(slot)), row),
@@ -188,17 +191,6 @@ pub unsafe fn consume<
                 let look = |consumer: &Consumer<T, DT, OT, NT, S>, is_edge: bool| {
                     !M::UNIFORM && is_edge && consumer.has_non_finite::<E>(who().0)
                 };
-                // Line 9 with exact maxima.
-                let exact_softmax =
-                    |softmax: &mut Softmax<1>, s: &mut [Accumulator; NT], is_edge: bool, j: u32| {
-                        if is_edge {
-                            let mut tiles = [*s];
-                            M::Keys::mask(&mut tiles, keys(j));
-                            [*s] = tiles;
-                        }
-                        let maxima = softmax.maxima(s);
-                        softmax.update(0, s, maxima)
-                    };
                 // Adds the product where there are some.
                 let guard = |consumer: &Consumer<T, DT, OT, NT, S>,
                              found: bool,
@@ -207,7 +199,7 @@ pub unsafe fn consume<
                              j: u32| {
                     if found {
                         cold();
-                        consumer.add_guarded::<E>(o, p, keys(j));
+                        consumer.add_guarded::<E>(o, p, keys(j, true));
                         // One lane releases V, after all have read it.
                         barrier::warp();
                     }
@@ -244,7 +236,7 @@ pub unsafe fn consume<
                 let mut leave_out = S > 1 && look(&consumer, edge);
                 consumer.wait_scores(&mut s, false);
                 apply(&mut s, j);
-                exact_softmax(&mut softmax, &mut s, edge, j);
+                exact_softmax(&mut softmax, &mut s, keys(j, edge));
                 consumer.note(consumer.block, Event::Softmax);
                 consumer.release_k();
                 let [mut p] = to_operands::<E, 1, NT>([s]);
@@ -276,7 +268,7 @@ pub unsafe fn consume<
                                 leave_out = S > 1 && look(&consumer, edge);
                                 consumer.wait_scores(&mut s, false);
                                 apply(&mut s, j);
-                                let factors = exact_softmax(&mut softmax, &mut s, edge, j);
+                                let factors = exact_softmax(&mut softmax, &mut s, keys(j, edge));
                                 consumer.release_k();
                                 scale_rows(&mut o, factors);
                                 [p] = to_operands::<E, 1, NT>([s]);
@@ -292,7 +284,7 @@ pub unsafe fn consume<
                         leave_out = S > 1 && look(&consumer, edge);
                         consumer.wait_scores(&mut s, true);
                         apply(&mut s, j);
-                        let factors = exact_softmax(&mut softmax, &mut s, edge, j);
+                        let factors = exact_softmax(&mut softmax, &mut s, keys(j, edge));
                         consumer.note(consumer.block, Event::Softmax);
                         consumer.release_k();
                         consumer.settle(&mut o);
@@ -406,4 +398,19 @@ pub unsafe fn consume<
             release_last(q);
         }
     }
+}
+
+/// Line 9 with exact maxima, where each row sees only `keys`; returns the factors of O.
+#[inline(always)]
+unsafe fn exact_softmax<I: Interval, const NT: usize>(
+    softmax: &mut Softmax<1>,
+    s: &mut [Accumulator; NT],
+    keys: [I; 2],
+) -> [f32; 2] {
+    let mut tiles = [*s];
+    I::mask(&mut tiles, keys);
+    [*s] = tiles;
+    // SAFETY: the caller's promise.
+    let maxima = unsafe { softmax.maxima(s) };
+    softmax.update(0, s, maxima)
 }
