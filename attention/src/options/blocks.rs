@@ -20,7 +20,7 @@ pub(crate) struct Tiles {
     pub keys: u32,
     /// Whether tiles of queries end at the last one, and not begin at the first.
     pub at_end: bool,
-    /// Rows of a part of a tile of queries or, of gradients, of keys: those of a warpgroup, or of the tile.
+    /// Rows of a part of a tile of queries or, of gradients, of keys: a warpgroup's, or the tile's.
     pub part: u32,
     /// Query heads that share a map.
     pub group: usize,

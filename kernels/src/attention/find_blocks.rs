@@ -168,7 +168,7 @@ unsafe fn load<const LOG: u32>(mask: Pairs, query: u32, place: u32) -> Words {
     }
 }
 
-/// Bits of an element of which `low..high` keys count: those of keys that the mask shows, and of keys that it hides. Bytes
+/// Bits of keys `low..high` of an element: in the first word where the mask shows a key, in the second where it hides one. Bytes
 /// have any bits where they show. All keys of a vector count.
 #[inline(always)]
 fn found_in<const LOG: u32>(words: Words, [low, high]: [u32; 2]) -> [u32; 2] {

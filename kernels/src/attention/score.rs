@@ -60,7 +60,7 @@ pub trait Score: Copy {
     }
 
     /// The same, which the assembler takes for a result of probabilities: it then computes the scores of a tile after
-    /// those of another, and has registers for one of them.
+    /// the scores of another, and has registers for one of them.
     #[inline(always)]
     #[must_use]
     fn after(self, _probabilities: Operand) -> Self {
@@ -366,8 +366,8 @@ unsafe fn add_gradient(
     }
 }
 
-/// The same, four keys at a time: the four lanes that have neighbouring keys of four queries exchange them. An addition of one
-/// element takes as long.
+/// The same, four keys at a time: the four lanes that have neighbouring keys of four queries exchange them. A tile takes two
+/// additions in the place of eight.
 ///
 /// # Safety
 /// As [`add_gradient`], and rows are whole vectors of four elements. All lanes of the warp make the same call.
