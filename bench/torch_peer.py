@@ -295,7 +295,7 @@ class Options(Attention):
         return o.transpose(1, 2)
 
     def varlen(self):
-        # The gradient of an index would copy the tensor, that of `squeeze` is a view.
+        # The gradient of an index would copy the tensor, the gradient of `squeeze` is a view.
         q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in self.inputs)
         left, right = (-1 if bound is None else bound for bound in self.bounds)
         options = {"scale": self.scale, "window_size": (left, right)}

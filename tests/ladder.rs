@@ -13,7 +13,7 @@ use tests::{Case, Layout, Outcome, PASSED, Test, counting};
 
 /// Random cases of each kind; on the emulator fewer than elsewhere, for there are twelve kernels.
 fn count(device: &Device) -> u32 {
-    if device.is_emulator() { 12 } else { 128 }
+    if device.is_emulator() { 20 } else { 128 }
 }
 
 /// Lengths are divided by it: the emulator takes each product of the naive kernel by itself.

@@ -113,12 +113,8 @@ fn variants(device: &Device, case: &Case) -> Vec<Case> {
         let problem = case.problem().expect("a valid case");
         let names = kernel::suitable(device, case.dtype, &problem, &RawOptions::default())
             .expect("a dtype of kernels");
-        // Products of wide heads take the emulator long.
-        let shrink = if device.is_emulator() { 2 } else { 1 };
         names.into_iter().map(move |name| Case {
             kernel: Some(name.to_owned()),
-            seqlen_q: case.seqlen_q.div_ceil(shrink),
-            seqlen_kv: case.seqlen_kv.div_ceil(shrink),
             ..case.clone()
         })
     };
