@@ -20,7 +20,7 @@ use ladder::catalog::variants;
 pub fn run(args: &Profile) -> Result<()> {
     let kernel = kernel(args)?;
     let text = kernel.text()?;
-    let code = sass::disassemble(&text, &args.target)?;
+    let code = sass::disassemble(kernel.name, &text, &args.target)?;
     let counts = sass::opcodes(&code, kernel.name);
     ensure!(!counts.is_empty(), "nvdisasm shows no {}", kernel.name);
     let total: usize = counts.values().sum();

@@ -103,7 +103,7 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
             }
             let assembled = |text: &str| -> Result<_> {
                 let usages = ptxas::usages(&ptxas, &module.name, text, target)?;
-                Ok((usages, sass::disassemble(text, target)?))
+                Ok((usages, sass::disassemble(&module.name, text, target)?))
             };
             let (old, new) = (assembled(&before)?, assembled(&module.text)?);
             for Entry { name, .. } in &module.entries {

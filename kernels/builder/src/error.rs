@@ -28,7 +28,7 @@ pub enum Error {
     Contract(String, String),
     /// `ptxas` rejected a module: the module, the architecture, and what it said.
     #[error("ptxas: {0} for {1}:\n{2}")]
-    Ptxas(String, &'static str, String),
+    Ptxas(String, String, String),
 }
 
 impl Error {

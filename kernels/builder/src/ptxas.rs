@@ -82,7 +82,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
             check(entry.kernel, usage)?;
         }
         if *target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
-            let code = sass::disassemble(&module.text, target)?;
+            let code = sass::disassemble(&module.name, &module.text, target)?;
             for entry in &module.entries {
                 sass::check(entry.kernel, &code, false)?;
             }
@@ -124,7 +124,8 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
     if target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
         let masks = [Switch::MaskBytes, Switch::MaskBits];
         let has_mask = combination.iter().any(|switch| masks.contains(switch));
-        sass::check(kernel, &sass::disassemble(&text, target)?, has_mask)?;
+        let code = sass::disassemble(&module.name, &text, target)?;
+        sass::check(kernel, &code, has_mask)?;
     }
     Ok(())
 }
@@ -160,20 +161,36 @@ pub fn usages(
     text: &str,
     target: &'static str,
 ) -> Result<Vec<Usage>, Error> {
-    let report = cache::text("report", (version(ptxas)?, text, target), |folder| {
-        let source = folder.join("ptx");
-        cache::write(&source, text)?;
+    let assembled = assembled(ptxas, module, text, target)?;
+    Ok(parse(&cache::read(&assembled.join(REPORT))?, target))
+}
+
+/// What `ptxas -v` printed, in the folder of an [assembled] text.
+const REPORT: &str = "report";
+/// The machine code, in the folder of an [assembled] text.
+pub(crate) const CUBIN: &str = "cubin";
+
+/// Assembles a PTX text for an architecture; the folder of its [`REPORT`] and [`CUBIN`].
+pub(crate) fn assembled(
+    ptxas: &Path,
+    module: &str,
+    text: &str,
+    target: &str,
+) -> Result<PathBuf, Error> {
+    cache::folder((version(ptxas)?, text, target), |folder| {
+        let source = tempfile::NamedTempFile::new_in(folder).map_err(Error::file(folder))?;
+        cache::write(source.path(), text)?;
         let mut command = Command::new(ptxas);
-        command.args(["-v", "-arch", target, "-o", "/dev/null"]);
-        let output = output(command.arg(&source))?;
+        command.args(["-v", "-arch", target, "-o"]);
+        let output = output(command.arg(folder.join(CUBIN)).arg(source.path()))?;
         let report = String::from_utf8_lossy(&output.stderr);
         // C75xx: the assembler serialised or ignored what a kernel of warpgroups relies on.
         if output.status.success() && !report.contains("(C75") {
-            return Ok(report.into());
+            return cache::write(&folder.join(REPORT), &*report);
         }
-        Err(Error::Ptxas(module.into(), target, report.trim().into()))
-    })?;
-    Ok(parse(&report, target))
+        let said = report.trim().into();
+        Err(Error::Ptxas(module.into(), target.into(), said))
+    })
 }
 
 /// What a tool says of its version.

@@ -1,26 +1,22 @@
 //! Machine code: what the assembler makes of PTX, disassembled and counted.
 
-use crate::ptxas::{find_tool, printed, version};
+use crate::ptxas::{self, CUBIN, find_tool, printed, version};
 use crate::{Error, cache};
 use kernels::catalog::Spec;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// The machine code of a PTX text on an architecture, as `nvdisasm` prints it.
+/// The machine code of a module's PTX text on an architecture, as `nvdisasm` prints it.
 ///
 /// # Errors
 /// If `ptxas` or `nvdisasm` is missing or fails.
-pub fn disassemble(text: &str, target: &str) -> Result<String, Error> {
+pub fn disassemble(module: &str, text: &str, target: &str) -> Result<String, Error> {
     let tool = |name: &'static str| find_tool(name).ok_or(Error::NoTool(name));
     let (ptxas, nvdisasm) = (tool("ptxas")?, tool("nvdisasm")?);
     let inputs = (version(&ptxas)?, version(&nvdisasm)?, text, target);
-    cache::text("sass", inputs, |folder| {
-        let (source, cubin) = (folder.join("ptx"), folder.join("cubin"));
-        cache::write(&source, text)?;
-        let mut assemble = Command::new(ptxas);
-        assemble.args(["-arch", target, "-o"]).arg(&cubin);
-        printed(assemble.arg(&source))?;
-        printed(Command::new(nvdisasm).arg("--print-code").arg(&cubin))
+    cache::text("sass", inputs, |_| {
+        let cubin = ptxas::assembled(&ptxas, module, text, target)?.join(CUBIN);
+        printed(Command::new(nvdisasm).arg("--print-code").arg(cubin))
     })
 }
 
