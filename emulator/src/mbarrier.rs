@@ -28,9 +28,9 @@ struct Mbarrier {
     first: u32,
     /// Whether a wait saw that the phase before is complete.
     is_observed: bool,
-    /// What those know who arrived in this phase.
+    /// What the threads know that arrived in this phase.
     arriving: Knowledge,
-    /// What a wait learns: what those knew who arrived in complete phases.
+    /// What a wait learns: what the threads knew that arrived in complete phases.
     completed: Knowledge,
     /// Slot and clock of its `mbarrier.init`.
     initialised: (usize, u32),

@@ -245,7 +245,7 @@ impl Global {
         Ok(before)
     }
 
-    /// Adds f32 to those at an address, a multiple of 16: each at once.
+    /// Adds f32 values to the values at an address, a multiple of 16: each at once.
     pub fn add_f32(&self, lane: u32, address: u64, values: &[u8]) -> Result<(), Box<Violation>> {
         let _updating = self.updating.lock().expect(POISONED);
         let mut sums = vec![0; values.len()];

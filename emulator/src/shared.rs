@@ -413,7 +413,7 @@ impl Shared {
                 self.check_bulk_sources(who, index)?;
             }
             let cell = &mut self.cells[index];
-            // Who comes after this write comes after those reads.
+            // An access after this write comes after the reads before it.
             cell.is_read = false;
             if content != Content::Data {
                 cell.content = content;

@@ -215,7 +215,7 @@ impl Warp {
         released
     }
 
-    /// Parts the accesses before from those after.
+    /// Orders the accesses before it ahead of later accesses.
     pub fn tick(&mut self) {
         self.clock += 1;
     }

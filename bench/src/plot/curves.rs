@@ -282,7 +282,7 @@ mod tests {
             let lengths: Vec<_> = points.iter().map(|point| point.0).collect();
             assert_eq!(lengths, [512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0]);
         }
-        // At 8192, the shape with 2 * 16 heads, not those with 8 and 1: the test's times are all
+        // At 8192, the shape with 2 * 16 heads, not the shapes with 8 and 1: the test's times are all
         // the same, so the rate tells which.
         let flops = 4.0 * 32.0 * 8192.0_f64.powi(2) * 64.0;
         let (seqlen, tflops) = panels[0].lines["this project"][4];

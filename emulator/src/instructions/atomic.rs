@@ -33,7 +33,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     }
 }
 
-/// `[at], {b0, b1, b2, b3}`: adds f32 to those at an address, each at once.
+/// `[at], {b0, b1, b2, b3}`: adds f32 values to the values at an address, each at once.
 fn add_vector(d: &mut Decoder) -> Decoded {
     let [at, b] = d.operands()?;
     d.require_target(90)?;

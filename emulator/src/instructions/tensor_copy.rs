@@ -1,7 +1,7 @@
 //! `cp.async.bulk.tensor`: bulk copies of boxes of a tensor, which a tensor map describes.
 //!
-//! A copy to shared memory counts all bytes of the box at its mbarrier, also those outside the tensor,
-//! which become zeros. A copy to global memory leaves out those past the tensor's end; it must not begin before the tensor.
+//! A copy to shared memory counts all bytes of the box at its mbarrier, also the bytes outside the tensor,
+//! which become zeros. A copy to global memory leaves out the bytes past the tensor's end; it must not begin before the tensor.
 
 use super::bulk::{start_load, start_store};
 use super::memory::{address, base_address};

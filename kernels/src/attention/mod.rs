@@ -21,7 +21,7 @@
 //! | `find_ranges` | the kernel that makes these tables | PTX |
 //! | `seen` | boolean masks | PTX |
 //! | `visits` | the blocks of keys that a query tile visits | PTX |
-//! | `find_blocks` | the kernel that finds those that a boolean mask shows | PTX |
+//! | `find_blocks` | the kernel that finds the blocks that a boolean mask shows | PTX |
 //! | `pairs` | tensors with an element for each pair of query and key | PTX |
 //! | `pack` | copies of tensors whose rows are not aligned | PTX |
 
