@@ -4,7 +4,8 @@ use crate::gemm::GemmArgs;
 use crate::modifiers::Modifiers;
 use attention::{Accumulation, Attention, Class, Dtype, Problem};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 use ladder::{Ladder, MAX_STAGES, OStore, Rung, Swizzles};
@@ -12,6 +13,27 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// The error of clap, which takes every word behind an option for a subcommand: one that is no [`Task`] is an unexpected
+/// argument.
+pub fn named(error: clap::Error) -> clap::Error {
+    let command = Args::command();
+    let (ErrorKind::ArgumentConflict, Some(ContextValue::String(word))) =
+        (error.kind(), error.get(ContextKind::InvalidSubcommand))
+    else {
+        return error;
+    };
+    if command.find_subcommand(word).is_some() {
+        return error;
+    }
+    let mut named = clap::Error::new(ErrorKind::UnknownArgument).with_cmd(&command);
+    let word = ContextValue::String(word.clone());
+    named.insert(ContextKind::InvalidArg, word);
+    if let Some(usage) = error.get(ContextKind::Usage) {
+        named.insert(ContextKind::Usage, usage.clone());
+    }
+    named
+}
 
 /// Computes exact attention, softmax(scale * Q K^T + mask) V, or its gradients, on an NVIDIA GPU or on the CPU,
 /// checks the result against a plain f64 implementation, and prints how long it took.

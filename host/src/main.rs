@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 /// Runs the command: 0 if all checks passed, 1 if a check or the device failed, 2 for bad input.
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| args::named(error).exit());
     let error = match run(&args) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => return ExitCode::from(1),

@@ -102,6 +102,14 @@ fn options() {
     mistype("--check some", &["--check", "sample", "full", "off"]);
     mistype("--pass back", &["--pass", "forward, backward, both"]);
     mistype("--sequence 5", &["--sequence"]);
+    for option in ["--alibi", "--sinks", "--bias", "--mask"] {
+        let line = format!("--seqlen 8 {option} 1,2");
+        mistype(&line, &["unexpected argument '1,2'"]);
+    }
+    mistype(
+        "--seqlen 8 gemm",
+        &["subcommand 'gemm' cannot be used with"],
+    );
     mistype("--input x --dim 8", &["--input", "--dim"]);
     mistype("--input x --dim-v 8", &["--input", "--dim-v"]);
     refuse(
