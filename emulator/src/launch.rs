@@ -85,8 +85,8 @@ impl Launch<'_> {
 }
 
 /// Runs a kernel over `grid` blocks of `block` threads, with `shared_bytes` bytes of dynamic shared
-/// memory for each, and returns when all have ended. Blocks run in parallel or, where they add to the same sums or wait
-/// for each other, interleaved in an order drawn from the seed.
+/// memory for each, and returns when all have ended. Blocks run in parallel or, where they change the same numbers by
+/// atomics or reductions or wait for each other, interleaved in an order drawn from the seed.
 ///
 /// ```
 /// use emulator::{Argument, Memory, Module, Options, launch};

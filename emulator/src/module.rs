@@ -46,7 +46,7 @@ pub struct Kernel {
     pub(crate) static_shared: u32,
     /// Whether it has `wgmma`.
     pub(crate) has_products: bool,
-    /// Whether blocks add to the same sums or wait for each other.
+    /// Whether blocks change the same numbers, by atomics or reductions, or wait for each other.
     pub(crate) blocks_meet: bool,
 }
 

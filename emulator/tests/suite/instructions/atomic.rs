@@ -2,6 +2,7 @@
 
 use crate::tiny::{broken, module, run_module, schedule, warp};
 use emulator::{Argument, Error, Memory, Module, Options, Rule, launch};
+use std::collections::BTreeSet;
 
 #[test]
 fn atomics_give_what_was_there() {
@@ -85,25 +86,34 @@ fn a_reduction_of_a_vector_keeps_the_rules_of_global_memory() {
     assert!(add_vector("sm_80", "%out").is_err());
 }
 
-/// A launch of four blocks, in a schedule; the first word of memory, which is 2^24 before.
-fn four_blocks(body: &str, seed: u64) -> Result<f32, Error> {
+/// The words of a launch of four blocks, in a schedule: the first one is 2^24 before, as f32, the others 0.
+fn four_blocks(body: &str, seed: u64) -> Result<[u32; 16], Error> {
     let text = module(&format!(
         "ld.param.u64 %out, [out]; mov.u32 %r5, %ctaid.x; {body}"
     ));
     let module = Module::parse(&text, "four.ptx")?;
     let memory = Memory::new();
-    let out = memory.allocate(32);
-    let start = [16_777_216.0_f32.to_bits(), 0, 0, 0, 0, 0, 0, 0];
-    memory.write(out, bytemuck::cast_slice(&start)).unwrap();
+    let out = memory.allocate(64);
+    let mut words = [0; 16];
+    words[0] = 16_777_216.0_f32.to_bits();
+    memory.write(out, bytemuck::cast_slice(&words)).unwrap();
     let arguments = [Argument::U64(out), Argument::U64(out)];
     let (kernel, options) = (module.entry("tiny")?, schedule(seed));
     let (grid, block) = ([4, 1, 1], [1, 1, 1]);
     launch(&memory, kernel, grid, block, 1024, &arguments, &options)?;
-    let mut words = [0_u32; 8];
     let bytes = bytemuck::cast_slice_mut(&mut words);
     memory.read(out, bytes).unwrap();
-    Ok(f32::from_bits(words[0]))
+    Ok(words)
 }
+
+/// The first word that [`four_blocks`] leave.
+fn sum(body: &str, seed: u64) -> Result<f32, Error> {
+    four_blocks(body, seed).map(|words| f32::from_bits(words[0]))
+}
+
+/// A block is cut short between turns.
+const BUSY: &str =
+    "mov.b32 %r7, 0; $more: add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 300; @%p3 bra $more;";
 
 /// The first block takes 2^24 away, each other one adds 1: a 1 that comes before is lost.
 const ADD: &str = "setp.eq.u32 %p1, %r5, 0; selp.b32 %r1, 0fcb800000, 0f3f800000, %p1;
@@ -111,16 +121,34 @@ const ADD: &str = "setp.eq.u32 %p1, %r5, 0; selp.b32 %r1, 0fcb800000, 0f3f800000
 
 #[test]
 fn blocks_add_in_any_order() {
-    // So that blocks are cut short between turns.
-    let busy =
-        "mov.b32 %r7, 0; $more: add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 1500; @%p3 bra $more;";
     let sums: Vec<_> = (0..40)
-        .map(|seed| four_blocks(&format!("{busy} {ADD}"), seed).unwrap())
+        .map(|seed| sum(&format!("{BUSY} {ADD}"), seed).unwrap())
         .collect();
     assert!(
         sums.contains(&3.0) && sums.iter().any(|&sum| sum < 3.0),
         "{sums:?}"
     );
+}
+
+#[test]
+fn the_seed_decides_which_block_takes_what() {
+    // Blocks take numbers below 8, and write who they are in the place of each.
+    let body = format!(
+        "$take: {BUSY} atom.global.add.u32 %r6, [%out+4], 1;
+        setp.ge.u32 %p1, %r6, 8; @%p1 bra $end;
+        mul.wide.u32 %d1, %r6, 4; add.s64 %d1, %out, %d1; st.global.b32 [%d1+8], %r5; bra.uni $take;
+        $end:"
+    );
+    let takers = |seed| four_blocks(&body, seed).unwrap()[2..10].to_vec();
+    let schedules: Vec<_> = (0..20).map(takers).collect();
+    assert_eq!(schedules, (0..20).map(takers).collect::<Vec<_>>());
+    let most = schedules.iter().map(|takers| {
+        let count = |block| takers.iter().filter(|&&taker| taker == block).count();
+        (0..4).map(count).max().expect("four blocks")
+    });
+    // A single one is resident and takes all, or others take some.
+    let most: BTreeSet<_> = most.collect();
+    assert!(most.contains(&8) && most.len() > 3, "{most:?}");
 }
 
 /// Waits until the count of blocks that have added is a register, and then adds.
@@ -136,14 +164,14 @@ fn add_in_turn(turn: &str) -> String {
 #[test]
 fn blocks_that_take_turns_add_in_order_whatever_runs_at_once() {
     for seed in 0..20 {
-        assert_eq!(four_blocks(&add_in_turn("%r5"), seed).unwrap(), 3.0);
+        assert_eq!(sum(&add_in_turn("%r5"), seed).unwrap(), 3.0);
     }
 }
 
 #[test]
 fn a_block_that_waits_for_a_later_one_may_wait_for_ever() {
     let body = format!("sub.u32 %r8, 3, %r5; {}", add_in_turn("%r8"));
-    let results = (0..20).map(|seed| four_blocks(&body, seed));
+    let results = (0..20).map(|seed| sum(&body, seed));
     let errors: Vec<_> = results.filter_map(Result::err).collect();
     let is_deadlock = |error: &Error| matches!(error, Error::Fault(fault) if matches!(fault.rule, Rule::Deadlock { .. }));
     // Where fewer blocks run at once than wait.
