@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
             )
         })
         .map(|kernel| {
-            Test::new(kernel.name, move |device| {
+            Test::kernels(kernel.name, move |device| {
                 let emulated;
                 let device = if device.is_emulator() {
                     emulated = Device::emulator_of(kernel.class(), Options::default())?;

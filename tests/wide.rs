@@ -26,7 +26,10 @@ pub fn tests() -> Vec<Test> {
     };
     let of_classes = Class::ALL.iter().flat_map(of_class);
     let kernels = [
-        ("any", any as fn(&Device) -> Outcome),
+        (
+            "blocks_without_keys",
+            blocks_without_keys as fn(&Device) -> Outcome,
+        ),
         ("splits", |device| {
             check_some(device, count(device), scheduled(device, small()))
         }),
@@ -34,7 +37,6 @@ pub fn tests() -> Vec<Test> {
             check_some(device, count(device), wide(few_queries(cases())))
         }),
         ("walks", |device| walks(device, count(device) / 2, small())),
-        ("blocks_without_keys", blocks_without_keys),
         ("repeats", repeats),
     ];
     let kernels = kernels.map(|(name, run)| Test::kernels(name, run));
@@ -45,7 +47,7 @@ pub fn tests() -> Vec<Test> {
     });
     let schedules = Test::emulator("schedules", |_| schedules());
     let tests = of_classes.chain(kernels).chain(special);
-    tests.chain([schedules]).collect()
+    tests.chain([Test::new("any", any), schedules]).collect()
 }
 
 /// The cases with head dims above 256.
