@@ -30,7 +30,7 @@ pub fn tests() -> Vec<Test> {
                 } else {
                     device
                 };
-                // A bf16 kernel is the text of its f16 twin with other types: some cases show those.
+                // A bf16 kernel is its f16 twin's text with other types: fewer cases show that the types are right.
                 let is_twin = kernel.dtype() == Some(Dtype::Bf16);
                 let every = if is_twin && device.is_emulator() {
                     3

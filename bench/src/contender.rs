@@ -92,7 +92,7 @@ impl Choice {
         }
     }
 
-    /// The same for a backward pass: the best kernel, and the best with sums in [any order](ANY_ORDER), or those named.
+    /// The same for a backward pass: the best kernel, and the best with sums in [any order](ANY_ORDER), or the named ones.
     fn backward_kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let names = match self {
             Choice::Named(names) => names.clone(),

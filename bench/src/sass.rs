@@ -81,12 +81,24 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    #[test]
-    fn a_kernel_is_found_by_shape_or_name() {
+    /// Some command lines find these kernels; others find none, for reasons of one line.
+    fn check<const F: usize, const N: usize>(found: [(&str, &str); F], none: [(&str, &str); N]) {
         if !ptx::COMPILED {
             return;
         }
-        for (line, expected) in [
+        for (line, expected) in found {
+            assert_eq!(name(line), Ok(expected), "{line}");
+        }
+        for (line, reason) in none {
+            let error = name(line).expect_err(line);
+            assert!(error.contains(reason), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_found_by_shape_or_name() {
+        let found = [
             ("--dim 40", "hopper_f16_d64"),
             (
                 "--dim 64 --causal --target sm_120",
@@ -96,51 +108,37 @@ mod tests {
             ("--dim 520", "wide_f16_d768"),
             ("--kernel forward_f16_d128", "forward_f16_d128"),
             ("--kernel gemm_simple_f16_f16", "gemm_simple_f16_f16"),
-        ] {
-            assert_eq!(name(line), Ok(expected), "{line}");
-        }
-        fails([
+        ];
+        let none = [
             ("--kv-heads 0", "kv_heads is 0"),
             ("--heads 0", "heads is 0"),
             ("--dim 33", "multiple of 8"),
             ("--seqlen 5000000000", "at most"),
             ("--kernel forward_f16_d65", "forward_f16_d64"),
             ("--kernel gemm-simple", "multiplies matrices"),
-        ]);
+        ];
+        check(found, none);
     }
 
     #[cfg(feature = "ladder")]
     #[test]
     fn a_kernel_of_the_ladder_is_found_by_its_options() {
-        if !ptx::COMPILED {
-            return;
-        }
-        for (line, expected) in [
+        let found = [
             ("--kernel split-q --dtype bf16", "split_q_bf16_d64"),
             (
                 "--kernel shared-kv:stages=2:acc=f16 --dim 72",
                 "split_q_f16acc_d96",
             ),
             ("--kernel teams_f16_t4_o1", "teams_f16_t4_o1"),
-        ] {
-            assert_eq!(name(line), Ok(expected), "{line}");
-        }
-        fails([
+        ];
+        let none = [
             ("--kernel split-q --dim 264", "up to 256"),
             ("--kernel split-q:swizzle=foo", "swizzle=foo"),
             (
                 "--kernel split-q:stages=3 --dim 256 --target sm_89",
                 "would fit",
             ),
-        ]);
-    }
-
-    /// No kernel is found, for reasons of one line.
-    fn fails<const N: usize>(lines: [(&str, &str); N]) {
-        for (line, reason) in lines {
-            let error = name(line).expect_err(line);
-            assert!(error.contains(reason), "{error}");
-            assert_eq!(error.lines().count(), 1, "{error}");
-        }
+        ];
+        check(found, none);
     }
 }

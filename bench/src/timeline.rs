@@ -131,7 +131,7 @@ fn passed(clocks: &[u32]) -> Points {
 }
 
 impl Timeline {
-    /// The number of the block of keys from which a tile's work starts, of those kept and of the consumers'.
+    /// The number of the block of keys from which a tile's work starts, among the consumers' blocks that were kept.
     fn tiles(&self) -> impl Iterator<Item = usize> {
         let blocks = self.clocks[0].iter().enumerate();
         blocks.filter_map(|(block, points)| points[Event::Q as usize].map(|_| block))

@@ -150,11 +150,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Runs the block to its end; `tallies` has an element for each instruction.
+    /// Runs a block that waits for no other to its end; `tallies` has an element for each instruction.
     pub fn run(mut self, tallies: &mut [Tally]) -> Result<(), Box<Fault>> {
-        while self.go_on(tallies, u64::MAX)? != Progress::Ended {
-            std::thread::yield_now();
-        }
+        let progress = self.go_on(tallies, u64::MAX)?;
+        assert_eq!(
+            progress,
+            Progress::Ended,
+            "kernels that sleep are interleaved"
+        );
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! The blocks of a launch: each runs to its end, in parallel; or some are resident and take turns, where blocks change
-//! the same numbers or wait for each other.
+//! The blocks of a launch. Each runs to its end, in parallel. Where blocks change the same numbers or wait for each other,
+//! some are resident and take turns.
 
 use crate::block::{Block, Progress};
 use crate::counters::Tally;

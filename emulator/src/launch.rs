@@ -10,7 +10,7 @@ use crate::shared::MAX_CLOCK;
 /// How to run a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Seed of the order in which the warps of a block take turns, and blocks that meet.
+    /// Seed of the order in which the warps of a block take turns, and blocks that change the same numbers.
     pub seed: u64,
     /// Instructions that a warp may execute; at most 2^26 - 2, the default. A kernel that needs more
     /// breaks [`Rule::Budget`](crate::Rule::Budget).
@@ -85,8 +85,8 @@ impl Launch<'_> {
 }
 
 /// Runs a kernel over `grid` blocks of `block` threads, with `shared_bytes` bytes of dynamic shared
-/// memory for each, and returns when all have ended. Blocks run in parallel or, where they change the same numbers by
-/// atomics or reductions or wait for each other, interleaved in an order drawn from the seed.
+/// memory for each, and returns when all have ended. Blocks run in parallel. Blocks of a kernel with atomics, reductions
+/// or sleeps take turns, in an order drawn from the seed.
 ///
 /// ```
 /// use emulator::{Argument, Memory, Module, Options, launch};

@@ -11,8 +11,8 @@
 //!   is `sm_90` or later. A [`TensorMap`] takes the place of what the driver encodes.
 //! - Warps of 32 lanes in lockstep. Lanes that part at a branch run one way after the other and
 //!   meet at its immediate post-dominator.
-//! - Blocks run in parallel, or in kernels with atomics, reductions or sleeps in turns. The warps of a block take turns of
-//!   1 to 64 instructions. [`Options::seed`] decides the order of both.
+//! - Blocks run in parallel; blocks of a kernel with atomics, reductions or sleeps take turns. The warps of a block take
+//!   turns of 1 to 64 instructions. [`Options::seed`] decides who comes next.
 //! - Every register, byte of shared memory and byte of global memory knows whether it was written.
 //! - Shared memory knows who touched it last, and which barriers (`bar`, `bar.warp`, `mbarrier`) lie
 //!   between. So the emulator finds a race whatever the order in which the warps ran.

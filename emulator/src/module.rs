@@ -46,7 +46,7 @@ pub struct Kernel {
     pub(crate) static_shared: u32,
     /// Whether it has `wgmma`.
     pub(crate) has_products: bool,
-    /// Whether blocks change the same numbers, by atomics or reductions, or wait for each other.
+    /// Whether blocks change the same numbers or wait for each other: by atomics, reductions or sleeps.
     pub(crate) blocks_meet: bool,
 }
 

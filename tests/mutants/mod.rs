@@ -144,10 +144,14 @@ impl Subject {
     }
 
     /// A GPU with shared memory for the kernel, which loads another text for its module.
-    fn device(&self, text: &str, options: Options) -> attention::Result<Device> {
-        // Persistent blocks compute several tiles: one block all of them, or two by turns.
+    fn device(
+        &self,
+        text: &str,
+        multiprocessors: u32,
+        options: Options,
+    ) -> attention::Result<Device> {
         let facts = Facts {
-            multiprocessors: 1 + options.seed as u32 % 2,
+            multiprocessors,
             ..Facts::emulated(self.class)
         };
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.module, text))
@@ -155,14 +159,17 @@ impl Subject {
 
     /// What catches a fault in the text of the kernel.
     fn caught(&self, text: &str) -> Option<String> {
-        for seed in 0..3 {
+        // Persistent blocks compute several tiles: one block takes them all, or two share them.
+        for (seed, multiprocessors) in [(0, 1), (1, 2), (2, 1)] {
             let options = Options {
                 seed,
                 instruction_budget: 1 << 20,
                 ..Options::default()
             };
             for run in &self.runs {
-                let device = self.device(text, options).expect("an emulated GPU");
+                let device = self
+                    .device(text, multiprocessors, options)
+                    .expect("an emulated GPU");
                 if let Err(failed) = run(&device) {
                     let reason = failed.message().unwrap_or_default();
                     return Some(reason.lines().next().unwrap_or_default().to_owned());

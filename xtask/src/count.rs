@@ -15,7 +15,7 @@ const MATRICES: &[&str] = &["ldmatrix"];
 const OTHERS: &[&str] = &["ld.shared", "st.shared", "cp.async"];
 const TILES: &[&str] = &["cp.async", "ld.global.v4", "st.global.v4"];
 
-/// Runs kernels on the emulator and prints what it counted: those that `names` lists, or all if it is empty. Fails if
+/// Runs kernels on the emulator and prints what it counted: kernels that `names` lists, or all if it is empty. Fails if
 /// `ldmatrix` has a bank conflict, or a copy of a tile touches a sector in part.
 pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     let mut calls = calls(seqlen);

@@ -162,7 +162,7 @@ impl<'a> Reference<'a> {
         sum
     }
 
-    /// What the rows `visited` give: dq of those among `rows`, and their part in dk and dv of `keys`.
+    /// What the rows `visited` give: dq of the rows among `rows`, and their part in dk and dv of `keys`.
     fn part(
         &self,
         visited: &[usize],

@@ -209,7 +209,7 @@ impl<'a> Reference<'a> {
             }
             sums += &sum.mapv_into(f64::abs);
         }
-        // Each slice is part of the sums up to its own and those behind it, in steps of up to 64 keys.
+        // Each slice is part of its own sum and of later ones, in steps of up to 64 keys.
         let roundings = scores.len().div_ceil(SLICE).min(4) as f64;
         let rounding = (&half.o - &exact.o).mapv_into(f64::abs);
         let errors = rounding + o_squares.mapv_into(f64::sqrt) + sums * (roundings * UNIT);

@@ -32,7 +32,7 @@ fn every_kernel_that_serves_a_problem_passes() {
     let outcomes = outcomes(&finished.stdout);
     let kernels: Vec<_> = outcomes.iter().map(|o| &o["kernel"]).collect();
     assert_eq!(kernels[0], "forward_bf16_d64_causal");
-    // All from head dim 64 on, those for other devices too: an A100 has the shared memory.
+    // All from head dim 64 on, also kernels for other devices: an A100 has the shared memory.
     let serve = KERNELS.iter().filter(|kernel| {
         kernel.forward().is_some_and(|forward| {
             let serves = forward.kind.serves(true) && !is_wide(forward.dim);
@@ -65,7 +65,7 @@ fn rungs(filter: fn(Rung) -> bool) -> Vec<&'static str> {
     rungs.map(|rung| rung.name()).collect()
 }
 
-/// `--kernel ladder` runs all kernels that serve; with an option, those that have it.
+/// `--kernel ladder` runs all kernels that serve; with an option, all that have it.
 #[test]
 fn the_ladder_is_all_that_serve() {
     for (line, expected) in [

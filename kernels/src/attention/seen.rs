@@ -45,7 +45,7 @@ unsafe fn shows(address: u64, bit: u32) -> bool {
     }
 }
 
-/// A span of numbers, less those that a line of the mask hides.
+/// A span of numbers, less the numbers that a line of the mask hides.
 #[derive(Clone, Copy)]
 pub struct Seen<L> {
     /// The numbers before the mask.

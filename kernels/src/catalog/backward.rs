@@ -117,7 +117,7 @@ impl BackwardMain {
         main
     }
 
-    /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; those kept; a warp's part of dQ, as rows
+    /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; what is kept; a warp's part of dQ, as rows
     /// and columns, and the columns at once; and the block's keys.
     fn parts(&self) -> [u32; 8] {
         let tile = self.tile;

@@ -85,8 +85,8 @@ impl Class {
         }
     }
 
-    /// The class whose tiles suit a device: that with the most shared memory, and of equals the newest,
-    /// of those which have no more than the device and are no newer; else that with the least.
+    /// The class whose tiles suit a device. Among classes with no more shared memory than the device, and no newer, it has
+    /// the most shared memory, and is the newest of equals; where there is none, it is the class with the least.
     pub fn of(compute_capability: (i32, i32), device: SharedMemory) -> Class {
         let fits = |class: &&Class| {
             let needed = class.shared_memory();

@@ -197,7 +197,7 @@ pub(super) fn products_of_masks(parts: &Parts) -> u32 {
 
 /// As [`collectives`] of the causal code; blocks are passed by at both edges and, where a boolean mask hides them, between. Behind
 /// these is a masked block without a product before it, and before them a product without scores. Scores of these masked blocks, of
-/// the first, the whole ones and those computed again may gain a bias.
+/// the first, of the whole and of recomputed ones may gain a bias.
 pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
     let causal = collectives(parts, true);
     let memory = memory(&parts.tile, parts.dim);

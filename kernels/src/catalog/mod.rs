@@ -141,8 +141,8 @@ pub trait Spec: Sync {
         true
     }
 
-    /// Whether there may be fewer instructions of whole warps: of those that begin both arms of a branch the compiler may make
-    /// one.
+    /// Whether there may be fewer instructions of whole warps: where both arms of a branch begin with one, the compiler may
+    /// keep a single one.
     fn may_share(&self) -> bool {
         false
     }

@@ -124,7 +124,7 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
 }
 
 /// As [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones. Scores of the
-/// masked, the unmasked and the last block may gain a bias, and those computed again.
+/// masked, the unmasked and the last block may gain a bias, and recomputed scores too.
 pub(super) fn optional_rows(parts: &Parts) -> Collectives {
     let ahead = parts.copies(2 * parts.tile.keys);
     let bias = parts.bias();

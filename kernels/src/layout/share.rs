@@ -2,7 +2,7 @@
 
 /// A thread's part of copying rows of 16-byte chunks: its first chunk, and the steps to the others.
 ///
-/// Its chunks are those at `row + i * rows_per_step`, `chunk + j * lanes`. The lanes of a row touch
+/// Its chunks are at `row + i * rows_per_step`, `chunk + j * lanes`. The lanes of a row touch
 /// whole 32-byte sectors of global memory. A step is a multiple of 8 rows, which keeps the thread's
 /// [swizzle](super::swizzle) key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

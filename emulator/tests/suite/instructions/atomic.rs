@@ -86,7 +86,7 @@ fn a_reduction_of_a_vector_keeps_the_rules_of_global_memory() {
     assert!(add_vector("sm_80", "%out").is_err());
 }
 
-/// The words of a launch of four blocks, in a schedule: the first one is 2^24 before, as f32, the others 0.
+/// Runs four blocks in a schedule; the words that they leave. Before, the first word is 2^24 as f32, the others are 0.
 fn four_blocks(body: &str, seed: u64) -> Result<[u32; 16], Error> {
     let text = module(&format!(
         "ld.param.u64 %out, [out]; mov.u32 %r5, %ctaid.x; {body}"
@@ -106,12 +106,12 @@ fn four_blocks(body: &str, seed: u64) -> Result<[u32; 16], Error> {
     Ok(words)
 }
 
-/// The first word that [`four_blocks`] leave.
+/// The first word that four blocks leave.
 fn sum(body: &str, seed: u64) -> Result<f32, Error> {
     four_blocks(body, seed).map(|words| f32::from_bits(words[0]))
 }
 
-/// A block is cut short between turns.
+/// A loop of 900 instructions, in which turns of a block end.
 const BUSY: &str =
     "mov.b32 %r7, 0; $more: add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 300; @%p3 bra $more;";
 
@@ -132,7 +132,7 @@ fn blocks_add_in_any_order() {
 
 #[test]
 fn the_seed_decides_which_block_takes_what() {
-    // Blocks take numbers below 8, and write who they are in the place of each.
+    // Blocks take numbers below 8; each number's word names the block that took it.
     let body = format!(
         "$take: {BUSY} atom.global.add.u32 %r6, [%out+4], 1;
         setp.ge.u32 %p1, %r6, 8; @%p1 bra $end;
@@ -146,7 +146,7 @@ fn the_seed_decides_which_block_takes_what() {
         let count = |block| takers.iter().filter(|&&taker| taker == block).count();
         (0..4).map(count).max().expect("four blocks")
     });
-    // A single one is resident and takes all, or others take some.
+    // A block that is resident alone takes all numbers; several share them.
     let most: BTreeSet<_> = most.collect();
     assert!(most.contains(&8) && most.len() > 3, "{most:?}");
 }

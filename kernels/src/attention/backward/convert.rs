@@ -23,7 +23,7 @@ pub unsafe fn convert<E: Element, const W: u32>(params: &BackwardParams) {
     let (tile, slab) = (warp / slabs, warp % slabs);
     let (head_index, first) = (tile / head_tiles, tile % head_tiles * sum::TILE);
     let sequence = Sequence::new(forward, head_index / forward.heads);
-    // Warps past the last tile, and those that have padding alone.
+    // Warps past the last tile, and warps that have padding alone.
     if head_index >= forward.batch_heads || first >= sequence.queries {
         return;
     }
