@@ -233,11 +233,12 @@ pub enum Error {
     },
     /// A driver that does not know the PTX version of the kernels.
     #[error(
-        "the NVIDIA driver is too old for PTX module {module}: it supports CUDA {}.{}; install a newer driver",
+        "the NVIDIA driver is too old for the PTX of {kernel}: it supports CUDA {}.{}; install a newer driver",
         supports.0, supports.1
     )]
     DriverTooOld {
-        module: &'static str,
+        /// Name of the kernel.
+        kernel: &'static str,
         supports: (i32, i32),
     },
     /// More memory than the device has free.

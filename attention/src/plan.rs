@@ -14,6 +14,7 @@ pub use ::emulator::{Swizzle, TensorMap};
 use bytemuck::NoUninit;
 use kernels::abi::Switches;
 use kernels::catalog::{Kernel, Target};
+use kernels::text;
 
 /// Blocks that a grid can have along x.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -82,12 +83,22 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The PTX text of its module, with all switches off.
+    /// The PTX text that a driver compiles: this kernel alone, with its switches on and without what is off.
     ///
     /// # Errors
     /// If the program was built without it.
     pub fn text(&self) -> Result<String> {
-        ptx::text(self.modules, self.module).ok_or(Error::NotCompiled)
+        Ok(text::prune(&self.source()?))
+    }
+
+    /// The PTX text of this kernel alone, with its switches on and all that is off.
+    ///
+    /// # Errors
+    /// If the program was built without it.
+    pub fn source(&self) -> Result<String> {
+        let module = ptx::text(self.modules, self.module);
+        let kernel = module.and_then(|module| text::entry(&module, self.name));
+        Ok(self.switches.written(kernel.ok_or(Error::NotCompiled)?))
     }
 }
 
@@ -122,15 +133,6 @@ impl Plan {
         let mut launches = Vec::new();
         for step in &self.steps {
             let entry = step.entry;
-            let (found, needed) = (gpu.driver().facts().compute_capability, entry.target);
-            if !needed.runs_on(found) {
-                return Err(Error::ComputeCapability {
-                    device: device.name().to_owned(),
-                    found,
-                    needed_by: entry.name,
-                    needed,
-                });
-            }
             let function = gpu.function(&entry)?;
             let mut params = step.params_at(start);
             for &MapPlace {

@@ -27,6 +27,8 @@ pub mod catalog;
 #[cfg(target_arch = "nvptx64")]
 mod gemm;
 pub mod layout;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod text;
 
 #[cfg(target_arch = "nvptx64")]
 mod bulk_copy;

@@ -23,6 +23,7 @@ use attention::plan::Entry;
 use attention::{Class, Device, Facts, device::Emulator};
 use kernels::abi::Switches;
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
+use kernels::text;
 use libtest_mimic::Failed;
 use ndarray::{Axis, s};
 use std::collections::BTreeSet;
@@ -73,7 +74,7 @@ pub fn tests() -> Vec<Test> {
         let name = mutant.what.replace(' ', "_");
         Test::emulator(format!("{}::{name}", mutant.kernel), |_| {
             let subject = Subject::named(mutant.kernel);
-            let text = mutant.apply(&subject.text());
+            let text = text::prune(&mutant.apply(&subject.source()));
             Module::parse(&text, mutant.what).unwrap_or_else(|error| panic!("{error}"));
             let by = subject.caught(&text).ok_or("not caught")?;
             println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
@@ -83,7 +84,7 @@ pub fn tests() -> Vec<Test> {
     let unchanged = kernels.into_iter().map(|name| {
         Test::emulator(format!("{name}::unchanged"), move |_| {
             let subject = Subject::named(name);
-            match subject.caught(&subject.text()) {
+            match subject.caught(&text::prune(&subject.source())) {
                 Some(by) => Err(by.into()),
                 None => PASSED,
             }
@@ -127,20 +128,10 @@ impl Subject {
         }
     }
 
-    /// The kernel's module with its entry alone, and its switches on.
-    fn text(&self) -> String {
-        const ENTRY: &str = ".visible .entry ";
-        let name = self.entry.name;
-        let text = self
-            .entry
-            .text()
-            .expect("compiled, as the emulator is there");
-        let mut parts = text.split(ENTRY);
-        let head = parts.next().unwrap_or_default();
-        let start = format!("{name}(");
-        let entry = parts.find(|part| part.starts_with(&start));
-        let text = format!("{head}{ENTRY}{}", entry.expect("in its module"));
-        self.entry.switches.written(text)
+    /// The kernel's text, with its switches on and all that is off, for mutants to change.
+    fn source(&self) -> String {
+        let source = self.entry.source();
+        source.expect("compiled, as the emulator is there")
     }
 
     /// A GPU with shared memory for the kernel, which loads another text for its module.
@@ -154,7 +145,7 @@ impl Subject {
             multiprocessors,
             ..Facts::emulated(self.class)
         };
-        Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.module, text))
+        Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }
 
     /// What catches a fault in the text of the kernel.

@@ -124,8 +124,9 @@ pub trait Driver: Debug + Send + Sync {
     /// Both addresses have `bytes` bytes, which do not overlap.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
 
-    /// Loads the PTX text of a module; where that fails, writes what the compiler says to `log`.
-    fn load(&self, module: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle>;
+    /// Compiles the PTX text of a kernel, the only one in its module; where that fails, writes what the compiler says to
+    /// `log`. Threads call it for several kernels at once.
+    fn load(&self, kernel: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle>;
 
     /// Unloads a module.
     ///

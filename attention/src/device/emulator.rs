@@ -17,7 +17,7 @@ pub struct Emulator {
     memory: Memory,
     facts: Facts,
     options: Options,
-    /// Texts to load in place of others, by module.
+    /// Texts to load in place of others, by kernel.
     replaced: HashMap<String, String>,
     /// A module's handle is its index.
     modules: Mutex<Vec<Arc<Module>>>,
@@ -45,9 +45,9 @@ impl Emulator {
         }
     }
 
-    /// Loads another text in place of a module's own: how a test shows that a fault in a kernel is noticed.
-    pub fn with_ptx(mut self, module: impl Into<String>, text: impl Into<String>) -> Self {
-        self.replaced.insert(module.into(), text.into());
+    /// Loads another text in place of a kernel's own: how a test shows that a fault in a kernel is noticed.
+    pub fn with_ptx(mut self, kernel: impl Into<String>, text: impl Into<String>) -> Self {
+        self.replaced.insert(kernel.into(), text.into());
         self
     }
 }
@@ -133,12 +133,12 @@ impl Driver for Emulator {
         }
     }
 
-    fn load(&self, module: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
-        let text = match self.replaced.get(module) {
+    fn load(&self, kernel: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
+        let text = match self.replaced.get(kernel) {
             Some(text) => text,
             None => ptx.to_str().expect("PTX is UTF-8"),
         };
-        let parsed = Module::parse(text, &format!("{module}.ptx")).map_err(failure)?;
+        let parsed = Module::parse(text, &format!("{kernel}.ptx")).map_err(failure)?;
         Ok(push(&self.modules, Arc::new(parsed)))
     }
 

@@ -5,10 +5,10 @@ use crate::error::{Error, Result};
 use crate::plan;
 use ::emulator::{Counters, TensorMap};
 use kernels::abi::Switches;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::ffi::CString;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use rayon::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
@@ -25,19 +25,22 @@ pub type Launches = Vec<(&'static str, Counters)>;
 #[derive(Debug)]
 pub struct Gpu {
     driver: Box<dyn Driver>,
-    loaded: Mutex<Loaded>,
+    kernels: Mutex<HashMap<Key, Slot>>,
     maps: Mutex<HashMap<TensorMap, [u8; 128]>>,
     launches: Mutex<Launches>,
 }
 
-/// A name, the address of its crate's modules, since types of two crates may have one name, and what is on.
+/// A kernel's name, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
 type Key = (&'static str, usize, Switches);
 
-/// What is loaded.
-#[derive(Debug, Default)]
+/// A kernel that is loaded, or not yet. It is locked while the driver compiles it: who wants this kernel waits, others do not.
+type Slot = Arc<Mutex<Option<Loaded>>>;
+
+/// A module with its only kernel.
+#[derive(Clone, Copy, Debug)]
 struct Loaded {
-    modules: HashMap<Key, Handle>,
-    functions: HashMap<Key, Handle>,
+    module: Handle,
+    function: Handle,
 }
 
 impl Gpu {
@@ -45,7 +48,7 @@ impl Gpu {
     pub fn new(driver: impl Driver + 'static) -> Self {
         Gpu {
             driver: Box::new(driver),
-            loaded: Mutex::default(),
+            kernels: Mutex::default(),
             maps: Mutex::default(),
             launches: Mutex::default(),
         }
@@ -55,31 +58,23 @@ impl Gpu {
         &*self.driver
     }
 
-    /// The function of a kernel; its module is loaded on first use.
+    /// The function of a kernel, which is compiled on first use. A failure is not kept.
     pub fn function(&self, kernel: &plan::Entry) -> Result<Handle> {
-        let &plan::Entry {
-            name,
-            module,
-            modules: of_crate,
-            switches,
-            ..
-        } = kernel;
-        let of_crate = of_crate.map_or(0, |modules| modules.as_ptr().addr());
-        let Loaded { modules, functions } = &mut *lock(&self.loaded);
-        let entry = match functions.entry((name, of_crate, switches)) {
-            Entry::Occupied(entry) => return Ok(*entry.get()),
-            Entry::Vacant(entry) => entry,
-        };
-        let module = match modules.entry((module, of_crate, switches)) {
-            Entry::Occupied(entry) => *entry.get(),
-            Entry::Vacant(entry) => {
-                let text = kernel.text()?;
-                *entry.insert(self.load(module, switches.written(text))?)
-            }
-        };
-        let symbol = CString::new(name).expect("kernel names have no NUL");
-        // SAFETY: the module was loaded, and `drop` alone unloads it.
-        Ok(*entry.insert(unsafe { self.driver.function(module, &symbol)? }))
+        let slot = Arc::clone(lock(&self.kernels).entry(key(kernel)).or_default());
+        let mut slot = lock(&slot);
+        if let Some(Loaded { function, .. }) = *slot {
+            return Ok(function);
+        }
+        Ok(slot.insert(self.load(kernel)?).function)
+    }
+
+    /// Compiles kernels, several at once. Gives the first failure, in their order.
+    pub fn load_all(&self, kernels: impl Iterator<Item = plan::Entry>) -> Result<()> {
+        let mut keys = HashSet::new();
+        let kernels: Vec<_> = kernels.filter(|kernel| keys.insert(key(kernel))).collect();
+        let loaded = kernels.par_iter().map(|kernel| self.function(kernel));
+        let loaded: Vec<_> = loaded.collect();
+        loaded.into_iter().try_for_each(|loaded| loaded.map(drop))
     }
 
     /// A tensor map, encoded; a few are kept, since calls often come again with the same tensors.
@@ -96,15 +91,38 @@ impl Gpu {
         Ok(encoded)
     }
 
-    fn load(&self, module: &'static str, ptx: String) -> Result<Handle> {
-        let ptx = CString::new(ptx).expect("PTX has no NUL");
+    fn load(&self, kernel: &plan::Entry) -> Result<Loaded> {
+        let found = self.driver.facts().compute_capability;
+        if !kernel.target.runs_on(found) {
+            return Err(Error::ComputeCapability {
+                device: self.driver.name().to_owned(),
+                found,
+                needed_by: kernel.name,
+                needed: kernel.target,
+            });
+        }
+        let ptx = CString::new(kernel.text()?).expect("PTX has no NUL");
+        let name = CString::new(kernel.name).expect("kernel names have no NUL");
+        let module = self.compile(kernel.name, &ptx)?;
+        // SAFETY: the module was just loaded.
+        match unsafe { self.driver.function(module, &name) } {
+            Ok(function) => Ok(Loaded { module, function }),
+            Err(error) => {
+                // SAFETY: nobody else knows the module.
+                unsafe { self.driver.unload(module) };
+                Err(error)
+            }
+        }
+    }
+
+    fn compile(&self, kernel: &'static str, ptx: &CStr) -> Result<Handle> {
         let mut log = [0; 4096];
-        match self.driver.load(module, &ptx, &mut log) {
+        match self.driver.load(kernel, ptx, &mut log) {
             Err(Error::Cuda {
                 status: UNSUPPORTED_PTX_VERSION,
                 ..
             }) => Err(Error::DriverTooOld {
-                module,
+                kernel,
                 supports: self.driver.cuda_version()?,
             }),
             Err(Error::Cuda {
@@ -115,7 +133,7 @@ impl Gpu {
                 let log = String::from_utf8_lossy(&log);
                 let log = log.trim_end_matches('\0').trim();
                 if !log.is_empty() {
-                    message = format!("{message}: {module}: {}", log.replace('\n', "; "));
+                    message = format!("{message}: {kernel}: {}", log.replace('\n', "; "));
                 }
                 Err(Error::Cuda {
                     operation,
@@ -168,11 +186,18 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // The primary context may outlive this driver: leave nothing in it.
-        for (_, module) in lock(&self.loaded).modules.drain() {
-            // SAFETY: nobody else has `self`, so no launch uses the module's functions.
-            unsafe { self.driver.unload(module) };
+        for (_, slot) in lock(&self.kernels).drain() {
+            if let Some(Loaded { module, .. }) = *lock(&slot) {
+                // SAFETY: nobody else has `self`, so no launch uses the module's function.
+                unsafe { self.driver.unload(module) };
+            }
         }
     }
+}
+
+fn key(kernel: &plan::Entry) -> Key {
+    let of_crate = kernel.modules.map_or(0, |modules| modules.as_ptr().addr());
+    (kernel.name, of_crate, kernel.switches)
 }
 
 /// Locks a table of a device. A panic while one is locked leaves nothing half-changed.
@@ -183,37 +208,174 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Emulator, Facts};
-    use ::emulator::Options;
+    use crate::device::watched::Watched;
     use flate2::{Compression, write::ZlibEncoder};
+    use kernels::abi::Switch;
     use kernels::catalog::Target;
     use kernels::catalog::class::Class;
     use std::io::Write;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Barrier, mpsc};
+    use std::thread;
+    use std::time::Duration;
 
-    /// A kernel of a crate that has no other.
-    fn kernel() -> plan::Entry {
-        let text =
-            ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
+    /// Longer than any step of a test takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Kernels of a crate that has no others, in one module.
+    fn kernels<const N: usize>(names: [&'static str; N]) -> [plan::Entry; N] {
+        let head = ".version 7.0\n.target sm_80\n.address_size 64\n".to_owned();
+        let kernel = |name| format!(".visible .entry {name}()\n{{\nret;\n}}\n");
+        let text = names
+            .map(kernel)
+            .into_iter()
+            .fold(head, |text, kernel| text + &kernel);
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(text.as_bytes()).expect("memory");
         let compressed: &[u8] = encoder.finish().expect("memory").leak();
-        plan::Entry {
-            name: "k",
+        let modules = Some(&*vec![("m", compressed)].leak());
+        names.map(|name| plan::Entry {
+            name,
             module: "m",
             target: Target::Sm80,
             threads: 32,
-            modules: Some(vec![("m", compressed)].leak()),
+            modules,
             switches: Switches::NONE,
-        }
+        })
+    }
+
+    fn watched(before_load: impl Fn(&str) -> Result<()> + Send + Sync + 'static) -> Gpu {
+        Gpu::new(Watched::new(Class::Sm80, before_load))
+    }
+
+    fn failure() -> Error {
+        Error::Emulator("no".to_owned())
     }
 
     #[test]
     fn kernels_of_two_crates_may_have_one_name() {
-        let facts = Facts::emulated(Class::Sm80);
-        let gpu = Gpu::new(Emulator::new(facts, Options::default()));
-        let [a, b] = [kernel(), kernel()];
+        let gpu = watched(|_| Ok(()));
+        let [[a], [b]] = [kernels(["k"]), kernels(["k"])];
         let function = |kernel| gpu.function(kernel).expect("a kernel");
         assert_eq!(function(&a), function(&a));
         assert_ne!(function(&a), function(&b));
+    }
+
+    #[test]
+    fn each_combination_of_options_is_compiled() {
+        let loads = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&loads);
+        let gpu = watched(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        let [kernel] = kernels(["k"]);
+        let switches = Switches::NONE.with(Switch::Alibi, true);
+        let with_option = plan::Entry { switches, ..kernel };
+        for kernel in [kernel, with_option, kernel, with_option] {
+            gpu.function(&kernel).expect("a kernel");
+        }
+        assert_eq!(loads.load(Ordering::Relaxed), 2);
+    }
+
+    /// `slow` is not compiled before `fast` is.
+    #[test]
+    fn a_kernel_does_not_wait_for_another() {
+        let (started, start) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        let released = Mutex::new(released);
+        let gpu = watched(move |kernel| {
+            if kernel == "slow" {
+                started.send(()).expect("the test waits");
+                let released = lock(&released).recv_timeout(LONG);
+                return released.map_err(|_| failure());
+            }
+            Ok(())
+        });
+        let [slow, fast] = kernels(["slow", "fast"]);
+        thread::scope(|scope| {
+            let slow = scope.spawn(|| gpu.function(&slow));
+            start.recv_timeout(LONG).expect("it is being compiled");
+            gpu.function(&fast).expect("compiled");
+            // Nobody hears it if `slow` gave up.
+            let _ = release.send(());
+            let slow = slow.join().expect("no panic");
+            slow.expect("`fast` is compiled meanwhile");
+        });
+    }
+
+    #[test]
+    fn threads_share_a_kernel() {
+        const THREADS: usize = 4;
+        let loads = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&loads);
+        let gpu = watched(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            // The others come while it is being compiled.
+            (0..1000).for_each(|_| thread::yield_now());
+            Ok(())
+        });
+        let [kernel] = kernels(["k"]);
+        let together = Barrier::new(THREADS);
+        let function = || {
+            together.wait();
+            gpu.function(&kernel).expect("compiled")
+        };
+        let functions = thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| scope.spawn(function));
+            threads.map(|thread| thread.join().expect("no panic"))
+        });
+        assert_eq!(loads.load(Ordering::Relaxed), 1);
+        assert_eq!(functions, [functions[0]; THREADS]);
+    }
+
+    #[test]
+    fn a_failure_is_not_kept() {
+        let fails = Mutex::new(true);
+        let gpu = watched(move |_| match std::mem::take(&mut *lock(&fails)) {
+            true => Err(failure()),
+            false => Ok(()),
+        });
+        let [kernel] = kernels(["k"]);
+        assert_eq!(gpu.function(&kernel), Err(failure()));
+        gpu.function(&kernel).expect("compiled");
+    }
+
+    /// Of two kernels that are compiled at once, each waits until the other one is, too.
+    #[test]
+    fn several_kernels_are_compiled_at_once() {
+        let (to_second, second) = mpsc::channel();
+        let (to_first, first) = mpsc::channel();
+        let (first, second) = (Mutex::new(first), Mutex::new(second));
+        let gpu = watched(move |kernel| {
+            let (to, from) = match kernel {
+                "first" => (&to_second, &first),
+                _ => (&to_first, &second),
+            };
+            let _ = to.send(());
+            lock(from).recv_timeout(LONG).map_err(|_| failure())
+        });
+        let [first, second] = kernels(["first", "second"]);
+        let two = rayon::ThreadPoolBuilder::new().num_threads(2).build();
+        let two = two.expect("threads");
+        let all = [first, second, first, second].into_iter();
+        two.install(|| gpu.load_all(all)).expect("compiled at once");
+    }
+
+    #[test]
+    fn the_first_failure_of_several_is_given() {
+        let failing = |name: &str| Error::Emulator(name.to_owned());
+        let loads = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&loads);
+        let gpu = watched(move |kernel| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            match kernel {
+                "b" | "c" => Err(failing(kernel)),
+                _ => Ok(()),
+            }
+        });
+        let all = kernels(["a", "b", "c", "d"]);
+        assert_eq!(gpu.load_all(all.into_iter()), Err(failing("b")));
+        assert_eq!(loads.load(Ordering::Relaxed), 4);
     }
 }

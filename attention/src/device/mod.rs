@@ -8,6 +8,8 @@ mod event;
 mod facts;
 mod gpu;
 pub(crate) mod memory;
+#[cfg(test)]
+mod watched;
 
 pub use binding::{Binding, Cudarc, passed};
 pub use cuda::{Cuda, CudaDriver};
@@ -20,6 +22,7 @@ pub use kernels::catalog::class::SharedMemory;
 pub(crate) use memory::Memory;
 
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::ptx;
 use ::emulator::{Counters, Options};
 use kernels::catalog::Target;
@@ -120,6 +123,41 @@ impl Device {
         Self::with_driver(Emulator::new(Facts::emulated(class), options))
     }
 
+    /// Compiles the kernels of plans, several at once, so that no call with these plans waits for it.
+    ///
+    /// A GPU's driver compiles a kernel when a call first needs it, for each combination of options anew: 0.3 to 2 seconds,
+    /// or milliseconds where the driver has it on disk from an earlier program. The CPU compiles nothing, and its plans are
+    /// empty.
+    ///
+    /// A plan for one call serves others too. Which kernels a call needs depends on dtype, head dims, masks and options,
+    /// on whether rows are aligned, and on lengths: whether keys are split, and how large tiles are.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, Problem, RawBackward, RawForward};
+    ///
+    /// let device = Device::cuda(0).unwrap_or(Device::cpu());
+    /// let attention = Attention::new().causal(true).softcap(30.0);
+    /// let (q, kv) = ([4, 32, 2048, 128], [4, 8, 2048, 128]);
+    /// let problem = attention.problem(q, kv, kv)?;
+    /// let (forward, backward) = (RawForward::row_major(&problem), RawBackward::row_major(&problem));
+    /// device.warm_up(&[
+    ///     attention.plan(device.facts(), Dtype::Bf16, &forward)?,
+    ///     attention.backward_plan(device.facts(), Dtype::Bf16, &backward)?,
+    /// ])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the device does not run a kernel, or the driver reports a failure: the first one, in the order of the plans. All
+    /// other kernels are compiled.
+    pub fn warm_up(&self, plans: &[Plan]) -> Result<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        let steps = plans.iter().flat_map(|plan| &plan.steps);
+        gpu.load_all(steps.map(|step| step.entry))
+    }
+
     /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
     /// Empty on other devices, and before a call.
     pub fn counters(&self) -> Vec<(&'static str, Counters)> {
@@ -195,13 +233,18 @@ impl Eq for Device {}
 
 #[cfg(test)]
 mod tests {
+    use super::watched::Watched;
     use super::{Device, Facts};
-    use crate::error::Error;
+    use crate::error::{Error, Result};
     use crate::plan::Steps;
+    use crate::{Attention, Dtype, RawBackward, RawForward, Tensor, f16};
     use ::emulator::Options;
     use kernels::abi::ForwardParams;
     use kernels::catalog::KERNELS;
     use kernels::catalog::class::Class;
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// Even a plan for another device does not run in more shared memory than this one has.
     #[test]
@@ -225,5 +268,54 @@ mod tests {
             Err(Error::Emulator(report)) => assert!(report.contains("101376"), "{report}"),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Kernels with options, the forward pass split, on devices with and without kernels for Hopper.
+    #[test]
+    fn after_a_warm_up_nothing_is_compiled() -> Result<()> {
+        for class in [Class::Sm80, Class::Sm90] {
+            let loads = Arc::new(AtomicU32::new(0));
+            let counted = Arc::clone(&loads);
+            let driver = Watched::new(class, move |_: &str| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+            let device = match Device::with_driver(driver) {
+                Err(Error::NotCompiled) => return Ok(()),
+                device => device?,
+            };
+            let (q, k) = ([1, 2, 40, 64], [1, 1, 200, 64]);
+            let bias = Tensor::new(&device, [1, 1, 1, 200], &[0.5_f32; 200])?;
+            let mask = Tensor::new(&device, [1, 1, 1, 200], &[1_u8; 200])?;
+            let attention = Attention::new().splits(2).bias(&bias).mask(&mask);
+            let problem = attention.problem(q, k, k)?;
+            let plans = [
+                attention.plan(device.facts(), Dtype::F16, &RawForward::row_major(&problem))?,
+                attention.backward_plan(
+                    device.facts(),
+                    Dtype::F16,
+                    &RawBackward::row_major(&problem),
+                )?,
+            ];
+            device.warm_up(&plans)?;
+            let steps = plans.iter().flat_map(|plan| &plan.steps);
+            let kernels: HashSet<_> = steps.map(|step| step.entry.name).collect();
+            let compiled = loads.load(Ordering::Relaxed);
+            assert_eq!(compiled as usize, kernels.len(), "{kernels:?}");
+            let q = Tensor::new(&device, q, &[f16::ONE; 2 * 40 * 64])?;
+            let k = Tensor::new(&device, k, &[f16::ONE; 200 * 64])?;
+            let (o, lse) = attention.forward(&q, &k, &k)?;
+            attention.backward(&q, &k, &k, &o, &lse, &q)?;
+            assert_eq!(loads.load(Ordering::Relaxed), compiled);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_cpu_has_nothing_to_warm_up() -> Result<()> {
+        let shape = [1, 1, 8, 64];
+        let problem = Attention::new().problem(shape, shape, shape)?;
+        let plan = Attention::new().plan(None, Dtype::F16, &RawForward::row_major(&problem))?;
+        Device::cpu().warm_up(&[plan])
     }
 }

@@ -1,0 +1,182 @@
+//! The part of a kernel that can run.
+//!
+//! With its switches written, most branches of a kernel with options are decided. The driver's assembler finds that as
+//! well, but only after it has made a graph of all blocks, and each costs it time. So it gets no blocks that cannot run.
+//!
+//! A label that nothing jumps to any more stays, though it splits a block in two. Without it the assembler orders
+//! instructions otherwise: where options are on, some kernels then spilled 24 to 80 bytes more, others less. With it, of 100
+//! kernels with options none has more spills than from the whole text, and it takes 20 to 45 % less time.
+
+use super::known::Known;
+use super::statement::{Kind, Statement, end, statements, words};
+use std::collections::HashMap;
+
+/// The text of a module without statements that no thread reaches, and without branches that are never taken or lead to
+/// the next statement. Comments stay.
+///
+/// A branch is decided where its predicate follows from constants by registers that one instruction writes each. What
+/// stands in braces is kept or left out as a whole, and taken to jump to all labels that it names.
+///
+/// ```
+/// let module = "\
+/// .visible .entry k()
+/// {
+/// .reg .pred %p<2>;
+/// .reg .b32 %r<3>;
+/// { .reg .b32 switch_mask; mov.b32 switch_mask, 0; mov.b32 %r1, switch_mask; }
+/// setp.eq.b32 %p1, %r1, 0;
+/// @%p1 bra $skip;
+/// mov.b32 %r2, 7;
+/// $skip:
+/// ret;
+/// }
+/// ";
+/// let pruned = module.replace("@%p1 bra $skip;\nmov.b32 %r2, 7;\n", "");
+/// assert_eq!(kernels::text::prune(module), pruned);
+/// ```
+pub fn prune(ptx: &str) -> String {
+    let mut pruned = String::with_capacity(ptx.len());
+    let mut rest = ptx;
+    // Braces of a body stand at the start of a line.
+    while let Some(start) = rest.find("\n{\n") {
+        let (before, body) = rest.split_at(start + 1);
+        let (body, after) = body.split_at(end(body));
+        pruned += before;
+        match Body::parse(body) {
+            Some(body) => body.write(&mut pruned),
+            None => pruned += body,
+        }
+        rest = after;
+    }
+    pruned + rest
+}
+
+/// The statements of a kernel.
+struct Body<'a> {
+    statements: Vec<Statement<'a>>,
+    /// Places of labels among the statements.
+    labels: HashMap<&'a str, usize>,
+}
+
+/// How threads go through a body.
+struct Flow {
+    /// Whether threads may reach each statement.
+    reached: Vec<bool>,
+    /// Whether each branch is always taken, or never; `None` where it may be either.
+    taken: Vec<Option<bool>>,
+}
+
+impl<'a> Body<'a> {
+    /// The statements between the braces of a text; `None` if a branch leads out of them.
+    fn parse(text: &'a str) -> Option<Self> {
+        let text = text.strip_prefix('{')?.strip_suffix('}')?;
+        let statements: Vec<_> = statements(text).collect();
+        let places = (0..).zip(&statements);
+        let labels = places.filter_map(|(place, statement)| match statement.kind {
+            Kind::Label(name) => Some((name, place)),
+            _ => None,
+        });
+        let labels: HashMap<_, _> = labels.collect();
+        let stays = |statement: &Statement| match statement.kind {
+            Kind::Branch(_, label) => labels.contains_key(label),
+            _ => true,
+        };
+        let is_whole = statements.iter().all(stays);
+        is_whole.then_some(Body { statements, labels })
+    }
+
+    /// Decides branches, until no more statements fall away.
+    fn flow(&self) -> Flow {
+        let mut reached = vec![true; self.statements.len()];
+        loop {
+            let live = self.statements.iter().zip(&reached);
+            let live = live.filter(|(_, reached)| **reached);
+            let known = Known::of(live.map(|(statement, _)| *statement));
+            let taken = self
+                .statements
+                .iter()
+                .map(|statement| match statement.kind {
+                    Kind::Branch(None, _) => Some(true),
+                    Kind::Branch(Some((predicate, wanted)), _) => {
+                        known.value(predicate).map(|value| (value != 0) == wanted)
+                    }
+                    _ => None,
+                });
+            let taken: Vec<_> = taken.collect();
+            let before = count(&reached);
+            reached = self.reached(&taken);
+            if count(&reached) >= before {
+                return Flow { reached, taken };
+            }
+        }
+    }
+
+    /// The statements that threads may reach where branches are decided so.
+    fn reached(&self, taken: &[Option<bool>]) -> Vec<bool> {
+        let mut reached = vec![false; self.statements.len()];
+        let mut starts = vec![0];
+        while let Some(start) = starts.pop() {
+            for (place, statement) in self.statements.iter().enumerate().skip(start) {
+                if std::mem::replace(&mut reached[place], true) {
+                    break;
+                }
+                match statement.kind {
+                    Kind::Return => break,
+                    Kind::Branch(..) if taken[place] == Some(false) => {}
+                    Kind::Branch(_, label) => {
+                        starts.push(self.labels[label]);
+                        if taken[place] == Some(true) {
+                            break;
+                        }
+                    }
+                    _ => starts.extend(self.named(statement)),
+                }
+            }
+        }
+        reached
+    }
+
+    /// Places of the labels that a statement names which is no branch.
+    fn named(&self, statement: &Statement<'a>) -> impl Iterator<Item = usize> {
+        let text = match statement.kind {
+            Kind::Block(text) | Kind::Directive(text) => text,
+            // `brx.idx` and `call` name tables.
+            Kind::Instruction(_, opcode, text) if opcode.starts_with(['b', 'c']) => text,
+            _ => "",
+        };
+        words(text).filter_map(|word| self.labels.get(word).copied())
+    }
+
+    /// Writes the body with what stays.
+    fn write(&self, pruned: &mut String) {
+        let Flow { reached, taken } = self.flow();
+        let leads_on = |place: usize, label| {
+            let target = self.labels[label];
+            let is_empty = |place: usize| {
+                let kind = self.statements[place].kind;
+                !reached[place] || matches!(kind, Kind::Comment | Kind::Label(_))
+            };
+            place < target && (place + 1..target).all(is_empty)
+        };
+        pruned.push_str("{\n");
+        for (place, statement) in self.statements.iter().enumerate() {
+            match statement.kind {
+                Kind::Comment => *pruned += statement.text,
+                _ if !reached[place] => continue,
+                Kind::Branch(_, label) if taken[place] == Some(false) || leads_on(place, label) => {
+                    continue;
+                }
+                Kind::Branch(Some(_), label) if taken[place] == Some(true) => {
+                    pruned.extend(["bra.uni ", label, ";"]);
+                }
+                _ => *pruned += statement.text,
+            }
+            pruned.push('\n');
+        }
+        pruned.push('}');
+    }
+}
+
+fn count(reached: &[bool]) -> usize {
+    reached.iter().filter(|reached| **reached).count()
+}
