@@ -89,6 +89,14 @@ impl Entry {
     pub fn text(&self) -> Result<String> {
         ptx::text(self.modules, self.module).ok_or(Error::NotCompiled)
     }
+
+    /// The [text](Self::text), with [marks](kernels::text::lines) that name the source lines of its instructions.
+    ///
+    /// # Errors
+    /// If the program was built without it.
+    pub fn marked_text(&self) -> Result<String> {
+        ptx::marked(self.modules, self.module).ok_or(Error::NotCompiled)
+    }
 }
 
 impl Plan {

@@ -10,6 +10,7 @@
 //! | [`catalog`] | which kernels exist, their tiles, and which one serves a request | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
 //! | [`attention`] | masks; for PTX the main loops | both |
+//! | [`text`] | what is made of the PTX: twins of bf16, source lines beside it | host |
 //! | `bulk_copy` | a copy by the copy engine of `sm_90a` | PTX |
 //! | `gemm` | the main loops of matrix products | PTX |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |
@@ -27,6 +28,8 @@ pub mod catalog;
 #[cfg(target_arch = "nvptx64")]
 mod gemm;
 pub mod layout;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod text;
 
 #[cfg(target_arch = "nvptx64")]
 mod bulk_copy;

@@ -133,14 +133,15 @@ impl Subject {
         let name = self.entry.name;
         let text = self
             .entry
-            .text()
+            .marked_text()
             .expect("compiled, as the emulator is there");
         let mut parts = text.split(ENTRY);
         let head = parts.next().unwrap_or_default();
         let start = format!("{name}(");
         let entry = parts.find(|part| part.starts_with(&start));
         let text = format!("{head}{ENTRY}{}", entry.expect("in its module"));
-        self.entry.switches.written(text)
+        let written = self.entry.switches.written(text);
+        written.expect("the kernel has the switches of its case")
     }
 
     /// A GPU with shared memory for the kernel, which loads another text for its module.

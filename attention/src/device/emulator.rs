@@ -133,6 +133,10 @@ impl Driver for Emulator {
         }
     }
 
+    fn reads_marks(&self) -> bool {
+        true
+    }
+
     fn load(&self, module: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
         let text = match self.replaced.get(module) {
             Some(text) => text,

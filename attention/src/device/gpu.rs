@@ -73,8 +73,15 @@ impl Gpu {
         let module = match modules.entry((module, of_crate, switches)) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
-                let text = kernel.text()?;
-                *entry.insert(self.load(module, switches.written(text))?)
+                let text = match self.driver.reads_marks() {
+                    true => kernel.marked_text()?,
+                    false => kernel.text()?,
+                };
+                let text = switches.written(text).map_err(|switch| Error::Switch {
+                    kernel: name,
+                    switch: switch.name(),
+                })?;
+                *entry.insert(self.load(module, text)?)
             }
         };
         let symbol = CString::new(name).expect("kernel names have no NUL");
@@ -184,25 +191,21 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::device::{Emulator, Facts};
+    use crate::ptx;
     use ::emulator::Options;
-    use flate2::{Compression, write::ZlibEncoder};
     use kernels::catalog::Target;
     use kernels::catalog::class::Class;
-    use std::io::Write;
 
     /// A kernel of a crate that has no other.
     fn kernel() -> plan::Entry {
         let text =
             ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(text.as_bytes()).expect("memory");
-        let compressed: &[u8] = encoder.finish().expect("memory").leak();
         plan::Entry {
             name: "k",
             module: "m",
             target: Target::Sm80,
             threads: 32,
-            modules: Some(vec![("m", compressed)].leak()),
+            modules: ptx::group(&[("m", None)], &[text]),
             switches: Switches::NONE,
         }
     }

@@ -99,15 +99,11 @@ fn has_options(module: &Module) -> bool {
 
 /// Assembles a module with some switches on, for one target.
 fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Result<(), Error> {
-    let mut text = module.text.clone();
-    for &switch in combination {
-        let on = Switches::NONE.with(switch, true).written(text.clone());
-        if on == text {
-            let rule = format!("has no switch {}", switch.name());
-            return Err(Error::contract(&module.name, rule));
-        }
-        text = on;
-    }
+    let on = combination.iter();
+    let on = on.fold(Switches::NONE, |on, &switch| on.with(switch, true));
+    let text = on.written(module.text.clone()).map_err(|switch| {
+        Error::contract(&module.name, format!("has no switch {}", switch.name()))
+    })?;
     let kernel = module.entries[0].kernel;
     let target = match kernel.target() {
         Target::Sm90a => Target::Sm90a.name(),
