@@ -75,6 +75,12 @@ pub enum Error {
     /// An option that only the CPU computes.
     #[error("no kernel computes {0}; use the CPU")]
     NoOption(&'static str),
+    /// An option that a call asks a kernel for and its text lacks: a fault of the library, or of the crate that made the kernel.
+    #[error("the kernel {kernel} has no switch {switch}")]
+    Switch {
+        kernel: &'static str,
+        switch: &'static str,
+    },
     /// A gradient of an option that the call does not have.
     #[error("there is no gradient of {0} in a call without {0}")]
     NoGradient(&'static str),

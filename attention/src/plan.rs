@@ -83,22 +83,39 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The PTX text that a driver compiles: this kernel alone, with its switches on and without what is off.
+    /// The PTX text that a driver compiles: this kernel alone, with its switches on and without what never runs.
     ///
     /// # Errors
-    /// If the program was built without it.
+    /// If the program was built without it, or it lacks a switch.
     pub fn text(&self) -> Result<String> {
-        Ok(text::prune(&self.source()?))
+        let module = ptx::text(self.modules, self.module);
+        Ok(text::prune(&self.alone(module)?))
     }
 
-    /// The PTX text of this kernel alone, with its switches on and all that is off.
+    /// The [text](Self::text), with [marks](kernels::text::lines) that name the source lines of its instructions.
     ///
     /// # Errors
-    /// If the program was built without it.
-    pub fn source(&self) -> Result<String> {
-        let module = ptx::text(self.modules, self.module);
+    /// As [`text`](Self::text).
+    pub fn marked_text(&self) -> Result<String> {
+        Ok(text::prune(&self.whole_text()?))
+    }
+
+    /// The [marked text](Self::marked_text) with what never runs.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub fn whole_text(&self) -> Result<String> {
+        self.alone(ptx::marked(self.modules, self.module))
+    }
+
+    /// This kernel of its module, with its switches on.
+    fn alone(&self, module: Option<String>) -> Result<String> {
         let kernel = module.and_then(|module| text::entry(&module, self.name));
-        Ok(self.switches.written(kernel.ok_or(Error::NotCompiled)?))
+        let written = self.switches.written(kernel.ok_or(Error::NotCompiled)?);
+        written.map_err(|switch| Error::Switch {
+            kernel: self.name,
+            switch: switch.name(),
+        })
     }
 }
 

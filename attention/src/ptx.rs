@@ -1,13 +1,22 @@
 //! The PTX that the build embeds, compressed: `build.rs` compiles it from the `kernels` crate.
 
-use flate2::read::ZlibDecoder;
-use std::io::Read;
+use kernels::text::{lines, twin};
+use lzma_rust2::LzmaReader;
+use std::io::{BufRead, BufReader};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The modules that a crate of kernels embeds, names and compressed texts as its build script leaves them; `None` if there
-/// was no compiler for them.
-pub type Modules = Option<&'static [(&'static str, &'static [u8])]>;
+/// The modules that a crate of kernels embeds, in groups, as its build script leaves them; `None` if there was no compiler
+/// for them.
+pub type Modules = Option<&'static [Group]>;
+
+/// Modules that are compressed together: their names, each with that of the module of bf16 that is
+/// [written](twin::bf16) from it, if there is one; and their texts, then their [source lines](lines), with a NUL after
+/// each, by the method of xz.
+pub type Group = (
+    &'static [(&'static str, Option<&'static str>)],
+    &'static [u8],
+);
 
 /// Whether there was a compiler for the kernels when this crate was built.
 pub const COMPILED: bool = COMPILED_MODULES.is_some();
@@ -23,9 +32,159 @@ pub fn module(name: &str) -> Option<String> {
 /// # Panics
 /// If a text is not what the build script wrote.
 pub fn text(modules: Modules, name: &str) -> Option<String> {
-    let (_, compressed) = modules?.iter().find(|(module, _)| *module == name)?;
-    let mut text = String::new();
-    let read = ZlibDecoder::new(*compressed).read_to_string(&mut text);
-    read.expect("the build compressed a text");
-    Some(text)
+    Some(Place::find(modules, name)?.unpack().0)
+}
+
+/// The text of one of these modules, with [marks](lines) that name the source lines of its instructions.
+///
+/// # Panics
+/// If a text is not what the build script wrote.
+pub fn marked(modules: Modules, name: &str) -> Option<String> {
+    let (text, mut parts) = Place::find(modules, name)?.unpack();
+    Some(lines::put(&text, &parts.lines()))
+}
+
+/// The name of one of these modules, as they have it.
+pub(crate) fn name(modules: Modules, name: &str) -> Option<&'static str> {
+    Place::find(modules, name).map(|place| place.name)
+}
+
+/// Where a module is.
+struct Place {
+    /// Its name.
+    name: &'static str,
+    /// The name of the module that it is written from, if it is of bf16.
+    twin_of: Option<&'static str>,
+    /// Its group, and its index there.
+    group: Group,
+    index: usize,
+}
+
+impl Place {
+    fn find(modules: Modules, name: &str) -> Option<Self> {
+        modules?.iter().find_map(|&group| {
+            let mut names = group.0.iter().enumerate();
+            names.find_map(|(index, &(own, twin))| {
+                let is_twin = twin == Some(name);
+                (is_twin || own == name).then_some(Place {
+                    name: twin.filter(|_| is_twin).unwrap_or(own),
+                    twin_of: is_twin.then_some(own),
+                    group,
+                    index,
+                })
+            })
+        })
+    }
+
+    /// The text, and what is left of the group.
+    fn unpack(&self) -> (String, Parts) {
+        let (names, compressed) = self.group;
+        let reader = LzmaReader::new_mem_limit(compressed, u32::MAX, None);
+        let mut parts = Parts {
+            reader: BufReader::new(reader.expect("the build compressed a group")),
+            to_lines: names.len() - 1,
+        };
+        let text = parts.nth(self.index);
+        let text = match self.twin_of {
+            None => text,
+            Some(twin) => twin::bf16(&text, [twin, self.name])
+                .expect("the build wrote the same from the same text"),
+        };
+        (text, parts)
+    }
+}
+
+/// Parts of a group, one after another.
+struct Parts {
+    reader: BufReader<LzmaReader<&'static [u8]>>,
+    /// Parts from a module's text to its source lines.
+    to_lines: usize,
+}
+
+impl Parts {
+    /// Skips parts and gives the next one.
+    fn nth(&mut self, skipped: usize) -> String {
+        let unpacked = "the build compressed as many parts";
+        for _ in 0..skipped {
+            self.reader.skip_until(0).expect(unpacked);
+        }
+        let mut part = Vec::new();
+        self.reader.read_until(0, &mut part).expect(unpacked);
+        assert_eq!(part.pop(), Some(0), "{unpacked}");
+        String::from_utf8(part).expect("the build compressed texts")
+    }
+
+    /// The source lines of the module whose text was the last part.
+    fn lines(&mut self) -> String {
+        self.nth(self.to_lines)
+    }
+}
+
+/// A group of modules, as a build script leaves it.
+#[cfg(test)]
+pub(crate) fn group(names: &[(&'static str, Option<&'static str>)], texts: &[&str]) -> Modules {
+    use std::io::Write;
+    let (texts, tables): (Vec<_>, Vec<_>) = texts.iter().map(|text| lines::take(text)).unzip();
+    let parts: String = texts
+        .iter()
+        .chain(&tables)
+        .flat_map(|part| [part, "\0"])
+        .collect();
+    let options = lzma_rust2::LzmaOptions::default();
+    let writer = lzma_rust2::LzmaWriter::new_use_header(Vec::new(), &options, None);
+    let mut writer = writer.expect("memory");
+    writer.write_all(parts.as_bytes()).expect("memory");
+    let compressed: &[u8] = writer.finish().expect("memory").leak();
+    Some(vec![(&*names.to_vec().leak(), compressed)].leak())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [(&str, Option<&str>); 3] = [("a", None), ("b_f16", Some("b_bf16")), ("c", None)];
+
+    fn modules() -> Modules {
+        let texts = [
+            "a;\n",
+            "//@ b.rs:7\n.entry b_f16()\nfma.rn.f16x2 b;\n",
+            "c;\n//@ c.rs:2\nret;\n",
+        ];
+        group(&NAMES, &texts)
+    }
+
+    #[test]
+    fn each_module_of_a_group_has_its_text_and_its_lines() {
+        let found = |name: &str| [text(modules(), name), marked(modules(), name)];
+        let both = |[text, marked]: [&str; 2]| [Some(text.to_owned()), Some(marked.to_owned())];
+        assert_eq!(found("a"), both(["a;\n", "a;\n"]));
+        assert_eq!(found("c"), both(["c;\nret;\n", "c;\n//@ c.rs:2\nret;\n"]));
+        let f16 = ".entry b_f16()\nfma.rn.f16x2 b;\n";
+        let bf16 = ".entry b_bf16()\nfma.rn.bf16x2 b;\n";
+        for (name, text) in [("b_f16", f16), ("b_bf16", bf16)] {
+            let marked = format!("//@ b.rs:7\n{text}");
+            assert_eq!(found(name), both([text, &marked]));
+        }
+        assert_eq!(found("b"), [None, None]);
+    }
+
+    #[test]
+    fn names_are_the_modules_own() {
+        for known in ["a", "b_f16", "b_bf16", "c"] {
+            assert_eq!(name(modules(), &known.to_owned()), Some(known));
+        }
+        assert_eq!(name(modules(), "d"), None);
+        assert_eq!(name(None, "a"), None);
+    }
+
+    /// Twins in the whole catalog: what a program loads for each kernel has the kernel.
+    #[test]
+    fn every_kernel_of_the_catalog_is_in_its_module() {
+        for kernel in kernels::catalog::KERNELS.iter() {
+            let text = module(kernel.module);
+            assert_eq!(text.is_some(), COMPILED, "{}", kernel.module);
+            let entry = format!(".entry {}(", kernel.name);
+            assert!(text.is_none_or(|text| text.contains(&entry)), "{entry}");
+        }
+    }
 }

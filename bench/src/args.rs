@@ -42,7 +42,7 @@ pub enum Task {
 /// The kernels and shapes to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, backward, decode, options, ladder, gemm (matrix products), or a JSON file with a list of shapes [default:
+    /// quick, full, backward, decode, options, ladder, gemm (matrix products), first-use (how long the driver compiles kernels), or a JSON file with a list of shapes [default:
     /// quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,

@@ -26,6 +26,8 @@ pub enum Grid {
     Ladder,
     /// Matrix products instead of attention.
     Gemm,
+    /// First calls, for which the driver compiles kernels.
+    FirstUse,
     /// A JSON list of objects with the fields of [`Shape`].
     File(PathBuf),
 }
@@ -42,6 +44,7 @@ impl FromStr for Grid {
             "options" => Grid::Options,
             "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
+            "first-use" => Grid::FirstUse,
             path => Grid::File(path.into()),
         })
     }
@@ -60,7 +63,9 @@ impl Grid {
             Grid::Decode => return Ok(decode()),
             Grid::Options => return Ok(options()),
             Grid::Ladder => return Ok(ladder()),
-            Grid::Gemm => bail!("--grid: gemm has no shapes of attention"),
+            Grid::Gemm | Grid::FirstUse => {
+                bail!("--grid: gemm and first-use have shapes of their own")
+            }
             Grid::File(path) => path,
         };
         let text = std::fs::read_to_string(path)
@@ -86,6 +91,7 @@ impl Grid {
             Grid::Options => Some("options".to_owned()),
             Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
+            Grid::FirstUse => Some("first-use".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
         }
     }

@@ -3,6 +3,7 @@
 mod args;
 mod contender;
 mod copy;
+mod first_use;
 mod gemm;
 mod gradients;
 mod grid;
@@ -66,6 +67,7 @@ fn run(args: &Args) -> Result<(), Failure> {
         None if args.run.grid == Some(Grid::Gemm) => {
             bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
         }
+        None if args.run.grid == Some(Grid::FirstUse) => first_use::run(),
         None => bench(&args.run, || shapes(&args.run)),
         Some(Task::Plot(plot)) => plot::run(plot).map_err(Failure::Input),
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),

@@ -10,6 +10,7 @@
 //! | [`catalog`] | which kernels exist, their tiles, and which one serves a request | both |
 //! | [`layout`] | XOR swizzle, `mma`/`ldmatrix` fragment layouts | both |
 //! | [`attention`] | masks; for PTX the main loops | both |
+//! | [`text`] | what is made of the PTX: twins of bf16, source lines beside it, the part that can run | host |
 //! | `bulk_copy` | a copy by the copy engine of `sm_90a` | PTX |
 //! | `gemm` | the main loops of matrix products | PTX |
 //! | `ptx` | inline-assembly wrappers, one instruction family a file | PTX |

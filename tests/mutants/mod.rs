@@ -74,7 +74,7 @@ pub fn tests() -> Vec<Test> {
         let name = mutant.what.replace(' ', "_");
         Test::emulator(format!("{}::{name}", mutant.kernel), |_| {
             let subject = Subject::named(mutant.kernel);
-            let text = text::prune(&mutant.apply(&subject.source()));
+            let text = text::prune(&mutant.apply(&subject.text()));
             Module::parse(&text, mutant.what).unwrap_or_else(|error| panic!("{error}"));
             let by = subject.caught(&text).ok_or("not caught")?;
             println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
@@ -84,7 +84,7 @@ pub fn tests() -> Vec<Test> {
     let unchanged = kernels.into_iter().map(|name| {
         Test::emulator(format!("{name}::unchanged"), move |_| {
             let subject = Subject::named(name);
-            match subject.caught(&text::prune(&subject.source())) {
+            match subject.caught(&text::prune(&subject.text())) {
                 Some(by) => Err(by.into()),
                 None => PASSED,
             }
@@ -129,9 +129,9 @@ impl Subject {
     }
 
     /// The kernel's text, with its switches on and all that is off, for mutants to change.
-    fn source(&self) -> String {
-        let source = self.entry.source();
-        source.expect("compiled, as the emulator is there")
+    fn text(&self) -> String {
+        let text = self.entry.whole_text();
+        text.expect("compiled, as the emulator is there")
     }
 
     /// A GPU with shared memory for the kernel, which loads another text for its module.

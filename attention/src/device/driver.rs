@@ -124,6 +124,11 @@ pub trait Driver: Debug + Send + Sync {
     /// Both addresses have `bytes` bytes, which do not overlap.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
 
+    /// Whether the device names source lines: [marks](kernels::text::lines) in the texts that it loads.
+    fn reads_marks(&self) -> bool {
+        false
+    }
+
     /// Compiles the PTX text of a kernel, the only one in its module; where that fails, writes what the compiler says to
     /// `log`. Threads call it for several kernels at once.
     fn load(&self, kernel: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle>;

@@ -133,6 +133,10 @@ impl Driver for Emulator {
         }
     }
 
+    fn reads_marks(&self) -> bool {
+        true
+    }
+
     fn load(&self, kernel: &str, ptx: &CStr, _: &mut [u8]) -> Result<Handle> {
         let text = match self.replaced.get(kernel) {
             Some(text) => text,

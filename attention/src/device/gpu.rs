@@ -101,7 +101,11 @@ impl Gpu {
                 needed: kernel.target,
             });
         }
-        let ptx = CString::new(kernel.text()?).expect("PTX has no NUL");
+        let ptx = match self.driver.reads_marks() {
+            true => kernel.marked_text()?,
+            false => kernel.text()?,
+        };
+        let ptx = CString::new(ptx).expect("PTX has no NUL");
         let name = CString::new(kernel.name).expect("kernel names have no NUL");
         let module = self.compile(kernel.name, &ptx)?;
         // SAFETY: the module was just loaded.
@@ -209,11 +213,10 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::device::watched::Watched;
-    use flate2::{Compression, write::ZlibEncoder};
+    use crate::ptx;
     use kernels::abi::Switch;
     use kernels::catalog::Target;
     use kernels::catalog::class::Class;
-    use std::io::Write;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::{Barrier, mpsc};
     use std::thread;
@@ -225,15 +228,12 @@ mod tests {
     /// Kernels of a crate that has no others, in one module.
     fn kernels<const N: usize>(names: [&'static str; N]) -> [plan::Entry; N] {
         let head = ".version 7.0\n.target sm_80\n.address_size 64\n".to_owned();
-        let kernel = |name| format!(".visible .entry {name}()\n{{\nret;\n}}\n");
-        let text = names
-            .map(kernel)
-            .into_iter()
-            .fold(head, |text, kernel| text + &kernel);
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(text.as_bytes()).expect("memory");
-        let compressed: &[u8] = encoder.finish().expect("memory").leak();
-        let modules = Some(&*vec![("m", compressed)].leak());
+        let switch =
+            "{ .reg .b32 switch_alibi; mov.b32 switch_alibi, 0; mov.b32 %r1, switch_alibi; }";
+        let body = format!(".reg .b32 %r<2>;\n{switch}\nret;\n");
+        let kernel = |name| format!(".visible .entry {name}()\n{{\n{body}}}\n");
+        let text = head + &names.map(kernel).concat();
+        let modules = ptx::group(&[("m", None)], &[&text]);
         names.map(|name| plan::Entry {
             name,
             module: "m",

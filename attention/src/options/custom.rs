@@ -4,7 +4,7 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result, expect_at_most};
 use crate::forward::{Problem, RawForward};
 use crate::plan::Entry;
-use crate::ptx::Modules;
+use crate::ptx::{self, Modules};
 use crate::tensor::{Storage, TensorBase};
 use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
@@ -49,7 +49,7 @@ impl CustomKernels {
     /// What the crate made of a kernel of the catalog.
     fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
         let name = catalog::Custom::name_of(self.of, kernel.name);
-        let &(name, _) = self.modules?.iter().find(|(module, _)| *module == name)?;
+        let name = ptx::name(self.modules, &name)?;
         Some(Entry {
             name,
             module: name,

@@ -5,9 +5,10 @@
 //! results go first, once all together pass [`MOST_BYTES`].
 
 use crate::{Error, target_dir};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use xxhash_rust::xxh3::Xxh3;
 
 /// About ten builds of all kernels, or three with their machine code.
 const MOST_BYTES: u64 = 1 << 30;
@@ -28,10 +29,11 @@ fn folder_in(
     inputs: impl Hash,
     make: impl FnOnce(&Path) -> Result<(), Error>,
 ) -> Result<PathBuf, Error> {
-    let mut hasher = DefaultHasher::new();
+    // 128 bits, by an algorithm that no release of the compiler changes.
+    let mut hasher = Xxh3::new();
     inputs.hash(&mut hasher);
-    let name = hasher.finish();
-    let folder = cache.join(format!("{name:016x}"));
+    let name = hasher.digest128();
+    let folder = cache.join(format!("{name:032x}"));
     if let Ok(found) = std::fs::File::open(&folder) {
         // A time that cannot be set costs a rebuild later at most.
         let _ = found.set_modified(SystemTime::now());

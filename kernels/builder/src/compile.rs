@@ -110,8 +110,8 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Compiles kernels of the package, all of one target; returns their PTX as the compiler wrote it,
-    /// with source lines.
+    /// Compiles kernels of the package, all of one target; returns their PTX with [marks](kernels::text::lines) of
+    /// source lines.
     ///
     /// # Errors
     /// What the compiler said.
@@ -227,14 +227,17 @@ fn rustc(
 /// Rust files by their path in a crate, as lines.
 type Sources = BTreeMap<PathBuf, Vec<String>>;
 
+/// Folders that are not compiled to PTX: the catalog, which speaks through entry points, and what is made of the text.
+const OF_HOST: [&str; 2] = ["kernels/src/catalog", "kernels/src/text"];
+
 /// What decides the PTX of a crate of kernels, in a folder of its sources: all but the lines that are
-/// comments, and the catalog, which is the host's and speaks through entry points.
+/// comments, and what is [the host's](OF_HOST).
 fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
     let mut sources = BTreeMap::new();
     for entry in std::fs::read_dir(folder).map_err(Error::file(folder))? {
         let path = entry.map_err(Error::file(folder))?.path();
         let name = PathBuf::from(path.file_name().unwrap_or_default());
-        if path.ends_with("src/catalog") {
+        if OF_HOST.iter().any(|folder| path.ends_with(folder)) {
             continue;
         } else if path.is_dir() {
             let inner = self::sources(&path, code)?.into_iter();
@@ -256,13 +259,16 @@ mod tests {
 
     /// What decides whether a kernel is compiled again.
     #[test]
-    fn comments_and_the_catalog_do_not_change_sources() {
+    fn comments_and_code_of_the_host_do_not_change_sources() {
         let folder = tempfile::tempdir().expect("a folder");
-        let root = folder.path().join("src");
-        std::fs::create_dir_all(root.join("catalog")).expect("made");
-        let read = |code: &str, catalog: &str| {
+        let root = folder.path().join("kernels/src");
+        let read = |code: &str, host: &str| {
+            for of_host in OF_HOST {
+                let path = folder.path().join(of_host);
+                std::fs::create_dir_all(&path).expect("made");
+                cache::write(&path.join("mod.rs"), host).expect("written");
+            }
             cache::write(&root.join("lib.rs"), code).expect("written");
-            cache::write(&root.join("catalog/mod.rs"), catalog).expect("written");
             sources(&root, &mut Lines::default()).expect("readable")
         };
         let before = read("fn a() {\n    b()\n}\n", "");

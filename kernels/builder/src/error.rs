@@ -26,6 +26,9 @@ pub enum Error {
     /// The PTX of a kernel is not what the catalog promises: the kernel, and the rule that it breaks.
     #[error("contract: {0}: {1}")]
     Contract(String, String),
+    /// A kernel of bf16 is not its twin of f16 with other instructions.
+    #[error(transparent)]
+    Twin(kernels::text::twin::Missed),
     /// `ptxas` rejected a module: the module, the architecture, and what it said.
     #[error("ptxas: {0} for {1}:\n{2}")]
     Ptxas(String, String, String),

@@ -5,7 +5,7 @@
 //! 1. [`Compiler::find`]: a rustc whose library source is installed.
 //! 2. [`Session::compile`]: kernels of a [`Package`] as one PTX text, several texts in parallel.
 //! 3. [`split`]: a module for each kernel family, dtype, head dim and tile, with launch bounds.
-//! 4. [`Twins`]: modules of bf16, written from f16's.
+//! 4. [`Twins`]: modules of bf16, written from f16's, as programs write them when they load them.
 //! 5. [`contract::check`]: what each entry may and must contain.
 //! 6. [`ptxas::assemble`], with the assembler at hand: registers, spills and shared
 //!    memory for every target that a kernel is for.
@@ -66,8 +66,10 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
     }
     let modules = parts.par_iter().with_max_len(1).map(|kernels| {
         let compiled = split(&session.compile(kernels)?, kernels)?;
-        let written = compiled.iter().filter_map(|module| twins.module(module));
-        let modules: Vec<_> = compiled.iter().cloned().chain(written).collect();
+        let mut modules = compiled.clone();
+        for module in &compiled {
+            modules.extend(twins.module(module)?);
+        }
         for entry in modules.iter().flat_map(|module| &module.entries) {
             contract::check(entry)?;
         }

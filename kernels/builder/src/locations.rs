@@ -8,20 +8,21 @@
 //! ```
 //!
 //! The PTX keeps the innermost place outside `ptx/`, whose functions are single instructions, as a
-//! comment: `//@ kernels/src/tile/shared.rs:66`. Not as `.loc`, on which ptxas 13.5 was seen to crash.
-//! The rest of the text is what the compiler writes without these flags.
+//! [mark](kernels::text::lines): `//@ kernels/src/tile/shared.rs:66`. Not as `.loc`, on which ptxas 13.5 was seen to crash.
+//! The rest of the text is what the compiler writes without these flags, without its comments and with single spaces.
 //!
 //! Results of the compiler are kept while only comments change. So they hold numbers among the lines
 //! that are code, which [`Lines::place`] turns into line numbers of today.
 
+use kernels::text::lines::MARK;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Flags that make the compiler write locations.
 pub const FLAGS: &[&str] = &["-Cdebuginfo=line-directives-only", "-Zverbose-asm"];
 
-/// What a place begins with.
-const MARK: &str = "\t//@ ";
+/// The place of instructions that come from no file that is here.
+const NO_PLACE: (&str, usize) = ("-", 0);
 
 /// Whether a line of Rust is code: neither empty nor a comment.
 pub fn is_code(line: &str) -> bool {
@@ -49,20 +50,17 @@ impl Lines {
         let mut last = None;
         for line in text.lines() {
             let (code, comment) = line.split_once("//").unwrap_or((line, ""));
-            let (code, comment) = (code.trim_end(), comment.trim());
-            if code.trim_start().starts_with(".loc") {
+            let (code, comment) = (code.trim(), comment.trim());
+            if code.starts_with(".loc") {
                 let place = places(comment).find_map(|(path, line)| self.index(path, line));
                 if last.replace(place) != Some(place) {
-                    let _ = match place {
-                        Some((path, index)) => writeln!(kept, "{MARK}{path}:{index}"),
-                        None => writeln!(kept, "{MARK}-"),
-                    };
+                    let (path, index) = place.unwrap_or(NO_PLACE);
+                    let _ = writeln!(kept, "{MARK}{path}:{index}");
                 }
-            } else if comment.ends_with(" inline asm") || code.is_empty() && comment.is_empty() {
-                kept += line;
-                kept.push('\n');
             } else if !code.is_empty() && !is_debug(code) {
-                kept += code;
+                let words = code.split_whitespace();
+                kept.extend(words.flat_map(|word| [word, " "]));
+                kept.pop();
                 kept.push('\n');
             }
         }
@@ -106,7 +104,6 @@ fn places(comment: &str) -> impl Iterator<Item = (&str, u32)> {
 
 /// Whether the compiler writes a line only with [`FLAGS`].
 fn is_debug(code: &str) -> bool {
-    let code = code.trim_start();
     [".file", ".section", "$L__tmp", "$L__func"]
         .iter()
         .any(|start| code.starts_with(start))
@@ -159,15 +156,12 @@ $L__func_end0:
 .visible .entry e(
 )
 {{
-\t//@ kernels/src/entry.rs:2
-
-\t//@ kernels/src/tile.rs:{line}
-\t// begin inline asm
-\tld.shared.b32 %r1, [%r2];
-\t// end inline asm
-\tadd.s32 \t%r1, %r1, 1;
-\t//@ -
-\tret;
+//@ kernels/src/entry.rs:2
+//@ kernels/src/tile.rs:{line}
+ld.shared.b32 %r1, [%r2];
+add.s32 %r1, %r1, 1;
+//@ -:0
+ret;
 }}
 "
             );

@@ -4,6 +4,7 @@ use crate::{Error, Module, cache, sass, target_dir};
 use kernels::abi::{Switch, Switches};
 use kernels::catalog::class::Class;
 use kernels::catalog::{Spec, Target};
+use kernels::text;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -99,15 +100,11 @@ fn has_options(module: &Module) -> bool {
 
 /// Assembles a module with some switches on, for one target.
 fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Result<(), Error> {
-    let mut text = module.text.clone();
-    for &switch in combination {
-        let on = Switches::NONE.with(switch, true).written(text.clone());
-        if on == text {
-            let rule = format!("has no switch {}", switch.name());
-            return Err(Error::contract(&module.name, rule));
-        }
-        text = on;
-    }
+    let on = combination.iter();
+    let on = on.fold(Switches::NONE, |on, &switch| on.with(switch, true));
+    let text = on.written(module.text.clone()).map_err(|switch| {
+        Error::contract(&module.name, format!("has no switch {}", switch.name()))
+    })?;
     let kernel = module.entries[0].kernel;
     let target = match kernel.target() {
         Target::Sm90a => Target::Sm90a.name(),
@@ -170,16 +167,18 @@ const REPORT: &str = "report";
 /// The machine code, in the folder of an [assembled] text.
 pub(crate) const CUBIN: &str = "cubin";
 
-/// Assembles a PTX text for an architecture; the folder of its [`REPORT`] and [`CUBIN`].
+/// Assembles a PTX text for an architecture, without [what never runs](text::prune), as a driver does; the folder of its
+/// [`REPORT`] and [`CUBIN`].
 pub(crate) fn assembled(
     ptxas: &Path,
     module: &str,
     text: &str,
     target: &str,
 ) -> Result<PathBuf, Error> {
-    cache::folder((version(ptxas)?, text, target), |folder| {
+    let text = text::prune(text);
+    cache::folder((version(ptxas)?, &text, target), |folder| {
         let source = tempfile::NamedTempFile::new_in(folder).map_err(Error::file(folder))?;
-        cache::write(source.path(), text)?;
+        cache::write(source.path(), &text)?;
         let mut command = Command::new(ptxas);
         command.args(["-v", "-arch", target, "-o"]);
         let output = output(command.arg(folder.join(CUBIN)).arg(source.path()))?;

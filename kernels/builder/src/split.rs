@@ -2,6 +2,7 @@
 
 use crate::Error;
 use kernels::catalog::{Spec, Target};
+use kernels::text::lines;
 
 /// A PTX module, ready for the driver.
 #[derive(Clone)]
@@ -12,6 +13,10 @@ pub struct Module {
     pub target: Target,
     /// The whole text.
     pub text: String,
+    /// The table of its [source lines](lines).
+    pub lines: String,
+    /// The name of its twin of f16, if the text is [written](crate::Twins) from the twin's.
+    pub twin_of: Option<String>,
     /// Its kernels.
     pub entries: Vec<Entry>,
 }
@@ -52,14 +57,14 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
             false => parameters.into(),
         };
         let definition = format!(
-            "\n.visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
+            ".visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
             kernel.threads(),
             kernel.blocks_per_sm(),
         );
         let entry = Entry {
             name,
             kernel,
-            body: body.into(),
+            body: lines::take(body).0,
         };
         match modules.iter_mut().find(|m| m.name == module) {
             Some(module) => {
@@ -70,6 +75,8 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
                 name: module,
                 target: kernel.target(),
                 text: header.clone() + &definition,
+                lines: String::new(),
+                twin_of: None,
                 entries: vec![entry],
             }),
         }
@@ -78,6 +85,9 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
     if extra != 0 {
         let rule = format!("{extra} entries are not in the catalog");
         return Err(Error::contract("the crate of kernels", rule));
+    }
+    for module in &mut modules {
+        (module.text, module.lines) = lines::take(&module.text);
     }
     Ok(modules)
 }
@@ -96,13 +106,12 @@ fn is_module_scope(line: &str) -> bool {
     .any(|directive| line.starts_with(directive))
 }
 
-/// Parameter list and body of an entry, which the compiler writes as `NAME(`, the parameters, and
-/// the body's braces each at the start of a line.
-fn find_entry<'a>(text: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
+/// Parameter list and body of an entry: `NAME(`, the parameters, and braces around the body, each at the start of a line.
+pub(crate) fn find_entry<'a>(text: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
     let (_, rest) = text.split_once(&format!(".visible .entry {name}(\n"))?;
+    let rest = rest.split("\n.visible ").next()?;
     let (parameters, rest) = rest.split_once("\n)\n")?;
-    let end = rest.find("\n}\n")? + 2;
-    Some((parameters, &rest[..end]))
+    Some((parameters, rest[rest.find("{\n")?..].trim_end()))
 }
 
 #[cfg(test)]
@@ -114,10 +123,10 @@ mod tests {
         let entry = |kernel: &&dyn Spec| {
             let name = kernel.name();
             format!(
-                "\t// .globl\t{name}\n.visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[176]\n)\n{{\n\tret;\n\n}}\n"
+                ".visible .entry {name}(\n.param .align 8 .b8 {name}_param_0[176]\n)\n{{\n//@ a.rs:1\n{{\nret;\n}}\n}}\n"
             )
         };
-        let head = ".version 7.0\n.target sm_80\n.address_size 64\n\n";
+        let head = ".version 7.0\n.target sm_80\n.address_size 64\n";
         head.to_string() + &kernels.iter().map(entry).collect::<String>()
     }
 
@@ -142,7 +151,7 @@ mod tests {
             assert!(module.text.starts_with(".version 7.0\n.target sm_80\n"));
             assert!(module.text.contains("smem[]"));
             for entry in &module.entries {
-                assert_eq!(entry.body, "{\n\tret;\n\n}");
+                assert_eq!(entry.body, "{\n{\nret;\n}\n}");
                 let bounds = format!("\n)\n.maxntid {}\n", entry.kernel.threads());
                 assert!(module.text.contains(&bounds));
             }

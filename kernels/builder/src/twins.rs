@@ -1,29 +1,10 @@
-//! Kernels of bf16, written from their twins of f16: half the compiler's work.
-//!
-//! The two differ in instructions that name the type, in constants of the type, and in their names.
+//! Which kernels of bf16 are [written](twin) from their twins of f16, and these kernels, to be checked like others.
 
-use crate::split::{Entry, Module};
+use crate::Error;
+use crate::split::{Entry, Module, find_entry};
 use kernels::catalog::Spec;
+use kernels::text::twin;
 use std::collections::{HashMap, HashSet};
-
-/// Texts of f16 kernels and what bf16 has in their place: instructions of `kernels/src/ptx`.
-const INSTRUCTIONS: [(&str, &str); 7] = [
-    // Products by mma.sync and wgmma.
-    (".f32.f16.f16", ".f32.bf16.bf16"),
-    ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32"),
-    ("fma.rn.f16x2", "fma.rn.bf16x2"),
-    // ptx/convert.rs.
-    (
-        "mov.b32 exponents, 0x7c007c00",
-        "mov.b32 exponents, 0x7f807f80",
-    ),
-    (
-        "mov.b32 exponent_lsbs, 0x04000400",
-        "mov.b32 exponent_lsbs, 0x00800080",
-    ),
-    ("mov.b32 one, 0x3c00", "mov.b32 one, 0x3f80"),
-    ("cvt.f32.f16 wide, half", "mov.b32 wide, {zero, half}"),
-];
 
 /// The kernels of bf16 that are written, by the names of their twins.
 pub struct Twins {
@@ -64,38 +45,34 @@ impl Twins {
         self.compiled.iter().copied()
     }
 
-    /// The module of the twins of a module's kernels.
-    pub fn module(&self, module: &Module) -> Option<Module> {
-        let twins = module.entries.iter().map(|entry| {
-            let &kernel = self.written.get(&entry.name)?;
-            Some(Entry {
-                name: kernel.name(),
-                kernel,
-                body: bf16(&entry.body),
-            })
+    /// The module of the twins of a module's kernels, if they have twins, as [`twin::bf16`] writes it when a program loads it.
+    ///
+    /// # Errors
+    /// [`Error::Twin`] if it cannot be written.
+    pub fn module(&self, module: &Module) -> Result<Option<Module>, Error> {
+        let twins = module.entries.iter();
+        let twins: Option<Vec<_>> = twins.map(|entry| self.written.get(&entry.name)).collect();
+        let Some(twins) = twins else {
+            return Ok(None);
+        };
+        let name = twins[0].module();
+        let text = twin::bf16(&module.text, [&module.name, &name]).map_err(Error::Twin)?;
+        let entries = twins.iter().map(|&&kernel| {
+            let name = kernel.name();
+            let (_, body) = find_entry(&text, &name)
+                .ok_or_else(|| Error::contract(&name, "is not in its module's text"))?;
+            let body = body.to_owned();
+            Ok(Entry { name, kernel, body })
         });
-        let twins: Vec<_> = twins.collect::<Option<_>>()?;
-        let mut text = bf16(&module.text);
-        for (entry, twin) in module.entries.iter().zip(&twins) {
-            // The entry point's definition, and its parameter.
-            for (before, after) in [(".entry ", "("), ("", "_param_")] {
-                let [from, to] = [entry, twin].map(|of| format!("{before}{}{after}", of.name));
-                text = text.replace(&from, &to);
-            }
-        }
-        Some(Module {
-            name: twins[0].kernel.module(),
+        Ok(Some(Module {
+            entries: entries.collect::<Result<_, Error>>()?,
+            name,
             target: module.target,
+            lines: module.lines.clone(),
+            twin_of: Some(module.name.clone()),
             text,
-            entries: twins,
-        })
+        }))
     }
-}
-
-/// The text of f16 kernels with bf16's instructions.
-fn bf16(text: &str) -> String {
-    let replace = |text: String, &(f16, bf16): &(&str, &str)| text.replace(f16, bf16);
-    INSTRUCTIONS.iter().fold(text.to_owned(), replace)
 }
 
 #[cfg(test)]
@@ -115,21 +92,19 @@ mod tests {
             let kernels = [all[name]];
             split(&session.compile(&kernels).expect("compiled"), &kernels).expect("split")
         };
-        let code = |module: &Module| {
-            let lines = module.text.lines().filter(|line| !line.contains("//@"));
-            lines.map(str::to_owned).collect::<Vec<_>>()
-        };
         for name in [
             "backward_f16_prepare",
             "decode_f16_d32",
             "hopper_packed_f16_d64",
         ] {
             let twin = name.replace("f16", "bf16");
-            let written = twins.module(&modules(name)[0]).expect("a twin");
+            let written = twins.module(&modules(name)[0]).expect("written");
+            let written = written.expect("a twin");
             let compiled = &modules(&twin)[0];
             assert_eq!(written.name, compiled.name);
             assert_eq!(written.entries[0].name, twin);
-            assert!(code(&written) == code(compiled), "{twin}");
+            assert!(written.text == compiled.text, "{twin}");
+            assert!(written.entries[0].body == compiled.entries[0].body);
         }
     }
 

@@ -233,16 +233,50 @@ impl Switches {
     ///
     /// let ptx = "mov.b32 switch_softcap, 0; mov.b32 switch_mask, 0;";
     /// let on = Switches::NONE.with(Switch::MaskBits, true);
-    /// assert_eq!(on.written(ptx.to_owned()), "mov.b32 switch_softcap, 0; mov.b32 switch_mask, 2;");
+    /// let written = on.written(ptx.to_owned());
+    /// assert_eq!(written.unwrap(), "mov.b32 switch_softcap, 0; mov.b32 switch_mask, 2;");
     /// ```
+    ///
+    /// # Errors
+    /// A switch that is on, and that the kernel lacks. All kernels with options have all switches of their pass, those of
+    /// other crates too: a score or mask comes after the options. So none may be left out.
     #[cfg(not(target_arch = "nvptx64"))]
-    #[must_use]
-    pub fn written(self, ptx: String) -> String {
-        let on = Switch::ALL.iter().filter(|switch| self.has(**switch));
-        on.fold(ptx, |ptx, switch| {
+    pub fn written(self, ptx: String) -> Result<String, Switch> {
+        let mut on = Switch::ALL.iter().filter(|switch| self.has(**switch));
+        on.try_fold(ptx, |ptx, &switch| {
             let (constant, value) = switch.constant();
             let [off, on] = [0, value].map(|value| format!("mov.b32 switch_{constant}, {value};"));
-            ptx.replace(&off, &on)
+            let written = ptx.replace(&off, &on);
+            if written == ptx {
+                Err(switch)
+            } else {
+                Ok(written)
+            }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Switch, Switches};
+
+    #[test]
+    fn a_switch_that_the_kernel_lacks_is_named() {
+        let ptx = "mov.b32 switch_bias, 0; mov.b32 switch_bias_vectors, 0;";
+        let on = |switches: &[Switch]| {
+            let all = switches.iter();
+            let all = all.fold(Switches::NONE, |all, &switch| all.with(switch, true));
+            all.written(ptx.to_owned())
+        };
+        assert_eq!(on(&[]), Ok(ptx.to_owned()));
+        let both = "mov.b32 switch_bias, 3; mov.b32 switch_bias_vectors, 1;";
+        let found = on(&[Switch::BiasF32, Switch::BiasVectors]);
+        assert_eq!(found, Ok(both.to_owned()));
+        for missing in [Switch::Softcap, Switch::BiasGradient, Switch::MaskBits] {
+            assert_eq!(on(&[Switch::BiasF16, missing]), Err(missing));
+        }
+        // Two values of one constant: the second has nothing to replace.
+        let found = on(&[Switch::BiasF16, Switch::BiasF32]);
+        assert_eq!(found, Err(Switch::BiasF32));
     }
 }

@@ -1,9 +1,11 @@
-//! PTX texts as the driver gets them: one kernel, without what never runs.
+//! PTX as text: what the builder and the library make of the compiler's.
 
 mod entry;
 mod known;
+pub mod lines;
 mod prune;
 mod statement;
+pub mod twin;
 
 pub use entry::entry;
 pub use prune::prune;
