@@ -42,8 +42,8 @@ pub enum Task {
 /// The kernels and shapes to time.
 #[derive(clap::Args)]
 pub struct Run {
-    /// quick, full, backward, decode, options, ladder, gemm (matrix products), first-use (how long the driver compiles kernels), or a JSON file with a list of shapes [default:
-    /// quick, if no shape is given]
+    /// quick, full, backward, decode, options, ladder, gemm (matrix products), first-use (how long the driver compiles
+    /// kernels), or a JSON file with a list of shapes [default: quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]
