@@ -193,6 +193,7 @@ mod tests {
     use crate::device::{Emulator, Facts};
     use crate::ptx;
     use ::emulator::Options;
+    use kernels::abi::Switch;
     use kernels::catalog::Target;
     use kernels::catalog::class::Class;
 
@@ -218,5 +219,24 @@ mod tests {
         let function = |kernel| gpu.function(kernel).expect("a kernel");
         assert_eq!(function(&a), function(&a));
         assert_ne!(function(&a), function(&b));
+    }
+
+    #[test]
+    fn a_switch_that_a_text_lacks_is_an_error() {
+        let facts = Facts::emulated(Class::Sm80);
+        let gpu = Gpu::new(Emulator::new(facts, Options::default()));
+        let switches = Switches::NONE.with(Switch::Softcap, true);
+        let found = gpu.function(&plan::Entry {
+            switches,
+            ..kernel()
+        });
+        let switch = "softcap";
+        assert_eq!(
+            found,
+            Err(Error::Switch {
+                kernel: "k",
+                switch
+            })
+        );
     }
 }
