@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn names_are_the_modules_own() {
         for known in ["a", "b_f16", "b_bf16", "c"] {
-            assert_eq!(name(modules(), &known.to_owned()), Some(known));
+            assert_eq!(name(modules(), known), Some(known));
         }
         assert_eq!(name(modules(), "d"), None);
         assert_eq!(name(None, "a"), None);

@@ -378,4 +378,13 @@ mod tests {
         assert_eq!(gpu.load_all(all.into_iter()), Err(failing("b")));
         assert_eq!(loads.load(Ordering::Relaxed), 4);
     }
+
+    #[test]
+    fn a_switch_that_a_text_lacks_is_an_error() {
+        let [kernel] = kernels(["k"]);
+        let switches = Switches::NONE.with(Switch::Softcap, true);
+        let found = watched(|_| Ok(())).function(&plan::Entry { switches, ..kernel });
+        let (kernel, switch) = ("k", "softcap");
+        assert_eq!(found, Err(Error::Switch { kernel, switch }));
+    }
 }
