@@ -39,9 +39,16 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// A register's values in the active lanes; the others mean nothing.
+    #[inline(always)]
+    pub fn row<T: Value>(&self, reg: Reg<T>) -> Result<&Row<T>, Box<Violation>> {
+        self.warp.registers.read(reg, self.active)
+    }
+
+    /// A copy of a [row](Self::row).
     #[inline(always)]
     pub fn read<T: Value>(&self, reg: Reg<T>) -> Result<Row<T>, Box<Violation>> {
-        self.warp.registers.read(reg, self.active)
+        self.row(reg).copied()
     }
 
     #[inline(always)]
@@ -128,7 +135,7 @@ impl<'a> Block<'a> {
             let registers = launch.kernel.registers.clone();
             let mut warp = Warp::new(index, warps, u32::MAX >> (32 - lanes), registers);
             if has_products {
-                warp.products = Products::new(&warp.registers);
+                warp.products = Products::new(&launch.kernel.in_products);
             }
             warp
         };

@@ -1,9 +1,10 @@
 //! Reading of an entry's body: declarations of registers, labels and instructions.
 
-use crate::cfg::{Successors, reconvergence_points};
+use crate::cfg::{Graph, Successors, reconvergence_points};
 use crate::decode::{Action, Decoder, Name, Scope};
 use crate::error::{Error, SyntaxError};
 use crate::instructions;
+use crate::liveness::Effect;
 use crate::module::Instruction;
 use crate::parser::Parser;
 use crate::registers::{AnyReg, Reg};
@@ -14,8 +15,8 @@ use crate::syntax::{Operand, PLACE, Statement};
 const MAX_REGISTERS: u32 = 1 << 16;
 
 impl<'a> Parser<'a> {
-    /// Reads up to the brace that closes the body.
-    pub fn body(&mut self, scope: &mut Scope<'a>) -> Result<Vec<Instruction>, Error> {
+    /// Reads up to the brace that closes the body; the instructions, and their graph.
+    pub fn body(&mut self, scope: &mut Scope<'a>) -> Result<(Vec<Instruction>, Graph), Error> {
         let mut instructions: Vec<Instruction> = Vec::new();
         let outside = scope.depth();
         scope.open();
@@ -48,12 +49,13 @@ impl<'a> Parser<'a> {
                 }
             } else {
                 let statement = self.cursor.statement().map_err(|e| e.of_file(self.file))?;
-                instructions.push(self.instruction(&statement, scope)?);
+                let pc = instructions.len();
+                instructions.push(self.instruction(pc, &statement, scope)?);
             }
         }
         self.close(scope)?;
-        resolve(&mut instructions, scope);
-        Ok(instructions)
+        let graph = resolve(&mut instructions, scope);
+        Ok((instructions, graph))
     }
 
     /// Closes a pair of braces.
@@ -131,6 +133,7 @@ impl<'a> Parser<'a> {
 
     fn instruction(
         &self,
+        pc: usize,
         statement: &Statement<'a>,
         scope: &mut Scope<'a>,
     ) -> Result<Instruction, Error> {
@@ -144,6 +147,7 @@ impl<'a> Parser<'a> {
             statement,
             target: self.target,
             scope,
+            accesses: Vec::new(),
         };
         let guard = match statement.guard {
             Some((name, negated)) => Some((decoder.named_predicate(name).map_err(fail)?, negated)),
@@ -151,8 +155,14 @@ impl<'a> Parser<'a> {
         };
         let action = instructions::decode(&mut decoder).map_err(fail)?;
         let mut words = Vec::new();
-        if !matches!(action, Action::Warpgroup(_)) {
-            collect_words(&statement.operands, decoder.scope, &mut words);
+        collect_words(&statement.operands, decoder.scope, &mut words);
+        if let Action::Warpgroup(_) = action {
+            decoder.scope.in_products.append(&mut words);
+        }
+        let mut accesses = decoder.accesses;
+        accesses.sort_by_key(|(_, effect)| *effect != Effect::Read);
+        for (register, effect) in accesses {
+            scope.registers.note(pc, register, effect);
         }
         Ok(Instruction {
             line: statement.line,
@@ -187,8 +197,8 @@ fn collect_words(operands: &[Operand], scope: &Scope, words: &mut Vec<Reg<u32>>)
 }
 
 /// Replaces references to labels by the instructions after the labels, and finds where lanes that
-/// part at a branch meet again.
-fn resolve(instructions: &mut [Instruction], scope: &Scope) {
+/// part at a branch meet again; the graph of the instructions.
+fn resolve(instructions: &mut [Instruction], scope: &Scope) -> Graph {
     let mut code = Vec::with_capacity(instructions.len());
     for instruction in &mut *instructions {
         let guarded = instruction.guard.is_some();
@@ -203,7 +213,10 @@ fn resolve(instructions: &mut [Instruction], scope: &Scope) {
             _ => Successors::Next,
         });
     }
-    for (instruction, meeting) in instructions.iter_mut().zip(reconvergence_points(&code)) {
+    let graph = Graph::new(&code);
+    let meetings = reconvergence_points(&code, &graph);
+    for (instruction, meeting) in instructions.iter_mut().zip(meetings) {
         instruction.meeting = meeting;
     }
+    graph
 }

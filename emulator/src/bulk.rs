@@ -192,7 +192,7 @@ pub(crate) fn check_destination(global: &Global, store: &Store) -> Result<(), Bo
     match &store.to {
         Place::Bytes(address) => {
             let mut bytes = vec![0; store.bytes as usize];
-            global.writable(lane, *address, BULK_ALIGNMENT, bytes.len())?;
+            global.check_writable(lane, *address, BULK_ALIGNMENT, bytes.len())?;
             if store.adds {
                 global.read(lane, *address, BULK_ALIGNMENT, &mut bytes)?;
             }
@@ -200,7 +200,7 @@ pub(crate) fn check_destination(global: &Global, store: &Store) -> Result<(), Bo
         Place::Box(map, coordinates) => {
             for part in map.rows(*coordinates).filter_map(|(_, part)| part) {
                 let (element, bytes) = (map.element_bytes, part.bytes as usize);
-                global.writable(lane, part.address, element, bytes)?;
+                global.check_writable(lane, part.address, element, bytes)?;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Where diverged lanes meet again: the immediate post-dominator of a branch.
+//! The control flow graph, and where diverged lanes meet again: the immediate post-dominator of a branch.
 
 /// Where control goes after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,7 @@ pub(crate) enum Successors {
 
 /// For each guarded branch, the first instruction that every path from both of its arms runs through.
 /// None where the arms meet only at the kernel's end.
-pub(crate) fn reconvergence_points(code: &[Successors]) -> Vec<Option<usize>> {
-    let graph = Graph::new(code);
+pub(crate) fn reconvergence_points(code: &[Successors], graph: &Graph) -> Vec<Option<usize>> {
     let dominators = graph.immediate_post_dominators();
     let mut points = vec![None; code.len()];
     for (block, last) in graph.last.iter().enumerate() {
@@ -29,14 +28,14 @@ pub(crate) fn reconvergence_points(code: &[Successors]) -> Vec<Option<usize>> {
 }
 
 /// Basic blocks in program order, and after them the exit.
-struct Graph {
+pub(crate) struct Graph {
     first: Vec<usize>,
     last: Vec<usize>,
     successors: Vec<Vec<usize>>,
 }
 
 impl Graph {
-    fn new(code: &[Successors]) -> Self {
+    pub fn new(code: &[Successors]) -> Self {
         let mut is_first = vec![false; code.len() + 1];
         is_first[0] = true;
         for (pc, successors) in code.iter().enumerate() {
@@ -74,8 +73,29 @@ impl Graph {
         }
     }
 
-    fn exit(&self) -> usize {
+    /// The number of the exit, and of blocks.
+    pub fn exit(&self) -> usize {
         self.first.len()
+    }
+
+    /// A block's first instruction.
+    pub fn first(&self, block: usize) -> usize {
+        self.first[block]
+    }
+
+    /// A block's last instruction.
+    pub fn last(&self, block: usize) -> usize {
+        self.last[block]
+    }
+
+    /// The blocks that follow a block.
+    pub fn successors(&self, block: usize) -> &[usize] {
+        &self.successors[block]
+    }
+
+    /// The block of an instruction.
+    pub fn block_of(&self, pc: usize) -> usize {
+        self.first.partition_point(|first| *first <= pc) - 1
     }
 
     /// Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm", on the reversed graph.
@@ -148,6 +168,10 @@ mod tests {
     use Successors::{Branch, Exit, Next};
 
     const END: Successors = Exit { guarded: false };
+
+    fn reconvergence_points(code: &[Successors]) -> Vec<Option<usize>> {
+        super::reconvergence_points(code, &Graph::new(code))
+    }
 
     fn branch(target: usize) -> Successors {
         Branch {

@@ -3,10 +3,12 @@
 
 use crate::block::Context;
 use crate::error::Violation;
+use crate::host;
 use crate::instructions::BarrierUse;
-use crate::registers::{AnyReg, Pred, Reg, Registers, Value};
+use crate::liveness::Effect;
+use crate::registers::{AnyReg, Declarations, Pred, Reg, Value};
 use crate::syntax::{Operand, Statement};
-use crate::warpgroup::WarpgroupOperation;
+use crate::warpgroup::{Warpgroup, WarpgroupOperation};
 use std::collections::HashMap;
 
 /// Executes an instruction in the active lanes of a warp.
@@ -37,7 +39,22 @@ pub(crate) type Decoded = Result<Option<Action>, String>;
 pub(crate) fn lanes(
     operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
 ) -> Decoded {
-    Ok(Some(Action::Lanes(Box::new(operation))))
+    Ok(Some(Action::Lanes(match host::is_wide() {
+        // SAFETY: the host was asked.
+        true => Box::new(move |c: &mut Context| unsafe { host::call_wide(|| operation(c)) }),
+        false => Box::new(operation),
+    })))
+}
+
+/// An action of a warpgroup.
+pub(crate) fn warpgroup(
+    operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
+) -> Decoded {
+    Ok(Some(Action::Warpgroup(match host::is_wide() {
+        // SAFETY: the host was asked.
+        true => Box::new(move |g: &mut Warpgroup| unsafe { host::call_wide(|| operation(g)) }),
+        false => Box::new(operation),
+    })))
 }
 
 /// What a name stands for.
@@ -64,7 +81,9 @@ struct Block<'a> {
 /// The names that are visible at a point of a kernel, and the registers they declare.
 #[derive(Default)]
 pub(crate) struct Scope<'a> {
-    pub registers: Registers,
+    pub registers: Declarations,
+    /// The registers that products use, some more than once.
+    pub in_products: Vec<Reg<u32>>,
     /// Braces that are open, the innermost last.
     blocks: Vec<Block<'a>>,
     constants: HashMap<(u32, u64), AnyReg>,
@@ -135,6 +154,8 @@ pub(crate) struct Decoder<'a, 's> {
     /// Compute capability of the module's target, times 10.
     pub target: u32,
     pub scope: &'s mut Scope<'a>,
+    /// Registers that the instruction reads or changes in part, and that it overwrites.
+    pub accesses: Vec<(AnyReg, Effect)>,
 }
 
 impl<'a, 's> Decoder<'a, 's> {
@@ -162,10 +183,19 @@ impl<'a, 's> Decoder<'a, 's> {
             .map_err(|_| format!("expected {N} operands, found {}", operands.len()))
     }
 
-    /// A register of any width.
-    pub fn any(&self, operand: &Operand) -> Result<AnyReg, String> {
+    /// What a name stands for. A register counts as read, until the instruction says that it writes it.
+    pub fn find(&mut self, name: &str) -> Option<Name> {
+        let meaning = self.scope.find(name);
+        if let Some(Name::Register(register)) = meaning {
+            self.accesses.push((register, Effect::Read));
+        }
+        meaning
+    }
+
+    /// A register of any width, which the instruction may read.
+    pub fn any(&mut self, operand: &Operand) -> Result<AnyReg, String> {
         match operand {
-            Operand::Name(name) => match self.scope.find(name) {
+            Operand::Name(name) => match self.find(name) {
                 Some(Name::Register(register)) => Ok(register),
                 Some(_) => Err(format!("{name} is not a register of 16, 32 or 64 bits")),
                 None => Err(format!("{name} is not declared")),
@@ -174,16 +204,25 @@ impl<'a, 's> Decoder<'a, 's> {
         }
     }
 
-    /// A register of `T`'s width.
-    pub fn register<T: Value>(&self, operand: &Operand) -> Result<Reg<T>, String> {
+    /// A register of any width, which the instruction writes in all lanes that execute it.
+    pub fn any_destination(&mut self, operand: &Operand) -> Result<AnyReg, String> {
         let register = self.any(operand)?;
-        T::of(register).ok_or_else(|| {
-            format!(
-                "expected a register of {} bits, found one of {}",
-                T::BITS,
-                register.bits()
-            )
-        })
+        let (_, effect) = self.accesses.last_mut().expect("it counts as read");
+        *effect = match self.statement.guard {
+            None => Effect::Write,
+            Some(_) => Effect::GuardedWrite,
+        };
+        Ok(register)
+    }
+
+    /// A register of `T`'s width, which the instruction may read.
+    pub fn register<T: Value>(&mut self, operand: &Operand) -> Result<Reg<T>, String> {
+        of_width(self.any(operand)?)
+    }
+
+    /// A register of `T`'s width, which the instruction writes in all lanes that execute it.
+    pub fn destination<T: Value>(&mut self, operand: &Operand) -> Result<Reg<T>, String> {
+        of_width(self.any_destination(operand)?)
     }
 
     /// A register of `T`'s width, or an immediate.
@@ -215,15 +254,31 @@ impl<'a, 's> Decoder<'a, 's> {
         }
     }
 
-    /// The registers of a vector of `N`.
+    /// The registers of a vector of `N`, which the instruction may read.
     pub fn vector<T: Value, const N: usize>(
-        &self,
+        &mut self,
         operand: &Operand,
+    ) -> Result<[Reg<T>; N], String> {
+        self.elements(operand, Self::register)
+    }
+
+    /// The registers of a vector of `N`, which the instruction writes in all lanes that execute it.
+    pub fn destinations<T: Value, const N: usize>(
+        &mut self,
+        operand: &Operand,
+    ) -> Result<[Reg<T>; N], String> {
+        self.elements(operand, Self::destination)
+    }
+
+    fn elements<T: Value, const N: usize>(
+        &mut self,
+        operand: &Operand,
+        register: impl Fn(&mut Self, &Operand) -> Result<Reg<T>, String>,
     ) -> Result<[Reg<T>; N], String> {
         let Operand::Vector(elements) = operand else {
             return Err(format!("expected a vector of {N} registers"));
         };
-        let registers: Result<Vec<_>, _> = elements.iter().map(|e| self.register(e)).collect();
+        let registers: Result<Vec<_>, _> = elements.iter().map(|e| register(self, e)).collect();
         registers?.try_into().map_err(|_| {
             format!(
                 "expected a vector of {N} registers, found {}",
@@ -231,4 +286,14 @@ impl<'a, 's> Decoder<'a, 's> {
             )
         })
     }
+}
+
+fn of_width<T: Value>(register: AnyReg) -> Result<Reg<T>, String> {
+    T::of(register).ok_or_else(|| {
+        format!(
+            "expected a register of {} bits, found one of {}",
+            T::BITS,
+            register.bits()
+        )
+    })
 }

@@ -3,11 +3,12 @@
 //! Each buffer starts at its own multiple of 2^40. So an overrun, however long, ends in no other
 //! buffer, and a freed address is never used again.
 
+use crate::bytes::Bytes;
 use crate::error::{Rule, Violation};
 use crate::instructions::canonical_bits;
 use crate::shared::BULK_ALIGNMENT;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 
 const ADDRESS_BITS: u32 = 40;
@@ -46,15 +47,12 @@ struct Buffers {
     last_id: u64,
 }
 
-/// One allocation. Each element holds a byte and a bit that says whether the byte was ever written;
-/// atomic, because two blocks of a wrong kernel may write one byte at the same time.
+/// One allocation.
 #[derive(Debug)]
 struct Buffer {
-    bytes: Box<[AtomicU16]>,
+    bytes: Bytes,
     writable: AtomicBool,
 }
-
-const WRITTEN: u16 = 0x100;
 
 impl Memory {
     /// Memory with no buffers.
@@ -71,7 +69,7 @@ impl Memory {
     pub fn allocate(&self, bytes: usize) -> u64 {
         assert!(bytes <= 1 << (ADDRESS_BITS - 1), "no buffer is that large");
         let buffer = Buffer {
-            bytes: (0..bytes).map(|_| AtomicU16::new(0)).collect(),
+            bytes: Bytes::new(bytes),
             writable: AtomicBool::new(true),
         };
         let mut buffers = self.buffers.write().expect(POISONED);
@@ -120,9 +118,7 @@ impl Memory {
     /// If `address..address + data.len()` does not lie in one buffer.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), MemoryError> {
         let (buffer, offset) = self.host_range(address, data.len())?;
-        for (to, from) in buffer.bytes[offset..].iter().zip(data) {
-            to.store(WRITTEN | u16::from(*from), Relaxed);
-        }
+        buffer.bytes.write(offset, data);
         Ok(())
     }
 
@@ -132,14 +128,7 @@ impl Memory {
     /// If `address..address + to.len()` does not lie in one buffer.
     pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), MemoryError> {
         let (buffer, offset) = self.host_range(address, to.len())?;
-        for (to, from) in to.iter_mut().zip(&buffer.bytes[offset..]) {
-            let byte = from.load(Relaxed);
-            *to = if byte & WRITTEN == 0 {
-                0xff
-            } else {
-                byte as u8
-            };
-        }
+        buffer.bytes.read_or(offset, to, 0xff);
         Ok(())
     }
 
@@ -165,8 +154,12 @@ impl Memory {
     /// The memory for a launch: without locks, and with buffers that stay while the launch runs.
     pub(crate) fn snapshot(&self) -> Global {
         let buffers = self.buffers.read().expect(POISONED);
+        let first = buffers.by_id.keys().next().copied().unwrap_or(0);
+        let last = buffers.by_id.keys().next_back().copied().unwrap_or(0);
+        let by_id = first..=last;
         Global {
-            buffers: buffers.by_id.clone(),
+            first,
+            buffers: by_id.map(|id| buffers.by_id.get(&id).cloned()).collect(),
             updating: Mutex::default(),
         }
     }
@@ -185,7 +178,9 @@ impl Buffer {
 /// Global memory as a kernel accesses it.
 #[derive(Debug)]
 pub(crate) struct Global {
-    buffers: BTreeMap<u64, Arc<Buffer>>,
+    /// The buffers, from the one of the smallest id on.
+    buffers: Vec<Option<Arc<Buffer>>>,
+    first: u64,
     /// Held by an atomic operation.
     updating: Mutex<()>,
 }
@@ -200,15 +195,10 @@ impl Global {
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
         let (buffer, offset) = self.locate(lane, address, alignment, to.len())?;
-        for (i, (to, from)) in to.iter_mut().zip(&buffer.bytes[offset..]).enumerate() {
-            let byte = from.load(Relaxed);
-            if byte & WRITTEN == 0 {
-                let address = address + i as u64;
-                return Err(Violation::at(Rule::GlobalUninitialised, lane, address));
-            }
-            *to = byte as u8;
-        }
-        Ok(())
+        buffer.bytes.read(offset, to).map_err(|unwritten| {
+            let address = address + (unwritten - offset) as u64;
+            Violation::at(Rule::GlobalUninitialised, lane, address)
+        })
     }
 
     /// Writes bytes to an address that is a multiple of `alignment`.
@@ -219,10 +209,8 @@ impl Global {
         alignment: u32,
         from: &[u8],
     ) -> Result<(), Box<Violation>> {
-        let to = self.writable(lane, address, alignment, from.len())?;
-        for (to, from) in to.iter().zip(from) {
-            to.store(WRITTEN | u16::from(*from), Relaxed);
-        }
+        let (buffer, offset) = self.writable(lane, address, alignment, from.len())?;
+        buffer.bytes.write(offset, from);
         Ok(())
     }
 
@@ -263,17 +251,27 @@ impl Global {
         self.locate(lane, address, 1, 1).map(drop)
     }
 
-    /// The bytes of a buffer that a kernel may write.
-    pub fn writable(
+    /// Checks that a kernel may write some bytes.
+    pub fn check_writable(
         &self,
         lane: u32,
         address: u64,
         alignment: u32,
         bytes: usize,
-    ) -> Result<&[AtomicU16], Box<Violation>> {
+    ) -> Result<(), Box<Violation>> {
+        self.writable(lane, address, alignment, bytes).map(drop)
+    }
+
+    fn writable(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        bytes: usize,
+    ) -> Result<(&Buffer, usize), Box<Violation>> {
         let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
         match buffer.writable.load(Relaxed) {
-            true => Ok(&buffer.bytes[offset..offset + bytes]),
+            true => Ok((buffer, offset)),
             false => Err(Violation::at(Rule::GlobalReadOnly, lane, address)),
         }
     }
@@ -289,12 +287,13 @@ impl Global {
             let rule = Rule::GlobalMisaligned { bytes: alignment };
             return Err(Violation::at(rule, lane, address));
         }
-        let buffer = self.buffers.get(&(address >> ADDRESS_BITS));
-        let found = buffer.and_then(|b| Some((&**b, b.offset(address, bytes)?)));
-        let rule = Rule::GlobalOutOfBounds {
-            bytes: bytes as u32,
-        };
-        found.ok_or_else(|| Violation::at(rule, lane, address))
+        let place = (address >> ADDRESS_BITS).wrapping_sub(self.first) as usize;
+        let buffer = self.buffers.get(place).and_then(Option::as_deref);
+        let found = buffer.and_then(|buffer| Some((buffer, buffer.offset(address, bytes)?)));
+        found.ok_or_else(|| {
+            let bytes = bytes as u32;
+            Violation::at(Rule::GlobalOutOfBounds { bytes }, lane, address)
+        })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::decode::Action;
 use crate::error::Error;
+use crate::modules::MODULES;
 use crate::parser;
+use crate::products::Numbers;
 use crate::registers::{Pred, Reg, Registers};
 use crate::source::{Files, Location};
 use std::collections::BTreeMap;
@@ -24,6 +26,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Module {
     file: String,
+    source: Arc<str>,
     kernels: BTreeMap<String, Kernel>,
 }
 
@@ -46,6 +49,8 @@ pub struct Kernel {
     pub(crate) static_shared: u32,
     /// Whether it has `wgmma`.
     pub(crate) has_products: bool,
+    /// The registers that its `wgmma` use.
+    pub(crate) in_products: Arc<Numbers>,
     /// Whether blocks change the same numbers or wait for each other: by atomics, reductions or sleeps.
     pub(crate) blocks_meet: bool,
 }
@@ -89,8 +94,7 @@ pub(crate) struct Instruction {
     /// The predicate of the lanes that execute it, and whether it is negated.
     pub guard: Option<(Pred, bool)>,
     pub action: Action,
-    /// The 32-bit registers among its operands, which products under way may use. The instructions of
-    /// products check their own.
+    /// The registers among its operands that products use, too. The instructions of products check their own.
     pub words: Vec<Reg<u32>>,
     /// The instruction where lanes that part at this branch meet again.
     pub meeting: Option<usize>,
@@ -103,9 +107,32 @@ impl Module {
     /// If the text is not PTX, or holds a directive, an instruction or an operand that the emulator
     /// does not know. It skips nothing but sections of debug information.
     pub fn parse(text: &str, name: &str) -> Result<Self, Error> {
-        let kernels = parser::kernels(text, name)?;
+        let source = text.into();
+        let kernels = parser::kernels(&source, name)?;
         let file = name.to_owned();
-        Ok(Module { file, kernels })
+        Ok(Module {
+            file,
+            source,
+            kernels,
+        })
+    }
+
+    /// [Reads](Self::parse) a module, unless this process has read the same text under the same name lately.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn shared(text: &str, name: &str) -> Result<Arc<Self>, Error> {
+        MODULES.read(text, name)
+    }
+
+    /// Whether it was read from this text under this name.
+    pub(crate) fn is(&self, text: &str, name: &str) -> bool {
+        self.file == name && *self.source == *text
+    }
+
+    /// Size of its text.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.source.len()
     }
 
     /// The kernel of a name.

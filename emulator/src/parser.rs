@@ -4,6 +4,7 @@ use crate::decode::{Name, Scope};
 use crate::error::{Error, SyntaxError};
 use crate::module::{Kernel, Parameter, ParameterType};
 use crate::pool::registers_at_launch;
+use crate::products::Numbers;
 use crate::shared::SHARED_BASE;
 use crate::source::{Files, Location};
 use crate::syntax::Cursor;
@@ -25,11 +26,11 @@ struct Bounds {
 }
 
 /// The kernels of a module, by name; `file` stands for it in messages.
-pub(crate) fn kernels(text: &str, file: &str) -> Result<BTreeMap<String, Kernel>, Error> {
+pub(crate) fn kernels(text: &Arc<str>, file: &str) -> Result<BTreeMap<String, Kernel>, Error> {
     let mut parser = Parser {
         cursor: Cursor::new(text).map_err(|e| e.of_file(file))?,
         file,
-        source: text.into(),
+        source: Arc::clone(text),
         target: 0,
         files: Files::default(),
         location: None,
@@ -185,7 +186,11 @@ impl<'a> Parser<'a> {
         let static_shared = self
             .lay_out_shared(&mut scope)
             .map_err(|e| e.of_file(self.file))?;
-        let instructions = self.body(&mut scope)?;
+        let (mut instructions, graph) = self.body(&mut scope)?;
+        let in_products = Numbers::new(&scope.in_products, scope.registers.words());
+        for instruction in &mut instructions {
+            instruction.words.retain(|word| in_products.has(*word));
+        }
         let has = |opcode: &str| instructions.iter().any(|i| i.opcode.starts_with(opcode));
         Ok(Kernel {
             has_products: has("wgmma."),
@@ -202,7 +207,8 @@ impl<'a> Parser<'a> {
                 registers_at_launch(threads, bounds.blocks.unwrap_or(1), bounds.registers)
             }),
             instructions,
-            registers: scope.registers,
+            in_products: Arc::new(in_products),
+            registers: scope.registers.lay_out(&graph),
             static_shared,
         })
     }

@@ -38,6 +38,40 @@ struct Use {
     line: u32,
 }
 
+/// The registers that a kernel's products use, by numbers of their own.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    /// By number of a register of 32 bits.
+    numbers: Vec<Option<u32>>,
+    count: usize,
+}
+
+impl Numbers {
+    /// The registers in products, of `words` registers of 32 bits.
+    pub fn new(in_products: &[Reg<u32>], words: usize) -> Self {
+        let mut numbers = vec![None; words];
+        let mut count = 0;
+        for register in in_products {
+            numbers[register.index()].get_or_insert_with(|| {
+                count += 1;
+                count - 1
+            });
+        }
+        let count = count as usize;
+        Numbers { numbers, count }
+    }
+
+    /// Whether a product uses a register.
+    pub fn has(&self, register: Reg<u32>) -> bool {
+        self.numbers[register.index()].is_some()
+    }
+
+    #[inline(always)]
+    fn of(&self, register: Reg<u32>) -> usize {
+        self.numbers[register.index()].expect("a product uses it") as usize
+    }
+}
+
 /// The products of a warp.
 #[derive(Default)]
 pub(crate) struct Products {
@@ -46,19 +80,21 @@ pub(crate) struct Products {
     /// Groups that the warp has closed.
     closed: u32,
     under_way: Vec<UnderWay>,
-    /// By number of a register of 32 bits; empty in kernels without `wgmma`.
+    numbers: Arc<Numbers>,
+    /// By number of a register in products.
     uses: Vec<Use>,
 }
 
 impl Products {
-    pub fn new(registers: &Registers) -> Self {
+    pub fn new(numbers: &Arc<Numbers>) -> Self {
         Products {
-            uses: vec![Use::default(); registers.words()],
+            uses: vec![Use::default(); numbers.count],
+            numbers: Arc::clone(numbers),
             ..Products::default()
         }
     }
 
-    /// Another instruction accesses registers, at a time that the warp counts.
+    /// Another instruction accesses registers that products use, at a time that the warp counts.
     pub fn access(
         &mut self,
         accessed: &[Reg<u32>],
@@ -66,11 +102,8 @@ impl Products {
         line: u32,
         registers: &Registers,
     ) -> Result<(), Box<Violation>> {
-        if self.uses.is_empty() {
-            return Ok(());
-        }
         for register in accessed {
-            let used = &mut self.uses[register.index()];
+            let used = &mut self.uses[self.numbers.of(*register)];
             if used.accumulating | used.reading != 0 {
                 return Err(self.pending(*register, registers));
             }
@@ -105,13 +138,13 @@ impl Products {
         let left = left.iter().flatten();
         let all = accumulators.iter().map(|r| (r, goes_on));
         for (register, may_accumulate) in all.chain(left.clone().map(|r| (r, false))) {
-            let used = self.uses[register.index()];
+            let used = self.uses[self.numbers.of(*register)];
             let is_accumulator = !left.clone().any(|r| r.index() == register.index());
             if used.accumulating > 0 && !may_accumulate || used.reading > 0 && is_accumulator {
                 return Err(self.pending(*register, registers));
             }
             if used.accessed > fenced {
-                let register = registers.word_name(register.index());
+                let register = registers.word_name(*register);
                 let rule = Rule::MissingProductFence {
                     register,
                     line: used.line,
@@ -154,11 +187,11 @@ impl Products {
     /// Adds to the counts of products that use some registers, modulo 2^32.
     fn count(&mut self, operands: &Operands, change: u32) {
         for register in &*operands.accumulators {
-            let count = &mut self.uses[register.index()].accumulating;
+            let count = &mut self.uses[self.numbers.of(*register)].accumulating;
             *count = count.wrapping_add(change);
         }
         for register in operands.left.iter().flatten() {
-            let count = &mut self.uses[register.index()].reading;
+            let count = &mut self.uses[self.numbers.of(*register)].reading;
             *count = count.wrapping_add(change);
         }
     }
@@ -173,7 +206,7 @@ impl Products {
             all.any(|r| r.index() == register.index())
         });
         let line = product.expect("a product uses it").line;
-        let register = registers.word_name(register.index());
+        let register = registers.word_name(register);
         Violation::of_warp(Rule::PendingProduct { register, line })
     }
 }

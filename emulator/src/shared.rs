@@ -4,43 +4,22 @@
 //! by [vector clocks](crate::clocks). Two accesses that are not ordered, one of them a write, are a
 //! race, whatever the order in which the emulator happens to run them.
 //!
-//! The shadow's cells are 2 bytes: accesses of different threads to the two bytes of one cell count
+//! The [shadow](crate::shadow)'s cells are 2 bytes: accesses of different threads to the two bytes of one cell count
 //! as accesses to the same address.
 
 use crate::clocks::{ALL_LANES, Knowledge, slot, thread};
 use crate::error::{Access, Rule, Violation};
+use crate::shadow::{Cell, Content, Place, Shadow, Stamp};
 
 /// Shared-window address of the first byte. Not 0, so that a null address faults; a multiple of the
 /// largest alignment that a variable may have.
 pub(crate) const SHARED_BASE: u32 = 1024;
-
-const CELL_BYTES: usize = 2;
 
 /// Bytes of an mbarrier, and its alignment.
 pub(crate) const MBARRIER_BYTES: usize = 8;
 
 /// Alignment of a bulk copy's addresses and size.
 pub(crate) const BULK_ALIGNMENT: u32 = 16;
-
-/// When a lane of a known warp read a cell: the clock, and the lane in the low bits. Zero is never.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Stamp(u32);
-
-impl Stamp {
-    const LANE_BITS: u32 = 6;
-
-    fn new(clock: u32, lane: u32) -> Self {
-        Stamp(clock << Self::LANE_BITS | lane)
-    }
-
-    fn clock(self) -> u32 {
-        self.0 >> Self::LANE_BITS
-    }
-
-    fn lane(self) -> u32 {
-        self.0 % (1 << Self::LANE_BITS)
-    }
-}
 
 /// The largest clock; a warp's instruction budget keeps it from getting there.
 pub(crate) const MAX_CLOCK: u32 = u32::MAX >> Stamp::LANE_BITS;
@@ -72,34 +51,6 @@ impl Accessor<'_> {
     }
 }
 
-/// What a cell holds.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Content {
-    #[default]
-    Data,
-    /// The destination of a `cp.async` under way.
-    Copying,
-    /// The destination of a bulk copy under way.
-    BulkCopying,
-    /// A part of an mbarrier.
-    Mbarrier,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    /// Clock of the last write; 0 is never. For a bulk copy, the phase of its mbarrier.
-    written: u32,
-    /// The writing instruction, or the copy that is under way.
-    line: u32,
-    /// Slot of the last writer.
-    writer: u16,
-    /// Which of the bytes were ever written.
-    defined: u8,
-    content: Content,
-    /// Whether a thread read it since the last write.
-    is_read: bool,
-}
-
 /// The source of a bulk copy to global memory that may not have been read.
 struct BulkSource {
     address: u32,
@@ -110,20 +61,11 @@ struct BulkSource {
 /// The shared memory of one block.
 pub(crate) struct Shared {
     bytes: Vec<u8>,
-    cells: Vec<Cell>,
-    /// The last read of every cell by every warp, `[cell][warp]`.
-    reads: Vec<Stamp>,
+    shadow: Shadow,
     warps: usize,
     bulk_sources: Vec<BulkSource>,
-    products: Products,
-}
-
-/// What the products of each warpgroup read; there are none in a kernel without `wgmma`.
-struct Products {
-    /// The last product that read every cell, `[cell][warpgroup]`, by its number; 0 is never.
-    reads: Vec<u32>,
-    /// By warpgroup: the line of each product, from number 1.
-    lines: Vec<Vec<u32>>,
+    /// By warpgroup: the line of each product, from number 1. There are none in a kernel without `wgmma`.
+    products: Vec<Vec<u32>>,
 }
 
 /// The writer of a cell and its clock, which a check has found to be in order; later cells of an
@@ -133,17 +75,12 @@ type Settled = Option<(u16, u32)>;
 impl Shared {
     /// `warpgroups` is the number of warpgroups that may execute `wgmma`.
     pub fn new(bytes: u32, warps: usize, warpgroups: usize) -> Self {
-        let cells = (bytes as usize).div_ceil(CELL_BYTES);
         Shared {
             bytes: vec![0; bytes as usize],
-            cells: vec![Cell::default(); cells],
-            reads: vec![Stamp::default(); cells * warps],
+            shadow: Shadow::new(bytes as usize, warps, warpgroups),
             warps,
             bulk_sources: Vec::new(),
-            products: Products {
-                reads: vec![0; cells * warpgroups],
-                lines: vec![Vec::new(); warpgroups],
-            },
+            products: vec![Vec::new(); warpgroups],
         }
     }
 
@@ -155,9 +92,10 @@ impl Shared {
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, to.len(), to.len() as u32)?;
-        for (index, cell_bytes) in cells(start, to.len()) {
-            self.check_read(who, index, cell_bytes)?;
-            self.note_read(who, index);
+        let mut access = start..start + to.len();
+        while let Some(place) = self.shadow.next(&mut access) {
+            self.check_read(who, place)?;
+            self.note_read(who, place);
         }
         to.copy_from_slice(&self.bytes[start..start + to.len()]);
         Ok(())
@@ -230,8 +168,9 @@ impl Shared {
         alignment: u32,
     ) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, bytes as usize, alignment)?;
-        for (index, cell_bytes) in cells(start, bytes as usize) {
-            self.check_read(who, index, cell_bytes)?;
+        let mut access = start..start + bytes as usize;
+        while let Some(place) = self.shadow.next(&mut access) {
+            self.check_read(who, place)?;
         }
         self.check_fences(who, start, bytes)?;
         let line = who.line;
@@ -252,8 +191,9 @@ impl Shared {
         let index = sources.position(is_it).expect("it was started");
         self.bulk_sources.swap_remove(index);
         let start = (address - SHARED_BASE) as usize;
-        for (index, _) in cells(start, bytes as usize) {
-            self.note_read(who, index);
+        let mut access = start..start + bytes as usize;
+        while let Some(place) = self.shadow.next(&mut access) {
+            self.note_read(who, place);
         }
         self.bytes[start..start + bytes as usize].to_vec()
     }
@@ -265,7 +205,7 @@ impl Shared {
 
     /// Starts a product of a warpgroup; its number.
     pub fn start_product(&mut self, warpgroup: usize, line: u32) -> u32 {
-        let lines = &mut self.products.lines[warpgroup];
+        let lines = &mut self.products[warpgroup];
         lines.push(line);
         lines.len() as u32
     }
@@ -280,26 +220,26 @@ impl Shared {
         settled: &mut Settled,
     ) -> Result<[u8; 16], Box<Violation>> {
         let start = self.locate(ALL_LANES, address, 16, 16)?;
-        for (index, _) in cells(start, 16) {
-            let cell = &self.cells[index];
+        let mut access = start..start + 16;
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = *self.shadow.cell(place);
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
             if cell.content != Content::Data || cell.defined != 0b11 {
-                let checked = self.check_read(warps[0], index, 0b11);
+                let checked = self.check_read(warps[0], place);
                 checked.map_err(|violation| violation.by(warps[0].warp))?;
             }
             if *settled != Some((cell.writer, cell.written)) {
                 for who in warps {
-                    let checked = self.check_read(*who, index, 0b11);
+                    let checked = self.check_read(*who, place);
                     checked.map_err(|violation| violation.by(who.warp))?;
                     if !who.knowledge.has_fenced(writer, written) {
                         let rule = Rule::MissingProxyFence { line };
-                        return Err(self.violation(*who, index, rule).by(who.warp));
+                        return Err(self.violation(*who, place, rule).by(who.warp));
                     }
                 }
                 *settled = Some((cell.writer, cell.written));
             }
-            let warpgroups = self.products.lines.len();
-            self.products.reads[index * warpgroups + warpgroup] = product;
+            *self.shadow.product_mut(place, warpgroup) = product;
         }
         let bytes = &self.bytes[start..start + 16];
         Ok(bytes.try_into().expect("16 bytes"))
@@ -310,32 +250,34 @@ impl Shared {
         let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
         self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
         self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
-        for (index, _) in cells(start, MBARRIER_BYTES) {
-            self.cells[index].content = Content::Mbarrier;
-        }
+        self.change(start, MBARRIER_BYTES, |cell| {
+            cell.content = Content::Mbarrier
+        });
         Ok(())
     }
 
     /// Checks that an mbarrier lies at the address, and that its `mbarrier.init` happened before.
     pub fn use_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
-        for (index, _) in cells(start, MBARRIER_BYTES) {
-            let cell = &self.cells[index];
+        let mut access = start..start + MBARRIER_BYTES;
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = self.shadow.cell(place);
             if cell.content != Content::Mbarrier {
-                return Err(self.violation(who, index, Rule::MbarrierNotInitialised));
+                return Err(self.violation(who, place, Rule::MbarrierNotInitialised));
             }
             if !who.is_after(usize::from(cell.writer), cell.written) {
-                return Err(self.race(who, index, Access::Read, None));
+                return Err(self.race(who, place, Access::Read, None));
             }
-            self.note_read(who, index);
+            self.note_read(who, place);
         }
         Ok(())
     }
 
     /// Whether the asynchronous proxy sees the `mbarrier.init` of the mbarrier at the address.
-    pub fn has_fenced_mbarrier(&self, who: Accessor, address: u32) -> bool {
-        let index = (address - SHARED_BASE) as usize / CELL_BYTES;
-        let cell = &self.cells[index];
+    pub fn has_fenced_mbarrier(&mut self, who: Accessor, address: u32) -> bool {
+        let start = (address - SHARED_BASE) as usize;
+        let place = self.shadow.next(&mut (start..start + MBARRIER_BYTES));
+        let cell = self.shadow.cell(place.expect("it has bytes"));
         who.knowledge
             .has_fenced(usize::from(cell.writer), cell.written)
     }
@@ -344,40 +286,44 @@ impl Shared {
     pub fn remove_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
         self.use_mbarrier(who, address)?;
         let start = (address - SHARED_BASE) as usize;
-        for (index, _) in cells(start, MBARRIER_BYTES) {
-            self.cells[index].content = Content::Data;
-        }
+        self.change(start, MBARRIER_BYTES, |cell| cell.content = Content::Data);
         self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
         self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
-        for (index, _) in cells(start, MBARRIER_BYTES) {
-            self.cells[index].defined = 0;
-        }
+        self.change(start, MBARRIER_BYTES, |cell| cell.defined = 0);
         Ok(())
+    }
+
+    /// Changes the states of some bytes.
+    fn change(&mut self, start: usize, bytes: usize, change: impl Fn(&mut Cell)) {
+        let mut access = start..start + bytes;
+        while let Some(place) = self.shadow.next(&mut access) {
+            change(self.shadow.cell_mut(place));
+        }
     }
 
     /// Checks that `who` may read a cell.
     #[inline(always)]
-    fn check_read(&self, who: Accessor, index: usize, bytes: u8) -> Result<(), Box<Violation>> {
-        let cell = &self.cells[index];
+    fn check_read(&self, who: Accessor, place: Place) -> Result<(), Box<Violation>> {
+        let cell = self.shadow.cell(place);
         if cell.content != Content::Data {
-            return Err(self.misuse(who, index));
+            return Err(self.misuse(who, place));
         }
-        if cell.defined & bytes != bytes {
-            return Err(self.violation(who, index, Rule::SharedUninitialised));
+        if cell.defined & place.mask != place.mask {
+            return Err(self.violation(who, place, Rule::SharedUninitialised));
         }
         if !who.is_after(usize::from(cell.writer), cell.written) {
-            return Err(self.race(who, index, Access::Read, None));
+            return Err(self.race(who, place, Access::Read, None));
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn note_read(&mut self, who: Accessor, index: usize) {
-        let last = &mut self.reads[index * self.warps + who.warp];
+    fn note_read(&mut self, who: Accessor, place: Place) {
+        let last = self.shadow.read_mut(place, who.warp);
         let several = last.clock() == who.clock && last.lane() != who.lane;
         let lane = if several { ALL_LANES } else { who.lane };
         *last = Stamp::new(who.clock, lane);
-        self.cells[index].is_read = true;
+        self.shadow.cell_mut(place).is_read = true;
     }
 
     /// Checks that `who` may write some cells, and says what they hold until then.
@@ -389,30 +335,30 @@ impl Shared {
         content: Content,
     ) -> Result<(), Box<Violation>> {
         let mut settled: Settled = None;
-        for (index, _) in cells(start, bytes) {
-            let cell = &self.cells[index];
+        let mut access = start..start + bytes;
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = self.shadow.cell(place);
             if cell.content != Content::Data {
-                return Err(self.misuse(who, index));
+                return Err(self.misuse(who, place));
             }
             if settled != Some((cell.writer, cell.written)) {
                 if !who.is_after(usize::from(cell.writer), cell.written) {
-                    return Err(self.race(who, index, Access::Write, None));
+                    return Err(self.race(who, place, Access::Write, None));
                 }
                 settled = Some((cell.writer, cell.written));
             }
             if cell.is_read {
-                for warp in 0..self.warps {
-                    let read = self.reads[index * self.warps + warp];
+                for (warp, read) in self.shadow.reads(place).iter().enumerate() {
                     if !who.is_after(slot(warp, read.lane()), read.clock()) {
-                        return Err(self.race(who, index, Access::Write, Some(warp)));
+                        return Err(self.race(who, place, Access::Write, Some(warp)));
                     }
                 }
             }
-            self.check_products(who, index)?;
+            self.check_products(who, place)?;
             if !self.bulk_sources.is_empty() {
-                self.check_bulk_sources(who, index)?;
+                self.check_bulk_sources(who, place)?;
             }
-            let cell = &mut self.cells[index];
+            let cell = self.shadow.cell_mut(place);
             // An access after this write comes after the reads before it.
             cell.is_read = false;
             if content != Content::Data {
@@ -425,42 +371,46 @@ impl Shared {
 
     /// Checks that no product may still read a cell.
     #[inline(always)]
-    fn check_products(&self, who: Accessor, index: usize) -> Result<(), Box<Violation>> {
-        let warpgroups = self.products.lines.len();
-        let reads = &self.products.reads[index * warpgroups..][..warpgroups];
-        for (warpgroup, product) in reads.iter().enumerate() {
+    fn check_products(&self, who: Accessor, place: Place) -> Result<(), Box<Violation>> {
+        for (warpgroup, product) in self.shadow.products(place).iter().enumerate() {
             if *product > 0 && !who.knowledge.has_seen_product(warpgroup, *product) {
-                let line = self.products.lines[warpgroup][*product as usize - 1];
-                return Err(self.violation(who, index, Rule::ProductSource { line }));
+                let line = self.products[warpgroup][*product as usize - 1];
+                return Err(self.violation(who, place, Rule::ProductSource { line }));
             }
         }
         Ok(())
     }
 
     /// Checks that no bulk copy may still read a cell.
-    fn check_bulk_sources(&self, who: Accessor, index: usize) -> Result<(), Box<Violation>> {
-        let address = SHARED_BASE + (index * CELL_BYTES) as u32;
+    fn check_bulk_sources(&self, who: Accessor, place: Place) -> Result<(), Box<Violation>> {
+        let address = SHARED_BASE + place.start as u32;
         let mut sources = self.bulk_sources.iter();
         match sources.find(|source| address.wrapping_sub(source.address) < source.bytes) {
             Some(BulkSource { line, .. }) => {
-                Err(self.violation(who, index, Rule::BulkCopySource { line: *line }))
+                Err(self.violation(who, place, Rule::BulkCopySource { line: *line }))
             }
             None => Ok(()),
         }
     }
 
     /// Checks that a `fence.proxy.async` lies between what threads wrote and a bulk copy.
-    fn check_fences(&self, who: Accessor, start: usize, bytes: u32) -> Result<(), Box<Violation>> {
+    fn check_fences(
+        &mut self,
+        who: Accessor,
+        start: usize,
+        bytes: u32,
+    ) -> Result<(), Box<Violation>> {
         let mut settled: Settled = None;
-        for (index, _) in cells(start, bytes as usize) {
-            let cell = &self.cells[index];
+        let mut access = start..start + bytes as usize;
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = self.shadow.cell(place);
             if settled == Some((cell.writer, cell.written)) {
                 continue;
             }
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
             let is_ordered = cell.content == Content::Data && who.is_after(writer, written);
             if is_ordered && !who.knowledge.has_fenced(writer, written) {
-                return Err(self.violation(who, index, Rule::MissingProxyFence { line }));
+                return Err(self.violation(who, place, Rule::MissingProxyFence { line }));
             }
             settled = Some((cell.writer, cell.written));
         }
@@ -469,13 +419,14 @@ impl Shared {
 
     fn store(&mut self, writer: usize, clock: u32, line: u32, start: usize, from: &[u8]) {
         self.bytes[start..start + from.len()].copy_from_slice(from);
-        for (index, cell_bytes) in cells(start, from.len()) {
-            let cell = &mut self.cells[index];
+        let mut access = start..start + from.len();
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = self.shadow.cell_mut(place);
             *cell = Cell {
                 written: clock,
                 line,
                 writer: writer as u16,
-                defined: cell.defined | cell_bytes,
+                defined: cell.defined | place.mask,
                 content: Content::Data,
                 is_read: false,
             };
@@ -502,8 +453,9 @@ impl Shared {
         Ok(offset)
     }
 
-    fn violation(&self, who: Accessor, cell: usize, rule: Rule) -> Box<Violation> {
-        let address = u64::from(SHARED_BASE) + (cell * CELL_BYTES) as u64;
+    fn violation(&self, who: Accessor, place: Place, rule: Rule) -> Box<Violation> {
+        // A cell's address, also where one byte of it is meant.
+        let address = u64::from(SHARED_BASE) + place.start as u64 / 2 * 2;
         let mut violation = Violation::at(rule, who.lane, address);
         violation.lane = violation.lane.filter(|lane| *lane != ALL_LANES);
         violation
@@ -511,14 +463,14 @@ impl Shared {
 
     /// An access to a cell that holds no data.
     #[cold]
-    fn misuse(&self, who: Accessor, index: usize) -> Box<Violation> {
-        let Cell { line, content, .. } = self.cells[index];
+    fn misuse(&self, who: Accessor, place: Place) -> Box<Violation> {
+        let Cell { line, content, .. } = *self.shadow.cell(place);
         let rule = match content {
             Content::Data | Content::Copying => Rule::PendingCopy { line },
             Content::BulkCopying => Rule::PendingBulkCopy { line },
             Content::Mbarrier => Rule::MbarrierAccessed { line },
         };
-        self.violation(who, index, rule)
+        self.violation(who, place, rule)
     }
 
     /// A race with the last write of a cell, or with its last read by a warp.
@@ -526,14 +478,14 @@ impl Shared {
     fn race(
         &self,
         who: Accessor,
-        index: usize,
+        place: Place,
         access: Access,
         reader: Option<usize>,
     ) -> Box<Violation> {
-        let cell = &self.cells[index];
+        let cell = self.shadow.cell(place);
         let (earlier, slot, line) = match reader {
             Some(warp) => {
-                let read = self.reads[index * self.warps + warp];
+                let read = self.shadow.reads(place)[warp];
                 (Access::Read, slot(warp, read.lane()), None)
             }
             None => (Access::Write, usize::from(cell.writer), Some(cell.line)),
@@ -542,7 +494,7 @@ impl Shared {
         if warp >= self.warps {
             // An mbarrier's slot: a bulk copy that landed in a phase that this thread did not see.
             let line = cell.line;
-            return self.violation(who, index, Rule::PendingBulkCopy { line });
+            return self.violation(who, place, Rule::PendingBulkCopy { line });
         }
         let thread = match lane {
             ALL_LANES => format!("warp {warp}"),
@@ -554,19 +506,8 @@ impl Shared {
             thread,
             line,
         };
-        self.violation(who, index, rule)
+        self.violation(who, place, rule)
     }
-}
-
-/// The cells that `bytes` bytes from `start` touch, each with the mask of its bytes among them.
-fn cells(start: usize, bytes: usize) -> impl Iterator<Item = (usize, u8)> {
-    let mask = if bytes == 1 {
-        1 << (start % CELL_BYTES)
-    } else {
-        0b11
-    };
-    let first = start / CELL_BYTES;
-    (first..first + bytes.div_ceil(CELL_BYTES)).map(move |cell| (cell, mask))
 }
 
 #[cfg(test)]

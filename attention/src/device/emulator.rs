@@ -142,8 +142,8 @@ impl Driver for Emulator {
             Some(text) => text,
             None => ptx.to_str().expect("PTX is UTF-8"),
         };
-        let parsed = Module::parse(text, &format!("{kernel}.ptx")).map_err(failure)?;
-        Ok(push(&self.modules, Arc::new(parsed)))
+        let parsed = Module::shared(text, &format!("{kernel}.ptx")).map_err(failure)?;
+        Ok(push(&self.modules, parsed))
     }
 
     unsafe fn unload(&self, _: Handle) {}

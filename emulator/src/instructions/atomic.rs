@@ -68,7 +68,7 @@ fn update<T: Value>(
 ) -> Decoded {
     let (to, at, b) = if gives {
         let [to, at, b] = d.operands()?;
-        (Some(d.register(to)?), at, b)
+        (Some(d.destination(to)?), at, b)
     } else {
         let [at, b] = d.operands()?;
         (None, at, b)

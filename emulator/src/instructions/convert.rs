@@ -1,9 +1,10 @@
 //! `cvt`: between integer widths, between integers and floats, and between float widths.
 
 use super::float::canonical_bits;
-use super::{binary, lanes, unary};
+use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder};
-use crate::registers::{AnyReg, Row};
+use crate::host;
+use crate::registers::{AnyReg, Reg, Row};
 use half::{bf16, f16};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -11,10 +12,10 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         return Ok(None);
     };
     match modifiers {
-        "rn.f16x2.f32" => pair(d, f16_bits),
-        "rn.bf16x2.f32" => pair(d, bf16_bits),
-        "rn.relu.f16x2.f32" => pair(d, |x| f16_bits(relu(x))),
-        "rn.relu.bf16x2.f32" => pair(d, |x| bf16_bits(relu(x))),
+        "rn.f16x2.f32" => pair(d, f16_row),
+        "rn.bf16x2.f32" => pair(d, |row| row.map(|x| bf16_bits(f32::from_bits(x)))),
+        "rn.relu.f16x2.f32" => pair(d, |row| f16_row(&row.map(relu))),
+        "rn.relu.bf16x2.f32" => pair(d, |row| row.map(|x| bf16_bits(f32::from_bits(relu(x))))),
         "rn.f16.f32" => unary(d, |a: u32| f16_bits(f32::from_bits(a))),
         "rn.bf16.f32" => unary(d, |a: u32| bf16_bits(f32::from_bits(a))),
         "f32.f16" => unary(d, |a: u16| canonical_bits(f16::from_bits(a).to_f32())),
@@ -45,6 +46,21 @@ pub(super) fn f16_bits(x: f32) -> u16 {
     }
 }
 
+/// The bits of f32 rounded to f16, each as [`f16_bits`] does it.
+fn f16_row(row: &Row<u32>) -> Row<u16> {
+    if !host::is_wide() {
+        return row.map(|bits| f16_bits(f32::from_bits(bits)));
+    }
+    // SAFETY: the host was asked.
+    let mut rounded = unsafe { host::round_to_f16(row) };
+    for rounded in &mut rounded {
+        if *rounded & 0x7fff > 0x7c00 {
+            *rounded = 0x7fff;
+        }
+    }
+    rounded
+}
+
 /// Rounded to bf16; there is one NaN.
 pub(super) fn bf16_bits(x: f32) -> u16 {
     if x.is_nan() {
@@ -54,15 +70,22 @@ pub(super) fn bf16_bits(x: f32) -> u16 {
     }
 }
 
-/// `max(x, 0)`; NaN stays.
-fn relu(x: f32) -> f32 {
-    if x < 0.0 { 0.0 } else { x }
+/// The bits of `max(x, 0)`; NaN stays.
+fn relu(x: u32) -> u32 {
+    if f32::from_bits(x) < 0.0 { 0 } else { x }
 }
 
 /// Two f32 rounded and packed; the first operand goes to the high half.
-fn pair(d: &mut Decoder, round: impl Fn(f32) -> u16 + Send + Sync + 'static) -> Decoded {
-    let half = move |bits: u32| u32::from(round(f32::from_bits(bits)));
-    binary(d, move |hi: u32, lo: u32| half(hi) << 16 | half(lo))
+fn pair(d: &mut Decoder, round: impl Fn(&Row<u32>) -> Row<u16> + Send + Sync + 'static) -> Decoded {
+    let [to, high, low] = d.operands()?;
+    let to: Reg<u32> = d.destination(to)?;
+    let (high, low): (Reg<u32>, Reg<u32>) = (d.source(high)?, d.source(low)?);
+    lanes(move |c| {
+        let (high, low) = (round(c.row(high)?), round(c.row(low)?));
+        let packed = std::array::from_fn(|i| u32::from(high[i]) << 16 | u32::from(low[i]));
+        c.write(to, packed);
+        Ok(())
+    })
 }
 
 /// `cvt.to.from` of integers: extended by `from`'s sign, then cut to `to`'s width. Registers may be
@@ -75,7 +98,7 @@ fn integers(d: &mut Decoder, modifiers: &str) -> Decoded {
         return Ok(None);
     };
     let [to, from] = d.operands()?;
-    let (to, from) = (d.any(to)?, d.any(from)?);
+    let (to, from) = (d.any_destination(to)?, d.any(from)?);
     if to.bits() < to_bits || from.bits() < from_bits {
         return Err("a register is narrower than its type".to_owned());
     }
@@ -115,5 +138,25 @@ pub(super) fn extend(value: u64, bits: u32, signed: bool) -> u64 {
         (top as i64 >> unused) as u64
     } else {
         top >> unused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_round_as_their_elements_do() {
+        // Every f16, what lies halfway to the next one, and its neighbours; and numbers that no f16 is near.
+        let near = (0..=u16::MAX).flat_map(|bits| {
+            let value = f16::from_bits(bits).to_f32().to_bits();
+            [0, 1, 0xfff, 0x1000, 0x1001].map(|step| value.wrapping_add(step))
+        });
+        let far = (0..=u16::MAX).map(|bits| u32::from(bits) << 16 | 0x5555);
+        let all: Vec<u32> = near.chain(far).collect();
+        for row in all.as_chunks().0 {
+            let expected = row.map(|bits| f16_bits(f32::from_bits(bits)));
+            assert_eq!(f16_row(row), expected, "{row:x?}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::convert::{bf16_bits, f16_bits};
 use super::mma::{from_bf16, from_f16};
 use super::{binary, compare, ternary, unary};
 use crate::decode::{Decoded, Decoder};
+use crate::host;
 use std::cmp::Ordering;
 
 /// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
@@ -120,11 +121,20 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("div", ["rn"]) => f32_binary(d, modes, |a, b| a / b),
         ("div", ["full"]) => f32_binary(d, modes, |a, b| (f64::from(a) / f64::from(b)) as f32),
         ("fma" | "mad", ["rn"]) => {
-            let f = move |a, b, c| {
-                let [a, b, c] = [a, b, c].map(|x| modes.operand(x));
-                modes.result(fused_multiply_add(a, b, c))
-            };
-            ternary(d, f)
+            fn by(
+                modes: Modes,
+                fused: impl Fn(f32, f32, f32) -> f32,
+            ) -> impl Fn(u32, u32, u32) -> u32 {
+                move |a, b, c| {
+                    let [a, b, c] = [a, b, c].map(|x| modes.operand(x));
+                    modes.result(fused(a, b, c))
+                }
+            }
+            // The host's own instruction, where it has one; elsewhere `mul_add` is a slow call.
+            match host::is_wide() {
+                true => ternary(d, by(modes, f32::mul_add)),
+                false => ternary(d, by(modes, fused_multiply_add)),
+            }
         }
         ("min", []) => f32_binary(d, modes, minimum),
         ("max", []) => f32_binary(d, modes, maximum),
@@ -170,7 +180,7 @@ fn f32_approximation(
     f32_unary(d, modes, move |a| f(f64::from(a)) as f32)
 }
 
-/// `a * b + c`, rounded once, without the call of `mul_add` on a host that lacks the instruction.
+/// `a * b + c`, rounded once, on a host that lacks the instruction: without the call that `mul_add` is there.
 fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     multiply_add_to_odd(a, b, c) as f32
 }

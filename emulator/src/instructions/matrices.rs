@@ -34,12 +34,12 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match direction {
         "ldmatrix" => {
             let [to, from] = d.operands()?;
-            load(Matrices::of(d, count, transposed, to, from)?)
+            load(Matrices::of(d, count, transposed, to, from, true)?)
         }
         "stmatrix" => {
             d.require_target(90)?;
             let [to, from] = d.operands()?;
-            store(Matrices::of(d, count, transposed, from, to)?)
+            store(Matrices::of(d, count, transposed, from, to, false)?)
         }
         _ => Ok(None),
     }
@@ -56,11 +56,12 @@ struct Matrices {
 
 impl Matrices {
     fn of(
-        d: &Decoder,
+        d: &mut Decoder,
         count: usize,
         transposed: bool,
         registers: &Operand,
         rows: &Operand,
+        loads: bool,
     ) -> Result<Self, String> {
         let rows = address(d, rows, true)?;
         // One matrix needs no braces.
@@ -72,7 +73,11 @@ impl Matrices {
             let found = registers.len();
             return Err(format!("expected {count} registers, found {found}"));
         }
-        let registers: Result<_, _> = registers.iter().map(|r| d.register(r)).collect();
+        let register = |operand| match loads {
+            true => d.destination(operand),
+            false => d.register(operand),
+        };
+        let registers: Result<_, _> = registers.iter().map(register).collect();
         Ok(Matrices {
             registers: registers?,
             rows,

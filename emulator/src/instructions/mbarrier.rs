@@ -114,7 +114,7 @@ fn arrive(d: &mut Decoder, modifiers: Modifiers) -> Decoded {
     };
     let token: Option<Reg<u64>> = match token {
         Operand::Name("_") => None,
-        token => Some(d.register(token)?),
+        token => Some(d.destination(token)?),
     };
     let at = address(d, at, true)?;
     let number: Reg<u32> = d.source(number)?;

@@ -92,7 +92,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
 }
 
 /// An address operand. Addresses have 64 bits, or for `shared` memory 32 bits.
-pub(super) fn address(d: &Decoder, operand: &Operand, shared: bool) -> Result<Address, String> {
+pub(super) fn address(d: &mut Decoder, operand: &Operand, shared: bool) -> Result<Address, String> {
     let Operand::Address(base, offset) = operand else {
         return Err("expected an address".to_owned());
     };
@@ -101,12 +101,12 @@ pub(super) fn address(d: &Decoder, operand: &Operand, shared: bool) -> Result<Ad
 
 /// The address at an offset from a register or variable.
 pub(super) fn base_address(
-    d: &Decoder,
+    d: &mut Decoder,
     base: &str,
     offset: i64,
     shared: bool,
 ) -> Result<Address, String> {
-    match d.scope.find(base) {
+    match d.find(base) {
         Some(Name::Register(AnyReg::B64(base))) => Ok(Address::Long(base, offset)),
         Some(Name::Register(AnyReg::B32(base))) if shared => Ok(Address::Word(base, offset)),
         Some(Name::Shared(base)) if shared => {
@@ -135,7 +135,8 @@ fn registers(
     for element in elements {
         let register = match element {
             Operand::Immediate(_) if source => AnyReg::B64(d.source(element)?),
-            register => d.any(register)?,
+            register if source => d.any(register)?,
+            register => d.any_destination(register)?,
         };
         if register.bits() < shape.bits {
             return Err("a register is narrower than its type".to_owned());

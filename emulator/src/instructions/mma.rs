@@ -63,7 +63,7 @@ fn single<const A: usize, const B: usize>(
     widen: impl Fn(u32) -> f32 + Send + Sync + 'static,
 ) -> Decoded {
     let [to, a, b, from] = d.operands()?;
-    let (to, from): ([Reg<u32>; 4], [Reg<u32>; 4]) = (d.vector(to)?, d.vector(from)?);
+    let (to, from): ([Reg<u32>; 4], [Reg<u32>; 4]) = (d.destinations(to)?, d.vector(from)?);
     let (a, b): ([Reg<u32>; A], [Reg<u32>; B]) = (d.vector(a)?, d.vector(b)?);
     lanes(move |c| {
         let mut sums = Accumulator::default();
@@ -94,7 +94,7 @@ fn half<const A: usize, const B: usize>(
     widen: impl Fn(u32) -> f32 + Send + Sync + 'static,
 ) -> Decoded {
     let [to, a, b, from] = d.operands()?;
-    let (to, from): ([Reg<u32>; 2], [Reg<u32>; 2]) = (d.vector(to)?, d.vector(from)?);
+    let (to, from): ([Reg<u32>; 2], [Reg<u32>; 2]) = (d.destinations(to)?, d.vector(from)?);
     let (a, b): ([Reg<u32>; A], [Reg<u32>; B]) = (d.vector(a)?, d.vector(b)?);
     lanes(move |c| {
         let mut sums = Accumulator::default();

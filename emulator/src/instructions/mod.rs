@@ -27,7 +27,7 @@ pub(crate) use cp_async::Copies;
 pub(crate) use float::canonical_bits;
 
 use crate::block::Context;
-use crate::decode::{Action, Decoded, Decoder, lanes};
+use crate::decode::{Action, Decoded, Decoder, lanes, warpgroup};
 use crate::error::Violation;
 use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of};
 
@@ -56,6 +56,7 @@ const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
 /// Turns a statement into an action.
 pub(crate) fn decode(d: &mut Decoder) -> Result<Action, String> {
     for family in FAMILIES {
+        d.accesses.clear();
         if let Some(action) = family(d)? {
             return Ok(action);
         }
@@ -69,10 +70,11 @@ fn unary<A: Value, D: Value>(
     f: impl Fn(A) -> D + Send + Sync + 'static,
 ) -> Decoded {
     let [to, a] = d.operands()?;
-    let (to, a): (Reg<D>, Reg<A>) = (d.register(to)?, d.source(a)?);
+    let (to, a): (Reg<D>, Reg<A>) = (d.destination(to)?, d.source(a)?);
     lanes(move |c| {
-        let a = c.read(a)?;
-        c.write(to, std::array::from_fn(|i| f(a[i])));
+        let a = c.row(a)?;
+        let result = std::array::from_fn(|i| f(a[i]));
+        c.write(to, result);
         Ok(())
     })
 }
@@ -83,10 +85,11 @@ fn binary<A: Value, B: Value, D: Value>(
     f: impl Fn(A, B) -> D + Send + Sync + 'static,
 ) -> Decoded {
     let [to, a, b] = d.operands()?;
-    let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.register(to)?, d.source(a)?, d.source(b)?);
+    let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.destination(to)?, d.source(a)?, d.source(b)?);
     lanes(move |c| {
-        let (a, b) = (c.read(a)?, c.read(b)?);
-        c.write(to, std::array::from_fn(|i| f(a[i], b[i])));
+        let (a, b) = (c.row(a)?, c.row(b)?);
+        let result = std::array::from_fn(|i| f(a[i], b[i]));
+        c.write(to, result);
         Ok(())
     })
 }
@@ -97,11 +100,12 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
     f: impl Fn(A, B, E) -> D + Send + Sync + 'static,
 ) -> Decoded {
     let [to, a, b, e] = d.operands()?;
-    let to: Reg<D> = d.register(to)?;
+    let to: Reg<D> = d.destination(to)?;
     let (a, b, e): (Reg<A>, Reg<B>, Reg<E>) = (d.source(a)?, d.source(b)?, d.source(e)?);
     lanes(move |c| {
-        let (a, b, e) = (c.read(a)?, c.read(b)?, c.read(e)?);
-        c.write(to, std::array::from_fn(|i| f(a[i], b[i], e[i])));
+        let (a, b, e) = (c.row(a)?, c.row(b)?, c.row(e)?);
+        let result = std::array::from_fn(|i| f(a[i], b[i], e[i]));
+        c.write(to, result);
         Ok(())
     })
 }
@@ -111,7 +115,7 @@ fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + '
     let [to, a, b] = d.operands()?;
     let (to, a, b): (Pred, Reg<T>, Reg<T>) = (d.predicate(to)?, d.source(a)?, d.source(b)?);
     lanes(move |c| {
-        let (a, b) = (c.read(a)?, c.read(b)?);
+        let (a, b) = (c.row(a)?, c.row(b)?);
         let mask = (0..32).fold(0, |mask, i| mask | u32::from(f(a[i], b[i])) << i);
         c.warp.registers.write_predicate(to, c.active, mask);
         Ok(())

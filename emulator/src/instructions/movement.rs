@@ -35,7 +35,7 @@ fn mov<T: Value>(d: &mut Decoder) -> Decoded {
         }
         [to, Operand::Name(name)] => match d.scope.find(name) {
             Some(Name::Shared(address) | Name::Parameter(address, _)) => {
-                let to: Reg<T> = d.register(to)?;
+                let to: Reg<T> = d.destination(to)?;
                 lanes(move |c| {
                     c.write(to, [T::truncate(u64::from(address)); 32]);
                     Ok(())
@@ -48,8 +48,8 @@ fn mov<T: Value>(d: &mut Decoder) -> Decoded {
 }
 
 /// A special register. Only `%tid` and `%laneid` differ between the lanes.
-fn special<T: Value>(d: &Decoder, to: &Operand, name: &str) -> Decoded {
-    let to: Reg<T> = d.register(to)?;
+fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
+    let to: Reg<T> = d.destination(to)?;
     let (base, axis) = match name.rsplit_once('.') {
         Some((base, axis)) => (base, ["x", "y", "z"].iter().position(|a| *a == axis)),
         None => (name, None),
@@ -103,7 +103,7 @@ fn unpack<T: Value>(d: &mut Decoder, to: &[Operand], from: &Operand) -> Decoded 
     let mut parts = Vec::new();
     for (i, operand) in to.iter().enumerate() {
         if *operand != Operand::Name("_") {
-            let part = d.any(operand)?;
+            let part = d.any_destination(operand)?;
             check_part(part, part_bits)?;
             parts.push((part, part_bits * i as u32));
         }
@@ -123,7 +123,7 @@ fn unpack<T: Value>(d: &mut Decoder, to: &[Operand], from: &Operand) -> Decoded 
 
 /// `mov.b64 a, {lo, hi}`.
 fn pack<T: Value>(d: &mut Decoder, to: &Operand, from: &[Operand]) -> Decoded {
-    let to: Reg<T> = d.register(to)?;
+    let to: Reg<T> = d.destination(to)?;
     let part_bits = T::BITS / from.len() as u32;
     let mut parts = Vec::new();
     for operand in from {
@@ -175,7 +175,7 @@ fn move_predicate(d: &mut Decoder) -> Decoded {
 /// `selp d, a, b, p`. An operand may be undefined in the lanes that do not choose it.
 fn select<T: Value>(d: &mut Decoder) -> Decoded {
     let [to, a, b, p] = d.operands()?;
-    let to: Reg<T> = d.register(to)?;
+    let to: Reg<T> = d.destination(to)?;
     let (a, b): (Reg<T>, Reg<T>) = (d.source(a)?, d.source(b)?);
     let p = d.predicate(p)?;
     lanes(move |c| {
@@ -183,10 +183,8 @@ fn select<T: Value>(d: &mut Decoder) -> Decoded {
         let registers = &c.warp.registers;
         let a = registers.read(a, c.active & chosen)?;
         let b = registers.read(b, c.active & !chosen)?;
-        c.write(
-            to,
-            std::array::from_fn(|i| if chosen >> i & 1 != 0 { a[i] } else { b[i] }),
-        );
+        let result = std::array::from_fn(|i| if chosen >> i & 1 != 0 { a[i] } else { b[i] });
+        c.write(to, result);
         Ok(())
     })
 }
@@ -211,7 +209,7 @@ fn load_parameter(d: &mut Decoder, kind: &str) -> Decoded {
         ));
     }
     // An integer is extended to a wider register, by its sign or by zeros.
-    let to = d.any(to)?;
+    let to = d.any_destination(to)?;
     if to.bits() < bits || kind.starts_with('f') && to.bits() != bits {
         return Err(format!(
             "expected a register of {bits} bits, found one of {}",

@@ -1,7 +1,8 @@
 //! `setmaxnreg`: a warpgroup gives registers back to its block, or waits for some; see
 //! [`crate::pool`].
 
-use crate::decode::{Action, Decoded, Decoder};
+use super::warpgroup;
+use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::pool::{MOST, STEP};
 use crate::syntax::Operand;
@@ -26,7 +27,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             "the number of registers is a multiple of {STEP} from {LEAST} to {MOST}"
         ));
     }
-    Ok(Some(Action::Warpgroup(Box::new(move |group| {
+    warpgroup(move |group| {
         let misused = |what| Violation::of_warp(Rule::RegistersMisused { what });
         let Some(pool) = &mut group.pool else {
             return Err(misused("setmaxnreg in a kernel without launch bounds"));
@@ -42,5 +43,5 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             }
         }
         Ok(())
-    }))))
+    })
 }

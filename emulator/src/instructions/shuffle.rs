@@ -66,10 +66,10 @@ fn shuffle(
     let [to, a, b, clamp, mask] = d.operands()?;
     let (to, in_range): (Reg<u32>, _) = match to {
         Operand::Pair(to, in_range) => (
-            d.register(&Operand::Name(to))?,
+            d.destination(&Operand::Name(to))?,
             Some(d.named_predicate(in_range)?),
         ),
-        register => (d.register(register)?, None),
+        register => (d.destination(register)?, None),
     };
     let (a, b): (Reg<u32>, Reg<u32>) = (d.source(a)?, d.source(b)?);
     let (clamp, mask): (Reg<u32>, Reg<u32>) = (d.source(clamp)?, d.source(mask)?);
@@ -110,7 +110,7 @@ fn shuffle(
 fn reduce(d: &mut Decoder, f: fn(u32, u32) -> u32) -> Decoded {
     let [to, a, mask] = d.operands()?;
     let (to, a, mask): (Reg<u32>, Reg<u32>, Reg<u32>) =
-        (d.register(to)?, d.source(a)?, d.source(mask)?);
+        (d.destination(to)?, d.source(a)?, d.source(mask)?);
     lanes(move |c| {
         members(c, mask)?;
         let values = c.read(a)?;
@@ -136,7 +136,7 @@ fn vote(d: &mut Decoder, f: fn(u32, u32) -> bool) -> Decoded {
 /// `vote.sync.ballot.b32 d, a, members`: the mask of members with `a` set.
 fn ballot(d: &mut Decoder) -> Decoded {
     let [to, a, mask] = d.operands()?;
-    let (to, a, mask): (Reg<u32>, _, _) = (d.register(to)?, d.predicate(a)?, d.source(mask)?);
+    let (to, a, mask): (Reg<u32>, _, _) = (d.destination(to)?, d.predicate(a)?, d.source(mask)?);
     lanes(move |c| {
         let members = members(c, mask)?;
         let set = c.warp.registers.read_predicate(a, c.active)? & members;
@@ -154,7 +154,7 @@ fn elect(d: &mut Decoder) -> Decoded {
     d.require_target(90)?;
     let to: Option<Reg<u32>> = match *to {
         "_" => None,
-        to => Some(d.register(&Operand::Name(to))?),
+        to => Some(d.destination(&Operand::Name(to))?),
     };
     let (is_elected, mask) = (d.named_predicate(is_elected)?, d.source(mask)?);
     lanes(move |c| {

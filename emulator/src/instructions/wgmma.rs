@@ -22,15 +22,15 @@
 //! `mma_traits_sm90_gmma.hpp`.)
 
 use super::float::canonical_bits;
-use super::lanes;
 use super::mma::{accumulator, from_bf16, from_f16};
-use crate::decode::{Action, Decoded, Decoder};
+use super::{lanes, warpgroup};
+use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::products::Operands;
 use crate::registers::{Pred, Reg};
 use crate::syntax::Operand;
 use crate::warp::Warp;
-use crate::warpgroup::{Warpgroup, WarpgroupOperation};
+use crate::warpgroup::Warpgroup;
 
 /// Depth of a product.
 const DEPTH: usize = 16;
@@ -147,7 +147,7 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
     {
         return Err("a scale is 1 or -1, a transposition 0 or 1".to_owned());
     }
-    let matrix = |operand, transposed| -> Result<_, String> {
+    let mut matrix = |operand, transposed| -> Result<_, String> {
         Ok(Matrix {
             descriptor: d.register(operand)?,
             is_mn_major: transposed == 1,
@@ -172,11 +172,10 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         adds,
         sign: (scales[0] * scales[1]) as f32,
     };
-    let operation: WarpgroupOperation = match kind {
-        "f32.f16.f16" => Box::new(move |group| product.execute(group, columns, from_f16)),
-        _ => Box::new(move |group| product.execute(group, columns, from_bf16)),
-    };
-    Ok(Some(Action::Warpgroup(operation)))
+    match kind {
+        "f32.f16.f16" => warpgroup(move |group| product.execute(group, columns, from_f16)),
+        _ => warpgroup(move |group| product.execute(group, columns, from_bf16)),
+    }
 }
 
 impl Product {
@@ -372,9 +371,9 @@ fn read_accumulators(
         for (i, register) in registers.iter().enumerate() {
             let values = warp.registers.read(*register, u32::MAX);
             let values = values.map_err(|violation| violation.by(warp.index))?;
-            for (lane, value) in values.into_iter().enumerate() {
+            for (lane, value) in values.iter().enumerate() {
                 let (row, column) = accumulator(lane, i);
-                sums[row][column] = f32::from_bits(value);
+                sums[row][column] = f32::from_bits(*value);
             }
         }
     }

@@ -3,10 +3,12 @@
 
 mod asynchronous;
 mod fuzz;
+mod granules;
 mod instructions;
 mod mutants;
 mod pipeline;
 mod reductions;
+mod registers;
 mod ring;
 mod rules;
 mod tensor_copy;

@@ -1,0 +1,152 @@
+//! Bytes that know whether they were ever written, in words of 8. Atomic, because two blocks of a wrong kernel may write
+//! one word at the same time.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+const WORD: usize = 8;
+
+/// The bytes of a buffer.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    words: Box<[AtomicU64]>,
+    /// By word: which of its bytes were written.
+    written: Box<[AtomicU8]>,
+    len: usize,
+}
+
+impl Bytes {
+    /// Bytes of which none is written.
+    pub fn new(len: usize) -> Self {
+        let words = len.div_ceil(WORD);
+        Bytes {
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            written: (0..words).map(|_| AtomicU8::new(0)).collect(),
+            len,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Reads from an offset on.
+    ///
+    /// # Errors
+    /// The offset of the first byte that was never written.
+    #[inline]
+    pub fn read(&self, start: usize, to: &mut [u8]) -> Result<(), usize> {
+        let end = start + to.len();
+        let mut rest = to;
+        for (index, part) in words(start, end) {
+            let mask = self.written[index].load(Acquire);
+            let word = self.words[index].load(Relaxed).to_le_bytes();
+            let missing = !mask & mask_of(&part);
+            if missing != 0 {
+                return Err(index * WORD + missing.trailing_zeros() as usize);
+            }
+            let (now, later) = rest.split_at_mut(part.len());
+            now.copy_from_slice(&word[part]);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Reads from an offset on, with `missing` for bytes that were never written.
+    pub fn read_or(&self, start: usize, to: &mut [u8], missing: u8) {
+        for (offset, to) in (start..).zip(to) {
+            let byte = std::slice::from_mut(to);
+            if self.read(offset, byte).is_err() {
+                byte[0] = missing;
+            }
+        }
+    }
+
+    /// Writes from an offset on.
+    #[inline]
+    pub fn write(&self, start: usize, from: &[u8]) {
+        let mut rest = from;
+        for (index, part) in words(start, start + from.len()) {
+            let (now, later) = rest.split_at(part.len());
+            rest = later;
+            let (word, written) = (&self.words[index], &self.written[index]);
+            if let Ok(bytes) = now.try_into() {
+                word.store(u64::from_le_bytes(bytes), Relaxed);
+                written.store(u8::MAX, Release);
+                continue;
+            }
+            let with = |word: u64| {
+                let mut bytes = word.to_le_bytes();
+                bytes[part.clone()].copy_from_slice(now);
+                u64::from_le_bytes(bytes)
+            };
+            // Another block may change other bytes of the word meanwhile.
+            let replaced = word.fetch_update(Relaxed, Relaxed, |word| Some(with(word)));
+            replaced.expect("there is a word");
+            written.fetch_or(mask_of(&part), Release);
+        }
+    }
+}
+
+/// The words that some bytes lie in, each with the bytes of it that are among them.
+#[inline(always)]
+fn words(start: usize, end: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let words = start / WORD..end.div_ceil(WORD);
+    let words = if start < end { words } else { 0..0 };
+    words.map(move |index| {
+        let first = index * WORD;
+        (
+            index,
+            start.max(first) - first..end.min(first + WORD) - first,
+        )
+    })
+}
+
+/// The bits of some bytes of a word.
+fn mask_of(part: &Range<usize>) -> u8 {
+    u8::MAX >> (WORD - part.len()) << part.start
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_part_comes_back_and_nothing_else_is_written() {
+        for start in 0..20 {
+            for len in 1..=20 - start {
+                let bytes = Bytes::new(20);
+                let data: Vec<u8> = (1..=len as u8).collect();
+                bytes.write(start, &data);
+                let mut all = [0; 20];
+                bytes.read_or(0, &mut all, 0xff);
+                for (offset, byte) in all.into_iter().enumerate() {
+                    let inside = (start..start + len).contains(&offset);
+                    let expected = if inside { data[offset - start] } else { 0xff };
+                    assert_eq!(byte, expected, "{start} {len}: {offset}");
+                }
+                let mut part = vec![0; len];
+                assert_eq!(bytes.read(start, &mut part), Ok(()));
+                assert_eq!(part, data);
+                if start > 0 {
+                    assert_eq!(bytes.read(0, &mut vec![0; start + len]), Err(0));
+                }
+                if start + len < 20 {
+                    let rest = &mut all[start..];
+                    assert_eq!(bytes.read(start, rest), Err(start + len));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_leaves_the_rest_of_its_word() {
+        let bytes = Bytes::new(8);
+        bytes.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        bytes.write(3, &[9, 9]);
+        let mut all = [0; 8];
+        bytes.read(0, &mut all).unwrap();
+        assert_eq!(all, [1, 2, 3, 9, 9, 6, 7, 8]);
+    }
+}

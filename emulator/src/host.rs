@@ -1,0 +1,62 @@
+//! The host's own instructions for vectors, fused multiply-add and f16, where it has them.
+//!
+//! A program is compiled for any host of its architecture. What works on the lanes of a warp is compiled a second time for
+//! newer ones, and the host decides at run time which it executes. Both give the same bits: compilers do not fuse
+//! operations by themselves.
+
+use crate::registers::{LANES, Row};
+
+/// Whether the host has AVX2, FMA and F16C, as nearly all of x86-64 have since 2013.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn is_wide() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn is_wide() -> bool {
+    false
+}
+
+/// Calls `f`, compiled for a host that [is wide](is_wide).
+///
+/// # Safety
+/// The host must be.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn call_wide<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn call_wide<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+/// A row of f32 rounded to f16, to nearest even.
+///
+/// # Safety
+/// The host must be [wide](is_wide).
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx,f16c")]
+pub(crate) unsafe fn round_to_f16(values: &Row<u32>) -> Row<u16> {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps,
+    };
+    let mut rounded = [0; LANES];
+    for (values, rounded) in values.chunks_exact(8).zip(rounded.chunks_exact_mut(8)) {
+        // SAFETY: both chunks have eight elements, and unaligned accesses may lie anywhere in them.
+        unsafe {
+            let eight = _mm256_loadu_ps(values.as_ptr().cast());
+            let eight = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
+            _mm_storeu_si128(rounded.as_mut_ptr().cast(), eight);
+        }
+    }
+    rounded
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn round_to_f16(_: &Row<u32>) -> Row<u16> {
+    unreachable!("no such host is wide")
+}
