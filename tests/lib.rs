@@ -11,6 +11,7 @@ pub mod guarded;
 pub mod harness;
 pub mod layout;
 pub mod modifiers;
+mod references;
 pub mod strategy;
 
 pub use backward_case::{BackwardCase, BackwardInputs, Gradients};
