@@ -11,6 +11,7 @@ pub mod guarded;
 pub mod harness;
 pub mod layout;
 pub mod modifiers;
+mod passed;
 mod references;
 pub mod strategy;
 
