@@ -1,8 +1,8 @@
 //! One backward pass, and what must hold of it.
 
+use crate::references::check_backward;
 use crate::{Case, Guarded, Inputs, Layout, Outcome, PASSED, harness};
-use attention::backward::check::{Backward, Report, all_keys, check};
-use attention::check::all_rows;
+use attention::backward::check::{Backward, Report};
 use attention::{Attention, Device, Dtype, Element, RawBackward, RawOptions, Tensor, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4};
@@ -299,7 +299,7 @@ impl BackwardCase {
             d_sinks: d_sinks.as_deref(),
             d_bias: d_bias_shape.zip(d_bias.as_deref()),
         };
-        let report = check(&backward, &all_rows(&problem), &all_keys(&problem));
+        let report = check_backward(&backward, &case.modifiers, case.seed);
         let array = |shape, elements: Vec<T>| {
             Array4::from_shape_vec(shape, elements.into_iter().map(Element::to_f32).collect())
         };

@@ -1,7 +1,8 @@
 //! One forward pass, and what must hold of it.
 
+use crate::references::check_forward;
 use crate::{Guarded, Layout, Modifiers, Outcome, PASSED, harness};
-use attention::check::{Forward, Report, all_rows, check};
+use attention::check::{Forward, Report};
 use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use ladder::Ladder;
 use libtest_mimic::Failed;
@@ -127,6 +128,18 @@ pub struct Outputs {
     pub report: Report,
 }
 
+impl Outputs {
+    /// Whether o and lse are the same bit for bit.
+    #[must_use]
+    pub fn has_bits_of(&self, other: &Self) -> bool {
+        let bits = |outputs: &Self| -> Vec<u32> {
+            let numbers = outputs.o.iter().chain(&outputs.lse);
+            numbers.map(|number| number.to_bits()).collect()
+        };
+        bits(self) == bits(other)
+    }
+}
+
 impl Case {
     /// The case with each of these element types, masks (causal or not), head dims and splits.
     pub fn with_each<const N: usize>(&self, variants: [(Dtype, bool, usize, u32); N]) -> [Case; N] {
@@ -148,6 +161,34 @@ impl Case {
             let reason = failed.message().unwrap_or_default();
             format!("{reason}\nATTENTION_CASE='{self}' cargo test -p tests --test devices")
         })?;
+        PASSED
+    }
+
+    /// Checks the case under schedules `0..schedules` of emulated devices. Each must find the same bits: no kernel sums in the
+    /// order in which blocks or warps come.
+    ///
+    /// # Errors
+    /// Says what does not hold.
+    pub fn check_schedules(
+        &self,
+        schedules: u64,
+        device: impl Fn(u64) -> Result<Device, Error>,
+    ) -> Outcome {
+        let inputs = self.inputs();
+        let mut first: Option<Outputs> = None;
+        for schedule in 0..schedules {
+            let found = self.run(&device(schedule)?, &inputs).map_err(|failed| {
+                let reason = failed.message().unwrap_or_default();
+                format!("{self} under schedule {schedule}: {reason}")
+            })?;
+            if first
+                .as_ref()
+                .is_some_and(|first| !found.has_bits_of(first))
+            {
+                return Err(format!("{self} under schedule {schedule}: other bits").into());
+            }
+            first = Some(found);
+        }
         PASSED
     }
 
@@ -268,7 +309,7 @@ impl Case {
                 .map(|ladder| ladder.sums_in())
                 .unwrap_or_default(),
         };
-        let report = check(&forward, &all_rows(&problem));
+        let report = check_forward(&forward, &self.modifiers, self.seed);
         if !report.passed() {
             return Err(report.into());
         }

@@ -1,7 +1,6 @@
 //! One matrix product, and what must hold of it.
 
 use crate::{Guarded, Outcome, PASSED, harness};
-use attention::check::Comparison;
 use attention::gemm::check::{Product, check};
 use attention::{Accumulation, Device, Dtype, Element, Gemm, GemmProblem, bf16, f16};
 use libtest_mimic::Failed;
@@ -128,7 +127,7 @@ impl GemmCase {
     }
 
     /// Runs the case on a device with a poisoned C and guard margins around all memory. Checks that C agrees
-    /// with the product in `f64`, that nothing else was written, and that A and B are unchanged.
+    /// with the product in `f64`, that nothing else was written, and that A and B are unchanged. Gives C, row-major.
     ///
     /// # Errors
     /// Says what does not hold.
@@ -137,7 +136,7 @@ impl GemmCase {
         device: &Device,
         a: &Array2<f32>,
         b: &Array2<f32>,
-    ) -> Result<Comparison, Failed> {
+    ) -> Result<Vec<f32>, Failed> {
         match self.dtype {
             Dtype::F16 => self.run_in::<f16>(device, a, b),
             Dtype::Bf16 => self.run_in::<bf16>(device, a, b),
@@ -150,7 +149,7 @@ impl GemmCase {
         device: &Device,
         a: &Array2<f32>,
         b: &Array2<f32>,
-    ) -> Result<Comparison, Failed> {
+    ) -> Result<Vec<f32>, Failed> {
         let problem @ GemmProblem { m, n, k } = self.problem;
         let place_input = |rows: Rows, values: &Array2<f32>| {
             // With k = 0 there are rows but no memory.
@@ -181,19 +180,20 @@ impl GemmCase {
         if let Some(element) = c.overrun() {
             return Err(format!("written outside c, {element} from its first").into());
         }
+        let c = elements(&c, n);
         let product = Product {
             problem,
             accumulation: self.accumulation,
             a: &elements(&a, k),
             b: &elements(&b, k),
-            c: &elements(&c, n),
+            c: &c,
         };
         let all = |extent| (0..extent).collect::<Vec<_>>();
         let worst = check(&product, &all(m), &all(n)).expect("elements");
         if !worst.passed() {
             return Err(worst.to_string().into());
         }
-        Ok(worst)
+        Ok(c.into_iter().map(Element::to_f32).collect())
     }
 
     /// The options of the case on a device.

@@ -3,14 +3,21 @@
 //! A test's name is `DEVICE::FILE::NAME`; devices are `cpu`, `emulator`, `cuda` and `cust`, which is the same GPU
 //! through the command's driver. Without a GPU, or without
 //! kernels in the program, the device's tests are reported as ignored, with the reason.
+//!
+//! The environment of `cargo xtask test` may name two files: a record of tests that passed, which need not run again, and
+//! one for the seconds that each group `DEVICE::FILE` takes.
 
+use crate::passed::Passed;
 use attention::emulator::Options;
 use attention::{Attention, Class, Device, Dtype, Error, Problem, RawBackward};
 use host::Cust;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// How a test ends.
 pub type Outcome = Result<Completion, Failed>;
@@ -20,6 +27,22 @@ pub const PASSED: Outcome = Ok(Completion::Completed);
 
 /// Passes compared with the reference, for each device.
 static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+/// Time that the tests of each group took.
+static TIMES: Mutex<BTreeMap<String, Duration>> = Mutex::new(BTreeMap::new());
+
+/// The file for the seconds of each group: a line `SECONDS GROUP` for each.
+const TIMES_FILE: &str = "ATTENTION_TIMES";
+
+thread_local! {
+    static SEED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The seed of the random cases of the test on this thread: it follows from the test's name, the device aside. So every
+/// run draws the same cases, and devices share their references.
+pub(crate) fn seed() -> u64 {
+    SEED.get()
+}
 
 /// A test: a name, the kinds of devices it runs on, and what it does there.
 pub struct Test {
@@ -90,6 +113,15 @@ impl Test {
     pub fn on_gpus(self) -> Self {
         Test {
             on: &[Kind::Cuda, Kind::Cust],
+            ..self
+        }
+    }
+
+    /// The test on the CPU and on GPUs only.
+    #[must_use]
+    pub fn not_emulated(self) -> Self {
+        Test {
+            on: &[Kind::Cpu, Kind::Cuda, Kind::Cust],
             ..self
         }
     }
@@ -167,23 +199,45 @@ fn lacks_backward(device: &Device) -> Option<Error> {
 }
 
 /// Runs the tests that the command line selects, and prints how many passes they compared.
+///
+/// # Panics
+/// If a file that the environment names cannot be read or written.
 #[must_use]
 pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> ExitCode {
     let devices: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, kind.open())).collect();
+    let passed = Arc::new(Passed::open().expect("a file for the record of passed tests"));
     let mut trials = Vec::new();
     for (group, tests) in groups {
         for Test { name, on, run } in tests {
             for (kind, device) in devices.iter().filter(|(kind, _)| on.contains(kind)) {
-                let (run, device) = (Arc::clone(&run), device.clone());
-                let trial = move || match device {
-                    Ok(device) => run(&device),
-                    Err(
-                        error @ (Error::NoDriver(_) | Error::NoDevice { .. } | Error::NotCompiled),
-                    ) => Ok(Completion::ignored_with(error)),
-                    Err(error) => Err(error.into()),
+                let (run, device, passed) = (Arc::clone(&run), device.clone(), Arc::clone(&passed));
+                let group = format!("{}::{group}", kind.name());
+                let (case, name) = (name.clone(), format!("{group}::{name}"));
+                // The record knows nothing of a GPU.
+                let is_recorded = matches!(kind, Kind::Cpu | Kind::Emulator);
+                let trial_name = name.clone();
+                let trial = move || {
+                    let record = (*passed).as_ref().filter(|_| is_recorded);
+                    if record.is_some_and(|record| record.has(&name)) {
+                        return Ok(Completion::ignored_with(
+                            "passed before, with the same text",
+                        ));
+                    }
+                    let outcome = match device {
+                        Ok(device) => timed(group, &case, || run(&device)),
+                        Err(
+                            error @ (Error::NoDriver(_)
+                            | Error::NoDevice { .. }
+                            | Error::NotCompiled),
+                        ) => Ok(Completion::ignored_with(error)),
+                        Err(error) => Err(error.into()),
+                    };
+                    if let (Some(record), Ok(Completion::Completed)) = (record, &outcome) {
+                        record.add(&name)?;
+                    }
+                    outcome
                 };
-                let name = format!("{}::{group}::{name}", kind.name());
-                trials.push(Trial::ignorable_test(name, trial));
+                trials.push(Trial::ignorable_test(trial_name, trial));
             }
         }
     }
@@ -191,7 +245,33 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
     for (device, runs) in RUNS.lock().expect("counted").iter() {
         println!("{device}: {runs} passes compared with the reference");
     }
+    write_times().expect("a file for the times of groups");
     conclusion.exit_code()
+}
+
+/// Runs a test of a group with the seed of its name, and adds to the time of its group.
+fn timed(group: String, test: &str, run: impl FnOnce() -> Outcome) -> Outcome {
+    let (_, file) = group.split_once("::").expect("DEVICE::FILE");
+    // FNV-1a, which is the same on every machine and in every build.
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let bytes = file.bytes().chain(test.bytes());
+    SEED.set(bytes.fold(0xcbf2_9ce4_8422_2325, fold));
+    let start = Instant::now();
+    let outcome = run();
+    let mut times = TIMES.lock().expect("added up");
+    *times.entry(group).or_default() += start.elapsed();
+    outcome
+}
+
+fn write_times() -> std::io::Result<()> {
+    let Some(file) = std::env::var_os(TIMES_FILE) else {
+        return Ok(());
+    };
+    let mut lines = String::new();
+    for (group, time) in TIMES.lock().expect("added up").iter() {
+        let _ = writeln!(lines, "{:.3} {group}", time.as_secs_f64());
+    }
+    std::fs::write(file, lines)
 }
 
 /// Options of an emulator that counts.

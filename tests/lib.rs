@@ -11,6 +11,8 @@ pub mod guarded;
 pub mod harness;
 pub mod layout;
 pub mod modifiers;
+mod passed;
+mod references;
 pub mod strategy;
 
 pub use backward_case::{BackwardCase, BackwardInputs, Gradients};

@@ -1,6 +1,8 @@
 //! Every run gives the same bits.
 
-use attention::{Attention, Device, Element, Tensor, bf16, f16};
+use attention::device::Emulator;
+use attention::emulator::Options;
+use attention::{Attention, Device, Dtype, Element, Tensor, bf16, f16};
 use kernels::catalog::{Backward, Family, KERNELS};
 use libtest_mimic::Failed;
 use ndarray::Array4;
@@ -40,7 +42,14 @@ pub fn tests() -> Vec<Test> {
                     format!("{name}_{mask}_{splits}_splits"),
                     move |device| {
                         repeat::<f16>(device, &case)?;
-                        repeat::<bf16>(device, &case)
+                        let dtype = Dtype::Bf16;
+                        repeat::<bf16>(
+                            device,
+                            &Case {
+                                dtype,
+                                ..case.clone()
+                            },
+                        )
                     },
                 ));
             }
@@ -83,11 +92,19 @@ pub fn tests() -> Vec<Test> {
 
 const MASKS: [(&str, bool); 2] = [("full", false), ("causal", true)];
 
-/// Runs the forward pass of a case several times.
+/// Runs the forward pass of a case several times; on the emulator, whose runs are alike, under other schedules.
 pub fn repeat<T: Element>(device: &Device, case: &Case) -> Outcome {
-    // The emulator takes seconds where a GPU takes microseconds.
-    let count = if device.is_emulator() { 3 } else { 100 };
-    same_bits(count, case, forward::<T>(device, case)?)?;
+    if device.is_emulator() {
+        let facts = *device.facts().expect("it runs kernels");
+        return case.check_schedules(2, |seed| {
+            let options = Options {
+                seed,
+                ..Options::default()
+            };
+            Device::with_driver(Emulator::new(facts, options))
+        });
+    }
+    same_bits(100, case, forward::<T>(device, case)?)?;
     PASSED
 }
 

@@ -171,15 +171,27 @@ fn negative_scale(device: &Device, variants: Variants) -> Outcome {
 /// One element of one row is not finite, at the ends of tiles and inside them: rows that see it follow the
 /// reference, all others are as without it.
 fn spoilt(device: &Device, variants: Variants, tensor: char, value: f32) -> Outcome {
-    for case in variants(&Case {
+    let variants = variants(&Case {
         heads: 2,
         kv_heads: 2,
         v: Layout::Bnhd,
         ..Case::default()
-    }) {
+    });
+    // On the emulator other places for each variant: variants of a main loop differ in dtype, mask and splits alone.
+    let step = match device.is_emulator() {
+        true if variants.len() < 10 => 2,
+        true => 5,
+        false => 1,
+    };
+    for (number, case) in variants.into_iter().enumerate() {
         let last = (case.seqlen_kv - 1, case.dim - 1);
         let inner = [(0, 0), (15, 5), (64, 63), (100, 33)].into_iter();
-        for (row, element) in inner.filter(|(row, _)| *row < last.0).chain([last]) {
+        let places = inner.filter(|(row, _)| *row < last.0).chain([last]);
+        let first = number + number / 5;
+        let places = places
+            .enumerate()
+            .filter(|(place, _)| (first + place).is_multiple_of(step));
+        for (_, (row, element)) in places {
             let mut inputs = case.inputs();
             let spoilt = match tensor {
                 'q' => &mut inputs.q,

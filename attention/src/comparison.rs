@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use ndarray::{Array1, ArrayView1};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -49,9 +50,12 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// How rows of a tensor lie from the reference, without the tolerance, which depends on all of them.
-pub(crate) struct Deviation {
-    worst: Comparison,
+/// A row of a tensor as the reference has it, and what its tolerance is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpectedRow {
+    /// `(batch * heads + head) * seqlen + row`.
+    number: usize,
+    elements: Array1<f64>,
     /// `max|low - ref|`.
     low: f64,
     /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
@@ -60,16 +64,36 @@ pub(crate) struct Deviation {
     sums: f64,
 }
 
-impl Deviation {
-    /// Of row `[batch, head, row]` in an element type whose plain algorithm finds `low` before it rounds it.
-    pub fn of_row<T: Element>(
-        [b, h, i]: [usize; 3],
-        found: &[T],
-        expected: ArrayView1<f64>,
+impl ExpectedRow {
+    /// Row `number`, in an element type whose plain algorithm finds `low` before it rounds it.
+    pub fn new<T: Element>(
+        number: usize,
+        elements: Array1<f64>,
         low: ArrayView1<f64>,
         sums: f64,
     ) -> Self {
-        let found = |d: usize| f64::from(found[d].to_f32());
+        let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
+        let rounding = |x: f64| half_unit(T::DTYPE, x).max((through_low(x) - x).abs());
+        let off = |low: Array1<f64>| max_finite((low - &elements).mapv_into(f64::abs));
+        ExpectedRow {
+            number,
+            low: off(low.to_owned()).max(off(low.mapv(round::<T>))),
+            rounding: max_finite(elements.mapv(rounding)),
+            // Rows that are not finite need no allowance.
+            sums: if sums.is_finite() { sums } else { 0.0 },
+            elements,
+        }
+    }
+
+    /// `(batch * heads + head) * seqlen + row`.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The worst element of a tensor's row `[batch, head, row]`.
+    fn worst<T: Element>(&self, [b, h, i]: [usize; 3], tensor: &[T], tolerance: f64) -> Comparison {
+        let dim = self.elements.len();
+        let found = |d: usize| f64::from(tensor[self.number * dim + d].to_f32());
         // Numbers beyond the range of the type round to infinity.
         let in_range = |x: f64| {
             if round::<T>(x).is_finite() {
@@ -78,44 +102,56 @@ impl Deviation {
                 f64::NAN
             }
         };
-        let error = |d: usize| difference(found(d), in_range(expected[d]));
-        let worst = (0..expected.len())
-            .max_by(|&a, &b| error(a).total_cmp(&error(b)))
+        let error = |d: usize| difference(found(d), in_range(self.elements[d]));
+        let errors = (0..dim).map(|d| (d, error(d)));
+        let (worst, max_abs_err) = errors
+            .max_by(|(_, a), (_, b)| a.total_cmp(b))
             .expect("dim > 0");
-        let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
-        let rounding = |x: f64| half_unit(T::DTYPE, x).max((through_low(x) - x).abs());
-        let off = |low: Array1<f64>| max_finite((low - expected).mapv_into(f64::abs));
-        Deviation {
-            worst: Comparison {
-                max_abs_err: error(worst),
-                tolerance: f64::NAN,
-                worst: [b, h, i, worst],
-                found: found(worst),
-                expected: expected[worst],
-            },
-            low: off(low.to_owned()).max(off(low.mapv(round::<T>))),
-            rounding: max_finite(expected.mapv(rounding)),
-            // Rows that are not finite need no allowance.
-            sums: if sums.is_finite() { sums } else { 0.0 },
-        }
-    }
-
-    /// The larger of each measure.
-    pub fn worse(self, other: Self) -> Self {
-        Deviation {
-            worst: self.worst.worse(other.worst, |worst| worst.max_abs_err),
-            low: self.low.max(other.low),
-            rounding: self.rounding.max(other.rounding),
-            sums: self.sums.max(other.sums),
-        }
-    }
-
-    /// The worst element, whose error may be `factor` times the largest of the plain algorithm.
-    pub fn within(self, factor: f64) -> Comparison {
         Comparison {
-            tolerance: factor * self.low + 2.0 * self.rounding + self.sums,
-            ..self.worst
+            max_abs_err,
+            tolerance,
+            worst: [b, h, i, worst],
+            found: found(worst),
+            expected: self.elements[worst],
         }
+    }
+}
+
+/// Rows of a `[batch, heads, seqlen, dim]` tensor as the reference has them.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpectedRows {
+    pub heads: usize,
+    pub seqlen: usize,
+    pub rows: Vec<ExpectedRow>,
+}
+
+impl ExpectedRows {
+    /// The worst element of the rows of a tensor, whose error may be `factor` times the largest of the plain algorithm.
+    ///
+    /// # Panics
+    /// If there are no rows.
+    pub fn compare<T: Element>(&self, tensor: &[T], factor: f64) -> Comparison {
+        let largest =
+            |part: fn(&ExpectedRow) -> f64| self.rows.iter().map(part).fold(0.0, f64::max);
+        let tolerance = factor * largest(|row| row.low)
+            + 2.0 * largest(|row| row.rounding)
+            + largest(|row| row.sums);
+        let worst = |row: &ExpectedRow| row.worst(self.index(row), tensor, tolerance);
+        let worse = |a: Comparison, b| a.worse(b, |worst| worst.max_abs_err);
+        let worst = self.rows.par_iter().map(worst).reduce_with(worse);
+        worst.expect("rows to compare")
+    }
+
+    /// `[batch, head, row]` of one of the rows.
+    pub fn index(&self, row: &ExpectedRow) -> [usize; 3] {
+        let (head, i) = (row.number / self.seqlen, row.number % self.seqlen);
+        [head / self.heads, head % self.heads, i]
+    }
+
+    /// Memory that the rows take.
+    pub fn bytes(&self) -> usize {
+        let row = |row: &ExpectedRow| size_of::<ExpectedRow>() + row.elements.len() * 8;
+        self.rows.iter().map(row).sum()
     }
 }
 

@@ -165,10 +165,6 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
             },
             ..Case::default()
         });
-        case.check(&Device::with_driver(Emulator::new(
-            facts,
-            Options::default(),
-        ))?)?;
         let mut first = None;
         for seed in 0..2 {
             let options = Options {

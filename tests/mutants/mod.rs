@@ -1,7 +1,8 @@
 //! Mutants of the real kernels: each has one fault, as a slip in a kernel or a compiler's wrong
 //! turn would make it, and each must be reported, by a rule of the emulator or by a wrong result.
 //!
-//! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each.
+//! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each. With `ATTENTION_SURVEY=8` it also
+//! prints which runs and which of 8 schedules catch it.
 
 mod backward;
 mod change;
@@ -78,6 +79,10 @@ pub fn tests() -> Vec<Test> {
             Module::parse(&text, mutant.what).unwrap_or_else(|error| panic!("{error}"));
             let by = subject.caught(&text).ok_or("not caught")?;
             println!("{:50} {:24} {by}", mutant.what, mutant.kernel);
+            if let Some(schedules) = schedules_to_try() {
+                let needs = subject.needs(&text, schedules);
+                println!("survey: {:50} {:24} {needs}", mutant.what, mutant.kernel);
+            }
             PASSED
         })
     });
@@ -150,25 +155,50 @@ impl Subject {
 
     /// What catches a fault in the text of the kernel.
     fn caught(&self, text: &str) -> Option<String> {
-        // Persistent blocks compute several tiles: one block takes them all, or two share them.
-        for (seed, multiprocessors) in [(0, 1), (1, 2), (2, 1)] {
-            let options = Options {
-                seed,
-                instruction_budget: 1 << 20,
-                ..Options::default()
-            };
-            for run in &self.runs {
-                let device = self
-                    .device(text, multiprocessors, options)
-                    .expect("an emulated GPU");
-                if let Err(failed) = run(&device) {
-                    let reason = failed.message().unwrap_or_default();
-                    return Some(reason.lines().next().unwrap_or_default().to_owned());
-                }
-            }
-        }
-        None
+        let schedules = 0..3;
+        let cases = schedules.flat_map(|schedule| self.runs.iter().map(move |run| (schedule, run)));
+        let mut findings = cases.filter_map(|(schedule, run)| self.finding(text, schedule, run));
+        findings.next()
     }
+
+    /// What a run under a schedule finds in the text of the kernel.
+    fn finding(&self, text: &str, schedule: u64, run: &Run) -> Option<String> {
+        let options = Options {
+            seed: schedule,
+            instruction_budget: 1 << 20,
+            ..Options::default()
+        };
+        // Persistent blocks compute several tiles: one block takes them all, or two share them.
+        let multiprocessors = 1 + (schedule % 2) as u32;
+        let device = self.device(text, multiprocessors, options);
+        let failed = run(&device.expect("an emulated GPU")).err()?;
+        let reason = failed.message().unwrap_or_default();
+        Some(reason.lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// The runs that catch a fault under the first schedule, by number, and the schedules under which the first of these
+    /// catches it alone; all runs, if that schedule shows it to none.
+    fn needs(&self, text: &str, schedules: u64) -> String {
+        let catches = |schedule, number: &usize| {
+            let finding = self.finding(text, schedule, &self.runs[*number]);
+            finding.is_some()
+        };
+        let all: Vec<usize> = (0..self.runs.len()).collect();
+        let under_first: Vec<usize> = { all.iter().copied() }
+            .filter(|number| catches(0, number))
+            .collect();
+        let tried = under_first.first().map_or(&all[..], std::slice::from_ref);
+        let under =
+            (0..schedules).filter(|&schedule| tried.iter().any(|number| catches(schedule, number)));
+        let under: Vec<u64> = under.collect();
+        format!("runs {under_first:?} of {}, schedules {under:?}", all.len())
+    }
+}
+
+/// How many schedules to try for a table of what each fault needs: a number in the environment.
+fn schedules_to_try() -> Option<u64> {
+    let number = std::env::var("ATTENTION_SURVEY").ok()?;
+    Some(number.parse().expect("a number of schedules"))
 }
 
 /// What shows a fault of a kernel.

@@ -8,8 +8,10 @@ mod package;
 mod profile;
 mod setup;
 mod shell;
+mod sources;
 mod table;
 mod test;
+mod times;
 
 use clap::Parser;
 use std::process::ExitCode;

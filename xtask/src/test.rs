@@ -1,11 +1,20 @@
 //! `cargo xtask test`: everything that shows that the project works.
 
+use crate::sources;
+use crate::times::Times;
 use crate::{build_ptx, setup, shell};
-use anyhow::Result;
+use anyhow::{Context, Result};
+use std::path::PathBuf;
 
-/// What to pass on.
+/// What to run, and what to pass on.
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// Print where the time went: by step, and for the tests of devices by DEVICE::FILE
+    #[arg(long)]
+    times: bool,
+    /// Leave out what passed before on the CPU and the emulator, where neither sources nor the PTX of its kernels changed
+    #[arg(long)]
+    changed: bool,
     /// Arguments for `cargo test`, such as a filter
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     cargo_test: Vec<String>,
@@ -20,15 +29,46 @@ const EXAMPLE: &str = "examples/custom_score";
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests of
 /// the example outside it.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    setup::run()?;
-    build_ptx::run(&build_ptx::Arguments {
-        ladder: true,
-        ..Default::default()
+    let mut times = Times::default();
+    times.step("setup", setup::run)?;
+    times.step("contract of the kernels", || {
+        build_ptx::run(&build_ptx::Arguments {
+            ladder: true,
+            ..Default::default()
+        })
     })?;
-    let mut cargo = shell::cargo(&format!("test --workspace --features {LADDER}"));
-    shell::run(cargo.args(&arguments.cargo_test))?;
-    match arguments.cargo_test.is_empty() {
-        true => shell::run(shell::cargo("test").current_dir(EXAMPLE)),
-        false => Ok(()),
+    let folder = folder()?;
+    let groups = folder.join("times");
+    let cargo = |only: &str| {
+        let mut cargo = shell::cargo(&format!("test --workspace --features {LADDER} {only}"));
+        cargo.args(&arguments.cargo_test);
+        cargo
+    };
+    times.step("compiling the tests", || shell::run(&mut cargo("--no-run")))?;
+    let mut tests = cargo("");
+    tests.env("ATTENTION_TIMES", &groups);
+    if arguments.changed {
+        tests.env("ATTENTION_PASSED", folder.join("passed"));
+        tests.env("ATTENTION_SOURCES", sources::digest()?);
     }
+    times.step("tests", || shell::run(&mut tests))?;
+    if arguments.cargo_test.is_empty() {
+        times.step("tests of the example", || {
+            // Both workspaces compile their dependencies to one folder.
+            let mut cargo = shell::cargo("test");
+            cargo.env("CARGO_TARGET_DIR", kernel_builder::target_dir());
+            shell::run(cargo.current_dir(EXAMPLE))
+        })?;
+    }
+    if arguments.times {
+        println!("{}", times.table(&groups)?);
+    }
+    Ok(())
+}
+
+/// The folder for the record of passed tests and the times of groups.
+fn folder() -> Result<PathBuf> {
+    let folder = kernel_builder::target_dir().join("tests");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    std::path::absolute(&folder).with_context(|| folder.display().to_string())
 }

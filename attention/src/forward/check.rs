@@ -44,7 +44,7 @@
 use super::Problem;
 use super::reference::{Query, Reference};
 pub use crate::comparison::Comparison;
-use crate::comparison::{Deviation, difference, sample};
+use crate::comparison::{ExpectedRow, ExpectedRows, difference, sample};
 use crate::options::HostOptions;
 use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
@@ -114,77 +114,130 @@ pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
 /// # Panics
 /// If `rows` is empty, or if a tensor has another size than the problem says.
 pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
-    let p = forward.problem;
-    let kv_head = |row: usize| row / p.seqlen_q / p.group();
-    let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
-    let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
-    let worse = |(o, lse): (Deviation, Comparison), (other_o, other_lse): (Deviation, _)| {
-        (o.worse(other_o), lse.worse(other_lse, excess))
-    };
-    let (o, lse) = by_kv_head
-        .into_par_iter()
-        .filter_map(|rows| {
+    Expected::new(forward, rows).compare(forward)
+}
+
+/// The o and lse of some rows by the reference, with their tolerances: found once, they serve every result of the same
+/// inputs.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    o: ExpectedRows,
+    lse: Vec<ExpectedLse>,
+}
+
+/// The lse of a row.
+#[derive(Clone, Copy, Debug)]
+struct ExpectedLse {
+    lse: f64,
+    tolerance: f64,
+}
+
+impl Expected {
+    /// Reads what `forward` read, not its o and lse, on all threads of the current rayon pool. Rows are ascending
+    /// [numbers](all_rows).
+    ///
+    /// # Panics
+    /// If an input has another size than the problem says.
+    pub fn new<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Self {
+        let p = forward.problem;
+        let kv_head = |row: usize| row / p.seqlen_q / p.group();
+        let by_kv_head: Vec<&[usize]> = rows.chunk_by(|&a, &b| kv_head(a) == kv_head(b)).collect();
+        let of_head = |rows: &[usize]| {
             let [k, v] = [(forward.k, p.dim), (forward.v, p.dim_v)].map(|(tensor, dim)| {
                 let elements = p.seqlen_kv * dim;
                 &tensor[kv_head(rows[0]) * elements..][..elements]
             });
             let reference = Reference::new(p, k, v);
             let of_row = |&row: &usize| of_row(forward, &reference, row);
-            rows.par_iter().map(of_row).reduce_with(worse)
-        })
-        .reduce_with(worse)
-        .expect("rows to compare");
-    Report {
-        rows: rows.len(),
-        o: o.within(2.0),
-        lse,
+            rows.par_iter().map(of_row).collect::<Vec<_>>()
+        };
+        let (rows, lse) = by_kv_head.into_par_iter().flat_map(of_head).unzip();
+        let (heads, seqlen) = (p.heads, p.seqlen_q);
+        Expected {
+            o: ExpectedRows {
+                heads,
+                seqlen,
+                rows,
+            },
+            lse,
+        }
+    }
+
+    /// Compares o and lse of a pass that read the same inputs.
+    ///
+    /// # Panics
+    /// If there are no rows, or if o or lse has another size than the problem says.
+    pub fn compare<T: Element>(&self, forward: &Forward<T>) -> Report {
+        let excess = |lse: &Comparison| lse.max_abs_err - lse.tolerance;
+        let rows = self.o.rows.iter().zip(&self.lse);
+        let lse = rows
+            .map(|(row, expected)| expected.compare(self.o.index(row), forward.lse[row.number()]));
+        let worst = lse.reduce(|a, b| a.worse(b, excess));
+        Report {
+            rows: self.lse.len(),
+            o: self.o.compare(forward.o, 2.0),
+            lse: worst.expect("rows to compare"),
+        }
+    }
+
+    /// Memory that the rows take.
+    pub fn bytes(&self) -> usize {
+        self.o.bytes() + size_of_val(&self.lse[..])
     }
 }
 
-/// The deviation of o, and the worst lse.
+impl ExpectedLse {
+    fn compare(self, [b, h, i]: [usize; 3], found: f32) -> Comparison {
+        let found = f64::from(found);
+        let sees_none = [found, self.lse].map(|lse| lse == f64::NEG_INFINITY);
+        Comparison {
+            max_abs_err: match sees_none[0] == sees_none[1] {
+                true => difference(found, self.lse),
+                false => f64::INFINITY,
+            },
+            tolerance: self.tolerance,
+            worst: [b, h, i, 0],
+            found,
+            expected: self.lse,
+        }
+    }
+}
+
+/// What row `row` should give.
 fn of_row<T: Element>(
     forward: &Forward<T>,
     reference: &Reference,
     row: usize,
-) -> (Deviation, Comparison) {
+) -> (ExpectedRow, ExpectedLse) {
     let p = forward.problem;
     let (head, i) = (row / p.seqlen_q, row % p.seqlen_q);
-    let [b, h] = [head / p.heads, head % p.heads];
-    let (q, o) = (
-        &forward.q[row * p.dim..][..p.dim],
-        &forward.o[row * p.dim_v..][..p.dim_v],
-    );
-    let q: Array1<f64> = q.iter().map(|x| f64::from(x.to_f32())).collect();
-    let lse = f64::from(forward.lse[row]);
-    let query = Query::new(forward.options.head(p, [b, h]), i, q.view());
-    let expected = reference.exact(&query);
+    let q = forward.q[row * p.dim..][..p.dim].iter();
+    let q: Array1<f64> = q.map(|x| f64::from(x.to_f32())).collect();
+    let options = forward.options.head(p, [head / p.heads, head % p.heads]);
+    let query = Query::new(options, i, q.view());
+    let exact = reference.exact(&query);
     let low = reference.low::<T>(&query);
     let score = q.dot(&q).sqrt() * reference.key_norm;
     let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
-        (Dtype::F32, _) => (reference.single_sums(&query, &expected), 0.0),
+        (Dtype::F32, _) => (reference.single_sums(&query, &exact), 0.0),
         (_, Accumulation::Single) => (0.0, 0.0),
-        (_, Accumulation::Half) => reference.half_sums(&query, &expected),
+        (_, Accumulation::Half) => reference.half_sums(&query, &exact),
     };
-    let roundings = if expected.lse.is_finite() {
-        p.dim as f64 * score + (query.keys() as f64).sqrt() + expected.lse.abs() + 64.0
+    let roundings = if exact.lse.is_finite() {
+        p.dim as f64 * score + (query.keys() as f64).sqrt() + exact.lse.abs() + 64.0
     } else {
         0.0
     };
-    let lse = Comparison {
-        max_abs_err: if (lse == f64::NEG_INFINITY) == (expected.lse == f64::NEG_INFINITY) {
-            difference(lse, expected.lse)
-        } else {
-            f64::INFINITY
-        },
+    let lse = ExpectedLse {
+        lse: exact.lse,
         tolerance: roundings * 2_f64.powi(-24)
             + lse_sums
-            + reference.option_error::<T>(&query, &expected),
-        worst: [b, h, i, 0],
-        found: lse,
-        expected: expected.lse,
+            + reference.option_error::<T>(&query, &exact),
     };
-    let o = Deviation::of_row([b, h, i], o, expected.o.view(), low.o.view(), o_sums);
-    (o, lse)
+    (
+        ExpectedRow::new::<T>(row, exact.o, low.o.view(), o_sums),
+        lse,
+    )
 }
 
 #[cfg(test)]

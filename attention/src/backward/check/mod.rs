@@ -21,7 +21,7 @@
 mod options;
 
 use super::reference::{Gradients, Reference};
-use crate::comparison::{Comparison, Deviation, round, sample};
+use crate::comparison::{Comparison, ExpectedRow, ExpectedRows, round, sample};
 use crate::forward::Problem;
 use crate::options::HostOptions;
 use crate::tensor::Element;
@@ -151,47 +151,94 @@ pub fn sample_keys(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
 /// # Panics
 /// If `rows` or `keys` is empty, or if a tensor has another size than the problem says.
 pub fn check<T: Element>(backward: &Backward<T>, rows: &[usize], keys: &[usize]) -> Report {
-    let p = backward.problem;
-    let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
-    let heads = (0..p.batch * p.kv_heads).into_par_iter();
-    let [dq, dk, dv] = heads
-        .map(|head| {
-            let within = |numbers: &[usize], each: usize| -> Vec<usize> {
-                let [first, end] = [head, head + 1]
-                    .map(|head| numbers.partition_point(|&number| number < head * each));
-                let numbers = numbers[first..end].iter();
-                numbers.map(|number| number - head * each).collect()
-            };
-            let (rows, keys) = (within(rows, group_rows), within(keys, head_keys));
-            of_head(backward, head, &rows, &keys)
-        })
-        .reduce(
-            || [None, None, None],
-            |[dq, dk, dv], [other_dq, other_dk, other_dv]| {
-                [
-                    worse(dq, other_dq),
-                    worse(dk, other_dk),
-                    worse(dv, other_dv),
-                ]
-            },
-        )
-        .map(|gradient| gradient.expect("rows to compare").within(3.0));
-    let [d_sinks, d_bias] = options::compare(backward);
-    Report {
-        rows: rows.len(),
-        keys: keys.len(),
-        dq,
-        dk,
-        dv,
-        d_sinks,
-        d_bias,
-    }
+    Expected::new(backward, rows, keys).compare(backward)
 }
 
-fn worse(a: Option<Deviation>, b: Option<Deviation>) -> Option<Deviation> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.worse(b)),
-        (a, b) => a.or(b),
+/// The gradients of some rows and keys by the reference, with their tolerances: found once, they serve every result of
+/// the same inputs.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    dq: ExpectedRows,
+    dk: ExpectedRows,
+    dv: ExpectedRows,
+    d_sinks: Option<ExpectedRows>,
+    d_bias: Option<ExpectedRows>,
+}
+
+impl Expected {
+    /// Reads what `backward` read, not its gradients, on all threads of the current rayon pool. Rows and keys are as for
+    /// [`check`]. The gradients of options are those that `backward` has.
+    ///
+    /// # Panics
+    /// If an input has another size than the problem says.
+    pub fn new<T: Element>(backward: &Backward<T>, rows: &[usize], keys: &[usize]) -> Self {
+        let p = backward.problem;
+        let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
+        let heads = (0..p.batch * p.kv_heads).into_par_iter();
+        let of_heads: Vec<[Vec<ExpectedRow>; 3]> = heads
+            .map(|head| {
+                let within = |numbers: &[usize], each: usize| -> Vec<usize> {
+                    let [first, end] = [head, head + 1]
+                        .map(|head| numbers.partition_point(|&number| number < head * each));
+                    let numbers = numbers[first..end].iter();
+                    numbers.map(|number| number - head * each).collect()
+                };
+                let (rows, keys) = (within(rows, group_rows), within(keys, head_keys));
+                of_head(backward, head, &rows, &keys)
+            })
+            .collect();
+        let [mut dq, mut dk, mut dv] = [
+            (p.heads, p.seqlen_q),
+            (p.kv_heads, p.seqlen_kv),
+            (p.kv_heads, p.seqlen_kv),
+        ]
+        .map(|(heads, seqlen)| ExpectedRows {
+            heads,
+            seqlen,
+            rows: Vec::new(),
+        });
+        for [of_dq, of_dk, of_dv] in of_heads {
+            dq.rows.extend(of_dq);
+            dk.rows.extend(of_dk);
+            dv.rows.extend(of_dv);
+        }
+        let [d_sinks, d_bias] = options::expected(backward);
+        Expected {
+            dq,
+            dk,
+            dv,
+            d_sinks,
+            d_bias,
+        }
+    }
+
+    /// Compares the gradients of a pass that read the same inputs.
+    ///
+    /// # Panics
+    /// If there are no rows or no keys, or if a gradient has another size than the problem says.
+    pub fn compare<T: Element>(&self, backward: &Backward<T>) -> Report {
+        let of_option = |expected: &Option<ExpectedRows>, found: Option<&[f32]>| {
+            let (expected, found) = expected.as_ref().zip(found)?;
+            Some(expected.compare(found, 3.0))
+        };
+        Report {
+            rows: self.dq.rows.len(),
+            keys: self.dk.rows.len(),
+            dq: self.dq.compare(backward.dq, 3.0),
+            dk: self.dk.compare(backward.dk, 3.0),
+            dv: self.dv.compare(backward.dv, 3.0),
+            d_sinks: of_option(&self.d_sinks, backward.d_sinks),
+            d_bias: of_option(&self.d_bias, backward.d_bias.map(|(_, d_bias)| d_bias)),
+        }
+    }
+
+    /// Memory that the rows take.
+    pub fn bytes(&self) -> usize {
+        let options = [&self.d_sinks, &self.d_bias];
+        let all = [&self.dq, &self.dk, &self.dv].into_iter();
+        all.chain(options.into_iter().flatten())
+            .map(ExpectedRows::bytes)
+            .sum()
     }
 }
 
@@ -247,15 +294,15 @@ impl HeadInputs {
     }
 }
 
-/// The deviations of dq, dk and dv in these rows and keys of a key/value head and of the query heads that it serves.
+/// dq, dk and dv of these rows and keys of a key/value head and of the query heads that it serves.
 fn of_head<T: Element>(
     backward: &Backward<T>,
     head: usize,
     rows: &[usize],
     keys: &[usize],
-) -> [Option<Deviation>; 3] {
+) -> [Vec<ExpectedRow>; 3] {
     if rows.is_empty() && keys.is_empty() {
-        return [None, None, None];
+        return [(); 3].map(|()| Vec::new());
     }
     let p = backward.problem;
     let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
@@ -264,49 +311,19 @@ fn of_head<T: Element>(
     let exact = reference.gradients(rows, keys, None);
     let low = reference.gradients(rows, keys, Some(round::<T>));
 
-    let of_query = |row: usize| {
-        let query_head = head * p.group() + row / p.seqlen_q;
-        let [b, h] = [query_head / p.heads, query_head % p.heads];
-        [b, h, row % p.seqlen_q]
-    };
-    let of_key = |key: usize| [head / p.kv_heads, head % p.kv_heads, key];
     type Part = fn(&Gradients) -> (&Array2<f64>, &Array1<f64>);
-    let deviation = |found: &[T],
-                     each: usize,
-                     numbers: &[usize],
-                     part: Part,
-                     index: &dyn Fn(usize) -> [usize; 3]| {
-        let ((expected, sums), (low, _)) = (part(&exact), part(&low));
-        let dim = expected.ncols();
-        let deviations = numbers.iter().enumerate().map(|(place, &number)| {
-            let found = &found[(head * each + number) * dim..][..dim];
-            let (expected, low) = (expected.row(place), low.row(place));
-            Deviation::of_row(index(number), found, expected, low, sums[place])
+    let expected = |each: usize, numbers: &[usize], part: Part| {
+        let ((exact, sums), (low, _)) = (part(&exact), part(&low));
+        let rows = numbers.iter().enumerate().map(|(place, &number)| {
+            let (exact, low) = (exact.row(place).to_owned(), low.row(place));
+            ExpectedRow::new::<T>(head * each + number, exact, low, sums[place])
         });
-        deviations.reduce(Deviation::worse)
+        rows.collect()
     };
     [
-        deviation(
-            backward.dq,
-            group_rows,
-            rows,
-            |all| (&all.dq, &all.dq_sums),
-            &of_query,
-        ),
-        deviation(
-            backward.dk,
-            head_keys,
-            keys,
-            |all| (&all.dk, &all.dk_sums),
-            &of_key,
-        ),
-        deviation(
-            backward.dv,
-            head_keys,
-            keys,
-            |all| (&all.dv, &all.dv_sums),
-            &of_key,
-        ),
+        expected(group_rows, rows, |all| (&all.dq, &all.dq_sums)),
+        expected(head_keys, keys, |all| (&all.dk, &all.dk_sums)),
+        expected(head_keys, keys, |all| (&all.dv, &all.dv_sums)),
     ]
 }
 
