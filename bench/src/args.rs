@@ -95,6 +95,9 @@ pub struct Plot {
     /// Folder for the charts
     #[arg(long, value_name = "FOLDER", default_value = "charts")]
     pub charts: PathBuf,
+    /// Markdown file whose tables of rates to write anew; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub tables: Vec<PathBuf>,
 }
 
 /// The call to profile.

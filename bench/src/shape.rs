@@ -170,6 +170,16 @@ impl Shape {
         self.dim_v.unwrap_or(self.dim)
     }
 
+    /// The shape with every default written out, to compare shapes that files write differently.
+    pub fn resolved(&self) -> Self {
+        Shape {
+            kv_heads: Some(self.kv_heads()),
+            seqlen_kv: Some(self.seqlen_kv()),
+            dim_v: Some(self.dim_v()),
+            ..*self
+        }
+    }
+
     /// Shape of the bias.
     pub fn bias_shape(&self) -> Option<[usize; 4]> {
         let shape = [1, self.heads, self.seqlen, self.seqlen_kv()];

@@ -95,12 +95,15 @@ impl Call for GemmCall {
 /// Whether all checks passed.
 pub fn run(args: &GemmArgs) -> Result<bool> {
     let problem = GemmProblem::new([args.m, args.k], [args.n, args.k])?;
-    let device = device::choose(&args.run)?;
-    match args.dtype {
-        Dtype::F16 => compute::<f16>(args, &device, &problem),
-        Dtype::Bf16 => compute::<bf16>(args, &device, &problem),
-        Dtype::F32 => compute::<f32>(args, &device, &problem),
-    }
+    let chosen = device::choose(&args.run)?;
+    let device = &chosen.device;
+    let right = match args.dtype {
+        Dtype::F16 => compute::<f16>(args, device, &problem),
+        Dtype::Bf16 => compute::<bf16>(args, device, &problem),
+        Dtype::F32 => compute::<f32>(args, device, &problem),
+    }?;
+    chosen.advise(&args.run);
+    Ok(right)
 }
 
 /// The calls to make, each with its kernel's name.

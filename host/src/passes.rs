@@ -126,9 +126,10 @@ impl Call for AttentionCall {
 /// Whether all checks passed.
 pub fn run(args: &Args) -> Result<bool> {
     let source = Source::open(args)?;
+    let chosen = device::choose(&args.run)?;
     let task = Task {
         args,
-        device: &device::choose(&args.run)?,
+        device: &chosen.device,
         dtype: source.dtype,
         problem: source.problem,
         pairs: source.pairs,
@@ -138,11 +139,13 @@ pub fn run(args: &Args) -> Result<bool> {
     choices.extend(backward);
     task.expect_memory(&choices)?;
     let backward = choices.pop_if(|_| args.pass != Pass::Forward);
-    match task.dtype {
+    let right = match task.dtype {
         Dtype::F16 => compute::<f16>(&task, source, &choices, backward),
         Dtype::Bf16 => compute::<bf16>(&task, source, &choices, backward),
         Dtype::F32 => compute::<f32>(&task, source, &choices, backward),
-    }
+    }?;
+    chosen.advise(&args.run);
+    Ok(right)
 }
 
 /// The tensors of a problem: in host memory, and on the device.

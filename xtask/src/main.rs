@@ -3,6 +3,7 @@
 mod bench;
 mod build_ptx;
 mod count;
+mod doctor;
 mod layout;
 mod package;
 mod profile;
@@ -22,13 +23,16 @@ use std::process::ExitCode;
 enum Task {
     /// Install missing tools: a compiler for the kernels, ptxas and nvdisasm
     Setup,
+    /// Print what is there (compiler, tools, driver, GPU) and what each missing piece would give; exit status 0, or 2 if
+    /// KERNEL_RUSTC names no compiler
+    Doctor,
     /// Compile the kernels to PTX in target/ptx, check them, and print what they use
     BuildPtx(build_ptx::Arguments),
     /// Set up, build the kernels with all checks, and run all tests
     Test(test::Arguments),
     /// Time the kernels, and other implementations beside them, on a GPU
     Bench(bench::Arguments),
-    /// Draw the newest results of bench as charts, in bench/charts
+    /// Draw the newest results of bench as charts in bench/charts, and as tables in README.md and docs/performance.md
     Plot(bench::Arguments),
     /// Profile a kernel with ncu on a GPU; with --sass count its machine code; with --emulator count instructions,
     /// bank conflicts and memory traffic without a GPU
@@ -57,11 +61,12 @@ fn run() -> anyhow::Result<()> {
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;
     match task {
         Task::Setup => setup::run(),
+        Task::Doctor => std::process::exit(i32::from(doctor::run())),
         Task::BuildPtx(arguments) => build_ptx::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Bench(arguments) => bench::run("--results bench/RESULTS", &arguments.bench),
         Task::Plot(arguments) => bench::run(
-            "plot --results bench/RESULTS --charts bench/charts",
+            "plot --results bench/RESULTS --charts bench/charts --tables README.md --tables docs/performance.md",
             &arguments.bench,
         ),
         Task::Profile(arguments) => profile::run(&arguments.bench),

@@ -61,3 +61,26 @@ fn anchor(line: &str) -> Option<String> {
         .collect::<String>();
     Some(title.replace(' ', "-"))
 }
+
+#[test]
+fn readme_is_a_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let lines = text.lines().count();
+    assert!(lines <= 150, "README.md has {lines} lines; docs/ has room");
+}
+
+#[test]
+fn the_index_names_every_page() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let index = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_page = name.ends_with(".md") && name != "README.md";
+        let listed = [format!("]({name})"), format!("]({name}#")];
+        assert!(
+            !is_page || listed.iter().any(|link| index.contains(link)),
+            "docs/README.md does not name {name}"
+        );
+    }
+}

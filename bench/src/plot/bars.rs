@@ -63,9 +63,10 @@ fn panels<'a>(results: impl Iterator<Item = &'a Results> + Clone) -> Vec<Panel> 
         .filter(|measurement| is_ladder(measurement));
     let newest: BTreeMap<usize, _> = ladders.map(|m| (m.shape.dim, m)).collect();
     let panel = |ladder: &Measurement| {
+        let shape = ladder.shape.resolved();
         let same = measurements
             .clone()
-            .filter(|m| m.shape == ladder.shape && !is_ladder(m));
+            .filter(|m| m.shape.resolved() == shape && !is_ladder(m));
         let default = same.last().and_then(|m| m.kernels.first()).into_iter();
         // Options stand behind a colon.
         let rungs = ladder

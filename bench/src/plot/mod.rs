@@ -1,7 +1,8 @@
-//! `bench plot`: charts of results, as SVG.
+//! `bench plot`: charts of results, as SVG, and tables of rates in Markdown.
 
 mod bars;
 mod curves;
+mod rates;
 mod timeline;
 
 use crate::args::Plot;
@@ -64,6 +65,19 @@ pub fn run(args: &Plot) -> Result<()> {
     for (name, svg) in charts {
         let path = args.charts.join(name).with_extension("svg");
         std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        print(path.display());
+    }
+    // A single file has not all that a table shows.
+    let tables = if args.file.is_none() {
+        &args.tables[..]
+    } else {
+        &[]
+    };
+    for path in tables {
+        let text = std::fs::read_to_string(path);
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+        let filled = rates::fill(&text, &all).with_context(|| path.display().to_string())?;
+        std::fs::write(path, filled).with_context(|| format!("cannot write {}", path.display()))?;
         print(path.display());
     }
     Ok(())
@@ -131,7 +145,7 @@ fn canvas<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{charts, run};
+    use super::{charts, rates, run};
     use crate::args::Plot;
     use crate::grid::Grid;
     use crate::results::tests::{products, results};
@@ -142,7 +156,8 @@ mod tests {
     fn charts_of_the_repository_are_current() {
         let folder = Path::new("RESULTS");
         let timelines = timelines(folder).expect("readable");
-        let drawn = charts(&all(folder).expect("results"), &timelines).expect("drawn");
+        let all = all(folder).expect("results");
+        let drawn = charts(&all, &timelines).expect("drawn");
         assert_eq!(
             drawn.len(),
             5 + timelines.len(),
@@ -154,6 +169,12 @@ mod tests {
                 kept.is_ok_and(|kept| kept == svg),
                 "{name}: type cargo xtask plot"
             );
+        }
+        for path in ["../README.md", "../docs/performance.md"] {
+            let kept = std::fs::read_to_string(path).expect("a document");
+            assert!(kept.contains("<!-- rates"), "{path} has no table");
+            let filled = rates::fill(&kept, &all).expect("filled");
+            assert!(kept == filled, "{path}: type cargo xtask plot");
         }
     }
 
@@ -171,12 +192,38 @@ mod tests {
                 file: file.map(|name| results.join(name)),
                 results: results.clone(),
                 charts: charts.clone(),
+                tables: Vec::new(),
             });
             let error = format!("{:#}", error.expect_err("refused"));
             assert!(error.contains("--grid full"), "{error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
         assert!(!charts.exists());
+    }
+
+    #[test]
+    fn the_ladder_stands_beside_the_default_kernel_of_its_shape() {
+        let ladder = ladder();
+        // The newest measurement, whose file writes the defaults out.
+        let default = |date: &str, tflops: f64| {
+            let mut default = results(&Grid::Ladder, |_| 0.5);
+            default.date = date.to_owned();
+            for measurement in &mut default.measurements {
+                measurement.shape = measurement.shape.resolved();
+                let speed = measurement.kernels[0].speed.as_mut();
+                speed.expect("measured").tflops = tflops;
+            }
+            default
+        };
+        let all = [
+            default("2026-11-20", 111.0),
+            ladder,
+            default("2026-11-22", 777.0),
+        ];
+        let drawn = charts(&all, &[]).expect("drawn");
+        let (_, svg) = drawn.last().expect("bars");
+        assert_eq!(svg.matches("\n777\n").count(), 5, "a bar for each head dim");
+        assert!(!svg.contains("\n111\n"));
     }
 
     /// Results of rungs, of which one is measured with an option, too.

@@ -88,6 +88,23 @@ fn auto_says_which_device_it_took() {
 }
 
 #[test]
+fn the_last_lines_say_what_is_missing_for_a_gpu() {
+    for line in ["--seqlen 64", "gemm --m 64 --n 64 --k 64"] {
+        let finished = run_line(line);
+        assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+        let mut lines = finished.stderr.lines();
+        let device = lines.next().expect("the device");
+        let notes: Vec<_> = lines.collect();
+        assert!(notes.iter().all(|note| note.starts_with("note: ")));
+        assert_eq!(device.starts_with("device: CPU"), !notes.is_empty());
+        let is_built = notes.iter().all(|note| !note.contains("cargo xtask setup"));
+        assert_eq!(is_built, attention::ptx::COMPILED || notes.is_empty());
+    }
+    // Who names the CPU misses nothing.
+    succeed("--seqlen 64");
+}
+
+#[test]
 fn kernels_are_listed() {
     let finished = run_line("--list-kernels");
     assert_eq!((finished.status, finished.stderr.as_str()), (Some(0), ""));
