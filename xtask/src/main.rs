@@ -12,6 +12,7 @@ mod table;
 mod test;
 
 use clap::Parser;
+use std::process::ExitCode;
 
 /// Tasks of the project.
 #[derive(Parser)]
@@ -37,7 +38,18 @@ enum Task {
     Package(package::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line, whatever RUST_BACKTRACE says.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let task = Task::parse();
     // Tasks name files from the workspace's root.
     std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3;
 
-/// About ten builds of all kernels, or three with their machine code.
+/// About twenty builds of all kernels, or three with their machine code.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// The folder that `make` filled for the same inputs, earlier or now.

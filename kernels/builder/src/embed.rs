@@ -51,7 +51,8 @@ pub fn embed(modules: Option<&[Module]>, folder: &Path) -> Result<(), Error> {
         None => "None".to_owned(),
     };
     let table = format!(
-        "pub(crate) const COMPILED_MODULES: Option<&[(&[(&str, Option<&str>)], &[u8])]> = {table};\n"
+        "#[allow(clippy::type_complexity, reason = \"crates that include it have no name for it\")]\n\
+         pub(crate) const COMPILED_MODULES: Option<&[(&[(&str, Option<&str>)], &[u8])]> = {table};\n"
     );
     cache::write(&folder.join(TABLE), table)
 }

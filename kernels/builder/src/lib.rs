@@ -40,6 +40,7 @@ pub use twins::Twins;
 
 use kernels::catalog::Spec;
 use rayon::prelude::*;
+use std::cmp::Reverse;
 use std::path::PathBuf;
 
 /// Kernels that one call of the compiler compiles: few, so that all cores are busy to the end, and many, so
@@ -64,8 +65,11 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
             _ => parts.push(vec![kernel]),
         }
     }
-    let modules = parts.par_iter().with_max_len(1).map(|kernels| {
-        let compiled = split(&session.compile(kernels)?, kernels)?;
+    // The longest part first, so that no core works alone at the end.
+    let mut parts: Vec<_> = parts.into_iter().enumerate().collect();
+    parts.sort_by_key(|(_, kernels)| Reverse(instructions(kernels)));
+    let built = parts.into_iter().par_bridge().map(|(place, kernels)| {
+        let compiled = split(&session.compile(&kernels)?, &kernels)?;
         let mut modules = compiled.clone();
         for module in &compiled {
             modules.extend(twins.module(module)?);
@@ -73,9 +77,17 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
         for entry in modules.iter().flat_map(|module| &module.entries) {
             contract::check(entry)?;
         }
-        Ok(modules)
+        Ok((place, modules))
     });
-    Ok(modules.collect::<Result<Vec<_>, _>>()?.concat())
+    let mut built: Vec<(usize, Vec<Module>)> = built.collect::<Result<_, Error>>()?;
+    built.sort_by_key(|(place, _)| *place);
+    Ok(built.into_iter().flat_map(|(_, modules)| modules).collect())
+}
+
+/// Instructions of whole warps in kernels, which tell about how long they take to compile.
+fn instructions(kernels: &[&dyn Spec]) -> u32 {
+    let counts = kernels.iter().map(|kernel| kernel.collectives().named());
+    counts.flatten().map(|(_, count)| count).sum()
 }
 
 /// Whether the next kernel of a package is compiled with those before it: one module is one part.

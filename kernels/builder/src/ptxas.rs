@@ -6,8 +6,10 @@ use kernels::catalog::class::Class;
 use kernels::catalog::{Spec, Target};
 use kernels::text;
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 /// The architectures that a kernel must assemble for: its own target if no other runs it, else all of
 /// the classes that it is for.
@@ -192,9 +194,17 @@ pub(crate) fn assembled(
     })
 }
 
-/// What a tool says of its version.
+/// What a tool says of its version; it is asked once, not for each of a thousand results.
 pub(crate) fn version(tool: &Path) -> Result<String, Error> {
-    printed(Command::new(tool).arg("--version"))
+    static KNOWN: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
+    // A panic while the table is locked leaves nothing half-changed.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(version) = known.get(tool) {
+        return Ok(version.clone());
+    }
+    let version = printed(Command::new(tool).arg("--version"))?;
+    known.insert(tool.into(), version.clone());
+    Ok(version)
 }
 
 /// What a program printed, unless it failed.

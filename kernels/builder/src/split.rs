@@ -64,7 +64,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         let entry = Entry {
             name,
             kernel,
-            body: lines::take(body).0,
+            body: lines::take(body).0.trim_end().to_owned(),
         };
         match modules.iter_mut().find(|m| m.name == module) {
             Some(module) => {

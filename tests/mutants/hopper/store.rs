@@ -53,8 +53,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a slot of Q that O left not given back",
         kernel: WIDE,
-        pattern: "\tmbarrier.arrive.shared",
-        which: Nth(0),
+        pattern: "mbarrier.arrive.shared",
+        which: Nth(2),
         change: remove,
     },
     Mutant {

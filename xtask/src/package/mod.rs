@@ -29,12 +29,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     std::fs::create_dir_all(staging.join("tests"))?;
 
+    // In one call, so that all cores are busy while either waits for a crate.
+    let line = "build --release -p host -p bench --features host/ladder,bench/ladder";
+    let programs = built(line, false)?;
     for (package, name) in [("host", "attention"), ("bench", "bench")] {
-        let line = format!("build --release -p {package} --features ladder");
-        let [binary] = &built(&line, false)?[..] else {
-            bail!("the package {package} has one binary");
+        let is_named = |path: &&PathBuf| path.file_stem().is_some_and(|stem| stem == package);
+        let Some(program) = programs.iter().find(is_named) else {
+            bail!("the package {package} has a program of its name");
         };
-        install(binary, &staging.join(name))?;
+        install(program, &staging.join(name))?;
     }
     // The emulator's own tests compile the kernels; here they run through the command's tests.
     let line =
