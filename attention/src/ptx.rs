@@ -177,6 +177,19 @@ mod tests {
         assert_eq!(name(None, "a"), None);
     }
 
+    #[test]
+    fn instructions_of_a_kernel_name_their_source() {
+        for name in ["forward_f16_d64", "forward_bf16_d64"] {
+            let found = marked(COMPILED_MODULES, name);
+            assert_eq!(found.is_some(), COMPILED);
+            if let Some(found) = found {
+                let main_loop = "\n//@ kernels/src/attention/forward/sm80.rs:";
+                assert!(found.contains(main_loop));
+                assert_eq!(Some(lines::take(&found).0), module(name));
+            }
+        }
+    }
+
     /// Twins in the whole catalog: what a program loads for each kernel has the kernel.
     #[test]
     fn every_kernel_of_the_catalog_is_in_its_module() {

@@ -262,6 +262,16 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_that_a_text_lacks_is_an_error() {
+        let gpu = watched(|_| Ok(()));
+        let [kernel] = kernels(["k"]);
+        let switches = Switches::NONE.with(Switch::Softcap, true);
+        let found = gpu.function(&plan::Entry { switches, ..kernel });
+        let (kernel, switch) = ("k", "softcap");
+        assert_eq!(found, Err(Error::Switch { kernel, switch }));
+    }
+
+    #[test]
     fn each_combination_of_options_is_compiled() {
         let loads = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&loads);
@@ -377,14 +387,5 @@ mod tests {
         let all = kernels(["a", "b", "c", "d"]);
         assert_eq!(gpu.load_all(all.into_iter()), Err(failing("b")));
         assert_eq!(loads.load(Ordering::Relaxed), 4);
-    }
-
-    #[test]
-    fn a_switch_that_a_text_lacks_is_an_error() {
-        let [kernel] = kernels(["k"]);
-        let switches = Switches::NONE.with(Switch::Softcap, true);
-        let found = watched(|_| Ok(())).function(&plan::Entry { switches, ..kernel });
-        let (kernel, switch) = ("k", "softcap");
-        assert_eq!(found, Err(Error::Switch { kernel, switch }));
     }
 }

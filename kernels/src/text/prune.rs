@@ -139,10 +139,8 @@ impl<'a> Body<'a> {
     /// Places of the labels that a statement names which is no branch.
     fn named(&self, statement: &Statement<'a>) -> impl Iterator<Item = usize> {
         let text = match statement.kind {
-            Kind::Block(text) | Kind::Directive(text) => text,
-            // `brx.idx` and `call` name tables.
-            Kind::Instruction(_, opcode, text) if opcode.starts_with(['b', 'c']) => text,
-            _ => "",
+            Kind::Comment | Kind::Label(_) | Kind::Branch(..) => "",
+            _ => statement.text,
         };
         words(text).filter_map(|word| self.labels.get(word).copied())
     }
@@ -366,6 +364,10 @@ mod tests {
     fn comments_stay_before_what_follows_them() {
         check(
             "
+            /* %r140; { */
+            @%q bra $end;
+            add.s32 %r1, /* ; */ %r1, 2;
+            ret;
             //@ a.rs:1
             - bra.uni $end;
             //@ b.rs:2

@@ -10,7 +10,7 @@ pub struct Statement<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind<'a> {
-    /// A comment, or a place in the source: both end with the line.
+    /// A comment, or a place in the source.
     Comment,
     Label(&'a str),
     /// A jump to a label, where the predicate, if there is one, has this value.
@@ -18,7 +18,7 @@ pub enum Kind<'a> {
     /// The end of the kernel.
     Return,
     /// A declaration.
-    Directive(&'a str),
+    Directive,
     /// Any other instruction: whether it has a predicate, its name and its operands.
     Instruction(bool, &'a str, &'a str),
     /// Statements in braces, without these.
@@ -42,39 +42,52 @@ pub fn statements(text: &str) -> impl Iterator<Item = Statement<'_>> {
 
 /// The length of the first statement.
 pub fn end(text: &str) -> usize {
-    let line_end = |start: usize| text[start..].find('\n').map_or(text.len(), |n| start + n);
-    if is_comment(text) {
-        return line_end(0);
+    if let Some(end) = comment_end(text) {
+        return end;
     }
     let (mut depth, mut next) = (0, 0);
     while let Some(&byte) = text.as_bytes().get(next) {
-        next += 1;
         match byte {
             b'{' => depth += 1,
-            b'}' => {
-                depth -= 1;
-                if depth == 0 && text.starts_with('{') {
-                    break;
-                }
-            }
-            b';' if depth == 0 => break,
-            b':' if text[..next - 1].chars().all(is_of_word) => break,
-            b'/' if text[next..].starts_with('/') => next = line_end(next),
+            b'}' => depth -= 1,
+            b'/' => next += comment_end(&text[next..]).map_or(0, |end| end - 1),
             _ => {}
+        }
+        next += 1;
+        let ends = match byte {
+            b'}' => depth == 0 && text.starts_with('{'),
+            b';' => depth == 0,
+            b':' => text[..next - 1].chars().all(is_of_word),
+            _ => false,
+        };
+        if ends {
+            break;
         }
     }
     next
 }
 
+/// The length of a comment, or of a place in the source, if the text begins with one.
+fn comment_end(text: &str) -> Option<usize> {
+    let end = if text.starts_with("/*") {
+        text.find("*/").map(|start| start + "*/".len())
+    } else if text.starts_with("//") || text.starts_with(".loc") {
+        text.find('\n')
+    } else {
+        return None;
+    };
+    Some(end.unwrap_or(text.len()))
+}
+
 fn kind(text: &str) -> Kind<'_> {
-    if is_comment(text) {
+    if comment_end(text).is_some() {
         return Kind::Comment;
     } else if let Some(block) = text.strip_prefix('{') {
         return Kind::Block(block.strip_suffix('}').unwrap_or(block));
     } else if let Some(label) = text.strip_suffix(':') {
         return Kind::Label(label);
     } else if text.starts_with('.') {
-        return Kind::Directive(text);
+        return Kind::Directive;
     }
     let text = text.trim_end_matches(';').trim_end();
     let first_word = |text| str::split_once(text, char::is_whitespace).unwrap_or((text, ""));
@@ -114,8 +127,4 @@ pub fn words(text: &str) -> impl Iterator<Item = &str> {
 
 fn is_of_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%')
-}
-
-fn is_comment(text: &str) -> bool {
-    text.starts_with("//") || text.starts_with(".loc")
 }
