@@ -47,7 +47,7 @@ impl Bytes {
                 return Err(index * WORD + missing.trailing_zeros() as usize);
             }
             let (now, later) = rest.split_at_mut(part.len());
-            now.copy_from_slice(&word[part]);
+            copy(now, &word[part]);
             rest = later;
         }
         Ok(())
@@ -86,6 +86,17 @@ impl Bytes {
             replaced.expect("there is a word");
             written.fetch_or(mask_of(&part), Release);
         }
+    }
+}
+
+/// Copies bytes, few of them without a call.
+#[inline(always)]
+pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
+    match to.len() {
+        16 => to[..16].copy_from_slice(&from[..16]),
+        8 => to[..8].copy_from_slice(&from[..8]),
+        4 => to[..4].copy_from_slice(&from[..4]),
+        _ => to.copy_from_slice(from),
     }
 }
 

@@ -4,6 +4,7 @@
 //! thread's *slot* and the clock. A thread knows, by slot, the clock before which all accesses
 //! happened before it; barriers and mbarriers pass this knowledge on.
 
+use crate::host;
 use crate::registers::LANES;
 
 /// Slots of a warp: one for each lane, and one for accesses that the whole warp makes together.
@@ -74,6 +75,15 @@ impl Knowledge {
 
     /// Takes over what another thread knew.
     pub fn join(&mut self, other: &Knowledge) {
+        match host::is_wide() {
+            // SAFETY: the host was asked.
+            true => unsafe { host::call_wide(|| self.join_clocks(other)) },
+            false => self.join_clocks(other),
+        }
+    }
+
+    #[inline(always)]
+    fn join_clocks(&mut self, other: &Knowledge) {
         join(&mut self.seen, &other.seen);
         join(&mut self.phases, &other.phases);
         join(&mut self.products, &other.products);
@@ -115,6 +125,7 @@ impl Knowledge {
 }
 
 /// The larger of each pair of clocks; a missing one is 0.
+#[inline(always)]
 fn join(own: &mut Vec<u32>, other: &[u32]) {
     if own.len() < other.len() {
         own.resize(other.len(), 0);
@@ -143,6 +154,7 @@ fn set(clocks: &mut [u32], warp: usize, lanes: u32, clock: u32) {
 }
 
 /// A whole warp is as far as its last lane.
+#[inline(always)]
 fn lift_whole_warps(clocks: &mut [u32]) {
     for warp in clocks.chunks_exact_mut(SLOTS) {
         let (whole, lanes) = warp.split_last_mut().expect("a warp has slots");

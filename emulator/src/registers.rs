@@ -16,6 +16,22 @@ pub(crate) const LANES: usize = 32;
 /// A value for every lane.
 pub(crate) type Row<T> = [T; LANES];
 
+/// The row of `f(lane)`. Compilers make vector instructions of such a loop, and calls of `from_fn` and `map` of arrays.
+#[inline(always)]
+pub(crate) fn row_of<T: Copy + Default>(f: impl Fn(usize) -> T) -> Row<T> {
+    let mut row = [T::default(); LANES];
+    for (lane, value) in row.iter_mut().enumerate() {
+        *value = f(lane);
+    }
+    row
+}
+
+/// The row of `f` of each value.
+#[inline(always)]
+pub(crate) fn map_row<A: Copy, T: Copy + Default>(row: &Row<A>, f: impl Fn(A) -> T) -> Row<T> {
+    row_of(|lane| f(row[lane]))
+}
+
 /// The lanes of a mask, ascending.
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;

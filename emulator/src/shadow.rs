@@ -70,6 +70,7 @@ pub(crate) struct Place {
 }
 
 /// The states of a block's shared memory.
+#[derive(Default)]
 pub(crate) struct Shadow {
     /// Of every granule, and after them of the cells of granules that fell apart.
     cells: Vec<Cell>,
@@ -84,16 +85,18 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub fn new(bytes: usize, warps: usize, warpgroups: usize) -> Self {
-        let granules = bytes.div_ceil(GRANULE_BYTES);
-        Shadow {
-            cells: vec![Cell::default(); granules],
-            parts: vec![0; granules],
-            reads: vec![Stamp::default(); granules * warps],
-            warps,
-            products: vec![0; granules * warpgroups],
-            warpgroups,
+    /// Forgets a block, for one with this much memory.
+    pub fn reset(&mut self, bytes: usize, warps: usize, warpgroups: usize) {
+        fn fill<T: Clone + Default>(states: &mut Vec<T>, count: usize) {
+            states.clear();
+            states.resize(count, T::default());
         }
+        let granules = bytes.div_ceil(GRANULE_BYTES);
+        fill(&mut self.cells, granules);
+        fill(&mut self.parts, granules);
+        fill(&mut self.reads, granules * warps);
+        fill(&mut self.products, granules * warpgroups);
+        (self.warps, self.warpgroups) = (warps, warpgroups);
     }
 
     /// The first place of an access, which is left with the rest. An access to a single byte, or to whole cells.
@@ -178,13 +181,19 @@ impl Shadow {
 mod tests {
     use super::*;
 
+    fn new(bytes: usize, warps: usize, warpgroups: usize) -> Shadow {
+        let mut shadow = Shadow::default();
+        shadow.reset(bytes, warps, warpgroups);
+        shadow
+    }
+
     fn places(shadow: &mut Shadow, mut access: Range<usize>) -> Vec<Place> {
         std::iter::from_fn(|| shadow.next(&mut access)).collect()
     }
 
     #[test]
     fn whole_granules_are_one_place_each() {
-        let mut shadow = Shadow::new(64, 1, 1);
+        let mut shadow = new(64, 1, 1);
         let starts: Vec<_> = places(&mut shadow, 16..48)
             .iter()
             .map(|p| p.start)
@@ -194,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_granule_that_falls_apart_keeps_what_it_knew() {
-        let mut shadow = Shadow::new(48, 2, 2);
+        let mut shadow = new(48, 2, 2);
         let [whole] = places(&mut shadow, 16..32)[..] else {
             panic!("a granule is one place");
         };
@@ -222,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_byte_is_half_a_cell() {
-        let mut shadow = Shadow::new(18, 1, 0);
+        let mut shadow = new(18, 1, 0);
         let masks: Vec<_> = [3..4, 4..5, 4..6, 17..18]
             .into_iter()
             .map(|access| places(&mut shadow, access)[0].mask)

@@ -7,9 +7,12 @@
 //! The [shadow](crate::shadow)'s cells are 2 bytes: accesses of different threads to the two bytes of one cell count
 //! as accesses to the same address.
 
+use crate::bytes::copy;
 use crate::clocks::{ALL_LANES, Knowledge, slot, thread};
 use crate::error::{Access, Rule, Violation};
-use crate::shadow::{Cell, Content, Place, Shadow, Stamp};
+use crate::shadow::{self, Content, Place, Shadow, Stamp};
+use std::cell::Cell;
+use std::mem::take;
 
 /// Shared-window address of the first byte. Not 0, so that a null address faults; a multiple of the
 /// largest alignment that a variable may have.
@@ -68,6 +71,29 @@ pub(crate) struct Shared {
     products: Vec<Vec<u32>>,
 }
 
+/// The memory of a block that has ended.
+#[derive(Default)]
+struct Memory {
+    bytes: Vec<u8>,
+    shadow: Shadow,
+}
+
+thread_local! {
+    /// What the next block of this thread takes: new memory costs a fault for each page.
+    static SPARE: Cell<Memory> = Cell::default();
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let memory = Memory {
+            bytes: take(&mut self.bytes),
+            shadow: take(&mut self.shadow),
+        };
+        // A thread that ends needs none.
+        let _ = SPARE.try_with(|spare| spare.set(memory));
+    }
+}
+
 /// The writer of a cell and its clock, which a check has found to be in order; later cells of an
 /// access mostly have the same.
 type Settled = Option<(u16, u32)>;
@@ -75,9 +101,13 @@ type Settled = Option<(u16, u32)>;
 impl Shared {
     /// `warpgroups` is the number of warpgroups that may execute `wgmma`.
     pub fn new(bytes: u32, warps: usize, warpgroups: usize) -> Self {
+        let mut memory = SPARE.take();
+        memory.bytes.clear();
+        memory.bytes.resize(bytes as usize, 0);
+        memory.shadow.reset(bytes as usize, warps, warpgroups);
         Shared {
-            bytes: vec![0; bytes as usize],
-            shadow: Shadow::new(bytes as usize, warps, warpgroups),
+            bytes: memory.bytes,
+            shadow: memory.shadow,
             warps,
             bulk_sources: Vec::new(),
             products: vec![Vec::new(); warpgroups],
@@ -85,6 +115,7 @@ impl Shared {
     }
 
     /// Reads `to.len()` bytes, a power of two.
+    #[inline]
     pub fn read(
         &mut self,
         who: Accessor,
@@ -97,7 +128,7 @@ impl Shared {
             self.check_read(who, place)?;
             self.note_read(who, place);
         }
-        to.copy_from_slice(&self.bytes[start..start + to.len()]);
+        copy(to, &self.bytes[start..start + to.len()]);
         Ok(())
     }
 
@@ -294,7 +325,7 @@ impl Shared {
     }
 
     /// Changes the states of some bytes.
-    fn change(&mut self, start: usize, bytes: usize, change: impl Fn(&mut Cell)) {
+    fn change(&mut self, start: usize, bytes: usize, change: impl Fn(&mut shadow::Cell)) {
         let mut access = start..start + bytes;
         while let Some(place) = self.shadow.next(&mut access) {
             change(self.shadow.cell_mut(place));
@@ -418,11 +449,11 @@ impl Shared {
     }
 
     fn store(&mut self, writer: usize, clock: u32, line: u32, start: usize, from: &[u8]) {
-        self.bytes[start..start + from.len()].copy_from_slice(from);
+        copy(&mut self.bytes[start..start + from.len()], from);
         let mut access = start..start + from.len();
         while let Some(place) = self.shadow.next(&mut access) {
             let cell = self.shadow.cell_mut(place);
-            *cell = Cell {
+            *cell = shadow::Cell {
                 written: clock,
                 line,
                 writer: writer as u16,
@@ -464,7 +495,7 @@ impl Shared {
     /// An access to a cell that holds no data.
     #[cold]
     fn misuse(&self, who: Accessor, place: Place) -> Box<Violation> {
-        let Cell { line, content, .. } = *self.shadow.cell(place);
+        let shadow::Cell { line, content, .. } = *self.shadow.cell(place);
         let rule = match content {
             Content::Data | Content::Copying => Rule::PendingCopy { line },
             Content::BulkCopying => Rule::PendingBulkCopy { line },

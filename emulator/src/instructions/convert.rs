@@ -4,7 +4,7 @@ use super::float::canonical_bits;
 use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::host;
-use crate::registers::{AnyReg, Reg, Row};
+use crate::registers::{AnyReg, Reg, Row, map_row, row_of};
 use half::{bf16, f16};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -13,9 +13,11 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     };
     match modifiers {
         "rn.f16x2.f32" => pair(d, f16_row),
-        "rn.bf16x2.f32" => pair(d, |row| row.map(|x| bf16_bits(f32::from_bits(x)))),
-        "rn.relu.f16x2.f32" => pair(d, |row| f16_row(&row.map(relu))),
-        "rn.relu.bf16x2.f32" => pair(d, |row| row.map(|x| bf16_bits(f32::from_bits(relu(x))))),
+        "rn.bf16x2.f32" => pair(d, |row| map_row(row, |x| bf16_bits(f32::from_bits(x)))),
+        "rn.relu.f16x2.f32" => pair(d, |row| f16_row(&map_row(row, relu))),
+        "rn.relu.bf16x2.f32" => pair(d, |row| {
+            map_row(row, |x| bf16_bits(f32::from_bits(relu(x))))
+        }),
         "rn.f16.f32" => unary(d, |a: u32| f16_bits(f32::from_bits(a))),
         "rn.bf16.f32" => unary(d, |a: u32| bf16_bits(f32::from_bits(a))),
         "f32.f16" => unary(d, |a: u16| canonical_bits(f16::from_bits(a).to_f32())),
@@ -82,7 +84,7 @@ fn pair(d: &mut Decoder, round: impl Fn(&Row<u32>) -> Row<u16> + Send + Sync + '
     let (high, low): (Reg<u32>, Reg<u32>) = (d.source(high)?, d.source(low)?);
     lanes(move |c| {
         let (high, low) = (round(c.row(high)?), round(c.row(low)?));
-        let packed = std::array::from_fn(|i| u32::from(high[i]) << 16 | u32::from(low[i]));
+        let packed = row_of(|i| u32::from(high[i]) << 16 | u32::from(low[i]));
         c.write(to, packed);
         Ok(())
     })
@@ -104,14 +106,16 @@ fn integers(d: &mut Decoder, modifiers: &str) -> Decoded {
     }
     lanes(move |c| {
         let value: Row<u64> = match from {
-            AnyReg::B16(from) => c.read(from)?.map(u64::from),
-            AnyReg::B32(from) => c.read(from)?.map(u64::from),
+            AnyReg::B16(from) => map_row(c.row(from)?, u64::from),
+            AnyReg::B32(from) => map_row(c.row(from)?, u64::from),
             AnyReg::B64(from) => c.read(from)?,
         };
-        let value = value.map(|v| extend(extend(v, from_bits, from_signed), to_bits, to_signed));
+        let value = map_row(&value, |v| {
+            extend(extend(v, from_bits, from_signed), to_bits, to_signed)
+        });
         match to {
-            AnyReg::B16(to) => c.write(to, value.map(|v| v as u16)),
-            AnyReg::B32(to) => c.write(to, value.map(|v| v as u32)),
+            AnyReg::B16(to) => c.write(to, map_row(&value, |v| v as u16)),
+            AnyReg::B32(to) => c.write(to, map_row(&value, |v| v as u32)),
             AnyReg::B64(to) => c.write(to, value),
         }
         Ok(())

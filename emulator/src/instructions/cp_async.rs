@@ -8,7 +8,7 @@ use super::{for_each_lane, lanes, shared_address};
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
-use crate::registers::Reg;
+use crate::registers::{Reg, map_row};
 use crate::syntax::Operand;
 
 /// A copy that has not landed.
@@ -85,7 +85,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
     lanes(move |c| {
         let (to, from) = (to.read(c)?, from.read(c)?);
         // A source size beyond the size of the copy counts as the size of the copy.
-        let source_bytes = c.read(source_bytes)?.map(|source| source.min(bytes));
+        let source_bytes = map_row(c.row(source_bytes)?, |source| source.min(bytes));
         if c.launch.options.counters {
             let read = (0..32).fold(0, |mask, i| mask | u32::from(source_bytes[i] > 0) << i);
             c.tally.count_global(c.active & read, &from, bytes, false);

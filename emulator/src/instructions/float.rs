@@ -45,7 +45,12 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
 }
 
 /// Products of pairs of 16-bit elements, and sums with them, rounded once.
-fn pairs(d: &mut Decoder, name: &str, widen: fn(u32) -> f32, round: fn(f32) -> u16) -> Decoded {
+fn pairs(
+    d: &mut Decoder,
+    name: &str,
+    widen: impl Fn(u32) -> f32 + Copy + Send + Sync + 'static,
+    round: impl Fn(f32) -> u16 + Copy + Send + Sync + 'static,
+) -> Decoded {
     let element = move |[a, b, c]: [u32; 3]| {
         let [a, b, c] = [a, b, c].map(|bits| widen(bits & 0xffff));
         u32::from(round(rounded_to_odd(multiply_add_to_odd(a, b, c))))
@@ -62,6 +67,7 @@ fn pairs(d: &mut Decoder, name: &str, widen: fn(u32) -> f32, round: fn(f32) -> u
 }
 
 /// Subnormals become zeros of their sign.
+#[inline(always)]
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() {
         0_f32.copysign(x)
@@ -181,12 +187,14 @@ fn f32_approximation(
 }
 
 /// `a * b + c`, rounded once, on a host that lacks the instruction: without the call that `mul_add` is there.
+#[inline(always)]
 fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     multiply_add_to_odd(a, b, c) as f32
 }
 
 /// `a * b + c` in f64. The product is exact, and the sum is rounded to odd: inexact sums end in a 1, so
 /// that a second rounding, to a shorter type, is correct.
+#[inline(always)]
 fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
@@ -204,6 +212,7 @@ fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
 }
 
 /// Rounded to f32, to odd.
+#[inline(always)]
 fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     if f64::from(nearest) == x || !nearest.is_finite() {
@@ -214,6 +223,7 @@ fn rounded_to_odd(x: f64) -> f32 {
 }
 
 /// The smaller operand, or the one that is a number; -0 is less than 0.
+#[inline(always)]
 fn minimum(a: f32, b: f32) -> f32 {
     if a.is_nan() || b < a {
         b
@@ -225,6 +235,7 @@ fn minimum(a: f32, b: f32) -> f32 {
 }
 
 /// The larger operand, or the one that is a number; 0 is more than -0.
+#[inline(always)]
 fn maximum(a: f32, b: f32) -> f32 {
     if a.is_nan() || b > a {
         b

@@ -10,7 +10,7 @@ use crate::block::Context;
 use crate::clocks::ALL_LANES;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
-use crate::registers::{Reg, Row};
+use crate::registers::{Reg, Row, row_of};
 use crate::shared::{Accessor, Shared};
 use crate::syntax::Operand;
 
@@ -95,29 +95,31 @@ impl Matrices {
         }
         Ok(addresses)
     }
+}
 
-    /// Row and column of the low (`half` 0) or high element of a lane's register.
-    fn place(&self, lane: usize, half: usize) -> (usize, usize) {
-        let (along, across) = (2 * (lane % 4) + half, lane / 4);
-        match self.transposed {
-            false => (across, along),
-            true => (along, across),
-        }
+/// Row and column of the low (`half` 0) or high element of a lane's register.
+#[inline(always)]
+fn place(transposed: bool, lane: usize, half: usize) -> (usize, usize) {
+    let (along, across) = (2 * (lane % 4) + half, lane / 4);
+    match transposed {
+        false => (across, along),
+        true => (along, across),
     }
 }
 
 /// Calls `access` for the 8 rows of a matrix, given the row's address and number.
+#[inline(always)]
 fn each_row(
     c: &mut Context,
     matrix: usize,
     addresses: &Row<u64>,
     mut access: impl FnMut(&mut Shared, Accessor, u32, usize) -> Result<(), Box<Violation>>,
 ) -> Result<(), Box<Violation>> {
+    // The whole warp accesses it, but a fault names the lane that gave the address.
+    let (shared, who) = c.shared_as(ALL_LANES);
     for row in 0..8 {
         let lane = 8 * matrix + row;
-        // The whole warp accesses it, but a fault names the lane that gave the address.
-        let (shared, who) = c.shared_as(ALL_LANES);
-        access(shared, who, shared_address(addresses[lane]), row).map_err(|mut violation| {
+        access(&mut *shared, who, shared_address(addresses[lane]), row).map_err(|mut violation| {
             violation.lane = Some(lane as u32);
             violation
         })?;
@@ -133,12 +135,21 @@ fn load(matrices: Matrices) -> Decoded {
             each_row(c, matrix, &addresses, |shared, who, address, row| {
                 shared.read(who, address, &mut rows[row])
             })?;
-            let element = |lane: usize, half: usize| {
-                let (row, column) = matrices.place(lane, half);
-                u16::from_le_bytes([rows[row][2 * column], rows[row][2 * column + 1]])
+            let pairs = |transposed| {
+                row_of(|lane| {
+                    let [low, high] = [0, 1].map(|half| {
+                        let (row, column) = place(transposed, lane, half);
+                        u16::from_le_bytes([rows[row][2 * column], rows[row][2 * column + 1]])
+                    });
+                    u32::from(high) << 16 | u32::from(low)
+                })
             };
-            let pair = |lane| u32::from(element(lane, 1)) << 16 | u32::from(element(lane, 0));
-            c.write(*register, std::array::from_fn(pair));
+            // Two loops: each with places that are known when it is compiled.
+            let pairs = match matrices.transposed {
+                false => pairs(false),
+                true => pairs(true),
+            };
+            c.write(*register, pairs);
         }
         Ok(())
     })
@@ -151,7 +162,7 @@ fn store(matrices: Matrices) -> Decoded {
             let mut rows = [[0_u8; 16]; 8];
             for (lane, pair) in c.read(*register)?.into_iter().enumerate() {
                 for (half, element) in [pair as u16, (pair >> 16) as u16].into_iter().enumerate() {
-                    let (row, column) = matrices.place(lane, half);
+                    let (row, column) = place(matrices.transposed, lane, half);
                     rows[row][2 * column..][..2].copy_from_slice(&element.to_le_bytes());
                 }
             }

@@ -4,7 +4,7 @@ use super::convert::extend;
 use super::{Address, for_each_lane, lanes, shared_address};
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder, Name};
-use crate::registers::{AnyReg, Row, lanes as lanes_of};
+use crate::registers::{AnyReg, Row, map_row};
 use crate::syntax::Operand;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,11 +24,7 @@ struct Shape {
 
 impl Shape {
     fn bytes(self) -> usize {
-        self.count * self.element_bytes()
-    }
-
-    fn element_bytes(self) -> usize {
-        self.bits as usize / 8
+        self.count * self.bits as usize / 8
     }
 
     /// Counts the transactions of an access.
@@ -164,28 +160,28 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
         shape.count(c, &addresses, false);
-        let mut loaded = [[0; 16]; 32];
+        let mut loaded = [0_u128; 32];
         for_each_lane(c.active, |lane| {
-            let (id, to) = (lane as u32, &mut loaded[lane][..bytes]);
+            let mut all = [0; 16];
+            let (id, to) = (lane as u32, &mut all[..bytes]);
             match shape.space {
                 Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
                 Space::Shared => {
                     let (shared, who) = c.shared_as(id);
                     shared.read(who, shared_address(addresses[lane]), to)
                 }
-            }
+            }?;
+            loaded[lane] = u128::from_le_bytes(all);
+            Ok(())
         })?;
         for (i, register) in to.iter().enumerate() {
-            let start = i * shape.element_bytes();
-            let value = loaded.map(|bytes| {
-                let mut value = [0; 8];
-                value[..shape.element_bytes()]
-                    .copy_from_slice(&bytes[start..start + shape.element_bytes()]);
-                extend(u64::from_le_bytes(value), shape.bits, shape.signed)
+            let start = i as u32 * shape.bits;
+            let value: Row<u64> = map_row(&loaded, |all| {
+                extend((all >> start) as u64, shape.bits, shape.signed)
             });
             match register {
-                AnyReg::B16(r) => c.write(*r, value.map(|v| v as u16)),
-                AnyReg::B32(r) => c.write(*r, value.map(|v| v as u32)),
+                AnyReg::B16(r) => c.write(*r, map_row(&value, |v| v as u16)),
+                AnyReg::B32(r) => c.write(*r, map_row(&value, |v| v as u32)),
                 AnyReg::B64(r) => c.write(*r, value),
             }
         }
@@ -201,21 +197,20 @@ fn store(d: &mut Decoder, shape: Shape) -> Decoded {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
         shape.count(c, &addresses, true);
-        let mut stored = [[0; 16]; 32];
+        let mut stored = [0_u128; 32];
         for (i, register) in from.iter().enumerate() {
             let value = match register {
-                AnyReg::B16(r) => c.read(*r)?.map(u64::from),
-                AnyReg::B32(r) => c.read(*r)?.map(u64::from),
+                AnyReg::B16(r) => map_row(c.row(*r)?, u64::from),
+                AnyReg::B32(r) => map_row(c.row(*r)?, u64::from),
                 AnyReg::B64(r) => c.read(*r)?,
             };
-            let start = i * shape.element_bytes();
-            for lane in lanes_of(c.active) {
-                stored[lane][start..start + shape.element_bytes()]
-                    .copy_from_slice(&value[lane].to_le_bytes()[..shape.element_bytes()]);
+            let start = i as u32 * shape.bits;
+            for (stored, value) in stored.iter_mut().zip(value) {
+                *stored |= u128::from(extend(value, shape.bits, false)) << start;
             }
         }
         for_each_lane(c.active, |lane| {
-            let (id, from) = (lane as u32, &stored[lane][..bytes]);
+            let (id, from) = (lane as u32, &stored[lane].to_le_bytes()[..bytes]);
             match shape.space {
                 Space::Global => c
                     .launch

@@ -17,7 +17,7 @@ use super::lanes;
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
-use crate::registers::{Reg, Row};
+use crate::registers::{Reg, Row, map_row, row_of};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let Some(modifiers) = d.opcode().strip_prefix("mma.sync.aligned.") else {
@@ -68,17 +68,17 @@ fn single<const A: usize, const B: usize>(
     lanes(move |c| {
         let mut sums = Accumulator::default();
         for (i, register) in from.iter().enumerate() {
-            let values = c.read(*register)?;
-            for (lane, value) in values.into_iter().enumerate() {
+            let values = c.row(*register)?;
+            for (lane, value) in values.iter().enumerate() {
                 let (row, column) = accumulator(lane, i);
-                sums[row][column] = f32::from_bits(value);
+                sums[row][column] = f32::from_bits(*value);
             }
         }
         multiply_add(c, &mut sums, &a, &b, &widen)?;
         for (i, register) in to.iter().enumerate() {
             c.write(
                 *register,
-                std::array::from_fn(|lane| {
+                row_of(|lane| {
                     let (row, column) = accumulator(lane, i);
                     canonical_bits(sums[row][column])
                 }),
@@ -110,7 +110,7 @@ fn half<const A: usize, const B: usize>(
         for (i, register) in to.iter().enumerate() {
             c.write(
                 *register,
-                std::array::from_fn(|lane| {
+                row_of(|lane| {
                     let (row, column) = accumulator(lane, 2 * i);
                     let round = |x: f32| u32::from(f16_bits(x));
                     round(sums[row][column + 1]) << 16 | round(sums[row][column])
@@ -139,15 +139,15 @@ fn multiply_add<const A: usize, const B: usize>(
     c.require(u32::MAX)?;
     let depth = 8 * B;
     c.tally.flops += 2 * 16 * 8 * depth as u64;
-    let widen_pairs = |row: Row<u32>| {
+    let widen_pairs = |row: &Row<u32>| -> (Row<f32>, Row<f32>) {
         (
-            row.map(|pair| widen(pair & 0xffff)),
-            row.map(|pair| widen(pair >> 16)),
+            map_row(row, |pair| widen(pair & 0xffff)),
+            map_row(row, |pair| widen(pair >> 16)),
         )
     };
     let mut left = [[0.0_f32; 16]; 16];
     for (i, register) in a.iter().enumerate() {
-        let (low, high) = widen_pairs(c.read(*register)?);
+        let (low, high) = widen_pairs(c.row(*register)?);
         for lane in 0..32 {
             let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
             left[row][k] = low[lane];
@@ -156,7 +156,7 @@ fn multiply_add<const A: usize, const B: usize>(
     }
     let mut right = [[0.0_f32; 8]; 16];
     for (i, register) in b.iter().enumerate() {
-        let (low, high) = widen_pairs(c.read(*register)?);
+        let (low, high) = widen_pairs(c.row(*register)?);
         for lane in 0..32 {
             let (k, column) = (2 * (lane % 4) + 8 * i, lane / 4);
             right[k][column] = low[lane];

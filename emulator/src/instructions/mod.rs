@@ -29,7 +29,7 @@ pub(crate) use float::canonical_bits;
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes, warpgroup};
 use crate::error::Violation;
-use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of};
+use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of, map_row, row_of};
 
 /// Every family, the most frequent ones first.
 const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
@@ -73,7 +73,7 @@ fn unary<A: Value, D: Value>(
     let (to, a): (Reg<D>, Reg<A>) = (d.destination(to)?, d.source(a)?);
     lanes(move |c| {
         let a = c.row(a)?;
-        let result = std::array::from_fn(|i| f(a[i]));
+        let result = row_of(|i| f(a[i]));
         c.write(to, result);
         Ok(())
     })
@@ -88,7 +88,7 @@ fn binary<A: Value, B: Value, D: Value>(
     let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.destination(to)?, d.source(a)?, d.source(b)?);
     lanes(move |c| {
         let (a, b) = (c.row(a)?, c.row(b)?);
-        let result = std::array::from_fn(|i| f(a[i], b[i]));
+        let result = row_of(|i| f(a[i], b[i]));
         c.write(to, result);
         Ok(())
     })
@@ -104,7 +104,7 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
     let (a, b, e): (Reg<A>, Reg<B>, Reg<E>) = (d.source(a)?, d.source(b)?, d.source(e)?);
     lanes(move |c| {
         let (a, b, e) = (c.row(a)?, c.row(b)?, c.row(e)?);
-        let result = std::array::from_fn(|i| f(a[i], b[i], e[i]));
+        let result = row_of(|i| f(a[i], b[i], e[i]));
         c.write(to, result);
         Ok(())
     })
@@ -143,12 +143,12 @@ impl Address {
     fn read(self, c: &Context) -> Result<Row<u64>, Box<Violation>> {
         Ok(match self {
             Address::Long(base, offset) => {
-                c.read(base)?.map(|base| base.wrapping_add_signed(offset))
+                map_row(c.row(base)?, |base| base.wrapping_add_signed(offset))
             }
             // Shared addresses wrap around at 32 bits.
-            Address::Word(base, offset) => c
-                .read(base)?
-                .map(|base| u64::from(base.wrapping_add(offset as u32))),
+            Address::Word(base, offset) => map_row(c.row(base)?, |base| {
+                u64::from(base.wrapping_add(offset as u32))
+            }),
             Address::Fixed(address) => [address; 32],
         })
     }

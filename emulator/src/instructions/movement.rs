@@ -4,7 +4,7 @@
 use super::{lanes, unary};
 use crate::decode::{Decoded, Decoder, Name};
 use crate::memory::PARAMETERS;
-use crate::registers::{AnyReg, Reg, Value};
+use crate::registers::{AnyReg, Reg, Value, map_row, row_of};
 use crate::syntax::Operand;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -63,9 +63,7 @@ fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
             let size = c.launch.block[axis];
             c.write(
                 to,
-                std::array::from_fn(|lane| {
-                    T::truncate(u64::from((first + lane as u32) / divisor % size))
-                }),
+                row_of(|lane| T::truncate(u64::from((first + lane as u32) / divisor % size))),
             );
             Ok(())
         }),
@@ -87,7 +85,7 @@ fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
             Ok(())
         }),
         ("%laneid", None) => lanes(move |c| {
-            c.write(to, std::array::from_fn(|lane| T::truncate(lane as u64)));
+            c.write(to, row_of(|lane| T::truncate(lane as u64)));
             Ok(())
         }),
         _ => Err(format!(
@@ -112,8 +110,8 @@ fn unpack<T: Value>(d: &mut Decoder, to: &[Operand], from: &Operand) -> Decoded 
         let value = c.read(from)?;
         for (part, shift) in &parts {
             match part {
-                AnyReg::B16(r) => c.write(*r, value.map(|v| (v.widen() >> shift) as u16)),
-                AnyReg::B32(r) => c.write(*r, value.map(|v| (v.widen() >> shift) as u32)),
+                AnyReg::B16(r) => c.write(*r, map_row(&value, |v| (v.widen() >> shift) as u16)),
+                AnyReg::B32(r) => c.write(*r, map_row(&value, |v| (v.widen() >> shift) as u32)),
                 AnyReg::B64(_) => unreachable!("no part has 64 bits"),
             }
         }
@@ -135,15 +133,15 @@ fn pack<T: Value>(d: &mut Decoder, to: &Operand, from: &[Operand]) -> Decoded {
         let mut value = [0_u64; 32];
         for (i, part) in parts.iter().enumerate() {
             let bits = match part {
-                AnyReg::B16(r) => c.read(*r)?.map(u64::from),
-                AnyReg::B32(r) => c.read(*r)?.map(u64::from),
+                AnyReg::B16(r) => map_row(c.row(*r)?, u64::from),
+                AnyReg::B32(r) => map_row(c.row(*r)?, u64::from),
                 AnyReg::B64(_) => unreachable!("no part has 64 bits"),
             };
             for (value, bits) in value.iter_mut().zip(bits) {
                 *value |= bits << (part_bits * i as u32);
             }
         }
-        c.write(to, value.map(T::truncate));
+        c.write(to, map_row(&value, T::truncate));
         Ok(())
     })
 }
@@ -183,7 +181,7 @@ fn select<T: Value>(d: &mut Decoder) -> Decoded {
         let registers = &c.warp.registers;
         let a = registers.read(a, c.active & chosen)?;
         let b = registers.read(b, c.active & !chosen)?;
-        let result = std::array::from_fn(|i| if chosen >> i & 1 != 0 { a[i] } else { b[i] });
+        let result = row_of(|i| if chosen >> i & 1 != 0 { a[i] } else { b[i] });
         c.write(to, result);
         Ok(())
     })

@@ -27,7 +27,7 @@ use super::{lanes, warpgroup};
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
 use crate::products::Operands;
-use crate::registers::{Pred, Reg};
+use crate::registers::{Pred, Reg, row_of};
 use crate::syntax::Operand;
 use crate::warp::Warp;
 use crate::warpgroup::Warpgroup;
@@ -181,6 +181,7 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
 impl Product {
     /// Computes the product. Its registers and its operands in shared memory are in use until it was
     /// waited for, so that nobody can tell that the result is there earlier.
+    #[inline(always)]
     fn execute(
         &self,
         group: &mut Warpgroup,
@@ -226,6 +227,7 @@ impl Product {
     }
 
     /// A warp's 16 rows of A in registers.
+    #[inline(always)]
     fn load_left(
         &self,
         warp: &Warp,
@@ -246,6 +248,7 @@ impl Product {
 
 impl Matrix {
     /// Loads `rows` rows (columns of B) of 16 elements, as `put(row, k, bits)`.
+    #[inline(always)]
     fn load(
         self,
         group: &mut Warpgroup,
@@ -362,6 +365,7 @@ fn misused(what: &'static str) -> Box<Violation> {
     Violation::of_warp(Rule::ProductMisused { what })
 }
 
+#[inline(always)]
 fn read_accumulators(
     group: &Warpgroup,
     registers: &[Reg<u32>],
@@ -380,10 +384,11 @@ fn read_accumulators(
     Ok(())
 }
 
+#[inline(always)]
 fn write_accumulators(group: &mut Warpgroup, registers: &[Reg<u32>], sums: &Columns) {
     for (warp, sums) in group.warps.iter_mut().zip(sums.chunks_exact(16)) {
         for (i, register) in registers.iter().enumerate() {
-            let values = std::array::from_fn(|lane| {
+            let values = row_of(|lane| {
                 let (row, column) = accumulator(lane, i);
                 canonical_bits(sums[row][column])
             });
@@ -394,6 +399,7 @@ fn write_accumulators(group: &mut Warpgroup, registers: &[Reg<u32>], sums: &Colu
 
 /// `sums += left * right`, in order of `k`, four rows at a time so that their sums stay in the host's
 /// registers.
+#[inline(always)]
 fn multiply_add(sums: &mut Columns, left: &[[f32; DEPTH]; ROWS], right: &[[f32; 8]; DEPTH]) {
     for (sums, left) in sums.chunks_exact_mut(4).zip(left.chunks_exact(4)) {
         let mut four: [[f32; 8]; 4] = sums.try_into().expect("four rows");
