@@ -166,7 +166,7 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
             ..Case::default()
         });
         let mut first = None;
-        for seed in 0..2 {
+        for seed in 0..3 {
             let options = Options {
                 seed,
                 ..Options::default()
