@@ -2,7 +2,7 @@
 
 mod driver;
 
-use anyhow::Result;
+use crate::shell;
 use comfy_table::{Table, presets};
 use driver::Driver;
 use kernel_builder::{Compiler, Error, ptxas};
@@ -10,6 +10,8 @@ use kernels::catalog::Target;
 
 /// What was found.
 struct Findings {
+    /// Version of the compiler for the kernels, or of the rustc in use.
+    rustc: Option<String>,
     compiler: Result<Compiler, Error>,
     /// Paths of `ptxas` and `nvdisasm`.
     tools: [Option<String>; 2],
@@ -36,8 +38,14 @@ pub fn run() -> u8 {
                 .to_string(),
         )
     };
+    let compiler = Compiler::find();
+    let version = match &compiler {
+        Ok(compiler) => Some(compiler.version.clone()),
+        Err(_) => shell::output(&mut shell::command("rustc", "--version")).ok(),
+    };
     let findings = Findings {
-        compiler: Compiler::find(),
+        rustc: version.map(|version| short(&version)),
+        compiler,
         tools: ["ptxas", "nvdisasm"].map(path),
         driver: Driver::find(),
     };
@@ -46,6 +54,11 @@ pub fn run() -> u8 {
         Err(Error::BadOverride(_)) => 2,
         _ => 0,
     }
+}
+
+/// `rustc 1.95.0`, of what rustc says of its version.
+fn short(version: &str) -> String {
+    Vec::from_iter(version.split_whitespace().take(2)).join(" ")
 }
 
 fn table(rows: &[Row]) -> Table {
@@ -75,10 +88,6 @@ impl Findings {
             Error::NoCompiler => "cargo xtask setup".to_owned(),
             other => other.to_string(),
         });
-        let version = |compiler: &Compiler| {
-            let first = compiler.version.lines().next().unwrap_or_default();
-            first.split(" (").next().unwrap_or_default().to_owned()
-        };
         let source = |compiler: &Compiler| compiler.library.display().to_string();
         let driver = self.driver.as_ref().map_err(Clone::clone);
         let asked = self
@@ -88,7 +97,7 @@ impl Findings {
         vec![
             Row {
                 piece: "compiler, 1.95 or later",
-                found: compiler.clone().map(version),
+                found: setup(&self.rustc),
                 gives: "GPU kernels; without them attention runs on the CPU alone",
             },
             Row {
@@ -162,7 +171,7 @@ fn ptx_versions(driver: &Driver) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::driver::{Driver, Gpu};
-    use super::{Findings, table};
+    use super::{Findings, short, table};
     use kernel_builder::{Compiler, Error};
 
     fn gpu(compute_capability: (i32, i32)) -> Gpu {
@@ -175,9 +184,10 @@ mod tests {
     /// A machine with all pieces.
     fn complete() -> Findings {
         Findings {
+            rustc: Some(short("rustc 1.95.0 (59807616e 2026-04-14)\nbinary: rustc")),
             compiler: Ok(Compiler {
                 rustc: "bin/rustc".into(),
-                version: "rustc 1.95.0\nbinary: rustc".to_owned(),
+                version: String::new(),
                 library: "src/library".into(),
             }),
             tools: ["bin/ptxas", "bin/nvdisasm"].map(|path| Some(path.to_owned())),
@@ -216,6 +226,7 @@ mod tests {
     #[test]
     fn an_empty_machine_misses_all_and_runs_on_the_cpu() {
         let findings = Findings {
+            rustc: None,
             compiler: Err(Error::NoCompiler),
             tools: [None, None],
             driver: Err("no libcuda.so.1".to_owned()),
@@ -229,6 +240,15 @@ mod tests {
                 .summary()
                 .starts_with("Attention runs on the CPU; cargo xtask setup")
         );
+        let no_source = Findings {
+            compiler: Err(Error::NoCompiler),
+            ..complete()
+        };
+        let expected = (
+            "its library source (rust-src)",
+            "cargo xtask setup".to_owned(),
+        );
+        assert_eq!(missing(&no_source), [expected]);
         let named = Findings {
             compiler: Err(Error::BadOverride("nowhere".into())),
             ..complete()

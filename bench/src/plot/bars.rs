@@ -8,6 +8,10 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::collections::BTreeMap;
 
+/// Pixels that the longest name of a bar takes, and pixels beside all bars.
+const NAME: u32 = 78;
+const MARGINS: u32 = 64;
+
 /// One head dim.
 #[derive(Debug, PartialEq)]
 struct Panel {
@@ -26,19 +30,20 @@ pub fn chart(all: &[Results]) -> Result<Option<Chart>> {
     };
     let panels = panels(all.iter().filter(|results| results.device == newest.device));
     let title = format!("The ladder, f16, on {}: TFLOP/s", newest.device);
+    let bars = || panels.iter().flat_map(|panel| &panel.bars);
+    let max = 1.15 * bars().map(|bar| bar.2).fold(0.0, f64::max);
+    // The first head dim has every rung.
+    let mut names: Vec<&str> = Vec::new();
+    for (name, ..) in bars() {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let width = (MARGINS + NAME * names.len() as u32).max(1000);
     let mut svg = String::new();
     {
-        let size = (1000, 200 * panels.len() as u32);
+        let size = (width, 200 * panels.len() as u32);
         let (root, body) = canvas(&mut svg, size, newest, &title)?;
-        let bars = || panels.iter().flat_map(|panel| &panel.bars);
-        let max = 1.15 * bars().map(|bar| bar.2).fold(0.0, f64::max);
-        // The first head dim has every rung.
-        let mut names: Vec<&str> = Vec::new();
-        for (name, ..) in bars() {
-            if !names.contains(&name.as_str()) {
-                names.push(name);
-            }
-        }
         for (area, panel) in body.split_evenly((panels.len(), 1)).iter().zip(&panels) {
             draw(area, panel, &names, max)?;
         }

@@ -149,7 +149,7 @@ mod tests {
     use crate::args::Plot;
     use crate::grid::Grid;
     use crate::results::tests::{products, results};
-    use crate::results::{Results, all, slug, timelines};
+    use crate::results::{Results, Timing, all, slug, timelines};
     use std::path::Path;
 
     #[test]
@@ -199,6 +199,27 @@ mod tests {
             assert_eq!(error.lines().count(), 1, "{error}");
         }
         assert!(!charts.exists());
+    }
+
+    #[test]
+    fn a_chart_has_room_for_the_names_of_its_bars() {
+        let mut tall = ladder();
+        for measurement in &mut tall.measurements {
+            let naive = measurement.kernels[0].clone();
+            measurement.kernels.extend((0..12).map(|i| Timing {
+                name: format!("rung-{i}"),
+                ..naive.clone()
+            }));
+        }
+        let width = |ladder| {
+            let drawn = charts(&[ladder], &[]).expect("drawn");
+            let (_, svg) = &drawn[0];
+            let width = svg.split('"').nth(1).expect("the first attribute");
+            width.parse::<u32>().expect("a width in pixels")
+        };
+        assert_eq!(width(ladder()), 1000);
+        // naive, split-q, twelve rungs and a peer; the longest name takes 78 pixels.
+        assert!(width(tall) >= 15 * 78);
     }
 
     #[test]
