@@ -119,10 +119,12 @@ fn each_row(
     let (shared, who) = c.shared_as(ALL_LANES);
     for row in 0..8 {
         let lane = 8 * matrix + row;
-        access(&mut *shared, who, shared_address(addresses[lane]), row).map_err(|mut violation| {
-            violation.lane = Some(lane as u32);
-            violation
-        })?;
+        access(&mut *shared, who, shared_address(addresses[lane]), row).map_err(
+            |mut violation| {
+                violation.lane = Some(lane as u32);
+                violation
+            },
+        )?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use super::lanes;
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
+use crate::host;
 use crate::registers::{Reg, Row, map_row, row_of};
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
@@ -163,14 +164,46 @@ fn multiply_add<const A: usize, const B: usize>(
             right[k + 1][column] = high[lane];
         }
     }
-    for (sums, left) in sums.iter_mut().zip(&left) {
-        for (factor, right) in left.iter().zip(&right).take(depth) {
-            for (sum, right) in sums.iter_mut().zip(right) {
+    match host::is_wide() {
+        // SAFETY: the host was asked.
+        true => unsafe { add_products_wide(sums, &left, &right, depth) },
+        false => add_products(sums, &left, &right, depth),
+    }
+    Ok(())
+}
+
+/// `sums += left * right`, in order of `k` up to `depth`.
+#[inline(always)]
+fn add_products(
+    sums: &mut Accumulator,
+    left: &[[f32; 16]; 16],
+    right: &[[f32; 8]; 16],
+    depth: usize,
+) {
+    for (sums, left) in sums.iter_mut().zip(left) {
+        let mut row = *sums;
+        for (factor, right) in left.iter().zip(right).take(depth) {
+            for (sum, right) in row.iter_mut().zip(right) {
                 *sum += factor * right;
             }
         }
+        *sums = row;
     }
-    Ok(())
+}
+
+/// [`add_products`] with vectors of eight. It is a function of its own: as a part of the instruction's, which is large and
+/// stands in two places, it would not be compiled for them.
+///
+/// # Safety
+/// The host must be [wide](host::is_wide).
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2"))]
+unsafe fn add_products_wide(
+    sums: &mut Accumulator,
+    left: &[[f32; 16]; 16],
+    right: &[[f32; 8]; 16],
+    depth: usize,
+) {
+    add_products(sums, left, right, depth);
 }
 
 #[cfg(test)]
