@@ -62,7 +62,7 @@ impl Chosen {
     }
 }
 
-/// What a run on the CPU lacks for a GPU, and what to do about it.
+/// Lines on each piece that a run on the CPU lacks for a GPU, and how to get it.
 fn advice(reason: &Error, compiled: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if !compiled {

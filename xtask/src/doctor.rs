@@ -8,7 +8,7 @@ use driver::Driver;
 use kernel_builder::{Compiler, Error, ptxas};
 use kernels::catalog::Target;
 
-/// What was found.
+/// Pieces of this machine.
 struct Findings {
     /// Version of the compiler for the kernels, or of the rustc in use.
     rustc: Option<String>,
