@@ -1,17 +1,4 @@
-//! The entry points. The builder writes them, a line for each kernel that it compiles, as the kernel's
-//! [specification](crate::catalog) says; cargo sees none.
-
-use crate::abi::{
-    BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
-    PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
-};
-use crate::attention::forward::Unwatched;
-use crate::attention::heads::{HeadGroup, HeadSlice, OneHead};
-use crate::attention::mask::{Causal, Either, Full};
-use crate::attention::ranges::Ranges;
-use crate::attention::score::{Optional, Scaled};
-use crate::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
-use crate::{attention, bulk_copy, gemm};
+//! Entry points.
 
 /// Defines an entry point: `NAME(PARAMS) = KERNEL`, or `NAME(PARAMS, maps) = KERNEL` of a kernel that also takes the
 /// generic address of its parameters.
@@ -43,5 +30,3 @@ macro_rules! entry {
         }
     };
 }
-
-include!(env!("KERNEL_ENTRIES"));

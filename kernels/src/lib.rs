@@ -26,15 +26,15 @@ pub mod attention;
 pub mod catalog;
 
 #[cfg(target_arch = "nvptx64")]
-mod gemm;
+pub mod gemm;
 pub mod layout;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod text;
 
 #[cfg(target_arch = "nvptx64")]
-mod bulk_copy;
+pub mod bulk_copy;
 #[cfg(target_arch = "nvptx64")]
-mod entry;
+pub mod entry;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
 #[cfg(target_arch = "nvptx64")]

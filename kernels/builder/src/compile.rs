@@ -62,13 +62,13 @@ pub struct Package {
 }
 
 impl Package {
-    /// The crate [`kernels`].
+    /// The kernels of the [catalog]: entry points that use the crate [`kernels`].
     pub fn kernels() -> Self {
         let catalog = catalog::KERNELS.iter();
         Package {
-            name: "kernels",
-            folder: workspace().join("kernels"),
-            uses: &[],
+            name: "entries",
+            folder: workspace().join("kernels/entries"),
+            uses: &["kernels"],
             kernels: catalog.map(|kernel| kernel.family.spec()).collect(),
         }
     }

@@ -1,0 +1,19 @@
+//! The entry points. The builder writes them, a line for each kernel that it compiles, as the kernel's specification says.
+//!
+//! They are a crate of their own, since the compiler reads it for each part of the catalog: the kernels are read once.
+#![no_std]
+#![feature(abi_ptx, asm_experimental_arch)]
+
+use kernels::abi::{
+    BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
+    PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
+};
+use kernels::attention::forward::Unwatched;
+use kernels::attention::heads::{HeadGroup, HeadSlice, OneHead};
+use kernels::attention::mask::{Causal, Either, Full};
+use kernels::attention::ranges::Ranges;
+use kernels::attention::score::{Optional, Scaled};
+use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
+use kernels::{attention, bulk_copy, entry, gemm};
+
+include!(env!("KERNEL_ENTRIES"));
