@@ -31,11 +31,18 @@ macro_rules! cuda_functions {
         cuFuncSetAttribute(function: *mut c_void, attribute: u32, value: i32);
         cuGetErrorString(status: u32, text: *mut *const c_char);
         cuInit(flags: u32);
+        cuKernelGetFunction(function: *mut *mut c_void, kernel: *mut c_void);
         cuLaunchKernel(
             function: *mut c_void, grid_x: u32, grid_y: u32, grid_z: u32,
             block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
             stream: *mut c_void, parameters: *mut *mut c_void, extra: *mut *mut c_void
         );
+        cuLibraryGetKernel(kernel: *mut *mut c_void, library: *mut c_void, name: *const c_char);
+        cuLibraryLoadData(
+            library: *mut *mut c_void, code: *const c_void, keys: *mut u32, values: *mut *mut c_void,
+            options: u32, library_keys: *mut u32, library_values: *mut *mut c_void, library_options: u32
+        );
+        cuLibraryUnload(library: *mut c_void);
         cuMemAllocFromPoolAsync(
             address: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void
         );

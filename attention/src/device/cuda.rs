@@ -29,8 +29,14 @@ pub struct CudaDriver<B: Binding> {
     /// Where workspaces come from; null on devices without pools. Our own: the settings of the device's default
     /// pool are everybody's.
     pool: *mut c_void,
+    /// Whether the CUDA driver has libraries, which it compiles side by side. Modules of a context it compiles one by one:
+    /// eight kernels took 11.7 s on eight threads, and 3.1 s as libraries (H100, driver 580; `docs/tuning.md`).
+    has_libraries: bool,
     binding: PhantomData<B>,
 }
+
+/// The first CUDA version with libraries.
+const LIBRARIES: (i32, i32) = (12, 0);
 
 // SAFETY: the CUDA driver accepts contexts and pools from any thread.
 unsafe impl<B: Binding> Send for CudaDriver<B> {}
@@ -103,8 +109,10 @@ impl<B: Binding> CudaDriver<B> {
             device,
             context,
             pool: null_mut(),
+            has_libraries: false,
             binding: PhantomData,
         };
+        cuda.has_libraries = cuda.cuda_version()? >= LIBRARIES;
         if facts.has_pools {
             cuda.pool = cuda.create_pool()?;
         }
@@ -258,31 +266,56 @@ impl<B: Binding> Driver for CudaDriver<B> {
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as u32,
         ];
         let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
-        let mut module = null_mut();
+        let count = keys.len() as u32;
+        let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
+        let (mut loaded, text) = (null_mut(), ptx.as_ptr().cast());
         // SAFETY: the text ends with NUL, and both options describe `log`, which outlives the call.
         self.call("loading a PTX module", || unsafe {
-            B::cuModuleLoadDataEx(
-                &mut module,
-                ptx.as_ptr().cast(),
-                keys.len() as u32,
-                keys.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
+            match self.has_libraries {
+                true => B::cuLibraryLoadData(
+                    &mut loaded,
+                    text,
+                    keys,
+                    values,
+                    count,
+                    null_mut(),
+                    null_mut(),
+                    0,
+                ),
+                false => B::cuModuleLoadDataEx(&mut loaded, text, count, keys, values),
+            }
         })?;
-        Ok(Handle(module))
+        Ok(Handle(loaded))
     }
 
     unsafe fn unload(&self, module: Handle) {
+        let unload = match self.has_libraries {
+            true => B::cuLibraryUnload,
+            false => B::cuModuleUnload,
+        };
         // SAFETY: the caller's word.
-        let _ = unsafe { self.call("unloading a PTX module", || B::cuModuleUnload(module.0)) };
+        let _ = unsafe { self.call("unloading a PTX module", || unload(module.0)) };
     }
 
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let operation = "looking up a kernel in its module";
         let mut function = null_mut();
-        // SAFETY: the caller's word; the name ends with NUL.
-        self.call("looking up a kernel in its module", || unsafe {
-            B::cuModuleGetFunction(&mut function, module.0, name.as_ptr())
-        })?;
+        if self.has_libraries {
+            let mut kernel = null_mut();
+            // SAFETY: the caller's word; the name ends with NUL.
+            self.call(operation, || unsafe {
+                B::cuLibraryGetKernel(&mut kernel, module.0, name.as_ptr())
+            })?;
+            // SAFETY: the kernel was just looked up.
+            self.call(operation, || unsafe {
+                B::cuKernelGetFunction(&mut function, kernel)
+            })?;
+        } else {
+            // SAFETY: the caller's word; the name ends with NUL.
+            self.call(operation, || unsafe {
+                B::cuModuleGetFunction(&mut function, module.0, name.as_ptr())
+            })?;
+        }
         // Above 48 KB a kernel has to ask.
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let most = self.facts.shared.block as i32;

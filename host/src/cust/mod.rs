@@ -6,9 +6,12 @@ use attention::device::{Binding, CudaDriver};
 use attention::{bind_cuda_functions, cuda_functions};
 use std::ffi::{c_char, c_void};
 
-/// cust's declarations, and one that it lacks.
+/// cust's declarations, and those that it lacks.
 mod functions {
-    pub use super::symbols::cuTensorMapEncodeTiled;
+    pub use super::symbols::{
+        cuKernelGetFunction, cuLibraryGetKernel, cuLibraryLoadData, cuLibraryUnload,
+        cuTensorMapEncodeTiled,
+    };
     pub use cust::sys::*;
 }
 
