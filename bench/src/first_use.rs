@@ -172,7 +172,7 @@ mod tests {
             found
         });
         let kernels: HashSet<_> = kernels.collect();
-        assert_eq!(kernels.len(), 10, "{kernels:?}");
+        assert_eq!(kernels.len(), 11, "{kernels:?}");
     }
 
     #[test]
