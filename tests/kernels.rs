@@ -58,7 +58,7 @@ pub fn tests() -> Vec<Test> {
         .collect()
 }
 
-/// What a case computes beside its layout.
+/// The computation of a case, whatever its layout.
 struct Size {
     dim: u32,
     /// Batch entries, query heads and key/value heads.

@@ -23,7 +23,7 @@ const SOURCES: &str = "ATTENTION_SOURCES";
 pub(crate) struct Passed {
     before: HashMap<String, u64>,
     now: Mutex<File>,
-    /// What all tests depend on.
+    /// Inputs of all tests.
     build: String,
     /// Digests of kernels' modules, of which a test that names one depends on that one.
     named: Digests,

@@ -20,7 +20,7 @@ static BACKWARD: LazyLock<References<backward::Expected>> = LazyLock::new(refere
 
 type References<E> = Cache<Key, Arc<Reference<E>>, ByBytes>;
 
-/// What a reference depends on.
+/// Inputs of a reference.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     /// Sizes and options.

@@ -95,7 +95,7 @@ impl Entry {
     /// The [text](Self::text), with [marks](kernels::text::lines) that name the source lines of its instructions.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// If the program was built without it, or it lacks a switch.
     pub fn marked_text(&self) -> Result<String> {
         Ok(text::prune(&self.whole_text()?))
     }
@@ -103,7 +103,7 @@ impl Entry {
     /// The [marked text](Self::marked_text) with what never runs.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// If the program was built without it, or it lacks a switch.
     pub fn whole_text(&self) -> Result<String> {
         self.alone(ptx::marked(self.modules, self.module))
     }

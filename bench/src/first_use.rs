@@ -2,7 +2,7 @@
 
 use crate::contender::Bench;
 use crate::shape::{Dtype, Pass, Shape};
-use crate::{Failure, print, table};
+use crate::{Failure, grid, print, table};
 use anyhow::{Context, Result};
 use attention::{Attention, Device, Facts, f16};
 use std::num::NonZeroUsize;
@@ -18,23 +18,8 @@ type Case = (Shape, Option<&'static str>);
 /// Forward and backward passes: plain, with one option, with a bias, a mask and a softcap.
 fn cases() -> Vec<Case> {
     let plain = |dim, pass| Shape {
-        batch: 1,
-        heads: 2,
-        kv_heads: None,
-        seqlen: 1024,
-        seqlen_kv: None,
-        dim,
-        dim_v: None,
-        dtype: Dtype::F16,
-        causal: false,
-        window: None,
-        softcap: None,
-        alibi: false,
-        sinks: false,
-        bias: false,
-        block_mask: None,
-        sequences: None,
         pass,
+        ..grid::shape((1, 2, 1024), dim, Dtype::F16, false)
     };
     let softcap = |shape| Shape {
         softcap: Some(30.0),

@@ -234,7 +234,8 @@ fn dims_of_values() -> Vec<Shape> {
     [&[placed], &latent[..]].concat()
 }
 
-fn shape(
+/// A forward pass without options: batch, heads and length, head dim, dtype, mask.
+pub fn shape(
     (batch, heads, seqlen): (usize, usize, usize),
     dim: usize,
     dtype: Dtype,

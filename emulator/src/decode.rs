@@ -183,7 +183,7 @@ impl<'a, 's> Decoder<'a, 's> {
             .map_err(|_| format!("expected {N} operands, found {}", operands.len()))
     }
 
-    /// What a name stands for. A register counts as read, until the instruction says that it writes it.
+    /// The operand of a name. A register counts as read, until the instruction says that it writes it.
     pub fn find(&mut self, name: &str) -> Option<Name> {
         let meaning = self.scope.find(name);
         if let Some(Name::Register(register)) = meaning {

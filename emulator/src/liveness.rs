@@ -166,7 +166,7 @@ impl Sets {
     }
 }
 
-/// What the blocks do to registers.
+/// Reads and writes of registers, by block.
 struct Flow {
     /// Registers that a block reads before it writes them.
     read_first: Sets,

@@ -79,7 +79,7 @@ struct Memory {
 }
 
 thread_local! {
-    /// What the next block of this thread takes: new memory costs a fault for each page.
+    /// Memory for the next block of this thread: new memory costs a fault for each page.
     static SPARE: Cell<Memory> = Cell::default();
 }
 

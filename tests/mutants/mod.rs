@@ -161,7 +161,7 @@ impl Subject {
         findings.next()
     }
 
-    /// What a run under a schedule finds in the text of the kernel.
+    /// The finding of a run under a schedule in the text of the kernel.
     fn finding(&self, text: &str, schedule: u64, run: &Run) -> Option<String> {
         let options = Options {
             seed: schedule,

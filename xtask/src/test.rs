@@ -6,7 +6,7 @@ use crate::{build_ptx, setup, shell};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 
-/// What to run, and what to pass on.
+/// Tests to run, and arguments to pass on.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Print where the time went: by step, and for the tests of devices by DEVICE::FILE

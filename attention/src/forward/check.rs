@@ -203,7 +203,7 @@ impl ExpectedLse {
     }
 }
 
-/// What row `row` should give.
+/// The expected result of row `row`.
 fn of_row<T: Element>(
     forward: &Forward<T>,
     reference: &Reference,

@@ -143,7 +143,7 @@ fn text(statements: &[Statement], labels: &mut u32, to: &mut String) {
     }
 }
 
-/// What a lane alone computes.
+/// The results of a lane that runs alone.
 fn compute(statements: &[Statement], values: &mut [u32; VALUES]) {
     for statement in statements {
         match statement {

@@ -194,7 +194,7 @@ pub(crate) fn assembled(
     })
 }
 
-/// What a tool says of its version; it is asked once, not for each of a thousand results.
+/// The version that a tool prints; it is asked once, not for each of a thousand results.
 pub(crate) fn version(tool: &Path) -> Result<String, Error> {
     static KNOWN: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
     // A panic while the table is locked leaves nothing half-changed.

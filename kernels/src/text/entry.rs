@@ -1,6 +1,6 @@
 //! One kernel of a module.
 
-/// What the definition of a kernel begins with, up to its name.
+/// The start of a kernel's definition, up to its name.
 const ENTRY: &str = ".visible .entry ";
 
 /// The text of a module with one of its kernels alone; `None` if it has no such kernel.
