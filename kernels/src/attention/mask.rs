@@ -18,6 +18,9 @@ pub trait Interval: Copy + Default {
     /// Whether an interval may start after 0.
     const HAS_START: bool;
 
+    /// Whether the launch says if it may have gaps: it is an interval of a kernel with options.
+    const IS_OPTIONAL: bool = false;
+
     /// The first.
     fn start(self) -> i32;
 

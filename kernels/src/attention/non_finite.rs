@@ -49,12 +49,17 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
+    pub unsafe fn accumulate_guarded<E: Element, I: Interval, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        keys: [[impl Interval; 2]; MT],
+        keys: [[I; 2]; MT],
     ) {
+        // A loop where O leaves registers: with 16 tiles it would spill.
+        if I::IS_OPTIONAL && MT * OT < 16 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.accumulate_guarded_by_keys::<E, I, NT>(p, v_tile, keys) };
+        }
         let lane = special::lane();
         for dt in 0..OT {
             for mt in 0..MT {
@@ -75,6 +80,44 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
                 }
                 self.o[mt][dt].spoil(count);
             }
+        }
+    }
+
+    /// [`accumulate_guarded`](Self::accumulate_guarded), slice by slice of the keys: what a row sees of 16 keys, which may take
+    /// loads, is found once for all columns of V.
+    ///
+    /// # Safety
+    /// As [`Warp::new`].
+    #[inline(always)]
+    unsafe fn accumulate_guarded_by_keys<E: Element, I: Interval, const NT: usize>(
+        &mut self,
+        mut p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT, A>,
+        keys: [[I; 2]; MT],
+    ) {
+        // What is rare takes little code.
+        let (mut row, end) = (0, opaque(16 * NT as u32));
+        while row < end {
+            let v_tile = v_tile.skip(row);
+            for mt in 0..MT {
+                let lane = special::lane();
+                let keys = keys[mt].map(|keys| keys.counted_from(row as i32));
+                let seen = Operand::ones::<E>(lane, keys);
+                let first = Operand::take_turn(&mut p[mt]);
+                for dt in 0..OT {
+                    let mut count = Accumulator::ZERO;
+                    // SAFETY: the caller's promise. The fence keeps the assembler from reading V far ahead.
+                    unsafe {
+                        fence();
+                        let v = v_tile.b_trans(lane, 0, dt);
+                        let (finite, non_finite) = v.split_non_finite::<E>();
+                        self.o[mt][dt].mma::<E>(first, finite);
+                        count.mma::<E>(seen, non_finite);
+                    }
+                    self.o[mt][dt].spoil(count);
+                }
+            }
+            row += 16;
         }
     }
 }

@@ -150,7 +150,6 @@ impl Ranges {
             line = KeyLine {
                 address: self.pairs.at(query as u32, 0),
                 first: self.before + first_key,
-                last: self.all_keys - 1,
             };
         }
         Seen {

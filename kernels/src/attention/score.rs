@@ -7,7 +7,7 @@ use super::sequence::{Sequence, Split};
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, shuffle, special, switch};
-use crate::tile::registers::{opaque, opaque_in};
+use crate::tile::registers::{fence, opaque, opaque_in};
 use crate::tile::{Accumulator, Operand};
 use core::f32::consts::LOG2_E;
 
@@ -260,16 +260,21 @@ impl Score for Optional {
                 }
             }
         }
-        if switch::alibi() || has_bias() {
-            for mt in 0..MT {
-                for nt in 0..NT {
-                    let corner = corner.skip::<TRANSPOSED>(mt, nt);
-                    self.add_of_pairs::<TRANSPOSED>(&mut s[mt][nt], corner);
+        let (has_alibi, bias) = (switch::alibi(), switch::bias());
+        if has_alibi || bias != 0 {
+            if TRANSPOSED {
+                for mt in 0..MT {
+                    for nt in 0..NT {
+                        let corner = corner.skip::<TRANSPOSED>(mt, nt);
+                        self.add_to_transposed(&mut s[mt][nt], corner);
+                    }
                 }
+            } else {
+                self.add_to_rows(s, corner, has_alibi, bias);
             }
         }
-        if !TRANSPOSED && has_bias() && switch::bias_vectors() {
-            self.add_vectors(s, corner);
+        if !TRANSPOSED && bias != 0 && switch::bias_vectors() {
+            self.add_vectors(s, corner, bias);
         }
     }
 
@@ -284,7 +289,7 @@ impl Score for Optional {
             }
         }
         if switch::alibi() || has_bias() {
-            self.add_of_pairs::<true>(tile, corner);
+            self.add_to_transposed(tile, corner);
         }
         derivatives
     }
@@ -355,8 +360,9 @@ unsafe fn add_gradient(
     gradients: Accumulator,
     corner: Corner,
 ) {
+    let lane = special::lane();
     for i in 0..8 {
-        let [query, key] = place::<true>(special::lane(), i as u32);
+        let [query, key] = place::<true>(lane, i as u32);
         let (query, key) = (corner.query as u32 + query, corner.key as u32 + key);
         let gradient = gradients.0[i];
         if gradient != 0.0 && query < queries && key < keys {
@@ -415,20 +421,27 @@ fn widen(bits: u16) -> f32 {
     }
 }
 
-/// Adds a lane's pairs of keys of a bias to tiles `2 * pair` and `2 * pair + 1`, in one `half` of their rows.
+/// Adds a lane's pairs of keys of a bias of 16 bits to tiles `2 * pair` and `2 * pair + 1`, in one `half` of their rows.
 #[inline(always)]
 fn add_words<const NT: usize>(
     tiles: &mut [Accumulator; NT],
     words: [u32; 4],
     pair: usize,
     half: usize,
+    bias: u32,
 ) {
     for i in 0..4 {
         let (nt, column) = (2 * pair + i / 2, 4 * (i % 2) + 2 * half);
         if nt < NT {
-            let (low, high) = (widen(words[i] as u16), widen((words[i] >> 16) as u16));
-            tiles[nt].0[column] = math::fma(low, LOG2_E, tiles[nt].0[column]);
-            tiles[nt].0[column + 1] = math::fma(high, LOG2_E, tiles[nt].0[column + 1]);
+            let halves = [words[i] as u16, (words[i] >> 16) as u16];
+            for j in 0..2 {
+                // Both, so that the choice is no branch.
+                let f16 = convert::any_f16(halves[j]);
+                let bf16 = f32::from_bits(u32::from(halves[j]) << 16);
+                let bias = if bias == BIAS_F16 { f16 } else { bf16 };
+                let score = &mut tiles[nt].0[column + j];
+                *score = math::fma(bias, LOG2_E, *score);
+            }
         }
     }
 }
@@ -459,19 +472,18 @@ impl Optional {
             .at(query as u32, key.max(0).min(self.keys - 1) as u32)
     }
 
-    /// Turns the scores of a tile into base 2, and adds what depends on the pair: ALiBi's distance and the bias.
+    /// Turns the scores of a transposed tile into base 2, and adds what depends on the pair: ALiBi's distance and the bias.
+    ///
+    /// Switches and the lane are read for each element, not held: gradients have no registers left.
     #[inline(always)]
-    fn add_of_pairs<const TRANSPOSED: bool>(self, tile: &mut Accumulator, corner: Corner) {
+    fn add_to_transposed(self, tile: &mut Accumulator, corner: Corner) {
         tile.0 = tile.0.map(|score| score * self.base2);
         if switch::alibi() {
-            self.subtract_distances::<TRANSPOSED>(tile, corner);
+            self.subtract_distances::<true>(tile, corner, special::lane(), switch::ranges);
         }
-        let before = self.keys - self.queries - corner.diagonal;
-        if has_bias() && (TRANSPOSED || !switch::bias_vectors()) {
+        if has_bias() {
             for i in 0..8 {
-                let [query, key] = place::<TRANSPOSED>(special::lane(), i as u32);
-                let query = corner.query + query as i32;
-                let address = self.nearest(query, corner.key + before + key as i32);
+                let address = self.bias_at::<true>(corner, special::lane(), i);
                 // SAFETY: a launch with a bias has one for each pair.
                 let bias = unsafe {
                     match switch::bias() {
@@ -484,6 +496,68 @@ impl Optional {
         }
     }
 
+    /// Turns scores into base 2, and adds what depends on the pair: ALiBi's distance, and the bias if no vectors have it.
+    ///
+    /// Fences keep the assembler from mixing tiles, whose distances and loads take more registers than there are.
+    #[inline(always)]
+    fn add_to_rows<const MT: usize, const NT: usize>(
+        self,
+        s: &mut [[Accumulator; NT]; MT],
+        corner: Corner,
+        has_alibi: bool,
+        bias: u32,
+    ) {
+        let lane = special::lane();
+        let has_ranges = switch::ranges();
+        for mt in 0..MT {
+            for nt in 0..NT {
+                let (tile, corner) = (&mut s[mt][nt], corner.skip::<false>(mt, nt));
+                tile.0 = tile.0.map(|score| score * self.base2);
+                if has_alibi {
+                    // SAFETY: all lanes of the warp add to their scores together.
+                    unsafe { fence() }
+                    self.subtract_distances::<false>(tile, corner, lane, || has_ranges);
+                }
+            }
+        }
+        if bias != 0 && !switch::bias_vectors() {
+            for mt in 0..MT {
+                for nt in 0..NT {
+                    // SAFETY: as above.
+                    unsafe { fence() }
+                    let corner = corner.skip::<false>(mt, nt);
+                    self.add_bias(&mut s[mt][nt], corner, lane, bias);
+                }
+            }
+        }
+    }
+
+    /// Adds the bias, two elements at a time, without a branch.
+    #[inline(always)]
+    fn add_bias(self, tile: &mut Accumulator, corner: Corner, lane: u32, bias: u32) {
+        for pair in 0..4 {
+            let places = [2 * pair, 2 * pair + 1];
+            let [a, b] = places.map(|i| self.bias_at::<false>(corner, lane, i));
+            // SAFETY: a launch with a bias has one for each pair.
+            let numbers = unsafe { global::load_numbers(a, b, bias) };
+            for j in 0..2 {
+                let score = &mut tile.0[places[j]];
+                *score = math::fma(numbers[j], LOG2_E, *score);
+            }
+        }
+    }
+
+    /// The address of the bias of element `i` of a tile's lane.
+    #[inline(always)]
+    fn bias_at<const TRANSPOSED: bool>(self, corner: Corner, lane: u32, i: usize) -> u64 {
+        let [query, key] = place::<TRANSPOSED>(lane, i as u32);
+        let before = self.keys - self.queries - corner.diagonal;
+        self.nearest(
+            corner.query + query as i32,
+            corner.key + before + key as i32,
+        )
+    }
+
     /// Adds the bias, of 16 bits: the four lanes of a row load 32 neighbouring keys, 8 each, and exchange them.
     ///
     /// A load of one element for each lane takes as long, since the lines of 8 rows pass the cache one by one: with these a
@@ -493,6 +567,7 @@ impl Optional {
         self,
         s: &mut [[Accumulator; NT]; MT],
         corner: Corner,
+        bias: u32,
     ) {
         let lane = special::lane();
         let before = self.keys - self.queries - corner.diagonal;
@@ -509,7 +584,7 @@ impl Optional {
                         let words = global::load_u32x4(self.bias.at(row, key));
                         shuffle::transpose::<1, 2>(words, lane)
                     };
-                    add_words(&mut s[mt], words, pair, half);
+                    add_words(&mut s[mt], words, pair, half, bias);
                 }
             }
         }
@@ -517,14 +592,20 @@ impl Optional {
 
     /// Subtracts the slope times the distance of query and key, aligned bottom-right, from scores in base 2.
     #[inline(always)]
-    fn subtract_distances<const TRANSPOSED: bool>(self, tile: &mut Accumulator, corner: Corner) {
-        let [query, key] = place::<TRANSPOSED>(special::lane(), 0).map(|place| place as i32);
+    fn subtract_distances<const TRANSPOSED: bool>(
+        self,
+        tile: &mut Accumulator,
+        corner: Corner,
+        lane: u32,
+        has_ranges: impl Fn() -> bool,
+    ) {
+        let [query, key] = place::<TRANSPOSED>(lane, 0).map(|place| place as i32);
         let first = corner.query + corner.diagonal - corner.key + query - key;
         // Elements of one query share its place.
         let queries: &[u32] = if TRANSPOSED { &[0, 1, 8, 9] } else { &[0, 8] };
         for &of_tile in queries {
             let mut first = first;
-            if switch::ranges() {
+            if has_ranges() {
                 let query = corner.query + query + of_tile as i32;
                 // SAFETY: a launch with ranges has one for each query.
                 let [.., offset, _] = unsafe { load_range(self.ranges, self.queries, query) };

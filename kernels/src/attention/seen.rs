@@ -2,7 +2,9 @@
 
 use super::mask::{Interval, Span};
 use crate::abi::{Share, Switch};
-use crate::ptx::{global, switch};
+use crate::layout::fragment;
+use crate::ptx::{global, special, switch};
+use crate::tile::registers::fence;
 use crate::tile::{Accumulator, whole};
 
 const BITS: u32 = Switch::MaskBits.constant().1;
@@ -26,6 +28,48 @@ pub fn place(key: u32) -> (u32, u32) {
         (key / 32, key % 32)
     } else {
         (key, 0)
+    }
+}
+
+/// How a mask has its elements, as data, which many reads share: bits are read as bytes, since key `j` is bit `j % 8` of byte
+/// `j / 8`.
+#[derive(Clone, Copy)]
+pub struct Elements {
+    /// A key shifted by this is a byte of the row.
+    shift: u32,
+    /// The bits of a key that are its bit in the byte.
+    of_bit: u32,
+    /// The bits of a shifted byte that show the key.
+    shown: u32,
+}
+
+impl Elements {
+    /// The elements of the launch's mask, by its switch.
+    #[inline(always)]
+    pub fn read() -> Self {
+        let is_bits = switch::mask() == BITS;
+        Elements {
+            shift: if is_bits { 3 } else { 0 },
+            of_bit: if is_bits { 7 } else { 0 },
+            shown: if is_bits { 1 } else { !0 },
+        }
+    }
+
+    /// The byte of a row that has a key, and its bit.
+    #[inline(always)]
+    fn place(self, key: u32) -> (u32, u32) {
+        (key >> self.shift, key & self.of_bit)
+    }
+
+    /// Whether a byte's bit is set, where the pair `exists`.
+    ///
+    /// # Safety
+    /// The byte is readable if the pair exists.
+    #[inline(always)]
+    unsafe fn show(self, address: u64, bit: u32, exists: bool) -> bool {
+        // SAFETY: the caller's promise.
+        let byte = unsafe { global::load_u8_if(address, u32::from(exists)) };
+        byte >> bit & self.shown != 0
     }
 }
 
@@ -89,7 +133,16 @@ pub trait Line: Copy + Default {
     fn shows(self, number: i32) -> bool;
 
     /// Whether it shows a number or, if that does not exist, the nearest one.
-    fn shows_nearest(self, number: i32) -> bool;
+    #[inline(always)]
+    fn shows_nearest(self, number: i32) -> bool {
+        self.shows(number)
+    }
+
+    /// Whether it shows a number, if that `exists`; else it does not. Elements are the mask's, read once for many numbers.
+    #[inline(always)]
+    fn shows_if(self, exists: bool, number: i32, _elements: Elements) -> bool {
+        exists & self.shows_nearest(number)
+    }
 }
 
 /// A query's row of the mask.
@@ -99,8 +152,6 @@ pub struct KeyLine {
     pub address: u64,
     /// The key that has number 0.
     pub first: i32,
-    /// The last key.
-    pub last: i32,
 }
 
 impl KeyLine {
@@ -127,8 +178,10 @@ impl Line for KeyLine {
     }
 
     #[inline(always)]
-    fn shows_nearest(self, number: i32) -> bool {
-        self.shows_key((self.first + number).max(0).min(self.last))
+    fn shows_if(self, exists: bool, number: i32, elements: Elements) -> bool {
+        let (byte, bit) = elements.place((self.first + number) as u32);
+        // SAFETY: a launch with a mask has it for each pair that exists.
+        unsafe { elements.show(self.address + u64::from(byte), bit, exists) }
     }
 }
 
@@ -173,6 +226,8 @@ impl Line for QueryLine {
 
 impl<L: Line> Interval for Seen<L> {
     const HAS_START: bool = true;
+
+    const IS_OPTIONAL: bool = true;
 
     #[inline(always)]
     fn start(self) -> i32 {
@@ -248,43 +303,30 @@ impl<L: Line> Interval for Seen<L> {
         self
     }
 
+    /// Loads of the elements of two tiles are on their way at a time: those of all take more registers than there are.
     #[inline(always)]
     fn mask<const NT: usize>(s: &mut [[Accumulator; NT]; 1], keys: [Self; 2]) {
         let spans = keys.map(|keys| keys.span);
         let covers = |span: Span| span.start <= 0 && span.end >= 16 * NT as i32;
         if keys[0].has_gaps() {
-            whole::mask(s, [[ByLoad(keys[0]), ByLoad(keys[1])]]);
+            let (elements, lane) = (Elements::read(), special::lane());
+            let keys = keys.map(|keys| keys.counted_from(fragment::accumulator(lane, 0).1 as i32));
+            for nt in 0..NT {
+                if nt % 2 == 0 {
+                    // SAFETY: all lanes of the warp mask their scores together.
+                    unsafe { fence() }
+                }
+                for i in 0..8 {
+                    let number = 16 * nt as i32 + fragment::accumulator(0, i as u32).1 as i32;
+                    let Seen { span, line, .. } = keys[i / 2 % 2];
+                    if !line.shows_if(span.contains(number), number, elements) {
+                        s[0][nt].0[i] = f32::NEG_INFINITY;
+                    }
+                }
+            }
         } else if !has_mask() || !(covers(spans[0]) && covers(spans[1])) {
             // With a mask, most other blocks are whole.
             whole::mask(s, [spans]);
         }
-    }
-}
-
-/// An interval that finds what it contains [without branches](Interval::contains_by_load).
-#[derive(Clone, Copy, Default)]
-struct ByLoad<I>(I);
-
-impl<I: Interval> Interval for ByLoad<I> {
-    const HAS_START: bool = I::HAS_START;
-
-    #[inline(always)]
-    fn start(self) -> i32 {
-        self.0.start()
-    }
-
-    #[inline(always)]
-    fn end(self) -> i32 {
-        self.0.end()
-    }
-
-    #[inline(always)]
-    fn counted_from(self, origin: i32) -> Self {
-        ByLoad(self.0.counted_from(origin))
-    }
-
-    #[inline(always)]
-    fn contains(self, number: i32) -> bool {
-        self.0.contains_by_load(number)
     }
 }

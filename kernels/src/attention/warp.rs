@@ -226,7 +226,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
         // SAFETY: the caller's promise.
         unsafe {
             if !M::UNIFORM && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
-                self.accumulate_guarded::<E, NT>(p, v_tile, keys);
+                self.accumulate_guarded::<E, _, NT>(p, v_tile, keys);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);
             }

@@ -146,6 +146,14 @@ impl Parts {
         }
     }
 
+    /// `P V` with options: after a look for infinities, or else guarded, in a loop over the keys where O leaves registers.
+    pub fn product_optional(&self) -> Collectives {
+        let look = ldmatrix(self.nt * self.dt) + redux(1);
+        let tiles = self.mt * self.ot;
+        let rounds = if tiles < 16 { 1 } else { self.kt };
+        look + mma(2 * 2 * rounds * tiles) + ldmatrix(rounds * tiles) + self.product()
+    }
+
     /// A step whose sums are loops: scores of `window` slices of the head dim at a time; P from shared memory and
     /// its product, of `run` slices of the keys, after a look for infinities, or else [`guarded`](Self::guarded).
     pub fn in_loops(&self, window: u32, run: u32) -> Collectives {

@@ -113,10 +113,15 @@ pub(super) fn optional_tile(dim: u32) -> Tile {
 /// Copies of the first V and the first two K, the first scores; steps that only copy, masked steps
 /// and others, each with the copies of two later tiles; and the last block, without.
 pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
+    rows(parts, parts.product_masked(causal))
+}
+
+/// As [`own_rows`], of which a masked step has this product.
+fn rows(parts: &Parts, product: Collectives) -> Collectives {
     let keys = parts.tile.keys;
     let ahead = parts.copies(2 * keys) + bar(1);
     let first = parts.copies(3 * keys) + parts.scores();
-    let masked = parts.maxima() + parts.product_masked(causal);
+    let masked = parts.maxima() + product;
     let unmasked = parts.softmax() + parts.product();
     let idle = ahead;
     let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
@@ -128,7 +133,7 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
 pub(super) fn optional_rows(parts: &Parts) -> Collectives {
     let ahead = parts.copies(2 * parts.tile.keys);
     let bias = parts.bias();
-    own_rows(parts, true) + ahead + ahead + bar(1) + bias + bias + bias + bias
+    rows(parts, parts.product_optional()) + ahead + ahead + bar(1) + bias + bias + bias + bias
 }
 
 /// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a

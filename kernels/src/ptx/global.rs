@@ -41,6 +41,30 @@ pub unsafe fn load_f32(address: u64) -> f32 {
     f32::from_bits(unsafe { load_u32(address) })
 }
 
+/// Reads two numbers of a type that is data: 1 is f16, 2 bf16, 3 f32. Without branches: the assembler, which knows the type, keeps
+/// one load of each.
+///
+/// # Safety
+/// The addresses are multiples of the type's bytes, which are readable.
+#[inline(always)]
+pub unsafe fn load_numbers(a: u64, b: u64, number: u32) -> [f32; 2] {
+    let (x, y): (f32, f32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .pred is_f32, is_half; .reg .b16 zero, a, b; mov.b16 zero, 0;",
+            "setp.eq.u32 is_f32, {4}, 3; setp.eq.u32 is_half, {4}, 1;",
+            "@is_f32 ld.global.b32 {0}, [{2}]; @is_f32 ld.global.b32 {1}, [{3}];",
+            "@!is_f32 ld.global.b16 a, [{2}]; @!is_f32 ld.global.b16 b, [{3}];",
+            "@!is_f32 mov.b32 {0}, {{zero, a}}; @!is_f32 mov.b32 {1}, {{zero, b}};",
+            "@is_half cvt.f32.f16 {0}, a; @is_half cvt.f32.f16 {1}, b; }}",
+            out(reg32) x, out(reg32) y, in(reg64) a, in(reg64) b, in(reg32) number,
+            options(nostack)
+        );
+    }
+    [x, y]
+}
+
 /// Reads eight 16-bit elements, one at a time: as [`load_u32x4`], from any element on.
 ///
 /// # Safety
@@ -131,6 +155,13 @@ instructions! {
     /// # Safety
     /// `address` is readable.
     prefetch(address: u64 in reg64) = "prefetch.global.L2 [{}];";
+
+    /// Reads a byte if `is_read` is not 0; else it is 0.
+    ///
+    /// # Safety
+    /// The byte is readable if it is read.
+    load_u8_if(address: u64 in reg64, is_read: u32 in reg32) -> byte: u32 =
+        "{{ .reg .pred is; setp.ne.u32 is, {2}, 0; mov.b32 {0}, 0; @is ld.global.u8 {0}, [{1}]; }}";
 
     /// Reads a counter and adds 1; from `last` on it goes back to 0.
     ///

@@ -160,6 +160,17 @@ impl Operand {
         Operand(ones)
     }
 
+    /// The first of several, which then moves behind them: registers have no index.
+    #[inline(always)]
+    pub fn take_turn<const N: usize>(operands: &mut [Self; N]) -> Self {
+        let first = operands[0];
+        for i in 1..N {
+            operands[i - 1] = operands[i];
+        }
+        operands[N - 1] = first;
+        first
+    }
+
     /// Non-zero if an element is infinite or NaN.
     #[inline(always)]
     pub fn non_finite<E: Element>(self) -> u32 {
