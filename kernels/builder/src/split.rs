@@ -1,6 +1,7 @@
 //! From the compiler's text to entries, and from these to modules.
 
 use crate::Error;
+use kernels::abi::Switch;
 use kernels::catalog::{Spec, Target};
 use kernels::text::lines;
 
@@ -56,6 +57,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
             true => parameters.replacen(".align 8", ".align 64", 1),
             false => parameters.into(),
         };
+        let body = with_switches(body);
         let definition = format!(
             ".visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
             kernel.threads(),
@@ -64,7 +66,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         let entry = Entry {
             name,
             kernel,
-            body: lines::take(body).0.trim_end().to_owned(),
+            body: lines::take(&body).0.trim_end().to_owned(),
         };
         match modules.iter_mut().find(|m| m.name == module) {
             Some(module) => {
@@ -90,6 +92,19 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         (module.text, module.lines) = lines::take(&module.text);
     }
     Ok(modules)
+}
+
+/// A body that sets the [switches](kernels::abi::Switch) which it reads, as it begins: all off.
+fn with_switches(body: &str) -> String {
+    let mut names: Vec<_> = Switch::ALL
+        .iter()
+        .map(|switch| switch.constant().0)
+        .collect();
+    names.dedup();
+    let is_read = |name: &&str| body.contains(&format!(", switch_{name};"));
+    let set = |name| format!("\n.reg .b32 switch_{name}; mov.b32 switch_{name}, 0;");
+    let set: String = names.into_iter().filter(is_read).map(set).collect();
+    body.replacen('{', &format!("{{{set}"), 1)
 }
 
 /// Whether a line belongs into every module: the target, and variables.

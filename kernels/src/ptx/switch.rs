@@ -1,24 +1,21 @@
 //! Parts of a kernel that the host turns on before the driver compiles it: see [`Switch`](crate::abi::Switch).
 //!
-//! A switch is a constant of the PTX, so the assembler drops what stands behind one that is off. The compiler does not know
-//! it: a read is volatile, else a loop would be copied for each value.
+//! A switch is a register that a kernel sets once, as it begins: the builder writes that. So the assembler drops what stands
+//! behind one that is off. The compiler does not know it: a read is volatile, else a loop would be copied for each value.
 
 use core::arch::asm;
 
-/// Defines functions that read a constant, by its name in the PTX, as a type.
-macro_rules! constants {
+/// Defines functions that read a switch, by its name in the PTX, as a type.
+macro_rules! switches {
     ($($(#[$doc:meta])* $function:ident = $name:literal as $type:ty, $of:expr;)*) => {$(
         $(#[$doc])*
         #[inline(always)]
         pub fn $function() -> $type {
             let value: u32;
-            // SAFETY: a constant.
+            // SAFETY: a register that has a constant.
             unsafe {
                 asm!(
-                    concat!(
-                        "{{ .reg .b32 switch_", $name, "; mov.b32 switch_", $name, ", 0; ",
-                        "mov.b32 {}, switch_", $name, "; }}"
-                    ),
+                    concat!("mov.b32 {}, switch_", $name, ";"),
                     out(reg32) value, options(nomem, nostack)
                 );
             }
@@ -27,7 +24,7 @@ macro_rules! constants {
     )*};
 }
 
-constants! {
+switches! {
     /// Whether [`Switch::Softcap`](crate::abi::Switch::Softcap) is on.
     softcap = "softcap" as bool, is_on;
 
