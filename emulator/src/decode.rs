@@ -8,7 +8,7 @@ use crate::instructions::BarrierUse;
 use crate::liveness::Effect;
 use crate::registers::{AnyReg, Declarations, Pred, Reg, Value};
 use crate::syntax::{Operand, Statement};
-use crate::warpgroup::{Warpgroup, WarpgroupOperation};
+use crate::warpgroup::WarpgroupOperation;
 use std::collections::HashMap;
 
 /// Executes an instruction in the active lanes of a warp.
@@ -35,26 +35,46 @@ pub(crate) enum Action {
 /// An action; none for an opcode of another family; an error for operands that do not fit.
 pub(crate) type Decoded = Result<Option<Action>, String>;
 
-/// An action that works on lanes.
-pub(crate) fn lanes(
-    operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> Decoded {
-    Ok(Some(Action::Lanes(match host::is_wide() {
-        // SAFETY: the host was asked.
-        true => Box::new(move |c: &mut Context| unsafe { host::call_wide(|| operation(c)) }),
-        false => Box::new(operation),
-    })))
+/// An action that works on lanes, of a closure that is compiled for any host and for [wide](host::is_wide) ones. A macro:
+/// a large closure that stood in one place would be compiled once, and both would call it.
+macro_rules! lanes {
+    ($operation:expr) => {
+        Ok(Some($crate::decode::Action::Lanes(
+            match $crate::host::is_wide() {
+                true => $crate::decode::wide_operation($operation),
+                false => $crate::decode::operation($operation),
+            },
+        )))
+    };
 }
 
-/// An action of a warpgroup.
-pub(crate) fn warpgroup(
-    operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> Decoded {
-    Ok(Some(Action::Warpgroup(match host::is_wide() {
-        // SAFETY: the host was asked.
-        true => Box::new(move |g: &mut Warpgroup| unsafe { host::call_wide(|| operation(g)) }),
-        false => Box::new(operation),
-    })))
+/// An action of a warpgroup, of a closure that is compiled as that of [`lanes`].
+macro_rules! warpgroup {
+    ($operation:expr) => {
+        Ok(Some($crate::decode::Action::Warpgroup(
+            match $crate::host::is_wide() {
+                true => $crate::warpgroup::wide_operation($operation),
+                false => $crate::warpgroup::operation($operation),
+            },
+        )))
+    };
+}
+
+pub(crate) use {lanes, warpgroup};
+
+/// An operation for any host.
+pub(crate) fn operation(
+    operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
+) -> Operation {
+    Box::new(operation)
+}
+
+/// An operation for a host that was found to be wide.
+pub(crate) fn wide_operation(
+    operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
+) -> Operation {
+    // SAFETY: the host was asked.
+    Box::new(move |c| unsafe { host::call_wide(|| operation(c)) })
 }
 
 /// What a name stands for.

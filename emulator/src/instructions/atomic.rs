@@ -46,7 +46,7 @@ fn add_vector(d: &mut Decoder) -> Decoded {
         .map(|b| d.source(b))
         .collect::<Result<_, _>>()?;
     let b: [Reg<u32>; 4] = b.try_into().map_err(|_| "expected 4 values".to_owned())?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         let [b0, b1, b2, b3] = b.map(|b| c.read(b));
         let b = [b0?, b1?, b2?, b3?];
@@ -75,7 +75,7 @@ fn update<T: Value>(
     };
     let at = address(d, at, false)?;
     let b: Reg<T> = d.source(b)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (at, b) = (at.read(c)?, c.read(b)?);
         let bytes = T::BITS / 8;
         if c.launch.options.counters {

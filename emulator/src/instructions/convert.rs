@@ -82,7 +82,7 @@ fn pair(d: &mut Decoder, round: impl Fn(&Row<u32>) -> Row<u16> + Send + Sync + '
     let [to, high, low] = d.operands()?;
     let to: Reg<u32> = d.destination(to)?;
     let (high, low): (Reg<u32>, Reg<u32>) = (d.source(high)?, d.source(low)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (high, low) = (round(c.row(high)?), round(c.row(low)?));
         let packed = row_of(|i| u32::from(high[i]) << 16 | u32::from(low[i]));
         c.write(to, packed);
@@ -104,7 +104,7 @@ fn integers(d: &mut Decoder, modifiers: &str) -> Decoded {
     if to.bits() < to_bits || from.bits() < from_bits {
         return Err("a register is narrower than its type".to_owned());
     }
-    lanes(move |c| {
+    lanes!(move |c| {
         let value: Row<u64> = match from {
             AnyReg::B16(from) => map_row(c.row(from)?, u64::from),
             AnyReg::B32(from) => map_row(c.row(from)?, u64::from),

@@ -37,7 +37,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match d.opcode() {
         "cp.async.commit_group" => {
             d.operands::<0>()?;
-            lanes(|c| {
+            lanes!(|c| {
                 for_each_lane(c.active, |lane| {
                     c.warp.copies.closed[lane] += 1;
                     Ok(())
@@ -50,11 +50,11 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             };
             let groups = u32::try_from(*groups).map_err(|_| "too many groups")?;
             // The `groups` youngest closed ones may still be under way.
-            lanes(move |c| land(c, |copy, closed| copy.group < closed.saturating_sub(groups)))
+            lanes!(move |c| land(c, |copy, closed| copy.group < closed.saturating_sub(groups)))
         }
         "cp.async.wait_all" => {
             d.operands::<0>()?;
-            lanes(|c| land(c, |_, _| true))
+            lanes!(|c| land(c, |_, _| true))
         }
         opcode => {
             let opcode = opcode
@@ -82,7 +82,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
     let (to, from) = (address(d, to, true)?, address(d, from, false)?);
     let source_bytes: Reg<u32> = d.source(&source_bytes)?;
     let bytes = bytes as u32;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (to, from) = (to.read(c)?, from.read(c)?);
         // A source size beyond the size of the copy counts as the size of the copy.
         let source_bytes = map_row(c.row(source_bytes)?, |source| source.min(bytes));

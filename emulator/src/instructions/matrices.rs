@@ -130,7 +130,7 @@ fn each_row(
 }
 
 fn load(matrices: Matrices) -> Decoded {
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = matrices.addresses(c)?;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];
@@ -158,7 +158,7 @@ fn load(matrices: Matrices) -> Decoded {
 }
 
 fn store(matrices: Matrices) -> Decoded {
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = matrices.addresses(c)?;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];

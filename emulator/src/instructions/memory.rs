@@ -146,7 +146,7 @@ fn registers(
 fn prefetch(d: &mut Decoder) -> Decoded {
     let [at] = d.operands()?;
     let at = address(d, at, false)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         for_each_lane(c.active, |lane| c.launch.global.find(lane as u32, at[lane]))
     })
@@ -156,7 +156,7 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
     let [to, from] = d.operands()?;
     let address = address(d, from, shape.space == Space::Shared)?;
     let to = registers(d, to, shape, false)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
         shape.count(c, &addresses, false);
@@ -193,7 +193,7 @@ fn store(d: &mut Decoder, shape: Shape) -> Decoded {
     let [to, from] = d.operands()?;
     let address = address(d, to, shape.space == Space::Shared)?;
     let from = registers(d, from, shape, true)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = address.read(c)?;
         let bytes = shape.bytes();
         shape.count(c, &addresses, true);

@@ -66,7 +66,7 @@ fn single<const A: usize, const B: usize>(
     let [to, a, b, from] = d.operands()?;
     let (to, from): ([Reg<u32>; 4], [Reg<u32>; 4]) = (d.destinations(to)?, d.vector(from)?);
     let (a, b): ([Reg<u32>; A], [Reg<u32>; B]) = (d.vector(a)?, d.vector(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let mut sums = Accumulator::default();
         for (i, register) in from.iter().enumerate() {
             let values = c.row(*register)?;
@@ -97,7 +97,7 @@ fn half<const A: usize, const B: usize>(
     let [to, a, b, from] = d.operands()?;
     let (to, from): ([Reg<u32>; 2], [Reg<u32>; 2]) = (d.destinations(to)?, d.vector(from)?);
     let (a, b): ([Reg<u32>; A], [Reg<u32>; B]) = (d.vector(a)?, d.vector(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let mut sums = Accumulator::default();
         for (i, register) in from.iter().enumerate() {
             let values = c.read(*register)?;

@@ -71,7 +71,7 @@ fn unary<A: Value, D: Value>(
 ) -> Decoded {
     let [to, a] = d.operands()?;
     let (to, a): (Reg<D>, Reg<A>) = (d.destination(to)?, d.source(a)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let a = c.row(a)?;
         let result = row_of(|i| f(a[i]));
         c.write(to, result);
@@ -86,7 +86,7 @@ fn binary<A: Value, B: Value, D: Value>(
 ) -> Decoded {
     let [to, a, b] = d.operands()?;
     let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.destination(to)?, d.source(a)?, d.source(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b) = (c.row(a)?, c.row(b)?);
         let result = row_of(|i| f(a[i], b[i]));
         c.write(to, result);
@@ -102,7 +102,7 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
     let [to, a, b, e] = d.operands()?;
     let to: Reg<D> = d.destination(to)?;
     let (a, b, e): (Reg<A>, Reg<B>, Reg<E>) = (d.source(a)?, d.source(b)?, d.source(e)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b, e) = (c.row(a)?, c.row(b)?, c.row(e)?);
         let result = row_of(|i| f(a[i], b[i], e[i]));
         c.write(to, result);
@@ -114,7 +114,7 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
 fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + 'static) -> Decoded {
     let [to, a, b] = d.operands()?;
     let (to, a, b): (Pred, Reg<T>, Reg<T>) = (d.predicate(to)?, d.source(a)?, d.source(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b) = (c.row(a)?, c.row(b)?);
         let mask = (0..32).fold(0, |mask, i| mask | u32::from(f(a[i], b[i])) << i);
         c.warp.registers.write_predicate(to, c.active, mask);

@@ -45,7 +45,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match rest {
         "fence.sync.aligned" => {
             d.operands::<0>()?;
-            lanes(|c| {
+            lanes!(|c| {
                 c.require(u32::MAX)?;
                 c.warp.products.fence(c.warp.executed);
                 Ok(())
@@ -53,7 +53,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         }
         "commit_group.sync.aligned" => {
             d.operands::<0>()?;
-            lanes(|c| {
+            lanes!(|c| {
                 c.require(u32::MAX)?;
                 c.warp.products.commit();
                 Ok(())
@@ -72,7 +72,7 @@ fn wait(d: &mut Decoder) -> Decoded {
         return Err("expected a number of groups".to_owned());
     };
     let pending = u32::try_from(*pending).map_err(|_| "too many groups")?;
-    lanes(move |c| {
+    lanes!(move |c| {
         c.require(u32::MAX)?;
         if let Some(last) = c.warp.products.wait(pending) {
             c.warp.complete_products(last);
@@ -173,8 +173,8 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         sign: (scales[0] * scales[1]) as f32,
     };
     match kind {
-        "f32.f16.f16" => warpgroup(move |group| product.execute(group, columns, from_f16)),
-        _ => warpgroup(move |group| product.execute(group, columns, from_bf16)),
+        "f32.f16.f16" => warpgroup!(move |group| product.execute(group, columns, from_f16)),
+        _ => warpgroup!(move |group| product.execute(group, columns, from_bf16)),
     }
 }
 
