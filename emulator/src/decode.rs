@@ -8,7 +8,7 @@ use crate::instructions::BarrierUse;
 use crate::liveness::Effect;
 use crate::registers::{AnyReg, Declarations, Pred, Reg, Value};
 use crate::syntax::{Operand, Statement};
-use crate::warpgroup::WarpgroupOperation;
+use crate::warpgroup::{Warpgroup, WarpgroupOperation};
 use std::collections::HashMap;
 
 /// Executes an instruction in the active lanes of a warp.
@@ -35,46 +35,59 @@ pub(crate) enum Action {
 /// An action; none for an opcode of another family; an error for operands that do not fit.
 pub(crate) type Decoded = Result<Option<Action>, String>;
 
-/// An action that works on lanes, of a closure that is compiled for any host and for [wide](host::is_wide) ones. A macro:
-/// a large closure that stood in one place would be compiled once, and both would call it.
+/// An action of a closure that works on lanes. It is part of the code for [wide](host::is_wide) hosts and of that for
+/// others, however large it is: a compiler would rather have both call it, compiled for any host.
 macro_rules! lanes {
     ($operation:expr) => {
-        Ok(Some($crate::decode::Action::Lanes(
-            match $crate::host::is_wide() {
-                true => $crate::decode::wide_operation($operation),
-                false => $crate::decode::operation($operation),
-            },
-        )))
+        $crate::decode::lanes_action(
+            #[inline(always)]
+            $operation,
+        )
     };
 }
 
-/// An action of a warpgroup, of a closure that is compiled as that of [`lanes`].
+/// An action of a closure that works on a warpgroup, compiled as [`lanes`] does it.
 macro_rules! warpgroup {
     ($operation:expr) => {
-        Ok(Some($crate::decode::Action::Warpgroup(
-            match $crate::host::is_wide() {
-                true => $crate::warpgroup::wide_operation($operation),
-                false => $crate::warpgroup::operation($operation),
-            },
-        )))
+        $crate::decode::warpgroup_action(
+            #[inline(always)]
+            $operation,
+        )
     };
 }
 
 pub(crate) use {lanes, warpgroup};
 
-/// An operation for any host.
-pub(crate) fn operation(
+/// What [`lanes`] gives.
+pub(crate) fn lanes_action(
     operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> Operation {
-    Box::new(operation)
+) -> Decoded {
+    Ok(Some(Action::Lanes(match host::is_wide() {
+        // SAFETY: the host was asked.
+        true => Box::new(move |c: &mut Context| unsafe {
+            host::call_wide(
+                #[inline(always)]
+                || operation(c),
+            )
+        }),
+        false => Box::new(operation),
+    })))
 }
 
-/// An operation for a host that was found to be wide.
-pub(crate) fn wide_operation(
-    operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> Operation {
-    // SAFETY: the host was asked.
-    Box::new(move |c| unsafe { host::call_wide(|| operation(c)) })
+/// What [`warpgroup`] gives.
+pub(crate) fn warpgroup_action(
+    operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
+) -> Decoded {
+    Ok(Some(Action::Warpgroup(match host::is_wide() {
+        // SAFETY: the host was asked.
+        true => Box::new(move |g: &mut Warpgroup| unsafe {
+            host::call_wide(
+                #[inline(always)]
+                || operation(g),
+            )
+        }),
+        false => Box::new(operation),
+    })))
 }
 
 /// What a name stands for.

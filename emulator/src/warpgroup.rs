@@ -3,7 +3,6 @@
 use crate::clocks::ALL_LANES;
 use crate::counters::Tally;
 use crate::error::{Rule, Violation};
-use crate::host;
 use crate::pool::Pool;
 use crate::registers::{Pred, Reg, Value};
 use crate::shared::{Accessor, Shared};
@@ -29,21 +28,6 @@ pub(crate) struct Warpgroup<'a> {
 /// Executes an instruction in the four warps of a warpgroup.
 pub(crate) type WarpgroupOperation =
     Box<dyn Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync>;
-
-/// An operation for any host.
-pub(crate) fn operation(
-    operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> WarpgroupOperation {
-    Box::new(operation)
-}
-
-/// An operation for a host that was found to be wide.
-pub(crate) fn wide_operation(
-    operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
-) -> WarpgroupOperation {
-    // SAFETY: the host was asked.
-    Box::new(move |group| unsafe { host::call_wide(|| operation(group)) })
-}
 
 impl Warpgroup<'_> {
     /// Reads an operand that must be the same in all lanes of the warpgroup.

@@ -9,6 +9,7 @@ mod bulk;
 mod control;
 mod convert;
 mod cp_async;
+mod elements;
 mod fence;
 mod float;
 mod integer;
@@ -20,6 +21,7 @@ mod movement;
 mod setmaxnreg;
 mod shuffle;
 mod tensor_copy;
+mod tiles;
 mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
@@ -29,7 +31,7 @@ pub(crate) use float::canonical_bits;
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes, warpgroup};
 use crate::error::Violation;
-use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of, map_row, row_of};
+use crate::registers::{Pred, Reg, Row, Value, map_row, row_of};
 
 /// Every family, the most frequent ones first.
 const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
@@ -123,11 +125,17 @@ fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + '
 }
 
 /// Applies `f` to the active lanes until one fails.
+#[inline(always)]
 fn for_each_lane(
     active: u32,
-    f: impl FnMut(usize) -> Result<(), Box<Violation>>,
+    mut f: impl FnMut(usize) -> Result<(), Box<Violation>>,
 ) -> Result<(), Box<Violation>> {
-    lanes_of(active).try_for_each(f)
+    let mut rest = active;
+    while rest != 0 {
+        f(rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+    }
+    Ok(())
 }
 
 /// An address operand: `[register+offset]` or `[variable+offset]`.
