@@ -253,7 +253,7 @@ impl Shared {
         let start = self.locate(ALL_LANES, address, 16, 16)?;
         let mut access = start..start + 16;
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = *self.shadow.cell(place);
+            let cell = self.shadow.cell(place);
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
             if cell.content != Content::Data || cell.defined != 0b11 {
                 let checked = self.check_read(warps[0], place);
@@ -328,7 +328,9 @@ impl Shared {
     fn change(&mut self, start: usize, bytes: usize, change: impl Fn(&mut shadow::Cell)) {
         let mut access = start..start + bytes;
         while let Some(place) = self.shadow.next(&mut access) {
-            change(self.shadow.cell_mut(place));
+            let mut cell = self.shadow.cell(place);
+            change(&mut cell);
+            self.shadow.set_cell(place, cell);
         }
     }
 
@@ -350,11 +352,11 @@ impl Shared {
 
     #[inline(always)]
     fn note_read(&mut self, who: Accessor, place: Place) {
-        let last = self.shadow.read_mut(place, who.warp);
-        let several = last.clock() == who.clock && last.lane() != who.lane;
-        let lane = if several { ALL_LANES } else { who.lane };
-        *last = Stamp::new(who.clock, lane);
-        self.shadow.cell_mut(place).is_read = true;
+        self.shadow.note_read(place, who.warp, |last| {
+            let several = last.clock() == who.clock && last.lane() != who.lane;
+            let lane = if several { ALL_LANES } else { who.lane };
+            Stamp::new(who.clock, lane)
+        });
     }
 
     /// Checks that `who` may write some cells, and says what they hold until then.
@@ -368,7 +370,7 @@ impl Shared {
         let mut settled: Settled = None;
         let mut access = start..start + bytes;
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = self.shadow.cell(place);
+            let mut cell = self.shadow.cell(place);
             if cell.content != Content::Data {
                 return Err(self.misuse(who, place));
             }
@@ -379,7 +381,7 @@ impl Shared {
                 settled = Some((cell.writer, cell.written));
             }
             if cell.is_read {
-                for (warp, read) in self.shadow.reads(place).iter().enumerate() {
+                for (warp, read) in self.shadow.reads(place).enumerate() {
                     if !who.is_after(slot(warp, read.lane()), read.clock()) {
                         return Err(self.race(who, place, Access::Write, Some(warp)));
                     }
@@ -389,13 +391,13 @@ impl Shared {
             if !self.bulk_sources.is_empty() {
                 self.check_bulk_sources(who, place)?;
             }
-            let cell = self.shadow.cell_mut(place);
             // An access after this write comes after the reads before it.
             cell.is_read = false;
             if content != Content::Data {
                 cell.content = content;
                 cell.line = who.line;
             }
+            self.shadow.set_cell(place, cell);
         }
         Ok(())
     }
@@ -452,15 +454,15 @@ impl Shared {
         copy(&mut self.bytes[start..start + from.len()], from);
         let mut access = start..start + from.len();
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = self.shadow.cell_mut(place);
-            *cell = shadow::Cell {
+            let cell = shadow::Cell {
                 written: clock,
                 line,
                 writer: writer as u16,
-                defined: cell.defined | place.mask,
+                defined: self.shadow.cell(place).defined | place.mask,
                 content: Content::Data,
                 is_read: false,
             };
+            self.shadow.set_cell(place, cell);
         }
     }
 
@@ -495,7 +497,7 @@ impl Shared {
     /// An access to a cell that holds no data.
     #[cold]
     fn misuse(&self, who: Accessor, place: Place) -> Box<Violation> {
-        let shadow::Cell { line, content, .. } = *self.shadow.cell(place);
+        let shadow::Cell { line, content, .. } = self.shadow.cell(place);
         let rule = match content {
             Content::Data | Content::Copying => Rule::PendingCopy { line },
             Content::BulkCopying => Rule::PendingBulkCopy { line },
@@ -516,7 +518,8 @@ impl Shared {
         let cell = self.shadow.cell(place);
         let (earlier, slot, line) = match reader {
             Some(warp) => {
-                let read = self.shadow.reads(place)[warp];
+                let read = self.shadow.reads(place).nth(warp);
+                let read = read.expect("a read by each warp");
                 (Access::Read, slot(warp, read.lane()), None)
             }
             None => (Access::Write, usize::from(cell.writer), Some(cell.line)),
