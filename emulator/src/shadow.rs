@@ -90,6 +90,25 @@ const CONTENT_SHIFT: u32 = DEFINED_SHIFT + 2;
 const IS_READ: u32 = 1 << (CONTENT_SHIFT + 2);
 
 impl Cell {
+    /// Its last writer and when it wrote, as one number.
+    #[inline(always)]
+    pub fn origin(&self) -> u64 {
+        u64::from(self.writer) << u32::BITS | u64::from(self.written)
+    }
+
+    /// What it becomes when some of its bytes are written.
+    #[inline(always)]
+    pub fn rewritten(&self, writer: usize, clock: u32, line: u32, mask: u8) -> Self {
+        Cell {
+            written: clock,
+            line,
+            writer: writer as u16,
+            defined: self.defined | mask,
+            content: Content::Data,
+            is_read: false,
+        }
+    }
+
     /// All but the clock and the line.
     #[inline(always)]
     fn properties(&self) -> u32 {

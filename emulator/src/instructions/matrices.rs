@@ -132,10 +132,11 @@ fn each_row(
 fn load(matrices: Matrices) -> Decoded {
     lanes!(move |c| {
         let addresses = matrices.addresses(c)?;
+        let mut settled = None;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];
             each_row(c, matrix, &addresses, |shared, who, address, row| {
-                shared.read(who, address, &mut rows[row])
+                shared.read(who, address, &mut rows[row], &mut settled)
             })?;
             let pairs = |transposed| {
                 row_of(|lane| {

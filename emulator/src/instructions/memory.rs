@@ -168,7 +168,7 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
                 Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
                 Space::Shared => {
                     let (shared, who) = c.shared_as(id);
-                    shared.read(who, shared_address(addresses[lane]), to)
+                    shared.read(who, shared_address(addresses[lane]), to, &mut None)
                 }
             }?;
             loaded[lane] = u128::from_le_bytes(all);
