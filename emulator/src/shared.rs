@@ -243,6 +243,7 @@ impl Shared {
 
     /// Reads 16 bytes, a multiple of them from the start, as an operand of a warpgroup's product, for
     /// all its warps. Until the product is known to be complete, nobody may write the bytes.
+    #[inline(always)]
     pub fn read_operand(
         &mut self,
         warps: &[Accessor],

@@ -82,13 +82,17 @@ fn update<T: Value>(
             c.tally.count_global(c.active, &at, bytes, true);
         }
         let mut before = [T::default(); 32];
-        for_each_lane(c.active, |lane| {
-            let change = |value| f(T::truncate(value), b[lane]).widen();
-            let global = &c.launch.global;
-            let value = global.update(lane as u32, at[lane], bytes, change)?;
-            before[lane] = T::truncate(value);
-            Ok(())
-        })?;
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let change = |value| f(T::truncate(value), b[lane]).widen();
+                let global = &c.launch.global;
+                let value = global.update(lane as u32, at[lane], bytes, change)?;
+                before[lane] = T::truncate(value);
+                Ok(())
+            },
+        )?;
         if let Some(to) = to {
             c.write(to, before);
         }

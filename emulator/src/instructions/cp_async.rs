@@ -91,23 +91,27 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
             c.tally.count_global(c.active & read, &from, bytes, false);
             c.tally.count_shared(c.active, &to, bytes);
         }
-        for_each_lane(c.active, |lane| {
-            let copy = Copy {
-                lane: lane as u32,
-                group: c.warp.copies.closed[lane],
-                to: shared_address(to[lane]),
-                from: from[lane],
-                bytes,
-                source_bytes: source_bytes[lane],
-                line: c.line,
-            };
-            // Read once now, so that a fault names this instruction.
-            fetch(c, &copy)?;
-            let (shared, who) = c.shared_as(copy.lane);
-            shared.start_copy(who, copy.to, copy.bytes as usize)?;
-            c.warp.copies.pending.push(copy);
-            Ok(())
-        })
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let copy = Copy {
+                    lane: lane as u32,
+                    group: c.warp.copies.closed[lane],
+                    to: shared_address(to[lane]),
+                    from: from[lane],
+                    bytes,
+                    source_bytes: source_bytes[lane],
+                    line: c.line,
+                };
+                // Read once now, so that a fault names this instruction.
+                fetch(c, &copy)?;
+                let (shared, who) = c.shared_as(copy.lane);
+                shared.start_copy(who, copy.to, copy.bytes as usize)?;
+                c.warp.copies.pending.push(copy);
+                Ok(())
+            },
+        )
     })
 }
 

@@ -135,9 +135,13 @@ fn load(matrices: Matrices) -> Decoded {
         let mut settled = None;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];
-            each_row(c, matrix, &addresses, |shared, who, address, row| {
-                shared.read(who, address, &mut rows[row], &mut settled)
-            })?;
+            each_row(
+                c,
+                matrix,
+                &addresses,
+                #[inline(always)]
+                |shared, who, address, row| shared.read(who, address, &mut rows[row], &mut settled),
+            )?;
             let pairs = |transposed| {
                 row_of(|lane| {
                     let [low, high] = [0, 1].map(|half| {
@@ -169,9 +173,13 @@ fn store(matrices: Matrices) -> Decoded {
                     rows[row][2 * column..][..2].copy_from_slice(&element.to_le_bytes());
                 }
             }
-            each_row(c, matrix, &addresses, |shared, who, address, row| {
-                shared.write(who, address, &rows[row])
-            })?;
+            each_row(
+                c,
+                matrix,
+                &addresses,
+                #[inline(always)]
+                |shared, who, address, row| shared.write(who, address, &rows[row]),
+            )?;
         }
         Ok(())
     })

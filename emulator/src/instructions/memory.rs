@@ -161,19 +161,23 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
         let bytes = shape.bytes();
         shape.count(c, &addresses, false);
         let mut loaded = [0_u128; 32];
-        for_each_lane(c.active, |lane| {
-            let mut all = [0; 16];
-            let (id, to) = (lane as u32, &mut all[..bytes]);
-            match shape.space {
-                Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
-                Space::Shared => {
-                    let (shared, who) = c.shared_as(id);
-                    shared.read(who, shared_address(addresses[lane]), to, &mut None)
-                }
-            }?;
-            loaded[lane] = u128::from_le_bytes(all);
-            Ok(())
-        })?;
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let mut all = [0; 16];
+                let (id, to) = (lane as u32, &mut all[..bytes]);
+                match shape.space {
+                    Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
+                    Space::Shared => {
+                        let (shared, who) = c.shared_as(id);
+                        shared.read(who, shared_address(addresses[lane]), to, &mut None)
+                    }
+                }?;
+                loaded[lane] = u128::from_le_bytes(all);
+                Ok(())
+            },
+        )?;
         for (i, register) in to.iter().enumerate() {
             let start = i as u32 * shape.bits;
             let value: Row<u64> = map_row(&loaded, |all| {
@@ -209,18 +213,22 @@ fn store(d: &mut Decoder, shape: Shape) -> Decoded {
                 *stored |= u128::from(extend(value, shape.bits, false)) << start;
             }
         }
-        for_each_lane(c.active, |lane| {
-            let (id, from) = (lane as u32, &stored[lane].to_le_bytes()[..bytes]);
-            match shape.space {
-                Space::Global => c
-                    .launch
-                    .global
-                    .write(id, addresses[lane], bytes as u32, from),
-                Space::Shared => {
-                    let (shared, who) = c.shared_as(id);
-                    shared.write(who, shared_address(addresses[lane]), from)
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let (id, from) = (lane as u32, &stored[lane].to_le_bytes()[..bytes]);
+                match shape.space {
+                    Space::Global => c
+                        .launch
+                        .global
+                        .write(id, addresses[lane], bytes as u32, from),
+                    Space::Shared => {
+                        let (shared, who) = c.shared_as(id);
+                        shared.write(who, shared_address(addresses[lane]), from)
+                    }
                 }
-            }
-        })
+            },
+        )
     })
 }

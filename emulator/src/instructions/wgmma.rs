@@ -199,17 +199,23 @@ impl Product {
             issued.map_err(|violation| violation.by(index))?;
         }
         let adds = group.read_uniform_predicate(self.adds, "scale-d")?;
-        let left = self.load_left::<E>(group, number)?;
+        let mut left = [[0.0; DEPTH]; ROWS];
+        self.load_left::<E>(group, number, &mut left)?;
         let mut right = [[[0.0; 8]; DEPTH]; MOST_COLUMNS / 8];
         let is_mn_major = self.right.is_mn_major;
-        self.right
-            .load(group, number, columns, |column, k, chunk| {
+        self.right.load(
+            group,
+            number,
+            columns,
+            #[inline(always)]
+            |column, k, chunk| {
                 let (right, chunk) = (&mut right[column / 8], map_row(&chunk, E::widen));
                 match is_mn_major {
                     true => right[k] = chunk,
                     false => (0..8).for_each(|i| right[k + i][column % 8] = chunk[i]),
                 }
-            })?;
+            },
+        )?;
         group.tally.flops += 2 * (ROWS * columns * DEPTH) as u64;
         for (right, registers) in right.iter().zip(self.operands.accumulators.as_chunks().0) {
             let mut sums = Columns::default();
@@ -222,23 +228,29 @@ impl Product {
         Ok(())
     }
 
-    /// A, with its sign.
+    /// Loads A, with its sign.
     #[inline(always)]
     fn load_left<E: Element>(
         &self,
         group: &mut Warpgroup,
         number: u32,
-    ) -> Result<[[f32; DEPTH]; ROWS], Box<Violation>> {
-        let mut left = [[0.0; DEPTH]; ROWS];
+        left: &mut [[f32; DEPTH]; ROWS],
+    ) -> Result<(), Box<Violation>> {
         let widen = |element| self.sign * E::widen(element);
         if let Some(matrix) = self.left {
-            matrix.load(group, number, ROWS, |row, k, chunk| {
-                let chunk = map_row(&chunk, widen);
-                match matrix.is_mn_major {
-                    true => (0..8).for_each(|i| left[row + i][k] = chunk[i]),
-                    false => left[row][k..][..8].copy_from_slice(&chunk),
-                }
-            })?;
+            matrix.load(
+                group,
+                number,
+                ROWS,
+                #[inline(always)]
+                |row, k, chunk| {
+                    let chunk = map_row(&chunk, widen);
+                    match matrix.is_mn_major {
+                        true => (0..8).for_each(|i| left[row + i][k] = chunk[i]),
+                        false => left[row][k..][..8].copy_from_slice(&chunk),
+                    }
+                },
+            )?;
         }
         for (warp, left) in group.warps.iter().zip(left.chunks_exact_mut(16)) {
             let registers = self.operands.left.iter().flatten();
@@ -250,7 +262,7 @@ impl Product {
                 }
             }
         }
-        Ok(left)
+        Ok(())
     }
 }
 
