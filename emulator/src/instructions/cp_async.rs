@@ -10,6 +10,7 @@ use crate::decode::{Decoded, Decoder};
 use crate::error::Violation;
 use crate::registers::{Reg, map_row};
 use crate::syntax::Operand;
+use std::mem::take;
 
 /// A copy that has not landed.
 struct Copy {
@@ -104,8 +105,12 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
                     source_bytes: source_bytes[lane],
                     line: c.line,
                 };
-                // Read once now, so that a fault names this instruction.
-                fetch(c, &copy)?;
+                // Checked now, so that a fault names this instruction.
+                if copy.source_bytes > 0 {
+                    let source_bytes = copy.source_bytes as usize;
+                    let global = &c.launch.global;
+                    global.check_readable(copy.lane, copy.from, bytes, source_bytes)?;
+                }
                 let (shared, who) = c.shared_as(copy.lane);
                 shared.start_copy(who, copy.to, copy.bytes as usize)?;
                 c.warp.copies.pending.push(copy);
@@ -116,6 +121,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
 }
 
 /// The bytes that a copy moves.
+#[inline(always)]
 fn fetch(c: &Context, copy: &Copy) -> Result<[u8; 16], Box<Violation>> {
     let mut bytes = [0; 16];
     if copy.source_bytes > 0 {
@@ -126,21 +132,24 @@ fn fetch(c: &Context, copy: &Copy) -> Result<[u8; 16], Box<Violation>> {
 }
 
 /// Lands the active lanes' copies that `is_due`, given the groups their lane has closed.
+#[inline(always)]
 fn land(c: &mut Context, is_due: impl Fn(&Copy, u32) -> bool) -> Result<(), Box<Violation>> {
     let (active, closed) = (c.active, c.warp.copies.closed);
     let lands =
         |copy: &Copy| active >> copy.lane & 1 != 0 && is_due(copy, closed[copy.lane as usize]);
-    let due: Vec<Copy> = c
-        .warp
-        .copies
-        .pending
-        .extract_if(.., |copy| lands(copy))
-        .collect();
-    for copy in due {
-        let bytes = fetch(c, &copy)?;
-        let (shared, mut who) = c.shared_as(copy.lane);
-        who.line = copy.line;
-        shared.land_copy(who, copy.to, &bytes[..copy.bytes as usize]);
-    }
-    Ok(())
+    let mut pending = take(&mut c.warp.copies.pending);
+    let mut landed = Ok(());
+    pending.retain(|copy| {
+        let stays = landed.is_err() || !lands(copy);
+        if !stays {
+            landed = fetch(c, copy).map(|bytes| {
+                let (shared, mut who) = c.shared_as(copy.lane);
+                who.line = copy.line;
+                shared.land_copy(who, copy.to, &bytes[..copy.bytes as usize]);
+            });
+        }
+        stays
+    });
+    c.warp.copies.pending = pending;
+    landed
 }
