@@ -7,6 +7,7 @@
 //! A state is a record of some words: what the last write left, then who read since then. One line of the host's cache
 //! holds all of it.
 
+use crate::host;
 use std::ops::Range;
 
 const CELL_BYTES: usize = 2;
@@ -148,6 +149,14 @@ impl Shadow {
         self.records.clear();
         let granules = bytes.div_ceil(GRANULE_BYTES);
         self.records.resize(granules * self.size, 0);
+    }
+
+    /// Brings the record of a granule to the host's cache.
+    #[inline(always)]
+    pub fn prefetch(&self, start: usize) {
+        if let Some(record) = self.records.get(start / GRANULE_BYTES * self.size) {
+            host::prefetch(record);
+        }
     }
 
     /// The first place of an access, which is left with the rest. An access to a single byte, or to whole cells.

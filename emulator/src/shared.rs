@@ -10,6 +10,7 @@
 use crate::bytes::copy;
 use crate::clocks::{ALL_LANES, Knowledge, slot, thread};
 use crate::error::{Access, Rule, Violation};
+use crate::registers::Row;
 use crate::shadow::{self, Content, Place, Shadow, Stamp};
 use std::cell::Cell;
 use std::mem::take;
@@ -111,6 +112,17 @@ impl Shared {
             warps,
             bulk_sources: Vec::new(),
             products: vec![Vec::new(); warpgroups],
+        }
+    }
+
+    /// Brings to the host's cache what accesses of some lanes need: most of their time is the wait for it.
+    #[inline(always)]
+    pub fn prefetch(&self, addresses: &Row<u64>, active: u32) {
+        for (lane, address) in addresses.iter().enumerate() {
+            let start = (*address as u32).wrapping_sub(SHARED_BASE) as usize;
+            if active >> lane & 1 != 0 {
+                self.shadow.prefetch(start);
+            }
         }
     }
 

@@ -85,6 +85,7 @@ fn start(d: &mut Decoder, sizes: &[u64]) -> Decoded {
     let bytes = bytes as u32;
     lanes!(move |c| {
         let (to, from) = (to.read(c)?, from.read(c)?);
+        c.shared.prefetch(&to, c.active);
         // A source size beyond the size of the copy counts as the size of the copy.
         let source_bytes = map_row(c.row(source_bytes)?, |source| source.min(bytes));
         if c.launch.options.counters {

@@ -86,11 +86,13 @@ impl Matrices {
     }
 
     /// The addresses of all rows, by lane.
+    #[inline(always)]
     fn addresses(&self, c: &mut Context) -> Result<Row<u64>, Box<Violation>> {
         c.require(u32::MAX)?;
         let addresses = self.rows.read(c)?;
+        let giving = u32::MAX >> (32 - 8 * self.registers.len());
+        c.shared.prefetch(&addresses, giving);
         if c.launch.options.counters {
-            let giving = u32::MAX >> (32 - 8 * self.registers.len());
             c.tally.count_shared(giving, &addresses, 16);
         }
         Ok(addresses)

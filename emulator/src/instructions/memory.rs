@@ -27,9 +27,13 @@ impl Shape {
         self.count * self.bits as usize / 8
     }
 
-    /// Counts the transactions of an access.
-    fn count(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
+    /// Counts the transactions of an access, whose states are brought to the host's cache.
+    #[inline(always)]
+    fn prepare(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
         let bytes = self.bytes() as u32;
+        if self.space == Space::Shared {
+            c.shared.prefetch(addresses, c.active);
+        }
         match self.space {
             _ if !c.launch.options.counters => {}
             Space::Global => c.tally.count_global(c.active, addresses, bytes, writes),
@@ -170,7 +174,7 @@ fn load<const BYTES: usize>(d: &mut Decoder, shape: Shape) -> Decoded {
     let to = registers(d, to, shape, false)?;
     lanes!(move |c| {
         let addresses = address.read(c)?;
-        shape.count(c, &addresses, false);
+        shape.prepare(c, &addresses, false);
         let mut loaded = [[0; BYTES]; LANES];
         for_each_lane(
             c.active,
@@ -206,7 +210,7 @@ fn store<const BYTES: usize>(d: &mut Decoder, shape: Shape) -> Decoded {
     let from = registers(d, from, shape, true)?;
     lanes!(move |c| {
         let addresses = address.read(c)?;
-        shape.count(c, &addresses, true);
+        shape.prepare(c, &addresses, true);
         let mut stored = [[0; BYTES]; LANES];
         for (i, register) in from.iter().enumerate() {
             let value = match register {
