@@ -37,20 +37,27 @@ impl Bytes {
     /// The offset of the first byte that was never written.
     #[inline]
     pub fn read(&self, start: usize, to: &mut [u8]) -> Result<(), usize> {
+        if let Some(unwritten) = self.unwritten(start, to.len()) {
+            return Err(unwritten);
+        }
         let end = start + to.len();
         let mut rest = to;
         for (index, part) in words(start, end) {
-            let mask = self.written[index].load(Acquire);
             let word = self.words[index].load(Relaxed).to_le_bytes();
-            let missing = !mask & mask_of(&part);
-            if missing != 0 {
-                return Err(index * WORD + missing.trailing_zeros() as usize);
-            }
             let (now, later) = rest.split_at_mut(part.len());
             copy(now, &word[part]);
             rest = later;
         }
         Ok(())
+    }
+
+    /// The offset of the first of some bytes that was never written.
+    #[inline]
+    pub fn unwritten(&self, start: usize, len: usize) -> Option<usize> {
+        words(start, start + len).find_map(|(index, part)| {
+            let missing = !self.written[index].load(Acquire) & mask_of(&part);
+            (missing != 0).then(|| index * WORD + missing.trailing_zeros() as usize)
+        })
     }
 
     /// Reads from an offset on, with `missing` for bytes that were never written.
@@ -78,13 +85,16 @@ impl Bytes {
             }
             let with = |word: u64| {
                 let mut bytes = word.to_le_bytes();
-                bytes[part.clone()].copy_from_slice(now);
+                copy(&mut bytes[part.clone()], now);
                 u64::from_le_bytes(bytes)
             };
             // Another block may change other bytes of the word meanwhile.
             let replaced = word.fetch_update(Relaxed, Relaxed, |word| Some(with(word)));
             replaced.expect("there is a word");
-            written.fetch_or(mask_of(&part), Release);
+            let mask = mask_of(&part);
+            if written.load(Relaxed) & mask != mask {
+                written.fetch_or(mask, Release);
+            }
         }
     }
 }
@@ -115,6 +125,7 @@ fn words(start: usize, end: usize) -> impl Iterator<Item = (usize, Range<usize>)
 }
 
 /// The bits of some bytes of a word.
+#[inline(always)]
 fn mask_of(part: &Range<usize>) -> u8 {
     u8::MAX >> (WORD - part.len()) << part.start
 }

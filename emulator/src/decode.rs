@@ -35,24 +35,57 @@ pub(crate) enum Action {
 /// An action; none for an opcode of another family; an error for operands that do not fit.
 pub(crate) type Decoded = Result<Option<Action>, String>;
 
-/// An action that works on lanes.
-pub(crate) fn lanes(
+/// An action of a closure that works on lanes. It is part of the code for [wide](host::is_wide) hosts and of that for
+/// others, however large it is: a compiler would rather have both call it, compiled for any host.
+macro_rules! lanes {
+    ($operation:expr) => {
+        $crate::decode::lanes_action(
+            #[inline(always)]
+            $operation,
+        )
+    };
+}
+
+/// An action of a closure that works on a warpgroup, compiled as [`lanes`] does it.
+macro_rules! warpgroup {
+    ($operation:expr) => {
+        $crate::decode::warpgroup_action(
+            #[inline(always)]
+            $operation,
+        )
+    };
+}
+
+pub(crate) use {lanes, warpgroup};
+
+/// What [`lanes`] gives.
+pub(crate) fn lanes_action(
     operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
 ) -> Decoded {
     Ok(Some(Action::Lanes(match host::is_wide() {
         // SAFETY: the host was asked.
-        true => Box::new(move |c: &mut Context| unsafe { host::call_wide(|| operation(c)) }),
+        true => Box::new(move |c: &mut Context| unsafe {
+            host::call_wide(
+                #[inline(always)]
+                || operation(c),
+            )
+        }),
         false => Box::new(operation),
     })))
 }
 
-/// An action of a warpgroup.
-pub(crate) fn warpgroup(
+/// What [`warpgroup`] gives.
+pub(crate) fn warpgroup_action(
     operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
 ) -> Decoded {
     Ok(Some(Action::Warpgroup(match host::is_wide() {
         // SAFETY: the host was asked.
-        true => Box::new(move |g: &mut Warpgroup| unsafe { host::call_wide(|| operation(g)) }),
+        true => Box::new(move |g: &mut Warpgroup| unsafe {
+            host::call_wide(
+                #[inline(always)]
+                || operation(g),
+            )
+        }),
         false => Box::new(operation),
     })))
 }

@@ -34,6 +34,19 @@ pub(crate) unsafe fn call_wide<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Brings a value to the host's cache, while other work goes on.
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, about memory that is there.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}
+
 /// A row of f32 rounded to f16, to nearest even.
 ///
 /// # Safety

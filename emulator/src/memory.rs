@@ -195,9 +195,24 @@ impl Global {
         to: &mut [u8],
     ) -> Result<(), Box<Violation>> {
         let (buffer, offset) = self.locate(lane, address, alignment, to.len())?;
-        buffer.bytes.read(offset, to).map_err(|unwritten| {
-            let address = address + (unwritten - offset) as u64;
-            Violation::at(Rule::GlobalUninitialised, lane, address)
+        buffer
+            .bytes
+            .read(offset, to)
+            .map_err(|unwritten| uninitialised(lane, address, unwritten - offset))
+    }
+
+    /// Checks that a kernel may read some bytes.
+    pub fn check_readable(
+        &self,
+        lane: u32,
+        address: u64,
+        alignment: u32,
+        bytes: usize,
+    ) -> Result<(), Box<Violation>> {
+        let (buffer, offset) = self.locate(lane, address, alignment, bytes)?;
+        let unwritten = buffer.bytes.unwritten(offset, bytes);
+        unwritten.map_or(Ok(()), |unwritten| {
+            Err(uninitialised(lane, address, unwritten - offset))
         })
     }
 
@@ -295,6 +310,12 @@ impl Global {
             Violation::at(Rule::GlobalOutOfBounds { bytes }, lane, address)
         })
     }
+}
+
+/// The violation of reading a byte, this many after an address, that was never written.
+#[cold]
+fn uninitialised(lane: u32, address: u64, offset: usize) -> Box<Violation> {
+    Violation::at(Rule::GlobalUninitialised, lane, address + offset as u64)
 }
 
 #[cfg(test)]

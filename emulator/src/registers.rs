@@ -16,19 +16,23 @@ pub(crate) const LANES: usize = 32;
 /// A value for every lane.
 pub(crate) type Row<T> = [T; LANES];
 
-/// The row of `f(lane)`. Compilers make vector instructions of such a loop, and calls of `from_fn` and `map` of arrays.
+/// The row of `f(lane)`, or a shorter array. Compilers make vector instructions of such a loop, and calls of `from_fn` and
+/// `map` of arrays.
 #[inline(always)]
-pub(crate) fn row_of<T: Copy + Default>(f: impl Fn(usize) -> T) -> Row<T> {
-    let mut row = [T::default(); LANES];
+pub(crate) fn row_of<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
+    let mut row = [T::default(); N];
     for (lane, value) in row.iter_mut().enumerate() {
         *value = f(lane);
     }
     row
 }
 
-/// The row of `f` of each value.
+/// The row of `f` of each value, or a shorter array.
 #[inline(always)]
-pub(crate) fn map_row<A: Copy, T: Copy + Default>(row: &Row<A>, f: impl Fn(A) -> T) -> Row<T> {
+pub(crate) fn map_row<A: Copy, T: Copy + Default, const N: usize>(
+    row: &[A; N],
+    f: impl Fn(A) -> T,
+) -> [T; N] {
     row_of(|lane| f(row[lane]))
 }
 

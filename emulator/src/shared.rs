@@ -10,6 +10,7 @@
 use crate::bytes::copy;
 use crate::clocks::{ALL_LANES, Knowledge, slot, thread};
 use crate::error::{Access, Rule, Violation};
+use crate::registers::Row;
 use crate::shadow::{self, Content, Place, Shadow, Stamp};
 use std::cell::Cell;
 use std::mem::take;
@@ -94,9 +95,9 @@ impl Drop for Shared {
     }
 }
 
-/// The writer of a cell and its clock, which a check has found to be in order; later cells of an
-/// access mostly have the same.
-type Settled = Option<(u16, u32)>;
+/// The [origin](shadow::Cell::origin) of a cell that a check has found to be in order; the next cells that a thread or warp
+/// accesses in an instruction mostly have it, too.
+pub(crate) type Settled = Option<u64>;
 
 impl Shared {
     /// `warpgroups` is the number of warpgroups that may execute `wgmma`.
@@ -114,18 +115,30 @@ impl Shared {
         }
     }
 
+    /// Brings to the host's cache what accesses of some lanes need: most of their time is the wait for it.
+    #[inline(always)]
+    pub fn prefetch(&self, addresses: &Row<u64>, active: u32) {
+        for (lane, address) in addresses.iter().enumerate() {
+            let start = (*address as u32).wrapping_sub(SHARED_BASE) as usize;
+            if active >> lane & 1 != 0 {
+                self.shadow.prefetch(start);
+            }
+        }
+    }
+
     /// Reads `to.len()` bytes, a power of two.
-    #[inline]
+    #[inline(always)]
     pub fn read(
         &mut self,
         who: Accessor,
         address: u32,
         to: &mut [u8],
+        settled: &mut Settled,
     ) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, to.len(), to.len() as u32)?;
         let mut access = start..start + to.len();
         while let Some(place) = self.shadow.next(&mut access) {
-            self.check_read(who, place)?;
+            self.check_read(who, place, settled)?;
             self.note_read(who, place);
         }
         copy(to, &self.bytes[start..start + to.len()]);
@@ -133,6 +146,7 @@ impl Shared {
     }
 
     /// Writes bytes, a power of two of them.
+    #[inline(always)]
     pub fn write(
         &mut self,
         who: Accessor,
@@ -140,9 +154,7 @@ impl Shared {
         from: &[u8],
     ) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, from.len(), from.len() as u32)?;
-        self.claim(who, start, from.len(), Content::Data)?;
-        self.store(who.slot(), who.clock, who.line, start, from);
-        Ok(())
+        self.overwrite(who, start, from)
     }
 
     /// Starts a `cp.async`: until it lands, nobody may touch the bytes.
@@ -201,7 +213,7 @@ impl Shared {
         let start = self.locate(who.lane, address, bytes as usize, alignment)?;
         let mut access = start..start + bytes as usize;
         while let Some(place) = self.shadow.next(&mut access) {
-            self.check_read(who, place)?;
+            self.check_read(who, place, &mut None)?;
         }
         self.check_fences(who, start, bytes)?;
         let line = who.line;
@@ -243,6 +255,7 @@ impl Shared {
 
     /// Reads 16 bytes, a multiple of them from the start, as an operand of a warpgroup's product, for
     /// all its warps. Until the product is known to be complete, nobody may write the bytes.
+    #[inline(always)]
     pub fn read_operand(
         &mut self,
         warps: &[Accessor],
@@ -253,22 +266,22 @@ impl Shared {
         let start = self.locate(ALL_LANES, address, 16, 16)?;
         let mut access = start..start + 16;
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = *self.shadow.cell(place);
+            let cell = self.shadow.cell(place);
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
             if cell.content != Content::Data || cell.defined != 0b11 {
-                let checked = self.check_read(warps[0], place);
+                let checked = self.check_read(warps[0], place, &mut None);
                 checked.map_err(|violation| violation.by(warps[0].warp))?;
             }
-            if *settled != Some((cell.writer, cell.written)) {
+            if *settled != Some(cell.origin()) {
                 for who in warps {
-                    let checked = self.check_read(*who, place);
+                    let checked = self.check_read(*who, place, &mut None);
                     checked.map_err(|violation| violation.by(who.warp))?;
                     if !who.knowledge.has_fenced(writer, written) {
                         let rule = Rule::MissingProxyFence { line };
                         return Err(self.violation(*who, place, rule).by(who.warp));
                     }
                 }
-                *settled = Some((cell.writer, cell.written));
+                *settled = Some(cell.origin());
             }
             *self.shadow.product_mut(place, warpgroup) = product;
         }
@@ -279,8 +292,7 @@ impl Shared {
     /// Makes 8 bytes an mbarrier.
     pub fn place_mbarrier(&mut self, who: Accessor, address: u32) -> Result<(), Box<Violation>> {
         let start = self.locate(who.lane, address, MBARRIER_BYTES, MBARRIER_BYTES as u32)?;
-        self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
-        self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
+        self.overwrite(who, start, &[0; MBARRIER_BYTES])?;
         self.change(start, MBARRIER_BYTES, |cell| {
             cell.content = Content::Mbarrier
         });
@@ -318,8 +330,7 @@ impl Shared {
         self.use_mbarrier(who, address)?;
         let start = (address - SHARED_BASE) as usize;
         self.change(start, MBARRIER_BYTES, |cell| cell.content = Content::Data);
-        self.claim(who, start, MBARRIER_BYTES, Content::Data)?;
-        self.store(who.slot(), who.clock, who.line, start, &[0; MBARRIER_BYTES]);
+        self.overwrite(who, start, &[0; MBARRIER_BYTES])?;
         self.change(start, MBARRIER_BYTES, |cell| cell.defined = 0);
         Ok(())
     }
@@ -328,13 +339,20 @@ impl Shared {
     fn change(&mut self, start: usize, bytes: usize, change: impl Fn(&mut shadow::Cell)) {
         let mut access = start..start + bytes;
         while let Some(place) = self.shadow.next(&mut access) {
-            change(self.shadow.cell_mut(place));
+            let mut cell = self.shadow.cell(place);
+            change(&mut cell);
+            self.shadow.set_cell(place, cell);
         }
     }
 
     /// Checks that `who` may read a cell.
     #[inline(always)]
-    fn check_read(&self, who: Accessor, place: Place) -> Result<(), Box<Violation>> {
+    fn check_read(
+        &self,
+        who: Accessor,
+        place: Place,
+        settled: &mut Settled,
+    ) -> Result<(), Box<Violation>> {
         let cell = self.shadow.cell(place);
         if cell.content != Content::Data {
             return Err(self.misuse(who, place));
@@ -342,19 +360,22 @@ impl Shared {
         if cell.defined & place.mask != place.mask {
             return Err(self.violation(who, place, Rule::SharedUninitialised));
         }
-        if !who.is_after(usize::from(cell.writer), cell.written) {
-            return Err(self.race(who, place, Access::Read, None));
+        if *settled != Some(cell.origin()) {
+            if !who.is_after(usize::from(cell.writer), cell.written) {
+                return Err(self.race(who, place, Access::Read, None));
+            }
+            *settled = Some(cell.origin());
         }
         Ok(())
     }
 
     #[inline(always)]
     fn note_read(&mut self, who: Accessor, place: Place) {
-        let last = self.shadow.read_mut(place, who.warp);
-        let several = last.clock() == who.clock && last.lane() != who.lane;
-        let lane = if several { ALL_LANES } else { who.lane };
-        *last = Stamp::new(who.clock, lane);
-        self.shadow.cell_mut(place).is_read = true;
+        self.shadow.note_read(place, who.warp, |last| {
+            let several = last.clock() == who.clock && last.lane() != who.lane;
+            let lane = if several { ALL_LANES } else { who.lane };
+            Stamp::new(who.clock, lane)
+        });
     }
 
     /// Checks that `who` may write some cells, and says what they hold until then.
@@ -365,39 +386,73 @@ impl Shared {
         bytes: usize,
         content: Content,
     ) -> Result<(), Box<Violation>> {
-        let mut settled: Settled = None;
+        let mut settled = None;
         let mut access = start..start + bytes;
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = self.shadow.cell(place);
-            if cell.content != Content::Data {
-                return Err(self.misuse(who, place));
-            }
-            if settled != Some((cell.writer, cell.written)) {
-                if !who.is_after(usize::from(cell.writer), cell.written) {
-                    return Err(self.race(who, place, Access::Write, None));
-                }
-                settled = Some((cell.writer, cell.written));
-            }
-            if cell.is_read {
-                for (warp, read) in self.shadow.reads(place).iter().enumerate() {
-                    if !who.is_after(slot(warp, read.lane()), read.clock()) {
-                        return Err(self.race(who, place, Access::Write, Some(warp)));
-                    }
-                }
-            }
-            self.check_products(who, place)?;
-            if !self.bulk_sources.is_empty() {
-                self.check_bulk_sources(who, place)?;
-            }
-            let cell = self.shadow.cell_mut(place);
-            // An access after this write comes after the reads before it.
-            cell.is_read = false;
-            if content != Content::Data {
-                cell.content = content;
-                cell.line = who.line;
-            }
+            let cell = self.check_write(who, place, &mut settled)?;
+            let claimed = shadow::Cell {
+                line: who.line,
+                content,
+                ..cell
+            };
+            self.shadow.set_cell(place, claimed);
         }
         Ok(())
+    }
+
+    /// Checks that `who` may write some cells, and writes them.
+    #[inline(always)]
+    fn overwrite(
+        &mut self,
+        who: Accessor,
+        start: usize,
+        from: &[u8],
+    ) -> Result<(), Box<Violation>> {
+        let mut settled = None;
+        let mut access = start..start + from.len();
+        while let Some(place) = self.shadow.next(&mut access) {
+            let cell = self.check_write(who, place, &mut settled)?;
+            let written = cell.rewritten(who.slot(), who.clock, who.line, place.mask);
+            self.shadow.set_cell(place, written);
+        }
+        copy(&mut self.bytes[start..start + from.len()], from);
+        Ok(())
+    }
+
+    /// Checks that `who` may write a cell; the cell, which nobody has read since: an access after the write comes after
+    /// the reads before it.
+    #[inline(always)]
+    fn check_write(
+        &self,
+        who: Accessor,
+        place: Place,
+        settled: &mut Settled,
+    ) -> Result<shadow::Cell, Box<Violation>> {
+        let cell = self.shadow.cell(place);
+        if cell.content != Content::Data {
+            return Err(self.misuse(who, place));
+        }
+        if *settled != Some(cell.origin()) {
+            if !who.is_after(usize::from(cell.writer), cell.written) {
+                return Err(self.race(who, place, Access::Write, None));
+            }
+            *settled = Some(cell.origin());
+        }
+        if cell.is_read {
+            for (warp, read) in self.shadow.reads(place).enumerate() {
+                if !who.is_after(slot(warp, read.lane()), read.clock()) {
+                    return Err(self.race(who, place, Access::Write, Some(warp)));
+                }
+            }
+        }
+        self.check_products(who, place)?;
+        if !self.bulk_sources.is_empty() {
+            self.check_bulk_sources(who, place)?;
+        }
+        Ok(shadow::Cell {
+            is_read: false,
+            ..cell
+        })
     }
 
     /// Checks that no product may still read a cell.
@@ -431,11 +486,11 @@ impl Shared {
         start: usize,
         bytes: u32,
     ) -> Result<(), Box<Violation>> {
-        let mut settled: Settled = None;
+        let mut settled = None;
         let mut access = start..start + bytes as usize;
         while let Some(place) = self.shadow.next(&mut access) {
             let cell = self.shadow.cell(place);
-            if settled == Some((cell.writer, cell.written)) {
+            if settled == Some(cell.origin()) {
                 continue;
             }
             let (writer, written, line) = (usize::from(cell.writer), cell.written, cell.line);
@@ -443,7 +498,7 @@ impl Shared {
             if is_ordered && !who.knowledge.has_fenced(writer, written) {
                 return Err(self.violation(who, place, Rule::MissingProxyFence { line }));
             }
-            settled = Some((cell.writer, cell.written));
+            settled = Some(cell.origin());
         }
         Ok(())
     }
@@ -452,19 +507,14 @@ impl Shared {
         copy(&mut self.bytes[start..start + from.len()], from);
         let mut access = start..start + from.len();
         while let Some(place) = self.shadow.next(&mut access) {
-            let cell = self.shadow.cell_mut(place);
-            *cell = shadow::Cell {
-                written: clock,
-                line,
-                writer: writer as u16,
-                defined: cell.defined | place.mask,
-                content: Content::Data,
-                is_read: false,
-            };
+            let cell = self.shadow.cell(place);
+            let cell = cell.rewritten(writer, clock, line, place.mask);
+            self.shadow.set_cell(place, cell);
         }
     }
 
     /// The offset of an access that is aligned and in bounds.
+    #[inline(always)]
     fn locate(
         &self,
         lane: u32,
@@ -495,7 +545,7 @@ impl Shared {
     /// An access to a cell that holds no data.
     #[cold]
     fn misuse(&self, who: Accessor, place: Place) -> Box<Violation> {
-        let shadow::Cell { line, content, .. } = *self.shadow.cell(place);
+        let shadow::Cell { line, content, .. } = self.shadow.cell(place);
         let rule = match content {
             Content::Data | Content::Copying => Rule::PendingCopy { line },
             Content::BulkCopying => Rule::PendingBulkCopy { line },
@@ -516,7 +566,8 @@ impl Shared {
         let cell = self.shadow.cell(place);
         let (earlier, slot, line) = match reader {
             Some(warp) => {
-                let read = self.shadow.reads(place)[warp];
+                let read = self.shadow.reads(place).nth(warp);
+                let read = read.expect("a read by each warp");
                 (Access::Read, slot(warp, read.lane()), None)
             }
             None => (Access::Write, usize::from(cell.writer), Some(cell.line)),
@@ -560,11 +611,15 @@ mod tests {
         }
         let first = who(&knowledge);
         shared.write(first, SHARED_BASE, &[1; 4]).unwrap();
-        let race = shared.read(first, SHARED_BASE, &mut [0; 4]).unwrap_err();
+        let race = shared
+            .read(first, SHARED_BASE, &mut [0; 4], &mut None)
+            .unwrap_err();
         assert!(matches!(race.rule, Rule::SharedRace { .. }));
         assert_eq!(race.lane, None);
         knowledge.see(0, u32::MAX, 2);
         let later = who(&knowledge);
-        shared.read(later, SHARED_BASE, &mut [0; 4]).unwrap();
+        shared
+            .read(later, SHARED_BASE, &mut [0; 4], &mut None)
+            .unwrap();
     }
 }

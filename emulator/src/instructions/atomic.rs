@@ -46,7 +46,7 @@ fn add_vector(d: &mut Decoder) -> Decoded {
         .map(|b| d.source(b))
         .collect::<Result<_, _>>()?;
     let b: [Reg<u32>; 4] = b.try_into().map_err(|_| "expected 4 values".to_owned())?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         let [b0, b1, b2, b3] = b.map(|b| c.read(b));
         let b = [b0?, b1?, b2?, b3?];
@@ -75,20 +75,24 @@ fn update<T: Value>(
     };
     let at = address(d, at, false)?;
     let b: Reg<T> = d.source(b)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (at, b) = (at.read(c)?, c.read(b)?);
         let bytes = T::BITS / 8;
         if c.launch.options.counters {
             c.tally.count_global(c.active, &at, bytes, true);
         }
         let mut before = [T::default(); 32];
-        for_each_lane(c.active, |lane| {
-            let change = |value| f(T::truncate(value), b[lane]).widen();
-            let global = &c.launch.global;
-            let value = global.update(lane as u32, at[lane], bytes, change)?;
-            before[lane] = T::truncate(value);
-            Ok(())
-        })?;
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let change = |value| f(T::truncate(value), b[lane]).widen();
+                let global = &c.launch.global;
+                let value = global.update(lane as u32, at[lane], bytes, change)?;
+                before[lane] = T::truncate(value);
+                Ok(())
+            },
+        )?;
         if let Some(to) = to {
             c.write(to, before);
         }

@@ -132,7 +132,7 @@ fn voting(d: &mut Decoder, vote: Vote) -> Decoded {
 fn of_warp(d: &mut Decoder) -> Decoded {
     let [mask] = d.operands()?;
     let mask: Reg<u32> = d.source(mask)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let members = members(c, mask)? & c.warp.threads;
         c.warp.synchronise(members);
         Ok(())

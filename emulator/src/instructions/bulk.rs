@@ -43,7 +43,7 @@ fn load(d: &mut Decoder) -> Decoded {
     let (to, from) = (address(d, to, true)?, address(d, from, false)?);
     let bytes: Reg<u32> = d.source(bytes)?;
     let mbarrier = address(d, mbarrier, true)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (to, from, bytes) = (to.read(c)?, from.read(c)?, c.read(bytes)?);
         let mbarrier = mbarrier.read(c)?;
         for_each_lane(c.active, |lane| {
@@ -97,7 +97,7 @@ fn store(d: &mut Decoder, adds: bool) -> Decoded {
     let [to, from, bytes] = d.operands()?;
     let (to, from) = (address(d, to, false)?, address(d, from, true)?);
     let bytes: Reg<u32> = d.source(bytes)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (to, from, bytes) = (to.read(c)?, from.read(c)?, c.read(bytes)?);
         for_each_lane(c.active, |lane| {
             check_size(lane, bytes[lane])?;
@@ -142,7 +142,7 @@ pub(super) fn start_store(
 
 fn commit(d: &mut Decoder) -> Decoded {
     d.operands::<0>()?;
-    lanes(|c| {
+    lanes!(|c| {
         for_each_lane(c.active, |lane| {
             c.warp.bulk_groups[lane] += 1;
             Ok(())
@@ -155,7 +155,7 @@ fn wait(d: &mut Decoder, reads_only: bool) -> Decoded {
         return Err("expected a number of groups".to_owned());
     };
     let groups = u32::try_from(*groups).map_err(|_| "too many groups")?;
-    lanes(move |c| {
+    lanes!(move |c| {
         for_each_lane(c.active, |lane| {
             // The `groups` youngest closed ones may still be under way.
             let due = c.warp.bulk_groups[lane].saturating_sub(groups);

@@ -28,7 +28,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         "nanosleep.u32" => {
             let [time] = d.operands()?;
             let _: Reg<u32> = d.source(time)?;
-            lanes(|c| {
+            lanes!(|c| {
                 c.warp.state = State::Sleeping;
                 Ok(())
             })

@@ -13,11 +13,9 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     };
     match modifiers {
         "rn.f16x2.f32" => pair(d, f16_row),
-        "rn.bf16x2.f32" => pair(d, |row| map_row(row, |x| bf16_bits(f32::from_bits(x)))),
+        "rn.bf16x2.f32" => pair(d, bf16_row),
         "rn.relu.f16x2.f32" => pair(d, |row| f16_row(&map_row(row, relu))),
-        "rn.relu.bf16x2.f32" => pair(d, |row| {
-            map_row(row, |x| bf16_bits(f32::from_bits(relu(x))))
-        }),
+        "rn.relu.bf16x2.f32" => pair(d, |row| bf16_row(&map_row(row, relu))),
         "rn.f16.f32" => unary(d, |a: u32| f16_bits(f32::from_bits(a))),
         "rn.bf16.f32" => unary(d, |a: u32| bf16_bits(f32::from_bits(a))),
         "f32.f16" => unary(d, |a: u16| canonical_bits(f16::from_bits(a).to_f32())),
@@ -49,7 +47,7 @@ pub(super) fn f16_bits(x: f32) -> u16 {
 }
 
 /// The bits of f32 rounded to f16, each as [`f16_bits`] does it.
-fn f16_row(row: &Row<u32>) -> Row<u16> {
+pub(super) fn f16_row(row: &Row<u32>) -> Row<u16> {
     if !host::is_wide() {
         return row.map(|bits| f16_bits(f32::from_bits(bits)));
     }
@@ -64,7 +62,8 @@ fn f16_row(row: &Row<u32>) -> Row<u16> {
 }
 
 /// Rounded to bf16; there is one NaN.
-pub(super) fn bf16_bits(x: f32) -> u16 {
+#[inline(always)]
+fn bf16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
     } else {
@@ -72,7 +71,14 @@ pub(super) fn bf16_bits(x: f32) -> u16 {
     }
 }
 
+/// The bits of f32 rounded to bf16, each as [`bf16_bits`] does it.
+#[inline(always)]
+pub(super) fn bf16_row(row: &Row<u32>) -> Row<u16> {
+    map_row(row, |x| bf16_bits(f32::from_bits(x)))
+}
+
 /// The bits of `max(x, 0)`; NaN stays.
+#[inline(always)]
 fn relu(x: u32) -> u32 {
     if f32::from_bits(x) < 0.0 { 0 } else { x }
 }
@@ -82,7 +88,7 @@ fn pair(d: &mut Decoder, round: impl Fn(&Row<u32>) -> Row<u16> + Send + Sync + '
     let [to, high, low] = d.operands()?;
     let to: Reg<u32> = d.destination(to)?;
     let (high, low): (Reg<u32>, Reg<u32>) = (d.source(high)?, d.source(low)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (high, low) = (round(c.row(high)?), round(c.row(low)?));
         let packed = row_of(|i| u32::from(high[i]) << 16 | u32::from(low[i]));
         c.write(to, packed);
@@ -104,7 +110,7 @@ fn integers(d: &mut Decoder, modifiers: &str) -> Decoded {
     if to.bits() < to_bits || from.bits() < from_bits {
         return Err("a register is narrower than its type".to_owned());
     }
-    lanes(move |c| {
+    lanes!(move |c| {
         let value: Row<u64> = match from {
             AnyReg::B16(from) => map_row(c.row(from)?, u64::from),
             AnyReg::B32(from) => map_row(c.row(from)?, u64::from),

@@ -12,13 +12,13 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         return Ok(None);
     };
     let operation = match kind {
-        "proxy.async" | "proxy.async.shared::cta" | "proxy.async.shared::cluster" => lanes(|c| {
+        "proxy.async" | "proxy.async.shared::cta" | "proxy.async.shared::cluster" => lanes!(|c| {
             c.warp.fence(c.active);
             Ok(())
         }),
         // What threads wrote to global memory has no shadow.
-        "proxy.async.global" => lanes(|_| Ok(())),
-        "mbarrier_init.release.cluster" => lanes(|c| {
+        "proxy.async.global" => lanes!(|_| Ok(())),
+        "mbarrier_init.release.cluster" => lanes!(|c| {
             for_each_lane(c.active, |lane| {
                 c.mbarriers.announce(c.warp.accessor(lane as u32, c.line));
                 Ok(())

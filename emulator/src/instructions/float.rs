@@ -1,10 +1,12 @@
 //! Floating-point arithmetic and comparison in f32 and f64, and products of pairs of 16-bit elements.
 
-use super::convert::{bf16_bits, f16_bits};
-use super::mma::{from_bf16, from_f16};
-use super::{binary, compare, ternary, unary};
+use super::convert::{bf16_row, f16_row};
+use super::elements::{Bf16, Element, F16};
+use super::{binary, compare, lanes, ternary, unary};
 use crate::decode::{Decoded, Decoder};
 use crate::host;
+use crate::registers::{LANES, Reg, Row, row_of};
+use crate::syntax::Operand;
 use std::cmp::Ordering;
 
 /// The bits of a result: any NaN becomes the one that arithmetic produces. A compiler may change the
@@ -38,32 +40,48 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match kind {
         "f32" => single(d, name),
         "f64" => double(d, name),
-        "f16x2" => pairs(d, name, from_f16, f16_bits),
-        "bf16x2" => pairs(d, name, from_bf16, bf16_bits),
+        "f16x2" => pairs::<F16>(d, name, f16_row),
+        "bf16x2" => pairs::<Bf16>(d, name, bf16_row),
         _ => Ok(None),
     }
 }
 
 /// Products of pairs of 16-bit elements, and sums with them, rounded once.
-fn pairs(
+fn pairs<E: Element>(
     d: &mut Decoder,
     name: &str,
-    widen: impl Fn(u32) -> f32 + Copy + Send + Sync + 'static,
-    round: impl Fn(f32) -> u16 + Copy + Send + Sync + 'static,
+    round: impl Fn(&Row<u32>) -> Row<u16> + Copy + Send + Sync + 'static,
 ) -> Decoded {
-    let element = move |[a, b, c]: [u32; 3]| {
-        let [a, b, c] = [a, b, c].map(|bits| widen(bits & 0xffff));
-        u32::from(round(rounded_to_odd(multiply_add_to_odd(a, b, c))))
+    // To add -0 changes no product.
+    let nothing = Operand::Immediate(0x8000_8000);
+    let (to, operands) = match (name, d.statement.operands.as_slice()) {
+        ("mul" | "mul.rn", [to, a, b]) => (to, [a, b, &nothing]),
+        ("fma.rn", [to, a, b, c]) => (to, [a, b, c]),
+        ("mul" | "mul.rn", _) => return d.operands::<3>().map(|_| None),
+        ("fma.rn", _) => return d.operands::<4>().map(|_| None),
+        _ => return Ok(None),
     };
-    let pair = move |operands: [u32; 3]| {
-        element(operands) | element(operands.map(|bits| bits >> 16)) << 16
-    };
-    match name {
-        // To add -0 changes no product.
-        "mul" | "mul.rn" => binary(d, move |a, b| pair([a, b, 0x8000_8000])),
-        "fma.rn" => ternary(d, move |a, b, c| pair([a, b, c])),
-        _ => Ok(None),
-    }
+    let to: Reg<u32> = d.destination(to)?;
+    let [a, b, c]: [Reg<u32>; 3] = [
+        d.source(operands[0])?,
+        d.source(operands[1])?,
+        d.source(operands[2])?,
+    ];
+    lanes!(move |context| {
+        let operands = [context.row(a)?, context.row(b)?, context.row(c)?];
+        let mut results = [0; LANES];
+        for shift in [0, 16] {
+            let sums = row_of(|lane| {
+                let [a, b, c] = operands.map(|row| E::widen(row[lane] >> shift & 0xffff));
+                rounded_to_odd(multiply_add_to_odd(a, b, c)).to_bits()
+            });
+            for (result, element) in results.iter_mut().zip(round(&sums)) {
+                *result |= u32::from(element) << shift;
+            }
+        }
+        context.write(to, results);
+        Ok(())
+    })
 }
 
 /// Subnormals become zeros of their sign.
@@ -215,11 +233,10 @@ fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
 #[inline(always)]
 fn rounded_to_odd(x: f64) -> f32 {
     let nearest = x as f32;
-    if f64::from(nearest) == x || !nearest.is_finite() {
-        return nearest;
-    }
+    let is_exact = f64::from(nearest) == x || !nearest.is_finite();
     let away = f64::from(nearest).abs() > x.abs();
-    f32::from_bits((nearest.to_bits() - u32::from(away)) | 1)
+    let odd = nearest.to_bits().wrapping_sub(u32::from(away)) | 1;
+    f32::from_bits(if is_exact { nearest.to_bits() } else { odd })
 }
 
 /// The smaller operand, or the one that is a number; -0 is less than 0.

@@ -197,7 +197,7 @@ fn predicates(d: &mut Decoder, name: &str) -> Decoded {
     if name == "not" {
         let [to, a] = d.operands()?;
         let (to, a) = (d.predicate(to)?, d.predicate(a)?);
-        return lanes(move |c| {
+        return lanes!(move |c| {
             let value = !c.warp.registers.read_predicate(a, c.active)?;
             c.warp.registers.write_predicate(to, c.active, value);
             Ok(())
@@ -211,7 +211,7 @@ fn predicates(d: &mut Decoder, name: &str) -> Decoded {
     };
     let [to, a, b] = d.operands()?;
     let (to, a, b) = (d.predicate(to)?, d.predicate(a)?, d.predicate(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let registers = &mut c.warp.registers;
         let value = f(
             registers.read_predicate(a, c.active)?,

@@ -86,11 +86,13 @@ impl Matrices {
     }
 
     /// The addresses of all rows, by lane.
+    #[inline(always)]
     fn addresses(&self, c: &mut Context) -> Result<Row<u64>, Box<Violation>> {
         c.require(u32::MAX)?;
         let addresses = self.rows.read(c)?;
+        let giving = u32::MAX >> (32 - 8 * self.registers.len());
+        c.shared.prefetch(&addresses, giving);
         if c.launch.options.counters {
-            let giving = u32::MAX >> (32 - 8 * self.registers.len());
             c.tally.count_shared(giving, &addresses, 16);
         }
         Ok(addresses)
@@ -130,13 +132,18 @@ fn each_row(
 }
 
 fn load(matrices: Matrices) -> Decoded {
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = matrices.addresses(c)?;
+        let mut settled = None;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];
-            each_row(c, matrix, &addresses, |shared, who, address, row| {
-                shared.read(who, address, &mut rows[row])
-            })?;
+            each_row(
+                c,
+                matrix,
+                &addresses,
+                #[inline(always)]
+                |shared, who, address, row| shared.read(who, address, &mut rows[row], &mut settled),
+            )?;
             let pairs = |transposed| {
                 row_of(|lane| {
                     let [low, high] = [0, 1].map(|half| {
@@ -158,7 +165,7 @@ fn load(matrices: Matrices) -> Decoded {
 }
 
 fn store(matrices: Matrices) -> Decoded {
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = matrices.addresses(c)?;
         for (matrix, register) in matrices.registers.iter().enumerate() {
             let mut rows = [[0_u8; 16]; 8];
@@ -168,9 +175,13 @@ fn store(matrices: Matrices) -> Decoded {
                     rows[row][2 * column..][..2].copy_from_slice(&element.to_le_bytes());
                 }
             }
-            each_row(c, matrix, &addresses, |shared, who, address, row| {
-                shared.write(who, address, &rows[row])
-            })?;
+            each_row(
+                c,
+                matrix,
+                &addresses,
+                #[inline(always)]
+                |shared, who, address, row| shared.write(who, address, &rows[row]),
+            )?;
         }
         Ok(())
     })

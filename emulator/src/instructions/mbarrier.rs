@@ -64,7 +64,7 @@ fn initialise(d: &mut Decoder) -> Decoded {
     let [at, count] = d.operands()?;
     let at = address(d, at, true)?;
     let count: Reg<u32> = d.source(count)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (at, count) = (at.read(c)?, c.read(count)?);
         for_each_lane(c.active, |lane| {
             let who = c.warp.accessor(lane as u32, c.line);
@@ -78,7 +78,7 @@ fn initialise(d: &mut Decoder) -> Decoded {
 fn invalidate(d: &mut Decoder) -> Decoded {
     let [at] = d.operands()?;
     let at = address(d, at, true)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         for_each_lane(c.active, |lane| {
             let who = c.warp.accessor(lane as u32, c.line);
@@ -95,7 +95,7 @@ fn expect(d: &mut Decoder) -> Decoded {
     let [at, bytes] = d.operands()?;
     let at = address(d, at, true)?;
     let bytes: Reg<u32> = d.source(bytes)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (at, bytes) = (at.read(c)?, c.read(bytes)?);
         for_each_lane(c.active, |lane| {
             let who = c.warp.accessor(lane as u32, c.line);
@@ -118,7 +118,7 @@ fn arrive(d: &mut Decoder, modifiers: Modifiers) -> Decoded {
     };
     let at = address(d, at, true)?;
     let number: Reg<u32> = d.source(number)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let (at, number) = (at.read(c)?, c.read(number)?);
         let mut tokens = [0; 32];
         for_each_lane(c.active, |lane| {
@@ -161,7 +161,7 @@ fn wait(d: &mut Decoder, modifiers: Modifiers) -> Decoded {
         true => None,
         false => Some(d.source(awaited)?),
     };
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         let parity = parity.map(|parity| c.read(parity)).transpose()?;
         let token = token.map(|token| c.read(token)).transpose()?;

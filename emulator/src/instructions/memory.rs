@@ -4,7 +4,7 @@ use super::convert::extend;
 use super::{Address, for_each_lane, lanes, shared_address};
 use crate::block::Context;
 use crate::decode::{Decoded, Decoder, Name};
-use crate::registers::{AnyReg, Row, map_row};
+use crate::registers::{AnyReg, LANES, Row, map_row, row_of};
 use crate::syntax::Operand;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,9 +27,13 @@ impl Shape {
         self.count * self.bits as usize / 8
     }
 
-    /// Counts the transactions of an access.
-    fn count(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
+    /// Counts the transactions of an access, whose states are brought to the host's cache.
+    #[inline(always)]
+    fn prepare(self, c: &mut Context, addresses: &Row<u64>, writes: bool) {
         let bytes = self.bytes() as u32;
+        if self.space == Space::Shared {
+            c.shared.prefetch(addresses, c.active);
+        }
         match self.space {
             _ if !c.launch.options.counters => {}
             Space::Global => c.tally.count_global(c.active, addresses, bytes, writes),
@@ -78,12 +82,23 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     if d.opcode() == "prefetch.global.L2" {
         return prefetch(d);
     }
-    if let Some(shape) = shape("ld.") {
-        return load(d, shape);
-    }
-    match shape("st.") {
-        Some(shape) => store(d, shape),
-        None => Ok(None),
+    // The loops over lanes are compiled for each size.
+    match (shape("ld."), shape("st.")) {
+        (Some(shape), _) => match shape.bytes() {
+            1 => load::<1>(d, shape),
+            2 => load::<2>(d, shape),
+            4 => load::<4>(d, shape),
+            8 => load::<8>(d, shape),
+            _ => load::<16>(d, shape),
+        },
+        (None, Some(shape)) => match shape.bytes() {
+            1 => store::<1>(d, shape),
+            2 => store::<2>(d, shape),
+            4 => store::<4>(d, shape),
+            8 => store::<8>(d, shape),
+            _ => store::<16>(d, shape),
+        },
+        (None, None) => Ok(None),
     }
 }
 
@@ -146,39 +161,38 @@ fn registers(
 fn prefetch(d: &mut Decoder) -> Decoded {
     let [at] = d.operands()?;
     let at = address(d, at, false)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let at = at.read(c)?;
         for_each_lane(c.active, |lane| c.launch.global.find(lane as u32, at[lane]))
     })
 }
 
-fn load(d: &mut Decoder, shape: Shape) -> Decoded {
+/// Loads `BYTES` bytes, the shape's.
+fn load<const BYTES: usize>(d: &mut Decoder, shape: Shape) -> Decoded {
     let [to, from] = d.operands()?;
     let address = address(d, from, shape.space == Space::Shared)?;
     let to = registers(d, to, shape, false)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = address.read(c)?;
-        let bytes = shape.bytes();
-        shape.count(c, &addresses, false);
-        let mut loaded = [0_u128; 32];
-        for_each_lane(c.active, |lane| {
-            let mut all = [0; 16];
-            let (id, to) = (lane as u32, &mut all[..bytes]);
-            match shape.space {
-                Space::Global => c.launch.global.read(id, addresses[lane], bytes as u32, to),
-                Space::Shared => {
-                    let (shared, who) = c.shared_as(id);
-                    shared.read(who, shared_address(addresses[lane]), to)
+        shape.prepare(c, &addresses, false);
+        let mut loaded = [[0; BYTES]; LANES];
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let (id, to) = (lane as u32, &mut loaded[lane]);
+                match shape.space {
+                    Space::Global => c.launch.global.read(id, addresses[lane], BYTES as u32, to),
+                    Space::Shared => {
+                        let (shared, who) = c.shared_as(id);
+                        shared.read(who, shared_address(addresses[lane]), to, &mut None)
+                    }
                 }
-            }?;
-            loaded[lane] = u128::from_le_bytes(all);
-            Ok(())
-        })?;
+            },
+        )?;
         for (i, register) in to.iter().enumerate() {
-            let start = i as u32 * shape.bits;
-            let value: Row<u64> = map_row(&loaded, |all| {
-                extend((all >> start) as u64, shape.bits, shape.signed)
-            });
+            let value = elements(&loaded, i, shape.bits);
+            let value = map_row(&value, |v| extend(v, shape.bits, shape.signed));
             match register {
                 AnyReg::B16(r) => c.write(*r, map_row(&value, |v| v as u16)),
                 AnyReg::B32(r) => c.write(*r, map_row(&value, |v| v as u32)),
@@ -189,38 +203,73 @@ fn load(d: &mut Decoder, shape: Shape) -> Decoded {
     })
 }
 
-fn store(d: &mut Decoder, shape: Shape) -> Decoded {
+/// Stores `BYTES` bytes, the shape's.
+fn store<const BYTES: usize>(d: &mut Decoder, shape: Shape) -> Decoded {
     let [to, from] = d.operands()?;
     let address = address(d, to, shape.space == Space::Shared)?;
     let from = registers(d, from, shape, true)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let addresses = address.read(c)?;
-        let bytes = shape.bytes();
-        shape.count(c, &addresses, true);
-        let mut stored = [0_u128; 32];
+        shape.prepare(c, &addresses, true);
+        let mut stored = [[0; BYTES]; LANES];
         for (i, register) in from.iter().enumerate() {
             let value = match register {
                 AnyReg::B16(r) => map_row(c.row(*r)?, u64::from),
                 AnyReg::B32(r) => map_row(c.row(*r)?, u64::from),
                 AnyReg::B64(r) => c.read(*r)?,
             };
-            let start = i as u32 * shape.bits;
-            for (stored, value) in stored.iter_mut().zip(value) {
-                *stored |= u128::from(extend(value, shape.bits, false)) << start;
-            }
+            put_elements(&mut stored, i, shape.bits, &value);
         }
-        for_each_lane(c.active, |lane| {
-            let (id, from) = (lane as u32, &stored[lane].to_le_bytes()[..bytes]);
-            match shape.space {
-                Space::Global => c
-                    .launch
-                    .global
-                    .write(id, addresses[lane], bytes as u32, from),
-                Space::Shared => {
-                    let (shared, who) = c.shared_as(id);
-                    shared.write(who, shared_address(addresses[lane]), from)
+        for_each_lane(
+            c.active,
+            #[inline(always)]
+            |lane| {
+                let (id, from) = (lane as u32, &stored[lane]);
+                match shape.space {
+                    Space::Global => c
+                        .launch
+                        .global
+                        .write(id, addresses[lane], BYTES as u32, from),
+                    Space::Shared => {
+                        let (shared, who) = c.shared_as(id);
+                        shared.write(who, shared_address(addresses[lane]), from)
+                    }
                 }
-            }
-        })
+            },
+        )
     })
+}
+
+/// Element `i`, of so many bits, of what each lane has.
+#[inline(always)]
+fn elements<const BYTES: usize>(lanes: &Row<[u8; BYTES]>, i: usize, bits: u32) -> Row<u64> {
+    fn part<const N: usize>(bytes: &[u8], i: usize) -> [u8; N] {
+        bytes[N * i..][..N].try_into().expect("as many bytes")
+    }
+    match bits {
+        8 => row_of(|lane| u64::from(lanes[lane][i])),
+        16 => row_of(|lane| u64::from(u16::from_le_bytes(part(&lanes[lane], i)))),
+        32 => row_of(|lane| u64::from(u32::from_le_bytes(part(&lanes[lane], i)))),
+        _ => row_of(|lane| u64::from_le_bytes(part(&lanes[lane], i))),
+    }
+}
+
+/// Sets element `i`, of so many bits, of what each lane has.
+#[inline(always)]
+fn put_elements<const BYTES: usize>(
+    lanes: &mut Row<[u8; BYTES]>,
+    i: usize,
+    bits: u32,
+    values: &Row<u64>,
+) {
+    fn put<const N: usize>(bytes: &mut [u8], i: usize, value: u64) {
+        bytes[N * i..][..N].copy_from_slice(&value.to_le_bytes()[..N]);
+    }
+    let each = lanes.iter_mut().zip(values);
+    match bits {
+        8 => each.for_each(|(bytes, value)| put::<1>(bytes, i, *value)),
+        16 => each.for_each(|(bytes, value)| put::<2>(bytes, i, *value)),
+        32 => each.for_each(|(bytes, value)| put::<4>(bytes, i, *value)),
+        _ => each.for_each(|(bytes, value)| put::<8>(bytes, i, *value)),
+    }
 }

@@ -9,6 +9,7 @@ mod bulk;
 mod control;
 mod convert;
 mod cp_async;
+mod elements;
 mod fence;
 mod float;
 mod integer;
@@ -20,6 +21,7 @@ mod movement;
 mod setmaxnreg;
 mod shuffle;
 mod tensor_copy;
+mod tiles;
 mod wgmma;
 
 pub(crate) use barrier::{Arrival, Ballot, BarrierUse};
@@ -29,7 +31,7 @@ pub(crate) use float::canonical_bits;
 use crate::block::Context;
 use crate::decode::{Action, Decoded, Decoder, lanes, warpgroup};
 use crate::error::Violation;
-use crate::registers::{Pred, Reg, Row, Value, lanes as lanes_of, map_row, row_of};
+use crate::registers::{Pred, Reg, Row, Value, map_row, row_of};
 
 /// Every family, the most frequent ones first.
 const FAMILIES: &[fn(&mut Decoder) -> Decoded] = &[
@@ -71,7 +73,7 @@ fn unary<A: Value, D: Value>(
 ) -> Decoded {
     let [to, a] = d.operands()?;
     let (to, a): (Reg<D>, Reg<A>) = (d.destination(to)?, d.source(a)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let a = c.row(a)?;
         let result = row_of(|i| f(a[i]));
         c.write(to, result);
@@ -86,7 +88,7 @@ fn binary<A: Value, B: Value, D: Value>(
 ) -> Decoded {
     let [to, a, b] = d.operands()?;
     let (to, a, b): (Reg<D>, Reg<A>, Reg<B>) = (d.destination(to)?, d.source(a)?, d.source(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b) = (c.row(a)?, c.row(b)?);
         let result = row_of(|i| f(a[i], b[i]));
         c.write(to, result);
@@ -102,7 +104,7 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
     let [to, a, b, e] = d.operands()?;
     let to: Reg<D> = d.destination(to)?;
     let (a, b, e): (Reg<A>, Reg<B>, Reg<E>) = (d.source(a)?, d.source(b)?, d.source(e)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b, e) = (c.row(a)?, c.row(b)?, c.row(e)?);
         let result = row_of(|i| f(a[i], b[i], e[i]));
         c.write(to, result);
@@ -114,7 +116,7 @@ fn ternary<A: Value, B: Value, E: Value, D: Value>(
 fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + 'static) -> Decoded {
     let [to, a, b] = d.operands()?;
     let (to, a, b): (Pred, Reg<T>, Reg<T>) = (d.predicate(to)?, d.source(a)?, d.source(b)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let (a, b) = (c.row(a)?, c.row(b)?);
         let mask = (0..32).fold(0, |mask, i| mask | u32::from(f(a[i], b[i])) << i);
         c.warp.registers.write_predicate(to, c.active, mask);
@@ -123,11 +125,17 @@ fn compare<T: Value>(d: &mut Decoder, f: impl Fn(T, T) -> bool + Send + Sync + '
 }
 
 /// Applies `f` to the active lanes until one fails.
+#[inline(always)]
 fn for_each_lane(
     active: u32,
-    f: impl FnMut(usize) -> Result<(), Box<Violation>>,
+    mut f: impl FnMut(usize) -> Result<(), Box<Violation>>,
 ) -> Result<(), Box<Violation>> {
-    lanes_of(active).try_for_each(f)
+    let mut rest = active;
+    while rest != 0 {
+        f(rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+    }
+    Ok(())
 }
 
 /// An address operand: `[register+offset]` or `[variable+offset]`.

@@ -36,7 +36,7 @@ fn mov<T: Value>(d: &mut Decoder) -> Decoded {
         [to, Operand::Name(name)] => match d.scope.find(name) {
             Some(Name::Shared(address) | Name::Parameter(address, _)) => {
                 let to: Reg<T> = d.destination(to)?;
-                lanes(move |c| {
+                lanes!(move |c| {
                     c.write(to, [T::truncate(u64::from(address)); 32]);
                     Ok(())
                 })
@@ -57,7 +57,7 @@ fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
     let wrong_width = T::BITS != 32;
     match (base, axis) {
         _ if wrong_width => Err(format!("{name} has 32 bits")),
-        ("%tid", Some(axis)) => lanes(move |c| {
+        ("%tid", Some(axis)) => lanes!(move |c| {
             let [x, y, _] = c.launch.block;
             let (first, divisor) = (32 * c.warp.index as u32, [1, x, x * y][axis]);
             let size = c.launch.block[axis];
@@ -67,24 +67,24 @@ fn special<T: Value>(d: &mut Decoder, to: &Operand, name: &str) -> Decoded {
             );
             Ok(())
         }),
-        ("%ntid", Some(axis)) => lanes(move |c| {
+        ("%ntid", Some(axis)) => lanes!(move |c| {
             c.write(to, [T::truncate(u64::from(c.launch.block[axis])); 32]);
             Ok(())
         }),
-        ("%ctaid", Some(axis)) => lanes(move |c| {
+        ("%ctaid", Some(axis)) => lanes!(move |c| {
             c.write(to, [T::truncate(u64::from(c.block[axis])); 32]);
             Ok(())
         }),
-        ("%nctaid", Some(axis)) => lanes(move |c| {
+        ("%nctaid", Some(axis)) => lanes!(move |c| {
             c.write(to, [T::truncate(u64::from(c.launch.grid[axis])); 32]);
             Ok(())
         }),
         // A warp's own time: it goes on by one with each instruction.
-        ("%clock", None) => lanes(move |c| {
+        ("%clock", None) => lanes!(move |c| {
             c.write(to, [T::truncate(c.warp.executed); 32]);
             Ok(())
         }),
-        ("%laneid", None) => lanes(move |c| {
+        ("%laneid", None) => lanes!(move |c| {
             c.write(to, row_of(|lane| T::truncate(lane as u64)));
             Ok(())
         }),
@@ -106,7 +106,7 @@ fn unpack<T: Value>(d: &mut Decoder, to: &[Operand], from: &Operand) -> Decoded 
             parts.push((part, part_bits * i as u32));
         }
     }
-    lanes(move |c| {
+    lanes!(move |c| {
         let value = c.read(from)?;
         for (part, shift) in &parts {
             match part {
@@ -129,7 +129,7 @@ fn pack<T: Value>(d: &mut Decoder, to: &Operand, from: &[Operand]) -> Decoded {
         check_part(part, part_bits)?;
         parts.push(part);
     }
-    lanes(move |c| {
+    lanes!(move |c| {
         let mut value = [0_u64; 32];
         for (i, part) in parts.iter().enumerate() {
             let bits = match part {
@@ -163,7 +163,7 @@ fn move_predicate(d: &mut Decoder) -> Decoded {
         Operand::Immediate(value) => d.scope.registers.constant_predicate(*value != 0),
         register => d.predicate(register)?,
     };
-    lanes(move |c| {
+    lanes!(move |c| {
         let value = c.warp.registers.read_predicate(from, c.active)?;
         c.warp.registers.write_predicate(to, c.active, value);
         Ok(())
@@ -176,7 +176,7 @@ fn select<T: Value>(d: &mut Decoder) -> Decoded {
     let to: Reg<T> = d.destination(to)?;
     let (a, b): (Reg<T>, Reg<T>) = (d.source(a)?, d.source(b)?);
     let p = d.predicate(p)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let chosen = c.warp.registers.read_predicate(p, c.active)?;
         let registers = &c.warp.registers;
         let a = registers.read(a, c.active & chosen)?;
@@ -216,7 +216,7 @@ fn load_parameter(d: &mut Decoder, kind: &str) -> Decoded {
     }
     let range = (start as usize + *offset as usize)..(start as usize + (*offset + bytes) as usize);
     let (signed, unused) = (kind.starts_with('s'), 64 - bits);
-    lanes(move |c| {
+    lanes!(move |c| {
         let mut value = [0; 8];
         value[..range.len()].copy_from_slice(&c.launch.parameters[range.clone()]);
         let mut value = u64::from_le_bytes(value);

@@ -27,7 +27,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             "the number of registers is a multiple of {STEP} from {LEAST} to {MOST}"
         ));
     }
-    warpgroup(move |group| {
+    warpgroup!(move |group| {
         let misused = |what| Violation::of_warp(Rule::RegistersMisused { what });
         let Some(pool) = &mut group.pool else {
             return Err(misused("setmaxnreg in a kernel without launch bounds"));

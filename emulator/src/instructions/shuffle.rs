@@ -73,7 +73,7 @@ fn shuffle(
     };
     let (a, b): (Reg<u32>, Reg<u32>) = (d.source(a)?, d.source(b)?);
     let (clamp, mask): (Reg<u32>, Reg<u32>) = (d.source(clamp)?, d.source(mask)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let members = members(c, mask)?;
         let (values, b, clamp) = (c.read(a)?, c.read(b)?, c.read(clamp)?);
         let mut found = 0;
@@ -111,7 +111,7 @@ fn reduce(d: &mut Decoder, f: fn(u32, u32) -> u32) -> Decoded {
     let [to, a, mask] = d.operands()?;
     let (to, a, mask): (Reg<u32>, Reg<u32>, Reg<u32>) =
         (d.destination(to)?, d.source(a)?, d.source(mask)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         members(c, mask)?;
         let values = c.read(a)?;
         let all = lanes_of(c.active).map(|lane| values[lane]).reduce(f);
@@ -124,7 +124,7 @@ fn reduce(d: &mut Decoder, f: fn(u32, u32) -> u32) -> Decoded {
 fn vote(d: &mut Decoder, f: fn(u32, u32) -> bool) -> Decoded {
     let [to, a, mask] = d.operands()?;
     let (to, a, mask) = (d.predicate(to)?, d.predicate(a)?, d.source(mask)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let members = members(c, mask)?;
         let set = c.warp.registers.read_predicate(a, c.active)? & members;
         let all = if f(set, members) { u32::MAX } else { 0 };
@@ -137,7 +137,7 @@ fn vote(d: &mut Decoder, f: fn(u32, u32) -> bool) -> Decoded {
 fn ballot(d: &mut Decoder) -> Decoded {
     let [to, a, mask] = d.operands()?;
     let (to, a, mask): (Reg<u32>, _, _) = (d.destination(to)?, d.predicate(a)?, d.source(mask)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let members = members(c, mask)?;
         let set = c.warp.registers.read_predicate(a, c.active)? & members;
         c.write(to, [set; LANES]);
@@ -157,7 +157,7 @@ fn elect(d: &mut Decoder) -> Decoded {
         to => Some(d.destination(&Operand::Name(to))?),
     };
     let (is_elected, mask) = (d.named_predicate(is_elected)?, d.source(mask)?);
-    lanes(move |c| {
+    lanes!(move |c| {
         let members = members(c, mask)?;
         let number = c.launch.options.seed % u64::from(members.count_ones().max(1));
         let elected = lanes_of(members).nth(number as usize).unwrap_or(0) as u32;

@@ -47,7 +47,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         ) => {
             let (to, mbarrier) = (address(d, to, true)?, address(d, mbarrier, true)?);
             let from = TensorBox::decode(d, from, rank)?;
-            lanes(move |c| {
+            lanes!(move |c| {
                 let (to, mbarrier, from) = (to.read(c)?, mbarrier.read(c)?, from.read(c)?);
                 for_each_lane(c.active, |lane| {
                     let (map, place) = from.of_lane(c, lane)?;
@@ -59,7 +59,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         ("global.shared::cta.bulk_group", [to, from]) => {
             let from = address(d, from, true)?;
             let to = TensorBox::decode(d, to, rank)?;
-            lanes(move |c| {
+            lanes!(move |c| {
                 let (from, to) = (from.read(c)?, to.read(c)?);
                 for_each_lane(c.active, |lane| {
                     let (map, place) = to.of_lane(c, lane)?;
@@ -94,7 +94,7 @@ fn prefetch(d: &mut Decoder) -> Decoded {
     let [map] = d.operands()?;
     let map = address(d, map, false)?;
     d.require_target(90)?;
-    lanes(move |c| {
+    lanes!(move |c| {
         let map = map.read(c)?;
         for_each_lane(c.active, |lane| read_map(c, lane, map[lane]).map(drop))
     })

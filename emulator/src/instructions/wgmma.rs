@@ -21,21 +21,23 @@
 //! (PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"; CUTLASS,
 //! `mma_traits_sm90_gmma.hpp`.)
 
-use super::float::canonical_bits;
-use super::mma::{accumulator, from_bf16, from_f16};
+use super::elements::{Bf16, Element, F16, FusedF16};
+use super::tiles::{self, Tile};
 use super::{lanes, warpgroup};
 use crate::decode::{Decoded, Decoder};
 use crate::error::{Rule, Violation};
+use crate::host;
 use crate::products::Operands;
-use crate::registers::{Pred, Reg, row_of};
+use crate::registers::{Pred, Reg, map_row, row_of};
 use crate::syntax::Operand;
-use crate::warp::Warp;
 use crate::warpgroup::Warpgroup;
 
 /// Depth of a product.
 const DEPTH: usize = 16;
 /// Rows of a product.
 const ROWS: usize = 64;
+/// The most columns of a product.
+const MOST_COLUMNS: usize = 256;
 
 pub(super) fn decode(d: &mut Decoder) -> Decoded {
     let Some(rest) = d.opcode().strip_prefix("wgmma.") else {
@@ -45,7 +47,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
     match rest {
         "fence.sync.aligned" => {
             d.operands::<0>()?;
-            lanes(|c| {
+            lanes!(|c| {
                 c.require(u32::MAX)?;
                 c.warp.products.fence(c.warp.executed);
                 Ok(())
@@ -53,7 +55,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
         }
         "commit_group.sync.aligned" => {
             d.operands::<0>()?;
-            lanes(|c| {
+            lanes!(|c| {
                 c.require(u32::MAX)?;
                 c.warp.products.commit();
                 Ok(())
@@ -72,7 +74,7 @@ fn wait(d: &mut Decoder) -> Decoded {
         return Err("expected a number of groups".to_owned());
     };
     let pending = u32::try_from(*pending).map_err(|_| "too many groups")?;
-    lanes(move |c| {
+    lanes!(move |c| {
         c.require(u32::MAX)?;
         if let Some(last) = c.warp.products.wait(pending) {
             c.warp.complete_products(last);
@@ -100,8 +102,8 @@ struct Product {
     sign: f32,
 }
 
-/// The accumulators of 8 columns.
-type Columns = [[f32; 8]; ROWS];
+/// The accumulators of 8 columns: two tiles for each warp.
+type Columns = [Tile<f32>; ROWS / 8];
 
 /// `d, a, b, scale-d, imm-scale-a, imm-scale-b{, imm-trans-a}, imm-trans-b`, where `imm-trans-a`
 /// belongs to an A in shared memory.
@@ -113,7 +115,7 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         return Ok(None);
     }
     let columns: usize = columns.parse().map_err(|_| "N is not a number")?;
-    if !columns.is_multiple_of(8) || !(8..=256).contains(&columns) {
+    if !columns.is_multiple_of(8) || !(8..=MOST_COLUMNS).contains(&columns) {
         return Err("N is a multiple of 8, from 8 to 256".to_owned());
     }
     let [to, a, b, adds, options @ ..] = d.statement.operands.as_slice() else {
@@ -172,9 +174,10 @@ fn multiply(d: &mut Decoder, modifiers: &str) -> Decoded {
         adds,
         sign: (scales[0] * scales[1]) as f32,
     };
-    match kind {
-        "f32.f16.f16" => warpgroup(move |group| product.execute(group, columns, from_f16)),
-        _ => warpgroup(move |group| product.execute(group, columns, from_bf16)),
+    match (kind, host::is_wide()) {
+        ("f32.f16.f16", true) => warpgroup!(move |g| product.execute::<FusedF16>(g, columns)),
+        ("f32.f16.f16", false) => warpgroup!(move |g| product.execute::<F16>(g, columns)),
+        _ => warpgroup!(move |g| product.execute::<Bf16>(g, columns)),
     }
 }
 
@@ -182,11 +185,10 @@ impl Product {
     /// Computes the product. Its registers and its operands in shared memory are in use until it was
     /// waited for, so that nobody can tell that the result is there earlier.
     #[inline(always)]
-    fn execute(
+    fn execute<E: Element>(
         &self,
         group: &mut Warpgroup,
         columns: usize,
-        widen: impl Fn(u32) -> f32,
     ) -> Result<(), Box<Violation>> {
         let number = group.shared.start_product(group.number, group.line);
         for warp in &mut *group.warps {
@@ -198,48 +200,66 @@ impl Product {
         }
         let adds = group.read_uniform_predicate(self.adds, "scale-d")?;
         let mut left = [[0.0; DEPTH]; ROWS];
-        match (self.left, self.operands.left) {
-            (Some(matrix), _) => matrix.load(group, number, ROWS, |row, k, bits| {
-                left[row][k] = self.sign * widen(u32::from(bits));
-            })?,
-            (None, Some(registers)) => {
-                for (warp, left) in group.warps.iter().zip(left.chunks_exact_mut(16)) {
-                    self.load_left(warp, registers, left, &widen)
-                        .map_err(|violation| violation.by(warp.index))?;
+        self.load_left::<E>(group, number, &mut left)?;
+        let mut right = [[[0.0; 8]; DEPTH]; MOST_COLUMNS / 8];
+        let is_mn_major = self.right.is_mn_major;
+        self.right.load(
+            group,
+            number,
+            columns,
+            #[inline(always)]
+            |column, k, chunk| {
+                let (right, chunk) = (&mut right[column / 8], map_row(&chunk, E::widen));
+                match is_mn_major {
+                    true => right[k] = chunk,
+                    false => (0..8).for_each(|i| right[k + i][column % 8] = chunk[i]),
                 }
-            }
-            (None, None) => unreachable!("A lies in registers or in shared memory"),
-        }
-        let mut right = vec![[[0.0_f32; 8]; DEPTH]; columns / 8];
-        self.right.load(group, number, columns, |column, k, bits| {
-            right[column / 8][k][column % 8] = widen(u32::from(bits));
-        })?;
+            },
+        )?;
         group.tally.flops += 2 * (ROWS * columns * DEPTH) as u64;
-        for (right, registers) in right.iter().zip(self.operands.accumulators.chunks_exact(4)) {
-            let mut sums: Columns = [[0.0; 8]; ROWS];
+        for (right, registers) in right.iter().zip(self.operands.accumulators.as_chunks().0) {
+            let mut sums = Columns::default();
             if adds {
                 read_accumulators(group, registers, &mut sums)?;
             }
-            multiply_add(&mut sums, &left, right);
+            tiles::add_products::<E>(&mut sums, &left, right);
             write_accumulators(group, registers, &sums);
         }
         Ok(())
     }
 
-    /// A warp's 16 rows of A in registers.
+    /// Loads A, with its sign.
     #[inline(always)]
-    fn load_left(
+    fn load_left<E: Element>(
         &self,
-        warp: &Warp,
-        registers: [Reg<u32>; 4],
-        to: &mut [[f32; DEPTH]],
-        widen: impl Fn(u32) -> f32,
+        group: &mut Warpgroup,
+        number: u32,
+        left: &mut [[f32; DEPTH]; ROWS],
     ) -> Result<(), Box<Violation>> {
-        for (i, register) in registers.into_iter().enumerate() {
-            for (lane, pair) in warp.registers.read(register, u32::MAX)?.iter().enumerate() {
-                let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
-                to[row][k] = self.sign * widen(pair & 0xffff);
-                to[row][k + 1] = self.sign * widen(pair >> 16);
+        let widen = |element| self.sign * E::widen(element);
+        if let Some(matrix) = self.left {
+            matrix.load(
+                group,
+                number,
+                ROWS,
+                #[inline(always)]
+                |row, k, chunk| {
+                    let chunk = map_row(&chunk, widen);
+                    match matrix.is_mn_major {
+                        true => (0..8).for_each(|i| left[row + i][k] = chunk[i]),
+                        false => left[row][k..][..8].copy_from_slice(&chunk),
+                    }
+                },
+            )?;
+        }
+        for (warp, left) in group.warps.iter().zip(left.chunks_exact_mut(16)) {
+            let registers = self.operands.left.iter().flatten();
+            for (i, register) in registers.enumerate() {
+                let row = warp.registers.read(*register, u32::MAX);
+                let tile = tiles::from_pairs(row.map_err(|violation| violation.by(warp.index))?);
+                for (left, elements) in left[8 * (i % 2)..].iter_mut().zip(&tile) {
+                    left[8 * (i / 2)..][..8].copy_from_slice(&map_row(elements, widen));
+                }
             }
         }
         Ok(())
@@ -247,14 +267,15 @@ impl Product {
 }
 
 impl Matrix {
-    /// Loads `rows` rows (columns of B) of 16 elements, as `put(row, k, bits)`.
+    /// Loads `rows` rows (columns of B) of 16 elements, as `put(row, k, chunk)`: the elements of a row from `k` on, or if
+    /// it is MN-major those of the rows from `row` on.
     #[inline(always)]
     fn load(
         self,
         group: &mut Warpgroup,
         product: u32,
         rows: usize,
-        mut put: impl FnMut(usize, usize, u16),
+        mut put: impl FnMut(usize, usize, [u32; 8]),
     ) -> Result<(), Box<Violation>> {
         let bits = group.read_uniform(self.descriptor, "a matrix descriptor")?;
         let descriptor = Descriptor::new(bits)?;
@@ -271,27 +292,21 @@ impl Matrix {
         let mut chunk = |offset: u32| {
             let address = descriptor.swizzled(descriptor.address.wrapping_add(offset));
             let bytes = shared.read_operand(&warps, (number, product), address, &mut settled)?;
-            Ok::<[u16; 8], Box<Violation>>(std::array::from_fn(|i| {
-                u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])
+            Ok::<[u32; 8], Box<Violation>>(row_of(|i| {
+                u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
             }))
         };
-        if self.is_mn_major {
-            for c in 0..rows / 8 {
-                for k in 0..DEPTH {
-                    let elements = chunk(descriptor.mn_major(c as u32, k as u32))?;
-                    for (i, element) in elements.into_iter().enumerate() {
-                        put(8 * c + i, k, element);
-                    }
-                }
-            }
-        } else {
-            for row in 0..rows {
-                for c in 0..2 {
-                    let elements = chunk(descriptor.k_major(row as u32, c as u32))?;
-                    for (i, element) in elements.into_iter().enumerate() {
-                        put(row, 8 * c + i, element);
-                    }
-                }
+        let (outer, inner) = match self.is_mn_major {
+            true => (rows / 8, DEPTH),
+            false => (rows, DEPTH / 8),
+        };
+        for i in 0..outer {
+            for j in 0..inner {
+                let (row, k, offset) = match self.is_mn_major {
+                    true => (8 * i, j, descriptor.mn_major(i as u32, j as u32)),
+                    false => (i, 8 * j, descriptor.k_major(i as u32, j as u32)),
+                };
+                put(row, k, chunk(offset)?);
             }
         }
         Ok(())
@@ -365,51 +380,32 @@ fn misused(what: &'static str) -> Box<Violation> {
     Violation::of_warp(Rule::ProductMisused { what })
 }
 
+/// Reads the four registers of eight columns.
 #[inline(always)]
 fn read_accumulators(
     group: &Warpgroup,
-    registers: &[Reg<u32>],
+    registers: &[Reg<u32>; 4],
     sums: &mut Columns,
 ) -> Result<(), Box<Violation>> {
-    for (warp, sums) in group.warps.iter().zip(sums.chunks_exact_mut(16)) {
-        for (i, register) in registers.iter().enumerate() {
-            let values = warp.registers.read(*register, u32::MAX);
-            let values = values.map_err(|violation| violation.by(warp.index))?;
-            for (lane, value) in values.iter().enumerate() {
-                let (row, column) = accumulator(lane, i);
-                sums[row][column] = f32::from_bits(*value);
-            }
+    for (warp, sums) in group.warps.iter().zip(sums.as_chunks_mut::<2>().0) {
+        let read = |register: Reg<u32>| {
+            let row = warp.registers.read(register, u32::MAX);
+            row.map_err(|violation| violation.by(warp.index))
+        };
+        for (i, sums) in sums.iter_mut().enumerate() {
+            *sums = tiles::from_words(read(registers[2 * i])?, read(registers[2 * i + 1])?);
         }
     }
     Ok(())
 }
 
 #[inline(always)]
-fn write_accumulators(group: &mut Warpgroup, registers: &[Reg<u32>], sums: &Columns) {
-    for (warp, sums) in group.warps.iter_mut().zip(sums.chunks_exact(16)) {
-        for (i, register) in registers.iter().enumerate() {
-            let values = row_of(|lane| {
-                let (row, column) = accumulator(lane, i);
-                canonical_bits(sums[row][column])
-            });
-            warp.registers.write(*register, u32::MAX, values);
+fn write_accumulators(group: &mut Warpgroup, registers: &[Reg<u32>; 4], sums: &Columns) {
+    for (warp, sums) in group.warps.iter_mut().zip(sums.as_chunks::<2>().0) {
+        for (i, sums) in sums.iter().enumerate() {
+            let [even, odd] = tiles::to_words(sums);
+            warp.registers.write(registers[2 * i], u32::MAX, even);
+            warp.registers.write(registers[2 * i + 1], u32::MAX, odd);
         }
-    }
-}
-
-/// `sums += left * right`, in order of `k`, four rows at a time so that their sums stay in the host's
-/// registers.
-#[inline(always)]
-fn multiply_add(sums: &mut Columns, left: &[[f32; DEPTH]; ROWS], right: &[[f32; 8]; DEPTH]) {
-    for (sums, left) in sums.chunks_exact_mut(4).zip(left.chunks_exact(4)) {
-        let mut four: [[f32; 8]; 4] = sums.try_into().expect("four rows");
-        for (k, right) in right.iter().enumerate() {
-            for (sums, left) in four.iter_mut().zip(left) {
-                for (sum, right) in sums.iter_mut().zip(right) {
-                    *sum += left[k] * right;
-                }
-            }
-        }
-        sums.copy_from_slice(&four);
     }
 }
