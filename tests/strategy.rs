@@ -333,10 +333,12 @@ pub fn check_each<S: Strategy>(
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = count;
     }
-    // `PROPTEST_RNG_SEED` draws others.
-    if config.rng_seed == RngSeed::Random {
-        config.rng_seed = RngSeed::Fixed(harness::seed());
-    }
+    // Other cases for each test, and others for each `PROPTEST_RNG_SEED`.
+    let drawn = match config.rng_seed {
+        RngSeed::Fixed(seed) => seed,
+        RngSeed::Random => 0,
+    };
+    config.rng_seed = RngSeed::Fixed(drawn ^ harness::seed());
     // The simplest failing value is printed whole: no file of seeds is needed.
     config.failure_persistence = None;
     let check = |value| {

@@ -131,6 +131,7 @@ impl<'a> Session<'a> {
             &flags,
             &self.sources,
             &entries,
+            locations::FORM,
         );
         let kept = cache::text("ptx", inputs, |folder| {
             let (file, ptx) = (folder.join("entries.rs"), folder.join("ptx"));

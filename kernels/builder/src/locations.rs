@@ -21,6 +21,9 @@ use std::fmt::Write;
 /// Flags that make the compiler write locations.
 pub const FLAGS: &[&str] = &["-Cdebuginfo=line-directives-only", "-Zverbose-asm"];
 
+/// The number of the form in which [`Lines::keep`] writes texts, which are cached.
+pub const FORM: u32 = 2;
+
 /// The place of instructions that come from no file that is here.
 const NO_PLACE: (&str, usize) = ("-", 0);
 
@@ -57,10 +60,10 @@ impl Lines {
                     let (path, index) = place.unwrap_or(NO_PLACE);
                     let _ = writeln!(kept, "{MARK}{path}:{index}");
                 }
-            } else if !code.is_empty() && !is_debug(code) {
+            } else if !code.is_empty() && !is_debug(code) && !is_comment(code) {
                 let words = code.split_whitespace();
-                kept.extend(words.flat_map(|word| [word, " "]));
-                kept.pop();
+                let code: String = words.flat_map(|word| [word, " "]).collect();
+                kept += &short(code.trim_end());
                 kept.push('\n');
             }
         }
@@ -91,6 +94,28 @@ impl Lines {
         let index = lines.binary_search(&line).ok()?;
         Some((path, index + 1))
     }
+}
+
+/// Whether a line is no more than a comment, as `asm!` writes it that names an operand and has no instruction.
+fn is_comment(code: &str) -> bool {
+    code.starts_with("/*") && code.find("*/") == Some(code.len() - 2)
+}
+
+/// A line with short names of labels, which are known in their kernel alone, and without spaces in vectors of registers.
+fn short(line: &str) -> String {
+    let mut parts = line.split("$L__BB");
+    let mut short = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let number = part.split_once('_').map_or(part, |(_, number)| number);
+        short.extend(["$L", number]);
+    }
+    let mut parts = short.split("{%");
+    let mut dense = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (vector, rest) = part.split_at(part.find('}').unwrap_or_default());
+        dense.extend(["{%", &vector.replace(", ", ","), rest]);
+    }
+    dense
 }
 
 /// The paths and lines of a location's comment, the innermost first.
@@ -125,10 +150,13 @@ $L__func_begin0:
 $L__tmp0:
 \t.loc\t2 8 5                   // kernels/src/ptx/shared.rs:1:5 @[ kernels/src/tile.rs:3:9 @[ kernels/src/entry.rs:2:1 ] ]
 \t// begin inline asm
-\tld.shared.b32 %r1, [%r2];
+\tld.shared.v2.b32 {%r1, %r3}, [%r2];
 \t// end inline asm
+\t/* %r3 */
+$L__BB12_34:
 \t.loc\t3 9 9                   // src/cmp.rs:9:9 @[ kernels/src/tile.rs:3:2 @[ kernels/src/entry.rs:2:1 ] ]
 \tadd.s32 \t%r1, %r1, 1;           // here
+\t@%p1 bra \t$L__BB12_34;
 \t.loc\t3 9 9                   // src/cmp.rs:9:9
 \tret;
 $L__func_end0:
@@ -146,7 +174,7 @@ $L__func_end0:
         lines
     }
 
-    /// The innermost place outside `ptx/`, wherever comments move it.
+    /// The innermost place outside `ptx/`, wherever comments move it; labels and vectors are [short](super::short).
     #[test]
     fn a_place_stands_before_its_instructions() {
         let kept = lines("//\na\nb\n").keep(COMPILED);
@@ -158,8 +186,10 @@ $L__func_end0:
 {{
 //@ kernels/src/entry.rs:2
 //@ kernels/src/tile.rs:{line}
-ld.shared.b32 %r1, [%r2];
+ld.shared.v2.b32 {{%r1,%r3}}, [%r2];
+$L34:
 add.s32 %r1, %r1, 1;
+@%p1 bra $L34;
 //@ -:0
 ret;
 }}

@@ -8,18 +8,17 @@
 //! A mask is a type, and so are its intervals: what a mask knows at compile time costs nothing in a kernel.
 
 use super::sequence::{Sequence, Split};
+#[cfg(target_arch = "nvptx64")]
+use super::{non_finite::multiply_seen, score::Score, warp::Warp};
 use crate::abi::{ForwardParams, Share};
 #[cfg(target_arch = "nvptx64")]
-use crate::tile::{Accumulator, whole};
+use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
 use core::ops::Range;
 
 /// Consecutive keys or queries, as numbers.
 pub trait Interval: Copy + Default {
     /// Whether an interval may start after 0.
     const HAS_START: bool;
-
-    /// Whether the launch says if it may have gaps: it is an interval of a kernel with options.
-    const IS_OPTIONAL: bool = false;
 
     /// The first.
     fn start(self) -> i32;
@@ -69,6 +68,49 @@ pub trait Interval: Copy + Default {
     #[inline(always)]
     fn mask<const NT: usize>(s: &mut [[Accumulator; NT]; 1], keys: [Self; 2]) {
         whole::mask(s, [keys]);
+    }
+
+    /// [`Warp::accumulate_guarded`] of intervals.
+    ///
+    /// # Safety
+    /// Of [`Warp::new`].
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    unsafe fn accumulate_guarded<
+        E: Element,
+        const MT: usize,
+        const DT: usize,
+        const OT: usize,
+        const QT: usize,
+        const NT: usize,
+        A: Arrangement,
+        C: Score,
+    >(
+        warp: &mut Warp<MT, DT, OT, QT, A, C>,
+        p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT, A>,
+        keys: [[Self; 2]; MT],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { warp.accumulate_guarded::<E, NT>(p, v_tile, keys) }
+    }
+
+    /// [`multiply_seen`](super::non_finite::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice
+    /// `a(.., kt)`.
+    ///
+    /// # Safety
+    /// Of [`multiply_seen`](super::non_finite::multiply_seen).
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
+        sum: &mut [[Accumulator; NT]; MT],
+        a: impl Fn(usize, usize) -> Operand,
+        _next: impl FnMut(u32) -> [Operand; MT],
+        b: impl Fn(u32, usize) -> Operand,
+        seen: [[Self; 2]; MT],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { multiply_seen::<E, MT, KT, NT>(sum, a, b, seen) }
     }
 }
 

@@ -49,17 +49,12 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_guarded<E: Element, I: Interval, const NT: usize>(
+    pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        keys: [[I; 2]; MT],
+        keys: [[impl Interval; 2]; MT],
     ) {
-        // A loop where O leaves registers: with 16 tiles it would spill.
-        if I::IS_OPTIONAL && MT * OT < 16 {
-            // SAFETY: the caller's promise.
-            return unsafe { self.accumulate_guarded_by_keys::<E, I, NT>(p, v_tile, keys) };
-        }
         let lane = special::lane();
         for dt in 0..OT {
             for mt in 0..MT {
@@ -82,48 +77,10 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
             }
         }
     }
-
-    /// [`accumulate_guarded`](Self::accumulate_guarded), slice by slice of the keys: what a row sees of 16 keys, which may take
-    /// loads, is found once for all columns of V.
-    ///
-    /// # Safety
-    /// As [`Warp::new`].
-    #[inline(always)]
-    unsafe fn accumulate_guarded_by_keys<E: Element, I: Interval, const NT: usize>(
-        &mut self,
-        mut p: [[Operand; NT]; MT],
-        v_tile: SharedTile<DT, A>,
-        keys: [[I; 2]; MT],
-    ) {
-        // What is rare takes little code.
-        let (mut row, end) = (0, opaque(16 * NT as u32));
-        while row < end {
-            let v_tile = v_tile.skip(row);
-            for mt in 0..MT {
-                let lane = special::lane();
-                let keys = keys[mt].map(|keys| keys.counted_from(row as i32));
-                let seen = Operand::ones::<E>(lane, keys);
-                let first = Operand::take_turn(&mut p[mt]);
-                for dt in 0..OT {
-                    let mut count = Accumulator::ZERO;
-                    // SAFETY: the caller's promise. The fence keeps the assembler from reading V far ahead.
-                    unsafe {
-                        fence();
-                        let v = v_tile.b_trans(lane, 0, dt);
-                        let (finite, non_finite) = v.split_non_finite::<E>();
-                        self.o[mt][dt].mma::<E>(first, finite);
-                        count.mma::<E>(seen, non_finite);
-                    }
-                    self.o[mt][dt].spoil(count);
-                }
-            }
-            row += 16;
-        }
-    }
 }
 
-/// As [`accumulate_guarded`](Warp::accumulate_guarded) of `16 * KT` keys, with P from shared memory, in a loop that
-/// the compiler does not unroll. `column(ot)` is the slice of V's columns that slice `ot` of O has.
+/// The product of [`accumulate_guarded`](Warp::accumulate_guarded) of `16 * KT` keys, with P from shared memory, in a loop
+/// that the compiler does not unroll. `column(ot)` is the slice of V's columns that slice `ot` of O has.
 ///
 /// # Safety
 /// As [`Warp::new`].
@@ -167,13 +124,68 @@ pub unsafe fn multiply_guarded<
     }
 }
 
-/// `sum += a(mt, kt) b(kt, nt)` with 0 for the elements of `b` that are not finite. Then the sum becomes NaN where a
+/// The slices of operands in registers, which have no index: the first, then moved behind the others.
+#[inline(always)]
+pub fn in_turn<const MT: usize, const NT: usize>(
+    mut slices: [[Operand; NT]; MT],
+) -> impl FnMut(u32) -> [Operand; MT] {
+    move |_| {
+        let mut first = [Operand::ZERO; MT];
+        for mt in 0..MT {
+            first[mt] = Operand::take_turn(&mut slices[mt]);
+        }
+        first
+    }
+}
+
+/// `sum += a(kt) b(kt, nt)` of `KT` slices, with 0 for the elements of `b` that are not finite. Then the sum becomes NaN where a
 /// row of `a`, which sees `seen` of the rows of `b`, sees such an element.
 ///
-/// The two products come one after the other, and the second in a loop: few registers hold fragments.
+/// A loop that the compiler does not unroll: what is rare takes little code. What a row sees of a slice, which may take loads, is
+/// found once for all columns of `b`. `a` is called with 0, 1, ... in turn.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, which is sound for `a` and `b`.
+#[inline(always)]
+pub unsafe fn multiply_slices_guarded<
+    E: Element,
+    const MT: usize,
+    const KT: usize,
+    const NT: usize,
+>(
+    sum: &mut [[Accumulator; NT]; MT],
+    mut a: impl FnMut(u32) -> [Operand; MT],
+    b: impl Fn(u32, usize) -> Operand,
+    seen: [[impl Interval; 2]; MT],
+) {
+    let end = opaque(KT as u32);
+    let mut kt = 0;
+    while kt < end {
+        let lane = special::lane();
+        let seen = seen.map(|rows| rows.map(|seen| seen.counted_from(16 * kt as i32)));
+        let seen = seen.map(|seen| Operand::ones::<E>(lane, seen));
+        let left = a(kt);
+        for nt in 0..NT {
+            let (finite, non_finite) = b(kt, nt).split_non_finite::<E>();
+            for mt in 0..MT {
+                let mut count = Accumulator::ZERO;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    count.mma::<E>(seen[mt], non_finite);
+                    sum[mt][nt].mma::<E>(left[mt], finite);
+                }
+                sum[mt][nt].spoil(count);
+            }
+        }
+        kt += 1;
+    }
+}
+
+/// The product of [`multiply_slices_guarded`], for kernels without options, which have registers for two slices of `a`.
+/// The two products come one after the other, and the second in a loop: few registers hold fragments.
+///
+/// # Safety
+/// Of [`multiply_slices_guarded`].
 #[inline(always)]
 pub unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
     sum: &mut [[Accumulator; NT]; MT],

@@ -1,11 +1,14 @@
 //! What a boolean mask lets a query or a key see: spans of numbers with gaps.
 
 use super::mask::{Interval, Span};
+use super::non_finite::{in_turn, multiply_slices_guarded};
+use super::score::Score;
+use super::warp::Warp;
 use crate::abi::{Share, Switch};
 use crate::layout::fragment;
 use crate::ptx::{global, special, switch};
 use crate::tile::registers::fence;
-use crate::tile::{Accumulator, whole};
+use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
 
 const BITS: u32 = Switch::MaskBits.constant().1;
 
@@ -80,13 +83,7 @@ impl Elements {
 #[inline(always)]
 unsafe fn shows(address: u64, bit: u32) -> bool {
     // SAFETY: the caller's promise.
-    unsafe {
-        if switch::mask() == BITS {
-            global::load_u32(address) >> bit & 1 != 0
-        } else {
-            global::load_u8(address) != 0
-        }
-    }
+    unsafe { global::load_bit_or_u8(address, bit, u32::from(switch::mask() == BITS)) != 0 }
 }
 
 /// A span of numbers, less the numbers that a line of the mask hides.
@@ -227,8 +224,6 @@ impl Line for QueryLine {
 impl<L: Line> Interval for Seen<L> {
     const HAS_START: bool = true;
 
-    const IS_OPTIONAL: bool = true;
-
     #[inline(always)]
     fn start(self) -> i32 {
         self.span.start
@@ -328,5 +323,54 @@ impl<L: Line> Interval for Seen<L> {
             // With a mask, most other blocks are whole.
             whole::mask(s, [spans]);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate_guarded<
+        E: Element,
+        const MT: usize,
+        const DT: usize,
+        const OT: usize,
+        const QT: usize,
+        const NT: usize,
+        A: Arrangement,
+        C: Score,
+    >(
+        warp: &mut Warp<MT, DT, OT, QT, A, C>,
+        p: [[Operand; NT]; MT],
+        v_tile: SharedTile<DT, A>,
+        keys: [[Self; 2]; MT],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if MT * OT >= 16 {
+                // O leaves no registers for a loop.
+                return warp.accumulate_guarded::<E, NT>(p, v_tile, keys);
+            }
+            let v = |nt: u32, dt: usize| {
+                // Else the assembler reads V far ahead.
+                fence();
+                v_tile.skip(16 * nt).b_trans(special::lane(), 0, dt)
+            };
+            multiply_slices_guarded::<E, MT, NT, OT>(&mut warp.o, in_turn(p), v, keys);
+        }
+    }
+
+    /// By slices of the keys: what a row sees, which takes loads, is found once.
+    #[inline(always)]
+    unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
+        sum: &mut [[Accumulator; NT]; MT],
+        _a: impl Fn(usize, usize) -> Operand,
+        next: impl FnMut(u32) -> [Operand; MT],
+        b: impl Fn(u32, usize) -> Operand,
+        seen: [[Self; 2]; MT],
+    ) {
+        let b = |kt: u32, nt: usize| {
+            // SAFETY: the caller's promise. Without the fence the assembler reads `b` far ahead.
+            unsafe { fence() }
+            b(kt, nt)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { multiply_slices_guarded::<E, MT, KT, NT>(sum, next, b, seen) }
     }
 }

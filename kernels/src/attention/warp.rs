@@ -217,16 +217,16 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// As [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, M: Mask, const NT: usize>(
+    pub unsafe fn accumulate_masked<E: Element, M: Mask, I: Interval, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,
-        keys: [[impl Interval; 2]; MT],
+        keys: [[I; 2]; MT],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             if !M::UNIFORM && has_non_finite::<E, A, NT, OT, DT>(v_tile, |dt| dt) {
-                self.accumulate_guarded::<E, _, NT>(p, v_tile, keys);
+                I::accumulate_guarded::<E, MT, DT, OT, QT, NT, A, C>(self, p, v_tile, keys);
             } else {
                 self.accumulate::<E, NT>(p, v_tile);
             }

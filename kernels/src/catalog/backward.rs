@@ -154,16 +154,24 @@ impl BackwardMain {
         // K and V are kept, and K is searched for infinities.
         let before = copies(2 * keys) + load + ldmatrix(mt * qt + mt * dt) + redux(1) + bar(3);
         let first = mma(2 * mt * nt * dt) + ldmatrix(mt * (dt - qt) + nt * dt);
-        // After a look for infinities; guarded or not. A guarded product counts in loops over the rows.
         let look = ldmatrix(nt * dt) + redux(1);
-        let second = mma(2 * 2 * mt * nt * dt + 2 * mt * dt) + ldmatrix(2 * nt * dt + dt);
-        let third =
-            mma(2 * 2 * qm * qn * kt + 2 * qm * qn) + ldmatrix(2 * kt * (qm * (qn / qc) + qn) + qn);
+        // A product, or guarded: by slices in a loop, or the sum first, and a loop that counts.
+        let product = |mt: u32, kt: u32, nt: u32, left: u32| {
+            let whole = mma(2 * mt * nt * kt) + ldmatrix(kt * (nt + left));
+            let slice = mma(2 * mt * nt) + ldmatrix(nt);
+            let guarded = match self.optional {
+                true => slice + mma(2 * mt * nt) + ldmatrix(left),
+                false => whole + slice + vote(nt),
+            };
+            whole + guarded
+        };
+        let second = product(mt, nt, dt, 0);
+        let third = product(qm, kt, qn, qm * (qn / qc));
         // The tiles of a step, the two sides of P, and dS with its turn; after the last step once more.
         let bars = bar(1 + 2 + 2 + 1);
         // P once more, for the gradient of a bias under a softcap: two barriers of a pair on each side.
         let again = bar(if self.optional { 2 * 2 } else { 0 });
-        before + load + first + look + second + third + bars + again + vote(1 + dt + qn)
+        before + load + first + look + second + third + bars + again + vote(1)
     }
 }
 

@@ -150,8 +150,11 @@ impl Parts {
     pub fn product_optional(&self) -> Collectives {
         let look = ldmatrix(self.nt * self.dt) + redux(1);
         let tiles = self.mt * self.ot;
-        let rounds = if tiles < 16 { 1 } else { self.kt };
-        look + mma(2 * 2 * rounds * tiles) + ldmatrix(rounds * tiles) + self.product()
+        let guarded = match tiles < 16 {
+            true => mma(2 * 2 * tiles) + ldmatrix(self.ot),
+            false => mma(2 * 2 * self.kt * tiles) + ldmatrix(self.kt * tiles),
+        };
+        look + guarded + self.product()
     }
 
     /// A step whose sums are loops: scores of `window` slices of the head dim at a time; P from shared memory and

@@ -303,6 +303,11 @@ impl Spec for Forward {
         }
     }
 
+    /// With options the compiler leaves some copies in loops.
+    fn implies_copies(&self) -> bool {
+        self.kind != Kind::Optional
+    }
+
     fn is_for(&self, class: Class) -> bool {
         let runs = self.target().runs_on(class.compute_capability());
         runs && *self == self.counterpart(class)

@@ -52,12 +52,11 @@ pub unsafe fn load_numbers(a: u64, b: u64, number: u32) -> [f32; 2] {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
-            "{{ .reg .pred is_f32, is_half; .reg .b16 zero, a, b; mov.b16 zero, 0;",
-            "setp.eq.u32 is_f32, {4}, 3; setp.eq.u32 is_half, {4}, 1;",
-            "@is_f32 ld.global.b32 {0}, [{2}]; @is_f32 ld.global.b32 {1}, [{3}];",
-            "@!is_f32 ld.global.b16 a, [{2}]; @!is_f32 ld.global.b16 b, [{3}];",
-            "@!is_f32 mov.b32 {0}, {{zero, a}}; @!is_f32 mov.b32 {1}, {{zero, b}};",
-            "@is_half cvt.f32.f16 {0}, a; @is_half cvt.f32.f16 {1}, b; }}",
+            "{{ .reg .pred p, h; .reg .b16 zero, a, b; mov.b16 zero, 0; setp.eq.u32 p, {4}, 3; setp.eq.u32 h, {4}, 1;",
+            "@p ld.global.b32 {0}, [{2}]; @p ld.global.b32 {1}, [{3}];",
+            "@!p ld.global.b16 a, [{2}]; @!p ld.global.b16 b, [{3}];",
+            "@!p mov.b32 {0}, {{zero, a}}; @!p mov.b32 {1}, {{zero, b}};",
+            "@h cvt.f32.f16 {0}, a; @h cvt.f32.f16 {1}, b; }}",
             out(reg32) x, out(reg32) y, in(reg64) a, in(reg64) b, in(reg32) number,
             options(nostack)
         );
@@ -155,6 +154,13 @@ instructions! {
     /// # Safety
     /// `address` is readable.
     prefetch(address: u64 in reg64) = "prefetch.global.L2 [{}];";
+
+    /// Reads a bit of a word if `is_bit` is not 0; else a byte. One load of each: the assembler, which knows what is read, keeps one.
+    ///
+    /// # Safety
+    /// The word or the byte is readable.
+    load_bit_or_u8(address: u64 in reg64, bit: u32 in reg32, is_bit: u32 in reg32) -> found: u32 =
+        "{{ .reg .pred is; setp.ne.u32 is, {3}, 0; @is ld.global.b32 {0}, [{1}]; @is bfe.u32 {0}, {0}, {2}, 1; @!is ld.global.u8 {0}, [{1}]; }}";
 
     /// Reads a byte if `is_read` is not 0; else it is 0.
     ///

@@ -22,7 +22,7 @@
 use super::job::{Job, Step, below};
 use crate::abi::BackwardParams;
 use crate::attention::mask::{Interval, Mask};
-use crate::attention::non_finite::{has_non_finite, multiply_seen};
+use crate::attention::non_finite::{has_non_finite, in_turn};
 use crate::attention::score::{Corner, Score};
 use crate::layout::sum;
 use crate::ptx::{barrier, cp_async, global, math, shared, special};
@@ -69,9 +69,9 @@ pub unsafe fn sm80<
     let thread = |step: u32| opaque_in(unsafe { special::thread(threads) }, step);
     let warp = |step: u32| thread(step) / 32;
     let pairs = W as u32 / 2;
-    let side = |step: u32| warp(step) / pairs;
+    let side = |step: u32| warp(step) / (W as u32 / 2);
     // The first of the warp's keys in the block.
-    let warp_key = |step: u32| warp(step) % pairs * 16 * MT as u32;
+    let warp_key = |step: u32| warp(step) % (W as u32 / 2) * 16 * MT as u32;
 
     let k_tile = SharedTile::<DT>::new(shared::base());
     let v_tile = k_tile.skip(bc);
@@ -309,9 +309,10 @@ pub unsafe fn sm80<
 
             // 3. dV += Pᵀ dO; 4. dK += dSᵀ Q
             if masked && !M::UNIFORM && has_non_finite::<E, Fixed, NT, DT, DT>(far, |dt| dt) {
-                multiply_seen::<E, MT, NT, DT>(
+                M::Queries::multiply_seen::<E, MT, NT, DT>(
                     &mut sum,
                     |mt, nt| x[mt][nt],
+                    in_turn(x),
                     |nt, dt| far.skip(16 * nt).b_trans(special::lane(), 0, dt),
                     seen(),
                 );
@@ -420,9 +421,11 @@ unsafe fn add_dq<
                 for mt in 0..QM {
                     seen[mt] = [keys(mt, lane / 4), keys(mt, lane / 4 + 8)];
                 }
-                multiply_seen::<E, QM, KT, QC>(
+                let ds = |mt, kt| ds_tile.a_trans(special::lane(), down, kt, mt * row_warps);
+                M::Keys::multiply_seen::<E, QM, KT, QC>(
                     &mut dq,
-                    |mt, kt| ds_tile.a_trans(special::lane(), down, kt, mt * row_warps),
+                    ds,
+                    |kt| core::array::from_fn(|mt| ds(mt, kt as usize)),
                     |kt, nt| {
                         let rows = k_tile.skip(16 * kt);
                         rows.b_trans_beside(special::lane(), right, 0, beside(nt))

@@ -107,7 +107,7 @@ pub unsafe fn decode<
                 let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
                 let keys = map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
                 let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
+                warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
             }
             pipeline.release();
         }

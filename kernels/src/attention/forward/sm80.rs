@@ -157,7 +157,7 @@ pub unsafe fn sm80<
                     let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
                     pipeline.wait();
                     pipeline.fill(|| load_next(j, j - start));
-                    warp.accumulate_masked::<E, M, NT>(p, v_tile(j), keys);
+                    warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
                     s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
@@ -193,7 +193,7 @@ pub unsafe fn sm80<
                 j = last;
                 pipeline.fill(|| load_next(j, j - start));
             }
-            warp.accumulate_masked::<E, M, NT>(p, v_tile(last), keys);
+            warp.accumulate_masked::<E, M, _, NT>(p, v_tile(last), keys);
         }
         while M::Keys::HAS_START && j > start {
             j -= 1;
