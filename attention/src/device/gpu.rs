@@ -228,8 +228,7 @@ mod tests {
     /// Kernels of a crate that has no others, in one module.
     fn kernels<const N: usize>(names: [&'static str; N]) -> [plan::Entry; N] {
         let head = ".version 7.0\n.target sm_80\n.address_size 64\n".to_owned();
-        let switch =
-            "{ .reg .b32 switch_alibi; mov.b32 switch_alibi, 0; mov.b32 %r1, switch_alibi; }";
+        let switch = ".reg .b32 switch_alibi; mov.b32 switch_alibi, 0;\nmov.b32 %r1, switch_alibi;";
         let body = format!(".reg .b32 %r<2>;\n{switch}\nret;\n");
         let kernel = |name| format!(".visible .entry {name}()\n{{\n{body}}}\n");
         let text = head + &names.map(kernel).concat();

@@ -23,7 +23,9 @@ use std::collections::HashMap;
 /// {
 /// .reg .pred %p<2>;
 /// .reg .b32 %r<3>;
-/// { .reg .b32 switch_mask; mov.b32 switch_mask, 0; mov.b32 %r1, switch_mask; }
+/// .reg .b32 switch_mask;
+/// mov.b32 switch_mask, 0;
+/// mov.b32 %r1, switch_mask;
 /// setp.eq.b32 %p1, %r1, 0;
 /// @%p1 bra $skip;
 /// mov.b32 %r2, 7;
@@ -203,8 +205,12 @@ mod tests {
     }
 
     const SWITCHES: &str = "
-        { .reg .b32 switch_on; mov.b32 switch_on, 2; mov.b32 %on, switch_on; }
-        { .reg .b32 switch_off; mov.b32 switch_off, 0; mov.b32 %off, switch_off; }
+        .reg .b32 switch_on;
+        mov.b32 switch_on, 2;
+        mov.b32 %on, switch_on;
+        .reg .b32 switch_off;
+        mov.b32 switch_off, 0;
+        mov.b32 %off, switch_off;
         setp.ne.b32 %p_on, %on, 0;
         setp.ne.b32 %p_off, %off, 0;
     ";

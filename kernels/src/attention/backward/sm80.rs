@@ -69,6 +69,7 @@ pub unsafe fn sm80<
     let thread = |step: u32| opaque_in(unsafe { special::thread(threads) }, step);
     let warp = |step: u32| thread(step) / 32;
     let pairs = W as u32 / 2;
+    // By a constant: of a variable the compiler asks whether it is 0, and may rotate the loop that begins with the question.
     let side = |step: u32| warp(step) / (W as u32 / 2);
     // The first of the warp's keys in the block.
     let warp_key = |step: u32| warp(step) % (W as u32 / 2) * 16 * MT as u32;
