@@ -177,7 +177,7 @@ pub fn seqlens() -> impl Strategy<Value = usize> {
     prop_oneof![1..=300_usize, edges]
 }
 
-/// The same case with any suitable kernel of the device, and any number of splits: few, or more than there
+/// A case with any suitable kernel of the device, and any number of splits: few, or more than there
 /// are key blocks.
 pub fn scheduled(
     device: &Device,
@@ -198,7 +198,7 @@ pub fn scheduled(
     })
 }
 
-/// The same case by a kernel of the ladder, with any of its options for which the device has the memory.
+/// A case by a kernel of the ladder, with any of its options for which the device has the memory.
 pub fn on_rung(
     device: &Device,
     rung: Rung,
@@ -315,7 +315,7 @@ fn with_fewer_heads(case: Case) -> Case {
 /// Checks `count` random cases on a device, or as many as `PROPTEST_CASES` says.
 ///
 /// # Errors
-/// As [`check_random`].
+/// The conditions of [`check_random`].
 pub fn check_some(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
     check_each(count, cases, |case| case.check(device))
 }

@@ -12,7 +12,7 @@ impl Steps {
     /// bytes and has whole pieces of 8 elements, or none; else in a copy. `place` is the place of its address.
     ///
     /// # Errors
-    /// As [`pack`](Self::pack).
+    /// The conditions of [`pack`](Self::pack).
     pub(crate) fn input(&mut self, input: RawTensor, place: usize) -> Result<TensorRef> {
         let in_place = TensorRef::from(input);
         let [.., dim] = input.shape;

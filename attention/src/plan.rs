@@ -274,7 +274,7 @@ impl Steps {
     /// Reserves bytes that are zeros before the first step.
     ///
     /// # Errors
-    /// As [`reserve`](Self::reserve).
+    /// The conditions of [`reserve`](Self::reserve).
     pub(crate) fn reserve_zeros(&mut self, bytes: usize) -> Result<u64> {
         let offset = self.reserve([bytes, 1, 1])?;
         self.zeros.push((offset, bytes));

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 /// Executes an instruction in the active lanes of a warp.
 pub(crate) type Operation = Box<dyn Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync>;
 
-/// What an instruction does.
+/// The effect of an instruction.
 pub(crate) enum Action {
     /// Works on registers and memory; the warp goes on with the next instruction.
     Lanes(Operation),
@@ -58,7 +58,7 @@ macro_rules! warpgroup {
 
 pub(crate) use {lanes, warpgroup};
 
-/// What [`lanes`] gives.
+/// The action that [`lanes`] makes.
 pub(crate) fn lanes_action(
     operation: impl Fn(&mut Context) -> Result<(), Box<Violation>> + Send + Sync + 'static,
 ) -> Decoded {
@@ -74,7 +74,7 @@ pub(crate) fn lanes_action(
     })))
 }
 
-/// What [`warpgroup`] gives.
+/// The action that [`warpgroup`] makes.
 pub(crate) fn warpgroup_action(
     operation: impl Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync + 'static,
 ) -> Decoded {
@@ -90,7 +90,7 @@ pub(crate) fn warpgroup_action(
     })))
 }
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy)]
 pub(crate) enum Name {
     Register(AnyReg),
@@ -101,7 +101,7 @@ pub(crate) enum Name {
     Parameter(u32, u32),
 }
 
-/// What a pair of braces declares.
+/// The declarations of a pair of braces.
 #[derive(Default)]
 struct Block<'a> {
     names: HashMap<String, Name>,

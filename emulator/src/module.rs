@@ -120,7 +120,7 @@ impl Module {
     /// [Reads](Self::parse) a module, unless this process has read the same text under the same name lately.
     ///
     /// # Errors
-    /// As [`parse`](Self::parse).
+    /// The conditions of [`parse`](Self::parse).
     pub fn shared(text: &str, name: &str) -> Result<Arc<Self>, Error> {
         MODULES.read(text, name)
     }

@@ -97,7 +97,7 @@ impl Cell {
         u64::from(self.writer) << u32::BITS | u64::from(self.written)
     }
 
-    /// What it becomes when some of its bytes are written.
+    /// The state after some of its bytes are written.
     #[inline(always)]
     pub fn rewritten(&self, writer: usize, clock: u32, line: u32, mask: u8) -> Self {
         Cell {

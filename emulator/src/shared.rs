@@ -36,7 +36,7 @@ pub(crate) struct Accessor<'a> {
     pub lane: u32,
     /// The warp's clock.
     pub clock: u32,
-    /// What the thread knows of others.
+    /// The thread's knowledge of others.
     pub knowledge: &'a Knowledge,
     /// Line of the instruction.
     pub line: u32,

@@ -41,7 +41,7 @@ pub fn sums<E: Element, S: Accumulate<E>>(tiles: usize) -> bool {
 /// As [`multiply`](kernels::tile::multiply), where [sums] are f16: they hold the products of one call.
 ///
 /// # Safety
-/// As [`multiply`](kernels::tile::multiply).
+/// The conditions of [`multiply`](kernels::tile::multiply).
 #[inline(always)]
 pub unsafe fn multiply<
     E: Element,
@@ -82,7 +82,7 @@ pub unsafe fn multiply<
 /// As [`Warp::accumulate`], summed in `S`.
 ///
 /// # Safety
-/// As [`Warp::new`].
+/// The conditions of [`Warp::new`].
 #[inline(always)]
 pub unsafe fn accumulate<
     E: Element,

@@ -53,7 +53,7 @@ impl Ring {
     /// Starts filling buffers, before the first step.
     ///
     /// # Safety
-    /// As [`advance`](Self::advance).
+    /// The conditions of [`advance`](Self::advance).
     #[inline(always)]
     pub unsafe fn start(&mut self, mut load: impl FnMut(&mut Self)) {
         for _ in 0..self.ahead {

@@ -33,7 +33,7 @@ use kernels::tile::{Accumulate, Copier, Element, SharedTile};
 /// a step takes `16 * NT` keys. Products are summed in `S`. `QT` is `DT` if Q stays in registers, else 0.
 ///
 /// # Safety
-/// As [`forward`](kernels::attention::forward::forward).
+/// The conditions of [`forward`](kernels::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn rows<
     E: Element,

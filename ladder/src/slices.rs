@@ -14,7 +14,7 @@ const LOOK: usize = 2;
 /// As [`Warp::accumulate_masked`]; the search for infinities and the guarded product are loops over slices of 16 keys.
 ///
 /// # Safety
-/// As [`Warp::new`].
+/// The conditions of [`Warp::new`].
 #[inline(always)]
 pub unsafe fn accumulate_masked<
     E: Element,

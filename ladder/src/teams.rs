@@ -43,7 +43,7 @@ const KEYS: usize = 2;
 /// `16 * KT` keys, `NT * T = KT`, and the head dim is at most `16 * OT * T`.
 ///
 /// # Safety
-/// As [`forward`](kernels::attention::forward::forward).
+/// The conditions of [`forward`](kernels::attention::forward::forward).
 #[inline(always)]
 pub unsafe fn teams<
     E: Element,

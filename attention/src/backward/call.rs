@@ -76,7 +76,7 @@ impl Attention<'_> {
     /// `None`.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The conditions of [`backward`](Self::backward).
     pub fn backward_plan(
         &self,
         facts: Option<&Facts>,
@@ -152,7 +152,7 @@ impl Attention<'_> {
     /// `delta = rowsum(d_o * o) - d_lse`. It is contiguous, as lse is.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The conditions of [`backward`](Self::backward).
     #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
     pub fn backward_into<T: Element>(
         &self,

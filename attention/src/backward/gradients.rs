@@ -60,7 +60,7 @@ impl Attention<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The conditions of [`backward`](Self::backward).
     #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
     pub fn backward_all<T: Element>(
         &self,
@@ -94,7 +94,7 @@ impl Attention<'_> {
     /// not computed.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The conditions of [`backward`](Self::backward).
     #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
     pub fn backward_all_into<T: Element>(
         &self,

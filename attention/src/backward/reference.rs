@@ -86,13 +86,13 @@ pub(crate) struct Row {
     derivatives: Array1<f64>,
     /// The row's part in the gradient of its sink.
     pub d_sink: f64,
-    /// What sums in f32 may change elements of P by.
+    /// Allowance for elements of P, by sums in f32.
     p_errors: Array1<f64>,
-    /// What they may change elements of dS by.
+    /// Allowance for elements of dS, by the same sums.
     pub ds_errors: Array1<f64>,
-    /// What they, and the rounding of o in delta, may change the sink's part by.
+    /// Allowance for the sink's part, by these sums and the rounding of o in delta.
     pub d_sink_error: f64,
-    /// What the rounding of o may change delta by.
+    /// Allowance for delta, by the rounding of o.
     pub o_error: f64,
 }
 

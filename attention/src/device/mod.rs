@@ -118,7 +118,7 @@ impl Device {
     /// divided as there.
     ///
     /// # Errors
-    /// As [`emulator`](Self::emulator).
+    /// The conditions of [`emulator`](Self::emulator).
     pub fn emulator_of(class: Class, options: Options) -> Result<Self> {
         Self::with_driver(Emulator::new(Facts::emulated(class), options))
     }

@@ -64,7 +64,7 @@ impl Attention<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The conditions of [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawForward) -> Result<Plan> {
         let (problem, args) = self.checked(args)?;
         self.plan_of(&problem, facts, dtype, &args)
@@ -93,7 +93,7 @@ impl Attention<'_> {
     /// every element its own place, with unit stride in dim, and `lse` contiguous.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The conditions of [`forward`](Self::forward).
     pub fn forward_into<T: Element>(
         &self,
         q: &TensorBase<impl Storage<Item = T>>,

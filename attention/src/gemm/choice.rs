@@ -37,7 +37,7 @@ impl Gemm {
     /// Names of the families ([`SIMPLE`], [`MULTISTAGE`], [`HOPPER`]) that have [such](Self::suitable) a kernel.
     ///
     /// # Errors
-    /// As [`suitable`](Self::suitable).
+    /// The conditions of [`suitable`](Self::suitable).
     pub fn families(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
         let suitable = self.suitable(device, dtype)?;
         if device.is_cpu() {

@@ -110,7 +110,7 @@ impl Gemm {
     /// element its own place.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The conditions of [`forward`](Self::forward).
     pub fn forward_into<T: Element>(
         &self,
         a: &TensorBase<impl Storage<Item = T>, 2>,
@@ -169,7 +169,7 @@ impl Gemm {
     /// elements.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The conditions of [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawGemm) -> Result<Plan> {
         let RawGemm { a, b, c } = args;
         let problem = GemmProblem::new(a.shape, b.shape)?;

@@ -198,7 +198,7 @@ impl RawCustom {
     /// Checks on the host that each query's keys are those whose queries have it.
     ///
     /// # Safety
-    /// As [`head`](Self::head).
+    /// The conditions of [`head`](Self::head).
     pub(super) unsafe fn expect_mask(&self, p: &Problem) -> Result<()> {
         for batch in 0..p.batch {
             // SAFETY: the caller's word.

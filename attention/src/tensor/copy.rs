@@ -70,7 +70,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// ```
     ///
     /// # Errors
-    /// As [`try_clone`](Self::try_clone).
+    /// The conditions of [`try_clone`](Self::try_clone).
     pub fn to_device(&self, device: &Device) -> Result<Tensor<S::Item, R>> {
         Tensor::new(device, self.shape(), &self.to_vec()?)
     }

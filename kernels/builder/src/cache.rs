@@ -59,7 +59,7 @@ fn folder_in(
 /// folder for files on the way.
 ///
 /// # Errors
-/// As [`folder`].
+/// The conditions of [`folder`].
 pub fn text(
     name: &str,
     inputs: impl Hash,

@@ -19,7 +19,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
     /// Lines 12 to 15: stores the results of the warp's rows, in a block of `threads` threads.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn store<E: Element, H: Heads, const T: usize>(
         self,

@@ -26,13 +26,13 @@ pub trait Interval: Copy + Default {
     /// The one after the last: not above `start` if there are none.
     fn end(self) -> i32;
 
-    /// The same, counted from number `origin`.
+    /// The interval counted from number `origin`.
     fn counted_from(self, origin: i32) -> Self;
 
     /// Whether it contains a number.
     fn contains(self, number: i32) -> bool;
 
-    /// The same without a branch: loads of many numbers are then on their way at a time, and take registers.
+    /// [`contains`](Self::contains) without a branch: loads of many numbers are then on their way at a time, and take registers.
     #[inline(always)]
     fn contains_by_load(self, number: i32) -> bool {
         self.contains(number)
@@ -50,7 +50,7 @@ pub trait Interval: Copy + Default {
         false
     }
 
-    /// The same, where a boolean mask shows this share of numbers between its ends.
+    /// The interval where a boolean mask shows this share of numbers between its ends.
     #[inline(always)]
     #[must_use]
     fn of_share(self, _share: Share) -> Self {
@@ -73,7 +73,7 @@ pub trait Interval: Copy + Default {
     /// [`Warp::accumulate_guarded`] of intervals.
     ///
     /// # Safety
-    /// Of [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn accumulate_guarded<
@@ -99,7 +99,7 @@ pub trait Interval: Copy + Default {
     /// `a(.., kt)`.
     ///
     /// # Safety
-    /// Of [`multiply_seen`](super::non_finite::multiply_seen).
+    /// The conditions of [`multiply_seen`](super::non_finite::multiply_seen).
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(

@@ -47,7 +47,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// element: where the product of two matrices of 0 and 1, "sees" and "is not finite", is not 0.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn accumulate_guarded<E: Element, const NT: usize>(
         &mut self,
@@ -83,7 +83,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
 /// that the compiler does not unroll. `column(ot)` is the slice of V's columns that slice `ot` of O has.
 ///
 /// # Safety
-/// As [`Warp::new`].
+/// The conditions of [`Warp::new`].
 #[inline(always)]
 pub unsafe fn multiply_guarded<
     E: Element,
@@ -185,7 +185,7 @@ pub unsafe fn multiply_slices_guarded<
 /// The two products come one after the other, and the second in a loop: few registers hold fragments.
 ///
 /// # Safety
-/// Of [`multiply_slices_guarded`].
+/// The conditions of [`multiply_slices_guarded`].
 #[inline(always)]
 pub unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
     sum: &mut [[Accumulator; NT]; MT],

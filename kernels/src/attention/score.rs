@@ -1,4 +1,4 @@
-//! What happens to a score between `Q K^T` and the softmax.
+//! Scores: from the products `Q K^T` to the softmax.
 
 use super::SoftmaxScale;
 use super::pairs::Pairs;
@@ -59,7 +59,7 @@ pub trait Score: Copy {
         params.dim
     }
 
-    /// The same, which the assembler takes for a result of probabilities: it then computes the scores of a tile after
+    /// The scores, which the assembler takes for a result of probabilities: it then computes the scores of a tile after
     /// the scores of another, and has registers for one of them.
     #[inline(always)]
     #[must_use]
@@ -67,7 +67,7 @@ pub trait Score: Copy {
         self
     }
 
-    /// What the softmax multiplies scores by.
+    /// The factor by which the softmax multiplies scores.
     fn scale(self) -> SoftmaxScale;
 
     /// The score, in base 2, of the sink that each row's sum takes in; -inf if there is none.
@@ -372,11 +372,11 @@ unsafe fn add_gradient(
     }
 }
 
-/// The same, four keys at a time: the four lanes that have neighbouring keys of four queries exchange them. A tile takes two
+/// [`add_gradient`], four keys at a time: the four lanes that have neighbouring keys of four queries exchange them. A tile takes two
 /// additions in the place of eight.
 ///
 /// # Safety
-/// As [`add_gradient`], and rows are whole vectors of four elements. All lanes of the warp make the same call.
+/// The conditions of [`add_gradient`], and rows are whole vectors of four elements. All lanes of the warp make the same call.
 #[inline(always)]
 unsafe fn add_gradient_vectors(
     d_bias: Pairs,

@@ -1,4 +1,4 @@
-//! What a boolean mask lets a query or a key see: spans of numbers with gaps.
+//! Spans of numbers with gaps: the pairs that a boolean mask shows to a query or a key.
 
 use super::mask::{Interval, Span};
 use super::non_finite::{in_turn, multiply_slices_guarded};
@@ -110,7 +110,7 @@ impl<L: Default> Default for Seen<L> {
 }
 
 impl<L> Seen<L> {
-    /// What lies in another span, too.
+    /// Intersects with another span.
     #[inline(always)]
     #[must_use]
     pub fn within(mut self, Span { start, end }: Span) -> Self {
@@ -122,7 +122,7 @@ impl<L> Seen<L> {
 
 /// A row or a column of the mask.
 pub trait Line: Copy + Default {
-    /// The same, counted from number `origin`.
+    /// The line counted from number `origin`.
     #[must_use]
     fn counted_from(self, origin: i32) -> Self;
 

@@ -64,7 +64,7 @@ impl<const T: usize> Team<T> {
     /// m and l of every row, over the keys of all warps of the team.
     ///
     /// # Safety
-    /// As [`combine`](Self::combine).
+    /// The conditions of [`combine`](Self::combine).
     #[inline(always)]
     pub unsafe fn totals<const MT: usize>(&self, softmax: &Softmax<MT>) -> [[Total; 2]; MT] {
         // SAFETY: the caller's promise.

@@ -29,7 +29,7 @@ use crate::tile::{
 };
 use core::hint::cold_path;
 
-/// What a warp carries through the loop over blocks of keys.
+/// The state of a warp in the loop over blocks of keys.
 pub struct Warp<
     const MT: usize,
     const DT: usize,
@@ -99,7 +99,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// Line 8: `S = Q K^T`, accumulated in `Acc`, of the warp's part of the block of keys that starts at `first_key`.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn scores<E: Element, Acc: Accumulate<E>, const NT: usize>(
         &self,
@@ -136,7 +136,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// warp computes the scores again, from K, and raises the maxima.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn softmax<E: Element, const NT: usize>(
         &mut self,
@@ -161,7 +161,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// Line 9, and the factor of line 10, where each row sees only `keys` of the block.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn softmax_masked<E: Element, const NT: usize, const T: usize>(
         &mut self,
@@ -177,7 +177,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// Line 9, and the factor of line 10, with new maxima: the same in all warps of a team.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn softmax_exact<E: Element, const NT: usize, const T: usize>(
         &mut self,
@@ -215,7 +215,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// Line 10: `O += P V`, where each row sees only `keys` of the block.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn accumulate_masked<E: Element, M: Mask, I: Interval, const NT: usize>(
         &mut self,
@@ -236,7 +236,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// Line 10: `O += P V`.
     ///
     /// # Safety
-    /// As [`Warp::new`].
+    /// The conditions of [`Warp::new`].
     #[inline(always)]
     pub unsafe fn accumulate<E: Element, const NT: usize>(
         &mut self,

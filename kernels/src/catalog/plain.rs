@@ -116,7 +116,7 @@ pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
     rows(parts, parts.product_masked(causal))
 }
 
-/// As [`own_rows`], of which a masked step has this product.
+/// Counts of [`own_rows`], of which a masked step has this product.
 fn rows(parts: &Parts, product: Collectives) -> Collectives {
     let keys = parts.tile.keys;
     let ahead = parts.copies(2 * keys) + bar(1);
@@ -128,7 +128,7 @@ fn rows(parts: &Parts, product: Collectives) -> Collectives {
     parts.around() + first + idle + steps + masked + bar(1)
 }
 
-/// As [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones. Scores of the
+/// Counts of [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones. Scores of the
 /// masked, the unmasked and the last block may gain a bias, and recomputed scores too.
 pub(super) fn optional_rows(parts: &Parts) -> Collectives {
     let ahead = parts.copies(2 * parts.tile.keys);

@@ -181,7 +181,7 @@ unsafe fn consume<E: Element, const W: u32, const NT: usize, const S: u32>(
 /// Waits for a stage and issues its products as a group: `sums = A B^T`, or `sums += A B^T` where `add` says so.
 ///
 /// # Safety
-/// As [`consume`].
+/// The conditions of [`consume`].
 #[inline(always)]
 unsafe fn multiply<E: Element, const NT: usize, const S: u32>(
     sums: &mut [Accumulator; NT],

@@ -15,7 +15,7 @@ use crate::tile::{Accumulate, Element, Operand};
 /// The block has `WM` warps down and `WN` across, each with `MT` by `NT` tiles of 16x16.
 ///
 /// # Safety
-/// As [`multistage`](super::multistage).
+/// The conditions of [`multistage`](super::multistage).
 #[inline(always)]
 pub unsafe fn simple<
     E: Element,

@@ -33,7 +33,7 @@ instructions! {
 /// As [`block`]; returns whether `value` is true for any thread of the block.
 ///
 /// # Safety
-/// As [`block`].
+/// The conditions of [`block`].
 #[inline(always)]
 pub unsafe fn block_any(value: bool) -> bool {
     let any: u32;
@@ -49,7 +49,7 @@ pub unsafe fn block_any(value: bool) -> bool {
 /// As [`some`]; returns whether `value` is true for any of these threads.
 ///
 /// # Safety
-/// As [`some`].
+/// The conditions of [`some`].
 #[inline(always)]
 pub unsafe fn some_any(number: u32, threads: u32, value: bool) -> bool {
     let any: u32;

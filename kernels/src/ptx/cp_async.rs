@@ -30,7 +30,7 @@ instructions! {
     /// This is assembly because the compiler would turn a `match` into a table of branches.
     ///
     /// # Safety
-    /// As [`wait`].
+    /// The conditions of [`wait`].
     wait_for(pending: u32 in reg32) =
         "{{ .reg .pred is;"
         "setp.eq.u32 is, {0}, 0; @is cp.async.wait_group 0;"
@@ -43,7 +43,7 @@ instructions! {
 /// As [`wait`] for `S - N` groups.
 ///
 /// # Safety
-/// As [`wait`].
+/// The conditions of [`wait`].
 #[inline(always)]
 pub unsafe fn wait_less<const S: usize, const N: usize>() {
     // SAFETY: touches no memory itself.

@@ -34,7 +34,7 @@ loads! {
 /// Reads an f32.
 ///
 /// # Safety
-/// As [`load_u32`].
+/// The conditions of [`load_u32`].
 #[inline(always)]
 pub unsafe fn load_f32(address: u64) -> f32 {
     // SAFETY: the caller's promise.

@@ -28,7 +28,7 @@ instructions! {
     /// Closes the group of products issued since the last call.
     ///
     /// # Safety
-    /// As [`fence`].
+    /// The conditions of [`fence`].
     commit() = "wgmma.commit_group.sync.aligned;";
 
     /// Waits until all but the `PENDING` last groups are complete.
@@ -62,13 +62,13 @@ pub trait Product {
     /// As [`rows`](Self::rows), with 16 rows of `b`, whose columns lie along memory: `a * b`.
     ///
     /// # Safety
-    /// As [`rows`](Self::rows).
+    /// The conditions of [`rows`](Self::rows).
     unsafe fn rows_columns<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool);
 
     /// `self += a * b`, with `a` in registers, 16 rows a warp, and 16 rows of `b`, whose columns lie along memory.
     ///
     /// # Safety
-    /// As [`rows`](Self::rows).
+    /// The conditions of [`rows`](Self::rows).
     unsafe fn columns<E: Element>(&mut self, a: Operand, b: Descriptor);
 }
 

@@ -78,7 +78,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
     /// assembler mixes the copies with the instructions after them.
     ///
     /// # Safety
-    /// As [`load`](Self::load).
+    /// The conditions of [`load`](Self::load).
     #[inline(always)]
     pub unsafe fn load_whole(&self, to: SharedTile<DT, A>, first: u32, rows: u32, there: bool) {
         let steps = rows / self.share.rows_per_step;

@@ -76,7 +76,7 @@ impl<const S: usize> CpAsync<S> {
     /// As [`wait`](Pipeline::wait) for the first tile, when all `S` buffers are filled.
     ///
     /// # Safety
-    /// As [`Pipeline`].
+    /// The conditions of [`Pipeline`].
     #[inline(always)]
     pub unsafe fn wait_first(&mut self) {
         // SAFETY: the caller's promise.
@@ -89,7 +89,7 @@ impl<const S: usize> CpAsync<S> {
     /// As [`wait`](Pipeline::wait), for the tile that the next `wait` waits for, too.
     ///
     /// # Safety
-    /// As [`Pipeline`].
+    /// The conditions of [`Pipeline`].
     #[inline(always)]
     pub unsafe fn peek(&mut self) {
         // SAFETY: the caller's promise.
@@ -99,7 +99,7 @@ impl<const S: usize> CpAsync<S> {
     /// The first half of [`wait`](Pipeline::wait): waits for this thread's own copies, which it then may read.
     ///
     /// # Safety
-    /// As [`Pipeline`].
+    /// The conditions of [`Pipeline`].
     #[inline(always)]
     pub unsafe fn wait_own(&mut self) {
         // SAFETY: the caller's promise.
@@ -110,7 +110,7 @@ impl<const S: usize> CpAsync<S> {
     /// any of them.
     ///
     /// # Safety
-    /// As [`Pipeline`].
+    /// The conditions of [`Pipeline`].
     #[inline(always)]
     pub unsafe fn wait_others(&mut self, value: bool) -> bool {
         // SAFETY: the caller's promise.
@@ -120,7 +120,7 @@ impl<const S: usize> CpAsync<S> {
     /// Waits for all copies and all threads: the buffers are free for other uses.
     ///
     /// # Safety
-    /// As [`Pipeline`].
+    /// The conditions of [`Pipeline`].
     #[inline(always)]
     pub unsafe fn drain(self) {
         // SAFETY: the caller's promise.

@@ -41,7 +41,7 @@ pub unsafe fn multiply_transposed<
 /// `16 * nt..16 * nt + 16`. `column(ot)`: the slice of V's columns that slice `ot` of O has.
 ///
 /// # Safety
-/// As [`multiply_transposed`].
+/// The conditions of [`multiply_transposed`].
 #[inline(always)]
 pub unsafe fn multiply<
     E: Element,

@@ -36,7 +36,7 @@ impl<const S: u32> Ring<S> {
     /// Waits until the tile has landed.
     ///
     /// # Safety
-    /// As [`acquire`](Self::acquire).
+    /// The conditions of [`acquire`](Self::acquire).
     #[inline(always)]
     pub unsafe fn wait(self, full: u32) {
         // SAFETY: the caller's promise.

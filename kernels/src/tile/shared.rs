@@ -114,7 +114,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// The 16x16 tile `(row16, d16)` as B operands with `k` along the row: K, for Q K^T.
     ///
     /// # Safety
-    /// As [`a`](Self::a).
+    /// The conditions of [`a`](Self::a).
     #[inline(always)]
     pub unsafe fn b(self, lane: u32, row16: usize, d16: usize) -> Operand {
         let (row, chunk) = fragment::ldmatrix_chunks_first(lane);
@@ -125,7 +125,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// The 16x16 tile `(row16, d16)` as B operands with `k` down the rows: V, for P V.
     ///
     /// # Safety
-    /// As [`a`](Self::a).
+    /// The conditions of [`a`](Self::a).
     #[inline(always)]
     pub unsafe fn b_trans(self, lane: u32, row16: usize, d16: usize) -> Operand {
         let (row, chunk) = fragment::ldmatrix_rows_first(lane);
@@ -137,7 +137,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// of two above `beside`, so that what depends on the warp is added once.
     ///
     /// # Safety
-    /// As [`a`](Self::a).
+    /// The conditions of [`a`](Self::a).
     #[inline(always)]
     pub unsafe fn b_trans_beside(
         self,
@@ -156,7 +156,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// operand with `k` down the rows: dS, for dQ = dS K.
     ///
     /// # Safety
-    /// As [`a`](Self::a).
+    /// The conditions of [`a`](Self::a).
     #[inline(always)]
     pub unsafe fn a_trans(self, lane: u32, beside: u32, row16: usize, d16: usize) -> Operand {
         let (row, chunk) = fragment::ldmatrix_chunks_first(lane);
@@ -183,7 +183,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     /// The 16x16 tiles of the first `16 * MT` rows, from slice `first` of the columns on, as A operands.
     ///
     /// # Safety
-    /// As [`a`](Self::a).
+    /// The conditions of [`a`](Self::a).
     #[inline(always)]
     pub unsafe fn operands<const MT: usize, const NT: usize>(
         self,

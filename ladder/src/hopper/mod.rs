@@ -82,7 +82,7 @@ pub unsafe fn tma<E: Element, const W: u32, const DT: usize, const NT: usize, co
 /// with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// As [`tma`].
+/// The conditions of [`tma`].
 #[inline(always)]
 pub unsafe fn specialised<
     E: Element,

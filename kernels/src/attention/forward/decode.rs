@@ -22,7 +22,7 @@ use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, Shared
 /// `16 * NT` keys. `QT` of the `DT` slices of Q stay in registers.
 ///
 /// # Safety
-/// As [`sm80`](super::sm80).
+/// The conditions of [`sm80`](super::sm80).
 #[inline(always)]
 pub unsafe fn decode<
     E: Element,

@@ -29,7 +29,7 @@ use core::hint::cold_path;
 /// warp has `16 * NT` of the `16 * KT` keys of a step, and `OT` of the `DT` slices of O's columns.
 ///
 /// # Safety
-/// As [`sm80`](super::sm80).
+/// The conditions of [`sm80`](super::sm80).
 #[inline(always)]
 pub unsafe fn team<
     E: Element,

@@ -42,7 +42,7 @@ const WT: usize = WINDOW as usize / 16;
 /// `16 * RUN` enter a product. The ring has `S` buffers.
 ///
 /// # Safety
-/// As [`sm80`](super::sm80).
+/// The conditions of [`sm80`](super::sm80).
 #[inline(always)]
 pub unsafe fn wide<
     E: Element,

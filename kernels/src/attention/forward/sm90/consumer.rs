@@ -81,7 +81,7 @@ where
     /// Line 8: `S = Q K^T`, issued as a group for each chunk of K; all chunks but the last are released.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn issue_scores<E: Element>(&self, s: &mut [Accumulator; NT]) {
         // Opaque: the compiler would hold each operand's word over the tile.
@@ -177,7 +177,7 @@ where
     /// `O += P V` of a block, and the scores of the next one, [waited for](Self::wait_scores) later.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn issue_step<E: Element>(
         &mut self,
@@ -198,7 +198,7 @@ where
     /// Waits for the scores; `of_step` if [`issue_step`](Self::issue_step) issued them.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn wait_scores(&self, s: &mut [Accumulator; NT], of_step: bool) {
         // SAFETY: the caller's promise.
@@ -222,7 +222,7 @@ where
     /// Waits for O: after this it may be scaled, and P replaced.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn settle(&self, o: &mut [Accumulator; OT]) {
         // SAFETY: the caller's promise.
@@ -232,7 +232,7 @@ where
     /// `O += P V` of a block, which is there at the return.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn finish<E: Element>(
         &self,
@@ -251,7 +251,7 @@ where
     /// Tells the watch.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn note(&self, block: Ring<S>, event: Event) {
         // SAFETY: the caller's promise.
@@ -261,7 +261,7 @@ where
     /// Gives K back, whose scores are there: a whole block, which may be read until now.
     ///
     /// # Safety
-    /// As [`pass`](Self::pass).
+    /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn release_k(&self) {
         if !Self::CHUNKS {

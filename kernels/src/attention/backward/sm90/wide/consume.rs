@@ -80,7 +80,7 @@ impl Consumer {
     /// Issues the second product of a step.
     ///
     /// # Safety
-    /// As [`issue_rows`](Self::issue_rows).
+    /// The conditions of [`issue_rows`](Self::issue_rows).
     #[inline(always)]
     unsafe fn issue_columns<E: Element, M: Mask, const DT: usize>(
         &self,

@@ -55,7 +55,7 @@ fn half_at(place: u32) -> (u32, u32) {
 /// The head dim is at most `16 * DT`. `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// As [`keys`](super::keys).
+/// The conditions of [`keys`](super::keys).
 #[inline(always)]
 pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const TAKEN: u32>(
     params: &Sm90BackwardParams,
