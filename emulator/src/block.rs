@@ -330,7 +330,7 @@ impl<'a> Block<'a> {
             }
             _ if active == 0 => context.warp.advance(),
             Action::Lanes(operation) => {
-                operation(&mut context)?;
+                operation.execute(&mut context)?;
                 context.warp.advance();
             }
             Action::Exit => {
@@ -359,7 +359,7 @@ impl<'a> Block<'a> {
                         warp.state = State::Running;
                         warp.advance();
                     }
-                    operation(&mut Warpgroup {
+                    operation.execute(&mut Warpgroup {
                         number,
                         warps,
                         shared: &mut self.shared,

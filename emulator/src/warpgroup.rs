@@ -26,8 +26,18 @@ pub(crate) struct Warpgroup<'a> {
 }
 
 /// Executes an instruction in the four warps of a warpgroup.
-pub(crate) type WarpgroupOperation =
-    Box<dyn Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync>;
+pub(crate) type WarpgroupOperation = Box<dyn OnWarpgroup>;
+
+/// A closure that works on a warpgroup, with one function in its table, like [`OnLanes`](crate::decode::OnLanes).
+pub(crate) trait OnWarpgroup: Send + Sync {
+    fn execute(&self, warpgroup: &mut Warpgroup) -> Result<(), Box<Violation>>;
+}
+
+impl<F: Fn(&mut Warpgroup) -> Result<(), Box<Violation>> + Send + Sync> OnWarpgroup for F {
+    fn execute(&self, warpgroup: &mut Warpgroup) -> Result<(), Box<Violation>> {
+        self(warpgroup)
+    }
+}
 
 impl Warpgroup<'_> {
     /// Reads an operand that must be the same in all lanes of the warpgroup.
