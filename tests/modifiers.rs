@@ -99,6 +99,33 @@ impl Modifiers {
         Some(bias.shape(problem, problem.seqlen_kv))
     }
 
+    /// These options with the offsets and lengths that kernels make of any numbers; allowed ones stay.
+    #[must_use]
+    pub fn allowed(&self, problem: &Problem) -> Self {
+        let [q, kv] = [problem.seqlen_q, problem.seqlen_kv].map(|rows| rows as i32);
+        let lengths =
+            |lengths: &[i32], rows| lengths.iter().map(|&length| length.clamp(0, rows)).collect();
+        let offsets = |offsets: &[i32], rows| {
+            let mut rising = offsets.to_vec();
+            rise(&mut rising, 0, rows);
+            rising
+        };
+        let sequences = self.sequences.as_ref().map(|sequences| match sequences {
+            Sequences::Padded { q: of_q, kv: of_kv } => Sequences::Padded {
+                q: lengths(of_q, q),
+                kv: lengths(of_kv, kv),
+            },
+            Sequences::Packed { q: of_q, kv: of_kv } => Sequences::Packed {
+                q: offsets(of_q, q),
+                kv: offsets(of_kv, kv),
+            },
+        });
+        Modifiers {
+            sequences,
+            ..self.clone()
+        }
+    }
+
     /// Whether all are off.
     #[must_use]
     pub fn are_off(&self) -> bool {
@@ -178,6 +205,16 @@ impl Modifiers {
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
         })
+    }
+}
+
+/// Makes offsets rise from `least` to `most`, as kernels read them: each lies between those that halving finds before it.
+fn rise(offsets: &mut [i32], least: i32, most: i32) {
+    let (before, rest) = offsets.split_at_mut(offsets.len() / 2);
+    if let [middle, behind @ ..] = rest {
+        *middle = (*middle).clamp(least, most);
+        rise(before, least, *middle);
+        rise(behind, *middle, most);
     }
 }
 

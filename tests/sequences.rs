@@ -2,7 +2,10 @@
 
 use attention::{Device, Sequences, Window};
 use proptest::prelude::*;
-use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled, sequenced};
+use ndarray::s;
+use tests::strategy::{
+    backward_of, cases, check_each, few, misnumbered, modified, of_dims, scheduled, sequenced,
+};
 use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -20,6 +23,9 @@ pub fn tests() -> Vec<Test> {
             check_each(few(device, 40), cases, |case| case.check(device))
         }),
         Test::backward("gradients_repeat", gradients_repeat),
+        Test::kernels("any_numbers", any_numbers),
+        Test::kernels("any_numbers_of_gradients", any_numbers_of_gradients),
+        Test::backward("sinks_of_no_sequence", sinks_of_no_sequence),
         Test::new("of_all_sizes", of_all_sizes),
         Test::new("at_edges_of_tiles", at_edges_of_tiles),
         Test::new("without_keys_or_queries", without_keys_or_queries),
@@ -28,6 +34,70 @@ pub fn tests() -> Vec<Test> {
 
 fn check_forward(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
     check_each(few(device, 64), cases, |case| case.check(device))
+}
+
+/// Offsets and lengths of any value, which kernels of every target move to what is allowed: a call ends, inside its tensors.
+/// `PROPTEST_CASES` may be ten thousand.
+fn any_numbers(device: &Device) -> Outcome {
+    let plain = misnumbered(of_dims(cases(), 1..=8));
+    let modified = misnumbered(modified(of_dims(cases(), 1..=8)));
+    let cases = scheduled(device, prop_oneof![plain, modified]);
+    check_each(few(device, 200), cases, |case| case.check(device))
+}
+
+/// The gradients of such calls, by kernels of Hopper and of `sm_80`.
+fn any_numbers_of_gradients(device: &Device) -> Outcome {
+    let plain = misnumbered(of_dims(cases(), 1..=8));
+    let modified = misnumbered(modified(of_dims(cases(), 1..=8)));
+    let cases = (backward_of(prop_oneof![plain, modified]), any::<bool>());
+    let cases = cases.prop_map(|(case, hopper)| {
+        let Case { dtype, dim, .. } = case.forward;
+        let of_sm80 = format!("backward_optional_{}_d{}", dtype.name(), dim.next_multiple_of(32));
+        let forward = Case {
+            kernel: (!hopper).then_some(of_sm80),
+            modifiers: Modifiers {
+                dim_v: None,
+                ..case.forward.modifiers
+            },
+            ..case.forward
+        };
+        BackwardCase { forward, ..case }
+    });
+    check_each(few(device, 200), cases, |case| case.check(device))
+}
+
+/// Rows of no sequence have no part in any gradient, whatever their d_o and d_lse.
+fn sinks_of_no_sequence(device: &Device) -> Outcome {
+    let packed = Sequences::Packed {
+        q: vec![5, 60, 60, 140],
+        kv: vec![0, 0, 30, 150],
+    };
+    let padded = Sequences::Padded {
+        q: vec![100],
+        kv: vec![90],
+    };
+    for (sequences, queries) in [(packed, 5..140), (padded, 0..100)] {
+        let case = BackwardCase {
+            d_lse: true,
+            ..BackwardCase::from(Case {
+                heads: 2,
+                modifiers: Modifiers {
+                    sinks: true,
+                    sequences: Some(sequences),
+                    ..Modifiers::default()
+                },
+                ..Case::default()
+            })
+        };
+        let mut inputs = case.inputs();
+        let others: Vec<usize> = (0..150).filter(|row| !queries.contains(row)).collect();
+        for row in others {
+            inputs.d_o.slice_mut(s![.., .., row, ..]).fill(f32::NAN);
+            inputs.d_lse.slice_mut(s![.., .., row]).fill(7.0);
+        }
+        case.run(device, &inputs)?;
+    }
+    PASSED
 }
 
 /// The case with each mask, with sinks and without, and its gradients.

@@ -171,6 +171,43 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
     })
 }
 
+/// The case in one head with offsets or lengths of any value.
+pub fn misnumbered(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let number = || {
+        prop_oneof![
+            8 => 0..=300_i32,
+            1 => select(&[i32::MIN, -1, 301, i32::MAX][..]),
+            1 => any::<i32>(),
+        ]
+    };
+    let numbers = || vec(number(), 9);
+    let sequences = (prop::bool::weighted(0.8), 1..=8_usize, numbers(), numbers());
+    (cases, sequences).prop_map(|(case, (packed, count, q, kv))| {
+        let batch = if packed { 1 } else { case.batch.min(2) };
+        let first = |numbers: Vec<i32>, count: usize| numbers[..count].to_vec();
+        let sequences = match packed {
+            true => Sequences::Packed {
+                q: first(q, count + 1),
+                kv: first(kv, count + 1),
+            },
+            false => Sequences::Padded {
+                q: first(q, batch),
+                kv: first(kv, batch),
+            },
+        };
+        Case {
+            batch,
+            heads: 1,
+            kv_heads: 1,
+            modifiers: Modifiers {
+                sequences: Some(sequences),
+                ..case.modifiers
+            },
+            ..case
+        }
+    })
+}
+
 /// Lengths from 1 to 300; half of them are at most 1 from the edge of a tile.
 pub fn seqlens() -> impl Strategy<Value = usize> {
     let edges = (1..=18_usize, 0..=2_usize).prop_map(|(tiles, beside)| 16 * tiles + beside - 1);

@@ -238,10 +238,12 @@ impl<'a> Reference<'a> {
             number,
             keys: visible,
             derivatives,
-            // Whatever the row's d_o: without a sink there is no part.
+            // Whatever the row's d_o: without a sink, or in no sequence, there is no part.
             d_sink: match options.sink {
-                Some(_) => rounded(-rounded(of_sink / l) * delta),
-                None => 0.0,
+                Some(_) if options.sequences.contain(place) => {
+                    rounded(-rounded(of_sink / l) * delta)
+                }
+                _ => 0.0,
             },
             d_sink_error: 0.0,
             o_error: half_unit(self.dtype, 1.0) * norm((&d_o * &o).view()),
@@ -296,7 +298,7 @@ impl<'a> Reference<'a> {
             row.ds_errors[j] = p * (relative * (dp[j] - delta).abs() + dp_error + delta_error);
         }
         let sink = f64::from(options.sink());
-        if sink.is_finite() {
+        if sink.is_finite() && options.sequences.contain(place) {
             let relative = lse_error + UNIT * (4.0 * sink.abs() + 8.0);
             let of_delta = delta_error + row.o_error;
             row.d_sink_error = (sink - lse).exp() * (relative * delta.abs() + of_delta);

@@ -52,7 +52,8 @@ impl Steps {
             right: options.right,
         };
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
-        let rows = p.batch as u128 * (p.seqlen_q + p.seqlen_kv) as u128;
+        let keys = if gradients { p.seqlen_kv } else { 0 };
+        let rows = p.batch as u128 * (p.seqlen_q + keys) as u128;
         let blocks = rows.div_ceil(u128::from(kernel.threads()));
         let step = Step::new(
             kernel.into(),

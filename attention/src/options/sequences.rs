@@ -199,6 +199,16 @@ impl<'a> HeadSequences<'a> {
         }
     }
 
+    /// Whether a query is part of a sequence.
+    pub fn contain(&self, row: usize) -> bool {
+        match *self {
+            HeadSequences::One { q, .. } => row < q,
+            HeadSequences::Packed { q, .. } => {
+                (q[0] as usize..q[q.len() - 1] as usize).contains(&row)
+            }
+        }
+    }
+
     /// The sequence of a query. A query of none is one by itself, with no key, at the end of the keys before it.
     pub fn of(&self, row: usize) -> Sequence {
         let alone = |end| Sequence {

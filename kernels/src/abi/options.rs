@@ -73,10 +73,15 @@ pub struct KeyRange {
     pub start: i32,
     /// The first one after.
     pub end: i32,
-    /// The key at the query's own place is `query + offset`.
+    /// The key at the query's own place is `query + offset`; [`ALONE`](Self::ALONE) for a query of no sequence.
     pub offset: i32,
     /// Keys whose first query is this one, or an earlier one.
     pub begun: i32,
+}
+
+impl KeyRange {
+    /// The offset of a query of no sequence: more than rows can differ by.
+    pub const ALONE: i32 = i32::MIN;
 }
 
 /// The queries that see a key, where a batch consists of sequences: the first one, and the first one after.

@@ -71,9 +71,12 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             let (place, inside) = sequence_of(packed, [q, kv], batch, query);
             // Rows of no sequence see no key, at the end of the last sequence before.
             let offset = place.keys[1] - place.queries[1];
-            let [start, end] = match inside {
-                true => seen(query + offset, [params.left, params.right], place.keys),
-                false => [place.keys[1]; 2],
+            let ([start, end], offset) = match inside {
+                true => (
+                    seen(query + offset, [params.left, params.right], place.keys),
+                    offset,
+                ),
+                false => ([place.keys[1]; 2], KeyRange::ALONE),
             };
             // Keys behind the last sequence have the query behind it for their first one.
             let begun = match query < place.queries[1] {
@@ -117,6 +120,10 @@ fn seen(center: i32, [before, behind]: [i32; 2], [first, end]: [i32; 2]) -> [i32
 }
 
 /// The sequence of a row, whose own side `own` bounds, and whether the row lies in it; the last sequence before it else.
+///
+/// Offsets are read as a tree, in which halving finds a place: each is moved to between those of the nodes above it. So those
+/// that rise stay, and any others become some that rise, for all rows the same and in both directions: `own` and `other` change
+/// places for keys.
 #[inline(always)]
 unsafe fn sequence_of(
     packed: bool,
@@ -130,32 +137,31 @@ unsafe fn sequence_of(
             let [queries, keys] = [[0, own.at(batch)], [0, other.at(batch)]];
             return (Place { queries, keys }, row < queries[1]);
         }
-        // The first offset above the row, by halving.
+        // The first offset above the row, by halving. The last offsets that are not above it, and the first ones that are.
         let (mut low, mut high) = (0, own.entries);
+        let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
         while low < high {
             let middle = low + (high - low) / 2;
-            if own.at(middle) <= row {
+            let between = |bounds: Bounds, side: usize| {
+                bounds.at(middle).max(before[side]).min(behind[side])
+            };
+            let offsets = [between(own, 0), between(other, 1)];
+            if offsets[0] <= row {
                 low = middle + 1;
+                before = offsets;
             } else {
                 high = middle;
+                behind = offsets;
             }
         }
         // Before the first sequence or behind the last one.
-        if low == 0 || low == own.entries {
-            let edge = low.min(own.entries - 1);
-            let [queries, keys] = [own, other].map(|bounds| [bounds.at(edge); 2]);
-            return (Place { queries, keys }, false);
-        }
-        let between = |bounds: Bounds| {
-            let start = bounds.at(low - 1);
-            [start, bounds.at(low).max(start)]
+        let (queries, keys) = if low == 0 {
+            ([behind[0]; 2], [behind[1]; 2])
+        } else if low == own.entries {
+            ([before[0]; 2], [before[1]; 2])
+        } else {
+            ([before[0], behind[0]], [before[1], behind[1]])
         };
-        (
-            Place {
-                queries: between(own),
-                keys: between(other),
-            },
-            true,
-        )
+        (Place { queries, keys }, low > 0 && low < own.entries)
     }
 }

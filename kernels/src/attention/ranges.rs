@@ -170,3 +170,20 @@ pub unsafe fn load_range(address: u64, queries: i32, query: i32) -> [u32; 4] {
     // SAFETY: the caller's promise.
     unsafe { global::load_u32x4(address + size_of::<KeyRange>() as u64 * query) }
 }
+
+/// Whether a query of a batch entry is part of a sequence: where the batch does not [consist](KeyRange) of sequences, all are.
+///
+/// # Safety
+/// A launch with ranges has one for each query.
+#[inline(always)]
+pub unsafe fn is_in_sequence(params: &ForwardParams, sequence: Sequence, query: u32) -> bool {
+    let ranges = params.options.key_ranges;
+    if ranges == 0 {
+        return true;
+    }
+    let of_batch = u64::from(sequence.batch) * u64::from(params.seqlen_q);
+    let address = ranges + size_of::<KeyRange>() as u64 * of_batch;
+    // SAFETY: the caller's promise.
+    let [.., offset, _] = unsafe { load_range(address, sequence.queries as i32, query as i32) };
+    offset as i32 != KeyRange::ALONE
+}

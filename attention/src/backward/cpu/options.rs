@@ -5,18 +5,22 @@ use crate::forward::Problem;
 use crate::tensor::Element;
 use ndarray::{Array2, ArrayViewMut4, Axis, s};
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Computes the gradient of the sink of each head: `-exp(sink - lse) delta`, summed over all rows with a finite lse.
+/// Computes the gradient of the sink of each head: `-exp(sink - lse) delta`, summed over the rows of sequences with a
+/// finite lse.
 pub fn d_sinks<T: Element>(p: &Problem, inputs: &Inputs<T>) -> Vec<f32> {
     let of_head = |head: usize| {
-        let sink = inputs.options.head(p, [0, head]).sink();
-        let of_block = |(batch, rows)| {
-            let [lse, delta] = inputs.row_sums(p, [batch, head], rows);
-            let live = lse
-                .iter()
-                .zip(&delta)
-                .filter(|(lse, _)| **lse != f32::NEG_INFINITY);
-            let terms = live.map(|(lse, delta)| -f64::from((sink - lse).exp()) * f64::from(*delta));
+        let of_block = |(batch, rows): (usize, Range<usize>)| {
+            let options = inputs.options.head(p, [batch, head]);
+            let [lse, delta] = inputs.row_sums(p, [batch, head], rows.clone());
+            let rows = rows.zip(lse.iter().zip(&delta));
+            let live = rows.filter(|(row, (lse, _))| {
+                options.sequences.contain(*row) && **lse != f32::NEG_INFINITY
+            });
+            let terms = live.map(|(_, (lse, delta))| {
+                -f64::from((options.sink() - lse).exp()) * f64::from(*delta)
+            });
             terms.sum::<f64>()
         };
         let of_entry = |batch| blocks(p.seqlen_q, BR).map(move |rows| (batch, rows));

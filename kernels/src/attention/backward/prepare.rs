@@ -1,9 +1,10 @@
 //! Statistics of the rows: `lse * log2(e)` and `delta = rowsum(do * o) - d_lse`.
 //!
-//! Heads are padded to whole query tiles. In padding, and where a row sees no key, lse is infinity: `P = exp(S - lse)`
-//! is 0 there.
+//! Heads are padded to whole query tiles. In padding, in rows of no sequence, and where a row sees no key and has no sink,
+//! lse is infinity and delta 0: they have no part in any gradient.
 
 use crate::abi::BackwardParams;
+use crate::attention::ranges::is_in_sequence;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::ptx::{global, math, shuffle, special};
@@ -69,7 +70,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
             if params.d_lse != 0 {
                 delta -= global::load_f32(params.d_lse + index);
             }
-            if found == f32::NEG_INFINITY {
+            if found == f32::NEG_INFINITY || !is_in_sequence(forward, sequence, row) {
                 delta = 0.0;
             } else {
                 lse = found * core::f32::consts::LOG2_E;
