@@ -103,8 +103,12 @@ impl Modifiers {
     #[must_use]
     pub fn allowed(&self, problem: &Problem) -> Self {
         let [q, kv] = [problem.seqlen_q, problem.seqlen_kv].map(|rows| rows as i32);
-        let lengths =
-            |lengths: &[i32], rows| lengths.iter().map(|&length| length.clamp(0, rows)).collect();
+        let lengths = |lengths: &[i32], rows| {
+            lengths
+                .iter()
+                .map(|&length| length.clamp(0, rows))
+                .collect()
+        };
         let offsets = |offsets: &[i32], rows| {
             let mut rising = offsets.to_vec();
             rise(&mut rising, 0, rows);

@@ -9,7 +9,9 @@ use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test, counti
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
-    vec![
+    let softcaps = Test::backward("softcaps_of_any_size", softcaps_of_any_size);
+    let of_hopper = softcaps.emulated_as(Class::Sm90);
+    let tests = vec![
         Test::new("any", |device| check_forward(device, 64, modified(cases()))),
         Test::new("by_any_kernel", |device| {
             check_forward(device, 32, scheduled(device, modified(cases())))
@@ -37,7 +39,28 @@ pub fn tests() -> Vec<Test> {
         Test::emulator("value_dims_on_hopper", |_| {
             value_dims(&Device::emulator_of(Class::Sm90, Options::default())?)
         }),
-    ]
+        softcaps,
+    ];
+    tests.into_iter().chain(of_hopper).collect()
+}
+
+/// Softcaps far below the scores, and so far above them that there might be none.
+fn softcaps_of_any_size(device: &Device) -> Outcome {
+    for softcap in [1e-40, 1e-10, 0.01, 30.0, 100.0, 1e3, 1e5, 1e6, 1e20, 3e38] {
+        for dim in [64, 128] {
+            let case = Case {
+                dim,
+                scale: Some(0.5),
+                modifiers: Modifiers {
+                    softcap: Some(softcap),
+                    ..Modifiers::default()
+                },
+                ..Case::default()
+            };
+            check_both(&case, device)?;
+        }
+    }
+    PASSED
 }
 
 fn check_forward(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {

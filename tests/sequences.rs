@@ -1,8 +1,8 @@
 //! Packed and padded sequences, alone and with other options, against the reference.
 
-use attention::{Device, Sequences, Window};
-use proptest::prelude::*;
+use attention::{Class, Device, Sequences, Window};
 use ndarray::s;
+use proptest::prelude::*;
 use tests::strategy::{
     backward_of, cases, check_each, few, misnumbered, modified, of_dims, scheduled, sequenced,
 };
@@ -10,7 +10,12 @@ use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
-    vec![
+    let numbers = [
+        Test::kernels("any_numbers", any_numbers),
+        Test::kernels("any_numbers_of_gradients", any_numbers_of_gradients),
+    ];
+    let of_hopper = numbers.each_ref().map(|test| test.emulated_as(Class::Sm90));
+    let tests = vec![
         Test::new("any", |device| check_forward(device, sequenced(cases()))),
         Test::new("any_with_options", |device| {
             check_forward(device, sequenced(modified(cases())))
@@ -23,13 +28,13 @@ pub fn tests() -> Vec<Test> {
             check_each(few(device, 40), cases, |case| case.check(device))
         }),
         Test::backward("gradients_repeat", gradients_repeat),
-        Test::kernels("any_numbers", any_numbers),
-        Test::kernels("any_numbers_of_gradients", any_numbers_of_gradients),
         Test::backward("sinks_of_no_sequence", sinks_of_no_sequence),
         Test::new("of_all_sizes", of_all_sizes),
         Test::new("at_edges_of_tiles", at_edges_of_tiles),
         Test::new("without_keys_or_queries", without_keys_or_queries),
-    ]
+    ];
+    let of_hopper = of_hopper.into_iter().flatten();
+    tests.into_iter().chain(numbers).chain(of_hopper).collect()
 }
 
 fn check_forward(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
@@ -52,7 +57,11 @@ fn any_numbers_of_gradients(device: &Device) -> Outcome {
     let cases = (backward_of(prop_oneof![plain, modified]), any::<bool>());
     let cases = cases.prop_map(|(case, hopper)| {
         let Case { dtype, dim, .. } = case.forward;
-        let of_sm80 = format!("backward_optional_{}_d{}", dtype.name(), dim.next_multiple_of(32));
+        let of_sm80 = format!(
+            "backward_optional_{}_d{}",
+            dtype.name(),
+            dim.next_multiple_of(32)
+        );
         let forward = Case {
             kernel: (!hopper).then_some(of_sm80),
             modifiers: Modifiers {

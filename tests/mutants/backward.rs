@@ -99,7 +99,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "P passed before dQ has read dS",
         kernel: MAIN,
-        pattern: "bar.sync %r",
+        pattern: "bar.sync r",
         which: Nth(1),
         change: remove,
     },
@@ -113,7 +113,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "P read before it is passed",
         kernel: MAIN,
-        pattern: "bar.sync %r",
+        pattern: "bar.sync r",
         which: Nth(0),
         change: remove,
     },
@@ -165,7 +165,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a hidden pair of P not masked",
         kernel: MAIN,
-        pattern: "0f00000000, %p",
+        pattern: "0f00000000, p",
         which: Nth(3),
         change: always_first,
     },

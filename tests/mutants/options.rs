@@ -149,16 +149,16 @@ const MAPPED: &[Mutant] = &[
     Mutant {
         what: "blocks of some pairs not masked by Hopper's warpgroups",
         kernel: HOPPER,
-        pattern: ", 1, 2, %p",
+        pattern: ", 1, 2, p",
         which: All,
-        change: |line| line.replace(", 1, 2, %p", ", 2, 2, %p"),
+        change: |line| line.replace(", 1, 2, p", ", 2, 2, %p"),
     },
     Mutant {
         what: "blocks of some pairs not masked in gradients on Hopper",
         kernel: SUMS,
-        pattern: ", 1, 2, %p",
+        pattern: ", 1, 2, p",
         which: All,
-        change: |line| line.replace(", 1, 2, %p", ", 2, 2, %p"),
+        change: |line| line.replace(", 1, 2, p", ", 2, 2, %p"),
     },
     Mutant {
         what: "the count of shown blocks not written",

@@ -39,7 +39,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "no barrier after the copy of Q",
         kernel: HOPPER,
-        pattern: "bar.sync %r",
+        pattern: "bar.sync r",
         which: Nth(0),
         change: remove,
     },
@@ -89,14 +89,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a part of O taken before the other side gave it",
         kernel: SIDES,
-        pattern: "bar.sync %r",
+        pattern: "bar.sync r",
         which: Nth(2),
         change: remove,
     },
     Mutant {
         what: "a part of O given before the last one was taken",
         kernel: SIDES,
-        pattern: "bar.sync %r",
+        pattern: "bar.sync r",
         which: Nth(3),
         change: remove,
     },

@@ -7,6 +7,7 @@ use super::rectangles::{Rectangle, rectangles};
 use super::sequences::{HeadSequences, Sequence};
 use crate::forward::Problem;
 use crate::tensor::Dtype;
+use kernels::abi::NEAR_SOFTCAP;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
 use std::ops::Range;
 
@@ -116,7 +117,8 @@ impl Head<'_> {
         let mut score = product;
         if let Some(cap) = self.p.softcap {
             let cap = f64::from(cap);
-            score = round(cap * round(round(score / cap).tanh()));
+            // Rounded once: a quotient may be so small that it has fewer digits.
+            score = round(cap * (score / cap).tanh());
         }
         for bias in self.biases(place).into_iter().flatten() {
             score = round(score + bias);
@@ -158,7 +160,12 @@ impl Head<'_> {
         // What another crate's score does to its product, it does in f32.
         let custom = self.custom.map_or(0.0, |_| product);
         let sizes: f64 = biases.chain([capped, score, custom]).map(f64::abs).sum();
-        tanh * f64::from(self.p.softcap.unwrap_or(0.0)) + 4.0 * UNIT * sizes
+        let cap = f64::from(self.p.softcap.unwrap_or(0.0));
+        let of_tanh = match cap <= f64::from(NEAR_SOFTCAP) {
+            true => cap,
+            false => cap.min(8.0 * capped),
+        };
+        tanh * of_tanh + 4.0 * UNIT * sizes
     }
 
     /// Turns the scaled products of rows and keys into scores; `-inf` for pairs that the mask hides.

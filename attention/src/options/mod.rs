@@ -35,7 +35,7 @@ pub use window::{ParseWindowError, Window};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor};
-use kernels::abi::{BlockMapRef, Divisor, Options, PairsRef, Switch, Switches};
+use kernels::abi::{BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PairsRef, Switch, Switches};
 
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
@@ -114,8 +114,13 @@ pub(crate) fn pairs(tensor: Option<RawTensor>) -> PairsRef {
 /// What is on in a kernel with options.
 pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
     let bias = |dtype| tensors.bias.is_some_and(|bias| bias.dtype == dtype);
+    let is_near = |cap| cap <= NEAR_SOFTCAP;
     Switches::NONE
-        .with(Switch::Softcap, p.softcap.is_some())
+        .with(Switch::Softcap, p.softcap.is_some_and(is_near))
+        .with(
+            Switch::SoftcapFar,
+            p.softcap.is_some_and(|cap| !is_near(cap)),
+        )
         .with(Switch::Alibi, tensors.alibi.is_some())
         .with(Switch::Ranges, tensors.sequences.is_some())
         .with(Switch::BiasF16, bias(Dtype::F16))

@@ -22,7 +22,7 @@ use std::fmt::Write;
 pub const FLAGS: &[&str] = &["-Cdebuginfo=line-directives-only", "-Zverbose-asm"];
 
 /// The number of the form in which [`Lines::keep`] writes texts, which are cached.
-pub const FORM: u32 = 2;
+pub const FORM: u32 = 3;
 
 /// The place of instructions that come from no file that is here.
 const NO_PLACE: (&str, usize) = ("-", 0);
@@ -101,7 +101,8 @@ fn is_comment(code: &str) -> bool {
     code.starts_with("/*") && code.find("*/") == Some(code.len() - 2)
 }
 
-/// A line with short names of labels, which are known in their kernel alone, and without spaces in vectors of registers.
+/// A line with short names of labels, which are known in their kernel alone, and of registers: without their `%`, which other names
+/// begin with, too, and without spaces in their vectors.
 fn short(line: &str) -> String {
     let mut parts = line.split("$L__BB");
     let mut short = parts.next().unwrap_or_default().to_owned();
@@ -115,7 +116,18 @@ fn short(line: &str) -> String {
         let (vector, rest) = part.split_at(part.find('}').unwrap_or_default());
         dense.extend(["{%", &vector.replace(", ", ","), rest]);
     }
-    dense
+    let mut parts = dense.split('%');
+    let mut bare = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        bare.extend([if is_register(part) { "" } else { "%" }, part]);
+    }
+    bare
+}
+
+/// Whether a name that follows `%` is a register's: letters and a number, or the numbers' end in a declaration.
+fn is_register(name: &str) -> bool {
+    let number = name.trim_start_matches(|c: char| c.is_ascii_lowercase());
+    number.len() < name.len() && number.starts_with(|c: char| c.is_ascii_digit() || c == '<')
 }
 
 /// The paths and lines of a location's comment, the innermost first.
@@ -186,10 +198,10 @@ $L__func_end0:
 {{
 //@ kernels/src/entry.rs:2
 //@ kernels/src/tile.rs:{line}
-ld.shared.v2.b32 {{%r1,%r3}}, [%r2];
+ld.shared.v2.b32 {{r1,r3}}, [r2];
 $L34:
-add.s32 %r1, %r1, 1;
-@%p1 bra $L34;
+add.s32 r1, r1, 1;
+@p1 bra $L34;
 //@ -:0
 ret;
 }}

@@ -39,7 +39,9 @@ pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
-pub use options::{ARRAYS, ArrayRef, KeyRange, Options, PairsRef, QueryRange, Switch, Switches};
+pub use options::{
+    ARRAYS, ArrayRef, KeyRange, NEAR_SOFTCAP, Options, PairsRef, QueryRange, Switch, Switches,
+};
 pub use order::Order;
 pub use pack::PackParams;
 pub use ranges::RangesParams;

@@ -110,8 +110,11 @@ pub struct ArrayRef {
 /// removes what is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
-    /// Scores become `softcap * tanh(score / softcap)`.
+    /// Scores become `softcap * tanh(score / softcap)`, with an error of about `2^-21 softcap`.
     Softcap,
+    /// [`Softcap`](Self::Softcap), with an error of about `2^-21 softcap` or `2^-18` of the score, whichever is less: for bounds
+    /// above [`NEAR_SOFTCAP`].
+    SoftcapFar,
     /// A slope times the distance of query and key is subtracted from each score.
     Alibi,
     /// Queries see ranges of keys from a table, in the place of a window.
@@ -138,6 +141,7 @@ impl Switch {
     /// All switches.
     pub const ALL: &[Self] = &[
         Switch::Softcap,
+        Switch::SoftcapFar,
         Switch::Alibi,
         Switch::Ranges,
         Switch::BiasF16,
@@ -153,6 +157,7 @@ impl Switch {
     /// Combinations that the kernels are assembled with before any call asks for them: each alone, and some together.
     pub const COMBINATIONS: &[&[Self]] = &[
         &[Switch::Softcap],
+        &[Switch::SoftcapFar],
         &[Switch::Alibi],
         &[Switch::Ranges],
         &[Switch::BiasF16],
@@ -176,6 +181,7 @@ impl Switch {
     pub const fn constant(self) -> (&'static str, u32) {
         match self {
             Switch::Softcap => ("softcap", 1),
+            Switch::SoftcapFar => ("softcap", 2),
             Switch::Alibi => ("alibi", 1),
             Switch::Ranges => ("ranges", 1),
             Switch::BiasF16 => ("bias", 1),
@@ -198,6 +204,7 @@ impl Switch {
     pub const fn name(self) -> &'static str {
         match self {
             Switch::Softcap => "softcap",
+            Switch::SoftcapFar => "softcap_far",
             Switch::Alibi => "alibi",
             Switch::Ranges => "ranges",
             Switch::BiasF16 => "bias_f16",
@@ -211,6 +218,9 @@ impl Switch {
         }
     }
 }
+
+/// The largest bound of scores for which [`Switch::Softcap`] serves: scores then have an error of 3e-5.
+pub const NEAR_SOFTCAP: f32 = 64.0;
 
 /// The switches that are on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -142,9 +142,8 @@ unsafe fn sequence_of(
         let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
         while low < high {
             let middle = low + (high - low) / 2;
-            let between = |bounds: Bounds, side: usize| {
-                bounds.at(middle).max(before[side]).min(behind[side])
-            };
+            let between =
+                |bounds: Bounds, side: usize| bounds.at(middle).max(before[side]).min(behind[side]);
             let offsets = [between(own, 0), between(other, 1)];
             if offsets[0] <= row {
                 low = middle + 1;

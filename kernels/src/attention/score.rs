@@ -172,13 +172,9 @@ impl Score for Optional {
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
         let options = &params.options;
-        let [alibi, softcap] = [switch::alibi(), switch::softcap()];
-        let base2 = LOG2_E
-            * if softcap {
-                options.softcap
-            } else {
-                params.scale
-            };
+        let (alibi, softcap) = (switch::alibi(), switch::softcap() != 0);
+        let cap = options.softcap.max(LEAST_SOFTCAP).min(MOST_SOFTCAP);
+        let base2 = LOG2_E * if softcap { cap } else { params.scale };
         let scale = match (alibi || has_bias(), softcap) {
             (true, _) => SoftmaxScale {
                 log2: 1.0,
@@ -191,7 +187,10 @@ impl Score for Optional {
             (false, false) => SoftmaxScale::new(params.scale),
         };
         let mut score = Optional {
-            factor: 2.0 * LOG2_E * params.scale * math::reciprocal(options.softcap),
+            // Finite: times 0 it is 0.
+            factor: (2.0 * LOG2_E * params.scale * math::reciprocal(cap))
+                .max(f32::MIN)
+                .min(f32::MAX),
             base2,
             slope: 0.0,
             scale,
@@ -253,10 +252,11 @@ impl Score for Optional {
         s: &mut [[Accumulator; NT]; MT],
         corner: Corner,
     ) {
-        if switch::softcap() {
+        let softcap = switch::softcap();
+        if softcap != 0 {
             for mt in 0..MT {
                 for nt in 0..NT {
-                    s[mt][nt] = Accumulator(s[mt][nt].0.map(|x| self.tanh(x)));
+                    self.tanh(&mut s[mt][nt], softcap);
                 }
             }
         }
@@ -281,12 +281,10 @@ impl Score for Optional {
     #[inline(always)]
     fn apply_deriving(self, tile: &mut Accumulator, corner: Corner) -> Accumulator {
         let mut derivatives = Accumulator([1.0; 8]);
-        if switch::softcap() {
-            for i in 0..8 {
-                let tanh = self.tanh(tile.0[i]);
-                tile.0[i] = tanh;
-                derivatives.0[i] = math::fma(-tanh, tanh, 1.0);
-            }
+        let softcap = switch::softcap();
+        if softcap != 0 {
+            self.tanh(tile, softcap);
+            derivatives.0 = tile.0.map(|tanh| math::fma(-tanh, tanh, 1.0));
         }
         if switch::alibi() || has_bias() {
             self.add_to_transposed(tile, corner);
@@ -296,7 +294,7 @@ impl Score for Optional {
 
     #[inline(always)]
     fn adds_underived() -> bool {
-        switch::bias_gradient() != 0 && switch::softcap()
+        switch::bias_gradient() != 0 && switch::softcap() != 0
     }
 
     #[inline(always)]
@@ -402,6 +400,23 @@ unsafe fn add_gradient_vectors(
     }
 }
 
+/// Bounds of scores outside of these are as these: scores are as good as 0 below, and as good as unbounded above. Their products
+/// with factors are finite.
+const LEAST_SOFTCAP: f32 = 1e-20;
+const MOST_SOFTCAP: f32 = 1e30;
+
+/// The square of the power `2 log2(e) x` below which [`small_tanh`] serves: `|x| < 1/8`.
+const SMALL_SQUARE: f32 = 0.130;
+
+/// `tanh(x) / z` of a power `z = 2 log2(e) x`, by its square: `x - x^3 / 3 + 2 x^5 / 15`, to 2^-22 of its size.
+#[inline(always)]
+fn small_tanh(square: f32) -> f32 {
+    const X: f32 = 0.5 / LOG2_E;
+    let two = math::fma(square, 2.0 / 15.0 * X * X * X * X * X, -X * X * X / 3.0);
+    math::fma(square, two, X)
+}
+
+const SOFTCAP_FAR: u32 = Switch::SoftcapFar.constant().1;
 const BIAS_F16: u32 = Switch::BiasF16.constant().1;
 const BIAS_F32: u32 = Switch::BiasF32.constant().1;
 const GRADIENT_VECTORS: u32 = Switch::BiasGradientVectors.constant().1;
@@ -457,11 +472,27 @@ pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
 }
 
 impl Optional {
-    /// `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx` has 2^-11.
+    /// Replaces products by `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx`
+    /// has 2^-11. A far softcap wants small results to 2^-18 of their own size: there they come from a polynomial.
     #[inline(always)]
-    fn tanh(self, product: f32) -> f32 {
-        let power = math::exp2(product * self.factor);
-        math::fma(-2.0, math::reciprocal(power + 1.0), 1.0)
+    fn tanh(self, tile: &mut Accumulator, softcap: u32) {
+        let powers = tile.0.map(|product| product * self.factor);
+        tile.0 = powers.map(|power| {
+            let sum = math::exp2(power) + 1.0;
+            math::fma(-2.0, math::reciprocal(sum), 1.0)
+        });
+        if softcap == SOFTCAP_FAR {
+            for i in 0..8 {
+                let square = powers[i] * powers[i];
+                let small = powers[i] * small_tanh(square);
+                // Both, so that the choice is no branch.
+                tile.0[i] = if square < SMALL_SQUARE {
+                    small
+                } else {
+                    tile.0[i]
+                };
+            }
+        }
     }
 
     /// Address of the bias of a pair, or of the nearest one that exists.

@@ -25,8 +25,8 @@ macro_rules! switches {
 }
 
 switches! {
-    /// Whether [`Switch::Softcap`](crate::abi::Switch::Softcap) is on.
-    softcap = "softcap" as bool, is_on;
+    /// The kind of softcap: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is none.
+    softcap = "softcap" as u32, core::convert::identity;
 
     /// Whether [`Switch::Alibi`](crate::abi::Switch::Alibi) is on.
     alibi = "alibi" as bool, is_on;
