@@ -19,6 +19,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("output_between_other_rows", output_between_other_rows),
         Test::new("raw_addresses_of_tensors", raw_addresses_of_tensors),
         Test::new("copies_of_views", copies_of_views),
+        Test::new("copies_of_rows", copies_of_rows),
         Test::new("other_devices_are_refused", other_devices_are_refused),
     ]
 }
@@ -149,6 +150,42 @@ fn copies_of_views(device: &Device) -> Outcome {
         .permute([2, 0, 1])?
         .copy_from(&there.view().permute([2, 0, 1])?)?;
     assert_eq!(target.to_vec()?, data);
+    PASSED
+}
+
+/// Copies between views whose rows lie apart: a token of a cache, its head dims before its rows, and elements with no neighbours.
+fn copies_of_rows(device: &Device) -> Outcome {
+    let data: Vec<f32> = numbers(2 * 3 * 70 * 8).collect();
+    let here = Tensor::new(&Device::cpu(), [2, 3, 70, 8], &data)?;
+    let there = here.to_device(device)?;
+    let numbers: Vec<f32> = data.iter().map(|x| -x).collect();
+    let from_host = Tensor::new(&Device::cpu(), [2, 3, 70, 8], &numbers)?;
+    let source = from_host.to_device(device)?;
+    for (axes, axis, first, len) in [
+        ([0, 1, 2, 3], 2, 69, 1),
+        ([0, 1, 2, 3], 2, 3, 4),
+        ([0, 1, 2, 3], 3, 2, 5),
+        ([0, 2, 1, 3], 1, 10, 20),
+        ([0, 3, 2, 1], 1, 1, 3),
+        ([3, 2, 1, 0], 0, 0, 8),
+    ] {
+        // The views' axes are in another order in the tensor that is read.
+        let mut expected = here.try_clone()?;
+        let mut found = there.try_clone()?;
+        let other = source.view().permute(axes)?.try_clone()?;
+        let other_host = from_host.view().permute(axes)?.try_clone()?;
+        let part = other.view().narrow(axis, first, len)?;
+        let part_host = other_host.view().narrow(axis, first, len)?;
+        let to = found.view_mut().permute(axes)?;
+        to.narrow(axis, first, len)?.copy_from(&part)?;
+        let to = expected.view_mut().permute(axes)?;
+        to.narrow(axis, first, len)?.copy_from(&part_host)?;
+        assert_eq!(
+            found.to_vec()?,
+            expected.to_vec()?,
+            "{axes:?} {axis} {first} {len}"
+        );
+    }
     PASSED
 }
 

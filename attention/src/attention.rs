@@ -232,8 +232,8 @@ impl<'a> Attention<'a> {
     }
 
     /// Whether a GPU, whose memory the host cannot see, checks offsets and lengths before it computes, and the call
-    /// waits for that. Default: false; the GPU then reads and writes inside the tensors whatever they hold. The CPU
-    /// always checks.
+    /// waits for that. Default: false; kernels then move what is not allowed, so that a call ends and stays inside its
+    /// tensors whatever they hold. The CPU always checks.
     pub fn check_lengths(mut self, check: bool) -> Self {
         self.tensors.check_lengths = check;
         self

@@ -12,7 +12,7 @@ use std::fmt;
 /// How one tensor compares with the reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    /// Largest difference; infinite if one side is finite where the other is not.
+    /// Largest difference; infinite where one side is no number of the kind of the other.
     pub max_abs_err: f64,
     /// Largest difference allowed.
     pub tolerance: f64,
@@ -25,9 +25,9 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Whether the largest difference is within the tolerance.
+    /// Whether the largest difference is within the tolerance, a finite one.
     pub fn passed(&self) -> bool {
-        self.max_abs_err <= self.tolerance
+        self.max_abs_err <= self.tolerance && self.tolerance.is_finite()
     }
 
     /// The comparison with the larger measure; `self` where they are equal.
@@ -94,13 +94,10 @@ impl ExpectedRow {
     fn worst<T: Element>(&self, [b, h, i]: [usize; 3], tensor: &[T], tolerance: f64) -> Comparison {
         let dim = self.elements.len();
         let found = |d: usize| f64::from(tensor[self.number * dim + d].to_f32());
-        // Numbers beyond the range of the type round to infinity.
-        let in_range = |x: f64| {
-            if round::<T>(x).is_finite() {
-                x
-            } else {
-                f64::NAN
-            }
+        let in_range = |x: f64| match round::<T>(x) {
+            rounded if rounded.is_finite() => x,
+            // Numbers beyond the range of the type round to infinity.
+            rounded => rounded,
         };
         let error = |d: usize| difference(found(d), in_range(self.elements[d]));
         let errors = (0..dim).map(|d| (d, error(d)));
@@ -155,12 +152,15 @@ impl ExpectedRows {
     }
 }
 
-/// `|found - expected|` of two finite numbers, 0 for two others, and infinity for one of each.
+/// `|found - expected|` of two finite numbers. Of others 0 if they are alike, and infinity if not. NaN may stand in the place of an
+/// infinity, which is NaN after a product with a number that vanished.
 pub(crate) fn difference(found: f64, expected: f64) -> f64 {
-    match (found.is_finite(), expected.is_finite()) {
-        (true, true) => (found - expected).abs(),
-        (false, false) => 0.0,
-        _ => f64::INFINITY,
+    if found.is_finite() && expected.is_finite() {
+        (found - expected).abs()
+    } else if found == expected || found.is_nan() && !expected.is_finite() {
+        0.0
+    } else {
+        f64::INFINITY
     }
 }
 
@@ -204,4 +204,38 @@ pub(crate) fn half_unit(dtype: Dtype, x: f64) -> f64 {
         Dtype::F32 => f64::from(f32::EPSILON),
     };
     x.abs().log2().floor().exp2() * epsilon / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::array;
+
+    /// Infinity, -infinity, NaN and numbers are four things, of which NaN may stand for the infinities.
+    #[test]
+    fn what_is_not_finite_is_one_of_three() {
+        let kinds = [0.5, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+        for (i, found) in kinds.into_iter().enumerate() {
+            for (j, expected) in kinds.into_iter().enumerate() {
+                let alike = i == j || i == 3 && j > 0;
+                let apart = if alike { 0.0 } else { f64::INFINITY };
+                assert_eq!(difference(found, expected), apart, "{found} {expected}");
+            }
+        }
+    }
+
+    /// A number that rounds to infinity is infinity, of its own sign.
+    #[test]
+    fn numbers_beyond_the_type_are_infinite() {
+        let beyond = array![70_000.0, -70_000.0];
+        let row = ExpectedRow::new::<f16>(0, beyond.clone(), beyond.view(), 0.0);
+        let error = |found: [f32; 2]| {
+            let found = found.map(f16::from_f32);
+            row.worst([0; 3], &found, 1.0).max_abs_err
+        };
+        let most = f32::INFINITY;
+        assert_eq!(error([most, -most]), 0.0);
+        assert_eq!(error([most, most]), f64::INFINITY);
+        assert_eq!(error([65504.0, -most]), f64::INFINITY);
+    }
 }

@@ -279,10 +279,7 @@ pub const MUTANTS: &[Mutant] = &[
         kernel: CONVERT,
         pattern: "mul.rn.f32",
         which: Nth(6),
-        change: |l| {
-            l.replace("mul.rn.f32", "mov.b32")
-                .replacen(", %r4,", ",", 1)
-        },
+        change: |l| l.replace("mul.rn.f32", "mov.b32").replacen(", r4,", ",", 1),
     },
     Mutant {
         what: "a pair of dQ in another lane's place",

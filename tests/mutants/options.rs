@@ -1,7 +1,7 @@
 //! The kernels with options, and those that find what sequences and masks see.
 
 use super::backward::same_bits;
-use super::change::{always_first, remove};
+use super::change::{always_first, always_last, remove};
 use super::{
     Mutant, Run,
     Which::{All, Nth},
@@ -19,6 +19,7 @@ const BACKWARD: &str = "backward_optional_f16_d64";
 const SUMS: &str = "backward_hopper_optional_f16_d64";
 const STORED: &str = "backward_hopper_stored_optional_f16_d128";
 const RANGES: &str = "ranges";
+const PREPARE: &str = "backward_f16_prepare";
 const BLOCKS: &str = "blocks";
 
 /// Turns a switch off.
@@ -109,6 +110,69 @@ pub const MUTANTS: &[Mutant] = &[
         change: one_less,
     },
     Mutant {
+        what: "an offset of queries below those before it, for keys",
+        kernel: RANGES,
+        pattern: "max.s32",
+        which: Nth(11),
+        change: always_last,
+    },
+    Mutant {
+        what: "an offset of queries above those behind it",
+        kernel: RANGES,
+        pattern: "min.s32",
+        which: Nth(1),
+        change: always_last,
+    },
+    Mutant {
+        what: "an offset of keys below those before it",
+        kernel: RANGES,
+        pattern: "max.s32",
+        which: Nth(3),
+        change: always_last,
+    },
+    Mutant {
+        what: "an offset of keys above those behind it",
+        kernel: RANGES,
+        pattern: "min.s32",
+        which: Nth(3),
+        change: always_last,
+    },
+    Mutant {
+        what: "queries of no sequence not marked",
+        kernel: RANGES,
+        pattern: ", -2147483648;",
+        which: Nth(0),
+        change: |line| line.replace("-2147483648", "0"),
+    },
+    Mutant {
+        what: "rows of no sequence in the gradient of sinks",
+        kernel: PREPARE,
+        pattern: ", -2147483648;",
+        which: Nth(0),
+        change: |line| line.replace("-2147483648", "2147483647"),
+    },
+    Mutant {
+        what: "a softcap far above the scores taken for a near one",
+        kernel: VECTORS,
+        pattern: "mov.b32 switch_softcap, 2;",
+        which: All,
+        change: |line| line.replace(", 2;", ", 1;"),
+    },
+    Mutant {
+        what: "a small hyperbolic tangent from the exponential",
+        kernel: VECTORS,
+        pattern: "setp.lt.f32",
+        which: Nth(0),
+        change: |line| line.replace("0f3E051EB8", "0f00000000"),
+    },
+    Mutant {
+        what: "a far softcap taken for a near one in gradients on Hopper",
+        kernel: STORED,
+        pattern: "mov.b32 switch_softcap, 2;",
+        which: All,
+        change: |line| line.replace(", 2;", ", 1;"),
+    },
+    Mutant {
         what: "a query's own place not aligned",
         kernel: RANGES,
         pattern: "sub.s32",
@@ -151,14 +215,14 @@ const MAPPED: &[Mutant] = &[
         kernel: HOPPER,
         pattern: ", 1, 2, p",
         which: All,
-        change: |line| line.replace(", 1, 2, p", ", 2, 2, %p"),
+        change: |line| line.replace(", 1, 2, p", ", 2, 2, p"),
     },
     Mutant {
         what: "blocks of some pairs not masked in gradients on Hopper",
         kernel: SUMS,
         pattern: ", 1, 2, p",
         which: All,
-        change: |line| line.replace(", 1, 2, p", ", 2, 2, %p"),
+        change: |line| line.replace(", 1, 2, p", ", 2, 2, p"),
     },
     Mutant {
         what: "the count of shown blocks not written",
@@ -199,9 +263,10 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
         VECTORS => (
             Modifiers {
                 bias: pairs(0),
+                softcap: Some(1e5),
                 ..Modifiers::default()
             },
-            &[Switch::BiasF16, Switch::BiasVectors],
+            &[Switch::SoftcapFar, Switch::BiasF16, Switch::BiasVectors],
         ),
         BACKWARD => (
             Modifiers {
@@ -237,11 +302,17 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
         STORED => (
             Modifiers {
                 alibi: true,
+                softcap: Some(1e5),
                 mask: pairs(0),
                 sequences,
                 ..Modifiers::default()
             },
-            &[Switch::Alibi, Switch::MaskBytes, Switch::Ranges],
+            &[
+                Switch::SoftcapFar,
+                Switch::Alibi,
+                Switch::MaskBytes,
+                Switch::Ranges,
+            ],
         ),
         BLOCKS => (
             Modifiers {
@@ -253,10 +324,11 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
             },
             &[],
         ),
-        RANGES => (
+        RANGES | PREPARE => (
             Modifiers {
                 window,
                 sequences,
+                sinks: true,
                 ..Modifiers::default()
             },
             &[],
@@ -289,13 +361,14 @@ pub fn switches(kernel: &str) -> Switches {
 /// What shows faults of a kernel with options; none of other kernels.
 pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     let kernels = [
-        FORWARD, HOPPER, VECTORS, BACKWARD, SUMS, STORED, RANGES, BLOCKS,
+        FORWARD, HOPPER, VECTORS, BACKWARD, SUMS, STORED, RANGES, PREPARE, BLOCKS,
     ];
     if !kernels.contains(&kernel.name) {
         return None;
     }
     let (modifiers, _) = options(kernel.name);
     let serves_both = [RANGES, BLOCKS].contains(&kernel.name);
+    let serves_any = serves_both || kernel.name == PREPARE;
     let case = Case {
         heads: 2,
         kv_heads: 1,
@@ -305,7 +378,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
             SUMS => 212,
             _ => 210,
         },
-        kernel: (!serves_both).then(|| kernel.name.to_owned()),
+        kernel: (!serves_any).then(|| kernel.name.to_owned()),
         modifiers,
         ..Case::default()
     };
@@ -315,7 +388,7 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         scale: Some(-0.2),
         ..case.clone()
     };
-    let has_gradients = [BACKWARD, SUMS, STORED].contains(&kernel.name) || serves_both;
+    let has_gradients = [BACKWARD, SUMS, STORED].contains(&kernel.name) || serves_any;
     let mut long = Case {
         heads: 4,
         seqlen_kv: 1000,
@@ -326,8 +399,18 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         q: vec![0, 40, 150],
         kv: vec![10, 300, 1000],
     });
-    let runs = [case, odd].into_iter().flat_map(|case| {
-        let backward = has_gradients.then(|| BackwardCase::from(case.clone()));
+    // Offsets that fall, of one of both sides.
+    let mut falling = case.clone();
+    falling.modifiers.sequences = Some(Sequences::Packed {
+        q: vec![8, 110, 60, 40, 140],
+        kv: vec![10, 150, 120, 100, 210],
+    });
+    let falling = (kernel.name == RANGES).then_some(falling);
+    let runs = [case, odd].into_iter().chain(falling).flat_map(|case| {
+        let backward = has_gradients.then(|| BackwardCase {
+            d_lse: case.modifiers.sinks,
+            ..BackwardCase::from(case.clone())
+        });
         let forward = (!has_gradients || serves_both).then_some(case);
         let forward =
             forward.map(|case| -> Run { Box::new(move |device| case.check(device).map(drop)) });

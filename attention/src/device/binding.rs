@@ -53,6 +53,7 @@ macro_rules! cuda_functions {
         cuMemPoolCreate(pool: *mut *mut c_void, properties: *const c_void);
         cuMemPoolDestroy(pool: *mut c_void);
         cuMemPoolSetAttribute(pool: *mut c_void, attribute: u32, value: *mut c_void);
+        cuMemcpy2DAsync_v2(copy: *const c_void, stream: *mut c_void);
         cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
         cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
         cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);

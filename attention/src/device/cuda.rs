@@ -4,7 +4,7 @@
 //! and ours there. Nothing but this file and `binding` names cudarc, whose constants these are.
 
 use super::binding::{Binding, Cudarc};
-use super::driver::{Driver, Handle, KEPT_BYTES, Launch, Stream};
+use super::driver::{Driver, Handle, KEPT_BYTES, Launch, Rows, Stream};
 use super::facts::Facts;
 use crate::error::{Error, Result};
 use ::emulator::{Counters, TensorMap};
@@ -34,6 +34,9 @@ pub struct CudaDriver<B: Binding> {
     has_libraries: bool,
     binding: PhantomData<B>,
 }
+
+/// The most bytes from a row to the next one in a copy of rows (`CU_DEVICE_ATTRIBUTE_MAX_PITCH` of all devices).
+const MOST_PITCH: usize = i32::MAX as usize;
 
 /// The first CUDA version with libraries.
 const LIBRARIES: (i32, i32) = (12, 0);
@@ -257,6 +260,39 @@ impl<B: Binding> Driver for CudaDriver<B> {
         // SAFETY: the caller's word; null is the default stream.
         self.call("copying on the device", || unsafe {
             B::cuMemcpyDtoDAsync_v2(to, from, bytes, null_mut())
+        })
+    }
+
+    unsafe fn copy_rows(&self, to: u64, from: u64, rows: &Rows) -> Result<()> {
+        let [to_pitch, from_pitch] = rows.pitches;
+        if to_pitch.max(from_pitch) > MOST_PITCH {
+            // SAFETY: the caller's word.
+            return rows.each(to, from, |to, from| unsafe {
+                self.copy(to, from, rows.bytes)
+            });
+        }
+        let (host, array) = (null_mut(), null_mut());
+        let copy = sys::CUDA_MEMCPY2D_v2 {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: host,
+            srcDevice: from,
+            srcArray: array,
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: host,
+            dstDevice: to,
+            dstArray: array,
+            dstPitch: to_pitch,
+            WidthInBytes: rows.bytes,
+            Height: rows.count,
+        };
+        // SAFETY: the caller's word; the description outlives the call, and null is the default stream.
+        self.call("copying on the device", || unsafe {
+            B::cuMemcpy2DAsync_v2((&raw const copy).cast(), null_mut())
         })
     }
 

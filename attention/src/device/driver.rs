@@ -44,6 +44,34 @@ pub struct Launch<'a> {
     pub stream: Stream,
 }
 
+/// Rows of `bytes` bytes that are copied.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Bytes of a row, not 0.
+    pub bytes: usize,
+    /// How many rows.
+    pub count: usize,
+    /// Bytes from a row to the next one, where they are written and where they are read: at least those of a row.
+    pub pitches: [usize; 2],
+}
+
+impl Rows {
+    /// Calls `copy` with the addresses of each row, to write and to read.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn each(
+        &self,
+        to: u64,
+        from: u64,
+        mut copy: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let [to_pitch, from_pitch] = self.pitches.map(|pitch| pitch as u64);
+        (0..self.count as u64)
+            .try_for_each(|row| copy(to + row * to_pitch, from + row * from_pitch))
+    }
+}
+
 /// One device and the calls that reach it, from any thread.
 ///
 /// A driver for CUDA works in the device's primary context, which it makes current for each call and no
@@ -123,6 +151,17 @@ pub trait Driver: Debug + Send + Sync {
     /// # Safety
     /// Both addresses have `bytes` bytes, which do not overlap.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
+
+    /// Copies rows of memory of the device, in the order of the default stream.
+    ///
+    /// # Safety
+    /// Both addresses have all rows, and those that are read overlap with none that is written.
+    unsafe fn copy_rows(&self, to: u64, from: u64, rows: &Rows) -> Result<()> {
+        // SAFETY: the caller's word.
+        rows.each(to, from, |to, from| unsafe {
+            self.copy(to, from, rows.bytes)
+        })
+    }
 
     /// Whether the device names source lines: [marks](kernels::text::lines) in the texts that it loads.
     fn reads_marks(&self) -> bool {

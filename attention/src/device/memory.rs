@@ -1,6 +1,6 @@
 //! Memory of a device that launches kernels, freed when dropped.
 
-use super::driver::Stream;
+use super::driver::{Rows, Stream};
 use super::gpu::Gpu;
 use crate::error::Result;
 use std::ptr::null_mut;
@@ -86,6 +86,29 @@ impl Memory {
             None => Ok(()),
             // SAFETY: both are this long and of two allocations; `free` waits for the copy.
             Some((to, from)) => unsafe { self.gpu.driver().copy(to, from, bytes) },
+        }
+    }
+
+    /// Overwrites rows from `offset` on with rows of other memory of the device, in the order of the default stream.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory.
+    pub fn copy_rows(
+        &mut self,
+        offset: usize,
+        source: &Self,
+        source_offset: usize,
+        rows: &Rows,
+    ) -> Result<()> {
+        if rows.count == 0 {
+            return Ok(());
+        }
+        let span = |side: usize| (rows.count - 1) * rows.pitches[side] + rows.bytes;
+        let from = source.part(source_offset, span(1));
+        match self.part(offset, span(0)).zip(from) {
+            None => Ok(()),
+            // SAFETY: both hold all rows and are of two allocations; `free` waits for the copy.
+            Some((to, from)) => unsafe { self.gpu.driver().copy_rows(to, from, rows) },
         }
     }
 

@@ -1,5 +1,7 @@
 //! Owned memory of a device.
 
+use super::layout::Blocks;
+use crate::device::driver::Rows;
 use crate::device::{self, Device};
 use crate::error::Result;
 use bytemuck::Pod;
@@ -83,6 +85,29 @@ impl<T: Pod> Buffer<T> {
             (Memory::Gpu(memory), Memory::Gpu(source)) => memory.copy_from(to, source, from, bytes),
             _ => unreachable!("one device has one kind of memory"),
         }
+    }
+
+    /// Overwrites blocks with blocks of another buffer on the same GPU; positions count from offsets in each.
+    pub(super) fn copy_blocks(
+        &mut self,
+        blocks: &Blocks,
+        offsets: [usize; 2],
+        source: &Self,
+    ) -> Result<()> {
+        let size = size_of::<T>();
+        let (Memory::Gpu(to), Memory::Gpu(from)) = (&mut self.memory, &source.memory) else {
+            unreachable!("both are memory of a GPU");
+        };
+        for start in &blocks.starts {
+            let first = |side: usize| size * offsets[side].wrapping_add_signed(start[side]);
+            let rows = Rows {
+                bytes: size * blocks.run,
+                count: blocks.rows,
+                pitches: blocks.pitches.map(|pitch| size * pitch),
+            };
+            to.copy_rows(first(0), from, first(1), &rows)?;
+        }
+        Ok(())
     }
 
     /// Shows some elements, in host memory.

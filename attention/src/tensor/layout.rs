@@ -9,6 +9,17 @@ pub(crate) struct Layout<const R: usize> {
     pub strides: [isize; R],
 }
 
+/// Blocks that two layouts share, of `rows` rows of `run` elements, which lie side by side in both.
+#[derive(Debug, PartialEq)]
+pub struct Blocks {
+    pub run: usize,
+    pub rows: usize,
+    /// Elements from a row to the next one, in each layout: at least a run.
+    pub pitches: [usize; 2],
+    /// First positions of each block.
+    pub starts: Vec<[isize; 2]>,
+}
+
 impl<const R: usize> Layout<R> {
     /// The row-major layout, or `None` if the number of elements overflows.
     pub fn contiguous(shape: [usize; R]) -> Option<Self> {
@@ -124,6 +135,40 @@ impl<const R: usize> Layout<R> {
         (0..R).rev().map(is_part).take_while(|&part| part).count()
     }
 
+    /// What this layout and another one of its shape have side by side: pairs of blocks, in which rows are at equal distances.
+    pub fn blocks_with(&self, other: &Self) -> Blocks {
+        // Axes from the last one on, as one where both layouts step over it as over one.
+        let mut axes: Vec<(usize, [isize; 2])> = vec![(1, [1; 2])];
+        for axis in (0..R).rev().filter(|&axis| self.shape[axis] != 1) {
+            let (extent, strides) = (self.shape[axis], [self, other].map(|of| of.strides[axis]));
+            let (inner, steps) = axes.last_mut().expect("the run's");
+            match steps.map(|step| step * *inner as isize) == strides {
+                true => *inner *= extent,
+                false => axes.push((extent, strides)),
+            }
+        }
+        let (run, _) = axes.remove(0);
+        let pitched = |(_, steps): &&(usize, [isize; 2])| steps.iter().all(|&s| s >= run as isize);
+        let (rows, pitches) = match axes.first().filter(pitched) {
+            Some(_) => axes.remove(0),
+            None => (1, [run as isize; 2]),
+        };
+        let mut starts = vec![[0; 2]];
+        for (extent, steps) in axes {
+            let of_axis = |start: &[isize; 2]| {
+                let [a, b] = *start;
+                (0..extent as isize).map(move |i| [a + i * steps[0], b + i * steps[1]])
+            };
+            starts = starts.iter().flat_map(of_axis).collect();
+        }
+        Blocks {
+            run,
+            rows,
+            pitches: pitches.map(|pitch| pitch as usize),
+            starts,
+        }
+    }
+
     /// The layout of the same elements, in row-major order, in another shape of as many elements;
     /// `None` if no strides give it.
     pub fn reshape<const N: usize>(&self, shape: [usize; N]) -> Option<Layout<N>> {
@@ -234,6 +279,55 @@ mod tests {
         assert_eq!(runs([2, 2, 1], [0, 1, 7]), (2, vec![0, 0]));
         assert_eq!(runs([1, 1, 1], [5, 5, 5]), (1, vec![0]));
         assert_eq!(runs([2, 0, 4], [7, 7, 7]).1, []);
+    }
+
+    /// Blocks hold each pair of positions once, and one token of a cache is one block.
+    #[test]
+    fn blocks_are_what_two_layouts_share() {
+        let row_major = |shape: [usize; 4]| Layout::contiguous(shape).expect("small");
+        let token = Layout {
+            shape: [2, 3, 1, 8],
+            strides: [3 * 100 * 8, 100 * 8, 8, 1],
+        };
+        let expected = Blocks {
+            run: 8,
+            rows: 6,
+            pitches: [800, 8],
+            starts: vec![[0, 0]],
+        };
+        assert_eq!(token.blocks_with(&row_major([2, 3, 1, 8])), expected);
+        let turned = |shape, strides| Layout { shape, strides };
+        for (a, b) in [
+            (row_major([2, 3, 4, 5]), turned([2, 3, 4, 5], [1, 2, 6, 24])),
+            (
+                turned([2, 3, 4, 5], [-60, 20, 5, 1]),
+                row_major([2, 3, 4, 5]),
+            ),
+            (
+                turned([2, 3, 4, 5], [0, 0, 0, 1]),
+                turned([2, 3, 4, 5], [7, 50, 0, 1]),
+            ),
+            (turned([1, 1, 1, 1], [9, 9, 9, 9]), row_major([1, 1, 1, 1])),
+            (
+                row_major([2, 3, 4, 5]),
+                turned([2, 3, 4, 5], [120, 40, 10, 2]),
+            ),
+        ] {
+            let blocks = a.blocks_with(&b);
+            let mut found = Vec::new();
+            for start in &blocks.starts {
+                for (row, i) in (0..blocks.rows).flat_map(|r| (0..blocks.run).map(move |i| (r, i)))
+                {
+                    let place =
+                        |side: usize| start[side] + (row * blocks.pitches[side] + i) as isize;
+                    found.push((place(0), place(1)));
+                }
+            }
+            found.sort_unstable();
+            let mut pairs: Vec<_> = positions(&a).into_iter().zip(positions(&b)).collect();
+            pairs.sort_unstable();
+            assert_eq!(found, pairs, "{a:?} {b:?}");
+        }
     }
 
     /// Every position of the elements, in row-major order.
