@@ -84,15 +84,10 @@ impl TensorOptions<'_> {
         ];
         let sequences = self.sequences.iter().flat_map(Sequences::named);
         let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
-        for (argument, found) in tensors.into_iter().chain(sequences) {
-            if let Some(found) = found {
-                expect_device(device, [(argument, found.clone())])?;
-            }
-        }
-        for found in self.custom.iter().flat_map(BorrowedCustom::devices) {
-            expect_device(device, [("custom", found)])?;
-        }
-        Ok(())
+        let given = tensors.into_iter().chain(sequences);
+        let given = given.filter_map(|(argument, found)| Some((argument, found?.clone())));
+        let custom = self.custom.iter().flat_map(BorrowedCustom::devices);
+        expect_device(device, given.chain(custom.map(|found| ("custom", found))))
     }
 
     /// The tensors at their addresses, in full shape.
