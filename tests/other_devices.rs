@@ -197,21 +197,24 @@ fn backward_all(device: &Device) -> Outcome {
 
 /// A score that reads two arrays.
 #[derive(Clone, Copy)]
-struct Shift(f32);
+struct Shift;
 
-impl Custom for Shift {
+// SAFETY: the mask is the trait's own.
+unsafe impl Custom for Shift {
     const ARRAYS: usize = 2;
+    type Head<'a> = f32;
 
-    fn new(call: &Call, _head: u32) -> Self {
-        Shift(call.array::<f32>(0).at(0) + call.array::<f32>(1).at(0))
+    fn new(call: &Call, _head: u32) -> f32 {
+        call.array::<f32>(0).at(0) + call.array::<f32>(1).at(0)
     }
 
-    fn score(self, score: f32, _pair: Pair) -> f32 {
-        score + self.0
+    fn score(shift: f32, score: f32, _pair: Pair) -> f32 {
+        score + shift
     }
 }
 
-static SHIFT: CustomKernels = CustomKernels::new::<Shift>("Shift", None);
+// SAFETY: there are no kernels.
+static SHIFT: CustomKernels = unsafe { CustomKernels::new::<Shift>("Shift", None) };
 
 /// Each option by itself, in all calls that take q, k and v.
 fn options(device: &Device) -> Outcome {
