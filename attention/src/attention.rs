@@ -117,7 +117,7 @@ impl<'a> Attention<'a> {
         mut self,
         slopes: &'a TensorBase<impl Storage<Item = f32>, R>,
     ) -> Self {
-        self.tensors.alibi = Some(Borrowed::slopes(slopes));
+        self.tensors.alibi = Some((R, Borrowed::slopes(slopes)));
         self
     }
 
