@@ -20,6 +20,7 @@ mod lengths;
 mod maxima;
 mod mutants;
 mod options;
+mod other_devices;
 mod random;
 mod real_data;
 mod repeats;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         ("maxima", maxima::tests()),
         ("mutants", mutants::tests()),
         ("options", options::tests()),
+        ("other_devices", other_devices::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
         ("repeats", repeats::tests()),

@@ -117,7 +117,7 @@ impl<'a> Attention<'a> {
         mut self,
         slopes: &'a TensorBase<impl Storage<Item = f32>, R>,
     ) -> Self {
-        self.tensors.alibi = Some(Borrowed::slopes(slopes));
+        self.tensors.alibi = Some((R, Borrowed::slopes(slopes)));
         self
     }
 
@@ -249,22 +249,24 @@ impl<'a> Attention<'a> {
     ///
     /// /// A penalty for each step of distance.
     /// #[derive(Clone, Copy)]
-    /// struct Penalty(f32);
+    /// struct Penalty;
     ///
-    /// impl Custom for Penalty {
+    /// // SAFETY: the mask is the trait's own.
+    /// unsafe impl Custom for Penalty {
     ///     const ARRAYS: usize = 1;
+    ///     type Head<'a> = f32;
     ///
-    ///     fn new(call: &Call, _head: u32) -> Self {
-    ///         Penalty(call.array::<f32>(0).at(0))
+    ///     fn new(call: &Call, _head: u32) -> f32 {
+    ///         call.array(0).at(0)
     ///     }
     ///
-    ///     fn score(self, score: f32, pair: Pair) -> f32 {
-    ///         score - self.0 * pair.distance.abs()
+    ///     fn score(penalty: f32, score: f32, pair: Pair) -> f32 {
+    ///         score - penalty * pair.distance.abs()
     ///     }
     /// }
     ///
-    /// // A crate with a build script has COMPILED_MODULES in place of None, for GPUs.
-    /// static PENALTY: CustomKernels = CustomKernels::new::<Penalty>("Penalty", None);
+    /// // SAFETY: there are no kernels. A crate with a build script has its COMPILED_MODULES here, for GPUs.
+    /// static PENALTY: CustomKernels = unsafe { CustomKernels::new::<Penalty>("Penalty", None) };
     ///
     /// let device = Device::cpu();
     /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;

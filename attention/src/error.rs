@@ -138,10 +138,15 @@ pub enum Error {
     #[error("{0} is not contiguous; it must be row-major without gaps")]
     NotContiguous(&'static str),
     /// A tensor on another device than the other arguments.
-    #[error("{argument} is on {found}; it must be on the device of the others, {expected}")]
+    #[error("{argument} is on {}", match found == expected {
+        true => format!("another {found} than the others; it must be on the same one"),
+        false => format!("{found}; it must be on the device of the others, {expected}"),
+    })]
     DeviceMismatch {
         argument: &'static str,
+        /// The others' device, by name.
         expected: String,
+        /// The tensor's device, by name.
         found: String,
     },
     /// Data of another length than the shape asks for.

@@ -16,15 +16,23 @@ pub(crate) struct Bytes {
     len: usize,
 }
 
+/// So many default values, if there is memory.
+fn defaults<T: Default>(count: usize) -> Option<Box<[T]>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count).ok()?;
+    values.resize_with(count, T::default);
+    Some(values.into_boxed_slice())
+}
+
 impl Bytes {
-    /// Bytes of which none is written.
-    pub fn new(len: usize) -> Self {
+    /// Bytes of which none is written; `None` if the host has no memory for them.
+    pub fn try_new(len: usize) -> Option<Self> {
         let words = len.div_ceil(WORD);
-        Bytes {
-            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            written: (0..words).map(|_| AtomicU8::new(0)).collect(),
+        Some(Bytes {
+            words: defaults(words)?,
+            written: defaults(words)?,
             len,
-        }
+        })
     }
 
     pub fn len(&self) -> usize {
@@ -138,7 +146,7 @@ mod tests {
     fn any_part_comes_back_and_nothing_else_is_written() {
         for start in 0..20 {
             for len in 1..=20 - start {
-                let bytes = Bytes::new(20);
+                let bytes = Bytes::try_new(20).expect("memory");
                 let data: Vec<u8> = (1..=len as u8).collect();
                 bytes.write(start, &data);
                 let mut all = [0; 20];
@@ -164,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_write_leaves_the_rest_of_its_word() {
-        let bytes = Bytes::new(8);
+        let bytes = Bytes::try_new(8).expect("memory");
         bytes.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
         bytes.write(3, &[9, 9]);
         let mut all = [0; 8];

@@ -65,18 +65,25 @@ impl Memory {
     /// a multiple of 2^40.
     ///
     /// # Panics
-    /// If `bytes` is more than 2^39.
+    /// If `bytes` is more than 2^39, or the host has no memory for them.
     pub fn allocate(&self, bytes: usize) -> u64 {
-        assert!(bytes <= 1 << (ADDRESS_BITS - 1), "no buffer is that large");
+        self.try_allocate(bytes).expect("memory for the buffer")
+    }
+
+    /// Like [`allocate`](Self::allocate); `None` in place of a panic.
+    pub fn try_allocate(&self, bytes: usize) -> Option<u64> {
+        if bytes > 1 << (ADDRESS_BITS - 1) {
+            return None;
+        }
         let buffer = Buffer {
-            bytes: Bytes::new(bytes),
+            bytes: Bytes::try_new(bytes)?,
             writable: AtomicBool::new(true),
         };
         let mut buffers = self.buffers.write().expect(POISONED);
         buffers.last_id += 1;
         let id = buffers.last_id;
         buffers.by_id.insert(id, Arc::new(buffer));
-        id << ADDRESS_BITS
+        Some(id << ADDRESS_BITS)
     }
 
     /// Allocates a read-only buffer that holds `data`.

@@ -24,7 +24,8 @@ impl From<&'static Kernel> for Entry {
     }
 }
 
-impl Planner for Ladder {
+// SAFETY: `Draft` made the plan, of kernels that take its parameters, each with its own options behind them.
+unsafe impl Planner for Ladder {
     /// `naive` and `fa1` do not split the keys. `wgmma` computes in the place of the other rungs for Hopper what no tensor
     /// map can describe.
     fn plan(

@@ -10,7 +10,18 @@ use kernels::catalog::Dtype;
 #[derive(Clone, Copy, Debug)]
 pub struct Recorder {
     /// Where the kernel writes: [`clocks`](crate::timeline::TimelineParams::clocks).
-    pub clocks: u64,
+    clocks: u64,
+}
+
+impl Recorder {
+    /// A recorder of kernels that write clocks to this address.
+    ///
+    /// # Safety
+    /// As many clocks as a call's kernel [writes](crate::timeline::TimelineParams::clocks) fit at the address, in memory of the
+    /// call's device that nothing else touches, for all calls with the recorder.
+    pub unsafe fn new(clocks: u64) -> Self {
+        Recorder { clocks }
+    }
 }
 
 impl From<&'static Timeline> for Entry {
@@ -24,7 +35,9 @@ impl From<&'static Timeline> for Entry {
     }
 }
 
-impl Planner for Recorder {
+// SAFETY: the plan is the library's. The kernel under watch is the plan's own, and writes clocks besides, where `new` was
+// promised room.
+unsafe impl Planner for Recorder {
     fn plan(
         &self,
         facts: Option<&Facts>,

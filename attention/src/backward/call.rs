@@ -471,7 +471,8 @@ mod tests {
     #[derive(Debug)]
     struct NoPlan;
 
-    impl Planner for NoPlan {
+    // SAFETY: there is no plan.
+    unsafe impl Planner for NoPlan {
         fn plan(
             &self,
             _: Option<&Facts>,

@@ -139,15 +139,15 @@ impl Attention<'_> {
         let device = q.device();
         expect_device(&device, [("k", k.device()), ("v", v.device())])?;
         expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
-        expect_device(&device, [("d_o", d_o.device())])?;
-        if let Some(d_lse) = d_lse {
-            expect_device(&device, [("d_lse", d_lse.device())])?;
-        }
-        let gradients = [("dq", &dq), ("dk", &dk), ("dv", &dv)];
-        expect_device(
-            &device,
-            gradients.map(|(name, gradient)| (name, gradient.device())),
-        )?;
+        expect_device(&device, [("d_o", d_o.device()), ("dq", dq.device())])?;
+        expect_device(&device, [("dk", dk.device()), ("dv", dv.device())])?;
+        let optional = [
+            ("d_lse", d_lse.as_ref().map(TensorBase::device)),
+            ("d_sinks", d_sinks.as_ref().map(TensorBase::device)),
+            ("d_bias", d_bias.as_ref().map(TensorBase::device)),
+        ];
+        let given = optional.into_iter();
+        expect_device(&device, given.filter_map(|(name, on)| Some((name, on?))))?;
         let args = RawBackward {
             q: q.as_raw(),
             k: k.as_raw(),

@@ -76,8 +76,11 @@ macro_rules! cuda_functions {
 macro_rules! declare {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {
         /// The functions of the CUDA driver, as a crate binds them.
+        ///
+        /// # Safety
+        /// Each function is the driver's of its name.
         #[expect(non_snake_case, clippy::too_many_arguments, reason = "the driver's own")]
-        pub trait Binding: Debug + Send + Sync + 'static {
+        pub unsafe trait Binding: Debug + Send + Sync + 'static {
             /// Whether the driver library is there; no other function may be called before.
             ///
             /// # Errors
@@ -122,7 +125,8 @@ pub unsafe fn passed<From, To>(argument: From) -> To {
 #[derive(Debug)]
 pub struct Cudarc;
 
-impl Binding for Cudarc {
+// SAFETY: the list names the driver's functions, and cudarc calls those of these names.
+unsafe impl Binding for Cudarc {
     fn library() -> Result<(), String> {
         // SAFETY: the driver library may be loaded at any time, from any thread.
         match unsafe { sys::is_culib_present() } {

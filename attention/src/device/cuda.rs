@@ -166,7 +166,8 @@ impl<B: Binding> Drop for CudaDriver<B> {
     }
 }
 
-impl<B: Binding> Driver for CudaDriver<B> {
+// SAFETY: each call is the CUDA driver's of that name, in the primary context of the device whose facts it asked for.
+unsafe impl<B: Binding> Driver for CudaDriver<B> {
     fn name(&self) -> &str {
         &self.name
     }

@@ -77,10 +77,14 @@ impl Rows {
 /// A driver for CUDA works in the device's primary context, which it makes current for each call and no
 /// longer: the thread's own current context stays.
 ///
+/// # Safety
+/// Safe calls rely on it: memory that is allocated is the caller's alone until it is freed, has all bytes at its address, and each call
+/// does what it says. [`facts`](Self::facts) are those of the device.
+///
 /// # Errors
 /// Of each call, [`Error::Cuda`](crate::Error::Cuda) with the status that the driver reports. From it the library
 /// makes the more telling errors (out of memory, driver too old).
-pub trait Driver: Debug + Send + Sync {
+pub unsafe trait Driver: Debug + Send + Sync {
     /// Marketing name of the device.
     fn name(&self) -> &str;
 

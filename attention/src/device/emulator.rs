@@ -12,6 +12,9 @@ use std::ptr::without_provenance_mut;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// What memory is filled with, piece by piece.
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
 /// An emulated GPU; calls return when their work is done.
 pub struct Emulator {
     memory: Memory,
@@ -60,7 +63,8 @@ impl fmt::Debug for Emulator {
     }
 }
 
-impl Driver for Emulator {
+// SAFETY: it checks each access, and addresses of its own.
+unsafe impl Driver for Emulator {
     fn name(&self) -> &str {
         "emulator"
     }
@@ -86,7 +90,12 @@ impl Driver for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        Ok(self.memory.allocate(bytes))
+        let allocated = self.memory.try_allocate(bytes);
+        allocated.ok_or_else(|| Error::OutOfMemory {
+            device: self.name().to_owned(),
+            needed: bytes as u64,
+            free: None,
+        })
     }
 
     unsafe fn free(&self, address: u64) {
@@ -108,8 +117,12 @@ impl Driver for Emulator {
     }
 
     unsafe fn zero(&self, address: u64, bytes: usize, _: Stream) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe { self.upload(address, &vec![0; bytes]) }
+        for start in (0..bytes).step_by(ZEROS.len()) {
+            let zeros = &ZEROS[..ZEROS.len().min(bytes - start)];
+            // SAFETY: the caller's word.
+            unsafe { self.upload(address + start as u64, zeros)? }
+        }
+        Ok(())
     }
 
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {

@@ -44,7 +44,8 @@ macro_rules! of_emulator {
     };
 }
 
-impl<F: Fn(&str) -> Result<()> + Send + Sync> Driver for Watched<F> {
+// SAFETY: the emulator keeps the promise.
+unsafe impl<F: Fn(&str) -> Result<()> + Send + Sync> Driver for Watched<F> {
     fn load(&self, kernel: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle> {
         (self.before_load)(kernel)?;
         self.emulator.load(kernel, ptx, log)

@@ -361,6 +361,8 @@ mod tests {
         }
         let message = refused(Attention::new().alibi(&tensor([2])));
         let allowed = "it must be [heads] or [batch, heads], with the sizes of [2, 3]";
+        assert_eq!(message, format!("alibi has shape [2]; {allowed}"));
+        let message = refused(Attention::new().alibi(&tensor([1, 2])));
         assert_eq!(message, format!("alibi has shape [1, 2]; {allowed}"));
         let message = refused(Attention::new().alibi(&tensor([3, 3])));
         assert_eq!(message, format!("alibi has shape [3, 3]; {allowed}"));

@@ -80,7 +80,16 @@ fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static K
 }
 
 /// Plans attention calls by kernels of another crate, for [`Attention::planner`](crate::Attention::planner).
-pub trait Planner: Debug + Send + Sync {
+///
+/// # Safety
+/// Safe calls run the plan of [`plan`](Self::plan) as it is. Its kernels, with their parameters:
+/// - read elements of q, k, v and of the options' tensors alone, by addresses and sizes in `args`, and the workspace;
+/// - write the workspace, o and lse alone;
+/// - fit the device, of these facts, and come to an end.
+///
+/// A plan that [`Draft`] or [`Attention::plan`](crate::Attention::plan) made does so, if its kernels take the parameters that
+/// it has for them.
+pub unsafe trait Planner: Debug + Send + Sync {
     /// The plan for a [valid](Problem::validate) problem on a device with these facts, or on the CPU, which has
     /// none; on this many splits of the keys if any number is given.
     ///

@@ -33,16 +33,19 @@ impl CustomKernels {
     ///
     /// # Panics
     /// If the type wants more arrays than [a call has](ARRAYS).
-    pub const fn new<C: Custom>(of: &'static str, modules: Modules) -> Self {
+    ///
+    /// # Safety
+    /// `modules` is `None`, or has what the builder made of this type by this name.
+    pub const unsafe fn new<C: Custom>(of: &'static str, modules: Modules) -> Self {
         assert!(C::ARRAYS <= ARRAYS, "a call has fewer arrays");
         CustomKernels {
             of,
             modules,
             arrays: C::ARRAYS,
-            keys: |call, query| C::new(call, 0).keys(query),
-            queries: |call, key| C::new(call, 0).queries(key),
-            score: |call, head, score, pair| C::new(call, head).score(score, pair),
-            derivative: |call, head, score, pair| C::new(call, head).derivative(score, pair),
+            keys: |call, query| C::keys(C::new(call, 0), query),
+            queries: |call, key| C::queries(C::new(call, 0), key),
+            score: |call, head, score, pair| C::score(C::new(call, head), score, pair),
+            derivative: |call, head, score, pair| C::derivative(C::new(call, head), score, pair),
         }
     }
 
@@ -229,12 +232,12 @@ impl RawCustom {
     /// The type on one query head, on the host.
     ///
     /// # Safety
-    /// The arrays lie in readable memory of the host, aligned, and nothing writes them while the result is used.
-    pub(super) unsafe fn head(&self, p: &Problem, [batch, head]: [usize; 2]) -> HeadCustom {
+    /// The arrays lie in readable memory of the host, aligned, and nothing writes them during `'a`.
+    pub(super) unsafe fn head<'a>(&self, p: &Problem, [batch, head]: [usize; 2]) -> HeadCustom<'a> {
         let lengths = [p.seqlen_q as u32, p.seqlen_kv as u32];
         HeadCustom {
             kernels: self.kernels,
-            // SAFETY: the caller's word; `validate` counted the arrays and their elements.
+            // SAFETY: the caller's word; `validate` counted the elements.
             call: unsafe { Call::new(batch as u32, lengths, self.arrays) },
             head: head as u32,
         }
@@ -243,13 +246,13 @@ impl RawCustom {
 
 /// A type on one query head, on the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadCustom {
+pub(crate) struct HeadCustom<'a> {
     kernels: &'static CustomKernels,
-    call: Call,
+    call: Call<'a>,
     head: u32,
 }
 
-impl HeadCustom {
+impl HeadCustom<'_> {
     /// Whether the mask lets a query see a key.
     pub fn sees(&self, [row, key]: [usize; 2]) -> bool {
         (self.kernels.keys)(&self.call, row as u32).contains(&(key as u32))

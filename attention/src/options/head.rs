@@ -26,7 +26,7 @@ pub(crate) struct Head<'a> {
     pub bias: Option<HeadBias<'a>>,
     pub mask: Option<HeadMask<'a>>,
     pub sequences: HeadSequences<'a>,
-    pub custom: Option<HeadCustom>,
+    pub custom: Option<HeadCustom<'a>>,
 }
 
 impl Head<'_> {

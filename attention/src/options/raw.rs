@@ -113,6 +113,17 @@ pub(crate) fn full<const R: usize>(
     allowed: &'static str,
     shape: [usize; R],
 ) -> Result<RawTensor<R>> {
+    full_of(tensor, &tensor.shape, argument, allowed, shape)
+}
+
+/// Like [`full`], of a tensor whose owner gave it another shape.
+pub(super) fn full_of<const R: usize>(
+    tensor: &RawTensor<R>,
+    owner_shape: &[usize],
+    argument: &'static str,
+    allowed: &'static str,
+    shape: [usize; R],
+) -> Result<RawTensor<R>> {
     let layout = tensor.layout().broadcast(shape);
     match layout.filter(|_| tensor.shape.last() == shape.last()) {
         Some(layout) => Ok(RawTensor {
@@ -124,7 +135,7 @@ pub(crate) fn full<const R: usize>(
             argument,
             allowed,
             full: shape.to_vec(),
-            found: tensor.shape.to_vec(),
+            found: owner_shape.to_vec(),
         }),
     }
 }

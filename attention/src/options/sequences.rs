@@ -74,7 +74,7 @@ impl<T> Sequences<T> {
 }
 
 impl<T: AsRef<[i32]>> Sequences<T> {
-    /// How many queries and keys each sequence has.
+    /// How many queries and keys each sequence has; none where offsets fall or a length is negative, which no call takes.
     ///
     /// ```
     /// use attention::Sequences;
@@ -83,17 +83,22 @@ impl<T: AsRef<[i32]>> Sequences<T> {
     /// assert_eq!(packed.lengths(), [[0, 3], [5, 6]]);
     /// let padded = Sequences::Padded { q: [2, 7], kv: [3, 0] };
     /// assert_eq!(padded.lengths(), [[2, 3], [7, 0]]);
+    /// let falling = Sequences::Packed { q: [0, 7, 2], kv: [0, 3, 9] };
+    /// assert_eq!(falling.lengths(), [[7, 3], [0, 6]]);
     /// ```
     pub fn lengths(&self) -> Vec<[usize; 2]> {
-        let [q, kv] = self.named().map(|(_, numbers)| {
+        let between = |from: i32, to: i32| (i64::from(to) - i64::from(from)).max(0) as usize;
+        let [q, kv]: [Vec<usize>; 2] = self.named().map(|(_, numbers)| {
             let numbers = numbers.as_ref();
             match self {
-                Sequences::Packed { .. } => numbers.windows(2).map(|of| of[1] - of[0]).collect(),
-                Sequences::Padded { .. } => numbers.to_vec(),
+                Sequences::Packed { .. } => {
+                    let pairs = numbers.windows(2);
+                    pairs.map(|pair| between(pair[0], pair[1])).collect()
+                }
+                Sequences::Padded { .. } => numbers.iter().map(|&n| between(0, n)).collect(),
             }
         });
-        let pairs = q.into_iter().zip(kv);
-        pairs.map(|(q, kv)| [q as usize, kv as usize]).collect()
+        q.into_iter().zip(kv).map(|(q, kv)| [q, kv]).collect()
     }
 }
 
@@ -233,5 +238,25 @@ impl<'a> HeadSequences<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sequences;
+
+    #[test]
+    fn lengths_are_never_negative() {
+        let (least, most) = (i32::MIN, i32::MAX);
+        let packed = Sequences::Packed {
+            q: [3, 1, least, most],
+            kv: [0, 5, 4, 4],
+        };
+        assert_eq!(packed.lengths(), [[0, 5], [0, 0], [u32::MAX as usize, 0]]);
+        let padded = Sequences::Padded {
+            q: [-1, least, 2],
+            kv: [3, -7, most],
+        };
+        assert_eq!(padded.lengths(), [[0, 3], [0, 0], [2, most as usize]]);
     }
 }

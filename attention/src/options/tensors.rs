@@ -1,7 +1,7 @@
 //! Tensors of options that a call borrows.
 
 use super::custom::BorrowedCustom;
-use super::raw::{PAIRS, PAIRS_OF_BITS, full, score_shape};
+use super::raw::{PAIRS, PAIRS_OF_BITS, full, full_of, score_shape};
 use super::{RawBias, RawMask, RawOptions, Sequences};
 use crate::device::Device;
 use crate::error::Result;
@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 /// Tensors of options, as their owner shaped them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TensorOptions<'a> {
-    /// `[batch or 1, heads]`.
-    pub alibi: Option<Borrowed<'a, 2>>,
+    /// `[batch or 1, heads]`, of which the owner's tensor has this many last axes.
+    pub alibi: Option<(usize, Borrowed<'a, 2>)>,
     /// `[heads]`.
     pub sinks: Option<Borrowed<'a, 1>>,
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
@@ -77,29 +77,24 @@ impl TensorOptions<'_> {
     /// Checks that all tensors are on the device of the others.
     pub fn expect_device(&self, device: &Device) -> Result<()> {
         let tensors = [
-            ("alibi", self.alibi.as_ref().map(|alibi| &alibi.device)),
+            ("alibi", self.alibi.as_ref().map(|(_, alibi)| &alibi.device)),
             ("sinks", self.sinks.as_ref().map(|sinks| &sinks.device)),
             ("bias", self.bias.as_ref().map(|(_, bias)| &bias.device)),
             ("mask", self.mask.as_ref().map(|(_, mask)| &mask.device)),
         ];
         let sequences = self.sequences.iter().flat_map(Sequences::named);
         let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
-        for (argument, found) in tensors.into_iter().chain(sequences) {
-            if let Some(found) = found {
-                expect_device(device, [(argument, found.clone())])?;
-            }
-        }
-        for found in self.custom.iter().flat_map(BorrowedCustom::devices) {
-            expect_device(device, [("custom", found)])?;
-        }
-        Ok(())
+        let given = tensors.into_iter().chain(sequences);
+        let given = given.filter_map(|(argument, found)| Some((argument, found?.clone())));
+        let custom = self.custom.iter().flat_map(BorrowedCustom::devices);
+        expect_device(device, given.chain(custom.map(|found| ("custom", found))))
     }
 
     /// The tensors at their addresses, in full shape.
     pub fn raw(&self, p: &Problem) -> Result<RawOptions> {
-        let alibi = self.alibi.as_ref().map(|alibi| {
-            let allowed = "[heads] or [batch, heads]";
-            full(&alibi.raw, "alibi", allowed, [p.batch, p.heads])
+        let alibi = self.alibi.as_ref().map(|(axes, Borrowed { raw, .. })| {
+            let (allowed, owner_shape) = ("[heads] or [batch, heads]", &raw.shape[2 - axes..]);
+            full_of(raw, owner_shape, "alibi", allowed, [p.batch, p.heads])
         });
         let bias = self.bias.as_ref().map(|(dtype, bias)| {
             let tensor = full(&bias.raw, "bias", PAIRS, score_shape(p, 1))?;

@@ -5,20 +5,32 @@ use crate::device::driver::Rows;
 use crate::device::{self, Device};
 use crate::error::Result;
 use bytemuck::Pod;
+use std::any::type_name;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A fixed number of `T` in the memory of a device.
-#[derive(Debug)]
 pub struct Buffer<T> {
     memory: Memory<T>,
     len: usize,
 }
 
-#[derive(Debug)]
 enum Memory<T> {
     Cpu(Box<[T]>),
     Gpu(device::Memory),
+}
+
+/// Says type, length and device, not the elements: there may be many, on a device that is at work.
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let dtype = type_name::<T>().rsplit("::").next().unwrap_or_default();
+        f.debug_struct("Buffer")
+            .field("dtype", &format_args!("{dtype}"))
+            .field("len", &self.len)
+            .field("device", &format_args!("{}", self.device().name()))
+            .finish()
+    }
 }
 
 impl Device {
@@ -39,6 +51,16 @@ impl Device {
             memory,
             len: data.len(),
         })
+    }
+}
+
+impl<T> Buffer<T> {
+    /// The device whose memory it is.
+    pub fn device(&self) -> Device {
+        match &self.memory {
+            Memory::Cpu(_) => Device::cpu(),
+            Memory::Gpu(memory) => Device(Some(Arc::clone(memory.gpu()))),
+        }
     }
 }
 
@@ -142,14 +164,6 @@ impl<T: Pod> Buffer<T> {
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-
-    /// The device whose memory it is.
-    pub fn device(&self) -> Device {
-        match &self.memory {
-            Memory::Cpu(_) => Device::cpu(),
-            Memory::Gpu(memory) => Device(Some(Arc::clone(memory.gpu()))),
-        }
     }
 
     /// Address of the first element in the device's memory, to read.

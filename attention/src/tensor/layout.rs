@@ -220,7 +220,7 @@ impl<const R: usize> Layout<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::Layout;
+    use super::{Blocks, Layout};
 
     #[test]
     fn contiguous_is_row_major() {

@@ -237,9 +237,9 @@ pub(crate) fn expect_shape(
     })
 }
 
-pub(crate) fn expect_device<const N: usize>(
+pub(crate) fn expect_device(
     expected: &Device,
-    arguments: [(&'static str, Device); N],
+    arguments: impl IntoIterator<Item = (&'static str, Device)>,
 ) -> Result<()> {
     match arguments.into_iter().find(|(_, found)| found != expected) {
         None => Ok(()),

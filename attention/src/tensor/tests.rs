@@ -1,6 +1,8 @@
 use super::{Tensor, TensorView, TensorViewMut};
 use crate::device::Device;
 use crate::error::Error;
+use ::emulator::Options;
+use half::f16;
 
 /// `[2, 3, 4]`, each element its own position.
 fn counting() -> Tensor<usize, 3> {
@@ -255,4 +257,53 @@ fn raw_tensors_start_at_the_first_element() {
     let turned = tensor.view().transpose(2, 3).expect("axes").as_raw();
     let error = turned.expect_rows("q", "dim").expect_err("a stride of 8");
     assert_eq!(error.to_string(), "q has stride 8 in dim; it must be 1");
+}
+
+/// On every kind of device there is without a GPU.
+fn devices() -> Vec<Device> {
+    let emulator = match Device::emulator(Options::default()) {
+        Err(Error::NotCompiled) => None,
+        device => Some(device.expect("an emulated GPU")),
+    };
+    emulator.into_iter().chain([Device::cpu()]).collect()
+}
+
+#[test]
+fn sizes_that_no_device_has_are_refused() {
+    for device in devices() {
+        for bytes in [(1 << 39) + 1, 1 << 45, 1 << 62] {
+            let error = Tensor::<u8, 1>::zeros(&device, [bytes]).expect_err("too large");
+            let (name, needed) = (device.name(), bytes as u64);
+            let named = matches!(&error, Error::OutOfMemory { device, needed: found, .. }
+                if device == name && *found == needed);
+            assert!(named, "{error:?}");
+        }
+        let error = Tensor::<u64, 1>::zeros(&device, [1 << 62]).expect_err("2^65 bytes");
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+    }
+}
+
+/// Pieces of zeros meet at their ends.
+#[test]
+fn zeros_are_all_there() {
+    for device in devices() {
+        let zeros = Tensor::<u8, 1>::zeros(&device, [(3 << 16) + 5]).expect("memory");
+        assert!(zeros.to_vec().expect("memory").iter().all(|&x| x == 0));
+    }
+}
+
+#[test]
+fn debug_output_has_no_elements() {
+    for device in devices() {
+        let tensor = Tensor::new(&device, [2, 300], &[123.5_f32; 600]).expect("memory");
+        let view = tensor.view().transpose(0, 1).expect("axes");
+        let shown = format!("{view:?}");
+        for part in ["[300, 2]", "[1, 300]", "f32", device.name()] {
+            assert!(shown.contains(part), "{shown} has no {part}");
+        }
+        assert!(!shown.contains("123.5") && shown.len() < 200, "{shown}");
+        let halves = device.upload(&[f16::ONE]).expect("memory");
+        let shown = format!("Buffer {{ dtype: f16, len: 1, device: {} }}", device.name());
+        assert_eq!(format!("{halves:?}"), shown);
+    }
 }

@@ -6,9 +6,10 @@ use attention::{Attention, CustomKernels, Device, Result, Tensor};
 // COMPILED_MODULES, which the build script leaves.
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The kernels of [`Documents`].
-pub static DOCUMENTS: CustomKernels =
-    CustomKernels::new::<Documents>("Documents", COMPILED_MODULES);
+/// The kernels of [`Documents`]; private, as they wait for ever with arrays that are no documents.
+// SAFETY: the build script made the modules of this type, by this name.
+static DOCUMENTS: CustomKernels =
+    unsafe { CustomKernels::new::<Documents>("Documents", COMPILED_MODULES) };
 
 /// The documents of a batch.
 pub struct Batch {
@@ -21,9 +22,15 @@ impl Batch {
     /// Documents of these lengths in each entry, all with the same number of tokens, and a slope for each head.
     ///
     /// # Errors
-    /// If entries have different numbers of tokens, or the device has no memory.
+    /// If the device has no memory.
+    ///
+    /// # Panics
+    /// If there are no entries, or they have different numbers of tokens.
     pub fn new(device: &Device, entries: &[&[u32]], slopes: &[f32]) -> Result<Self> {
-        let tokens = entries[0].iter().sum::<u32>() as usize;
+        let mut tokens = entries.iter().map(|e| e.iter().sum::<u32>());
+        let first = tokens.next().expect("an entry");
+        assert!(tokens.all(|tokens| tokens == first), "entries differ");
+        let tokens = first as usize;
         let (firsts, ends): (Vec<u32>, Vec<u32>) = entries.iter().flat_map(|e| bounds(e)).unzip();
         let shape = [entries.len(), tokens];
         Ok(Batch {
@@ -34,7 +41,10 @@ impl Batch {
     }
 
     /// The call.
-    pub fn attention(&self) -> Attention<'_> {
+    ///
+    /// # Safety
+    /// Queries and keys of the call are as many entries of as many tokens.
+    pub unsafe fn attention(&self) -> Attention<'_> {
         let Batch {
             firsts,
             ends,

@@ -3,11 +3,13 @@
 use attention::custom::{Call, Custom};
 use attention::emulator::Options;
 use attention::{
-    Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward, RawForward,
-    Result, Tensor, alibi_slopes, bf16, f16,
+    ArrayRef, Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward,
+    RawForward, RawOptions, Result, Tensor, alibi_slopes, bf16, f16,
 };
 use custom_score::checked::Passes;
-use custom_score::{Batch, DOCUMENTS, Documents};
+use custom_score::{Batch, Documents};
+use kernels::abi::ForwardParams;
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// A call.
@@ -78,14 +80,17 @@ impl Case {
     fn passes<T: Element>(&self, device: &Device) -> Result<()> {
         let (shape, slopes, cpu) = (self.shape(), self.slopes(), Device::cpu());
         let batch = Batch::new(device, self.entries, &slopes)?;
-        let call = self.options(batch.attention()).splits(self.splits);
+        // SAFETY: the shape has as many entries and tokens.
+        let call = self.options(unsafe { batch.attention() });
+        let call = call.splits(self.splits);
         let passes = Passes::<T>::compute(device, &call, shape, self.heads[1], |_| ())?;
 
         let by_type = Batch::new(&cpu, self.entries, &slopes)?;
         let slopes = Tensor::new(&cpu, [slopes.len()], &slopes)?;
         let mask = self.mask()?;
         let by_options = Attention::new().mask(&mask).alibi(&slopes);
-        for call in [by_type.attention(), by_options] {
+        // SAFETY: as above.
+        for call in [unsafe { by_type.attention() }, by_options] {
             let options = self.options(call).host_options(&passes.problem)?;
             let (forward, backward) = passes.check(options);
             assert!(forward.passed(), "{:?}: {forward}", passes.problem);
@@ -145,7 +150,8 @@ fn kernels_compute_documents() {
 #[test]
 fn plans_name_the_kernels() {
     let batch = Batch::new(&Device::cpu(), &[&[5]], &[0.5]).unwrap();
-    let call = batch.attention();
+    // SAFETY: shapes have one entry of 5 tokens.
+    let call = unsafe { batch.attention() };
     for (class, dim, forward, backward) in [
         (
             Class::Sm80,
@@ -191,7 +197,8 @@ fn documents_do_not_see_each_other() {
     for device in emulators().into_iter().chain([Device::cpu()]) {
         let batch = Batch::new(&device, case.entries, &case.slopes()).unwrap();
         let run = |spoil: &dyn Fn(&mut [Vec<f16>; 3])| {
-            let call = batch.attention();
+            // SAFETY: the shape has as many entries and tokens.
+            let call = unsafe { batch.attention() };
             Passes::<f16>::compute(&device, &call, case.shape(), case.heads[1], spoil).unwrap()
         };
         let spoil = |inputs: &mut [Vec<f16>; 3]| {
@@ -217,28 +224,31 @@ fn documents_do_not_see_each_other() {
 fn masks_that_disagree_are_refused() {
     /// Query `i` sees keys from `i` on. Its queries are right for 0 alone.
     #[derive(Clone, Copy)]
-    struct Ahead(u32);
+    struct Ahead;
 
-    impl Custom for Ahead {
+    // SAFETY: there are no kernels, and calls on the CPU are checked.
+    unsafe impl Custom for Ahead {
         const ARRAYS: usize = 1;
+        type Head<'a> = u32;
 
-        fn new(call: &Call, _head: u32) -> Self {
-            Ahead(call.array(0).at(0))
+        fn new(call: &Call, _head: u32) -> u32 {
+            call.array(0).at(0)
         }
 
-        fn keys(self, query: u32) -> Range<u32> {
+        fn keys(_wrong: u32, query: u32) -> Range<u32> {
             query..u32::MAX
         }
 
-        fn queries(self, key: u32) -> Range<u32> {
-            match self.0 {
+        fn queries(wrong: u32, key: u32) -> Range<u32> {
+            match wrong {
                 9 => 0..5 - key,
                 wrong => 0..key + 1 + wrong,
             }
         }
     }
 
-    static AHEAD: CustomKernels = CustomKernels::new::<Ahead>("Ahead", None);
+    // SAFETY: there are no kernels.
+    static AHEAD: CustomKernels = unsafe { CustomKernels::new::<Ahead>("Ahead", None) };
     let cpu = Device::cpu();
     let q = Tensor::<f16>::zeros(&cpu, [1, 2, 5, 64]).unwrap();
     for (wrong, message) in [
@@ -259,6 +269,55 @@ fn masks_that_disagree_are_refused() {
     }
 }
 
+/// An array without elements is zeros, and nothing is read at its address, 0.
+#[test]
+fn kernels_read_no_array_without_elements() {
+    let device = match Device::emulator_of(Class::Sm86, Options::default()) {
+        Err(Error::NotCompiled) => return,
+        device => device.unwrap(),
+    };
+    let batch = Batch::new(&device, &[&[3, 2]], &[0.5]).unwrap();
+    // SAFETY: the shape has one entry of 5 tokens.
+    let call = unsafe { batch.attention() };
+    let q = Tensor::new(&device, [1, 1, 5, 64], &[f16::ONE; 320]).unwrap();
+    let [with, without] = [true, false].map(|has_slopes| {
+        let mut o = Tensor::<f16>::zeros(&device, q.shape()).unwrap();
+        let mut lse = Tensor::<f32, 3>::zeros(&device, [1, 1, 5]).unwrap();
+        let args = RawForward {
+            q: q.as_raw(),
+            k: q.as_raw(),
+            v: q.as_raw(),
+            o: o.as_raw_mut(),
+            lse: lse.as_raw_mut(),
+            options: RawOptions::default(),
+        };
+        let mut plan = call.plan(device.facts(), Dtype::F16, &args).unwrap();
+        let slopes = offset_of!(ForwardParams, options.custom) + 2 * size_of::<ArrayRef>();
+        for step in plan.steps.iter_mut().filter(|_| !has_slopes) {
+            step.params[slopes..][..size_of::<ArrayRef>()].fill(0);
+        }
+        // SAFETY: the tensors live on, and an array without elements is one that kernels take.
+        unsafe { plan.run(&device, std::ptr::null_mut()) }.unwrap();
+        lse.to_vec().unwrap()
+    });
+    assert_ne!(with, without, "slopes count");
+    let zeros = Batch::new(&device, &[&[3, 2]], &[0.0]).unwrap();
+    // SAFETY: as above.
+    let (_, lse) = unsafe { zeros.attention() }.forward(&q, &q, &q).unwrap();
+    assert_eq!(without, lse.to_vec().unwrap());
+}
+
+/// The type without kernels.
+// SAFETY: there are none.
+static WITHOUT: CustomKernels = unsafe { CustomKernels::new::<Documents>("Documents", None) };
+
+#[test]
+#[should_panic = "entries differ"]
+fn entries_have_as_many_tokens() {
+    // As many as three entries of 3 tokens.
+    let _ = Batch::new(&Device::cpu(), &[&[3], &[5], &[1]], &[0.5]);
+}
+
 #[test]
 fn bad_calls_are_refused() {
     let cpu = Device::cpu();
@@ -268,11 +327,11 @@ fn bad_calls_are_refused() {
         let error = call.forward(q, q, q).map(|_| ()).expect_err("refused");
         error.to_string()
     };
-    let few = Attention::new().custom(&DOCUMENTS, [(&array).into(), (&array).into()]);
+    let few = Attention::new().custom(&WITHOUT, [(&array).into(), (&array).into()]);
     assert_eq!(refused(few, &q), "custom has 2 arrays; it must have 3");
     let empty = Tensor::<f32, 1>::zeros(&cpu, [0]).unwrap();
     let arrays = [(&array).into(), (&array).into(), (&empty).into()];
-    let empty = Attention::new().custom(&DOCUMENTS, arrays);
+    let empty = Attention::new().custom(&WITHOUT, arrays);
     assert_eq!(
         refused(empty, &q),
         "an array of custom is empty; it must have an element"
@@ -280,18 +339,20 @@ fn bad_calls_are_refused() {
     for device in emulators() {
         let batch = Batch::new(&device, &[&[5]], &[0.5, 0.25]).unwrap();
         let wide = Tensor::<f16>::zeros(&device, [1, 2, 5, 136]).unwrap();
-        let message = refused(batch.attention(), &wide);
+        // SAFETY: shapes have one entry of 5 tokens.
+        let call = || unsafe { batch.attention() };
+        let message = refused(call(), &wide);
         assert_eq!(message, "kernel of Documents is not for f16 of dim 136");
-        let named = batch.attention().kernel("optional_f16_d64");
+        let named = call().kernel("optional_f16_d64");
         let narrow = Tensor::<f16>::zeros(&device, [1, 2, 5, 64]).unwrap();
         assert_eq!(
             refused(named, &narrow),
             "kernel optional_f16_d64 computes no custom"
         );
         let elsewhere = Batch::new(&cpu, &[&[5]], &[0.5, 0.25]).unwrap();
-        let message = refused(elsewhere.attention(), &narrow);
+        // SAFETY: as above.
+        let message = refused(unsafe { elsewhere.attention() }, &narrow);
         assert!(message.starts_with("custom is on CPU"), "{message}");
-        static WITHOUT: CustomKernels = CustomKernels::new::<Documents>("Documents", None);
         let arrays = [(&array).into(), (&array).into(), (&array).into()];
         let facts = device.facts();
         let call = Attention::new().custom(&WITHOUT, arrays);

@@ -22,7 +22,8 @@ pub type Cust = CudaDriver<CustFunctions>;
 #[derive(Debug)]
 pub struct CustFunctions;
 
-impl Binding for CustFunctions {
+// SAFETY: the list names the driver's functions, and cust and the list declare those of these names.
+unsafe impl Binding for CustFunctions {
     fn library() -> Result<(), String> {
         symbols::library()
     }

@@ -3,9 +3,9 @@
 use crate::abi::{ARRAYS, ArrayRef};
 use core::marker::PhantomData;
 
-/// A batch entry of a call: its lengths, and the arrays of the call.
+/// A batch entry of a call: its lengths, and the arrays of the call, which live as long as `'a`.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub struct Call<'a> {
     /// Number of the batch entry.
     pub batch: u32,
     /// Queries of a head.
@@ -13,14 +13,15 @@ pub struct Call {
     /// Keys of a head.
     pub keys: u32,
     arrays: [ArrayRef; ARRAYS],
+    memory: PhantomData<&'a [u32]>,
 }
 
-impl Call {
+impl<'a> Call<'a> {
     /// A batch entry of a call.
     ///
     /// # Safety
-    /// Each array that is read has an element, and lies in memory that is readable where this code runs and that nothing
-    /// writes meanwhile.
+    /// Each array that has elements, at most `u32::MAX`, lies in memory that is readable where this code runs, at a multiple
+    /// of 4 bytes, and that nothing writes during `'a`.
     #[inline(always)]
     pub unsafe fn new(batch: u32, [queries, keys]: [u32; 2], arrays: [ArrayRef; ARRAYS]) -> Self {
         Call {
@@ -28,15 +29,16 @@ impl Call {
             queries,
             keys,
             arrays,
+            memory: PhantomData,
         }
     }
 
-    /// An array of the call, by its number.
+    /// An array of the call, by its number; of one that was not given, an array without elements.
     ///
     /// # Panics
-    /// If it is above [`ARRAYS`]: at compile time, where the number is a constant.
+    /// If the number is not below [`ARRAYS`]: at compile time, where it is a constant.
     #[inline(always)]
-    pub fn array<T: Word>(&self, number: usize) -> Array<T> {
+    pub fn array<T: Word>(&self, number: usize) -> Array<'a, T> {
         let ArrayRef { address, len } = self.arrays[number];
         Array {
             address,
@@ -46,16 +48,19 @@ impl Call {
     }
 }
 
-/// An array of a call, with one element at least.
+/// An array of a call, which lives as long as `'a`.
 #[derive(Clone, Copy, Debug)]
-pub struct Array<T> {
+pub struct Array<'a, T> {
     address: u64,
     len: u32,
-    elements: PhantomData<T>,
+    elements: PhantomData<&'a [T]>,
 }
 
-impl<T: Word> Array<T> {
+impl<T: Word> Array<'_, T> {
     /// Part `number` of an array of parts of `len` elements, such as the row of a batch entry.
+    ///
+    /// Behind the last part it is the last one. A `len` of 0 is taken for 1, and a longer one than the array's for the
+    /// array's.
     #[inline(always)]
     #[must_use]
     pub fn part(self, number: u32, len: u32) -> Self {
@@ -68,17 +73,28 @@ impl<T: Word> Array<T> {
         }
     }
 
-    /// The element at a place; behind the last one, the last one.
+    /// The element at a place; behind the last one, the last one. An array without elements has zeros everywhere.
     #[inline(always)]
     pub fn at(self, place: u32) -> T {
-        let address = self.address + 4 * u64::from(place.min(self.len - 1));
-        // SAFETY: the element exists, by the contract of `Call::new`.
-        T::of(unsafe { load(address) })
+        let last = self.len.wrapping_sub(1);
+        let address = self.address + 4 * u64::from(place.min(last));
+        // SAFETY: if there are elements, this one is among them; the contract of `Call::new` holds during `'a`.
+        T::of(unsafe { load(address, self.len) })
     }
 }
 
-/// Elements of an [`Array`]: 4 bytes.
-pub trait Word: Copy + 'static {
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for u32 {}
+
+    impl Sealed for i32 {}
+
+    impl Sealed for f32 {}
+}
+
+/// Elements of an [`Array`]: 4 bytes, `u32`, `i32` or `f32`. Sealed: arrays of other sizes would be read out of bounds.
+pub trait Word: sealed::Sealed + Copy + 'static {
     /// The value of these bits.
     fn of(bits: u32) -> Self;
 }
@@ -104,28 +120,75 @@ impl Word for f32 {
     }
 }
 
-/// Reads what nothing writes: where the result is not used, it is not read.
+/// Reads what nothing writes, or gives 0 if `len` is 0: where the result is not used, nothing is read.
 ///
 /// # Safety
-/// The address is a multiple of 4, and its 4 bytes are readable and never written.
+/// Unless `len` is 0, the address is a multiple of 4, and its 4 bytes are readable and never written.
 #[inline(always)]
-unsafe fn load(address: u64) -> u32 {
+unsafe fn load(address: u64, len: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
     {
         let word: u32;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the load is off without elements.
         unsafe {
             core::arch::asm!(
-                "ld.global.nc.b32 {}, [{}];", out(reg32) word, in(reg64) address,
-                options(pure, nomem, nostack)
+                concat!(
+                    "{{ .reg .pred some; setp.ne.u32 some, {2}, 0; mov.b32 {0}, 0; ",
+                    "@some ld.global.nc.b32 {0}, [{1}]; }}"
+                ),
+                out(reg32) word, in(reg64) address, in(reg32) len, options(pure, nomem, nostack)
             );
         }
         word
     }
     #[cfg(not(target_arch = "nvptx64"))]
     {
+        if len == 0 {
+            return 0;
+        }
         let word = std::ptr::with_exposed_provenance::<u32>(address as usize);
         // SAFETY: the caller's promise.
         unsafe { *word }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ArrayRef, Call};
+
+    fn call(elements: &[u32]) -> Call<'_> {
+        let given = ArrayRef {
+            address: elements.as_ptr().expose_provenance() as u64,
+            len: elements.len() as u64,
+        };
+        let none = ArrayRef::default();
+        // SAFETY: the elements are borrowed for as long, and the other arrays have none.
+        unsafe { Call::new(0, [1, 1], [given, none, none, none]) }
+    }
+
+    /// An array that was not given lies at address 0.
+    #[test]
+    fn arrays_without_elements_are_zeros() {
+        let call = call(&[7]);
+        for place in [0, 1, u32::MAX] {
+            assert_eq!(call.array::<u32>(3).at(place), 0);
+            assert_eq!(call.array::<i32>(1).part(place, 5).at(place), 0);
+            assert_eq!(call.array::<f32>(2).part(5, place).at(2), 0.0);
+        }
+    }
+
+    #[test]
+    fn places_behind_the_last_are_the_last() {
+        let elements = [1, 2, 3, 4, 5];
+        let array = call(&elements).array::<u32>(0);
+        assert_eq!(
+            [0, 4, 5, u32::MAX].map(|place| array.at(place)),
+            [1, 5, 5, 5]
+        );
+        let part = |number, len| array.part(number, len);
+        assert_eq!([0, 1, 2].map(|place| part(1, 2).at(place)), [3, 4, 4]);
+        assert_eq!([0, 1, 2].map(|place| part(9, 2).at(place)), [4, 5, 5]);
+        assert_eq!([0, 4, 9].map(|place| part(1, 9).at(place)), [1, 5, 5]);
+        assert_eq!(part(3, 0).at(7), 4);
     }
 }

@@ -9,9 +9,9 @@ use core::ops::Range;
 
 /// Pairs that the options, and a type, let see each other.
 #[derive(Clone, Copy)]
-pub struct CustomMask<C> {
+pub struct CustomMask<C: Custom> {
     options: Ranges,
-    custom: C,
+    custom: C::Head<'static>,
     sequence: Sequence,
     split: Split,
 }
@@ -43,9 +43,7 @@ impl<C: Custom> Mask for CustomMask<C> {
     /// Rows after the last query, at a tile's ragged end, see what the last one sees.
     #[inline(always)]
     fn keys(self, query: i32) -> Self::Keys {
-        let keys = self
-            .custom
-            .keys((query as u32).min(self.sequence.queries - 1));
+        let keys = C::keys(self.custom, (query as u32).min(self.sequence.queries - 1));
         let keys = span(keys, self.split.first, self.split.keys);
         self.options.keys(query).within(keys)
     }
@@ -53,7 +51,7 @@ impl<C: Custom> Mask for CustomMask<C> {
     #[inline(always)]
     fn queries(self, key: i32) -> Self::Queries {
         let key_of_all = self.split.first + key as u32;
-        let queries = self.custom.queries(key_of_all.min(self.sequence.keys - 1));
+        let queries = C::queries(self.custom, key_of_all.min(self.sequence.keys - 1));
         self.options
             .queries(key)
             .within(span(queries, 0, self.sequence.queries))
@@ -68,10 +66,10 @@ fn span(range: Range<u32>, first: u32, count: u32) -> Span {
     Span { start, end }
 }
 
-/// What a type reads in a kernel.
+/// What a type reads in a kernel, as long as that runs.
 #[inline(always)]
-pub(super) fn call(params: &ForwardParams, sequence: Sequence) -> Call {
+pub(super) fn call(params: &ForwardParams, sequence: Sequence) -> Call<'static> {
     let lengths = [sequence.queries, sequence.keys];
-    // SAFETY: the launch has readable arrays, as many as the type's kernels take.
+    // SAFETY: the arrays of a launch are readable until it ends, and nothing writes them.
     unsafe { Call::new(sequence.batch, lengths, params.options.custom) }
 }

@@ -24,56 +24,87 @@ use core::ops::Range;
 /// A score, a mask, or both.
 ///
 /// ```
-/// use kernels::attention::custom::{Array, Call, Custom, Pair};
-/// use std::ops::Range;
+/// use kernels::attention::custom::{Call, Custom, Pair};
 ///
 /// /// A penalty for each step of distance, of each head.
 /// #[derive(Clone, Copy)]
-/// struct Penalty(f32);
+/// struct Penalty;
 ///
-/// impl Custom for Penalty {
+/// // SAFETY: the mask is the trait's own.
+/// unsafe impl Custom for Penalty {
 ///     const ARRAYS: usize = 1;
+///     type Head<'a> = f32;
 ///
-///     fn new(call: &Call, head: u32) -> Self {
-///         Penalty(call.array::<f32>(0).at(head))
+///     fn new(call: &Call, head: u32) -> f32 {
+///         call.array(0).at(head)
 ///     }
 ///
-///     fn score(self, score: f32, pair: Pair) -> f32 {
-///         score - self.0 * pair.distance.abs()
+///     fn score(penalty: f32, score: f32, pair: Pair) -> f32 {
+///         score - penalty * pair.distance.abs()
 ///     }
 /// }
 /// ```
-pub trait Custom: Copy + 'static {
+///
+/// Arrays end with their call, so none can be kept:
+///
+/// ```compile_fail
+/// use kernels::attention::custom::{Array, Call, Custom};
+///
+/// #[derive(Clone, Copy)]
+/// struct Keeper;
+///
+/// // SAFETY: the mask is the trait's own.
+/// unsafe impl Custom for Keeper {
+///     const ARRAYS: usize = 1;
+///     type Head<'a> = Array<'static, f32>;
+///
+///     fn new(call: &Call, _head: u32) -> Array<'static, f32> {
+///         call.array(0)
+///     }
+/// }
+/// ```
+///
+/// # Safety
+/// In each call that safe code can make with the type's kernels, for the queries and keys of each batch entry:
+/// - [`keys`](Self::keys) and [`queries`](Self::queries) always give the same for the same arrays and number.
+/// - From one query to the next no end of its keys falls, and from one key to the next no end of its queries.
+/// - A key's queries are those, and no others, whose keys have it.
+/// - Both ends of the keys of a query that sees none are the first key whose queries end behind it.
+///
+/// Calls on the CPU check all of these; kernels wait for ever where one does not hold. If arrays decide the mask, safe code
+/// must not reach the type's kernels with arrays or lengths that break them.
+pub unsafe trait Custom: Copy + 'static {
     /// How many arrays a call passes: at most [`ARRAYS`](crate::abi::ARRAYS).
     const ARRAYS: usize;
 
+    /// What a query head of a batch entry needs: numbers, and arrays of the call.
+    type Head<'a>: Copy;
+
     /// What a query head of a batch entry needs. All heads have the same mask: for it, `head` is 0.
-    fn new(call: &Call, head: u32) -> Self;
+    fn new<'a>(call: &Call<'a>, head: u32) -> Self::Head<'a>;
 
     /// The keys that a query sees. A later query has neither an earlier first key nor an earlier last key.
     #[inline(always)]
-    fn keys(self, _query: u32) -> Range<u32> {
+    fn keys(_head: Self::Head<'_>, _query: u32) -> Range<u32> {
         0..u32::MAX
     }
 
-    /// The queries that see a key: those, and no others, whose [`keys`](Self::keys) have it. Where a query sees no key, both of
-    /// its ends are the first key whose queries end behind it. Calls on the CPU check this; kernels wait for ever where it does not
-    /// hold.
+    /// The queries that see a key: those, and no others, whose [`keys`](Self::keys) have it.
     #[inline(always)]
-    fn queries(self, _key: u32) -> Range<u32> {
+    fn queries(_head: Self::Head<'_>, _key: u32) -> Range<u32> {
         0..u32::MAX
     }
 
     /// The score of a pair, from `scale * (q . k)` behind softcap and ALiBi. The pair may lie behind the last query or
     /// the last key: its score is not used.
     #[inline(always)]
-    fn score(self, score: f32, _pair: Pair) -> f32 {
+    fn score(_head: Self::Head<'_>, score: f32, _pair: Pair) -> f32 {
         score
     }
 
     /// The derivative of the new score by the one that [`score`](Self::score) gets: 1 if it adds a bias.
     #[inline(always)]
-    fn derivative(self, _score: f32, _pair: Pair) -> f32 {
+    fn derivative(_head: Self::Head<'_>, _score: f32, _pair: Pair) -> f32 {
         1.0
     }
 }

@@ -12,9 +12,9 @@ use core::f32::consts::{LN_2, LOG2_E};
 
 /// [`Optional`] scores, changed by a type.
 #[derive(Clone, Copy)]
-pub struct CustomScore<C> {
+pub struct CustomScore<C: Custom> {
     options: Optional,
-    custom: C,
+    custom: C::Head<'static>,
     /// Turns what `options` gives into scores.
     factor: f32,
     /// `keys - queries`.
@@ -66,7 +66,8 @@ impl<C: Custom> Score for CustomScore<C> {
                 let first = self.first::<TRANSPOSED>(corner.skip::<TRANSPOSED>(mt, nt));
                 for i in 0..8 {
                     let score = self.factor * s[mt][nt].0[i];
-                    s[mt][nt].0[i] = self.custom.score(score, further::<TRANSPOSED>(first, i));
+                    let pair = further::<TRANSPOSED>(first, i);
+                    s[mt][nt].0[i] = C::score(self.custom, score, pair);
                 }
             }
         }
@@ -89,14 +90,14 @@ impl<C: Custom> Score for CustomScore<C> {
         let first = self.first::<true>(corner);
         for i in 0..8 {
             let (score, pair) = (self.factor * tile.0[i], further::<true>(first, i));
-            derivatives.0[i] *= self.custom.derivative(score, pair);
-            tile.0[i] = self.custom.score(score, pair);
+            derivatives.0[i] *= C::derivative(self.custom, score, pair);
+            tile.0[i] = C::score(self.custom, score, pair);
         }
         derivatives
     }
 }
 
-impl<C> CustomScore<C> {
+impl<C: Custom> CustomScore<C> {
     /// The pair of the lane's first element of the tile at a corner.
     #[inline(always)]
     fn first<const TRANSPOSED: bool>(&self, corner: Corner) -> Pair {
