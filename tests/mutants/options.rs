@@ -161,8 +161,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a small hyperbolic tangent from the exponential",
         kernel: VECTORS,
-        pattern: "setp.lt.f32",
-        which: Nth(0),
+        pattern: "0f3E051EB8",
+        which: All,
         change: |line| line.replace("0f3E051EB8", "0f00000000"),
     },
     Mutant {
