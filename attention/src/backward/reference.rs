@@ -366,7 +366,7 @@ mod tests {
             }
         }
 
-        /// `sum(d_o * o) + sum(d_lse * lse)`, by plain loops.
+        /// `sum(d_o * o) + sum(d_lse * lse)` over the rows of sequences, by plain loops.
         fn loss(&self, sample: &Sample) -> f64 {
             let p = &sample.problem;
             let mut loss = 0.0;
@@ -379,7 +379,7 @@ mod tests {
                 let score = |j: usize| sample.score(place(j), product(j)) + self.bias[[row, j]];
                 let sink = self.sinks[row / p.seqlen_q];
                 let sum = visible.iter().map(|&j| score(j).exp()).sum::<f64>() + sink.exp();
-                if sum == 0.0 {
+                if sum == 0.0 || !sample.is_in_sequence(0, i) {
                     continue;
                 }
                 let lse = sum.ln();

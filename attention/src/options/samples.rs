@@ -12,6 +12,7 @@ use proptest::sample::select;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
+use std::ops::Range;
 
 /// A problem, and tensors of its options.
 #[derive(Debug)]
@@ -101,10 +102,10 @@ impl Sample {
         sinks.map_or(f64::NEG_INFINITY, |sinks| element(sinks, head))
     }
 
-    /// How far key `j` lies behind the place of query `i` in their sequence, by definition; `None` if they have none.
-    fn behind(&self, [b, _, i, j]: [usize; 4]) -> Option<f64> {
+    /// Queries and keys of the sequences of an entry of the batch.
+    fn sequences(&self, b: usize) -> Vec<[Range<usize>; 2]> {
         let p = &self.problem;
-        let sequences = match &self.sequences {
+        match &self.sequences {
             None => vec![[0..p.seqlen_q, 0..p.seqlen_kv]],
             Some(Sequences::Padded { q, kv }) => {
                 vec![[q, kv].map(|lengths| 0..numbers(lengths)[b])]
@@ -116,8 +117,17 @@ impl Sample {
                     .map(|s| [q[s]..q[s + 1], kv[s]..kv[s + 1]])
                     .collect()
             }
-        };
-        let mut sequences = sequences.into_iter();
+        }
+    }
+
+    /// Whether query `i` of an entry of the batch is part of a sequence.
+    pub fn is_in_sequence(&self, b: usize, i: usize) -> bool {
+        self.sequences(b).iter().any(|[q, _]| q.contains(&i))
+    }
+
+    /// How far key `j` lies behind the place of query `i` in their sequence, by definition; `None` if they have none.
+    fn behind(&self, [b, _, i, j]: [usize; 4]) -> Option<f64> {
+        let mut sequences = self.sequences(b).into_iter();
         let [queries, keys] = sequences.find(|[q, kv]| q.contains(&i) && kv.contains(&j))?;
         // Both counted from the end.
         Some((queries.end - i) as f64 - (keys.end - j) as f64)
