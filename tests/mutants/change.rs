@@ -20,7 +20,8 @@ pub fn diverge(line: &str) -> String {
 /// Swaps the operands at two places, counted from 0.
 pub fn swap(line: &str, a: usize, b: usize) -> String {
     let is_name = |c: char| c.is_ascii_alphanumeric();
-    let opcode_end = line.find(char::is_whitespace).expect("operands");
+    let opcode_end = line.find(|c: char| c == '{' || c.is_whitespace());
+    let opcode_end = opcode_end.expect("operands");
     let (opcode, operands) = line.split_at(opcode_end);
     let names: Vec<&str> = operands
         .split(|c| !is_name(c))

@@ -140,7 +140,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a turn not taken",
         kernel: PING_PONG,
-        pattern: "bar.sync %",
+        pattern: "bar.sync r",
         which: All,
         change: remove,
     },

@@ -37,7 +37,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "maxima of the team read before they are there",
         kernel: SHARED,
-        pattern: "bar.sync %",
+        pattern: "bar.sync r",
         which: Nth(1),
         change: remove,
     },

@@ -190,7 +190,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "no barrier of the warpgroup after Q is negated",
         kernel: WIDE,
-        pattern: "bar.sync %",
+        pattern: "bar.sync r",
         which: All,
         change: remove,
     },
