@@ -105,7 +105,9 @@ fn tensors_without_maps() -> Outcome {
         (&several, Layout::OddRows, hopper),
         (&several, Layout::OddReversed, hopper),
         (&several, Layout::Reversed, plain),
-        (&several, Layout::Broadcast, plain),
+        // Heads and batch entries may repeat.
+        (&several, Layout::Broadcast, hopper),
+        (&several, Layout::OddBroadcast, hopper),
         (&several, Layout::OneRow, plain),
         // A single head has no stride.
         (&one, Layout::Broadcast, hopper),

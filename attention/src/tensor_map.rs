@@ -5,13 +5,15 @@ use crate::tensor::RawTensor;
 use kernels::abi::TensorRef;
 use kernels::layout::descriptor::Panels;
 
-/// Whether a tensor map can describe a tensor, or its copy if it is not aligned: strides are positive, and below 2^40
-/// bytes (`cuTensorMapEncodeTiled`).
+/// Whether a tensor map can describe a tensor, or its copy if it is not aligned: strides are below 2^40 bytes
+/// (`cuTensorMapEncodeTiled`) and not negative, and rows lie apart. Heads and batch entries may repeat: maps with such
+/// strides of 0 loaded what they should (H100, driver 580).
 pub fn has_map(tensor: &RawTensor) -> bool {
     let used = TensorRef::from(*tensor);
     let strides = [used.batch_stride, used.head_stride, used.row_stride];
-    tensor.shape.iter().zip(strides).all(|(&extent, stride)| {
-        extent <= 1 || (0 < stride && stride < 1 << 39) || (stride < 0 && !used.is_aligned())
+    let axes = tensor.shape.iter().zip(strides).zip([0, 0, 1]);
+    axes.into_iter().all(|((&extent, stride), least)| {
+        extent <= 1 || (least..1 << 39).contains(&stride) || (stride < 0 && !used.is_aligned())
     })
 }
 
@@ -24,26 +26,59 @@ pub fn tensor_map(
     box_rows: u32,
 ) -> TensorMap {
     let width = Panels::width_for(kernel_dim);
-    let strides = [
-        tensor.row_stride,
-        tensor.head_stride,
-        tensor.batch_stride,
-        0,
+    let axes = [
+        (rows, tensor.row_stride),
+        (heads, tensor.head_stride),
+        (batch, tensor.batch_stride),
+        (1, 0),
     ];
     TensorMap {
         address: tensor.address,
         element_bytes: 2,
         rank: 4,
         sizes: [dim, rows, heads, batch, 1].map(|size| size as u64),
-        // The stride of an axis of one element is never used, but must be valid.
-        strides: strides.map(|stride| match stride {
-            0 => 2 * u64::from(kernel_dim),
-            stride => 2 * stride as u64,
+        strides: axes.map(|(extent, stride)| match extent {
+            // It is never used, but must be valid.
+            1 => 2 * u64::from(kernel_dim),
+            _ => 2 * stride as u64,
         }),
         box_sizes: [width, box_rows, 1, 1, 1],
         swizzle: match width {
             64 => Swizzle::B128,
             _ => Swizzle::B64,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{has_map, tensor_map};
+    use crate::tensor::RawTensor;
+    use kernels::abi::TensorRef;
+
+    /// Repeated heads and entries have a map, with strides of 0; repeated rows have none.
+    #[test]
+    fn expanded_tensors_have_maps() {
+        let of = |strides: [isize; 4]| RawTensor {
+            strides,
+            ..RawTensor::row_major([2, 3, 50, 64])
+        };
+        for (strides, expected) in [
+            ([9600, 3200, 64, 1], true),
+            ([0, 3200, 64, 1], true),
+            ([3200, 0, 64, 1], true),
+            ([0, 0, 64, 1], true),
+            ([9600, 3200, 0, 1], false),
+            ([-9600, 3200, 64, 1], false),
+            ([9600, 3200, 1 << 39, 1], false),
+        ] {
+            assert_eq!(has_map(&of(strides)), expected, "{strides:?}");
+        }
+        let expanded = TensorRef::from(of([0, 3200, 64, 1]));
+        let map = tensor_map(expanded, [2, 3, 50, 64], 64, 50);
+        assert_eq!(map.strides, [128, 6400, 0, 128]);
+        let single = TensorRef::from(RawTensor::row_major([1, 1, 50, 64]));
+        let map = tensor_map(single, [1, 1, 50, 64], 64, 50);
+        assert_eq!(map.strides, [128, 128, 128, 128]);
     }
 }
