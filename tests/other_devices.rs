@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// What outputs hold before a call, and after a refused one.
+/// The number that outputs hold before a call, and after a refused one.
 const UNWRITTEN: f32 = 5.5;
 
 const SHAPE: [usize; 4] = [1, 2, 5, 16];
@@ -303,7 +303,7 @@ fn copies(device: &Device) -> Outcome {
     })
 }
 
-/// What the host's checks read is on the CPU.
+/// The host's checks read tensors of the CPU alone.
 fn checks(device: &Device) -> Outcome {
     if device.is_cpu() {
         return PASSED;

@@ -238,7 +238,7 @@ impl<'a> Reference<'a> {
             number,
             keys: visible,
             derivatives,
-            // Whatever the row's d_o: without a sink, or in no sequence, there is no part.
+            // Without a sink, or in no sequence, there is no part, whatever the row's d_o.
             d_sink: match options.sink {
                 Some(_) if options.sequences.contain(place) => {
                     rounded(-rounded(of_sink / l) * delta)

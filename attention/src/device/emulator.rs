@@ -12,7 +12,7 @@ use std::ptr::without_provenance_mut;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What memory is filled with, piece by piece.
+/// A piece of the bytes that memory is filled with.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// An emulated GPU; calls return when their work is done.

@@ -135,7 +135,7 @@ impl<const R: usize> Layout<R> {
         (0..R).rev().map(is_part).take_while(|&part| part).count()
     }
 
-    /// What this layout and another one of its shape have side by side: pairs of blocks, in which rows are at equal distances.
+    /// The blocks that this layout and another one of its shape share: rows of elements side by side, at equal distances.
     pub fn blocks_with(&self, other: &Self) -> Blocks {
         // Axes from the last one on, as one where both layouts step over it as over one.
         let mut axes: Vec<(usize, [isize; 2])> = vec![(1, [1; 2])];

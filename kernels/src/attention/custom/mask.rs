@@ -66,7 +66,7 @@ fn span(range: Range<u32>, first: u32, count: u32) -> Span {
     Span { start, end }
 }
 
-/// What a type reads in a kernel, as long as that runs.
+/// The call as a type reads it in a kernel, as long as that runs.
 #[inline(always)]
 pub(super) fn call(params: &ForwardParams, sequence: Sequence) -> Call<'static> {
     let lengths = [sequence.queries, sequence.keys];

@@ -77,10 +77,10 @@ pub unsafe trait Custom: Copy + 'static {
     /// How many arrays a call passes: at most [`ARRAYS`](crate::abi::ARRAYS).
     const ARRAYS: usize;
 
-    /// What a query head of a batch entry needs: numbers, and arrays of the call.
+    /// The state of a query head of a batch entry: numbers, and arrays of the call.
     type Head<'a>: Copy;
 
-    /// What a query head of a batch entry needs. All heads have the same mask: for it, `head` is 0.
+    /// Reads the state of a query head of a batch entry. All heads have the same mask: for it, `head` is 0.
     fn new<'a>(call: &Call<'a>, head: u32) -> Self::Head<'a>;
 
     /// The keys that a query sees. A later query has neither an earlier first key nor an earlier last key.
