@@ -10,7 +10,7 @@ use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::forward::{Problem, RawForward};
 use crate::random;
-use crate::tensor::{Dtype, Element, Tensor};
+use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
 use kernels::catalog::Accumulation;
 use kernels::catalog::class::Class;
@@ -575,4 +575,22 @@ fn rows_of_v_have_kernels() {
     // 64 heads with a query each, which share keys, are a tile.
     let (kernel, blocks) = plan(Class::Sm90, &problem([64, 1], 1, 576, 512));
     assert_eq!((kernel, blocks), ("wide_optional_f16_d512", 2));
+}
+
+/// Ranges of keys belong to gradients: one query on many keys takes one block of the launch that finds ranges.
+#[test]
+fn the_forward_pass_finds_ranges_of_queries_alone() {
+    let (q, kv) = ([1, 1, 1, 64], [1, 1, 262_144, 64]);
+    let problem = Problem::new(q, kv, kv, false, None).expect("valid");
+    let mut args = RawForward::row_major(&problem);
+    let offsets = || RawTensor::row_major([2]);
+    args.options.sequences = Some(Sequences::Packed {
+        q: offsets(),
+        kv: offsets(),
+    });
+    let facts = Facts::emulated(Class::Sm80);
+    let plan = Attention::new().plan(Some(&facts), Dtype::F16, &args);
+    let steps = plan.expect("served").steps;
+    let found = steps.iter().find(|step| step.entry.name == "ranges");
+    assert_eq!(found.map(|step| step.blocks), Some(1));
 }
