@@ -4,9 +4,11 @@
 use super::RawBackward;
 use super::choice::{Main, MainSpec};
 use crate::device::Facts;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Tiles, WARPGROUP_ROWS, full, score_shape};
+use crate::options::{
+    self, PAIRS, RawOptions, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
+};
 use crate::plan::{Entry, Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
@@ -73,6 +75,7 @@ pub(super) fn plan(
     grid(main_kernel.name, heads as u128)?;
     let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
     let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
+    let far_marks = padded / ROW_PADDING as usize;
     let bytes = |numbers: usize| {
         let bytes = rows.checked_mul(numbers * size_of::<f32>());
         bytes.ok_or(Steps::OVERFLOW)
@@ -145,6 +148,8 @@ pub(super) fn plan(
         rows: steps.reserve([bytes(2)?, 1, 1])?,
         dq_sum: 0,
         turns: 0,
+        far: 0,
+        far_marks: 0,
         d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
         d_sinks_head: d_sinks_head as i64,
         d_bias: options::pairs(d_bias),
@@ -165,6 +170,15 @@ pub(super) fn plan(
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
     }
+    let is_far = may_be_far(problem, &args.options);
+    if is_far {
+        params.far = steps.reserve([bytes(2)?, 1, 1])?;
+        params.far_marks = steps.reserve([heads * far_marks, size_of::<u32>(), 1])?;
+        steps.places.extend([
+            offset_of!(BackwardParams, far),
+            offset_of!(BackwardParams, far_marks),
+        ]);
+    }
     let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
     // It reads rows of o and d_o.
@@ -176,6 +190,13 @@ pub(super) fn plan(
         prepare.shared_bytes(),
         &of_values,
     )?;
+    if is_far {
+        let [sums, _] = far_entries(dtype, &args.options)?;
+        let switches = options::switches(problem, &args.options);
+        let sums = Entry { switches, ..sums };
+        let shared_bytes = kernel(Backward::FarSums(dtype)).shared_bytes();
+        steps.launch(sums, (heads * far_marks) as u128, shared_bytes, &params)?;
+    }
     if let Some(d_bias) = args.d_bias {
         let zero_bias = kernel(Backward::ZeroBias);
         let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();
@@ -212,12 +233,36 @@ pub(super) fn plan(
         let blocks = warps.div_ceil(u128::from(Backward::WARPS));
         steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
     }
+    if is_far {
+        let [_, far] = far_entries(dtype, &args.options)?;
+        let columns = problem.widest().div_ceil(Backward::FAR_COLUMNS) as u128;
+        let key_tiles = problem.seqlen_kv.div_ceil(Backward::FAR_KEYS);
+        let tiles = (heads * far_marks) as u128 + (kv_heads * key_tiles) as u128;
+        let far = Entry {
+            switches: entry.switches,
+            ..far
+        };
+        let shared_bytes = kernel(Backward::Far(dtype)).shared_bytes();
+        steps.launch(far, columns * tiles, shared_bytes, &params)?;
+    }
     if params.d_sinks != 0 {
         let sinks = kernel(Backward::Sinks);
         let blocks = problem.heads as u128;
         steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
     }
     Ok(steps.finish(entry.name, 1))
+}
+
+/// The kernels that find the sums and the gradients of far rows.
+fn far_entries(dtype: catalog::Dtype, options: &RawOptions) -> Result<[Entry; 2]> {
+    let [sums, far] = [Backward::FarSums(dtype), Backward::Far(dtype)]
+        .map(|far| catalog::kernel(Family::Backward(far)))
+        .map(|kernel| match options.custom {
+            None => Some(kernel.into()),
+            Some(custom) => custom.kernels.entry(kernel),
+        });
+    let both = sums.zip(far).ok_or(Error::NotCompiled)?;
+    Ok(both.into())
 }
 
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about

@@ -13,6 +13,10 @@ pub enum Backward {
     Main(BackwardMain),
     /// dq, from sums to 16 bits.
     Convert(Dtype),
+    /// Sums of the rows with a [far](crate::abi::FAR_LSE) lse.
+    FarSums(Dtype),
+    /// Gradients of these rows.
+    Far(Dtype),
     /// The gradient of the sinks, whatever the element type.
     Sinks,
     /// Zeros for the gradient of the bias.
@@ -180,13 +184,20 @@ impl Backward {
     pub const WARPS: u32 = 4;
     /// Warps of a block that sums the gradient of a sink.
     const SINK_WARPS: u32 = 16;
+    /// Keys of a block that adds gradients of far rows.
+    pub const FAR_KEYS: usize = 16;
+    /// Columns that a block of far rows has of gradients.
+    pub const FAR_COLUMNS: usize = 64;
     /// Rows of a head that a block prepares.
     pub const PREPARED_ROWS: u32 = 8 * Self::WARPS;
 
     /// Element type; gradients of options have none.
     pub fn dtype(&self) -> Option<Dtype> {
         match self {
-            Backward::Prepare(dtype) | Backward::Convert(dtype) => Some(*dtype),
+            Backward::Prepare(dtype)
+            | Backward::Convert(dtype)
+            | Backward::FarSums(dtype)
+            | Backward::Far(dtype) => Some(*dtype),
             Backward::Main(main) => Some(main.dtype),
             Backward::Sinks | Backward::ZeroBias => None,
         }
@@ -198,6 +209,7 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
+        kernels.extend([Backward::FarSums(dtype), Backward::Far(dtype)]);
         for &dim in HEAD_DIMS {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 for main in [
@@ -225,6 +237,8 @@ impl Spec for Backward {
             Backward::ZeroBias => "backward_zero_bias".to_owned(),
             Backward::Prepare(_) => name + "_prepare",
             Backward::Convert(_) => name + "_convert",
+            Backward::FarSums(_) => name + "_far_sums",
+            Backward::Far(_) => name + "_far",
             Backward::Main(main) => {
                 let BackwardMain { dim, tile, .. } = main;
                 let name = match main.optional {
@@ -243,6 +257,7 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => 32 * main.tile.warps,
             Backward::Sinks => 32 * Self::SINK_WARPS,
+            Backward::FarSums(_) | Backward::Far(_) => 32,
             _ => 32 * Self::WARPS,
         }
     }
@@ -259,6 +274,9 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => main.shared_bytes(),
             Backward::Sinks => 4 * Self::SINK_WARPS,
+            // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
+            Backward::FarSums(_) => 2 * 2 * 16 * 256,
+            Backward::Far(_) => 4 * 2 * 16 * 256 + 2 * 16 * 32,
             _ => 0,
         }
     }
@@ -278,6 +296,8 @@ impl Spec for Backward {
         let kernel = match self {
             Backward::Prepare(element) => format!("prepare::<{element:?}, {warps}>"),
             Backward::Convert(element) => format!("convert::<{element:?}, {warps}>"),
+            Backward::FarSums(element) => format!("far_sums::<{element:?}, Ranges, Optional>"),
+            Backward::Far(element) => format!("far_gradients::<{element:?}, Ranges, Optional>"),
             Backward::Sinks => format!("sinks::<{warps}>"),
             Backward::ZeroBias => format!("zero_bias::<{warps}>"),
             Backward::Main(main) => {
@@ -304,13 +324,26 @@ impl Spec for Backward {
 
     /// With options the compiler leaves some copies in loops.
     fn implies_copies(&self) -> bool {
-        !matches!(self, Backward::Main(main) if main.optional)
+        match self {
+            Backward::Main(main) => !main.optional,
+            Backward::FarSums(_) | Backward::Far(_) => false,
+            _ => true,
+        }
     }
 
     fn collectives(&self) -> Collectives {
         match self {
-            // Two rounds of a sum over a row's lanes.
-            Backward::Prepare(_) => shfl(2),
+            // Two rounds of a sum and of a maximum over a row's lanes.
+            Backward::Prepare(_) => shfl(2 * 2),
+            // A product; the exchange of a bias, of two rows' maxima and sums; and whether rows are far.
+            Backward::FarSums(_) => mma(2) + ldmatrix(2) + shfl(8 + 2 * 2 * 2) + redux(2),
+            // Two products and a guarded one of queries, two of keys, each with a look at the rows.
+            Backward::Far(_) => {
+                let guarded = mma(4 * 4) + ldmatrix(4);
+                let products = mma(2 * 2) + ldmatrix(2 * 2);
+                let of_queries = products + guarded + ldmatrix(1) + redux(1);
+                of_queries + products + guarded + guarded + redux(2)
+            }
             Backward::Main(main) => main.collectives(),
             // Two transpositions of 4x4 pairs.
             Backward::Convert(_) => shfl(2 * 4),

@@ -12,11 +12,13 @@
 //! | `sm80` | dk, dv and the sums of dq |
 //! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
+//! | `far` | all of these for rows whose lse has no digits left for their sum |
 //! | `bias` | zeros for the gradient of the bias |
 //! | `sinks` | the gradient of the sinks |
 
 mod bias;
 mod convert;
+mod far;
 mod job;
 mod prepare;
 mod sinks;
@@ -25,6 +27,7 @@ mod sm90;
 
 pub use bias::zero_bias;
 pub use convert::convert;
+pub use far::{far_gradients, far_sums};
 pub use prepare::prepare;
 pub use sinks::sinks;
 pub use sm80::sm80;

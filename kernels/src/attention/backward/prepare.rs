@@ -3,7 +3,7 @@
 //! Heads are padded to whole query tiles. In padding, in rows of no sequence, and where a row sees no key and has no sink,
 //! lse is infinity and delta 0: they have no part in any gradient.
 
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, FAR_LSE};
 use crate::attention::ranges::is_in_sequence;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
@@ -35,7 +35,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     let head = head_index % forward.heads;
     let exists = row < sequence.queries;
 
-    let mut sum = 0.0;
+    let (mut sum, mut largest) = (0.0, 0.0_f32);
     if exists {
         let address = |tensor| sequence.head_rows(tensor, head, forward.dim).at(row);
         let (o, d_o) = (address(&forward.o), address(&params.d_o));
@@ -54,6 +54,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
                 for half in 0..2 {
                     let widen = |pair: u32| E::widen((pair >> (16 * half)) as u16);
                     sum = math::fma(widen(d_o[i]), widen(o[i]), sum);
+                    largest = largest.max(widen(d_o[i]).abs());
                 }
             }
             column += LANES * ELEMENTS;
@@ -61,6 +62,8 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     }
     // SAFETY: every lane reaches this call.
     let mut delta = unsafe { shuffle::reduce::<LANES>(sum, |a, b| a + b) };
+    // SAFETY: as above.
+    let has_d_o = unsafe { shuffle::reduce::<LANES>(largest, f32::max) } > 0.0;
     let mut lse = f32::INFINITY;
     if exists {
         let index = 4 * sequence.row_index(forward, head, row);
@@ -74,6 +77,13 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
                 delta = 0.0;
             } else {
                 lse = found * core::f32::consts::LOG2_E;
+                if params.far != 0 && found.abs() >= FAR_LSE {
+                    lse = f32::INFINITY;
+                    // A delta of +0 says that the row has no part.
+                    if delta == 0.0 {
+                        delta = if has_d_o { -0.0 } else { 0.0 };
+                    }
+                }
             }
         }
     }

@@ -33,6 +33,17 @@ pub unsafe fn sinks<const W: u32>(params: &BackwardParams) {
                 for i in 0..PIECE as usize {
                     sum = math::fma(math::exp2(sink - lse[i]), delta[i], sum);
                 }
+                if params.far != 0 {
+                    let place = params.far + (place - params.rows);
+                    let max = global::load_f32x4(place);
+                    let inverse = global::load_f32x4(place + 4 * u64::from(params.padded_rows));
+                    for i in 0..PIECE as usize {
+                        if inverse[i] > 0.0 {
+                            let weight = math::exp2(sink - max[i]) * inverse[i];
+                            sum = math::fma(weight, delta[i], sum);
+                        }
+                    }
+                }
                 row += PIECE * 32 * W;
             }
             head_index += forward.heads;
