@@ -25,7 +25,6 @@ pub fn tests() -> Vec<Test> {
 
 const HEADS: usize = 2;
 const QUERIES: usize = 70;
-const KEYS: usize = 90;
 
 /// The lowest number that frameworks write for padding.
 const LOWEST: f32 = f32::MIN;
@@ -40,6 +39,7 @@ struct Call {
     sinks: Option<[f32; HEADS]>,
     /// The bias of a query and a key, of this type.
     bias: Option<(Dtype, fn(usize, usize) -> f32)>,
+    keys: usize,
     dim: usize,
     /// How far results may be off, relative to the largest.
     tolerance: f64,
@@ -52,6 +52,7 @@ const CALL: Call = Call {
     slopes: None,
     sinks: None,
     bias: None,
+    keys: 90,
     dim: 64,
     tolerance: 0.01,
 };
@@ -97,6 +98,14 @@ fn calls() -> Vec<(&'static str, Call)> {
                     f32::NEG_INFINITY
                 }
             }),
+        ),
+        (
+            "lowest_bias_beside_blind_rows",
+            Call {
+                causal: true,
+                keys: 50,
+                ..bias(|_, _| LOWEST)
+            },
         ),
         (
             "largest_bias",
@@ -157,11 +166,22 @@ fn calls() -> Vec<(&'static str, Call)> {
     ]
 }
 
+/// Runs that show faults of the kernels of far rows.
+pub fn runs() -> Vec<Box<dyn Fn(&Device) -> Outcome>> {
+    let of_f32 = |call: &Call| matches!(call.bias, Some((Dtype::F32, _))) && call.softcap.is_none();
+    let calls = calls().into_iter().map(|(_, call)| call);
+    let calls = calls.filter(|call| of_f32(call) && call.sinks.is_none() && call.dim == 64);
+    let run = |call: Call| -> Box<dyn Fn(&Device) -> Outcome> {
+        Box::new(move |device| call.check::<f16>(device))
+    };
+    calls.map(run).collect()
+}
+
 /// Random inputs, as f64, of one batch entry.
 struct Inputs {
     /// `[HEADS, QUERIES, dim]`.
     q: Vec<f64>,
-    /// `[KEYS, dim]`: one key/value head.
+    /// `[self.keys, dim]`: one key/value head.
     k: Vec<f64>,
     v: Vec<f64>,
     d_o: Vec<f64>,
@@ -212,12 +232,19 @@ impl Call {
             let numbers = (0..rows * self.dim).map(|_| rng.sample::<f32, _>(StandardNormal));
             numbers.map(|x| T::from_f32(x).to_f32().into()).collect()
         };
-        Inputs {
+        let mut inputs = Inputs {
             q: random(HEADS * QUERIES),
-            k: random(KEYS),
-            v: random(KEYS),
+            k: random(self.keys),
+            v: random(self.keys),
             d_o: random(HEADS * QUERIES),
+        };
+        // Whatever rows hold that see no key.
+        for row in (0..HEADS * QUERIES).filter(|&row| !self.sees(row % QUERIES, 0)) {
+            for rows in [&mut inputs.q, &mut inputs.d_o] {
+                rows[row * self.dim..][..self.dim].fill(f64::NAN);
+            }
         }
+        inputs
     }
 
     /// The bias of a pair, rounded to its type.
@@ -232,6 +259,10 @@ impl Call {
         }
     }
 
+    fn sees(&self, query: usize, key: usize) -> bool {
+        !self.causal || key + QUERIES <= query + self.keys
+    }
+
     /// The score of a product, and its derivative by that.
     fn score(&self, head: usize, [query, key]: [usize; 2], product: f64) -> (f64, f64) {
         let (mut score, mut derivative) = (f64::from(self.scale) * product, 1.0);
@@ -240,7 +271,7 @@ impl Call {
             (score, derivative) = (f64::from(cap) * tanh, 1.0 - tanh * tanh);
         }
         let slope = self.slopes.map_or(0.0, |slopes| f64::from(slopes[head]));
-        score -= slope * (query + KEYS).abs_diff(key + QUERIES) as f64;
+        score -= slope * (query + self.keys).abs_diff(key + QUERIES) as f64;
         score += f64::from(self.bias_at(query, key));
         // Scores in base 2 are f32.
         let most = f64::from(f32::MAX) / std::f64::consts::LOG2_E;
@@ -259,8 +290,8 @@ impl Call {
         let row = |all: &'_ [f64], i: usize| all[i * dim..][..dim].to_vec();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mut all = Results {
-            dk: vec![0.0; KEYS * dim],
-            dv: vec![0.0; KEYS * dim],
+            dk: vec![0.0; self.keys * dim],
+            dv: vec![0.0; self.keys * dim],
             ..Results::default()
         };
         for head in 0..HEADS {
@@ -271,14 +302,20 @@ impl Call {
             for query in 0..QUERIES {
                 let number = head * QUERIES + query;
                 let [q, d_o] = [&inputs.q, &inputs.d_o].map(|all| row(all, number));
-                let sees = |key: usize| !self.causal || key + QUERIES <= query + KEYS;
-                let scores: Vec<(f64, f64)> = (0..KEYS)
-                    .map(|key| match sees(key) {
+                let scores: Vec<(f64, f64)> = (0..self.keys)
+                    .map(|key| match self.sees(query, key) {
                         true => self.score(head, [query, key], dot(&q, &row(&inputs.k, key))),
                         false => (f64::NEG_INFINITY, 1.0),
                     })
                     .collect();
                 let max = scores.iter().fold(sink, |max, (score, _)| max.max(*score));
+                if max == f64::NEG_INFINITY {
+                    all.lse.push(max);
+                    all.o.extend(vec![0.0; dim]);
+                    all.dq.extend(vec![0.0; dim]);
+                    all.d_bias.extend(vec![0.0; self.keys]);
+                    continue;
+                }
                 let weights: Vec<f64> = scores.iter().map(|(s, _)| (s - max).exp()).collect();
                 let sum = weights.iter().sum::<f64>() + (sink - max).exp();
                 all.lse.push(max + sum.ln());
@@ -292,7 +329,7 @@ impl Call {
                 all.o.extend(o);
                 d_sink -= (sink - max).exp() / sum * delta;
                 let mut dq = vec![0.0; dim];
-                for key in 0..KEYS {
+                for key in 0..self.keys {
                     let p = weights[key] / sum;
                     let ds = p * (dot(&d_o, &row(&inputs.v, key)) - delta);
                     all.d_bias.push(ds);
@@ -329,8 +366,9 @@ impl Call {
             Tensor::new(device, [HEADS], &numbers.unwrap_or_default())
         };
         let (slopes, sinks) = (of_heads(self.slopes)?, of_heads(self.sinks)?);
-        let pairs = (0..HEADS * QUERIES * KEYS).map(|i| self.bias_at(i / KEYS % QUERIES, i % KEYS));
-        let shape = [1, HEADS, QUERIES, KEYS];
+        let pairs = (0..HEADS * QUERIES * self.keys)
+            .map(|i| self.bias_at(i / self.keys % QUERIES, i % self.keys));
+        let shape = [1, HEADS, QUERIES, self.keys];
         let bias = Tensor::new(device, shape, &pairs.clone().collect::<Vec<_>>())?;
         let pairs: Vec<_> = pairs.map(bf16::from_f32).collect();
         let bf16_bias = Tensor::new(device, shape, &pairs)?;

@@ -1,6 +1,7 @@
 //! The backward pass.
 
 mod definition;
+mod f16_range;
 mod kernels;
 mod lengths;
 mod random;
@@ -15,6 +16,7 @@ use tests::Test;
 pub fn tests() -> Vec<Test> {
     let files = [
         ("definition", definition::tests()),
+        ("f16_range", f16_range::tests()),
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),

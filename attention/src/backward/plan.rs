@@ -10,8 +10,9 @@ use crate::options::{
     self, PAIRS, RawOptions, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
 };
 use crate::plan::{Entry, Plan, Steps, grid};
+use crate::tensor::RawTensor;
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
-use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
+use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel, SumBias};
 use std::mem::offset_of;
 
 /// A plan in the making.
@@ -197,7 +198,9 @@ pub(super) fn plan(
         let shared_bytes = kernel(Backward::FarSums(dtype)).shared_bytes();
         steps.launch(sums, (heads * far_marks) as u128, shared_bytes, &params)?;
     }
-    if let Some(d_bias) = args.d_bias {
+    // Kernels add pair by pair, in any order where several pairs have one element.
+    let is_added = args.d_bias.is_some() && !(deterministic && d_bias.is_some_and(repeats));
+    if let Some(d_bias) = args.d_bias.filter(|_| is_added) {
         let zero_bias = kernel(Backward::ZeroBias);
         let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();
         steps.launch(zero_bias.into(), blocks, zero_bias.shared_bytes(), &params)?;
@@ -213,8 +216,8 @@ pub(super) fn plan(
     let in_vectors = is_hopper && d_bias.is_some_and(|d_bias| d_bias.has_vectors(4));
     let entry = Entry {
         switches: options::switches(problem, &args.options)
-            .with(Switch::BiasGradient, args.d_bias.is_some() && !in_vectors)
-            .with(Switch::BiasGradientVectors, in_vectors),
+            .with(Switch::BiasGradient, is_added && !in_vectors)
+            .with(Switch::BiasGradientVectors, is_added && in_vectors),
         ..main.entry
     };
     match main.spec {
@@ -245,12 +248,38 @@ pub(super) fn plan(
         let shared_bytes = kernel(Backward::Far(dtype)).shared_bytes();
         steps.launch(far, columns * tiles, shared_bytes, &params)?;
     }
+    if let Some(d_bias) = args.d_bias.filter(|_| !is_added) {
+        let dims = SumBias::DIMS.into_iter();
+        let dim = dims.min_by_key(|&dim| (dim < problem.widest() as u32, dim));
+        let sums = SumBias {
+            dtype,
+            dim: dim.expect("there are kernels"),
+        };
+        let [kept @ .., queries, keys] = d_bias.shape;
+        let query_tiles = queries.div_ceil(sums.queries() as usize);
+        let key_tiles = keys.div_ceil(SumBias::KEYS as usize);
+        let tiles = [kept[0], kept[1], query_tiles, key_tiles];
+        let sum_bias = kernel(Backward::SumBias(sums));
+        let entry = Entry {
+            switches: options::switches(problem, &args.options),
+            ..sum_bias.into()
+        };
+        let blocks = tiles.map(|n| n as u128).iter().product();
+        steps.launch(entry, blocks, sum_bias.shared_bytes(), &params)?;
+    }
     if params.d_sinks != 0 {
         let sinks = kernel(Backward::Sinks);
         let blocks = problem.heads as u128;
         steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
     }
     Ok(steps.finish(entry.name, 1))
+}
+
+/// Whether an axis of a tensor of pairs has one element for several of the problem.
+fn repeats(pairs: RawTensor) -> bool {
+    let axes = pairs.shape.into_iter().zip(pairs.strides);
+    axes.take(3)
+        .any(|(extent, stride)| extent > 1 && stride == 0)
 }
 
 /// The kernels that find the sums and the gradients of far rows.

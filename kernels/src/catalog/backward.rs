@@ -21,6 +21,34 @@ pub enum Backward {
     Sinks,
     /// Zeros for the gradient of the bias.
     ZeroBias,
+    /// Sums of the gradient of the bias, where axes of it repeat.
+    SumBias(SumBias),
+}
+
+/// The kernel that sums the gradient of a bias over axes that repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumBias {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Largest head dim, one of [`DIMS`](Self::DIMS).
+    pub dim: u32,
+}
+
+impl SumBias {
+    /// Largest head dims of the kernels.
+    pub const DIMS: [u32; 3] = [64, 128, 256];
+    /// Keys of a block (Bc): 16 a warp.
+    pub const KEYS: u32 = 16 * Backward::WARPS;
+
+    /// Queries that a block visits at a time (Br): as many as smaller devices have shared memory for.
+    pub const fn queries(self) -> u32 {
+        if self.dim > 128 { 32 } else { 64 }
+    }
+
+    /// Counts of 16-wide tiles of the head dim and of the queries.
+    const fn parts(self) -> [u32; 2] {
+        [self.dim / 16, self.queries() / 16]
+    }
 }
 
 /// The kernel that computes dk, dv and the sums of dq, causal or not.
@@ -199,6 +227,7 @@ impl Backward {
             | Backward::FarSums(dtype)
             | Backward::Far(dtype) => Some(*dtype),
             Backward::Main(main) => Some(main.dtype),
+            Backward::SumBias(sums) => Some(sums.dtype),
             Backward::Sinks | Backward::ZeroBias => None,
         }
     }
@@ -210,6 +239,7 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
         kernels.extend([Backward::FarSums(dtype), Backward::Far(dtype)]);
+        kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
         for &dim in HEAD_DIMS {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 for main in [
@@ -239,6 +269,7 @@ impl Spec for Backward {
             Backward::Convert(_) => name + "_convert",
             Backward::FarSums(_) => name + "_far_sums",
             Backward::Far(_) => name + "_far",
+            Backward::SumBias(sums) => format!("{name}_sum_bias_d{}", sums.dim),
             Backward::Main(main) => {
                 let BackwardMain { dim, tile, .. } = main;
                 let name = match main.optional {
@@ -266,6 +297,7 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => 8 / main.tile.warps,
             Backward::Sinks => 1,
+            Backward::SumBias(_) => 2,
             _ => 8,
         }
     }
@@ -276,6 +308,7 @@ impl Spec for Backward {
             Backward::Sinks => 4 * Self::SINK_WARPS,
             // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
             Backward::FarSums(_) => 2 * 2 * 16 * 256,
+            Backward::SumBias(sums) => 2 * 2 * (SumBias::KEYS + sums.queries()) * sums.dim,
             Backward::Far(_) => 4 * 2 * 16 * 256 + 2 * 16 * 32,
             _ => 0,
         }
@@ -300,6 +333,10 @@ impl Spec for Backward {
             Backward::Far(element) => format!("far_gradients::<{element:?}, Ranges, Optional>"),
             Backward::Sinks => format!("sinks::<{warps}>"),
             Backward::ZeroBias => format!("zero_bias::<{warps}>"),
+            Backward::SumBias(sums) => {
+                let (element, sizes) = (sums.dtype, generics(&sums.parts()));
+                format!("sum_bias::<{element:?}, Ranges, Optional, {warps}, {sizes}>")
+            }
             Backward::Main(main) => {
                 let element = main.dtype;
                 let sizes = generics(&main.parts());
@@ -318,6 +355,7 @@ impl Spec for Backward {
     fn most_spills(&self) -> u32 {
         match self {
             Backward::Main(main) if main.optional => 64,
+            Backward::SumBias(_) => 64,
             _ => 0,
         }
     }
@@ -326,7 +364,7 @@ impl Spec for Backward {
     fn implies_copies(&self) -> bool {
         match self {
             Backward::Main(main) => !main.optional,
-            Backward::FarSums(_) | Backward::Far(_) => false,
+            Backward::FarSums(_) | Backward::Far(_) | Backward::SumBias(_) => false,
             _ => true,
         }
     }
@@ -350,6 +388,11 @@ impl Spec for Backward {
             // A sum over a warp, and over the block's warps.
             Backward::Sinks => shfl(2 * 5) + bar(1),
             Backward::ZeroBias => Collectives::NONE,
+            // Two products, two barriers, and a sum of two rows over their lanes.
+            Backward::SumBias(sums) => {
+                let [dt, nt] = sums.parts();
+                mma(2 * 2 * nt * dt) + ldmatrix(2 * dt * (1 + nt)) + bar(2) + shfl(2 * 2)
+            }
         }
     }
 }

@@ -13,7 +13,7 @@
 //! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
 //! | `far` | all of these for rows whose lse has no digits left for their sum |
-//! | `bias` | zeros for the gradient of the bias |
+//! | `bias` | the gradient of the bias: zeros before it, or its sums over axes that repeat |
 //! | `sinks` | the gradient of the sinks |
 
 mod bias;
@@ -25,7 +25,7 @@ mod sinks;
 mod sm80;
 mod sm90;
 
-pub use bias::zero_bias;
+pub use bias::{sum_bias, zero_bias};
 pub use convert::convert;
 pub use far::{far_gradients, far_sums};
 pub use prepare::prepare;
