@@ -77,6 +77,8 @@ pub(super) fn plan(
     let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
     let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
     let far_marks = padded / ROW_PADDING as usize;
+    // All at a time; where no row is far, few leave at once.
+    let most_far_blocks = 4 * facts.multiprocessors as usize;
     let bytes = |numbers: usize| {
         let bytes = rows.checked_mul(numbers * size_of::<f32>());
         bytes.ok_or(Steps::OVERFLOW)
@@ -149,6 +151,7 @@ pub(super) fn plan(
         rows: steps.reserve([bytes(2)?, 1, 1])?,
         dq_sum: 0,
         turns: 0,
+        far_count: 0,
         far: 0,
         far_marks: 0,
         d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
@@ -162,6 +165,15 @@ pub(super) fn plan(
         padding: 0,
     };
     steps.places.push(offset_of!(BackwardParams, rows));
+    let is_far = may_be_far(problem, &args.options);
+    if is_far {
+        params.far = steps.reserve([bytes(2)?, 1, 1])?;
+        params.far_marks = steps.reserve([heads * far_marks, size_of::<u32>(), 1])?;
+        steps.places.extend([
+            offset_of!(BackwardParams, far),
+            offset_of!(BackwardParams, far_marks),
+        ]);
+    }
     if sum_columns > 0 {
         params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
         steps.places.push(offset_of!(BackwardParams, dq_sum));
@@ -171,14 +183,9 @@ pub(super) fn plan(
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
     }
-    let is_far = may_be_far(problem, &args.options);
     if is_far {
-        params.far = steps.reserve([bytes(2)?, 1, 1])?;
-        params.far_marks = steps.reserve([heads * far_marks, size_of::<u32>(), 1])?;
-        steps.places.extend([
-            offset_of!(BackwardParams, far),
-            offset_of!(BackwardParams, far_marks),
-        ]);
+        params.far_count = steps.reserve_zeros(size_of::<u32>())?;
+        steps.places.push(offset_of!(BackwardParams, far_count));
     }
     let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
@@ -196,7 +203,8 @@ pub(super) fn plan(
         let switches = options::switches(problem, &args.options);
         let sums = Entry { switches, ..sums };
         let shared_bytes = kernel(Backward::FarSums(dtype)).shared_bytes();
-        steps.launch(sums, (heads * far_marks) as u128, shared_bytes, &params)?;
+        let blocks = (heads * far_marks).min(most_far_blocks);
+        steps.launch(sums, blocks as u128, shared_bytes, &params)?;
     }
     // Kernels add pair by pair, in any order where several pairs have one element.
     let is_added = args.d_bias.is_some() && !(deterministic && d_bias.is_some_and(repeats));
@@ -238,15 +246,12 @@ pub(super) fn plan(
     }
     if is_far {
         let [_, far] = far_entries(dtype, &args.options)?;
-        let columns = problem.widest().div_ceil(Backward::FAR_COLUMNS) as u128;
-        let key_tiles = problem.seqlen_kv.div_ceil(Backward::FAR_KEYS);
-        let tiles = (heads * far_marks) as u128 + (kv_heads * key_tiles) as u128;
         let far = Entry {
             switches: entry.switches,
             ..far
         };
         let shared_bytes = kernel(Backward::Far(dtype)).shared_bytes();
-        steps.launch(far, columns * tiles, shared_bytes, &params)?;
+        steps.launch(far, most_far_blocks as u128, shared_bytes, &params)?;
     }
     if let Some(d_bias) = args.d_bias.filter(|_| !is_added) {
         let dims = SumBias::DIMS.into_iter();

@@ -35,10 +35,13 @@ pub struct BackwardParams {
     /// Device address of `u32[batch * heads, padded_rows / Br]`, which count the key tiles that are added to each
     /// query tile of dq; zeros before the main kernel. 0 if tiles may be added in any order.
     pub turns: u64,
-    /// Device address of the sums of rows with a [far](FAR_LSE) lse, as [`rows`](Self::rows) lie: first the largest score in base
-    /// 2, then 1 over the sum of the exponentials, 0 for other rows. 0 if no row is taken for far.
+    /// Device address of a `u32`, 0 before the first kernel: it counts rows with a [far](FAR_LSE) lse. 0 if none is taken for far.
+    pub far_count: u64,
+    /// Device address of the sums of far rows, as [`rows`](Self::rows) lie: first the largest score in base 2, then 1 over the sum of
+    /// the exponentials, 0 for other rows. Written if there are far rows.
     pub far: u64,
-    /// Device address of `u32[batch * heads, padded_rows / ROW_PADDING]`: not 0 where one of so many rows is far.
+    /// Device address of `u32[batch * heads, padded_rows / ROW_PADDING]`: not 0 where one of so many rows is far. Written if there are
+    /// far rows.
     pub far_marks: u64,
     /// Device address of the gradient of the sinks, `f32`; 0 if it is not wanted.
     pub d_sinks: u64,

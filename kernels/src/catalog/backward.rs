@@ -212,10 +212,6 @@ impl Backward {
     pub const WARPS: u32 = 4;
     /// Warps of a block that sums the gradient of a sink.
     const SINK_WARPS: u32 = 16;
-    /// Keys of a block that adds gradients of far rows.
-    pub const FAR_KEYS: usize = 16;
-    /// Columns that a block of far rows has of gradients.
-    pub const FAR_COLUMNS: usize = 64;
     /// Rows of a head that a block prepares.
     pub const PREPARED_ROWS: u32 = 8 * Self::WARPS;
 
@@ -297,7 +293,13 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => 8 / main.tile.warps,
             Backward::Sinks => 1,
-            Backward::SumBias(_) => 2,
+            Backward::SumBias(sums) => {
+                if sums.dim > 128 {
+                    2
+                } else {
+                    3
+                }
+            }
             _ => 8,
         }
     }
@@ -371,8 +373,8 @@ impl Spec for Backward {
 
     fn collectives(&self) -> Collectives {
         match self {
-            // Two rounds of a sum and of a maximum over a row's lanes.
-            Backward::Prepare(_) => shfl(2 * 2),
+            // Two rounds of a sum and of a maximum over a row's lanes; whether a row is far.
+            Backward::Prepare(_) => shfl(2 * 2) + vote(1),
             // A product; the exchange of a bias, of two rows' maxima and sums; and whether rows are far.
             Backward::FarSums(_) => mma(2) + ldmatrix(2) + shfl(8 + 2 * 2 * 2) + redux(2),
             // Two products and a guarded one of queries, two of keys, each with a look at the rows.

@@ -1,5 +1,6 @@
 //! The gradient of the bias where kernels do not add to it pair by pair: zeros before they do, and sums over axes that repeat.
 
+use super::far::has_far_rows;
 use super::job::below;
 use crate::abi::BackwardParams;
 use crate::attention::mask::{Interval, Mask};
@@ -8,6 +9,7 @@ use crate::attention::score::{Corner, Score};
 use crate::attention::sequence::Sequence;
 use crate::layout::fragment;
 use crate::ptx::{barrier, cp_async, global, math, shared, shuffle, special};
+use crate::tile::registers::fence;
 use crate::tile::whole::{map_rows, zero};
 use crate::tile::{Accumulator, Copier, Element, Fixed, SharedTile, multiply_transposed};
 
@@ -194,13 +196,16 @@ unsafe fn add<E: Element, M: Mask, C: Score, const W: usize, const DT: usize, co
         });
         let seen = seen[0].map(|queries| queries.counted_from(query as i32));
         let head_index = sequence.head_index(forward, head);
+        let has_far = has_far_rows(params);
         for nt in 0..NT {
+            // Else the assembler mixes the tiles, whose loads take more registers than there are for three blocks.
+            fence();
             score.apply_deriving(&mut p[0][nt], corner.skip::<true>(0, nt));
             let first = query + 16 * nt as u32;
             let mut ds = [[Accumulator::ZERO]];
             for half in 0..2 {
                 let row = first + 8 * half as u32 + 2 * (lane % 4);
-                let statistics = RowPair::load(params, head_index, row);
+                let statistics = RowPair::load(params, head_index, row, has_far);
                 for i in 4 * half..4 * half + 4 {
                     let s = math::mul_rz(p[0][nt].0[i], score.scale().signed());
                     ds[0][0].0[i] = statistics.ds(i % 2, s, dp[0][nt].0[i]);
@@ -227,17 +232,22 @@ impl RowPair {
     /// # Safety
     /// The statistics and the sums of far rows are written.
     #[inline(always)]
-    unsafe fn load(params: &BackwardParams, head_index: u64, row: u32) -> Self {
+    unsafe fn load(params: &BackwardParams, head_index: u64, row: u32, has_far: bool) -> Self {
         let place = params.statistics(head_index, row);
         let (far, behind) = (place - params.rows, 4 * u64::from(params.padded_rows));
         // SAFETY: the caller's promise.
         unsafe {
-            RowPair {
+            let mut pair = RowPair {
                 lse: global::load_f32x2(place),
                 delta: global::load_f32x2(place + behind),
-                max: global::load_f32x2(params.far + far),
-                inverse: global::load_f32x2(params.far + far + behind),
+                max: [0.0; 2],
+                inverse: [0.0; 2],
+            };
+            if has_far {
+                pair.max = global::load_f32x2(params.far + far);
+                pair.inverse = global::load_f32x2(params.far + far + behind);
             }
+            pair
         }
     }
 

@@ -7,7 +7,7 @@ use crate::abi::{BackwardParams, FAR_LSE};
 use crate::attention::ranges::is_in_sequence;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
-use crate::ptx::{global, math, shuffle, special};
+use crate::ptx::{global, math, shuffle, special, vote};
 use crate::tile::Element;
 
 /// Lanes of a row.
@@ -64,7 +64,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     let mut delta = unsafe { shuffle::reduce::<LANES>(sum, |a, b| a + b) };
     // SAFETY: as above.
     let has_d_o = unsafe { shuffle::reduce::<LANES>(largest, f32::max) } > 0.0;
-    let mut lse = f32::INFINITY;
+    let (mut lse, mut is_far) = (f32::INFINITY, false);
     if exists {
         let index = 4 * sequence.row_index(forward, head, row);
         // SAFETY: the row exists; the gradient of lse is there where its address is not 0.
@@ -77,14 +77,21 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
                 delta = 0.0;
             } else {
                 lse = found * core::f32::consts::LOG2_E;
-                if params.far != 0 && found.abs() >= FAR_LSE {
+                if params.far_count != 0 && found.abs() >= FAR_LSE {
                     lse = f32::INFINITY;
                     // A delta of +0 says that the row has no part.
                     if delta == 0.0 {
                         delta = if has_d_o { -0.0 } else { 0.0 };
                     }
+                    is_far = delta.to_bits() != 0;
                 }
             }
+        }
+    }
+    // SAFETY: as above. The counter is there if rows may be far.
+    unsafe {
+        if vote::any(is_far) {
+            global::count_once(params.far_count);
         }
     }
     if thread % LANES == 0 {

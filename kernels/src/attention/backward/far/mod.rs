@@ -5,7 +5,7 @@
 //! two kernels find their sums, in two parts, and their gradients: dq is stored, dk and dv are added to what is there.
 //!
 //! Far rows are rare, so these kernels are simple and slow: a warp, and tiles of 16 queries by 16 keys. Where no row is far, they
-//! look at a number a row.
+//! look at one number.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -35,30 +35,49 @@ const ROWS: u32 = 128;
 /// Slices of 16 columns of a block that computes gradients.
 const PART: usize = 4;
 
-/// Stores dq of far rows, and adds what far rows give to dk and dv: a block for each mark, then one for each 16 keys of each
-/// key/value head, both once for each 64 columns.
+/// Stores dq of far rows, and adds what far rows give to dk and dv: a job for each mark, then one for each 16 keys of each key/value
+/// head, both once for each 64 columns. Blocks take jobs in turns.
 ///
 /// # Safety
 /// The conditions of [`far_sums`], which ran before, as did the kernels that write dq, dk and dv of other rows.
 #[inline(always)]
 pub unsafe fn far_gradients<E: Element, M: Mask, C: Score>(params: &BackwardParams) {
     let forward = &params.forward;
-    let columns = 16 * PART as u32;
-    let parts = forward.dim.max(C::value_dim(forward)).div_ceil(columns);
-    let (block, part) = (special::block() / parts, special::block() % parts);
+    let parts = forward
+        .dim
+        .max(C::value_dim(forward))
+        .div_ceil(16 * PART as u32);
     let marks = params.padded_rows / ROWS;
     let of_queries = forward.batch_heads * marks;
+    let kv_heads = forward.batch_heads / forward.group.value;
+    let jobs = of_queries + kv_heads * forward.seqlen_kv.div_ceil(TILE);
     // SAFETY: the caller's promise.
     unsafe {
-        if block < of_queries {
-            let (head_index, mark) = (block / marks, block % marks);
-            if global::load_u32(mark_of(params, head_index, mark)) != 0 {
+        if !has_far_rows(params) {
+            return;
+        }
+        let mut job = special::block();
+        while job < jobs * parts {
+            let (job_of_part, part) = (job / parts, job % parts);
+            if job_of_part >= of_queries {
+                keys::gradients::<E, M, C>(params, job_of_part - of_queries, part);
+            } else if global::load_u32(params.far_marks + 4 * u64::from(job_of_part)) != 0 {
+                let (head_index, mark) = (job_of_part / marks, job_of_part % marks);
                 queries::gradients::<E, M, C>(params, head_index, mark, part);
             }
-        } else {
-            keys::gradients::<E, M, C>(params, block - of_queries, part);
+            job += special::blocks();
         }
     }
+}
+
+/// Whether there are far rows.
+///
+/// # Safety
+/// The kernel that prepares the rows has run.
+#[inline(always)]
+pub unsafe fn has_far_rows(params: &BackwardParams) -> bool {
+    // SAFETY: the caller's promise.
+    params.far_count != 0 && unsafe { global::load_u32(params.far_count) } != 0
 }
 
 /// Addresses of what far rows have beside the statistics, from one row on.

@@ -2,7 +2,7 @@
 
 use super::heads::Heads;
 use super::tiles::TILE;
-use super::{ROWS, far_rows, mark_of};
+use super::{ROWS, far_rows, has_far_rows, mark_of};
 use crate::abi::BackwardParams;
 use crate::attention::Total;
 use crate::attention::mask::Mask;
@@ -10,18 +10,40 @@ use crate::attention::score::Score;
 use crate::ptx::{barrier, global, math, shuffle, special};
 use crate::tile::Element;
 
-/// Finds the sums of the block's far rows, and marks whether there are any.
+/// Finds the sums of far rows, and marks where there are any: blocks take marks in turns.
 ///
 /// # Safety
 /// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with written statistics, readable
 /// inputs, and writable sums and marks.
 #[inline(always)]
 pub unsafe fn far_sums<E: Element, M: Mask, C: Score>(params: &BackwardParams) {
-    let (forward, lane) = (&params.forward, special::lane());
     let marks = params.padded_rows / ROWS;
-    let (head_index, mark) = (special::block() / marks, special::block() % marks);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !has_far_rows(params) {
+            return;
+        }
+        let mut job = special::block();
+        while job < params.forward.batch_heads * marks {
+            sums_of::<E, M, C>(params, job / marks, job % marks);
+            job += special::blocks();
+        }
+    }
+}
+
+/// Finds the sums of the far rows under a mark.
+///
+/// # Safety
+/// The conditions of [`far_sums`].
+#[inline(always)]
+unsafe fn sums_of<E: Element, M: Mask, C: Score>(
+    params: &BackwardParams,
+    head_index: u32,
+    mark: u32,
+) {
+    let (forward, lane) = (&params.forward, special::lane());
     let first = ROWS * mark;
-    // SAFETY: the launch has a block for each mark; all branches depend on the block alone, or reach no collective instruction.
+    // SAFETY: the caller's promise; all branches depend on the block alone, or reach no collective instruction.
     unsafe {
         let pair = Heads::<M, C>::new(
             forward,
