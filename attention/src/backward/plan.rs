@@ -15,7 +15,8 @@ use std::mem::offset_of;
 /// A plan in the making.
 pub(super) struct Draft<'a> {
     pub problem: &'a Problem,
-    pub deterministic: bool,
+    /// Whether key tiles add to dq in turns.
+    pub takes_turns: bool,
     /// What all steps have in common, with [places](Steps::places) in the workspace.
     pub params: BackwardParams,
     pub steps: Steps,
@@ -153,14 +154,16 @@ pub(super) fn plan(
         dq_aligned: aligned(dq),
         dk_aligned: aligned(dk),
         dv_aligned: aligned(dv),
-        padding: 0,
+        lse_rows: args.lse.shape[2] as u32,
     };
     steps.places.push(offset_of!(BackwardParams, rows));
     if sum_columns > 0 {
         params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
         steps.places.push(offset_of!(BackwardParams, dq_sum));
     }
-    if sum_columns > 0 && deterministic {
+    // What one key tile adds has one order.
+    let takes_turns = sum_columns > 0 && deterministic && key_tiles > 1;
+    if takes_turns {
         let tiles = rows / tile_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
@@ -183,7 +186,7 @@ pub(super) fn plan(
     }
     let mut draft = Draft {
         problem,
-        deterministic,
+        takes_turns,
         params,
         steps,
     };

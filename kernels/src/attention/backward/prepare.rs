@@ -63,7 +63,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     let mut delta = unsafe { shuffle::reduce::<LANES>(sum, |a, b| a + b) };
     let mut lse = f32::INFINITY;
     if exists {
-        let index = 4 * sequence.row_index(forward, head, row);
+        let index = 4 * params.lse_index(u64::from(head_index), row);
         // SAFETY: the row exists; the gradient of lse is there where its address is not 0.
         unsafe {
             let found = global::load_f32(forward.lse + index);

@@ -1,0 +1,134 @@
+//! Dense batches of many short sequences, which tiles share where memory allows it.
+
+use attention::{Device, Dtype, Window};
+use proptest::prelude::*;
+use proptest::sample::select;
+use tests::strategy::{check_each, few};
+use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
+
+/// More key/value heads in all than any emulated device has multiprocessors: fewer do not share tiles.
+const KV_HEADS: usize = 150;
+
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::backward("each_length", each_length),
+        Test::backward("any", |device| {
+            check_each(few(device, 48), cases(), |case| case.check(device))
+        }),
+        Test::backward("bits_repeat", bits_repeat),
+    ]
+}
+
+/// The case with all tensors in a layout.
+fn laid_out(case: Case, layout: Layout) -> BackwardCase {
+    BackwardCase {
+        d_o: layout,
+        dq: layout,
+        dk: layout,
+        dv: layout,
+        ..BackwardCase::from(Case {
+            q: layout,
+            k: layout,
+            v: layout,
+            o: layout,
+            ..case
+        })
+    }
+}
+
+/// A case of these heads and lengths, with at least [`KV_HEADS`].
+fn many([kv_heads, group]: [usize; 2], [seqlen_q, seqlen_kv]: [usize; 2]) -> Case {
+    Case {
+        batch: KV_HEADS.div_ceil(kv_heads),
+        heads: kv_heads * group,
+        kv_heads,
+        seqlen_q,
+        seqlen_kv,
+        dim: 32,
+        ..Case::default()
+    }
+}
+
+/// Lengths around those of tiles, both masks, and heads one after another or beside each other.
+fn each_length(device: &Device) -> Outcome {
+    for (number, length) in [1, 3, 4, 17, 32, 63, 64].into_iter().enumerate() {
+        for causal in [false, true] {
+            let heads = [[1, 1], [3, 1], [2, 2]][(number + usize::from(causal)) % 3];
+            for layout in [Layout::Bhnd, Layout::Bnhd] {
+                let case = many(heads, [length; 2]);
+                laid_out(Case { causal, ..case }, layout).check(device)?;
+            }
+        }
+    }
+    PASSED
+}
+
+/// Random lengths, heads, layouts and options.
+fn cases() -> impl Strategy<Value = BackwardCase> {
+    let length = || prop_oneof![select(&[1, 3, 4, 17, 32][..]), 1..=24_usize];
+    let heads = (1..=3_usize, 1..=3_usize, length(), length(), 1..=10_usize);
+    let layouts = || select(&[Layout::Bhnd, Layout::Bnhd, Layout::Shifted, Layout::Padded][..]);
+    let side = || proptest::option::of(0..=20_usize);
+    let modifiers = (
+        side(),
+        side(),
+        any::<[bool; 3]>(),
+        proptest::option::of(1.0..30.0_f32),
+    );
+    let options = (any::<[bool; 4]>(), layouts(), layouts(), any::<u64>());
+    (heads, modifiers, options).prop_map(|(heads, modifiers, options)| {
+        let (kv_heads, group, seqlen_q, seqlen_kv, slices) = heads;
+        let (left, right, [window, alibi, sinks], softcap) = modifiers;
+        let ([causal, bf16, d_lse, any_order], layout, o, seed) = options;
+        let case = Case {
+            dtype: if bf16 { Dtype::Bf16 } else { Dtype::F16 },
+            dim: 8 * slices,
+            causal,
+            modifiers: Modifiers {
+                window: if window {
+                    Window { left, right }
+                } else {
+                    Window::NONE
+                },
+                softcap,
+                alibi,
+                sinks,
+                ..Modifiers::default()
+            },
+            seed,
+            ..many([kv_heads, group], [seqlen_q, seqlen_kv])
+        };
+        let case = BackwardCase {
+            d_lse,
+            any_order,
+            ..laid_out(case, layout)
+        };
+        // One tensor may lie otherwise.
+        BackwardCase {
+            forward: Case {
+                o: if seed % 8 == 0 { o } else { layout },
+                ..case.forward
+            },
+            ..case
+        }
+    })
+}
+
+/// Gradients of sequences that reach over edges of tiles, in turns, bit for bit.
+fn bits_repeat(device: &Device) -> Outcome {
+    for dim in [64, 128] {
+        let case = many([2, 1], [17, 17]);
+        let case = laid_out(
+            Case {
+                dim,
+                causal: true,
+                ..case
+            },
+            Layout::Bnhd,
+        );
+        let inputs = case.inputs();
+        let first = case.run(device, &inputs)?;
+        assert_eq!(first, case.run(device, &inputs)?);
+    }
+    PASSED
+}
