@@ -1,6 +1,7 @@
 //! Dense batches of many short sequences, which tiles share where memory allows it.
 
 use attention::{Device, Dtype, Window};
+use ndarray::{Axis, s};
 use proptest::prelude::*;
 use proptest::sample::select;
 use tests::strategy::{check_each, few};
@@ -16,6 +17,7 @@ pub fn tests() -> Vec<Test> {
             check_each(few(device, 48), cases(), |case| case.check(device))
         }),
         Test::backward("bits_repeat", bits_repeat),
+        Test::backward("neighbours_keep_their_bits", neighbours_keep_their_bits),
     ]
 }
 
@@ -129,6 +131,43 @@ fn bits_repeat(device: &Device) -> Outcome {
         let inputs = case.inputs();
         let first = case.run(device, &inputs)?;
         assert_eq!(first, case.run(device, &inputs)?);
+    }
+    PASSED
+}
+
+/// One entry's infinities and NaN reach no gradient of the others, which share its tiles.
+fn neighbours_keep_their_bits(device: &Device) -> Outcome {
+    let spoilt = 70;
+    for (value, layout) in [(f32::NAN, Layout::Bhnd), (f32::INFINITY, Layout::Bnhd)] {
+        let case = many([1, 1], [4, 5]);
+        let case = BackwardCase {
+            d_lse: true,
+            ..laid_out(case, layout)
+        };
+        let mut inputs = case.inputs();
+        let right = case.run(device, &inputs)?;
+        let forward = &mut inputs.forward;
+        for tensor in [
+            &mut forward.q,
+            &mut forward.k,
+            &mut forward.v,
+            &mut inputs.d_o,
+        ] {
+            tensor.index_axis_mut(Axis(0), spoilt).fill(value);
+        }
+        inputs.d_lse.index_axis_mut(Axis(0), spoilt).fill(value);
+        let found = case.run(device, &inputs)?;
+        for (found, right) in [
+            (found.dq, right.dq),
+            (found.dk, right.dk),
+            (found.dv, right.dv),
+        ] {
+            for others in [s![..spoilt, .., .., ..], s![spoilt + 1.., .., .., ..]] {
+                assert_eq!(found.slice(others), right.slice(others), "{case}");
+            }
+            let of_entry = found.index_axis(Axis(0), spoilt);
+            assert!(of_entry.iter().all(|x| !x.is_finite()), "{case}");
+        }
     }
     PASSED
 }

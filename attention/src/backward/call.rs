@@ -300,9 +300,9 @@ impl Attention<'_> {
             return Ok(Steps::default().finish(CPU, 1));
         };
         let deterministic = !self.any_order;
-        let packed = match name {
-            None => packed::packed(problem, args, facts),
-            Some(_) => None,
+        let packed = match choice::takes_packed(name) {
+            true => packed::packed(problem, args, facts),
+            false => None,
         };
         let (problem, args) = packed
             .as_ref()

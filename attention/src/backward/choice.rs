@@ -107,6 +107,18 @@ fn best_way(problem: &Problem, args: &RawBackward, deterministic: bool) -> Hoppe
     }
 }
 
+/// Whether the best kernel is to be chosen, or the named one takes short sequences as packed ones.
+pub(super) fn takes_packed(name: Option<&str>) -> bool {
+    let Some(name) = name else { return true };
+    match named(name).map(|kernel| kernel.family) {
+        Some(Family::Backward(Backward::Main(main))) => main.optional,
+        Some(Family::HopperBackward(kernel)) => {
+            kernel.is_optional() && kernel.way == HopperWay::Sums
+        }
+        _ => false,
+    }
+}
+
 /// The kernel of that name, or the best one, for a device with these facts.
 ///
 /// # Errors

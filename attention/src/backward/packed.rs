@@ -11,8 +11,10 @@ use crate::options::{Sequences, Window};
 use crate::tensor::RawTensor;
 use kernels::abi::MAX_SEQLEN;
 
-/// The most queries and keys of sequences that share tiles: half of a tile.
-const MOST_ROWS: usize = 64;
+/// The most queries and keys of sequences that share tiles: half of a tile, which wide heads have smaller.
+const fn most_rows(dim: usize) -> usize {
+    if dim > 128 { 32 } else { 64 }
+}
 
 /// The axes of tensors.
 const BATCH: usize = 0;
@@ -26,7 +28,7 @@ pub(super) fn packed(
     facts: &Facts,
 ) -> Option<(Problem, RawBackward)> {
     let options = &args.options;
-    let is_short = problem.seqlen_q.max(problem.seqlen_kv) <= MOST_ROWS;
+    let is_short = problem.seqlen_q.max(problem.seqlen_kv) <= most_rows(problem.widest());
     // Blocks that run at once take no longer for being nearly empty.
     let is_full = problem.batch * problem.kv_heads > facts.multiprocessors as usize;
     let has_pairs = options.bias.is_some() || options.mask.is_some() || options.custom.is_some();
@@ -37,16 +39,12 @@ pub(super) fn packed(
         problem: *problem,
         args: *args,
     };
-    let mut joined = dense;
-    if options.alibi.is_none() && options.sinks.is_none() {
-        joined = joined.groups().unwrap_or(joined);
-    }
-    let rows = [joined.problem.seqlen_q, joined.problem.seqlen_kv];
-    if options.alibi.is_none() && options.sinks.is_none() {
-        joined = joined.heads().unwrap_or(joined);
-    }
-    joined = joined.entries().unwrap_or(joined);
-    let Joined { problem, mut args } = joined;
+    let heads_differ = options.alibi.is_some() || options.sinks.is_some();
+    let grouped = dense.groups().filter(|_| !heads_differ).unwrap_or(dense);
+    let rows = [grouped.problem.seqlen_q, grouped.problem.seqlen_kv];
+    let joined = grouped.heads().filter(|_| !heads_differ);
+    let joined = joined.unwrap_or(grouped);
+    let Joined { problem, mut args } = joined.entries().unwrap_or(joined);
     let count = problem.seqlen_kv / rows[1];
     args.options.sequences = Some(Sequences::alike(count, rows));
     (count > 1).then_some((problem, args))
@@ -64,23 +62,27 @@ impl Joined {
     fn groups(self) -> Option<Self> {
         let problem = self.problem;
         let sees_all = !problem.causal && problem.window == Window::NONE;
-        let joined = self.join(HEADS, [problem.group(), 1])?;
-        sees_all.then_some(joined)
+        let count = if sees_all { problem.group() } else { 1 };
+        self.join(HEADS, [count, 1])
     }
 
-    /// The heads of a batch entry as one.
+    /// The heads of a batch entry as one, if each has keys of its own.
     fn heads(self) -> Option<Self> {
-        let heads = self.problem.heads;
-        let joined = self.join(HEADS, [heads; 2])?;
-        (self.problem.group() == 1).then_some(joined)
+        let problem = self.problem;
+        let count = if problem.group() == 1 {
+            problem.heads
+        } else {
+            1
+        };
+        self.join(HEADS, [count; 2])
     }
 
-    /// The batch entries as one.
+    /// The batch entries as one, if they have the same slopes.
     fn entries(self) -> Option<Self> {
-        let options = self.args.options;
-        let alibi = options.alibi.map_or(0, |alibi| alibi.used_strides()[BATCH]);
-        let joined = self.join(BATCH, [self.problem.batch; 2])?;
-        (alibi == 0).then_some(joined)
+        let slopes = self.args.options.alibi;
+        let differ = slopes.is_some_and(|slopes| slopes.used_strides()[BATCH] != 0);
+        let count = if differ { 1 } else { self.problem.batch };
+        self.join(BATCH, [count; 2])
     }
 
     /// Joins each so many query heads or entries of `axis`, and key/value heads, with their rows.
@@ -89,7 +91,10 @@ impl Joined {
         let seqlen_q = p.seqlen_q.checked_mul(of_q)?;
         let seqlen_kv = p.seqlen_kv.checked_mul(of_kv)?;
         let problem = match axis {
-            BATCH => Problem { batch: 1, ..p },
+            BATCH => Problem {
+                batch: p.batch / of_q,
+                ..p
+            },
             _ => Problem {
                 heads: p.heads / of_q,
                 kv_heads: p.kv_heads / of_kv,
@@ -156,6 +161,8 @@ fn join(tensor: RawTensor, axis: usize, count: usize) -> Option<RawTensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{RawBias, RawMask, RawOptions};
+    use crate::plan::Step;
     use crate::{Attention, Dtype};
     use kernels::catalog::class::Class;
 
@@ -247,6 +254,82 @@ mod tests {
         assert_eq!(rows([100, 8, 8], [65, 8, 64], true, bhnd), None);
         assert_eq!(rows([100, 8, 8], [4, 65, 64], true, bhnd), None);
         assert_eq!(rows([16, 8, 8], [4, 8, 64], true, bhnd), None);
+        assert_eq!(rows([100, 8, 8], [4, 33, 136], true, bhnd), None);
+    }
+
+    /// Options that differ between heads, entries or pairs keep them apart.
+    #[test]
+    fn options_are_those_of_each_row() {
+        let [bhnd, bnhd] = LAYOUTS;
+        let with = |strides, options: RawOptions| {
+            let (problem, args) = call([100, 8, 8], [4, 8, 64], true, &strides);
+            joined(&(problem, RawBackward { options, ..args })).map(|(sizes, _)| sizes)
+        };
+        let none = RawOptions::default();
+        let slopes = |batch_stride| RawTensor {
+            address: 0,
+            shape: [100, 8],
+            strides: [batch_stride, 1],
+        };
+        let [alibi, of_entries] = [0, 8].map(|batch_stride| RawOptions {
+            alibi: Some(slopes(batch_stride)),
+            ..none
+        });
+        let sinks = RawOptions {
+            sinks: Some(RawTensor::row_major([8])),
+            ..none
+        };
+        let bias = RawOptions {
+            bias: Some(RawBias {
+                dtype: Dtype::F32,
+                tensor: RawTensor::row_major([100, 8, 4, 8]),
+            }),
+            ..none
+        };
+        let mask = RawOptions {
+            mask: Some(RawMask {
+                bits: false,
+                tensor: RawTensor::row_major([100, 8, 4, 8]),
+            }),
+            ..none
+        };
+        let padded = RawOptions {
+            sequences: Some(Sequences::Padded {
+                q: RawTensor::row_major([100]),
+                kv: RawTensor::row_major([100]),
+            }),
+            ..none
+        };
+        for options in [alibi, sinks] {
+            assert_eq!(with(bnhd, options), Some([1, 8, 400, 800]));
+            assert_eq!(with(bhnd, options), None);
+        }
+        for options in [of_entries, bias, mask, padded] {
+            assert_eq!(with(bnhd, options), None);
+        }
+    }
+
+    /// A named kernel takes packed sequences if it takes options, and adds up dq.
+    #[test]
+    fn named_kernels_take_what_they_can() {
+        let facts = Facts::emulated(Class::Sm90);
+        let (_, args) = call([100, 8, 8], [4, 8, 128], false, &LAYOUTS[1]);
+        for (name, packed) in [
+            ("backward_f16_d128", false),
+            ("backward_optional_f16_d128", true),
+            ("backward_hopper_f16_d128", false),
+            ("backward_hopper_optional_f16_d128", true),
+            ("backward_hopper_stored_f16_d128", false),
+            ("backward_hopper_stored_optional_f16_d128", false),
+        ] {
+            let plan = Attention::new()
+                .kernel(name)
+                .backward_plan(Some(&facts), Dtype::F16, &args);
+            let plan = plan.expect("a kernel for it");
+            assert_eq!(plan.kernel, name);
+            let finds = |step: &Step| step.entry.name == "ranges";
+            assert_eq!(plan.steps.iter().any(finds), packed, "{name}");
+        }
     }
 
     #[test]
