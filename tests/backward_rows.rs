@@ -2,7 +2,7 @@
 
 use attention::plan::Steps;
 use attention::{Device, Tensor, bf16, f16};
-use kernels::abi::{BackwardParams, ForwardParams, ROW_PADDING, TensorRef};
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, ROW_PADDING, TensorRef};
 use kernels::catalog::{self, Backward, Dtype, Family};
 use kernels::layout::{fragment, sum};
 use tests::{Outcome, PASSED, Test};
@@ -84,7 +84,7 @@ fn params([batch, heads, rows, dim]: [usize; 4], columns: usize) -> BackwardPara
         },
         padded_rows: rows.next_multiple_of(ROW_PADDING as usize) as u32,
         sum_columns: columns as u32,
-        lse_rows: lse_rows(batch, rows) as u32,
+        lse_rows: Divisor::new(lse_rows(batch, rows) as u32),
         ..BackwardParams::default()
     }
 }

@@ -154,7 +154,7 @@ pub(super) fn plan(
         dq_aligned: aligned(dq),
         dk_aligned: aligned(dk),
         dv_aligned: aligned(dv),
-        lse_rows: args.lse.shape[2] as u32,
+        lse_rows: Divisor::new(args.lse.shape[2] as u32),
     };
     steps.places.push(offset_of!(BackwardParams, rows));
     if sum_columns > 0 {

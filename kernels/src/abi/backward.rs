@@ -1,6 +1,6 @@
 //! The argument block of the kernels of a backward pass.
 
-use super::{ForwardParams, PairsRef, TensorRef};
+use super::{Divisor, ForwardParams, PairsRef, TensorRef};
 
 /// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
 ///
@@ -52,7 +52,7 @@ pub struct BackwardParams {
     /// 1 if dv is aligned, else 0.
     pub dv_aligned: u32,
     /// Rows of a head that lie side by side in lse: all, or those of one of the sequences that a head's rows consist of.
-    pub lse_rows: u32,
+    pub lse_rows: Divisor,
 }
 
 impl BackwardParams {
@@ -67,9 +67,9 @@ impl BackwardParams {
     /// there, they are what batch entries were: there is one entry.
     #[inline(always)]
     pub const fn lse_index(&self, head: u64, row: u32) -> u64 {
-        let (sequence, row) = (row / self.lse_rows, row % self.lse_rows);
+        let (sequence, row) = self.lse_rows.divide(row);
         let head = sequence as u64 * self.forward.heads as u64 + head;
-        head * self.lse_rows as u64 + row as u64
+        head * self.lse_rows.value as u64 + row as u64
     }
 }
 
