@@ -144,14 +144,18 @@ fn cases(all: usize) -> impl Strategy<Value = BackwardCase> {
     })
 }
 
-/// Gradients of sequences that reach over edges of tiles, in turns, bit for bit: on the emulator under another schedule.
+/// Gradients of rows to which two key tiles add, without turns, bit for bit: on the emulator under another schedule.
 fn bits_repeat(device: &Device) -> Outcome {
     let [first, second] = [of_few(device, 0)?, of_few(device, 1)?];
-    for dim in [64, 128] {
+    let [shared, two_tiles] = [
+        many(enough(&first), [2, 1], [17, 17]),
+        many(1, [1, 1], [200; 2]),
+    ];
+    for (dim, case) in [(64, &shared), (128, &shared), (64, &two_tiles)] {
         let case = Case {
             dim,
             causal: true,
-            ..many(enough(&first), [2, 1], [17, 17])
+            ..case.clone()
         };
         let case = laid_out(case, Layout::Bnhd);
         let inputs = case.inputs();

@@ -6,7 +6,9 @@ use super::choice::{Main, MainSpec};
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Tiles, WARPGROUP_ROWS, full, score_shape};
+use crate::options::{
+    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, score_shape,
+};
 use crate::plan::{Entry, Plan, Steps, grid};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
@@ -108,8 +110,11 @@ pub(super) fn plan(
         group: problem.group(),
     };
     steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
+    let parts = parts(problem, &args.options, tile_keys as usize);
+    // Two parts have the same sum in either order.
+    let takes_turns = sum_columns > 0 && deterministic && parts > 2;
     // Key tiles of sequences begin with the last one.
-    let ascends_in_turns = deterministic && args.options.sequences.is_none();
+    let ascends_in_turns = takes_turns && args.options.sequences.is_none();
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
     let mut params = BackwardParams {
         forward: ForwardParams {
@@ -161,8 +166,6 @@ pub(super) fn plan(
         params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
         steps.places.push(offset_of!(BackwardParams, dq_sum));
     }
-    // What one key tile adds has one order.
-    let takes_turns = sum_columns > 0 && deterministic && key_tiles > 1;
     if takes_turns {
         let tiles = rows / tile_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
@@ -223,6 +226,16 @@ pub(super) fn plan(
     Ok(steps.finish(entry.name, 1))
 }
 
+/// The most key tiles of `tile_keys` keys that add a part other than 0 to a row of dq.
+fn parts(problem: &Problem, options: &RawOptions, tile_keys: usize) -> usize {
+    let sequences = options.sequences.as_ref();
+    match sequences.and_then(RawSequences::rows_alike) {
+        // A sequence begins anywhere in a tile.
+        Some([_, keys]) => (keys - 1).div_ceil(tile_keys) + 1,
+        None => problem.seqlen_kv.div_ceil(tile_keys),
+    }
+}
+
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
 /// one size.
 ///
@@ -245,6 +258,7 @@ fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Attention, Dtype};
     use kernels::catalog::class::Class;
 
     #[test]
@@ -262,5 +276,30 @@ mod tests {
         for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
             assert_eq!(waves(4, causal, deterministic), 3);
         }
+    }
+
+    /// Sums alone are zeroed where at most two key tiles add to a row, and counters of turns beside them else.
+    #[test]
+    fn two_key_tiles_take_no_turns() {
+        let facts = Facts::emulated(Class::Sm80);
+        let zeros = |kernel: &str, [batch, seqlen]: [usize; 2]| {
+            let shape = [batch, 1, seqlen, 64];
+            let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
+            let attention = Attention::new().causal(true).kernel(kernel);
+            let args = RawBackward::row_major(&problem);
+            let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
+            plan.expect("a kernel for it").zeros.len()
+        };
+        let tiles = [[2, 128], [2, 256], [2, 257]];
+        assert_eq!(
+            tiles.map(|sizes| zeros("backward_f16_d64", sizes)),
+            [1, 1, 2]
+        );
+        // Sequences of any number begin in one tile, and end in the next.
+        let packed = [[200, 64], [1000, 33]];
+        assert_eq!(
+            packed.map(|sizes| zeros("backward_optional_f16_d64", sizes)),
+            [1, 1]
+        );
     }
 }
