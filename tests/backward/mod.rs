@@ -6,6 +6,7 @@ mod kernels;
 mod lengths;
 mod random;
 mod real_data;
+mod short;
 mod special_values;
 mod views;
 
@@ -20,6 +21,7 @@ pub fn tests() -> Vec<Test> {
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
+        ("short", short::tests()),
         ("special_values", special_values::tests()),
         ("views", views::tests()),
     ];

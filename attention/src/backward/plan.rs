@@ -7,7 +7,7 @@ use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::options::{
-    self, PAIRS, RawOptions, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
+    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
 };
 use crate::plan::{Entry, Plan, Steps, grid};
 use crate::tensor::RawTensor;
@@ -18,7 +18,8 @@ use std::mem::offset_of;
 /// A plan in the making.
 pub(super) struct Draft<'a> {
     pub problem: &'a Problem,
-    pub deterministic: bool,
+    /// Whether key tiles add to dq in turns.
+    pub takes_turns: bool,
     /// What all steps have in common, with [places](Steps::places) in the workspace.
     pub params: BackwardParams,
     pub steps: Steps,
@@ -113,8 +114,11 @@ pub(super) fn plan(
         group: problem.group(),
     };
     steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
+    let parts = parts(problem, &args.options, tile_keys as usize);
+    // Two parts have the same sum in either order.
+    let takes_turns = sum_columns > 0 && deterministic && parts > 2;
     // Key tiles of sequences begin with the last one.
-    let ascends_in_turns = deterministic && args.options.sequences.is_none();
+    let ascends_in_turns = takes_turns && args.options.sequences.is_none();
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
     let mut params = BackwardParams {
         forward: ForwardParams {
@@ -162,7 +166,7 @@ pub(super) fn plan(
         dq_aligned: aligned(dq),
         dk_aligned: aligned(dk),
         dv_aligned: aligned(dv),
-        padding: 0,
+        lse_rows: Divisor::new(args.lse.shape[2] as u32),
     };
     steps.places.push(offset_of!(BackwardParams, rows));
     let is_far = may_be_far(problem, &args.options);
@@ -178,7 +182,7 @@ pub(super) fn plan(
         params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
         steps.places.push(offset_of!(BackwardParams, dq_sum));
     }
-    if sum_columns > 0 && deterministic {
+    if takes_turns {
         let tiles = rows / tile_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
@@ -215,7 +219,7 @@ pub(super) fn plan(
     }
     let mut draft = Draft {
         problem,
-        deterministic,
+        takes_turns,
         params,
         steps,
     };
@@ -299,6 +303,16 @@ fn far_entries(dtype: catalog::Dtype, options: &RawOptions) -> Result<[Entry; 2]
     Ok(both.into())
 }
 
+/// The most key tiles of `tile_keys` keys that add a part other than 0 to a row of dq.
+fn parts(problem: &Problem, options: &RawOptions, tile_keys: usize) -> usize {
+    let sequences = options.sequences.as_ref();
+    match sequences.and_then(RawSequences::rows_alike) {
+        // A sequence begins anywhere in a tile.
+        Some([_, keys]) => (keys - 1).div_ceil(tile_keys) + 1,
+        None => problem.seqlen_kv.div_ceil(tile_keys),
+    }
+}
+
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
 /// one size.
 ///
@@ -321,6 +335,7 @@ fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Attention, Dtype};
     use kernels::catalog::class::Class;
 
     #[test]
@@ -338,5 +353,30 @@ mod tests {
         for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
             assert_eq!(waves(4, causal, deterministic), 3);
         }
+    }
+
+    /// Sums alone are zeroed where at most two key tiles add to a row, and counters of turns beside them else.
+    #[test]
+    fn two_key_tiles_take_no_turns() {
+        let facts = Facts::emulated(Class::Sm80);
+        let zeros = |kernel: &str, [batch, seqlen]: [usize; 2]| {
+            let shape = [batch, 1, seqlen, 64];
+            let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
+            let attention = Attention::new().causal(true).kernel(kernel);
+            let args = RawBackward::row_major(&problem);
+            let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
+            plan.expect("a kernel for it").zeros.len()
+        };
+        let tiles = [[2, 128], [2, 256], [2, 257]];
+        assert_eq!(
+            tiles.map(|sizes| zeros("backward_f16_d64", sizes)),
+            [1, 1, 2]
+        );
+        // Sequences of any number begin in one tile, and end in the next.
+        let packed = [[200, 64], [1000, 33]];
+        assert_eq!(
+            packed.map(|sizes| zeros("backward_optional_f16_d64", sizes)),
+            [1, 1]
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The argument block of the kernels of a backward pass.
 
-use super::{ForwardParams, PairsRef, TensorRef};
+use super::{Divisor, ForwardParams, PairsRef, TensorRef};
 
 /// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
 ///
@@ -23,7 +23,7 @@ pub struct BackwardParams {
     pub dk: TensorRef,
     /// Gradient of v, as v.
     pub dv: TensorRef,
-    /// Device address of the gradient of lse, `f32[batch, heads, seqlen_q]`, contiguous; 0 if it is 0.
+    /// Device address of the gradient of lse, as [lse](Self::lse_index); 0 if it is 0.
     pub d_lse: u64,
     /// Device address of the row statistics, `f32[batch * heads, 2, padded_rows]`, at a multiple of 16: first
     /// `lse * log2(e)`, infinity where a row sees no key, is padding, or has a [far](FAR_LSE) lse; then `delta`, `+0` where a row
@@ -60,8 +60,8 @@ pub struct BackwardParams {
     pub dk_aligned: u32,
     /// 1 if dv is aligned, else 0.
     pub dv_aligned: u32,
-    /// Unused.
-    pub padding: u32,
+    /// Rows of a head that lie side by side in lse: all, or those of one of the sequences that a head's rows consist of.
+    pub lse_rows: Divisor,
 }
 
 impl BackwardParams {
@@ -70,6 +70,15 @@ impl BackwardParams {
     #[inline(always)]
     pub const fn statistics(&self, head: u64, row: u32) -> u64 {
         self.rows + 4 * (2 * head * self.padded_rows as u64 + row as u64)
+    }
+
+    /// Index of a row of a query head, counted over all batch entries, in lse and its gradient. If a head's sequences lie apart
+    /// there, they are what batch entries were: there is one entry.
+    #[inline(always)]
+    pub const fn lse_index(&self, head: u64, row: u32) -> u64 {
+        let (sequence, row) = self.lse_rows.divide(row);
+        let head = sequence as u64 * self.forward.heads as u64 + head;
+        head * self.lse_rows.value as u64 + row as u64
     }
 }
 

@@ -66,7 +66,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     let has_d_o = unsafe { shuffle::reduce::<LANES>(largest, f32::max) } > 0.0;
     let (mut lse, mut is_far) = (f32::INFINITY, false);
     if exists {
-        let index = 4 * sequence.row_index(forward, head, row);
+        let index = 4 * params.lse_index(u64::from(head_index), row);
         // SAFETY: the row exists; the gradient of lse is there where its address is not 0.
         unsafe {
             let found = global::load_f32(forward.lse + index);
