@@ -29,6 +29,9 @@ const QUERIES: usize = 70;
 /// The lowest number that frameworks write for padding.
 const LOWEST: f32 = f32::MIN;
 
+/// The bias of a query and a key.
+type BiasOf = fn(usize, usize) -> f32;
+
 /// A call whose scores are far from 0.
 #[derive(Clone, Copy)]
 struct Call {
@@ -38,7 +41,7 @@ struct Call {
     slopes: Option<[f32; HEADS]>,
     sinks: Option<[f32; HEADS]>,
     /// The bias of a query and a key, of this type.
-    bias: Option<(Dtype, fn(usize, usize) -> f32)>,
+    bias: Option<(Dtype, BiasOf)>,
     keys: usize,
     dim: usize,
     /// How far results may be off, relative to the largest.
@@ -166,14 +169,14 @@ fn calls() -> Vec<(&'static str, Call)> {
     ]
 }
 
+type Run = Box<dyn Fn(&Device) -> Outcome>;
+
 /// Runs that show faults of the kernels of far rows.
-pub fn runs() -> Vec<Box<dyn Fn(&Device) -> Outcome>> {
+pub fn runs() -> Vec<Run> {
     let of_f32 = |call: &Call| matches!(call.bias, Some((Dtype::F32, _))) && call.softcap.is_none();
     let calls = calls().into_iter().map(|(_, call)| call);
     let calls = calls.filter(|call| of_f32(call) && call.sinks.is_none() && call.dim == 64);
-    let run = |call: Call| -> Box<dyn Fn(&Device) -> Outcome> {
-        Box::new(move |device| call.check::<f16>(device))
-    };
+    let run = |call: Call| -> Run { Box::new(move |device| call.check::<f16>(device)) };
     calls.map(run).collect()
 }
 
