@@ -146,6 +146,31 @@ fn kernels_compute_documents() {
     }
 }
 
+/// Penalties near the largest f32 leave each token to itself, in both passes.
+#[test]
+fn penalties_at_the_edge_of_f32() {
+    for device in emulators().into_iter().chain([Device::cpu()]) {
+        let (entries, shape): (&[&[u32]], _) = (&[&[33, 100, 7]], [1, 1, 140, 64]);
+        let batch = Batch::new(&device, entries, &[1e36]).unwrap();
+        // SAFETY: the shape has as many entries and tokens.
+        let call = unsafe { batch.attention() };
+        let of = |factor: usize| -> Vec<f16> {
+            let numbers = (0..140 * 64).map(|i| (i * factor % 101) as f32 / 50.0 - 1.0);
+            numbers.map(f16::from_f32).collect()
+        };
+        let tensor = |data: &[f16]| Tensor::new(&device, shape, data).unwrap();
+        let [q, k] = [37, 41].map(|factor| tensor(&of(factor)));
+        let (values, gradient) = (of(43), of(47));
+        let (v, d_o) = (tensor(&values), tensor(&gradient));
+        let (o, lse) = call.forward(&q, &k, &v).unwrap();
+        assert_eq!(o.to_vec().unwrap(), values);
+        let (dq, _, dv) = call.backward(&q, &k, &v, &o, &lse, &d_o).unwrap();
+        assert_eq!(dv.to_vec().unwrap(), gradient);
+        let dq = dq.to_vec().unwrap();
+        assert!(dq.iter().all(|dq| dq.to_f32().abs() < 1e-3));
+    }
+}
+
 /// A kernel serves head dims up to its own, and a device's class decides its tile.
 #[test]
 fn plans_name_the_kernels() {
