@@ -1,9 +1,9 @@
 //! Copies of inputs whose rows are not aligned.
 
-use crate::error::Result;
+use crate::error::{Result, expect_at_most};
 use crate::plan::{Step, Steps, grid};
 use crate::tensor::RawTensor;
-use kernels::abi::{PackParams, TensorRef};
+use kernels::abi::{MAX_DEPTH, PackParams, TensorRef};
 use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
@@ -39,15 +39,17 @@ impl Steps {
         let rows = distinct(rows, from.row_stride);
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Pack));
         let tiles = rows.div_ceil(Auxiliary::PACK_ROWS as usize);
-        // No overflow: problems have `batch * heads` below 2^63.
-        let blocks = (batch * heads) as u128 * tiles as u128;
+        let all_heads = batch.checked_mul(heads).ok_or(Self::OVERFLOW)?;
+        let blocks = all_heads as u128 * tiles as u128;
         grid(kernel.name, blocks)?;
+        expect_at_most("dim", dim, MAX_DEPTH)?;
         let row = dim.next_multiple_of(8);
-        let to = self.reserve([batch * heads, rows * row, size_of::<u16>()])?;
+        let head = rows.checked_mul(row).ok_or(Self::OVERFLOW)?;
+        let to = self.reserve([all_heads, head, size_of::<u16>()])?;
         let params = PackParams {
             from,
             to,
-            // All fit: the grid has as many blocks.
+            // All fit: the grid has no fewer heads, and a block for each few rows.
             heads: heads as u32,
             rows: rows as u32,
             dim: dim as u32,
@@ -59,8 +61,8 @@ impl Steps {
         let packed = |stride: i64, row_major: usize| if stride == 0 { 0 } else { row_major as i64 };
         Ok(TensorRef {
             address: to,
-            batch_stride: packed(from.batch_stride, heads * rows * row),
-            head_stride: packed(from.head_stride, rows * row),
+            batch_stride: packed(from.batch_stride, heads.saturating_mul(head)),
+            head_stride: packed(from.head_stride, head),
             row_stride: packed(from.row_stride, row),
         })
     }
@@ -98,6 +100,13 @@ mod tests {
         assert_eq!(pack([9, -7, 5], odd), Ok(([3120, 1040, 16], 12, 12480)));
         let error = pack([1, 1, 1], [1 << 15, 1 << 15, 129, 8]);
         assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
+        for [batch, heads, rows, dim] in [
+            [1 << 40, 1 << 40, 1, 8],
+            [1, 1, 1, usize::MAX],
+            [1, 1, usize::MAX, 8],
+        ] {
+            assert!(pack([1, 1, 1], [batch, heads, rows, dim]).is_err());
+        }
         let error = pack([1, 1, 1], [1 << 30, 1, 1 << 30, 256]);
         assert!(matches!(error, Err(Error::Grid { .. })), "{error:?}");
     }

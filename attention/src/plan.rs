@@ -87,6 +87,9 @@ impl Entry {
     ///
     /// # Errors
     /// If the program was built without it, or it lacks a switch.
+    ///
+    /// # Panics
+    /// If its modules are not what a build script wrote.
     pub fn text(&self) -> Result<String> {
         let module = ptx::text(self.modules, self.module);
         Ok(text::prune(&self.alone(module)?))
@@ -96,6 +99,9 @@ impl Entry {
     ///
     /// # Errors
     /// If the program was built without it, or it lacks a switch.
+    ///
+    /// # Panics
+    /// If its modules are not what a build script wrote.
     pub fn marked_text(&self) -> Result<String> {
         Ok(text::prune(&self.whole_text()?))
     }
@@ -104,6 +110,9 @@ impl Entry {
     ///
     /// # Errors
     /// If the program was built without it, or it lacks a switch.
+    ///
+    /// # Panics
+    /// If its modules are not what a build script wrote.
     pub fn whole_text(&self) -> Result<String> {
         self.alone(ptx::marked(self.modules, self.module))
     }

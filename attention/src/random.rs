@@ -21,6 +21,9 @@ use rayon::prelude::*;
 /// assert_ne!(k, v);
 /// # Ok::<(), attention::Error>(())
 /// ```
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
     let mut seeds = StdRng::seed_from_u64(seed);
     let shapes = [problem.q_shape(), problem.k_shape(), problem.v_shape()];
@@ -28,12 +31,18 @@ pub fn inputs<T: Element>(problem: &Problem, seed: u64) -> [Vec<T>; 3] {
 }
 
 /// Row-major d_o `[batch, heads, seqlen_q, dim_v]` of standard normal numbers, other ones than [`inputs`] draws for a seed.
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn output_gradient<T: Element>(problem: &Problem, seed: u64) -> Vec<T> {
     let mut seeds = StdRng::seed_from_u64(!seed);
     normal(problem.o_shape().iter().product(), &mut seeds)
 }
 
 /// Logits of sinks, `[heads]`, of standard normal numbers.
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn sinks(problem: &Problem, seed: u64) -> Vec<f32> {
     // A seed of its own: the numbers of q would correlate with the sinks.
     let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 63));
@@ -41,6 +50,9 @@ pub fn sinks(problem: &Problem, seed: u64) -> Vec<f32> {
 }
 
 /// A row-major bias of standard normal numbers.
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn bias<T: Element>(shape: [usize; 4], seed: u64) -> Vec<T> {
     let mut seeds = StdRng::seed_from_u64(seed.wrapping_add(1 << 62));
     normal(shape.iter().product(), &mut seeds)
@@ -54,6 +66,9 @@ pub fn bias<T: Element>(shape: [usize; 4], seed: u64) -> Vec<T> {
 /// assert_eq!((&mask[128..256], &mask[256..384]), (&[0; 128][..], &[1; 128][..]));
 /// assert!(mask[..128].contains(&0) && mask[..128].contains(&1));
 /// ```
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn mask([batch, heads, queries, keys]: [usize; 4], seed: u64) -> Vec<u8> {
     const BLOCK: usize = 128;
     const SEEN: [f64; 4] = [0.5, 0.0, 1.0, 0.0];
@@ -61,7 +76,7 @@ pub fn mask([batch, heads, queries, keys]: [usize; 4], seed: u64) -> Vec<u8> {
     let rows = batch * heads * queries;
     let seeds: Vec<u64> = seeds.random_iter().take(rows).collect();
     let mut mask = vec![0; rows * keys];
-    let rows = mask.par_chunks_mut(keys).zip(seeds).enumerate();
+    let rows = mask.par_chunks_mut(keys.max(1)).zip(seeds).enumerate();
     rows.for_each(|(row, (mask, seed))| {
         let mut rng = SmallRng::seed_from_u64(seed);
         let band = row % queries / BLOCK;
@@ -73,6 +88,9 @@ pub fn mask([batch, heads, queries, keys]: [usize; 4], seed: u64) -> Vec<u8> {
 }
 
 /// Row-major a `[m, k]` and b `[n, k]`, likewise.
+///
+/// # Panics
+/// If the host has no memory for them.
 pub fn matrices<T: Element>(problem: &GemmProblem, seed: u64) -> [Vec<T>; 2] {
     let mut seeds = StdRng::seed_from_u64(seed);
     let shapes = [problem.a_shape(), problem.b_shape()];

@@ -39,13 +39,13 @@ impl Tally {
     /// Wavefronts over the ideal.
     #[must_use]
     pub fn bank_conflicts(&self) -> u64 {
-        self.wavefronts - self.ideal_wavefronts
+        self.wavefronts.saturating_sub(self.ideal_wavefronts)
     }
 
     /// Sectors over the ideal.
     #[must_use]
     pub fn extra_sectors(&self) -> u64 {
-        self.sectors - self.ideal_sectors
+        self.sectors.saturating_sub(self.ideal_sectors)
     }
 
     pub(crate) fn add(&mut self, other: &Tally) {
@@ -68,7 +68,11 @@ impl Tally {
     /// column.count_shared(u32::MAX, &std::array::from_fn(|lane| 128 * lane as u64), 4);
     /// assert_eq!((column.wavefronts, column.ideal_wavefronts), (32, 1));
     /// ```
+    ///
+    /// # Panics
+    /// If `bytes` is not from 1 to 128.
     pub fn count_shared(&mut self, active: u32, addresses: &[u64; 32], bytes: u32) {
+        assert!((1..=128).contains(&bytes), "a lane accesses 1 to 128 bytes");
         let phase_lanes = (128 / bytes).min(32);
         for phase in 0..32 / phase_lanes {
             let in_phase = (u32::MAX >> (32 - phase_lanes)) << (phase * phase_lanes);

@@ -35,7 +35,7 @@ impl Finding {
     /// Wavefronts or sectors beyond the ideal.
     #[must_use]
     pub fn extra(&self) -> u64 {
-        self.actual - self.ideal
+        self.actual.saturating_sub(self.ideal)
     }
 }
 

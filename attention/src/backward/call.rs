@@ -84,6 +84,7 @@ impl Attention<'_> {
         args: &RawBackward,
     ) -> Result<Plan> {
         let (problem, args) = self.backward_checked(args)?;
+        facts.map_or(Ok(()), Facts::validate)?;
         self.backward_plan_of(&problem, facts, dtype, &args)
     }
 

@@ -1,5 +1,6 @@
 //! What plans depend on: the device, as numbers.
 
+use crate::error::{Error, Result, expect_at_most};
 use kernels::catalog::class::{Class, SharedMemory};
 
 /// What a device offers, for the choice of kernels and the division of work.
@@ -33,6 +34,15 @@ impl Facts {
             l2_bytes: l2_megabytes << 20,
             has_pools: true,
         }
+    }
+
+    /// Checks that a device could have these numbers: products of a few of them and of a problem's sizes do not overflow.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if self.multiprocessors == 0 {
+            return Err(Error::Zero("multiprocessors"));
+        }
+        expect_at_most("multiprocessors", self.multiprocessors as usize, 1 << 16)?;
+        expect_at_most("shared.block", self.shared.block as usize, 1 << 30)
     }
 
     /// The class whose tiles suit the device.

@@ -68,11 +68,12 @@ impl Device {
     /// A device that launches through this driver.
     ///
     /// # Errors
-    /// If no kernels were compiled into this program, or the device is older than all of them.
+    /// If no kernels were compiled into this program, the device is older than all of them, or no device has its facts.
     pub fn with_driver(driver: impl Driver + 'static) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
         }
+        driver.facts().validate()?;
         let found = driver.facts().compute_capability;
         // All devices that run another target run this one.
         let needed = Target::Sm80;

@@ -67,6 +67,7 @@ impl Attention<'_> {
     /// The conditions of [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawForward) -> Result<Plan> {
         let (problem, args) = self.checked(args)?;
+        facts.map_or(Ok(()), Facts::validate)?;
         self.plan_of(&problem, facts, dtype, &args)
     }
 

@@ -97,12 +97,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// The number of every row, `(batch * heads + head) * seqlen_q + row`.
+/// The number of every row of a [valid](Problem::validate) problem, `(batch * heads + head) * seqlen_q + row`.
 pub fn all_rows(problem: &Problem) -> Vec<usize> {
     (0..problem.batch * problem.heads * problem.seqlen_q).collect()
 }
 
-/// The numbers of `count` rows (or all, if there are no more), ascending: the first and the last,
+/// The numbers of `count` rows of a [valid](Problem::validate) problem (or all, if there are no more), ascending: the first and the last,
 /// and of the others about one half anywhere and one half at the edges of tiles.
 pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
     sample(problem.batch * problem.heads, problem.seqlen_q, count, seed)
@@ -112,7 +112,7 @@ pub fn sample_rows(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
 /// pool.
 ///
 /// # Panics
-/// If `rows` is empty, or if a tensor has another size than the problem says.
+/// If `rows` is empty or has a number that no row has, or if a tensor has another size than the problem says.
 pub fn check<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Report {
     Expected::new(forward, rows).compare(forward)
 }
@@ -137,7 +137,7 @@ impl Expected {
     /// [numbers](all_rows).
     ///
     /// # Panics
-    /// If an input has another size than the problem says.
+    /// If an input has another size than the problem says, or options are of another problem.
     pub fn new<T: Element>(forward: &Forward<T>, rows: &[usize]) -> Self {
         let p = forward.problem;
         let kv_head = |row: usize| row / p.seqlen_q / p.group();

@@ -12,17 +12,18 @@ use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
 use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel};
 
-/// Names of the kernels that can compute a [valid](Problem::validate) problem with options on a device, the
-/// default one first.
+/// Names of the kernels that can compute a problem with options on a device, the default one first.
 ///
 /// # Errors
-/// If the device computes with kernels, and there are none for the element type.
+/// If the problem is not [valid](Problem::validate), or the device computes with kernels and there are none for the
+/// element type.
 pub fn suitable(
     device: &Device,
     dtype: Dtype,
     problem: &Problem,
     options: &RawOptions,
 ) -> Result<Vec<&'static str>> {
+    problem.validate()?;
     let Some(facts) = device.facts() else {
         return Ok(vec![CPU]);
     };
@@ -40,7 +41,8 @@ pub fn suitable(
 /// Checks that the kernel of that name can compute a problem on a device.
 ///
 /// # Errors
-/// If there is no such kernel (the error lists similar names), or says why it cannot.
+/// If the problem is not [valid](Problem::validate) or there is no such kernel (the error lists similar names), or says
+/// why it cannot.
 pub fn check(
     device: &Device,
     name: &str,
@@ -48,6 +50,7 @@ pub fn check(
     problem: &Problem,
     options: &RawOptions,
 ) -> Result<()> {
+    problem.validate()?;
     resolve(Some(name), dtype, problem, options, device.facts()).map(|_| ())
 }
 

@@ -203,7 +203,10 @@ impl Draft {
     /// keys, or on as many as suit the device.
     ///
     /// # Errors
-    /// If there are too many blocks, or copies of inputs overflow an address space.
+    /// If there are too many blocks, copies of inputs overflow an address space, or no device has such facts.
+    ///
+    /// # Panics
+    /// If the kernel has 0 rows, keys or slices.
     pub fn new(
         mut kernel: MainKernel,
         problem: &Problem,
@@ -211,6 +214,7 @@ impl Draft {
         args: &RawForward,
         splits: Option<u32>,
     ) -> Result<Self> {
+        facts.validate()?;
         let bias = args.options.bias.filter(RawBias::has_vectors);
         // Keys of packed sequences may begin between two vectors.
         let has_vectors = bias.is_some() && args.options.sequences.is_none();
@@ -316,6 +320,9 @@ impl Draft {
     ///
     /// # Errors
     /// If there are more blocks than a launch can have.
+    ///
+    /// # Panics
+    /// If the kernel loads V in 0 boxes.
     pub fn launch_by_maps(&mut self, problem: &Problem, dim: u32, blocks: u32) -> Result<()> {
         /// Queries of a box; a warpgroup takes one box.
         const BOX_QUERIES: u32 = 64;

@@ -159,11 +159,17 @@ impl Problem {
     }
 
     /// Query heads that share a key/value head.
+    ///
+    /// # Panics
+    /// If there are no key/value heads.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// The key/value head that serves a query head.
+    ///
+    /// # Panics
+    /// If there are no key/value heads, or fewer query heads.
     pub fn kv_head(&self, head: usize) -> usize {
         head / self.group()
     }
@@ -188,7 +194,7 @@ impl Problem {
             false => self.window.right,
         };
         // Key `j` lies `j + queries.end - (row + keys.end)` behind the row's own place.
-        let place = row + keys.end;
+        let place = row.saturating_add(keys.end);
         let end = right.map_or(keys.end, |right| {
             let behind = place.saturating_add(right).saturating_add(1);
             behind
@@ -208,7 +214,7 @@ impl Problem {
     }
 
     /// Floating-point operations of the forward pass by the convention of the field: two products of two operations
-    /// each, half of that if causal. With a window, only pairs that see each other count.
+    /// each, half of that if causal. With a window, only pairs that see each other count, which takes time for each row.
     pub fn flops(&self) -> f64 {
         self.products(1, 1)
     }
@@ -224,7 +230,10 @@ impl Problem {
                 .map(|row| self.keys(row).len() as f64)
                 .sum(),
         };
-        2.0 * batch * heads * pairs * (of_dim * self.dim + of_dim_v * self.dim_v) as f64
+        2.0 * batch
+            * heads
+            * pairs
+            * (of_dim as f64 * self.dim as f64 + of_dim_v as f64 * self.dim_v as f64)
     }
 }
 

@@ -42,7 +42,7 @@ pub fn sample(extent: usize, count: usize, seed: u64) -> Vec<usize> {
 /// `[0, 0, row, column]`; `None` if there are no elements.
 ///
 /// # Panics
-/// If a matrix has fewer elements than the problem says.
+/// If a matrix has fewer elements than the problem says, or no such row or column.
 pub fn check<T: Element>(
     product: &Product<T>,
     rows: &[usize],

@@ -171,6 +171,7 @@ impl Gemm {
     /// # Errors
     /// The conditions of [`forward`](Self::forward).
     pub fn plan(&self, facts: Option<&Facts>, dtype: Dtype, args: &RawGemm) -> Result<Plan> {
+        facts.map_or(Ok(()), Facts::validate)?;
         let RawGemm { a, b, c } = args;
         let problem = GemmProblem::new(a.shape, b.shape)?;
         expect_shape("c", &problem.c_shape(), &c.shape)?;

@@ -53,8 +53,9 @@ impl<'a> Attention<'a> {
     /// ```
     ///
     /// # Errors
-    /// Says which tensor is wrong or on another device, or which length or offset is not allowed.
+    /// Says which field of the problem is wrong, which tensor is wrong or on another device, or which length or offset is not allowed.
     pub fn host_options(&self, problem: &Problem) -> Result<HostOptions<'a>> {
+        problem.validate()?;
         self.tensors.expect_device(&Device::cpu())?;
         let raw = self.tensors.raw(problem)?;
         raw.validate(problem)?;
@@ -69,6 +70,13 @@ impl RawOptions {
     /// # Safety
     /// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
     pub(crate) unsafe fn host<'a>(&self, p: &Problem) -> Result<HostOptions<'a>> {
+        let pairs = [
+            ("bias", self.bias.map(|bias| bias.tensor)),
+            ("mask", self.mask.map(|mask| mask.tensor)),
+        ];
+        for (argument, tensor) in pairs {
+            tensor.map_or(Ok(()), |tensor| tensor.expect_countable(argument))?;
+        }
         let sequences = self.sequences;
         // SAFETY: the caller's word.
         let sequences = sequences.map(|sequences| unsafe { sequences.on_host(p) });

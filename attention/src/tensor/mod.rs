@@ -132,7 +132,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         let is_inside = |position| {
             let position = offset.checked_add_signed(position);
             // Of an empty tensor, the end of the buffer is inside, too.
-            position.is_some_and(|position| position < len + usize::from(layout.is_empty()))
+            position.is_some_and(|position| position < len || position == len && layout.is_empty())
         };
         match layout.span() {
             Some((low, high)) if is_inside(low) && is_inside(high) => Ok(TensorBase {

@@ -52,6 +52,12 @@ impl<const R: usize> RawTensor<R> {
         span.map(|_| ()).ok_or(Error::Overflow(argument))
     }
 
+    /// Checks that elements can be counted, repeated ones too: a view in host memory needs it.
+    pub(crate) fn expect_countable(&self, argument: &'static str) -> Result<()> {
+        let row_major = Layout::contiguous(self.shape);
+        row_major.map(|_| ()).ok_or(Error::Overflow(argument))
+    }
+
     pub(crate) fn layout(&self) -> Layout<R> {
         Layout {
             shape: self.shape,

@@ -24,7 +24,7 @@ impl SharedMemory {
         if bytes > self.block {
             return 0;
         }
-        self.multiprocessor / (bytes + Self::RESERVED)
+        self.multiprocessor / bytes.saturating_add(Self::RESERVED)
     }
 }
 

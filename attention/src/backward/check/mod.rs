@@ -120,12 +120,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// The number of every key, `(batch * kv_heads + kv_head) * seqlen_kv + key`.
+/// The number of every key of a [valid](Problem::validate) problem, `(batch * kv_heads + kv_head) * seqlen_kv + key`.
 pub fn all_keys(problem: &Problem) -> Vec<usize> {
     (0..problem.batch * problem.kv_heads * problem.seqlen_kv).collect()
 }
 
-/// The numbers of `count` keys (or all, if there are no more), ascending: the first and the last, and of the others
+/// The numbers of `count` keys of a [valid](Problem::validate) problem (or all, if there are no more), ascending: the first and the last, and of the others
 /// about one half anywhere and one half at the edges of tiles.
 ///
 /// A key's gradients need the softmax of all rows that see it. So the keys of a large problem are from a few heads,
@@ -149,7 +149,7 @@ pub fn sample_keys(problem: &Problem, count: usize, seed: u64) -> Vec<usize> {
 /// and [keys](all_keys), on all threads of the current rayon pool.
 ///
 /// # Panics
-/// If `rows` or `keys` is empty, or if a tensor has another size than the problem says.
+/// If `rows` or `keys` is empty or has a number that none has, or if a tensor has another size than the problem says.
 pub fn check<T: Element>(backward: &Backward<T>, rows: &[usize], keys: &[usize]) -> Report {
     Expected::new(backward, rows, keys).compare(backward)
 }
@@ -170,7 +170,7 @@ impl Expected {
     /// [`check`]. The gradients of options are those that `backward` has.
     ///
     /// # Panics
-    /// If an input has another size than the problem says.
+    /// If an input has another size than the problem says, or options are of another problem.
     pub fn new<T: Element>(backward: &Backward<T>, rows: &[usize], keys: &[usize]) -> Self {
         let p = backward.problem;
         let (group_rows, head_keys) = (p.group() * p.seqlen_q, p.seqlen_kv);
