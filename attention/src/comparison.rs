@@ -205,15 +205,18 @@ pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
     finite.fold(0.0, f64::max)
 }
 
-/// Half a unit in the last place relative to numbers of any size, and the same of the least normal number, by which smaller
-/// ones may be off too.
+/// Half a unit in the last place relative to numbers of any size, and by how much small ones may be off: kernels flush f32 below
+/// its least normal number to 0.
 pub(crate) fn rounding(dtype: Dtype) -> [f64; 2] {
-    let [unit, least] = match dtype {
-        Dtype::F16 => [f16::EPSILON.into(), f16::MIN_POSITIVE.into()],
-        Dtype::Bf16 => [bf16::EPSILON.into(), bf16::MIN_POSITIVE.into()],
-        Dtype::F32 => [f32::EPSILON, f32::MIN_POSITIVE].map(f64::from),
-    };
-    [unit / 2.0, unit / 2.0 * least]
+    let flushed = f64::from(f32::MIN_POSITIVE);
+    match dtype {
+        Dtype::F16 => {
+            let unit = f64::from(f16::EPSILON) / 2.0;
+            [unit, unit * f64::from(f16::MIN_POSITIVE)]
+        }
+        Dtype::Bf16 => [f64::from(bf16::EPSILON) / 2.0, flushed],
+        Dtype::F32 => [f64::from(f32::EPSILON) / 2.0, flushed],
+    }
 }
 
 /// The nearest value of `T`.

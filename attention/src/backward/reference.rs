@@ -123,6 +123,8 @@ pub(crate) struct Row {
     products: Array1<f64>,
     pub p: Array1<f64>,
     pub ds: Array1<f64>,
+    /// How far dP is from delta.
+    pub apart: Array1<f64>,
     /// Derivatives of scores by scaled products.
     derivatives: Array1<f64>,
     /// The row's part in the gradient of its sink.
@@ -222,14 +224,12 @@ impl<'a> Reference<'a> {
                 }
             };
             let by_product = |seen: usize| {
-                let scale = scale * row.derivatives[seen];
-                let rounded = size(row.ds[seen]);
-                let error = row.ds_errors[seen];
-                [
-                    scale * row.ds[seen],
-                    scale.abs() * rounded,
-                    scale.abs() * error,
-                ]
+                let slope = row.derivatives[seen];
+                let ds = slope * row.ds[seen];
+                // Weights are rounded before dS is made of them, and so is what a slope makes of it.
+                let rounded = size(ds) + size(0.0) * row.apart[seen] * slope.abs();
+                let error = slope.abs() * row.ds_errors[seen];
+                [scale * ds, scale.abs() * rounded, scale.abs() * error]
             };
             if let Ok(place) = rows.binary_search(&number) {
                 // What an error of delta is multiplied by.
@@ -286,7 +286,8 @@ impl<'a> Reference<'a> {
         let o = o.mapv_into(rounded);
         let delta = d_o.dot(&o) - self.d_lse[number];
         let dp = v.dot(&d_o).mapv_into(rounded);
-        let ds = (&p * &(&dp - delta)).mapv_into(rounded);
+        let apart = &dp - delta;
+        let ds = (&p * &apart).mapv_into(rounded);
 
         let pairs = visible.iter().zip(&products);
         let derivatives = pairs.map(|(&key, &product)| options.derivative([place, key], product));
@@ -294,6 +295,7 @@ impl<'a> Reference<'a> {
         let mut row = Row {
             number,
             keys: visible,
+            apart: apart.mapv_into(f64::abs),
             derivatives,
             // Without a sink, or in no sequence, there is no part, whatever the row's d_o.
             d_sink: match options.sink {

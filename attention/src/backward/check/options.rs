@@ -42,7 +42,8 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
                 }
                 if let Some(sums) = &mut d_bias {
                     for (j, &key) in exact.keys.iter().enumerate() {
-                        let rounded = DEVIATIONS * least.max(unit * exact.ds[j].abs());
+                        let rounded = DEVIATIONS
+                            * (least.max(unit * exact.ds[j].abs()) + least * exact.apart[j]);
                         let of_row = rounded.hypot(exact.p[j] * exact.o_error);
                         let errors = [exact.ds_errors[j], of_row];
                         let low = low.as_ref().map_or(exact.ds[j], |low| low.ds[j]);
