@@ -2,7 +2,7 @@
 
 use attention::plan::Steps;
 use attention::{Device, Tensor, bf16, f16};
-use kernels::abi::{BackwardParams, ForwardParams, ROW_PADDING, TensorRef};
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, ROW_PADDING, TensorRef};
 use kernels::catalog::{self, Backward, Dtype, Family};
 use kernels::layout::{fragment, sum};
 use tests::{Outcome, PASSED, Test};
@@ -57,6 +57,21 @@ fn gapped([batch, heads, rows, dim]: [usize; 4], skip: usize) -> Gapped {
     }
 }
 
+/// Rows that lie side by side in lse: a head's, or a half of them where two sequences were batch entries.
+fn lse_rows(batch: usize, rows: usize) -> usize {
+    match (batch, rows % 2) {
+        (1, 0) => rows / 2,
+        _ => rows,
+    }
+}
+
+/// Index in lse of a row of a head, counted over all batch entries.
+fn lse_index([batch, heads, rows, _]: [usize; 4], head: usize, row: usize) -> usize {
+    let side_by_side = lse_rows(batch, rows);
+    let (sequence, row) = (row / side_by_side, row % side_by_side);
+    (sequence * heads + head) * side_by_side + row
+}
+
 fn params([batch, heads, rows, dim]: [usize; 4], columns: usize) -> BackwardParams {
     BackwardParams {
         forward: ForwardParams {
@@ -69,6 +84,7 @@ fn params([batch, heads, rows, dim]: [usize; 4], columns: usize) -> BackwardPara
         },
         padded_rows: rows.next_multiple_of(ROW_PADDING as usize) as u32,
         sum_columns: columns as u32,
+        lse_rows: Divisor::new(lse_rows(batch, rows) as u32),
         ..BackwardParams::default()
     }
 }
@@ -121,7 +137,7 @@ fn prepares(device: &Device, shape: [usize; 4], skip: usize) -> Outcome {
         for head in 0..batch * heads {
             let [lse2, delta] = [0, 1].map(|i| &found[(2 * head + i) * padded..][..padded]);
             for row in 0..padded {
-                let index = head * rows + row;
+                let index = lse_index(shape, head, row);
                 if row >= rows || lse[index] == f32::NEG_INFINITY {
                     assert_eq!((lse2[row], delta[row]), (f32::INFINITY, 0.0), "row {row}");
                     continue;
@@ -165,7 +181,7 @@ fn converts(device: &Device, shape: [usize; 4], skip: usize) -> Outcome {
     )?;
     // One row sees no key.
     let mut lse = vec![0.0_f32; batch * heads * rows];
-    lse[rows / 2] = f32::NEG_INFINITY;
+    lse[lse_index(shape, 0, rows / 2)] = f32::NEG_INFINITY;
     let on_lse = Tensor::new(device, [1, 1, 1, lse.len()], &lse)?;
     params.forward.lse = on_lse.address();
     params.dq_sum = on_sums.address();

@@ -10,6 +10,7 @@ mod counters;
 mod definition;
 mod emulated;
 mod errors;
+mod far_scores;
 mod gemm;
 mod hopper_packed;
 mod kernels;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         ("definition", definition::tests()),
         ("emulated", emulated::tests()),
         ("errors", errors::tests()),
+        ("far_scores", far_scores::tests()),
         ("gemm", gemm::tests()),
         ("hopper_packed", hopper_packed::tests()),
         ("kernels", kernels::tests()),

@@ -309,8 +309,8 @@ impl<'a> Attention<'a> {
     }
 
     /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
-    /// be faster on a GPU, where sums of dq then have any order. A GPU always sums the gradient of a bias in any order over
-    /// axes that repeat. The CPU is always deterministic.
+    /// be faster on a GPU, where sums of dq, and of the gradient of a bias over axes that repeat, then have any order. The CPU is
+    /// always deterministic.
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.any_order = !deterministic;
         self

@@ -285,8 +285,15 @@ impl Steps {
     /// # Errors
     /// The conditions of [`reserve`](Self::reserve).
     pub(crate) fn reserve_zeros(&mut self, bytes: usize) -> Result<u64> {
+        let before = self.bytes as u64;
         let offset = self.reserve([bytes, 1, 1])?;
-        self.zeros.push((offset, bytes));
+        match self.zeros.last_mut() {
+            // One call zeros neighbours, and the bytes between.
+            Some((start, len)) if *start + *len as u64 == before => {
+                *len = (offset - *start) as usize + bytes;
+            }
+            _ => self.zeros.push((offset, bytes)),
+        }
         Ok(offset)
     }
 

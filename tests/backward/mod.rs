@@ -1,10 +1,12 @@
 //! The backward pass.
 
 mod definition;
+mod f16_range;
 mod kernels;
 mod lengths;
 mod random;
 mod real_data;
+mod short;
 mod special_values;
 mod views;
 
@@ -15,9 +17,11 @@ use tests::Test;
 pub fn tests() -> Vec<Test> {
     let files = [
         ("definition", definition::tests()),
+        ("f16_range", f16_range::tests()),
         ("lengths", lengths::tests()),
         ("random", random::tests()),
         ("real_data", real_data::tests()),
+        ("short", short::tests()),
         ("special_values", special_values::tests()),
         ("views", views::tests()),
     ];

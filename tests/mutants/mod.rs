@@ -8,6 +8,7 @@ mod backward;
 mod change;
 mod combine;
 mod decode;
+mod far;
 mod forward;
 mod gemm;
 mod hopper;
@@ -65,6 +66,7 @@ pub fn tests() -> Vec<Test> {
         combine::MUTANTS,
         pack::MUTANTS,
         backward::MUTANTS,
+        far::MUTANTS,
         packed::MUTANTS,
         #[cfg(feature = "ladder")]
         rungs::MUTANTS,
@@ -118,10 +120,10 @@ impl Subject {
             return subject;
         }
         let kernel = catalog::named(name).expect("in the catalog");
-        let runs = options::runs(kernel);
-        let switches = match runs {
-            Some(_) => options::switches(name),
-            None => Switches::NONE,
+        let (runs, switches) = match (options::runs(kernel), far::runs(name)) {
+            (Some(runs), _) => (Some(runs), options::switches(name)),
+            (None, Some((runs, switches))) => (Some(runs), switches),
+            (None, None) => (None, Switches::NONE),
         };
         Subject {
             entry: Entry {

@@ -2,7 +2,7 @@
 
 use super::cpu::{self, Inputs};
 use super::gradients::Targets;
-use super::{choice, plan};
+use super::{choice, packed, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
@@ -301,6 +301,13 @@ impl Attention<'_> {
             return Ok(Steps::default().finish(CPU, 1));
         };
         let deterministic = !self.any_order;
+        let packed = match choice::takes_packed(name) {
+            true => packed::packed(problem, args, facts),
+            false => None,
+        };
+        let (problem, args) = packed
+            .as_ref()
+            .map_or((problem, args), |(problem, args)| (problem, args));
         let main = match args.options.custom {
             None => choice::resolve(name, dtype, problem, facts, args, deterministic)?,
             Some(custom) => {

@@ -68,7 +68,7 @@ pub(crate) fn candidates(
     let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let runs = mapped && Target::Sm90a.runs_on(facts.compute_capability);
     // Memory may not hold dS, and sums are always there for head dims up to 128.
-    let ways: &[HopperWay] = match best_way(problem, deterministic) {
+    let ways: &[HopperWay] = match best_way(problem, args, deterministic) {
         HopperWay::Stored => &[HopperWay::Stored, HopperWay::Sums],
         HopperWay::Sums => &[HopperWay::Sums],
     };
@@ -95,13 +95,27 @@ pub(crate) fn candidates(
 
 /// The faster way to compute dq, as measured on an H200: stored dS above head dim 64. Narrow heads have as much dS as wide
 /// ones: there sums are faster. Sums in turns are faster only without a mask and with many heads, where key tiles wait
-/// little for each other.
-fn best_way(problem: &Problem, deterministic: bool) -> HopperWay {
+/// little for each other. Stored dS has a place for each pair, whatever sequences see.
+fn best_way(problem: &Problem, args: &RawBackward, deterministic: bool) -> HopperWay {
     let takes_turns_well = !problem.causal && problem.batch * problem.kv_heads >= 8;
     let prefers_sums = problem.widest() <= 64 && (!deterministic || takes_turns_well);
-    match hopper::may_store(problem) && !prefers_sums {
+    let sequences = args.options.sequences;
+    let are_alike = sequences.is_some_and(|sequences| sequences.rows_alike().is_some());
+    match hopper::may_store(problem) && !prefers_sums && !are_alike {
         true => HopperWay::Stored,
         false => HopperWay::Sums,
+    }
+}
+
+/// Whether the best kernel is to be chosen, or the named one takes short sequences as packed ones.
+pub(super) fn takes_packed(name: Option<&str>) -> bool {
+    let Some(name) = name else { return true };
+    match named(name).map(|kernel| kernel.family) {
+        Some(Family::Backward(Backward::Main(main))) => main.optional,
+        Some(Family::HopperBackward(kernel)) => {
+            kernel.is_optional() && kernel.way == HopperWay::Sums
+        }
+        _ => false,
     }
 }
 
@@ -168,7 +182,7 @@ mod tests {
         let way = |[batch, heads, seqlen, dim]: [usize; 4], causal, deterministic| {
             let shape = [batch, heads, seqlen, dim];
             let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
-            best_way(&problem, deterministic)
+            best_way(&problem, &RawBackward::row_major(&problem), deterministic)
         };
         for causal in [false, true] {
             for deterministic in [false, true] {

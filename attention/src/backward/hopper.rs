@@ -52,7 +52,7 @@ impl Draft<'_> {
     ) -> Result<()> {
         let mut params = Sm90BackwardParams::default();
         let mut places = Vec::new();
-        if self.deterministic {
+        if self.takes_turns {
             params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
             places.push(offset_of!(Sm90BackwardParams, counter));
         }

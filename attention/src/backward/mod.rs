@@ -6,6 +6,7 @@ mod choice;
 pub(crate) mod cpu;
 mod gradients;
 mod hopper;
+mod packed;
 mod plan;
 mod reference;
 

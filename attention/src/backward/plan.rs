@@ -4,18 +4,22 @@
 use super::RawBackward;
 use super::choice::{Main, MainSpec};
 use crate::device::Facts;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::forward::Problem;
-use crate::options::{self, PAIRS, Tiles, WARPGROUP_ROWS, full, score_shape};
+use crate::options::{
+    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
+};
 use crate::plan::{Entry, Plan, Steps, grid};
+use crate::tensor::RawTensor;
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
-use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
+use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel, SumBias};
 use std::mem::offset_of;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
     pub problem: &'a Problem,
-    pub deterministic: bool,
+    /// Whether key tiles add to dq in turns.
+    pub takes_turns: bool,
     /// What all steps have in common, with [places](Steps::places) in the workspace.
     pub params: BackwardParams,
     pub steps: Steps,
@@ -73,6 +77,9 @@ pub(super) fn plan(
     grid(main_kernel.name, heads as u128)?;
     let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
     let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
+    let far_marks = padded / ROW_PADDING as usize;
+    // All at a time; where no row is far, few leave at once.
+    let most_far_blocks = 4 * facts.multiprocessors as usize;
     let bytes = |numbers: usize| {
         let bytes = rows.checked_mul(numbers * size_of::<f32>());
         bytes.ok_or(Steps::OVERFLOW)
@@ -107,8 +114,11 @@ pub(super) fn plan(
         group: problem.group(),
     };
     steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
+    let parts = parts(problem, &args.options, tile_keys as usize);
+    // Two parts have the same sum in either order.
+    let takes_turns = sum_columns > 0 && deterministic && parts > 2;
     // Key tiles of sequences begin with the last one.
-    let ascends_in_turns = deterministic && args.options.sequences.is_none();
+    let ascends_in_turns = takes_turns && args.options.sequences.is_none();
     // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
     let mut params = BackwardParams {
         forward: ForwardParams {
@@ -145,6 +155,9 @@ pub(super) fn plan(
         rows: steps.reserve([bytes(2)?, 1, 1])?,
         dq_sum: 0,
         turns: 0,
+        far_count: 0,
+        far: 0,
+        far_marks: 0,
         d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
         d_sinks_head: d_sinks_head as i64,
         d_bias: options::pairs(d_bias),
@@ -153,17 +166,30 @@ pub(super) fn plan(
         dq_aligned: aligned(dq),
         dk_aligned: aligned(dk),
         dv_aligned: aligned(dv),
-        padding: 0,
+        lse_rows: Divisor::new(args.lse.shape[2] as u32),
     };
     steps.places.push(offset_of!(BackwardParams, rows));
+    let is_far = may_be_far(problem, &args.options);
+    if is_far {
+        params.far = steps.reserve([bytes(2)?, 1, 1])?;
+        params.far_marks = steps.reserve([heads * far_marks, size_of::<u32>(), 1])?;
+        steps.places.extend([
+            offset_of!(BackwardParams, far),
+            offset_of!(BackwardParams, far_marks),
+        ]);
+    }
     if sum_columns > 0 {
         params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
         steps.places.push(offset_of!(BackwardParams, dq_sum));
     }
-    if sum_columns > 0 && deterministic {
+    if takes_turns {
         let tiles = rows / tile_queries as usize;
         params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
         steps.places.push(offset_of!(BackwardParams, turns));
+    }
+    if is_far {
+        params.far_count = steps.reserve_zeros(size_of::<u32>())?;
+        steps.places.push(offset_of!(BackwardParams, far_count));
     }
     let (rows, columns) = (rows as u128, u128::from(sum_columns));
     let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
@@ -176,14 +202,24 @@ pub(super) fn plan(
         prepare.shared_bytes(),
         &of_values,
     )?;
-    if let Some(d_bias) = args.d_bias {
+    if is_far {
+        let [sums, _] = far_entries(dtype, &args.options)?;
+        let switches = options::switches(problem, &args.options);
+        let sums = Entry { switches, ..sums };
+        let shared_bytes = kernel(Backward::FarSums(dtype)).shared_bytes();
+        let blocks = (heads * far_marks).min(most_far_blocks);
+        steps.launch(sums, blocks as u128, shared_bytes, &params)?;
+    }
+    // Kernels add pair by pair, in any order where several pairs have one element.
+    let is_added = args.d_bias.is_some() && !(deterministic && d_bias.is_some_and(repeats));
+    if let Some(d_bias) = args.d_bias.filter(|_| is_added) {
         let zero_bias = kernel(Backward::ZeroBias);
         let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();
         steps.launch(zero_bias.into(), blocks, zero_bias.shared_bytes(), &params)?;
     }
     let mut draft = Draft {
         problem,
-        deterministic,
+        takes_turns,
         params,
         steps,
     };
@@ -192,8 +228,8 @@ pub(super) fn plan(
     let in_vectors = is_hopper && d_bias.is_some_and(|d_bias| d_bias.has_vectors(4));
     let entry = Entry {
         switches: options::switches(problem, &args.options)
-            .with(Switch::BiasGradient, args.d_bias.is_some() && !in_vectors)
-            .with(Switch::BiasGradientVectors, in_vectors),
+            .with(Switch::BiasGradient, is_added && !in_vectors)
+            .with(Switch::BiasGradientVectors, is_added && in_vectors),
         ..main.entry
     };
     match main.spec {
@@ -212,12 +248,69 @@ pub(super) fn plan(
         let blocks = warps.div_ceil(u128::from(Backward::WARPS));
         steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
     }
+    if is_far {
+        let [_, far] = far_entries(dtype, &args.options)?;
+        let far = Entry {
+            switches: entry.switches,
+            ..far
+        };
+        let shared_bytes = kernel(Backward::Far(dtype)).shared_bytes();
+        steps.launch(far, most_far_blocks as u128, shared_bytes, &params)?;
+    }
+    if let Some(d_bias) = args.d_bias.filter(|_| !is_added) {
+        let dims = SumBias::DIMS.into_iter();
+        let dim = dims.min_by_key(|&dim| (dim < problem.widest() as u32, dim));
+        let sums = SumBias {
+            dtype,
+            dim: dim.expect("there are kernels"),
+        };
+        let [kept @ .., queries, keys] = d_bias.shape;
+        let query_tiles = queries.div_ceil(sums.queries() as usize);
+        let key_tiles = keys.div_ceil(SumBias::KEYS as usize);
+        let tiles = [kept[0], kept[1], query_tiles, key_tiles];
+        let sum_bias = kernel(Backward::SumBias(sums));
+        let entry = Entry {
+            switches: options::switches(problem, &args.options),
+            ..sum_bias.into()
+        };
+        let blocks = tiles.map(|n| n as u128).iter().product();
+        steps.launch(entry, blocks, sum_bias.shared_bytes(), &params)?;
+    }
     if params.d_sinks != 0 {
         let sinks = kernel(Backward::Sinks);
         let blocks = problem.heads as u128;
         steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
     }
     Ok(steps.finish(entry.name, 1))
+}
+
+/// Whether an axis of a tensor of pairs has one element for several of the problem.
+fn repeats(pairs: RawTensor) -> bool {
+    let axes = pairs.shape.into_iter().zip(pairs.strides);
+    axes.take(3)
+        .any(|(extent, stride)| extent > 1 && stride == 0)
+}
+
+/// The kernels that find the sums and the gradients of far rows.
+fn far_entries(dtype: catalog::Dtype, options: &RawOptions) -> Result<[Entry; 2]> {
+    let [sums, far] = [Backward::FarSums(dtype), Backward::Far(dtype)]
+        .map(|far| catalog::kernel(Family::Backward(far)))
+        .map(|kernel| match options.custom {
+            None => Some(kernel.into()),
+            Some(custom) => custom.kernels.entry(kernel),
+        });
+    let both = sums.zip(far).ok_or(Error::NotCompiled)?;
+    Ok(both.into())
+}
+
+/// The most key tiles of `tile_keys` keys that add a part other than 0 to a row of dq.
+fn parts(problem: &Problem, options: &RawOptions, tile_keys: usize) -> usize {
+    let sequences = options.sequences.as_ref();
+    match sequences.and_then(RawSequences::rows_alike) {
+        // A sequence begins anywhere in a tile.
+        Some([_, keys]) => (keys - 1).div_ceil(tile_keys) + 1,
+        None => problem.seqlen_kv.div_ceil(tile_keys),
+    }
 }
 
 /// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
@@ -242,6 +335,7 @@ fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Attention, Dtype};
     use kernels::catalog::class::Class;
 
     #[test]
@@ -259,5 +353,30 @@ mod tests {
         for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
             assert_eq!(waves(4, causal, deterministic), 3);
         }
+    }
+
+    /// Sums alone are zeroed where at most two key tiles add to a row, and counters of turns beside them else.
+    #[test]
+    fn two_key_tiles_take_no_turns() {
+        let facts = Facts::emulated(Class::Sm80);
+        let zeros = |kernel: &str, [batch, seqlen]: [usize; 2]| {
+            let shape = [batch, 1, seqlen, 64];
+            let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
+            let attention = Attention::new().causal(true).kernel(kernel);
+            let args = RawBackward::row_major(&problem);
+            let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
+            plan.expect("a kernel for it").zeros.len()
+        };
+        let tiles = [[2, 128], [2, 256], [2, 257]];
+        assert_eq!(
+            tiles.map(|sizes| zeros("backward_f16_d64", sizes)),
+            [1, 1, 2]
+        );
+        // Sequences of any number begin in one tile, and end in the next.
+        let packed = [[200, 64], [1000, 33]];
+        assert_eq!(
+            packed.map(|sizes| zeros("backward_optional_f16_d64", sizes)),
+            [1, 1]
+        );
     }
 }

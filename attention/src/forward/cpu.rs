@@ -116,7 +116,7 @@ impl Tile {
                 let tile_rows = rows.start - first..rows.end - first;
                 let mut s = self.s.slice_mut(s![tile_rows.clone(), ..keys.len()]);
                 let q = self.q.slice(s![tile_rows.clone(), ..]);
-                general_mat_mul(options.p.scale, &q, &k.t(), 0.0, &mut s);
+                general_mat_mul(options.product_scale(), &q, &k.t(), 0.0, &mut s);
                 options.apply(rows, keys, s);
                 self.step(tile_rows, v);
             }

@@ -50,7 +50,7 @@ impl CustomKernels {
     }
 
     /// What the crate made of a kernel of the catalog.
-    fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
+    pub(crate) fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
         let name = catalog::Custom::name_of(self.of, kernel.name);
         let name = ptx::name(self.modules, &name)?;
         Some(Entry {

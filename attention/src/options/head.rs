@@ -2,6 +2,7 @@
 
 use super::bias::HeadBias;
 use super::custom::HeadCustom;
+use super::has_far_scale;
 use super::mask::HeadMask;
 use super::rectangles::{Rectangle, rectangles};
 use super::sequences::{HeadSequences, Sequence};
@@ -9,6 +10,7 @@ use crate::forward::Problem;
 use crate::tensor::Dtype;
 use kernels::abi::NEAR_SOFTCAP;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
+use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
 /// Half a unit in the last place of f32, relative to numbers of any size.
@@ -32,7 +34,8 @@ pub(crate) struct Head<'a> {
 impl Head<'_> {
     /// Whether scores are scaled products, unchanged.
     pub fn is_plain(&self) -> bool {
-        self.p.softcap.is_none()
+        !has_far_scale(self.p)
+            && self.p.softcap.is_none()
             && self.slope.is_none()
             && self.bias.is_none()
             && self.custom.is_none()
@@ -112,6 +115,23 @@ impl Head<'_> {
         self.sink.unwrap_or(f32::NEG_INFINITY)
     }
 
+    /// What products are multiplied by before they [become scores](Self::apply): 1 where the scale may take them beyond f32.
+    pub fn product_scale(&self) -> f32 {
+        match has_far_scale(self.p) {
+            true => 1.0,
+            false => self.p.scale,
+        }
+    }
+
+    /// The scaled product from one by this [factor](Self::product_scale).
+    pub fn scaled(&self, product: f32) -> f64 {
+        let rest = match has_far_scale(self.p) {
+            true => self.p.scale,
+            false => 1.0,
+        };
+        f64::from(rest) * f64::from(product)
+    }
+
     /// The score of query `row` and a key from their scaled product, rounded after each step.
     pub fn score(&self, place: [usize; 2], product: f64, round: impl Fn(f64) -> f64) -> f64 {
         let mut score = product;
@@ -123,10 +143,10 @@ impl Head<'_> {
         for bias in self.biases(place).into_iter().flatten() {
             score = round(score + bias);
         }
-        match self.custom {
-            Some(custom) => round(custom.score(place, score)),
+        bounded(match self.custom {
+            Some(custom) => round(custom.score(place, bounded(score))),
             None => score,
-        }
+        })
     }
 
     /// The derivative of a score by its scaled product.
@@ -168,12 +188,12 @@ impl Head<'_> {
         tanh * of_tanh + 4.0 * UNIT * sizes
     }
 
-    /// Turns the scaled products of rows and keys into scores; `-inf` for pairs that the mask hides.
+    /// Turns products of rows and keys by the [factor](Self::product_scale) into scores; `-inf` for pairs that the mask hides.
     pub fn apply(&self, rows: Range<usize>, keys: Range<usize>, mut products: ArrayViewMut2<f32>) {
         if !self.is_plain() {
             for (row, mut products) in rows.clone().zip(products.rows_mut()) {
                 for (key, score) in keys.clone().zip(&mut products) {
-                    *score = self.score([row, key], f64::from(*score), |x| x) as f32;
+                    *score = self.score([row, key], self.scaled(*score), |x| x) as f32;
                 }
             }
         }
@@ -191,6 +211,15 @@ impl Head<'_> {
             self.slope.map(of_alibi),
             self.bias.map(|bias| bias.at([row, key])),
         ]
+    }
+}
+
+/// A score as every device has it: kernels compute in base 2, where the largest f32 stands for all finite scores beyond it.
+pub(crate) fn bounded(score: f64) -> f64 {
+    let most = f64::from(f32::MAX);
+    match score.is_finite() && score.abs() >= most / LOG2_E {
+        true => most.copysign(score),
+        false => score,
     }
 }
 

@@ -50,6 +50,7 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         ("dim_v other than dim", p.dim_v != p.dim),
         ("window", p.window != Window::NONE),
         ("softcap", p.softcap.is_some()),
+        ("scale of 65536 or more", has_far_scale(p)),
         ("alibi", tensors.alibi.is_some()),
         ("sinks", tensors.sinks.is_some()),
         ("bias", tensors.bias.is_some()),
@@ -60,6 +61,24 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
 }
+
+/// Whether the softmax may not scale products: their maximum times the scale is rounded by more than exponentials bear.
+fn has_far_scale(p: &Problem) -> bool {
+    p.scale.abs() >= FAR_SCALE
+}
+
+/// Whether scores may be so large that lse in f32 [has no digits left](kernels::abi::FAR_LSE) for the row's sum: where the call adds
+/// to them.
+pub(crate) fn may_be_far(p: &Problem, tensors: &RawOptions) -> bool {
+    has_far_scale(p)
+        || tensors.alibi.is_some()
+        || tensors.sinks.is_some()
+        || tensors.bias.is_some()
+        || tensors.custom.is_some()
+}
+
+/// Products of ordinary size stay far below 2^30 times this: above, a rounded maximum may be off by 64.
+const FAR_SCALE: f32 = 65536.0;
 
 /// Checks that a call with a score or mask of another crate names no kernel.
 pub(crate) fn expect_best(name: Option<&str>) -> Result<()> {
@@ -125,7 +144,8 @@ pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
             Switch::SoftcapFar,
             p.softcap.is_some_and(|cap| !is_near(cap)),
         )
-        .with(Switch::Alibi, tensors.alibi.is_some())
+        // Scores with slopes are scaled before the softmax, which then subtracts maxima without an error.
+        .with(Switch::Alibi, tensors.alibi.is_some() || has_far_scale(p))
         .with(Switch::Ranges, tensors.sequences.is_some())
         .with(Switch::BiasF16, bias(Dtype::F16))
         .with(Switch::BiasBf16, bias(Dtype::Bf16))

@@ -28,6 +28,7 @@ impl Steps {
             return Ok(options);
         };
         let [q, kv] = sequences.named().map(|(_, tensor)| tensor.address);
+        let [queries, keys] = sequences.rows_alike().unwrap_or_default();
         options.key_ranges = self.reserve([p.batch, p.seqlen_q, size_of::<KeyRange>()])?;
         self.places.push(place + offset_of!(Options, key_ranges));
         let mut places = vec![offset_of!(RangesParams, key_ranges)];
@@ -50,6 +51,8 @@ impl Steps {
             seqlen_kv: p.seqlen_kv as u32,
             left: options.left,
             right: options.right,
+            queries: queries as u32,
+            keys: keys as u32,
         };
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if gradients { p.seqlen_kv } else { 0 };

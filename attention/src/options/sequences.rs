@@ -103,6 +103,30 @@ impl<T: AsRef<[i32]>> Sequences<T> {
 }
 
 impl RawSequences {
+    /// The address of offsets that are in no memory.
+    const NO_MEMORY: u64 = u64::MAX;
+
+    /// So many sequences of a batch entry that have as many queries and keys each. Their offsets are in no memory: they are
+    /// multiples of their strides.
+    pub(crate) fn alike(count: usize, rows: [usize; 2]) -> Self {
+        let [q, kv] = rows.map(|rows| RawTensor {
+            address: Self::NO_MEMORY,
+            shape: [count + 1],
+            strides: [rows as isize],
+        });
+        Sequences::Packed { q, kv }
+    }
+
+    /// Queries and keys of a sequence, where [all are alike](Self::alike).
+    pub(crate) fn rows_alike(&self) -> Option<[usize; 2]> {
+        match self {
+            Sequences::Packed { q, kv } if q.address == Self::NO_MEMORY => {
+                Some([q, kv].map(|offsets| offsets.strides[0] as usize))
+            }
+            _ => None,
+        }
+    }
+
     /// Checks shapes and strides.
     pub(super) fn validate(&self, p: &Problem) -> Result<()> {
         let expected = match self {

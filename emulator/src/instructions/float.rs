@@ -142,6 +142,12 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
         ("add", [] | ["rn"]) => f32_binary(d, modes, |a, b| a + b),
         ("sub", [] | ["rn"]) => f32_binary(d, modes, |a, b| a - b),
         ("mul", [] | ["rn"]) => f32_binary(d, modes, |a, b| a * b),
+        ("mul", ["rz"]) => {
+            // To add -0 changes no product.
+            f32_binary(d, modes, |a, b| {
+                towards_zero(multiply_add_to_odd(a, b, -0.0))
+            })
+        }
         ("div", ["rn"]) => f32_binary(d, modes, |a, b| a / b),
         ("div", ["full"]) => f32_binary(d, modes, |a, b| (f64::from(a) / f64::from(b)) as f32),
         ("fma" | "mad", ["rn"]) => {
@@ -160,6 +166,10 @@ fn single(d: &mut Decoder, name: &str) -> Decoded {
                 false => ternary(d, by(modes, fused_multiply_add)),
             }
         }
+        ("fma", ["rz"]) => ternary(d, move |a, b, c| {
+            let [a, b, c] = [a, b, c].map(|x| modes.operand(x));
+            modes.result(towards_zero(multiply_add_to_odd(a, b, c)))
+        }),
         ("min", []) => f32_binary(d, modes, minimum),
         ("max", []) => f32_binary(d, modes, maximum),
         ("min", ["NaN"]) => f32_binary(d, modes, |a, b| nan_or(a, b, minimum)),
@@ -227,6 +237,14 @@ fn multiply_add_to_odd(a: f32, b: f32, c: f32) -> f64 {
     };
     let step = if inexact_and_even { towards } else { 0 };
     f64::from_bits(sum.to_bits().wrapping_add_signed(step))
+}
+
+/// Rounded to f32, towards 0: only an infinity becomes one.
+#[inline(always)]
+fn towards_zero(x: f64) -> f32 {
+    let nearest = x as f32;
+    let away = f64::from(nearest).abs() > x.abs();
+    f32::from_bits(nearest.to_bits() - u32::from(away))
 }
 
 /// Rounded to f32, to odd.
@@ -349,6 +367,21 @@ fn double(d: &mut Decoder, name: &str) -> Decoded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounding_towards_zero_keeps_what_is_finite() {
+        let of = |a, b, c| towards_zero(multiply_add_to_odd(a, b, c));
+        let ulp = f32::EPSILON;
+        assert_eq!(of(1.0, 1.0, -ulp / 4.0), 1.0 - ulp / 2.0);
+        assert_eq!(of(1.0, 1.0, ulp / 1.5), 1.0);
+        assert_eq!(of(-1.0, 1.0, -ulp / 1.5), -1.0);
+        assert_eq!(of(f32::MIN, 1.5, 7.0), f32::MIN);
+        assert_eq!(of(f32::MAX, f32::MAX, f32::MAX), f32::MAX);
+        assert_eq!(of(f32::NEG_INFINITY, 1.5, f32::MAX), f32::NEG_INFINITY);
+        assert_eq!(of(f32::MIN_POSITIVE, f32::MIN_POSITIVE, 0.0), 0.0);
+        assert_eq!(of(-0.0, 1.0, -0.0).to_bits(), 1 << 31);
+        assert!(of(f32::INFINITY, 1.0, f32::NEG_INFINITY).is_nan());
+    }
 
     #[test]
     fn fused_multiply_add_rounds_once() {

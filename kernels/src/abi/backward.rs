@@ -1,6 +1,6 @@
 //! The argument block of the kernels of a backward pass.
 
-use super::{ForwardParams, PairsRef, TensorRef};
+use super::{Divisor, ForwardParams, PairsRef, TensorRef};
 
 /// Arguments of the kernels of a backward pass: row statistics, gradients, and dq rounded to 16 bits.
 ///
@@ -23,10 +23,11 @@ pub struct BackwardParams {
     pub dk: TensorRef,
     /// Gradient of v, as v.
     pub dv: TensorRef,
-    /// Device address of the gradient of lse, `f32[batch, heads, seqlen_q]`, contiguous; 0 if it is 0.
+    /// Device address of the gradient of lse, as [lse](Self::lse_index); 0 if it is 0.
     pub d_lse: u64,
     /// Device address of the row statistics, `f32[batch * heads, 2, padded_rows]`, at a multiple of 16: first
-    /// `lse * log2(e)`, infinity where a row sees no key or is padding; then `delta`, 0 there.
+    /// `lse * log2(e)`, infinity where a row sees no key, is padding, or has a [far](FAR_LSE) lse; then `delta`, `+0` where a row
+    /// has no part in gradients, and there alone if it is far.
     pub rows: u64,
     /// Device address of the f32 sums of dq, not scaled, `f32[batch * heads, padded_rows, sum_columns]`, zeros before
     /// the main kernel; 0 if dS is stored. Elements of a 16x16 tile lie in the [order of sums](crate::layout::sum).
@@ -34,6 +35,14 @@ pub struct BackwardParams {
     /// Device address of `u32[batch * heads, padded_rows / Br]`, which count the key tiles that are added to each
     /// query tile of dq; zeros before the main kernel. 0 if tiles may be added in any order.
     pub turns: u64,
+    /// Device address of a `u32`, 0 before the first kernel: it counts rows with a [far](FAR_LSE) lse. 0 if none is taken for far.
+    pub far_count: u64,
+    /// Device address of the sums of far rows, as [`rows`](Self::rows) lie: first the largest score in base 2, then 1 over the sum of
+    /// the exponentials, 0 for other rows. Written if there are far rows.
+    pub far: u64,
+    /// Device address of `u32[batch * heads, padded_rows / ROW_PADDING]`: not 0 where one of so many rows is far. Written if there are
+    /// far rows.
+    pub far_marks: u64,
     /// Device address of the gradient of the sinks, `f32`; 0 if it is not wanted.
     pub d_sinks: u64,
     /// Elements from a head's gradient to the next one.
@@ -51,8 +60,8 @@ pub struct BackwardParams {
     pub dk_aligned: u32,
     /// 1 if dv is aligned, else 0.
     pub dv_aligned: u32,
-    /// Unused.
-    pub padding: u32,
+    /// Rows of a head that lie side by side in lse: all, or those of one of the sequences that a head's rows consist of.
+    pub lse_rows: Divisor,
 }
 
 impl BackwardParams {
@@ -62,7 +71,19 @@ impl BackwardParams {
     pub const fn statistics(&self, head: u64, row: u32) -> u64 {
         self.rows + 4 * (2 * head * self.padded_rows as u64 + row as u64)
     }
+
+    /// Index of a row of a query head, counted over all batch entries, in lse and its gradient. If a head's sequences lie apart
+    /// there, they are what batch entries were: there is one entry.
+    #[inline(always)]
+    pub const fn lse_index(&self, head: u64, row: u32) -> u64 {
+        let (sequence, row) = self.lse_rows.divide(row);
+        let head = sequence as u64 * self.forward.heads as u64 + head;
+        head * self.lse_rows.value as u64 + row as u64
+    }
 }
+
+/// The size from which lse is far: f32 then holds it to 2^-11 at best, and gradients sum the row's exponentials again.
+pub const FAR_LSE: f32 = 16384.0;
 
 /// The number of rows whose multiples query heads are padded to in the workspace of a backward pass: a multiple of every
 /// query tile.

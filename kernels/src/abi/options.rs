@@ -10,7 +10,7 @@ use super::{BlockMapRef, Divisor};
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
-    /// Device address of ALiBi's slopes, `f32`: slope of a head at `batch * alibi_batch + head * alibi_head`.
+    /// Device address of ALiBi's slopes, `f32`: slope of a head at `batch * alibi_batch + head * alibi_head`; 0 if all are 0.
     pub alibi: u64,
     /// Elements from a batch entry's slopes to the next ones.
     pub alibi_batch: i64,

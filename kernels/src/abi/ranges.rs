@@ -18,7 +18,8 @@ pub struct RangesParams {
     pub key_ranges: u64,
     /// Device address of a [`QueryRange`](super::QueryRange) for each key, `[batch, seqlen_kv]`; 0 if they are not wanted.
     pub query_ranges: u64,
-    /// Sequences that a batch of 1 consists of, one after another; 0 if each batch entry is one sequence.
+    /// Sequences that each batch entry consists of, one after another; 0 if each is one sequence. Entries have one offset for
+    /// each sequence, the same for all entries, and one more.
     pub sequences: u32,
     /// Batch entries.
     pub batch: u32,
@@ -30,4 +31,8 @@ pub struct RangesParams {
     pub left: i32,
     /// As [`Options::right`](super::Options::right), in the sequence.
     pub right: i32,
+    /// Queries of a sequence, where all are alike: offsets are multiples of it, and in no memory. Else 0.
+    pub queries: u32,
+    /// As `queries`, keys of a sequence.
+    pub keys: u32,
 }

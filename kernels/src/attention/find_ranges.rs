@@ -16,6 +16,8 @@ struct Place {
 #[derive(Clone, Copy)]
 struct Bounds {
     address: u64,
+    /// From an offset to the next one, where they are in no memory; else 0.
+    step: u32,
     /// Entries: lengths or, of packed sequences, offsets.
     entries: u32,
     rows: i32,
@@ -25,7 +27,7 @@ impl Bounds {
     /// An entry, moved to what is allowed.
     ///
     /// # Safety
-    /// The entry is readable.
+    /// The entry is readable, where entries are in memory.
     #[inline(always)]
     unsafe fn at(self, entry: u32) -> i32 {
         // SAFETY: the caller's promise.
@@ -34,6 +36,9 @@ impl Bounds {
 
     #[inline(always)]
     unsafe fn load(self, entry: u32) -> i32 {
+        if self.step > 0 {
+            return (self.step * entry) as i32;
+        }
         // SAFETY: the caller's promise.
         unsafe { global::load_u32(self.address + 4 * u64::from(entry)) as i32 }
     }
@@ -52,14 +57,14 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
     } else {
         params.batch
     };
-    let [q, kv] =
-        [(params.q, params.seqlen_q), (params.kv, params.seqlen_kv)].map(|(address, rows)| {
-            Bounds {
-                address,
-                entries,
-                rows: rows as i32,
-            }
-        });
+    let of_queries = (params.q, params.queries, params.seqlen_q);
+    let of_keys = (params.kv, params.keys, params.seqlen_kv);
+    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows)| Bounds {
+        address,
+        step,
+        entries,
+        rows: rows as i32,
+    });
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
         let number =

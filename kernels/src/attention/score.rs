@@ -150,6 +150,9 @@ impl Score for Scaled {
 /// Scores with the [options](crate::abi::Options) of a call. What is [switched](crate::abi::Switch) off costs nothing.
 ///
 /// With ALiBi or a bias they are in base 2. Else the softmax multiplies by what is left, as it does with [`Scaled`].
+///
+/// Scores in base 2 are rounded towards 0, so that what is finite stays finite: a bias of the lowest f32, times `log2(e)`, is
+/// again the lowest, and hides no key.
 #[derive(Clone, Copy)]
 pub struct Optional {
     /// Multiplies products, for the exponential that makes `tanh`: `2 log2(e) scale / softcap`.
@@ -174,7 +177,7 @@ impl Score for Optional {
         let options = &params.options;
         let (alibi, softcap) = (switch::alibi(), switch::softcap() != 0);
         let cap = options.softcap.max(LEAST_SOFTCAP).min(MOST_SOFTCAP);
-        let base2 = LOG2_E * if softcap { cap } else { params.scale };
+        let base2 = math::mul_rz(LOG2_E, if softcap { cap } else { params.scale });
         let scale = match (alibi || has_bias(), softcap) {
             (true, _) => SoftmaxScale {
                 log2: 1.0,
@@ -204,12 +207,13 @@ impl Score for Optional {
                 if switch::bias() == BIAS_F32 { 4 } else { 2 },
             ),
         };
-        if alibi {
+        // Without slopes the switch is on for a far scale alone.
+        if alibi && options.alibi != 0 {
             let (batch, head) = (i64::from(batch), i64::from(head));
             let place = batch * options.alibi_batch + head * options.alibi_head;
             // SAFETY: a launch has a slope for each head.
-            score.slope =
-                LOG2_E * unsafe { global::load_f32(options.alibi.wrapping_add_signed(4 * place)) };
+            let slope = unsafe { global::load_f32(options.alibi.wrapping_add_signed(4 * place)) };
+            score.slope = math::mul_rz(LOG2_E, slope);
         }
         score
     }
@@ -243,7 +247,8 @@ impl Score for Optional {
         }
         let place = i64::from(head) * options.sinks_head;
         // SAFETY: a launch with sinks has one for each head.
-        LOG2_E * unsafe { global::load_f32(options.sinks.wrapping_add_signed(4 * place)) }
+        let sink = unsafe { global::load_f32(options.sinks.wrapping_add_signed(4 * place)) };
+        math::mul_rz(LOG2_E, sink)
     }
 
     #[inline(always)]
@@ -401,9 +406,9 @@ unsafe fn add_gradient_vectors(
 }
 
 /// Bounds of scores outside of these are as these: scores are as good as 0 below, and as good as unbounded above. Their products
-/// with factors are finite.
+/// with factors are finite, and their reciprocals no subnormal numbers.
 const LEAST_SOFTCAP: f32 = 1e-20;
-const MOST_SOFTCAP: f32 = 1e30;
+const MOST_SOFTCAP: f32 = 5e37;
 
 /// The square of the power `2 log2(e) x` below which [`small_tanh`] serves: `|x| < 1/8`.
 const SMALL_SQUARE: f32 = 0.130;
@@ -455,7 +460,7 @@ fn add_words<const NT: usize>(
                 let bf16 = f32::from_bits(u32::from(halves[j]) << 16);
                 let bias = if bias == BIAS_F16 { f16 } else { bf16 };
                 let score = &mut tiles[nt].0[column + j];
-                *score = math::fma(bias, LOG2_E, *score);
+                *score = math::fma_rz(bias, LOG2_E, *score);
             }
         }
     }
@@ -508,7 +513,7 @@ impl Optional {
     /// Switches and the lane are read for each element, not held: gradients have no registers left.
     #[inline(always)]
     fn add_to_transposed(self, tile: &mut Accumulator, corner: Corner) {
-        tile.0 = tile.0.map(|score| score * self.base2);
+        tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
         if switch::alibi() {
             self.subtract_distances::<true>(tile, corner, special::lane(), switch::ranges);
         }
@@ -522,7 +527,7 @@ impl Optional {
                         _ => widen(global::load_u16(address)),
                     }
                 };
-                tile.0[i] = math::fma(bias, LOG2_E, tile.0[i]);
+                tile.0[i] = math::fma_rz(bias, LOG2_E, tile.0[i]);
             }
         }
     }
@@ -543,7 +548,7 @@ impl Optional {
         for mt in 0..MT {
             for nt in 0..NT {
                 let (tile, corner) = (&mut s[mt][nt], corner.skip::<false>(mt, nt));
-                tile.0 = tile.0.map(|score| score * self.base2);
+                tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
                 if has_alibi {
                     // SAFETY: all lanes of the warp add to their scores together.
                     unsafe { fence() }
@@ -573,7 +578,7 @@ impl Optional {
             let numbers = unsafe { global::load_numbers(a, b, bias) };
             for j in 0..2 {
                 let score = &mut tile.0[places[j]];
-                *score = math::fma(numbers[j], LOG2_E, *score);
+                *score = math::fma_rz(numbers[j], LOG2_E, *score);
             }
         }
     }
@@ -646,7 +651,7 @@ impl Optional {
                 let [query, key] = place::<TRANSPOSED>(0, i as u32);
                 if query == of_tile {
                     let distance = (first as f32 + (query as f32 - key as f32)).abs();
-                    tile.0[i] = math::fma(-self.slope, distance, tile.0[i]);
+                    tile.0[i] = math::fma_rz(-self.slope, distance, tile.0[i]);
                 }
             }
         }

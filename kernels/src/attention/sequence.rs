@@ -1,7 +1,8 @@
 //! The lengths of a batch entry, and where its rows start: nothing else reads lengths from the parameters.
 
-use crate::abi::{ForwardParams, TensorRef};
+use crate::abi::{ForwardParams, MAX_SEQLEN, TensorRef};
 use crate::layout::rows::Strided;
+use core::hint::assert_unchecked;
 
 /// The queries and keys of one batch entry.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,16 @@ impl Sequence {
             queries: params.seqlen_q,
             keys: params.seqlen_kv,
         }
+    }
+
+    /// The sequence of a batch entry, whose lengths the compiler knows to be allowed: else masks check the order of their bounds,
+    /// and panic.
+    #[inline(always)]
+    pub fn bounded(params: &ForwardParams, batch: u32) -> Self {
+        let sequence = Self::new(params, batch);
+        // SAFETY: a launch has no longer sequence.
+        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        sequence
     }
 
     /// Elements from a tensor's start to the first query of head 0 (q, o), or to its first key (k, v).

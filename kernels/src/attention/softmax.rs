@@ -270,6 +270,11 @@ impl Total {
             return (0.0, f32::NEG_INFINITY);
         }
         let lse2 = self.max + math::log2(self.sum);
-        (math::reciprocal(self.sum), lse2 * core::f32::consts::LN_2)
+        // The largest numbers stand for all scores that base 2 cannot hold.
+        let lse = match lse2.abs() < f32::MAX {
+            true => lse2 * core::f32::consts::LN_2,
+            false => lse2,
+        };
+        (math::reciprocal(self.sum), lse)
     }
 }

@@ -13,10 +13,42 @@ pub enum Backward {
     Main(BackwardMain),
     /// dq, from sums to 16 bits.
     Convert(Dtype),
+    /// Sums of the rows with a [far](crate::abi::FAR_LSE) lse.
+    FarSums(Dtype),
+    /// Gradients of these rows.
+    Far(Dtype),
     /// The gradient of the sinks, whatever the element type.
     Sinks,
     /// Zeros for the gradient of the bias.
     ZeroBias,
+    /// Sums of the gradient of the bias, where axes of it repeat.
+    SumBias(SumBias),
+}
+
+/// The kernel that sums the gradient of a bias over axes that repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SumBias {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Largest head dim, one of [`DIMS`](Self::DIMS).
+    pub dim: u32,
+}
+
+impl SumBias {
+    /// Largest head dims of the kernels.
+    pub const DIMS: [u32; 3] = [64, 128, 256];
+    /// Keys of a block (Bc): 16 a warp.
+    pub const KEYS: u32 = 16 * Backward::WARPS;
+
+    /// Queries that a block visits at a time (Br): as many as smaller devices have shared memory for.
+    pub const fn queries(self) -> u32 {
+        if self.dim > 128 { 32 } else { 64 }
+    }
+
+    /// Counts of 16-wide tiles of the head dim and of the queries.
+    const fn parts(self) -> [u32; 2] {
+        [self.dim / 16, self.queries() / 16]
+    }
 }
 
 /// The kernel that computes dk, dv and the sums of dq, causal or not.
@@ -186,8 +218,12 @@ impl Backward {
     /// Element type; gradients of options have none.
     pub fn dtype(&self) -> Option<Dtype> {
         match self {
-            Backward::Prepare(dtype) | Backward::Convert(dtype) => Some(*dtype),
+            Backward::Prepare(dtype)
+            | Backward::Convert(dtype)
+            | Backward::FarSums(dtype)
+            | Backward::Far(dtype) => Some(*dtype),
             Backward::Main(main) => Some(main.dtype),
+            Backward::SumBias(sums) => Some(sums.dtype),
             Backward::Sinks | Backward::ZeroBias => None,
         }
     }
@@ -198,6 +234,8 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
+        kernels.extend([Backward::FarSums(dtype), Backward::Far(dtype)]);
+        kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
         for &dim in HEAD_DIMS {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 for main in [
@@ -225,6 +263,9 @@ impl Spec for Backward {
             Backward::ZeroBias => "backward_zero_bias".to_owned(),
             Backward::Prepare(_) => name + "_prepare",
             Backward::Convert(_) => name + "_convert",
+            Backward::FarSums(_) => name + "_far_sums",
+            Backward::Far(_) => name + "_far",
+            Backward::SumBias(sums) => format!("{name}_sum_bias_d{}", sums.dim),
             Backward::Main(main) => {
                 let BackwardMain { dim, tile, .. } = main;
                 let name = match main.optional {
@@ -243,6 +284,7 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => 32 * main.tile.warps,
             Backward::Sinks => 32 * Self::SINK_WARPS,
+            Backward::FarSums(_) | Backward::Far(_) => 32,
             _ => 32 * Self::WARPS,
         }
     }
@@ -251,6 +293,13 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => 8 / main.tile.warps,
             Backward::Sinks => 1,
+            Backward::SumBias(sums) => {
+                if sums.dim > 128 {
+                    2
+                } else {
+                    3
+                }
+            }
             _ => 8,
         }
     }
@@ -259,6 +308,10 @@ impl Spec for Backward {
         match self {
             Backward::Main(main) => main.shared_bytes(),
             Backward::Sinks => 4 * Self::SINK_WARPS,
+            // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
+            Backward::FarSums(_) => 2 * 2 * 16 * 256,
+            Backward::SumBias(sums) => 2 * 2 * (SumBias::KEYS + sums.queries()) * sums.dim,
+            Backward::Far(_) => 4 * 2 * 16 * 256 + 2 * 16 * 32,
             _ => 0,
         }
     }
@@ -278,8 +331,14 @@ impl Spec for Backward {
         let kernel = match self {
             Backward::Prepare(element) => format!("prepare::<{element:?}, {warps}>"),
             Backward::Convert(element) => format!("convert::<{element:?}, {warps}>"),
+            Backward::FarSums(element) => format!("far_sums::<{element:?}, Ranges, Optional>"),
+            Backward::Far(element) => format!("far_gradients::<{element:?}, Ranges, Optional>"),
             Backward::Sinks => format!("sinks::<{warps}>"),
             Backward::ZeroBias => format!("zero_bias::<{warps}>"),
+            Backward::SumBias(sums) => {
+                let (element, sizes) = (sums.dtype, generics(&sums.parts()));
+                format!("sum_bias::<{element:?}, Ranges, Optional, {warps}, {sizes}>")
+            }
             Backward::Main(main) => {
                 let element = main.dtype;
                 let sizes = generics(&main.parts());
@@ -298,25 +357,44 @@ impl Spec for Backward {
     fn most_spills(&self) -> u32 {
         match self {
             Backward::Main(main) if main.optional => 64,
+            Backward::SumBias(_) => 64,
             _ => 0,
         }
     }
 
     /// With options the compiler leaves some copies in loops.
     fn implies_copies(&self) -> bool {
-        !matches!(self, Backward::Main(main) if main.optional)
+        match self {
+            Backward::Main(main) => !main.optional,
+            Backward::FarSums(_) | Backward::Far(_) | Backward::SumBias(_) => false,
+            _ => true,
+        }
     }
 
     fn collectives(&self) -> Collectives {
         match self {
-            // Two rounds of a sum over a row's lanes.
-            Backward::Prepare(_) => shfl(2),
+            // Two rounds of a sum and of a maximum over a row's lanes; whether a row is far.
+            Backward::Prepare(_) => shfl(2 * 2) + vote(1),
+            // A product; the exchange of a bias, of two rows' maxima and sums; and whether rows are far.
+            Backward::FarSums(_) => mma(2) + ldmatrix(2) + shfl(8 + 2 * 2 * 2) + redux(2),
+            // Two products and a guarded one of queries, two of keys, each with a look at the rows.
+            Backward::Far(_) => {
+                let guarded = mma(4 * 4) + ldmatrix(4);
+                let products = mma(2 * 2) + ldmatrix(2 * 2);
+                let of_queries = products + guarded + ldmatrix(1) + redux(1);
+                of_queries + products + guarded + guarded + redux(2)
+            }
             Backward::Main(main) => main.collectives(),
             // Two transpositions of 4x4 pairs.
             Backward::Convert(_) => shfl(2 * 4),
             // A sum over a warp, and over the block's warps.
             Backward::Sinks => shfl(2 * 5) + bar(1),
             Backward::ZeroBias => Collectives::NONE,
+            // Two products, two barriers, and a sum of two rows over their lanes.
+            Backward::SumBias(sums) => {
+                let [dt, nt] = sums.parts();
+                mma(2 * 2 * nt * dt) + ldmatrix(2 * dt * (1 + nt)) + bar(2) + shfl(2 * 2)
+            }
         }
     }
 }

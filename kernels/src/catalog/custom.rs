@@ -50,7 +50,8 @@ impl Custom {
 /// The kernels with options of a head dim, for every device.
 fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
     let forward = |kind, class| Family::Forward(Forward::of(kind, dtype, dim, class));
-    let mut families = Vec::new();
+    let far = [Backward::FarSums(dtype), Backward::Far(dtype)];
+    let mut families: Vec<_> = far.map(Family::Backward).into();
     for &class in Class::ALL {
         let main = BackwardMain::with_options(dtype, dim, class);
         families.push(forward(Kind::Optional, class));
@@ -95,9 +96,9 @@ impl Spec for Custom {
     fn instance(&self) -> String {
         let mut instance = self.kernel.spec().instance();
         for (part, custom) in [("Ranges", "CustomMask"), ("Optional", "CustomScore")] {
-            let place = format!(", {part}, ");
+            let place = format!(", {part}");
             assert!(instance.contains(&place), "{instance} has options");
-            instance = instance.replace(&place, &format!(", {custom}<{}>, ", self.of));
+            instance = instance.replace(&place, &format!(", {custom}<{}>", self.of));
         }
         instance
     }

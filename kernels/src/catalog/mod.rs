@@ -32,7 +32,7 @@ mod target;
 mod wide;
 
 pub use auxiliary::Auxiliary;
-pub use backward::{Backward, BackwardMain, BackwardTile};
+pub use backward::{Backward, BackwardMain, BackwardTile, SumBias};
 pub use custom::Custom;
 pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};

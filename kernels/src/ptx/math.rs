@@ -6,6 +6,12 @@ arithmetic! {
     /// `a * b + c`, rounded once.
     fma(a: f32 in reg32, b: f32 in reg32, c: f32 in reg32) -> f32 = "fma.rn.f32 {}, {}, {}, {};";
 
+    /// `a * b + c`, rounded once towards 0: finite numbers have a finite result, infinities stay what they are.
+    fma_rz(a: f32 in reg32, b: f32 in reg32, c: f32 in reg32) -> f32 = "fma.rz.f32 {}, {}, {}, {};";
+
+    /// `a * b`, rounded towards 0: finite numbers have a finite product.
+    mul_rz(a: f32 in reg32, b: f32 in reg32) -> f32 = "mul.rz.f32 {}, {}, {};";
+
     /// 2^x, to about 2 ulp; 0 for -inf. `.ftz` saves two multiplications that scale subnormal results, which round
     /// to 0 as probabilities.
     exp2(x: f32 in reg32) -> f32 = "ex2.approx.ftz.f32 {}, {};";

@@ -11,6 +11,7 @@ use crate::forward::Problem;
 use crate::forward::cpu::widen;
 use crate::options::{Head, HostOptions};
 use crate::tensor::Element;
+use kernels::abi::FAR_LSE;
 use ndarray::{
     Array2, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis,
 };
@@ -39,7 +40,7 @@ pub struct Inputs<'a, T> {
 
 impl<T: Element> Inputs<'_, T> {
     /// lse and `delta = rowsum(d_o * o) - d_lse` of some rows of a head.
-    fn row_sums(
+    fn statistics(
         &self,
         p: &Problem,
         [batch, head]: [usize; 2],
@@ -152,6 +153,15 @@ impl Keys {
     }
 }
 
+/// lse of a row in two parts: P is `exp(s - max - log_sum)`.
+#[derive(Clone, Copy)]
+struct RowSum {
+    /// lse, or the largest score where lse is [far](FAR_LSE).
+    max: f32,
+    /// 0, or what lse is more than that: far from 0, one number in f32 cannot hold both.
+    log_sum: f32,
+}
+
 /// A block of query rows, and the sum of their gradients.
 struct Queries {
     /// Its place in the sequence.
@@ -162,7 +172,7 @@ struct Queries {
     d_o: Array2<f32>,
     /// Whether q, d_o, and lse and delta of live rows are.
     finite: bool,
-    lse: Vec<f32>,
+    sums: Vec<RowSum>,
     /// `rowsum(d_o * o) - d_lse`.
     delta: Vec<f32>,
     dq: Array2<f32>,
@@ -177,23 +187,69 @@ impl Queries {
     ) -> Self {
         let [q, d_o] = [&inputs.q, &inputs.d_o]
             .map(|tensor| widen(tensor.slice(s![batch, head, rows.clone(), ..])));
-        let [lse, delta] = inputs.row_sums(p, [batch, head], rows.clone());
+        let [lse, delta] = inputs.statistics(p, [batch, head], rows.clone());
         let mut sums = lse.iter().zip(&delta);
         let sums_are_finite = sums
             .all(|(lse, delta)| *lse == f32::NEG_INFINITY || lse.is_finite() && delta.is_finite());
         let is_live = |row: &usize| lse[row - rows.start] != f32::NEG_INFINITY;
         let numbers: Vec<usize> = rows.clone().filter(is_live).collect();
         let runs = numbers.chunk_by(|a, b| a + 1 == *b);
-        Queries {
+        let near = lse.iter().map(|&max| RowSum { max, log_sum: 0.0 });
+        let mut queries = Queries {
             live: runs.map(|run| run[0]..run[0] + run.len()).collect(),
             rows,
             finite: is_finite(&q) && is_finite(&d_o) && sums_are_finite,
             dq: Array2::zeros(q.raw_dim()),
             q,
             d_o,
-            lse,
+            sums: near.collect(),
             delta,
+        };
+        let is_far = |lse: &f32| lse.is_finite() && lse.abs() >= FAR_LSE;
+        if lse.iter().any(is_far) {
+            let again = queries.sum_again(p, inputs, [batch, head]);
+            for ((sum, again), lse) in queries.sums.iter_mut().zip(again).zip(&lse) {
+                if is_far(lse) {
+                    *sum = again;
+                }
+            }
         }
+        queries
+    }
+
+    /// The sums of all rows, from the scores of all keys.
+    fn sum_again<T: Element>(
+        &self,
+        p: &Problem,
+        inputs: &Inputs<T>,
+        [batch, head]: [usize; 2],
+    ) -> Vec<RowSum> {
+        let options = inputs.options.head(p, [batch, head]);
+        let [k, v] =
+            [&inputs.k, &inputs.v].map(|tensor| tensor.slice(s![batch, p.kv_head(head), .., ..]));
+        let sink = options.sink();
+        let of_sink = if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+        let mut sums = vec![(sink, of_sink); self.rows.len()];
+        let mut products = Products::new();
+        for keys in blocks(p.seqlen_kv, BC) {
+            let keys = Keys::new(keys, k, v);
+            for pairs in Pairs::visible(&options, self, &keys) {
+                products.scores(&options, self, &keys, &pairs);
+                let scores = pairs.of(&mut products.s);
+                for ((max, sum), scores) in sums[pairs.rows.clone()].iter_mut().zip(scores.rows()) {
+                    let largest = scores.iter().copied().fold(*max, f32::max);
+                    let reference = largest.max(f32::MIN);
+                    *sum *= (*max - reference).exp();
+                    *sum += scores.iter().map(|s| (s - reference).exp()).sum::<f32>();
+                    *max = largest;
+                }
+            }
+        }
+        let sums = sums.into_iter().map(|(max, sum)| RowSum {
+            max,
+            log_sum: sum.ln(),
+        });
+        sums.collect()
     }
 }
 
@@ -240,25 +296,32 @@ impl Products {
         }
     }
 
-    /// S = scale Q K^T and its options, and P = exp(S - lse).
+    /// P = exp(S - lse).
     fn probabilities(&mut self, options: &Head, queries: &Queries, keys: &Keys, pairs: &Pairs) {
+        self.scores(options, queries, keys, pairs);
+        let sums = &queries.sums[pairs.rows.clone()];
+        for (mut s, sum) in pairs.of(&mut self.s).rows_mut().into_iter().zip(sums) {
+            s.mapv_inplace(|s| (s - sum.max - sum.log_sum).exp());
+        }
+    }
+
+    /// S = scale Q K^T and its options.
+    fn scores(&mut self, options: &Head, queries: &Queries, keys: &Keys, pairs: &Pairs) {
         let Pairs { rows, columns, .. } = pairs;
         let q = queries.q.slice(s![rows.clone(), ..]);
         let k = keys.k.slice(s![columns.clone(), ..]);
         let mut s = pairs.of(&mut self.s);
-        general_mat_mul(options.p.scale, &q, &k.t(), 0.0, &mut s);
+        general_mat_mul(options.product_scale(), &q, &k.t(), 0.0, &mut s);
         let [row_places, key_places] = pairs.places.clone();
         if options.has_derivatives() {
             let mut derivatives = pairs.of(&mut self.derivatives);
             for ((row, column), product) in s.indexed_iter() {
                 let place = [row_places.start + row, key_places.start + column];
-                derivatives[[row, column]] = options.derivative(place, (*product).into()) as f32;
+                derivatives[[row, column]] =
+                    options.derivative(place, options.scaled(*product)) as f32;
             }
         }
         options.apply(row_places, key_places, s.view_mut());
-        for (mut s, lse) in s.rows_mut().into_iter().zip(&queries.lse[rows.clone()]) {
-            s.mapv_inplace(|s| (s - lse).exp());
-        }
     }
 
     /// dP = dO V^T, and dS = P * (dP - delta) by the options' scores.

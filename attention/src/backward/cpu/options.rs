@@ -13,13 +13,14 @@ pub fn d_sinks<T: Element>(p: &Problem, inputs: &Inputs<T>) -> Vec<f32> {
     let of_head = |head: usize| {
         let of_block = |(batch, rows): (usize, Range<usize>)| {
             let options = inputs.options.head(p, [batch, head]);
-            let [lse, delta] = inputs.row_sums(p, [batch, head], rows.clone());
-            let rows = rows.zip(lse.iter().zip(&delta));
-            let live = rows.filter(|(row, (lse, _))| {
-                options.sequences.contain(*row) && **lse != f32::NEG_INFINITY
+            let Queries { sums, delta, .. } = Queries::new(p, inputs, [batch, head], rows.clone());
+            let rows = rows.zip(sums.iter().zip(&delta));
+            let live = rows.filter(|(row, (sum, _))| {
+                options.sequences.contain(*row) && sum.max != f32::NEG_INFINITY
             });
-            let terms = live.map(|(_, (lse, delta))| {
-                -f64::from((options.sink() - lse).exp()) * f64::from(*delta)
+            let terms = live.map(|(_, (sum, delta))| {
+                let weight = (options.sink() - sum.max - sum.log_sum).exp();
+                -f64::from(weight) * f64::from(*delta)
             });
             terms.sum::<f64>()
         };

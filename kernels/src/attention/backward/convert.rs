@@ -46,7 +46,7 @@ pub unsafe fn convert<E: Element, const W: u32>(params: &BackwardParams) {
         let chunk = unsafe { row_chunk::<E>(tiles, r as usize, lane) };
         let row = first + lane / 4 + 8 * r;
         if row < sequence.queries && column < forward.dim {
-            let lse = forward.lse + 4 * sequence.row_index(forward, head, row);
+            let lse = forward.lse + 4 * params.lse_index(u64::from(head_index), row);
             // SAFETY: the row exists.
             let sees_none = unsafe { global::load_f32(lse) } == f32::NEG_INFINITY;
             // Its sum is NaN where a key is infinite: 0 times infinity.

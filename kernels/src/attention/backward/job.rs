@@ -1,11 +1,10 @@
 //! Which keys a block has, and which queries see them.
 
-use crate::abi::{BackwardParams, ForwardParams, MAX_SEQLEN};
+use crate::abi::{BackwardParams, ForwardParams};
 use crate::attention::Visits;
 use crate::attention::alternate::tile_head;
 use crate::attention::mask::{Interval, Mask, Span};
 use crate::attention::sequence::Sequence;
-use core::hint::assert_unchecked;
 use core::ops::Range;
 
 /// The key tile of a block, and the query tiles that see some of it.
@@ -36,10 +35,7 @@ impl<M: Mask> Job<M> {
     pub fn at(params: &ForwardParams, place: u32, [bc, br]: [u32; 2], descends: bool) -> Self {
         let (_, tile, head) = params.order.place(place);
         let (batch, kv_head) = tile_head::<M>(params, head);
-        let sequence = Sequence::new(params, batch);
-        // Else the mask checks the order of its bounds, and panics.
-        // SAFETY: a launch has no longer sequence.
-        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        let sequence = Sequence::bounded(params, batch);
         let mask = M::new(params, sequence, sequence.whole());
         // The order begins with the last tile; under the causal mask the first key tile has the most queries.
         let tile = match descends {
@@ -74,10 +70,7 @@ impl<M: Mask> Job<M> {
     #[inline(always)]
     pub fn of(params: &ForwardParams, words: [u32; 4], bc: u32, br: u32) -> Self {
         let [tile, batch, kv_head, first] = words;
-        let sequence = Sequence::new(params, batch);
-        // As `at` says.
-        // SAFETY: a launch has no longer sequence.
-        unsafe { assert_unchecked(sequence.queries <= MAX_SEQLEN && sequence.keys <= MAX_SEQLEN) }
+        let sequence = Sequence::bounded(params, batch);
         let (mask, first_key) = (M::new(params, sequence, sequence.whole()), tile * bc);
         let visits = visits_of(params, sequence, [kv_head, tile], br);
         let end = end_of(mask, sequence, [first_key, bc], br);

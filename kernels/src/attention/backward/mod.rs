@@ -12,19 +12,22 @@
 //! | `sm80` | dk, dv and the sums of dq |
 //! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |
-//! | `bias` | zeros for the gradient of the bias |
+//! | `far` | all of these for rows whose lse has no digits left for their sum |
+//! | `bias` | the gradient of the bias: zeros before it, or its sums over axes that repeat |
 //! | `sinks` | the gradient of the sinks |
 
 mod bias;
 mod convert;
+mod far;
 mod job;
 mod prepare;
 mod sinks;
 mod sm80;
 mod sm90;
 
-pub use bias::zero_bias;
+pub use bias::{sum_bias, zero_bias};
 pub use convert::convert;
+pub use far::{far_gradients, far_sums};
 pub use prepare::prepare;
 pub use sinks::sinks;
 pub use sm80::sm80;

@@ -3,11 +3,11 @@
 //! Heads are padded to whole query tiles. In padding, in rows of no sequence, and where a row sees no key and has no sink,
 //! lse is infinity and delta 0: they have no part in any gradient.
 
-use crate::abi::BackwardParams;
+use crate::abi::{BackwardParams, FAR_LSE};
 use crate::attention::ranges::is_in_sequence;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
-use crate::ptx::{global, math, shuffle, special};
+use crate::ptx::{global, math, shuffle, special, vote};
 use crate::tile::Element;
 
 /// Lanes of a row.
@@ -35,7 +35,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     let head = head_index % forward.heads;
     let exists = row < sequence.queries;
 
-    let mut sum = 0.0;
+    let (mut sum, mut largest) = (0.0, 0.0_f32);
     if exists {
         let address = |tensor| sequence.head_rows(tensor, head, forward.dim).at(row);
         let (o, d_o) = (address(&forward.o), address(&params.d_o));
@@ -54,6 +54,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
                 for half in 0..2 {
                     let widen = |pair: u32| E::widen((pair >> (16 * half)) as u16);
                     sum = math::fma(widen(d_o[i]), widen(o[i]), sum);
+                    largest = largest.max(widen(d_o[i]).abs());
                 }
             }
             column += LANES * ELEMENTS;
@@ -61,9 +62,11 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
     }
     // SAFETY: every lane reaches this call.
     let mut delta = unsafe { shuffle::reduce::<LANES>(sum, |a, b| a + b) };
-    let mut lse = f32::INFINITY;
+    // SAFETY: as above.
+    let has_d_o = unsafe { shuffle::reduce::<LANES>(largest, f32::max) } > 0.0;
+    let (mut lse, mut is_far) = (f32::INFINITY, false);
     if exists {
-        let index = 4 * sequence.row_index(forward, head, row);
+        let index = 4 * params.lse_index(u64::from(head_index), row);
         // SAFETY: the row exists; the gradient of lse is there where its address is not 0.
         unsafe {
             let found = global::load_f32(forward.lse + index);
@@ -74,7 +77,21 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
                 delta = 0.0;
             } else {
                 lse = found * core::f32::consts::LOG2_E;
+                if params.far_count != 0 && found.abs() >= FAR_LSE {
+                    lse = f32::INFINITY;
+                    // A delta of +0 says that the row has no part.
+                    if delta == 0.0 {
+                        delta = if has_d_o { -0.0 } else { 0.0 };
+                    }
+                    is_far = delta.to_bits() != 0;
+                }
             }
+        }
+    }
+    // SAFETY: as above. The counter is there if rows may be far.
+    unsafe {
+        if vote::any(is_far) {
+            global::count_once(params.far_count);
         }
     }
     if thread % LANES == 0 {

@@ -1,5 +1,6 @@
 //! The gradient of the sinks: `-sum(exp(sink - lse) delta)` over the rows of a head.
 
+use super::far::has_far_rows;
 use crate::abi::BackwardParams;
 use crate::attention::score::{Optional, Score};
 use crate::attention::sequence::Sequence;
@@ -22,6 +23,7 @@ pub unsafe fn sinks<const W: u32>(params: &BackwardParams) {
     unsafe {
         let thread = special::thread(32 * W);
         let sink = Optional::sink(forward, Sequence::new(forward, 0).whole(), head);
+        let has_far = has_far_rows(params);
         let mut sum = 0.0;
         let mut head_index = head;
         while head_index < forward.batch_heads {
@@ -32,6 +34,17 @@ pub unsafe fn sinks<const W: u32>(params: &BackwardParams) {
                 let delta = global::load_f32x4(place + 4 * u64::from(params.padded_rows));
                 for i in 0..PIECE as usize {
                     sum = math::fma(math::exp2(sink - lse[i]), delta[i], sum);
+                }
+                if has_far {
+                    let place = params.far + (place - params.rows);
+                    let max = global::load_f32x4(place);
+                    let inverse = global::load_f32x4(place + 4 * u64::from(params.padded_rows));
+                    for i in 0..PIECE as usize {
+                        if inverse[i] > 0.0 {
+                            let weight = math::exp2(sink - max[i]) * inverse[i];
+                            sum = math::fma(weight, delta[i], sum);
+                        }
+                    }
                 }
                 row += PIECE * 32 * W;
             }

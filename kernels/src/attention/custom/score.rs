@@ -6,11 +6,11 @@ use crate::abi::ForwardParams;
 use crate::attention::SoftmaxScale;
 use crate::attention::score::{Corner, Optional, Score, place};
 use crate::attention::sequence::{Sequence, Split};
-use crate::ptx::special;
+use crate::ptx::{math, special};
 use crate::tile::Accumulator;
 use core::f32::consts::{LN_2, LOG2_E};
 
-/// [`Optional`] scores, changed by a type.
+/// [`Optional`] scores, changed by a type: in base 2.
 #[derive(Clone, Copy)]
 pub struct CustomScore<C: Custom> {
     options: Optional,
@@ -44,7 +44,7 @@ impl<C: Custom> Score for CustomScore<C> {
     #[inline(always)]
     fn scale(self) -> SoftmaxScale {
         SoftmaxScale {
-            log2: LOG2_E,
+            log2: 1.0,
             negative: false,
         }
     }
@@ -67,7 +67,7 @@ impl<C: Custom> Score for CustomScore<C> {
                 for i in 0..8 {
                     let score = self.factor * s[mt][nt].0[i];
                     let pair = further::<TRANSPOSED>(first, i);
-                    s[mt][nt].0[i] = C::score(self.custom, score, pair);
+                    s[mt][nt].0[i] = math::mul_rz(C::score(self.custom, score, pair), LOG2_E);
                 }
             }
         }
@@ -91,7 +91,7 @@ impl<C: Custom> Score for CustomScore<C> {
         for i in 0..8 {
             let (score, pair) = (self.factor * tile.0[i], further::<true>(first, i));
             derivatives.0[i] *= C::derivative(self.custom, score, pair);
-            tile.0[i] = C::score(self.custom, score, pair);
+            tile.0[i] = math::mul_rz(C::score(self.custom, score, pair), LOG2_E);
         }
         derivatives
     }
