@@ -11,6 +11,7 @@ use crate::options::{Head, rows_of, tanh_error};
 use crate::tensor::Dtype;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, Zip};
 use rayon::prelude::*;
+use std::f64::consts::SQRT_2;
 use std::ops::AddAssign;
 
 /// Half a unit in the last place of f32, relative to numbers of any size.
@@ -131,12 +132,10 @@ pub(crate) struct Row {
     pub d_sink: f64,
     /// Allowance for elements of P, by sums in f32.
     p_errors: Array1<f64>,
-    /// Allowance for elements of dS, by the same sums.
+    /// Allowance for elements of dS, by the same sums, and by the rounding of o in delta.
     pub ds_errors: Array1<f64>,
-    /// Allowances for the sink's part, by these sums and by the rounding of o in delta.
-    pub d_sink_errors: [f64; 2],
-    /// Allowance for delta, by the rounding of o.
-    pub o_error: f64,
+    /// Allowance for the sink's part, by both.
+    pub d_sink_error: f64,
 }
 
 impl<'a> Reference<'a> {
@@ -226,21 +225,16 @@ impl<'a> Reference<'a> {
             let by_product = |seen: usize| {
                 let slope = row.derivatives[seen];
                 let ds = slope * row.ds[seen];
-                // Weights are rounded before dS is made of them, and so is what a slope makes of it.
-                let rounded = size(ds) + size(0.0) * row.apart[seen] * slope.abs();
+                // Two roundings: of the weight times the slope, and of dS, which is made of it.
+                let small = size(0.0) * row.apart[seen] * slope.abs().max(1.0);
+                let rounded = SQRT_2 * size(ds) + small;
                 let error = slope.abs() * row.ds_errors[seen];
                 [scale * ds, scale.abs() * rounded, scale.abs() * error]
             };
             if let Ok(place) = rows.binary_search(&number) {
-                // What an error of delta is multiplied by.
-                let mut mean = Array1::zeros(self.p.dim);
                 for (seen, &key) in row.keys.iter().enumerate() {
-                    let k = self.k.row(key);
-                    part.dq.add(place, by_product(seen), k);
-                    mean.scaled_add(scale * row.derivatives[seen] * row.p[seen], &k);
+                    part.dq.add(place, by_product(seen), self.k.row(key));
                 }
-                let mut errors = part.dq.errors.row_mut(place);
-                errors.scaled_add(row.o_error, &mean.mapv_into(f64::abs));
             }
             for (place, &key) in keys.iter().enumerate() {
                 let Ok(seen) = row.keys.binary_search(&key) else {
@@ -248,11 +242,7 @@ impl<'a> Reference<'a> {
                 };
                 let p = row.p[seen];
                 part.dv.add(place, [p, size(p), row.p_errors[seen]], d_o);
-                let [ds, rounded, error] = by_product(seen);
-                // Errors of the rows' deltas are independent.
-                let of_delta =
-                    scale * row.derivatives[seen] * p * row.o_error / (DEVIATIONS * unit);
-                part.dk.add(place, [ds, rounded.hypot(of_delta), error], q);
+                part.dk.add(place, by_product(seen), q);
             }
         }
         part
@@ -304,8 +294,7 @@ impl<'a> Reference<'a> {
                 }
                 _ => 0.0,
             },
-            d_sink_errors: [0.0; 2],
-            o_error: 0.0,
+            d_sink_error: 0.0,
             products,
             p_errors: Array1::zeros(p.len()),
             ds_errors: Array1::zeros(p.len()),
@@ -319,20 +308,16 @@ impl<'a> Reference<'a> {
         Some(row)
     }
 
-    /// How far delta may be off, by the rounding of o and of the weights that it was made of.
-    fn delta_error(&self, row: &Row, o: ArrayView1<f64>) -> f64 {
-        let [unit, _] = rounding(self.dtype);
+    /// How far delta may be off, by the roundings of o and of the weights that it was made of: all to one side, or each to
+    /// its own.
+    fn delta_error(&self, row: &Row, o: ArrayView1<f64>, dp: &Array1<f64>) -> f64 {
+        let [unit, least] = rounding(self.dtype);
         let d_o = self.d_o.row(row.number);
-        let mut squares = Array1::<f64>::zeros(o.len());
-        for (p, &key) in row.p.iter().zip(&row.keys) {
-            let weighed = |squares: &mut f64, v: &f64| *squares += (p * v).powi(2);
-            Zip::from(&mut squares)
-                .and(self.v.row(key))
-                .for_each(weighed);
-        }
-        let elements = d_o.iter().zip(o).zip(squares);
-        let squares = elements.map(|((d_o, o), squares)| d_o * d_o * (2.0 * o * o + squares));
-        unit * DEVIATIONS * squares.sum::<f64>().sqrt()
+        let rounded = |x: f64| least.max(unit * x.abs());
+        let of_o = d_o.iter().zip(o).map(|(d_o, o)| d_o * rounded(*o));
+        let of_p = row.p.iter().zip(dp).map(|(p, dp)| p.min(rounded(*p)) * dp);
+        let squares: f64 = of_o.chain(of_p).map(|error| error * error).sum();
+        2.0 * unit * d_o.dot(&o).abs() + DEVIATIONS * squares.sqrt()
     }
 
     /// Finds what sums in f32 may change a row's P and dS by.
@@ -386,20 +371,19 @@ impl<'a> Reference<'a> {
             (false, false) => 1.0,
         };
         let changed = |p: f64, term: &Term| match (terms.are_close(), is_alone) {
-            (true, _) => p * (term.error + mean_error + UNIT * unbound(lse)),
+            (true, _) => p * (term.error + mean_error + UNIT * 3.0 * unbound(lse)),
             (false, false) if terms.counts(term) => p.max(1.0 - p),
             _ => 0.0,
         };
-        let weighed = |power: i32| {
-            row.p
-                .iter()
-                .zip(&value_norms)
-                .map(move |(p, norm)| (p * norm).powi(power))
-                .sum::<f64>()
-        };
+        let values: f64 = row
+            .p
+            .iter()
+            .zip(&value_norms)
+            .map(|(p, norm)| p * norm)
+            .sum();
         let delta_error =
-            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * weighed(1);
-        row.o_error = self.delta_error(row, o);
+            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * values;
+        let delta_error = delta_error + self.delta_error(row, o, dp);
         // The sums of dq, of dk and of dv, too.
         let sums = UNIT * (16.0 + (keys as f64).sqrt() + (self.q.nrows().max(keys) as f64).sqrt());
         for (j, term) in terms.all[..keys].iter().enumerate() {
@@ -414,8 +398,7 @@ impl<'a> Reference<'a> {
             let p = (sink - lse).exp();
             let changed = changed(p, &of_sink) + p * UNIT * (24.0 + (keys as f64).sqrt());
             let weight = (p + changed).min(1.0);
-            let of_sums = changed * delta.abs() + weight * delta_error;
-            row.d_sink_errors = [of_sums, weight * row.o_error];
+            row.d_sink_error = changed * delta.abs() + weight * delta_error;
         }
     }
 }

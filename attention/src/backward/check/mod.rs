@@ -347,7 +347,7 @@ impl Sums {
             let of_terms = match dtype {
                 // They have the precision of the sums.
                 Dtype::F32 => 0.0,
-                _ => unit * (size + deviations * squares[d].sqrt()),
+                _ => unit * (2.0 * size + deviations * squares[d].sqrt()),
             };
             errors[d] + of_terms + least.max(unit * size)
         };

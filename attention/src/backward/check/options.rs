@@ -38,14 +38,13 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
                 let place = |key| [batch, first + number / p.seqlen_q, number % p.seqlen_q, key];
                 if let Some(sums) = &mut d_sinks {
                     let low = low.as_ref().map_or(exact.d_sink, |low| low.d_sink);
-                    sums.add(place(0), [exact.d_sink, low], exact.d_sink_errors);
+                    sums.add(place(0), [exact.d_sink, low], [exact.d_sink_error, 0.0]);
                 }
                 if let Some(sums) = &mut d_bias {
                     for (j, &key) in exact.keys.iter().enumerate() {
                         let rounded = DEVIATIONS
                             * (least.max(unit * exact.ds[j].abs()) + least * exact.apart[j]);
-                        let of_row = rounded.hypot(exact.p[j] * exact.o_error);
-                        let errors = [exact.ds_errors[j], of_row];
+                        let errors = [exact.ds_errors[j], rounded];
                         let low = low.as_ref().map_or(exact.ds[j], |low| low.ds[j]);
                         sums.add(place(key), [exact.ds[j], low], errors);
                     }
@@ -53,7 +52,7 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
             }
         }
     }
-    [d_sinks, d_bias].map(|sums| sums.map(Sums::expected))
+    [d_sinks, d_bias].map(|sums| sums.map(|sums| sums.expected(unit)))
 }
 
 /// Sums over the axes that have an extent of 1.
@@ -87,11 +86,13 @@ impl Sums {
         self.squares[place] += of_row * of_row;
     }
 
-    fn expected(self) -> ExpectedRows {
+    /// The rows, whose terms may all be rounded to one side by `unit`.
+    fn expected(self, unit: f64) -> ExpectedRows {
         let [_, heads, seqlen, _] = self.exact.dim().into();
-        let [unit, least] = rounding(Dtype::F32);
-        let of_result = self.exact.mapv(|x| least.max(unit * x.abs()));
-        let allowed = self.errors + self.squares.mapv_into(f64::sqrt);
+        let [of_result, least] = rounding(Dtype::F32);
+        let of_terms = self.exact.mapv(|x| unit * x.abs());
+        let of_result = self.exact.mapv(|x| least.max(of_result * x.abs()));
+        let allowed = self.errors + self.squares.mapv_into(f64::sqrt) + of_terms;
         let bounds = &allowed + &of_result;
         let lanes = [&self.exact, &self.low, &allowed, &bounds];
         let [exact, low, allowed, bounds] = lanes.map(|all| all.rows().into_iter());
