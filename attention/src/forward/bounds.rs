@@ -4,7 +4,7 @@ use super::reference::{F32_UNIT, Query, Reference, Row};
 use crate::comparison::rounding;
 use crate::options::tanh_error;
 use crate::tensor::{Dtype, Element};
-use ndarray::Array1;
+use ndarray::{Array1, Zip};
 use std::f64::consts::LOG2_E;
 
 /// Keys whose weight is below `e^-40` of the largest have no part that a result shows.
@@ -105,27 +105,40 @@ impl Reference<'_> {
             // The least is that of a weight beside the largest one, before the division by their sum.
             _ => [unit, least * highest.exp()],
         };
-        // Of each element: what errors of scores move it by, the furthest value, squares of rounded terms, sizes of terms.
-        let mut elements = vec![[0.0_f64; 4]; exact.o.len()];
+        let is_close = terms.are_close();
+        // Of each element: what errors of scores move it by, squares of rounded terms, and sizes of terms.
+        let [mut moved, mut squares, mut sizes] =
+            [(); 3].map(|()| Array1::<f64>::zeros(exact.o.len()));
         let values = self.values_of(query);
         let of_sink = Array1::zeros(exact.o.len());
         let values = values.rows().into_iter().chain([of_sink.view()]);
         for (term, value) in terms.all.iter().zip(values) {
             let p = term.log.exp();
             let rounded = p.min(p_least.max(p_unit * p));
-            let [change, counts] = match (terms.counts(term), terms.are_close()) {
-                (true, true) => [p * term.error.exp_m1(), 1.0],
-                (true, false) => [0.0, 1.0],
-                (false, _) => [0.0; 2],
+            let change = match (terms.counts(term), is_close) {
+                (true, true) => p * term.error.exp_m1(),
+                (true, false) => 1.0,
+                (false, _) => 0.0,
             };
-            let places = elements.iter_mut().zip(value).zip(&exact.o);
-            for (([moved, furthest, squares, sizes], value), o) in places {
-                let away = (value - o).abs();
-                *moved += change * away;
-                *furthest = furthest.max(counts * away);
-                *squares += (rounded * value).powi(2);
-                *sizes += p * value.abs();
-            }
+            let move_by = |moved: &mut f64, value: &f64, o: &f64| {
+                let away = change * (value - o).abs();
+                *moved = match is_close {
+                    true => *moved + away,
+                    // Any mean of the values.
+                    false => moved.max(away),
+                };
+            };
+            Zip::from(&mut moved)
+                .and(value)
+                .and(&exact.o)
+                .for_each(move_by);
+            Zip::from(&mut squares)
+                .and(&mut sizes)
+                .and(value)
+                .for_each(|squares, sizes, value| {
+                    *squares += (rounded * value).powi(2);
+                    *sizes += p * value.abs();
+                });
         }
         let deviations = DEVIATIONS.min(count.sqrt());
         let steps = match T::DTYPE {
@@ -134,19 +147,14 @@ impl Reference<'_> {
             // Tensor cores cut off what they add, two bits behind the sum's last one, for 16 keys at a time.
             _ => 8.0 + count / 4.0,
         };
-        let o = elements
-            .iter()
-            .zip(&exact.o)
-            .map(|(&[moved, furthest, squares, sizes], o)| {
-                let moved = match terms.are_close() {
-                    true => moved * terms.largest.exp(),
-                    // Any mean of the values.
-                    false => furthest,
-                };
-                let size = o.abs();
-                let of_p = p_unit * size + deviations * squares.sqrt();
-                moved + of_p + F32_UNIT * (steps * sizes + 8.0 * size) + least.max(unit * size)
-            });
+        let raised = if is_close { terms.largest.exp() } else { 1.0 };
+        let parts = moved.iter().zip(&squares).zip(&sizes).zip(&exact.o);
+        let o = parts.map(|(((moved, squares), sizes), o)| {
+            let size = o.abs();
+            let of_p = p_unit * size + deviations * squares.sqrt();
+            let of_sums = F32_UNIT * (steps * sizes + 8.0 * size);
+            moved * raised + of_p + of_sums + least.max(unit * size)
+        });
         Bounds {
             o: o.collect(),
             lse: terms.raised() + own,

@@ -7,15 +7,19 @@
 //! `max|d - ref| <= 3 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
 //!
 //! **Each element** has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
-//! scores and values that have no part in the element. With `u` half a unit in the last place of the type, P and dS in f16 and
-//! bf16 are rounded by `u`: all to one side, which takes the sum of their products off by `u` of itself, or each to its own, by
-//! `3 u` times the root of the sum of the squares of its terms, five standard deviations. The rounding of the result takes `u` of it.
-//! delta is off by the rounding of o, and of the weights that it was made of, in the same way.
+//! scores and values that have no part in the element. With `u` half a unit in the last place of the type:
+//!
+//! - P in f16 and bf16 is rounded by `u`, and dS, which is made of it, by `u` twice: all to one side, which takes the sum of their
+//!   products off by as much of itself, or each to its own, by `3 u` times the root of the sum of the squares of its terms (`sqrt(2)`
+//!   more of dS), five standard deviations.
+//! - The rounding of the result takes `u` of it.
+//! - delta is off by the roundings of o and of the weights that it was made of, in the same two ways. Each P takes as much of it to
+//!   dS, and these add up in size: rows and keys that are alike have it to one side.
 //!
 //! **Sums in f32** may add to both. It is little, but elements in f32 have no other error. With
 //! `w = 2^-24`, a sum of `n` products of two rows may be off by `w (2 |a| |b| + sqrt(n) |a b|)`: by the norms if its terms
 //! have any sign, by its value if they have one. So are each score, `dP` and `delta`. The given lse is off by the mean of
-//! its row's scores and by `w |lse|`, o by as much of the values. With `w (sqrt(n) + 16)` for the last
+//! its row's scores and by `3 w |lse|`, o by as much of the values. With `w (sqrt(n) + 16)` for the last
 //! sums, each element of P and dS has its error; times the elements of k, q or `d_o`, they add up. Where a score that counts may
 //! be off by more than 1/2, a weight may be any from 0 to 1, unless no other counts.
 //!
