@@ -97,7 +97,7 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
+    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`. From 65536 in size on, kernels with options serve the call.
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
@@ -131,6 +131,8 @@ impl<'a> Attention<'a> {
     /// A bias that is added to scores, after [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
     /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
+    ///
+    /// A bias of -inf hides a key. The lowest finite number does not: where a row has no other, each key has the same weight.
     pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
         self.tensors.bias = Some((T::DTYPE, bias.into()));
         self

@@ -1,9 +1,11 @@
 //! The gradients of scaled dot-product attention.
 
+mod bias;
 mod call;
 pub mod check;
 mod choice;
 pub(crate) mod cpu;
+mod far;
 mod gradients;
 mod hopper;
 mod packed;

@@ -2,22 +2,28 @@
 //! dq from sums to 16 bits.
 
 use super::RawBackward;
+use super::bias::BiasGradient;
 use super::choice::{Main, MainSpec};
 use crate::device::Facts;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::forward::Problem;
 use crate::options::{
-    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, may_be_far, score_shape,
+    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, score_shape,
 };
 use crate::plan::{Entry, Plan, Steps, grid};
 use crate::tensor::RawTensor;
-use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, Switch, TensorRef};
-use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel, SumBias};
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
+use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
 use std::mem::offset_of;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
     pub problem: &'a Problem,
+    pub args: &'a RawBackward,
+    pub dtype: catalog::Dtype,
+    pub multiprocessors: u32,
+    /// Padded rows of all query heads.
+    pub rows: usize,
     /// Whether key tiles add to dq in turns.
     pub takes_turns: bool,
     /// What all steps have in common, with [places](Steps::places) in the workspace.
@@ -60,247 +66,220 @@ pub(super) fn plan(
     args: &RawBackward,
     deterministic: bool,
 ) -> Result<Plan> {
-    let kernel = |backward| catalog::kernel(Family::Backward(backward));
-    let main_kernel = main.kernel();
-    let dtype = main_kernel.dtype().expect("it computes gradients of one");
-    let [prepare, convert] = [Backward::Prepare(dtype), Backward::Convert(dtype)].map(kernel);
-    let [tile_keys, tile_queries] = main.tile();
-    let sum_columns = main.sum_columns();
-    let (heads, kv_heads) = (
-        problem.batch * problem.heads,
-        problem.batch * problem.kv_heads,
-    );
-    let key_tiles = problem.seqlen_kv.div_ceil(tile_keys as usize);
-    // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
-    let blocks = kv_heads as u128 * key_tiles as u128;
-    grid(main_kernel.name, blocks)?;
-    grid(main_kernel.name, heads as u128)?;
-    let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
-    let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
-    let far_marks = padded / ROW_PADDING as usize;
-    // All at a time; where no row is far, few leave at once.
-    let most_far_blocks = 4 * facts.multiprocessors as usize;
-    let bytes = |numbers: usize| {
-        let bytes = rows.checked_mul(numbers * size_of::<f32>());
-        bytes.ok_or(Steps::OVERFLOW)
-    };
-
-    let mut steps = Steps::default();
-    let forward = offset_of!(BackwardParams, forward);
-    let [q, k, v] = [
-        (args.q, offset_of!(ForwardParams, q.address)),
-        (args.k, offset_of!(ForwardParams, k.address)),
-        (args.v, offset_of!(ForwardParams, v.address)),
-    ]
-    .map(|(input, place)| steps.input(input, forward + place));
-    let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
-    let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
-    let d_bias = match args.d_bias {
-        Some(d_bias) => Some(full(&d_bias, "d_bias", PAIRS, score_shape(problem, 1))?),
-        None => None,
-    };
-    let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
-    let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
-    let place = forward + offset_of!(ForwardParams, options);
-    let mut options = steps.options(problem, &args.options, place, true)?;
-    let tiles = Tiles {
-        queries: tile_queries,
-        keys: tile_keys,
-        at_end: false,
-        part: match main.spec {
-            MainSpec::Plain(_) => tile_keys,
-            MainSpec::Hopper(_) => WARPGROUP_ROWS,
-        },
-        group: problem.group(),
-    };
-    steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
-    let parts = parts(problem, &args.options, tile_keys as usize);
-    // Two parts have the same sum in either order.
-    let takes_turns = sum_columns > 0 && deterministic && parts > 2;
-    // Key tiles of sequences begin with the last one.
-    let ascends_in_turns = takes_turns && args.options.sequences.is_none();
-    // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
-    let mut params = BackwardParams {
-        forward: ForwardParams {
-            q: q?,
-            k: k?,
-            v: v?,
-            o,
-            lse: args.lse.address,
-            heads: problem.heads as u32,
-            tile_heads: Divisor::new(problem.kv_heads as u32),
-            group: Divisor::new(problem.group() as u32),
-            order: Order::new(
-                kv_heads as u32,
-                key_tiles as u32,
-                [wave_heads(problem, facts, ascends_in_turns), 1],
-            ),
-            seqlen_q: problem.seqlen_q as u32,
-            seqlen_kv: problem.seqlen_kv as u32,
-            dim: problem.dim as u32,
-            scale: problem.scale,
-            o_aligned: aligned(o),
-            batch_heads: heads as u32,
-            splits: 1,
-            split_keys: (key_tiles as u32) * tile_keys,
-            causal: u32::from(problem.causal),
-            options,
-            ..ForwardParams::default()
-        },
-        d_o,
-        dq,
-        dk,
-        dv,
-        d_lse: args.d_lse.map_or(0, |d_lse| d_lse.address),
-        rows: steps.reserve([bytes(2)?, 1, 1])?,
-        dq_sum: 0,
-        turns: 0,
-        far_count: 0,
-        far: 0,
-        far_marks: 0,
-        d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
-        d_sinks_head: d_sinks_head as i64,
-        d_bias: options::pairs(d_bias),
-        padded_rows: padded as u32,
-        sum_columns,
-        dq_aligned: aligned(dq),
-        dk_aligned: aligned(dk),
-        dv_aligned: aligned(dv),
-        lse_rows: Divisor::new(args.lse.shape[2] as u32),
-    };
-    steps.places.push(offset_of!(BackwardParams, rows));
-    let is_far = may_be_far(problem, &args.options);
-    if is_far {
-        params.far = steps.reserve([bytes(2)?, 1, 1])?;
-        params.far_marks = steps.reserve([heads * far_marks, size_of::<u32>(), 1])?;
-        steps.places.extend([
-            offset_of!(BackwardParams, far),
-            offset_of!(BackwardParams, far_marks),
-        ]);
-    }
-    if sum_columns > 0 {
-        params.dq_sum = steps.reserve_zeros(bytes(sum_columns as usize)?)?;
-        steps.places.push(offset_of!(BackwardParams, dq_sum));
-    }
-    if takes_turns {
-        let tiles = rows / tile_queries as usize;
-        params.turns = steps.reserve_zeros(tiles * size_of::<u32>())?;
-        steps.places.push(offset_of!(BackwardParams, turns));
-    }
-    if is_far {
-        params.far_count = steps.reserve_zeros(size_of::<u32>())?;
-        steps.places.push(offset_of!(BackwardParams, far_count));
-    }
-    let (rows, columns) = (rows as u128, u128::from(sum_columns));
-    let row_blocks = rows / u128::from(Backward::PREPARED_ROWS);
-    // It reads rows of o and d_o.
-    let mut of_values = params;
-    of_values.forward.dim = problem.dim_v as u32;
-    steps.launch(
-        prepare.into(),
-        row_blocks,
-        prepare.shared_bytes(),
-        &of_values,
-    )?;
-    if is_far {
-        let [sums, _] = far_entries(dtype, &args.options)?;
-        let switches = options::switches(problem, &args.options);
-        let sums = Entry { switches, ..sums };
-        let shared_bytes = kernel(Backward::FarSums(dtype)).shared_bytes();
-        let blocks = (heads * far_marks).min(most_far_blocks);
-        steps.launch(sums, blocks as u128, shared_bytes, &params)?;
-    }
-    // Kernels add pair by pair, in any order where several pairs have one element.
-    let is_added = args.d_bias.is_some() && !(deterministic && d_bias.is_some_and(repeats));
-    if let Some(d_bias) = args.d_bias.filter(|_| is_added) {
-        let zero_bias = kernel(Backward::ZeroBias);
-        let blocks = d_bias.shape[..3].iter().map(|&n| n as u128).product();
-        steps.launch(zero_bias.into(), blocks, zero_bias.shared_bytes(), &params)?;
-    }
-    let mut draft = Draft {
-        problem,
-        takes_turns,
-        params,
-        steps,
-    };
-    // Only Hopper adds four numbers at a time.
+    let mut draft = Draft::new(main, problem, facts, args, deterministic)?;
+    draft.reserve(main)?;
     let is_hopper = matches!(main.spec, MainSpec::Hopper(_));
-    let in_vectors = is_hopper && d_bias.is_some_and(|d_bias| d_bias.has_vectors(4));
+    let d_bias = full_d_bias(problem, args)?;
+    let bias_gradient = BiasGradient::new(d_bias, deterministic, is_hopper);
+    let switches = bias_gradient.switches(options::switches(problem, &args.options));
     let entry = Entry {
-        switches: options::switches(problem, &args.options)
-            .with(Switch::BiasGradient, is_added && !in_vectors)
-            .with(Switch::BiasGradientVectors, is_added && in_vectors),
+        switches,
         ..main.entry
     };
-    match main.spec {
-        MainSpec::Plain(_) => {
-            let shared_bytes = main_kernel.shared_bytes();
-            draft.steps.launch(entry, blocks, shared_bytes, &params)?;
+
+    draft.launch_prepare()?;
+    draft.launch_far_sums()?;
+    draft.launch_zero_bias(bias_gradient)?;
+    draft.launch_main(main, entry, facts)?;
+    draft.launch_convert()?;
+    draft.launch_far(switches)?;
+    draft.launch_sum_bias(bias_gradient)?;
+    draft.launch_sinks()?;
+    Ok(draft.steps.finish(entry.name, 1))
+}
+
+/// The gradient of the bias, if it is wanted, in the shape of all pairs.
+fn full_d_bias(problem: &Problem, args: &RawBackward) -> Result<Option<RawTensor>> {
+    let shape = score_shape(problem, 1);
+    let d_bias = args.d_bias.as_ref();
+    d_bias
+        .map(|d_bias| full(d_bias, "d_bias", PAIRS, shape))
+        .transpose()
+}
+
+impl<'a> Draft<'a> {
+    /// The parameters of all steps, and copies of inputs whose rows are not aligned.
+    fn new(
+        main: Main,
+        problem: &'a Problem,
+        facts: &Facts,
+        args: &'a RawBackward,
+        deterministic: bool,
+    ) -> Result<Self> {
+        let [tile_keys, tile_queries] = main.tile();
+        let sum_columns = main.sum_columns();
+        let [heads, kv_heads] = [problem.heads, problem.kv_heads].map(|n| problem.batch * n);
+        let key_tiles = problem.seqlen_kv.div_ceil(tile_keys as usize);
+        // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
+        grid(main.kernel().name, kv_heads as u128 * key_tiles as u128)?;
+        grid(main.kernel().name, heads as u128)?;
+        let padded = problem.seqlen_q.next_multiple_of(ROW_PADDING as usize);
+        let rows = heads.checked_mul(padded).ok_or(Steps::OVERFLOW)?;
+
+        let mut steps = Steps::default();
+        let forward = offset_of!(BackwardParams, forward);
+        let [q, k, v] = [
+            (args.q, offset_of!(ForwardParams, q.address)),
+            (args.k, offset_of!(ForwardParams, k.address)),
+            (args.v, offset_of!(ForwardParams, v.address)),
+        ]
+        .map(|(input, place)| steps.input(input, forward + place));
+        let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
+        let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
+        let d_bias = full_d_bias(problem, args)?;
+        let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
+        let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
+        let place = forward + offset_of!(ForwardParams, options);
+        let mut options = steps.options(problem, &args.options, place, true)?;
+        let tiles = Tiles {
+            queries: tile_queries,
+            keys: tile_keys,
+            at_end: false,
+            part: match main.spec {
+                MainSpec::Plain(_) => tile_keys,
+                MainSpec::Hopper(_) => WARPGROUP_ROWS,
+            },
+            group: problem.group(),
+        };
+        steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
+        let parts = parts(problem, &args.options, tile_keys as usize);
+        // Two parts have the same sum in either order.
+        let takes_turns = sum_columns > 0 && deterministic && parts > 2;
+        // Key tiles of sequences begin with the last one.
+        let ascends_in_turns = takes_turns && args.options.sequences.is_none();
+        let waves = [wave_heads(problem, facts, ascends_in_turns), 1];
+        // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
+        let params = BackwardParams {
+            forward: ForwardParams {
+                q: q?,
+                k: k?,
+                v: v?,
+                o,
+                lse: args.lse.address,
+                heads: problem.heads as u32,
+                tile_heads: Divisor::new(problem.kv_heads as u32),
+                group: Divisor::new(problem.group() as u32),
+                order: Order::new(kv_heads as u32, key_tiles as u32, waves),
+                seqlen_q: problem.seqlen_q as u32,
+                seqlen_kv: problem.seqlen_kv as u32,
+                dim: problem.dim as u32,
+                scale: problem.scale,
+                o_aligned: aligned(o),
+                batch_heads: heads as u32,
+                splits: 1,
+                split_keys: (key_tiles as u32) * tile_keys,
+                causal: u32::from(problem.causal),
+                options,
+                ..ForwardParams::default()
+            },
+            d_o,
+            dq,
+            dk,
+            dv,
+            d_lse: args.d_lse.map_or(0, |d_lse| d_lse.address),
+            d_sinks: args.d_sinks.map_or(0, |d_sinks| d_sinks.address),
+            d_sinks_head: d_sinks_head as i64,
+            d_bias: options::pairs(d_bias),
+            padded_rows: padded as u32,
+            sum_columns,
+            dq_aligned: aligned(dq),
+            dk_aligned: aligned(dk),
+            dv_aligned: aligned(dv),
+            lse_rows: Divisor::new(args.lse.shape[2] as u32),
+            ..BackwardParams::default()
+        };
+        let dtype = main.kernel().dtype();
+        Ok(Draft {
+            problem,
+            args,
+            dtype: dtype.expect("it computes gradients of one"),
+            multiprocessors: facts.multiprocessors,
+            rows,
+            takes_turns,
+            params,
+            steps,
+        })
+    }
+
+    /// Bytes of so many f32 for each padded row.
+    pub fn row_bytes(&self, numbers: usize) -> Result<usize> {
+        let bytes = self.rows.checked_mul(numbers * size_of::<f32>());
+        bytes.ok_or(Steps::OVERFLOW)
+    }
+
+    /// Reserves what the rows and the sums of dq take of the workspace; zeros last, for one call writes neighbours.
+    fn reserve(&mut self, main: Main) -> Result<()> {
+        self.params.rows = self.steps.reserve([self.row_bytes(2)?, 1, 1])?;
+        self.steps.places.push(offset_of!(BackwardParams, rows));
+        self.reserve_far()?;
+        let sum_columns = self.params.sum_columns as usize;
+        if sum_columns > 0 {
+            self.params.dq_sum = self.steps.reserve_zeros(self.row_bytes(sum_columns)?)?;
+            self.steps.places.push(offset_of!(BackwardParams, dq_sum));
         }
-        MainSpec::Hopper(kernel) => match kernel.way {
-            HopperWay::Sums => draft.launch_hopper_sums(kernel, entry, blocks)?,
-            HopperWay::Stored => draft.launch_hopper_stored(kernel, entry, facts)?,
-        },
+        if self.takes_turns {
+            let [_, tile_queries] = main.tile();
+            let tiles = self.rows / tile_queries as usize;
+            self.params.turns = self.steps.reserve_zeros(tiles * size_of::<u32>())?;
+            self.steps.places.push(offset_of!(BackwardParams, turns));
+        }
+        Ok(())
     }
-    let mut steps = draft.steps;
-    if sum_columns > 0 {
-        let warps = rows / 16 * columns / 32;
+
+    /// Launches a kernel with the parameters of all steps.
+    pub fn launch(&mut self, kernel: Backward, blocks: u128) -> Result<()> {
+        let kernel = catalog::kernel(Family::Backward(kernel));
+        let (shared_bytes, params) = (kernel.shared_bytes(), self.params);
+        self.steps
+            .launch(kernel.into(), blocks, shared_bytes, &params)?;
+        Ok(())
+    }
+
+    /// Writes the statistics of the rows: it reads rows of o and d_o.
+    fn launch_prepare(&mut self) -> Result<()> {
+        let of_inputs = self.params.forward.dim;
+        self.params.forward.dim = self.problem.dim_v as u32;
+        let blocks = self.rows as u128 / u128::from(Backward::PREPARED_ROWS);
+        let launched = self.launch(Backward::Prepare(self.dtype), blocks);
+        self.params.forward.dim = of_inputs;
+        launched
+    }
+
+    /// Computes dk and dv, and the sums of dq or dq itself.
+    fn launch_main(&mut self, main: Main, entry: Entry, facts: &Facts) -> Result<()> {
+        let kv_heads = (self.problem.batch * self.problem.kv_heads) as u128;
+        let [tile_keys, _] = main.tile();
+        let blocks = kv_heads * self.problem.seqlen_kv.div_ceil(tile_keys as usize) as u128;
+        match main.spec {
+            MainSpec::Plain(_) => {
+                let (shared_bytes, params) = (main.kernel().shared_bytes(), self.params);
+                self.steps.launch(entry, blocks, shared_bytes, &params)?;
+                Ok(())
+            }
+            MainSpec::Hopper(kernel) => match kernel.way {
+                HopperWay::Sums => self.launch_hopper_sums(kernel, entry, blocks),
+                HopperWay::Stored => self.launch_hopper_stored(kernel, entry, facts),
+            },
+        }
+    }
+
+    /// Rounds dq from its sums, if there are any.
+    fn launch_convert(&mut self) -> Result<()> {
+        if self.params.sum_columns == 0 {
+            return Ok(());
+        }
+        let warps = self.rows as u128 / 16 * u128::from(self.params.sum_columns) / 32;
         let blocks = warps.div_ceil(u128::from(Backward::WARPS));
-        steps.launch(convert.into(), blocks, convert.shared_bytes(), &params)?;
+        self.launch(Backward::Convert(self.dtype), blocks)
     }
-    if is_far {
-        let [_, far] = far_entries(dtype, &args.options)?;
-        let far = Entry {
-            switches: entry.switches,
-            ..far
-        };
-        let shared_bytes = kernel(Backward::Far(dtype)).shared_bytes();
-        steps.launch(far, most_far_blocks as u128, shared_bytes, &params)?;
-    }
-    if let Some(d_bias) = args.d_bias.filter(|_| !is_added) {
-        let dims = SumBias::DIMS.into_iter();
-        let dim = dims.min_by_key(|&dim| (dim < problem.widest() as u32, dim));
-        let sums = SumBias {
-            dtype,
-            dim: dim.expect("there are kernels"),
-        };
-        let [kept @ .., queries, keys] = d_bias.shape;
-        let query_tiles = queries.div_ceil(sums.queries() as usize);
-        let key_tiles = keys.div_ceil(SumBias::KEYS as usize);
-        let tiles = [kept[0], kept[1], query_tiles, key_tiles];
-        let sum_bias = kernel(Backward::SumBias(sums));
-        let entry = Entry {
-            switches: options::switches(problem, &args.options),
-            ..sum_bias.into()
-        };
-        let blocks = tiles.map(|n| n as u128).iter().product();
-        steps.launch(entry, blocks, sum_bias.shared_bytes(), &params)?;
-    }
-    if params.d_sinks != 0 {
-        let sinks = kernel(Backward::Sinks);
-        let blocks = problem.heads as u128;
-        steps.launch(sinks.into(), blocks, sinks.shared_bytes(), &params)?;
-    }
-    Ok(steps.finish(entry.name, 1))
-}
 
-/// Whether an axis of a tensor of pairs has one element for several of the problem.
-fn repeats(pairs: RawTensor) -> bool {
-    let axes = pairs.shape.into_iter().zip(pairs.strides);
-    axes.take(3)
-        .any(|(extent, stride)| extent > 1 && stride == 0)
-}
-
-/// The kernels that find the sums and the gradients of far rows.
-fn far_entries(dtype: catalog::Dtype, options: &RawOptions) -> Result<[Entry; 2]> {
-    let [sums, far] = [Backward::FarSums(dtype), Backward::Far(dtype)]
-        .map(|far| catalog::kernel(Family::Backward(far)))
-        .map(|kernel| match options.custom {
-            None => Some(kernel.into()),
-            Some(custom) => custom.kernels.entry(kernel),
-        });
-    let both = sums.zip(far).ok_or(Error::NotCompiled)?;
-    Ok(both.into())
+    /// Sums the gradient of the sinks, if it is wanted.
+    fn launch_sinks(&mut self) -> Result<()> {
+        if self.params.d_sinks == 0 {
+            return Ok(());
+        }
+        self.launch(Backward::Sinks, self.problem.heads as u128)
+    }
 }
 
 /// The most key tiles of `tile_keys` keys that add a part other than 0 to a row of dq.
@@ -359,24 +338,30 @@ mod tests {
     #[test]
     fn two_key_tiles_take_no_turns() {
         let facts = Facts::emulated(Class::Sm80);
-        let zeros = |kernel: &str, [batch, seqlen]: [usize; 2]| {
+        // Whether there are counters beside the sums of dq, of so many rows.
+        let takes_turns = |kernel: &str, [batch, seqlen]: [usize; 2], rows: usize| {
             let shape = [batch, 1, seqlen, 64];
             let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
             let attention = Attention::new().causal(true).kernel(kernel);
             let args = RawBackward::row_major(&problem);
             let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
-            plan.expect("a kernel for it").zeros.len()
+            let zeros = plan.expect("a kernel for it").zeros;
+            let bytes: usize = zeros.iter().map(|(_, bytes)| bytes).sum();
+            bytes > rows.next_multiple_of(128) * 64 * size_of::<f32>()
         };
-        let tiles = [[2, 128], [2, 256], [2, 257]];
-        assert_eq!(
-            tiles.map(|sizes| zeros("backward_f16_d64", sizes)),
-            [1, 1, 2]
-        );
+        for (seqlen, expected) in [(128_usize, false), (256, false), (257, true)] {
+            let rows = 2 * seqlen.next_multiple_of(128);
+            let found = takes_turns("backward_f16_d64", [2, seqlen], rows);
+            assert_eq!(found, expected, "{seqlen} keys");
+        }
         // Sequences of any number begin in one tile, and end in the next.
-        let packed = [[200, 64], [1000, 33]];
-        assert_eq!(
-            packed.map(|sizes| zeros("backward_optional_f16_d64", sizes)),
-            [1, 1]
-        );
+        for [batch, seqlen] in [[200, 64], [1000, 33]] {
+            let rows = batch * seqlen;
+            assert!(!takes_turns(
+                "backward_optional_f16_d64",
+                [batch, seqlen],
+                rows
+            ));
+        }
     }
 }
