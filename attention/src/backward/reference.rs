@@ -11,7 +11,6 @@ use crate::options::{Head, rows_of, tanh_error};
 use crate::tensor::Dtype;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, Zip};
 use rayon::prelude::*;
-use std::f64::consts::SQRT_2;
 use std::ops::AddAssign;
 
 /// Half a unit in the last place of f32, relative to numbers of any size.
@@ -51,32 +50,21 @@ pub(crate) struct Sums {
     pub exact: Array2<f64>,
     /// How far sums in f32, and o in delta, [may](super::check) take each element.
     pub errors: Array2<f64>,
-    /// The sum of the squares of the terms.
-    pub squares: Array2<f64>,
 }
 
 impl Sums {
     fn zeros(shape: [usize; 2]) -> Self {
-        let [exact, errors, squares] = [(); 3].map(|()| Array2::zeros(shape));
-        Sums {
-            exact,
-            errors,
-            squares,
-        }
+        let [exact, errors] = [(); 2].map(|()| Array2::zeros(shape));
+        Sums { exact, errors }
     }
 
-    /// Adds `factor` times a row of size `rounded` where it is rounded, whose factor may be off by `error`.
-    fn add(&mut self, place: usize, [factor, rounded, error]: [f64; 3], row: ArrayView1<f64>) {
+    /// Adds `factor` times a row, a factor that may be off by `error`.
+    fn add(&mut self, place: usize, [factor, error]: [f64; 2], row: ArrayView1<f64>) {
         self.exact.row_mut(place).scaled_add(factor, &row);
-        if error + rounded > 0.0 {
-            let (mut errors, mut squares) =
-                (self.errors.row_mut(place), self.squares.row_mut(place));
-            Zip::from(&mut errors).and(&mut squares).and(&row).for_each(
-                |errors, squares, element| {
-                    *errors += error * element.abs();
-                    *squares += (rounded * element).powi(2);
-                },
-            );
+        if error > 0.0 {
+            let mut errors = self.errors.row_mut(place);
+            let add = |errors: &mut f64, element: &f64| *errors += error * element.abs();
+            Zip::from(&mut errors).and(&row).for_each(add);
         }
     }
 
@@ -86,12 +74,12 @@ impl Sums {
         }
     }
 
-    fn parts(&self) -> [&Array2<f64>; 3] {
-        [&self.exact, &self.errors, &self.squares]
+    fn parts(&self) -> [&Array2<f64>; 2] {
+        [&self.exact, &self.errors]
     }
 
-    fn parts_mut(&mut self) -> [&mut Array2<f64>; 3] {
-        [&mut self.exact, &mut self.errors, &mut self.squares]
+    fn parts_mut(&mut self) -> [&mut Array2<f64>; 2] {
+        [&mut self.exact, &mut self.errors]
     }
 }
 
@@ -124,18 +112,20 @@ pub(crate) struct Row {
     products: Array1<f64>,
     pub p: Array1<f64>,
     pub ds: Array1<f64>,
-    /// How far dP is from delta.
-    pub apart: Array1<f64>,
     /// Derivatives of scores by scaled products.
     derivatives: Array1<f64>,
     /// The row's part in the gradient of its sink.
     pub d_sink: f64,
     /// Allowance for elements of P, by sums in f32.
     p_errors: Array1<f64>,
-    /// Allowance for elements of dS, by the same sums, and by the rounding of o in delta.
+    /// Allowance for elements of dS, by the same sums.
     pub ds_errors: Array1<f64>,
-    /// Allowance for the sink's part, by both.
+    /// Allowance for the derivatives.
+    slope_errors: Array1<f64>,
+    /// Allowance for the sink's part, by the same sums, and by the rounding of o in delta.
     pub d_sink_error: f64,
+    /// Allowance for delta, by the rounding of o.
+    pub o_error: f64,
 }
 
 impl<'a> Reference<'a> {
@@ -206,30 +196,22 @@ impl<'a> Reference<'a> {
         round: Option<fn(f64) -> f64>,
     ) -> Gradients {
         let scale = f64::from(self.p.scale);
-        let [unit, least] = rounding(self.dtype);
-        let least = least / unit;
         let mut part = Gradients::zeros(rows.len(), keys.len(), self.p);
         for &number in visited {
             let Some(row) = self.row(number, round) else {
                 continue;
             };
             let (q, d_o) = (self.q.row(number), self.d_o.row(number));
-            // No size of what an exact row rounds, which has its bounds by another.
-            let size = |x: f64| {
-                if round.is_none() {
-                    x.abs().max(least)
-                } else {
-                    0.0
-                }
-            };
             let by_product = |seen: usize| {
                 let slope = row.derivatives[seen];
-                let ds = slope * row.ds[seen];
-                // Two roundings: of the weight times the slope, and of dS, which is made of it.
-                let small = size(0.0) * row.apart[seen] * slope.abs().max(1.0);
-                let rounded = SQRT_2 * size(ds) + small;
-                let error = slope.abs() * row.ds_errors[seen];
-                [scale * ds, scale.abs() * rounded, scale.abs() * error]
+                let of_o = match self.dtype {
+                    Dtype::F32 => row.p[seen] * row.o_error,
+                    // The plain algorithm rounds o, too.
+                    _ => 0.0,
+                };
+                let [ds, error] = [row.ds[seen], row.ds_errors[seen] + of_o];
+                let error = slope.abs() * error + row.slope_errors[seen] * (ds.abs() + error);
+                [scale * slope * ds, scale.abs() * error]
             };
             if let Ok(place) = rows.binary_search(&number) {
                 for (seen, &key) in row.keys.iter().enumerate() {
@@ -240,8 +222,7 @@ impl<'a> Reference<'a> {
                 let Ok(seen) = row.keys.binary_search(&key) else {
                     continue;
                 };
-                let p = row.p[seen];
-                part.dv.add(place, [p, size(p), row.p_errors[seen]], d_o);
+                part.dv.add(place, [row.p[seen], row.p_errors[seen]], d_o);
                 part.dk.add(place, by_product(seen), q);
             }
         }
@@ -276,8 +257,7 @@ impl<'a> Reference<'a> {
         let o = o.mapv_into(rounded);
         let delta = d_o.dot(&o) - self.d_lse[number];
         let dp = v.dot(&d_o).mapv_into(rounded);
-        let apart = &dp - delta;
-        let ds = (&p * &apart).mapv_into(rounded);
+        let ds = (&p * &(&dp - delta)).mapv_into(rounded);
 
         let pairs = visible.iter().zip(&products);
         let derivatives = pairs.map(|(&key, &product)| options.derivative([place, key], product));
@@ -285,7 +265,6 @@ impl<'a> Reference<'a> {
         let mut row = Row {
             number,
             keys: visible,
-            apart: apart.mapv_into(f64::abs),
             derivatives,
             // Without a sink, or in no sequence, there is no part, whatever the row's d_o.
             d_sink: match options.sink {
@@ -295,9 +274,11 @@ impl<'a> Reference<'a> {
                 _ => 0.0,
             },
             d_sink_error: 0.0,
+            o_error: 0.0,
             products,
             p_errors: Array1::zeros(p.len()),
             ds_errors: Array1::zeros(p.len()),
+            slope_errors: Array1::zeros(p.len()),
             p,
             ds,
         };
@@ -308,16 +289,15 @@ impl<'a> Reference<'a> {
         Some(row)
     }
 
-    /// How far delta may be off, by the roundings of o and of the weights that it was made of: all to one side, or each to
-    /// its own.
-    fn delta_error(&self, row: &Row, o: ArrayView1<f64>, dp: &Array1<f64>) -> f64 {
-        let [unit, least] = rounding(self.dtype);
+    /// How far delta may be off by the rounding of o: in f32, which has no other allowance for it, at the most.
+    fn o_error(&self, row: &Row, o: ArrayView1<f64>) -> f64 {
+        let [unit, _] = rounding(self.dtype);
         let d_o = self.d_o.row(row.number);
-        let rounded = |x: f64| least.max(unit * x.abs());
-        let of_o = d_o.iter().zip(o).map(|(d_o, o)| d_o * rounded(*o));
-        let of_p = row.p.iter().zip(dp).map(|(p, dp)| p.min(rounded(*p)) * dp);
-        let squares: f64 = of_o.chain(of_p).map(|error| error * error).sum();
-        2.0 * unit * d_o.dot(&o).abs() + DEVIATIONS * squares.sqrt()
+        let independent = norm((&d_o * &o).view());
+        match self.dtype {
+            Dtype::F32 => unit * (2.0 * d_o.dot(&o).abs() + 2.0 * DEVIATIONS * independent),
+            _ => unit * independent,
+        }
     }
 
     /// Finds what sums in f32 may change a row's P and dS by.
@@ -383,7 +363,7 @@ impl<'a> Reference<'a> {
             .sum();
         let delta_error =
             of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * values;
-        let delta_error = delta_error + self.delta_error(row, o, dp);
+        row.o_error = self.o_error(row, o);
         // The sums of dq, of dk and of dv, too.
         let sums = UNIT * (16.0 + (keys as f64).sqrt() + (self.q.nrows().max(keys) as f64).sqrt());
         for (j, term) in terms.all[..keys].iter().enumerate() {
@@ -391,6 +371,12 @@ impl<'a> Reference<'a> {
             let changed = changed(p, term);
             let dp_error = of_sum(dim_v, d_o_norm * value_norms[j], dp[j]);
             row.p_errors[j] = changed + p * sums;
+            // A derivative `1 - tanh²` is off by the product, and by roundings near 1.
+            row.slope_errors[j] = self.p.softcap.map_or(0.0, |cap| {
+                let product = of_sum(dim, q_norm * key_norms[j], row.products[j]);
+                let of_product = 2.0 * product / f64::from(cap);
+                row.derivatives[j].abs() * of_product.min(1.0) + 2.0 * tanh + 4.0 * UNIT
+            });
             row.ds_errors[j] = row.p_errors[j] * (dp[j] - delta).abs()
                 + (p + changed).min(1.0) * (dp_error + delta_error);
         }
@@ -398,7 +384,7 @@ impl<'a> Reference<'a> {
             let p = (sink - lse).exp();
             let changed = changed(p, &of_sink) + p * UNIT * (24.0 + (keys as f64).sqrt());
             let weight = (p + changed).min(1.0);
-            row.d_sink_error = changed * delta.abs() + weight * delta_error;
+            row.d_sink_error = changed * delta.abs() + weight * (delta_error + row.o_error);
         }
     }
 }

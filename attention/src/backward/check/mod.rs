@@ -6,15 +6,9 @@
 //!
 //! `max|d - ref| <= 3 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
 //!
-//! **Each element** has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
-//! scores and values that have no part in the element. With `u` half a unit in the last place of the type:
-//!
-//! - P in f16 and bf16 is rounded by `u`, and dS, which is made of it, by `u` twice: all to one side, which takes the sum of their
-//!   products off by as much of itself, or each to its own, by `3 u` times the root of the sum of the squares of its terms (`sqrt(2)`
-//!   more of dS), five standard deviations.
-//! - The rounding of the result takes `u` of it.
-//! - delta is off by the roundings of o and of the weights that it was made of, in the same two ways. Each P takes as much of it to
-//!   dS, and these add up in size: rows and keys that are alike have it to one side.
+//! **Each element** in f32 has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
+//! scores and values that have no part in the element. The bound is what sums in f32 add, and `2^-24` of the result. Gradients in
+//! f16 and bf16 have the rule alone: they round P and dS, and small derivatives of a softcap.
 //!
 //! **Sums in f32** may add to both. It is little, but elements in f32 have no other error. With
 //! `w = 2^-24`, a sum of `n` products of two rows may be off by `w (2 |a| |b| + sqrt(n) |a b|)`: by the norms if its terms
@@ -35,7 +29,6 @@ use crate::comparison::{
     Comparison, ExpectedRow, ExpectedRows, max_finite, round, rounding, sample,
 };
 use crate::forward::Problem;
-use crate::forward::bounds::DEVIATIONS;
 use crate::options::HostOptions;
 use crate::tensor::{Dtype, Element};
 use ndarray::{Array1, Array2};
@@ -321,39 +314,31 @@ fn of_head<T: Element>(
     let low = reference.gradients(rows, keys, Some(round::<T>));
 
     type Part = fn(&Gradients) -> &Sums;
-    let expected = |each: usize, numbers: &[usize], terms: usize, part: Part| {
+    let expected = |each: usize, numbers: &[usize], part: Part| {
         let (exact, low) = (part(&exact), part(&low));
         let rows = numbers.iter().enumerate().map(|(place, &number)| {
-            let (of_sums, bounds) = exact.bounds(place, T::DTYPE, terms);
+            let (of_sums, bounds) = exact.bounds(place, T::DTYPE);
             let (exact, low) = (exact.exact.row(place).to_owned(), low.exact.row(place));
             ExpectedRow::new::<T>(head * each + number, exact, low, of_sums, bounds)
         });
         rows.collect()
     };
     [
-        expected(group_rows, rows, head_keys, |all| &all.dq),
-        expected(head_keys, keys, group_rows, |all| &all.dk),
-        expected(head_keys, keys, group_rows, |all| &all.dv),
+        expected(group_rows, rows, |all| &all.dq),
+        expected(head_keys, keys, |all| &all.dk),
+        expected(head_keys, keys, |all| &all.dv),
     ]
 }
 
 impl Sums {
-    /// How far sums in f32 may take the elements of a row, and how far each of them may be off in all: of so many terms each
-    /// has a factor that was rounded.
-    fn bounds(&self, place: usize, dtype: Dtype, terms: usize) -> (f64, Array1<f64>) {
+    /// How far sums in f32 may take the elements of a row, and how far each of them may be off in all.
+    fn bounds(&self, place: usize, dtype: Dtype) -> (f64, Array1<f64>) {
         let [unit, least] = rounding(dtype);
-        let deviations = DEVIATIONS.min((terms as f64).sqrt());
-        let rows = [&self.exact, &self.errors, &self.squares].map(|all| all.row(place));
-        let [exact, errors, squares] = rows;
+        let [exact, errors] = [&self.exact, &self.errors].map(|all| all.row(place));
         let of_sums = max_finite(errors.to_owned());
-        let element = |d: usize| {
-            let size = exact[d].abs();
-            let of_terms = match dtype {
-                // They have the precision of the sums.
-                Dtype::F32 => 0.0,
-                _ => unit * (2.0 * size + deviations * squares[d].sqrt()),
-            };
-            errors[d] + of_terms + least.max(unit * size)
+        let element = |d: usize| match dtype {
+            Dtype::F32 => errors[d] + least.max(unit * exact[d].abs()),
+            _ => f64::MAX,
         };
         (of_sums, (0..exact.len()).map(element).collect())
     }

@@ -3,7 +3,6 @@
 use super::{Backward, HeadInputs};
 use crate::backward::reference::Row;
 use crate::comparison::{ExpectedRow, ExpectedRows, max_finite, round, rounding};
-use crate::forward::bounds::DEVIATIONS;
 use crate::tensor::{Dtype, Element};
 use ndarray::Array4;
 use rayon::prelude::*;
@@ -14,10 +13,6 @@ const ROWS: usize = 256;
 /// The gradients of sinks and of a bias, as far as they are compared: what all rows give them.
 pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRows>; 2] {
     let p = backward.problem;
-    let [unit, least] = match T::DTYPE {
-        Dtype::F32 => [0.0; 2],
-        dtype => rounding(dtype),
-    };
     let mut d_sinks = backward.d_sinks.map(|_| Sums::zeros([1, p.heads, 1, 1]));
     let mut d_bias = backward.d_bias.map(|(shape, _)| Sums::zeros(shape));
     let is_compared = d_sinks.is_some() || d_bias.is_some();
@@ -38,21 +33,19 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
                 let place = |key| [batch, first + number / p.seqlen_q, number % p.seqlen_q, key];
                 if let Some(sums) = &mut d_sinks {
                     let low = low.as_ref().map_or(exact.d_sink, |low| low.d_sink);
-                    sums.add(place(0), [exact.d_sink, low], [exact.d_sink_error, 0.0]);
+                    sums.add(place(0), [exact.d_sink, low], exact.d_sink_error);
                 }
                 if let Some(sums) = &mut d_bias {
                     for (j, &key) in exact.keys.iter().enumerate() {
-                        let rounded = DEVIATIONS
-                            * (least.max(unit * exact.ds[j].abs()) + least * exact.apart[j]);
-                        let errors = [exact.ds_errors[j], rounded];
+                        let error = exact.ds_errors[j] + exact.p[j] * exact.o_error;
                         let low = low.as_ref().map_or(exact.ds[j], |low| low.ds[j]);
-                        sums.add(place(key), [exact.ds[j], low], errors);
+                        sums.add(place(key), [exact.ds[j], low], error);
                     }
                 }
             }
         }
     }
-    [d_sinks, d_bias].map(|sums| sums.map(|sums| sums.expected(unit)))
+    [d_sinks, d_bias].map(|sums| sums.map(|sums| sums.expected(T::DTYPE)))
 }
 
 /// Sums over the axes that have an extent of 1.
@@ -60,40 +53,33 @@ struct Sums {
     exact: Array4<f64>,
     /// Of the plain algorithm that rounds.
     low: Array4<f64>,
-    /// What sums in f32 may change them by.
+    /// What sums in f32, and o in delta, may change them by.
     errors: Array4<f64>,
-    /// The sum of the squares of what other roundings may change each row's part by: they are independent.
-    squares: Array4<f64>,
 }
 
 impl Sums {
     fn zeros(shape: [usize; 4]) -> Self {
-        let [exact, low, errors, squares] = [(); 4].map(|()| Array4::zeros(shape));
-        Sums {
-            exact,
-            low,
-            errors,
-            squares,
-        }
+        let [exact, low, errors] = [(); 3].map(|()| Array4::zeros(shape));
+        Sums { exact, low, errors }
     }
 
-    fn add(&mut self, place: [usize; 4], [exact, low]: [f64; 2], [error, of_row]: [f64; 2]) {
+    fn add(&mut self, place: [usize; 4], [exact, low]: [f64; 2], error: f64) {
         let mut axes = self.exact.shape().iter();
         let place = place.map(|index| index.min(axes.next().expect("four axes") - 1));
         self.exact[place] += exact;
         self.low[place] += low;
         self.errors[place] += error;
-        self.squares[place] += of_row * of_row;
     }
 
-    /// The rows, whose terms may all be rounded to one side by `unit`.
-    fn expected(self, unit: f64) -> ExpectedRows {
+    /// The rows, of a call in this type.
+    fn expected(self, dtype: Dtype) -> ExpectedRows {
         let [_, heads, seqlen, _] = self.exact.dim().into();
-        let [of_result, least] = rounding(Dtype::F32);
-        let of_terms = self.exact.mapv(|x| unit * x.abs());
-        let of_result = self.exact.mapv(|x| least.max(of_result * x.abs()));
-        let allowed = self.errors + self.squares.mapv_into(f64::sqrt) + of_terms;
-        let bounds = &allowed + &of_result;
+        let [unit, least] = rounding(Dtype::F32);
+        let allowed = self.errors;
+        let bounds = match dtype {
+            Dtype::F32 => &allowed + &self.exact.mapv(|x| least.max(unit * x.abs())),
+            _ => Array4::from_elem(self.exact.raw_dim(), f64::MAX),
+        };
         let lanes = [&self.exact, &self.low, &allowed, &bounds];
         let [exact, low, allowed, bounds] = lanes.map(|all| all.rows().into_iter());
         let rows = exact.zip(low).zip(allowed.zip(bounds)).enumerate();
