@@ -39,7 +39,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "gradients of far rows from tiles that have not landed",
         kernel: FAR,
         pattern: "cp.async.wait_group",
-        which: Nth(0),
+        which: All,
         change: remove,
     },
     Mutant {
