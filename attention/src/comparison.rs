@@ -12,9 +12,10 @@ use std::fmt;
 /// How one tensor compares with the reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
-    /// Largest difference; infinite where one side is no number of the kind of the other.
+    /// Difference of the worst element, the largest in terms of its tolerance; infinite where one side is no number of the
+    /// kind of the other.
     pub max_abs_err: f64,
-    /// Largest difference allowed.
+    /// Difference that this element may have.
     pub tolerance: f64,
     /// Index `[batch, head, row, element]` of the worst element; the last is 0 for lse.
     pub worst: [usize; 4],
@@ -25,9 +26,17 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Whether the largest difference is within the tolerance, a finite one.
+    /// Whether the worst element's difference is within its tolerance, a finite one.
     pub fn passed(&self) -> bool {
         self.max_abs_err <= self.tolerance && self.tolerance.is_finite()
+    }
+
+    /// How much of its tolerance the worst element takes.
+    pub(crate) fn share(&self) -> f64 {
+        match self.max_abs_err {
+            0.0 => 0.0,
+            error => error / self.tolerance,
+        }
     }
 
     /// The comparison with the larger measure; `self` where they are equal.
@@ -62,6 +71,8 @@ pub(crate) struct ExpectedRow {
     rounding: f64,
     /// What the rounding of sums may add.
     sums: f64,
+    /// The most that each element may be off, by the sizes of what it is a sum of.
+    bounds: Array1<f64>,
 }
 
 impl ExpectedRow {
@@ -71,6 +82,7 @@ impl ExpectedRow {
         elements: Array1<f64>,
         low: ArrayView1<f64>,
         sums: f64,
+        bounds: Array1<f64>,
     ) -> Self {
         let through_low = |x: f64| round::<T>(round::<T>(x + 0.3) - 0.3);
         let rounding = |x: f64| half_unit(T::DTYPE, x).max((through_low(x) - x).abs());
@@ -81,6 +93,7 @@ impl ExpectedRow {
             rounding: max_finite(elements.mapv(rounding)),
             // Rows that are not finite need no allowance.
             sums: if sums.is_finite() { sums } else { 0.0 },
+            bounds: bounds.mapv_into(|bound| if bound.is_finite() { bound } else { 0.0 }),
             elements,
         }
     }
@@ -90,27 +103,27 @@ impl ExpectedRow {
         self.number
     }
 
-    /// The worst element of a tensor's row `[batch, head, row]`.
-    fn worst<T: Element>(&self, [b, h, i]: [usize; 3], tensor: &[T], tolerance: f64) -> Comparison {
-        let dim = self.elements.len();
-        let found = |d: usize| f64::from(tensor[self.number * dim + d].to_f32());
+    /// The worst element of a tensor's row `[batch, head, row]`, none of which may be off by more than `most`.
+    fn worst<T: Element>(&self, [b, h, i]: [usize; 3], tensor: &[T], most: f64) -> Comparison {
         let in_range = |x: f64| match round::<T>(x) {
             rounded if rounded.is_finite() => x,
             // Numbers beyond the range of the type round to infinity.
             rounded => rounded,
         };
-        let error = |d: usize| difference(found(d), in_range(self.elements[d]));
-        let errors = (0..dim).map(|d| (d, error(d)));
-        let (worst, max_abs_err) = errors
-            .max_by(|(_, a), (_, b)| a.total_cmp(b))
-            .expect("dim > 0");
-        Comparison {
-            max_abs_err,
-            tolerance,
-            worst: [b, h, i, worst],
-            found: found(worst),
-            expected: self.elements[worst],
-        }
+        let dim = self.elements.len();
+        let element = |d: usize| {
+            let found = f64::from(tensor[self.number * dim + d].to_f32());
+            Comparison {
+                max_abs_err: difference(found, in_range(self.elements[d])),
+                tolerance: most.min(self.bounds[d]),
+                worst: [b, h, i, d],
+                found,
+                expected: self.elements[d],
+            }
+        };
+        let worst = (0..dim).map(element);
+        let worst = worst.reduce(|a, b| a.worse(b, Comparison::share));
+        worst.expect("dim > 0")
     }
 }
 
@@ -123,18 +136,19 @@ pub(crate) struct ExpectedRows {
 }
 
 impl ExpectedRows {
-    /// The worst element of the rows of a tensor, whose error may be `factor` times the largest of the plain algorithm.
+    /// The worst element of the rows of a tensor, whose error may be `factor` times the largest of the plain algorithm, and no
+    /// more than the element's own bound.
     ///
     /// # Panics
     /// If there are no rows.
     pub fn compare<T: Element>(&self, tensor: &[T], factor: f64) -> Comparison {
         let largest =
             |part: fn(&ExpectedRow) -> f64| self.rows.iter().map(part).fold(0.0, f64::max);
-        let tolerance = factor * largest(|row| row.low)
+        let most = factor * largest(|row| row.low)
             + 2.0 * largest(|row| row.rounding)
             + largest(|row| row.sums);
-        let worst = |row: &ExpectedRow| row.worst(self.index(row), tensor, tolerance);
-        let worse = |a: Comparison, b| a.worse(b, |worst| worst.max_abs_err);
+        let worst = |row: &ExpectedRow| row.worst(self.index(row), tensor, most);
+        let worse = |a: Comparison, b| a.worse(b, Comparison::share);
         let worst = self.rows.par_iter().map(worst).reduce_with(worse);
         worst.expect("rows to compare")
     }
@@ -147,7 +161,7 @@ impl ExpectedRows {
 
     /// Memory that the rows take.
     pub fn bytes(&self) -> usize {
-        let row = |row: &ExpectedRow| size_of::<ExpectedRow>() + row.elements.len() * 8;
+        let row = |row: &ExpectedRow| size_of::<ExpectedRow>() + row.elements.len() * 16;
         self.rows.iter().map(row).sum()
     }
 }
@@ -191,6 +205,20 @@ pub(crate) fn max_finite(numbers: Array1<f64>) -> f64 {
     finite.fold(0.0, f64::max)
 }
 
+/// Half a unit in the last place relative to numbers of any size, and by how much small ones may be off: kernels flush f32 below
+/// its least normal number to 0.
+pub(crate) fn rounding(dtype: Dtype) -> [f64; 2] {
+    let flushed = f64::from(f32::MIN_POSITIVE);
+    match dtype {
+        Dtype::F16 => {
+            let unit = f64::from(f16::EPSILON) / 2.0;
+            [unit, unit * f64::from(f16::MIN_POSITIVE)]
+        }
+        Dtype::Bf16 => [f64::from(bf16::EPSILON) / 2.0, flushed],
+        Dtype::F32 => [f64::from(f32::EPSILON) / 2.0, flushed],
+    }
+}
+
 /// The nearest value of `T`.
 pub(crate) fn round<T: Element>(x: f64) -> f64 {
     f64::from(T::from_f32(x as f32).to_f32())
@@ -228,7 +256,8 @@ mod tests {
     #[test]
     fn numbers_beyond_the_type_are_infinite() {
         let beyond = array![70_000.0, -70_000.0];
-        let row = ExpectedRow::new::<f16>(0, beyond.clone(), beyond.view(), 0.0);
+        let bounds = array![1.0, 1.0];
+        let row = ExpectedRow::new::<f16>(0, beyond.clone(), beyond.view(), 0.0, bounds);
         let error = |found: [f32; 2]| {
             let found = found.map(f16::from_f32);
             row.worst([0; 3], &found, 1.0).max_abs_err

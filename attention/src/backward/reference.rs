@@ -3,13 +3,15 @@
 //!
 //! Both begin at q, k and v: neither reads the o and lse of the forward pass that they check the gradients of.
 
-use crate::comparison::{half_unit, max_finite};
+use crate::comparison::rounding;
 use crate::forward::Problem;
+use crate::forward::bounds::{DEVIATIONS, Term, Terms, is_bound};
 use crate::forward::reference::max_or_nan;
 use crate::options::{Head, rows_of, tanh_error};
 use crate::tensor::Dtype;
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, Zip};
 use rayon::prelude::*;
+use std::ops::AddAssign;
 
 /// Half a unit in the last place of f32, relative to numbers of any size.
 const UNIT: f64 = 1.0 / (1 << 24) as f64;
@@ -31,42 +33,70 @@ pub(crate) struct Reference<'a> {
     d_o: ArrayView2<'a, f64>,
     /// `[group * seqlen_q]`.
     d_lse: ArrayView1<'a, f64>,
-    keys: Sizes,
-    values: Sizes,
+    key_norms: Array1<f64>,
+    value_norms: Array1<f64>,
 }
 
-/// Rows of gradients, and how far sums in f32 [may](super::check) take the elements of each row.
+/// Rows of gradients.
 pub(crate) struct Gradients {
-    pub dq: Array2<f64>,
-    pub dk: Array2<f64>,
-    pub dv: Array2<f64>,
-    pub dq_sums: Array1<f64>,
-    pub dk_sums: Array1<f64>,
-    pub dv_sums: Array1<f64>,
+    pub dq: Sums,
+    pub dk: Sums,
+    pub dv: Sums,
 }
 
-/// Norms and largest elements of rows.
-struct Sizes {
-    norms: Array1<f64>,
-    elements: Array1<f64>,
+/// Rows of a gradient: sums whose terms are products.
+#[derive(Clone)]
+pub(crate) struct Sums {
+    pub exact: Array2<f64>,
+    /// How far sums in f32, and o in delta, [may](super::check) take each element.
+    pub errors: Array2<f64>,
 }
 
-impl Sizes {
-    fn of(rows: ArrayView2<f64>) -> Self {
-        Sizes {
-            norms: rows.map_axis(Axis(1), norm),
-            elements: rows.map_axis(Axis(1), largest),
+impl Sums {
+    fn zeros(shape: [usize; 2]) -> Self {
+        let [exact, errors] = [(); 2].map(|()| Array2::zeros(shape));
+        Sums { exact, errors }
+    }
+
+    /// Adds `factor` times a row, a factor that may be off by `error`.
+    fn add(&mut self, place: usize, [factor, error]: [f64; 2], row: ArrayView1<f64>) {
+        self.exact.row_mut(place).scaled_add(factor, &row);
+        if error > 0.0 {
+            let mut errors = self.errors.row_mut(place);
+            let add = |errors: &mut f64, element: &f64| *errors += error * element.abs();
+            Zip::from(&mut errors).and(&row).for_each(add);
+        }
+    }
+
+    fn append(&mut self, below: &Self) {
+        for (all, below) in self.parts_mut().into_iter().zip(below.parts()) {
+            all.append(Axis(0), below.view()).expect("as many columns");
+        }
+    }
+
+    fn parts(&self) -> [&Array2<f64>; 2] {
+        [&self.exact, &self.errors]
+    }
+
+    fn parts_mut(&mut self) -> [&mut Array2<f64>; 2] {
+        [&mut self.exact, &mut self.errors]
+    }
+}
+
+impl AddAssign<&Sums> for Sums {
+    fn add_assign(&mut self, other: &Sums) {
+        for (sum, other) in self.parts_mut().into_iter().zip(other.parts()) {
+            *sum += other;
         }
     }
 }
 
-fn norm(row: ArrayView1<f64>) -> f64 {
-    row.dot(&row).sqrt()
+fn norms(rows: ArrayView2<f64>) -> Array1<f64> {
+    rows.map_axis(Axis(1), norm)
 }
 
-/// The largest finite element.
-fn largest(row: ArrayView1<f64>) -> f64 {
-    max_finite(row.mapv(f64::abs))
+fn norm(row: ArrayView1<f64>) -> f64 {
+    row.dot(&row).sqrt()
 }
 
 /// How far a sum in f32 of `len` products of two rows may be off, by their norms and its value.
@@ -90,7 +120,9 @@ pub(crate) struct Row {
     p_errors: Array1<f64>,
     /// Allowance for elements of dS, by the same sums.
     pub ds_errors: Array1<f64>,
-    /// Allowance for the sink's part, by these sums and the rounding of o in delta.
+    /// Allowance for the derivatives.
+    slope_errors: Array1<f64>,
+    /// Allowance for the sink's part, by the same sums, and by the rounding of o in delta.
     pub d_sink_error: f64,
     /// Allowance for delta, by the rounding of o.
     pub o_error: f64,
@@ -116,8 +148,8 @@ impl<'a> Reference<'a> {
             q,
             d_o,
             d_lse,
-            keys: Sizes::of(k),
-            values: Sizes::of(v),
+            key_norms: norms(k),
+            value_norms: norms(v),
         }
     }
 
@@ -150,14 +182,7 @@ impl<'a> Reference<'a> {
         for part in parts {
             sum.dk += &part.dk;
             sum.dv += &part.dv;
-            sum.dk_sums += &part.dk_sums;
-            sum.dv_sums += &part.dv_sums;
-            sum.dq
-                .append(Axis(0), part.dq.view())
-                .expect("as many columns");
-            sum.dq_sums
-                .append(Axis(0), part.dq_sums.view())
-                .expect("one axis");
+            sum.dq.append(&part.dq);
         }
         sum
     }
@@ -177,25 +202,28 @@ impl<'a> Reference<'a> {
                 continue;
             };
             let (q, d_o) = (self.q.row(number), self.d_o.row(number));
-            let by_product = |seen: usize| scale * row.ds[seen] * row.derivatives[seen];
-            let moved_by_product =
-                |seen: usize| scale.abs() * row.ds_errors[seen] * row.derivatives[seen];
+            let by_product = |seen: usize| {
+                let slope = row.derivatives[seen];
+                let of_o = match self.dtype {
+                    Dtype::F32 => row.p[seen] * row.o_error,
+                    // The plain algorithm rounds o, too.
+                    _ => 0.0,
+                };
+                let [ds, error] = [row.ds[seen], row.ds_errors[seen] + of_o];
+                let error = slope.abs() * error + row.slope_errors[seen] * (ds.abs() + error);
+                [scale * slope * ds, scale.abs() * error]
+            };
             if let Ok(place) = rows.binary_search(&number) {
-                let mut dq = part.dq.row_mut(place);
                 for (seen, &key) in row.keys.iter().enumerate() {
-                    dq.scaled_add(by_product(seen), &self.k.row(key));
-                    part.dq_sums[place] += moved_by_product(seen) * self.keys.elements[key];
+                    part.dq.add(place, by_product(seen), self.k.row(key));
                 }
             }
-            let [q_size, d_o_size] = [q, d_o].map(largest);
             for (place, &key) in keys.iter().enumerate() {
                 let Ok(seen) = row.keys.binary_search(&key) else {
                     continue;
                 };
-                part.dv.row_mut(place).scaled_add(row.p[seen], &d_o);
-                part.dk.row_mut(place).scaled_add(by_product(seen), &q);
-                part.dv_sums[place] += row.p_errors[seen] * d_o_size;
-                part.dk_sums[place] += moved_by_product(seen) * q_size;
+                part.dv.add(place, [row.p[seen], row.p_errors[seen]], d_o);
+                part.dk.add(place, by_product(seen), q);
             }
         }
         part
@@ -246,10 +274,11 @@ impl<'a> Reference<'a> {
                 _ => 0.0,
             },
             d_sink_error: 0.0,
-            o_error: half_unit(self.dtype, 1.0) * norm((&d_o * &o).view()),
+            o_error: 0.0,
             products,
             p_errors: Array1::zeros(p.len()),
             ds_errors: Array1::zeros(p.len()),
+            slope_errors: Array1::zeros(p.len()),
             p,
             ds,
         };
@@ -258,6 +287,17 @@ impl<'a> Reference<'a> {
             self.add_errors(&mut row, o.view(), lse, delta, &dp);
         }
         Some(row)
+    }
+
+    /// How far delta may be off by the rounding of o: in f32, which has no other allowance for it, at the most.
+    fn o_error(&self, row: &Row, o: ArrayView1<f64>) -> f64 {
+        let [unit, _] = rounding(self.dtype);
+        let d_o = self.d_o.row(row.number);
+        let independent = norm((&d_o * &o).view());
+        match self.dtype {
+            Dtype::F32 => unit * (2.0 * d_o.dot(&o).abs() + 2.0 * DEVIATIONS * independent),
+            _ => unit * independent,
+        }
     }
 
     /// Finds what sums in f32 may change a row's P and dS by.
@@ -274,34 +314,77 @@ impl<'a> Reference<'a> {
         let options = &self.options[row.number / self.p.seqlen_q];
         let place = row.number % self.p.seqlen_q;
         let [key_norms, value_norms] =
-            [&self.keys, &self.values].map(|all| all.norms.select(Axis(0), &row.keys));
+            [&self.key_norms, &self.value_norms].map(|all| all.select(Axis(0), &row.keys));
         let tanh = tanh_error(self.dtype);
         let (q_norm, d_o_norm) = (f64::from(self.p.scale).abs() * norm(q), norm(d_o));
-        let (mut mean_error, mut mean_norm) = (0.0, 0.0);
-        for (j, &p) in row.p.iter().enumerate().filter(|(_, p)| **p > 0.0) {
-            let score = lse + p.ln();
-            let product = row.derivatives[j] * of_sum(dim, q_norm * key_norms[j], row.products[j]);
-            let of_options = options.error([place, row.keys[j]], row.products[j], tanh);
-            row.p_errors[j] = product + of_options + UNIT * score.abs();
-            mean_error += p * row.p_errors[j];
-            mean_norm += p * value_norms[j];
-        }
-        let lse_error = mean_error + UNIT * (lse.abs() + (keys as f64).sqrt() + 8.0);
-        let delta_error =
-            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * mean_norm;
-        // The sums of dq, of dk and of dv, too.
-        let sums = UNIT * (8.0 + (self.q.nrows().max(keys) as f64).sqrt());
-        for (j, &p) in row.p.iter().enumerate().filter(|(_, p)| **p > 0.0) {
-            let relative = row.p_errors[j] + lse_error + sums;
-            let dp_error = of_sum(dim_v, d_o_norm * value_norms[j], dp[j]);
-            row.p_errors[j] = p * relative;
-            row.ds_errors[j] = p * (relative * (dp[j] - delta).abs() + dp_error + delta_error);
-        }
+        let unbound = |score: f64| if is_bound(score) { 0.0 } else { score.abs() };
+        let term = |j: usize| {
+            let (pair, product) = ([place, row.keys[j]], row.products[j]);
+            let score = options.score(pair, product, |x| x);
+            let sums = row.derivatives[j].abs() * of_sum(dim, q_norm * key_norms[j], product);
+            let error = match is_bound(score) {
+                true => 0.0,
+                false => sums + options.error(pair, product, tanh) + UNIT * score.abs(),
+            };
+            Term {
+                log: score - lse,
+                error,
+            }
+        };
         let sink = f64::from(options.sink());
+        let of_sink = Term {
+            log: sink - lse,
+            error: UNIT * 4.0 * if sink.is_finite() { sink.abs() } else { 0.0 },
+        };
+        let terms = Terms::new((0..keys).map(term).chain([of_sink]).collect());
+        let is_alone = terms.all.iter().filter(|term| terms.counts(term)).count() == 1;
+        // The mean of the weights' changes, which each of them takes part in.
+        let mean_error = match (terms.are_close(), is_alone) {
+            (true, _) => row
+                .p
+                .iter()
+                .zip(&terms.all)
+                .filter(|(p, _)| **p > 0.0)
+                .map(|(p, term)| p * term.error)
+                .sum(),
+            (false, true) => 0.0,
+            (false, false) => 1.0,
+        };
+        let changed = |p: f64, term: &Term| match (terms.are_close(), is_alone) {
+            (true, _) => p * (term.error + mean_error + UNIT * 3.0 * unbound(lse)),
+            (false, false) if terms.counts(term) => p.max(1.0 - p),
+            _ => 0.0,
+        };
+        let values: f64 = row
+            .p
+            .iter()
+            .zip(&value_norms)
+            .map(|(p, norm)| p * norm)
+            .sum();
+        let delta_error =
+            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * values;
+        row.o_error = self.o_error(row, o);
+        // The sums of dq, of dk and of dv, too.
+        let sums = UNIT * (16.0 + (keys as f64).sqrt() + (self.q.nrows().max(keys) as f64).sqrt());
+        for (j, term) in terms.all[..keys].iter().enumerate() {
+            let p = row.p[j];
+            let changed = changed(p, term);
+            let dp_error = of_sum(dim_v, d_o_norm * value_norms[j], dp[j]);
+            row.p_errors[j] = changed + p * sums;
+            // A derivative `1 - tanh²` is off by the product, and by roundings near 1.
+            row.slope_errors[j] = self.p.softcap.map_or(0.0, |cap| {
+                let product = of_sum(dim, q_norm * key_norms[j], row.products[j]);
+                let of_product = 2.0 * product / f64::from(cap);
+                row.derivatives[j].abs() * of_product.min(1.0) + 2.0 * tanh + 4.0 * UNIT
+            });
+            row.ds_errors[j] = row.p_errors[j] * (dp[j] - delta).abs()
+                + (p + changed).min(1.0) * (dp_error + delta_error);
+        }
         if sink.is_finite() && options.sequences.contain(place) {
-            let relative = lse_error + UNIT * (4.0 * sink.abs() + 8.0);
-            let of_delta = delta_error + row.o_error;
-            row.d_sink_error = (sink - lse).exp() * (relative * delta.abs() + of_delta);
+            let p = (sink - lse).exp();
+            let changed = changed(p, &of_sink) + p * UNIT * (24.0 + (keys as f64).sqrt());
+            let weight = (p + changed).min(1.0);
+            row.d_sink_error = changed * delta.abs() + weight * (delta_error + row.o_error);
         }
     }
 }
@@ -309,12 +392,9 @@ impl<'a> Reference<'a> {
 impl Gradients {
     fn zeros(rows: usize, keys: usize, p: &Problem) -> Self {
         Gradients {
-            dq: Array2::zeros((rows, p.dim)),
-            dk: Array2::zeros((keys, p.dim)),
-            dv: Array2::zeros((keys, p.dim_v)),
-            dq_sums: Array1::zeros(rows),
-            dk_sums: Array1::zeros(keys),
-            dv_sums: Array1::zeros(keys),
+            dq: Sums::zeros([rows, p.dim]),
+            dk: Sums::zeros([keys, p.dim]),
+            dv: Sums::zeros([keys, p.dim_v]),
         }
     }
 }
@@ -412,7 +492,7 @@ mod tests {
         fn gradients(&self, sample: &Sample) -> [Array2<f64>; 3] {
             let [rows, keys] = [&self.q, &self.k].map(|x| (0..x.nrows()).collect::<Vec<_>>());
             let all = self.reference(sample).gradients(&rows, &keys, None);
-            [all.dq, all.dk, all.dv]
+            [all.dq.exact, all.dk.exact, all.dv.exact]
         }
     }
 
@@ -485,10 +565,10 @@ mod tests {
             let [rows, keys] = [&inputs.q, &inputs.k].map(every_third);
             let reference = inputs.reference(&sample);
             let some = reference.gradients(&rows, &keys, None);
-            for (some, all) in [some.dq, some.dk, some.dv].into_iter().zip(&all) {
+            for (some, all) in [some.dq, some.dk, some.dv].map(|some| some.exact).into_iter().zip(&all) {
                 prop_assert_eq!(some, all.slice(s![..;3, ..]));
             }
-            let rows_alone = reference.gradients(&rows, &[], None).dq;
+            let rows_alone = reference.gradients(&rows, &[], None).dq.exact;
             prop_assert_eq!(rows_alone, all[0].slice(s![..;3, ..]));
         }
     }

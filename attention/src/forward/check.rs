@@ -9,17 +9,23 @@
 //! be 0 by luck. So `low` also counts before its last rounding, and the second maximum is at least half a unit in
 //! the last place of any `ref`.
 //!
-//! **lse** is `f32` throughout, so each row has a bound of its own, in units of `u = 2^-24`: `dim`
-//! roundings of a product no larger than `|scale| |q| |k|` (Cauchy-Schwarz), the square root of the
-//! number of keys for the roundings of the row sum, which average out, `|lse|` for the result's
-//! own, and 64 for the approximate exponential and logarithm.
+//! **Each element** has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
+//! scores and values that have no part in the element. With `u` half a unit in the last place of the type, and `w = 2^-24`:
 //!
-//! **Elements in f32** have the precision of the sums, so the rounding of sums is allowed, too, with
-//! `u = 2^-24`. Each sum `S` on the way of a dot product may be off by `u |S|`. These errors are
-//! independent: a score's is `d = |scale| 3 u sqrt(sum of S^2)`, at least five of its standard
-//! deviations, and `8 u` for the exponential. A score that is off by `d` changes its key's weight `p`
-//! by `c = p (e^d - 1)`, at most by 1, which moves o by `c |v - o|`; the moves of all keys add up.
-//! The partial sums of `p v` are off like the sums of a score, and o by `8 u |o|` for its division.
+//! - A score is off by `d`, the sum of its roundings in f32: in f16 and bf16 `dim` of a product no larger than `|scale| |q| |k|`
+//!   (Cauchy-Schwarz), in f32 `3 w |scale| sqrt(sum of S^2)` of the sums `S` on the way of the dot product, at least five
+//!   standard deviations; and `8 w` for the exponential. It changes its key's weight `p` by `p (e^d - 1)`, which moves o by as
+//!   much of `|v - o|`.
+//! - Where a score that counts may be off by more than 1/2, weights are not known, but o is a mean of values: it moves no
+//!   further than to the value of one key that counts. Keys count whose weight may be `e^-40` of the largest.
+//! - A score beyond f32 is the largest f32 on all devices, and not off.
+//! - Weights in f16 and bf16 are rounded by `u`. All may be rounded to one side, which takes o off by `u |o|`, or each to its
+//!   own, by `3 u sqrt(sum of (p v)^2)`: five standard deviations.
+//! - The rounding of o takes `u |o|`, and sums in f32 some `w` of the sum of `p |v|` for each step.
+//!
+//! **lse** is `f32` throughout, so each row has a bound of its own: what all `d` together raise it by, `ln(sum of p e^d)`, and `w`
+//! times the square root of the number of keys for the roundings of the row sum, which average out, `|lse|` for the result's own,
+//! and 64 for the approximate exponential and logarithm.
 //!
 //! **Sums in f16** ([`Accumulation::Half`]) have `u = 2^-11`. First the query is scaled, in base 2,
 //! and rounded, and each score is rounded after every 16 of its products. The check computes these
@@ -32,11 +38,8 @@
 //! root of the sum of their squares counts. Last, products with V are rounded every 16 keys in sums
 //! of up to 64: a slice of 16 is part of up to 4 sums, each of which may be off by `u |sum of p v|`.
 //!
-//! **Options** add to a row's lse what they add to its scores, weighed by probabilities: `4 u` of the capped score, of
-//! each bias and of their sum, and in f16 and bf16 `2^-11` of the capped score, as far as a GPU's instruction for the
-//! hyperbolic tangent is off; for a sink, `4 u` of its logit, weighed like a key.
-//!
-//! The worst row's allowance is added to the tolerance of o, each row's own to the tolerance of its lse.
+//! **Options** add to `d`: `4 w` of the capped score, of each bias and of their sum, and in f16 and bf16 `2^-20` of the softcap,
+//! as far as a GPU's instruction for the hyperbolic tangent is off. A sink is a key without a value, off by `4 w` of its logit.
 //!
 //! Where the reference is not finite, the result must not be finite either, and the other way round.
 //! An lse of -inf must be exactly that.
@@ -44,7 +47,7 @@
 use super::Problem;
 use super::reference::{Query, Reference};
 pub use crate::comparison::Comparison;
-use crate::comparison::{ExpectedRow, ExpectedRows, difference, sample};
+use crate::comparison::{ExpectedRow, ExpectedRows, difference, max_finite, sample};
 use crate::options::HostOptions;
 use crate::tensor::{Dtype, Element};
 use kernels::catalog::Accumulation;
@@ -217,25 +220,23 @@ fn of_row<T: Element>(
     let query = Query::new(options, i, q.view());
     let exact = reference.exact(&query);
     let low = reference.low::<T>(&query);
-    let score = q.dot(&q).sqrt() * reference.key_norm;
+    let bounds = reference.bounds::<T>(&query, &exact);
     let (o_sums, lse_sums) = match (T::DTYPE, forward.acc) {
-        (Dtype::F32, _) => (reference.single_sums(&query, &exact), 0.0),
+        // The plain algorithm rounds no less than this.
+        (Dtype::F32, _) => (max_finite(bounds.o.clone()), 0.0),
         (_, Accumulation::Single) => (0.0, 0.0),
         (_, Accumulation::Half) => reference.half_sums(&query, &exact),
     };
-    let roundings = if exact.lse.is_finite() {
-        p.dim as f64 * score + (query.keys() as f64).sqrt() + exact.lse.abs() + 64.0
-    } else {
-        0.0
-    };
     let lse = ExpectedLse {
         lse: exact.lse,
-        tolerance: roundings * 2_f64.powi(-24)
-            + lse_sums
-            + reference.option_error::<T>(&query, &exact),
+        tolerance: bounds.lse + lse_sums,
+    };
+    let most = match forward.acc {
+        Accumulation::Half => bounds.o + o_sums,
+        Accumulation::Single => bounds.o,
     };
     (
-        ExpectedRow::new::<T>(row, exact.o, low.o.view(), o_sums),
+        ExpectedRow::new::<T>(row, exact.o, low.o.view(), o_sums, most),
         lse,
     )
 }

@@ -1,5 +1,6 @@
 //! Scaled dot-product attention.
 
+pub(crate) mod bounds;
 mod call;
 pub mod check;
 pub mod choice;

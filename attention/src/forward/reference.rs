@@ -3,7 +3,7 @@
 
 use super::Problem;
 use crate::comparison::{max_finite, round};
-use crate::options::{Head, rows_of, tanh_error};
+use crate::options::{Head, rows_of};
 use crate::tensor::Element;
 use half::f16;
 use ndarray::{Array1, Array2, ArrayView1, Axis, CowArray, Ix2};
@@ -12,25 +12,25 @@ use std::f64::consts::LN_2;
 
 /// One key/value head, ready to answer for any query row of the heads it serves.
 pub(crate) struct Reference<'a> {
-    p: &'a Problem,
-    keys: Array2<f64>,
+    pub(super) p: &'a Problem,
+    pub(super) keys: Array2<f64>,
     /// Scaled and rounded to the element type.
     low_keys: Array2<f64>,
     values: Array2<f64>,
-    /// Largest finite Euclidean norm of a scaled key.
-    pub key_norm: f64,
+    /// Norms of the keys.
+    pub(super) key_norms: Array1<f64>,
 }
 
 /// A query row of one of the heads.
 pub(crate) struct Query<'a> {
     /// The head's options.
-    options: Head<'a>,
+    pub(super) options: Head<'a>,
     /// Its place in the sequence.
-    row: usize,
+    pub(super) row: usize,
     /// Its elements.
-    q: ArrayView1<'a, f64>,
+    pub(super) q: ArrayView1<'a, f64>,
     /// The keys that it sees.
-    keys: Vec<usize>,
+    pub(super) keys: Vec<usize>,
 }
 
 /// Products that sums in f16 take in between two roundings.
@@ -38,7 +38,7 @@ const SLICE: usize = 16;
 /// Half a unit in the last place of f16, relative to numbers of any size.
 const UNIT: f64 = 1.0 / 2048.0;
 /// The same of f32.
-const F32_UNIT: f64 = 1.0 / (1 << 24) as f64;
+pub(crate) const F32_UNIT: f64 = 1.0 / (1 << 24) as f64;
 
 /// What a query row should give.
 pub(crate) struct Row {
@@ -73,10 +73,9 @@ impl<'a> Reference<'a> {
             Array2::from_shape_fn((p.seqlen_kv, dim), element)
         });
         let scaled_keys = &keys * f64::from(p.scale);
-        let norms = scaled_keys.map_axis(Axis(1), |key| key.dot(&key).sqrt());
         Reference {
             p,
-            key_norm: max_finite(norms),
+            key_norms: keys.map_axis(Axis(1), |key| key.dot(&key).sqrt()),
             low_keys: scaled_keys.mapv(round::<T>),
             keys,
             values,
@@ -95,65 +94,6 @@ impl<'a> Reference<'a> {
     pub fn low<T: Element>(&self, query: &Query) -> Row {
         let products = self.visible(query, &self.low_keys).dot(&query.q);
         self.attend(query, products.mapv_into(round::<T>), round::<T>)
-    }
-
-    /// How far the arithmetic of options [may](crate::check) take a row's lse from the exact result.
-    pub fn option_error<T: Element>(&self, query: &Query, exact: &Row) -> f64 {
-        let options = &query.options;
-        if !exact.lse.is_finite() {
-            return 0.0;
-        }
-        let sink = f64::from(options.sink());
-        let of_sink = match sink.is_finite() {
-            true => 4.0 * F32_UNIT * sink.abs() * (sink - exact.lse).exp(),
-            false => 0.0,
-        };
-        if options.is_plain() {
-            return of_sink;
-        }
-        let tanh = tanh_error(T::DTYPE);
-        let errors = query
-            .keys
-            .iter()
-            .zip(self.products(query))
-            .map(|(&key, product)| {
-                let place = [query.row, key];
-                let weight = (options.score(place, product, |x| x) - exact.lse).exp();
-                weight * options.error(place, product, tanh)
-            });
-        of_sink + errors.filter(|error| error.is_finite()).sum::<f64>()
-    }
-
-    /// How far from the exact result sums in f32 [may](crate::check) take a row's o, at most of its
-    /// elements.
-    pub fn single_sums(&self, query: &Query, exact: &Row) -> f64 {
-        if !exact.lse.is_finite() {
-            return 0.0;
-        }
-        let scale = f64::from(self.p.scale);
-        let mut moved = Array1::<f64>::zeros(self.p.dim_v);
-        let (mut sums, mut squares) = (moved.clone(), moved.clone());
-        let values = self.visible(query, &self.values);
-        let keys = self.visible(query, &self.keys);
-        let keys = query.keys.iter().zip(keys.rows());
-        for ((&place, key), value) in keys.zip(values.rows()) {
-            let products = query.q.iter().zip(key).map(|(q, k)| q * k);
-            let (product, of_sums) = products.fold((0.0, 0.0), |(sum, squares), product| {
-                let sum: f64 = sum + product;
-                (sum, squares + sum * sum)
-            });
-            let (place, product) = ([query.row, place], scale * product);
-            let error = F32_UNIT * (3.0 * scale.abs() * f64::sqrt(of_sums) + 8.0);
-            let error = error + query.options.error(place, product, 0.0);
-            let score = query.options.score(place, product, |x| x);
-            let weight = (score - exact.lse).exp();
-            let change = (weight * error.exp_m1()).min(1.0);
-            moved.scaled_add(change, &(&value - &exact.o).mapv_into(f64::abs));
-            sums.scaled_add(weight, &value);
-            squares += &(&sums * &sums);
-        }
-        let roundings = squares.mapv_into(f64::sqrt) * 3.0 + exact.o.mapv(f64::abs) * 8.0;
-        max_finite(moved + roundings * F32_UNIT)
     }
 
     /// How far from the exact result sums in f16 [may](crate::check) take a row's o, at most of its
@@ -224,13 +164,18 @@ impl<'a> Reference<'a> {
         rows_of(tensor.view(), &query.keys)
     }
 
+    /// The values that a row sees.
+    pub(super) fn values_of(&self, query: &Query) -> CowArray<'_, f64, Ix2> {
+        self.visible(query, &self.values)
+    }
+
     /// The row's scaled products with the keys that it sees.
-    fn products(&self, query: &Query) -> Array1<f64> {
+    pub(super) fn products(&self, query: &Query) -> Array1<f64> {
         self.visible(query, &self.keys).dot(&query.q) * f64::from(self.p.scale)
     }
 
     /// The row's scores from its scaled products.
-    fn scores(
+    pub(super) fn scores(
         &self,
         query: &Query,
         products: Array1<f64>,

@@ -3,9 +3,13 @@
 mod bias;
 mod blocks;
 mod custom;
+#[cfg(test)]
+mod faults;
 mod head;
 mod host;
 mod mask;
+#[cfg(test)]
+mod passes;
 mod ranges;
 mod raw;
 mod rectangles;

@@ -1,18 +1,16 @@
 //! Calls with random options on the CPU, against plain loops and the checks.
 
+use super::passes::Passes;
 use super::samples::{Sample, samples};
 use super::{RawOptions, Sequences};
 use crate::attention::Attention;
 use crate::backward::RawBackward;
-use crate::backward::check::{Backward, all_keys};
-use crate::check::{self, Forward, all_rows};
 use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::forward::{Problem, RawForward};
 use crate::random;
 use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
-use kernels::catalog::Accumulation;
 use kernels::catalog::class::Class;
 use proptest::prelude::*;
 
@@ -51,71 +49,10 @@ fn by_definition(sample: &Sample, [q, k, v]: [&[f32]; 3]) -> (Vec<f64>, Vec<f64>
 
 /// Runs both passes in a type, and expects the checks to pass.
 fn passes<T: Element>(sample: &Sample) -> Result<(), TestCaseError> {
-    let p = &sample.problem;
-    let cpu = Device::cpu();
-    let [q, k, v] = random::inputs::<T>(p, sample.seed);
-    let d_o = random::output_gradient::<T>(p, sample.seed);
-    let [d_lse, _, _] = random::inputs::<f32>(p, sample.seed + 1);
-    let d_lse = &d_lse[..p.lse_shape().iter().product()];
-    let on_cpu = |shape, data: &[T]| Tensor::new(&cpu, shape, data).expect("valid");
-    let [q_tensor, k_tensor] = [on_cpu(p.q_shape(), &q), on_cpu(p.k_shape(), &k)];
-    let [v_tensor, d_o_tensor] = [on_cpu(p.v_shape(), &v), on_cpu(p.o_shape(), &d_o)];
-    let (q_tensor, k_tensor, v_tensor) = (&q_tensor, &k_tensor, &v_tensor);
-    let d_lse_tensor = Tensor::new(&cpu, p.lse_shape(), d_lse).expect("valid");
-
-    let attention = sample.attention();
-    let (o, lse) = attention
-        .forward(q_tensor, k_tensor, v_tensor)
-        .expect("valid");
-    let options = attention.host_options(p).expect("on the CPU");
-    let report = check::check(
-        &Forward {
-            problem: p,
-            options,
-            q: &q,
-            k: &k,
-            v: &v,
-            o: &o.to_vec().expect("on the CPU"),
-            lse: &lse.to_vec().expect("on the CPU"),
-            acc: Accumulation::Single,
-        },
-        &all_rows(p),
-    );
+    let passes = Passes::<T>::new(sample);
+    let report = passes.forward();
     prop_assert!(report.passed(), "{}: {report}", T::DTYPE.name());
-
-    let d_lse_view = Some(d_lse_tensor.view());
-    let gradients = attention
-        .backward_all(
-            q_tensor,
-            k_tensor,
-            v_tensor,
-            &o,
-            &lse,
-            &d_o_tensor,
-            d_lse_view,
-        )
-        .expect("valid");
-    let d_sinks = gradients.d_sinks.map(|d_sinks| d_sinks.to_vec());
-    let d_bias = gradients.d_bias;
-    let d_bias = d_bias.map(|d_bias| (d_bias.shape(), d_bias.to_vec().expect("on the CPU")));
-    let report = crate::backward::check::check(
-        &Backward {
-            problem: p,
-            options,
-            q: &q,
-            k: &k,
-            v: &v,
-            d_o: &d_o,
-            d_lse: Some(d_lse),
-            dq: &gradients.dq.to_vec().expect("on the CPU"),
-            dk: &gradients.dk.to_vec().expect("on the CPU"),
-            dv: &gradients.dv.to_vec().expect("on the CPU"),
-            d_sinks: d_sinks.transpose().expect("on the CPU").as_deref(),
-            d_bias: d_bias.as_ref().map(|(shape, d_bias)| (*shape, &d_bias[..])),
-        },
-        &all_rows(p),
-        &all_keys(p),
-    );
+    let report = passes.expected_gradients().compare(&passes.as_backward());
     prop_assert!(report.passed(), "{}: {report}", T::DTYPE.name());
     Ok(())
 }

@@ -6,12 +6,16 @@
 //!
 //! `max|d - ref| <= 3 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
 //!
-//! **Sums in f32** may add to that. It is little, but elements in f32 have no other error, and scores may be huge. With
-//! `u = 2^-24`, a sum of `n` products of two rows may be off by `u (2 |a| |b| + sqrt(n) |a b|)`: by the norms if its terms
+//! **Each element** in f32 has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
+//! scores and values that have no part in the element. The bound is what sums in f32 add, and `2^-24` of the result. Gradients in
+//! f16 and bf16 have the rule alone: they round P and dS, and small derivatives of a softcap.
+//!
+//! **Sums in f32** may add to both. It is little, but elements in f32 have no other error. With
+//! `w = 2^-24`, a sum of `n` products of two rows may be off by `w (2 |a| |b| + sqrt(n) |a b|)`: by the norms if its terms
 //! have any sign, by its value if they have one. So are each score, `dP` and `delta`. The given lse is off by the mean of
-//! its row's scores and by `u (|lse| + sqrt(keys) + 8)`, o by as much of the values. With `u (sqrt(n) + 8)` for the last
-//! sums, each element of P and dS has its error; times the size of its row of k, q or `d_o`, they add up. The worst
-//! row's allowance is added to each tolerance.
+//! its row's scores and by `3 w |lse|`, o by as much of the values. With `w (sqrt(n) + 16)` for the last
+//! sums, each element of P and dS has its error; times the elements of k, q or `d_o`, they add up. Where a score that counts may
+//! be off by more than 1/2, a weight may be any from 0 to 1, unless no other counts.
 //!
 //! The gradients of sinks and of a bias are sums, of which each term may be off by what lse, delta and the rounding of o
 //! in delta may take it. Options add to scores and lse what they add in the [forward pass](crate::check).
@@ -20,11 +24,13 @@
 
 mod options;
 
-use super::reference::{Gradients, Reference};
-use crate::comparison::{Comparison, ExpectedRow, ExpectedRows, round, sample};
+use super::reference::{Gradients, Reference, Sums};
+use crate::comparison::{
+    Comparison, ExpectedRow, ExpectedRows, max_finite, round, rounding, sample,
+};
 use crate::forward::Problem;
 use crate::options::HostOptions;
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 use std::fmt;
@@ -100,12 +106,8 @@ impl Report {
 
     /// The gradient that comes closest to its tolerance, or exceeds it most.
     pub fn worst(&self) -> Comparison {
-        let share = |gradient: &Comparison| match gradient.max_abs_err {
-            0.0 => 0.0,
-            error => error / gradient.tolerance,
-        };
         let gradients = self.all().map(|(_, gradient)| gradient);
-        let worst = gradients.reduce(|a, b| a.worse(b, share));
+        let worst = gradients.reduce(|a, b| a.worse(b, Comparison::share));
         worst.expect("three at least")
     }
 }
@@ -311,20 +313,35 @@ fn of_head<T: Element>(
     let exact = reference.gradients(rows, keys, None);
     let low = reference.gradients(rows, keys, Some(round::<T>));
 
-    type Part = fn(&Gradients) -> (&Array2<f64>, &Array1<f64>);
+    type Part = fn(&Gradients) -> &Sums;
     let expected = |each: usize, numbers: &[usize], part: Part| {
-        let ((exact, sums), (low, _)) = (part(&exact), part(&low));
+        let (exact, low) = (part(&exact), part(&low));
         let rows = numbers.iter().enumerate().map(|(place, &number)| {
-            let (exact, low) = (exact.row(place).to_owned(), low.row(place));
-            ExpectedRow::new::<T>(head * each + number, exact, low, sums[place])
+            let (of_sums, bounds) = exact.bounds(place, T::DTYPE);
+            let (exact, low) = (exact.exact.row(place).to_owned(), low.exact.row(place));
+            ExpectedRow::new::<T>(head * each + number, exact, low, of_sums, bounds)
         });
         rows.collect()
     };
     [
-        expected(group_rows, rows, |all| (&all.dq, &all.dq_sums)),
-        expected(head_keys, keys, |all| (&all.dk, &all.dk_sums)),
-        expected(head_keys, keys, |all| (&all.dv, &all.dv_sums)),
+        expected(group_rows, rows, |all| &all.dq),
+        expected(head_keys, keys, |all| &all.dk),
+        expected(head_keys, keys, |all| &all.dv),
     ]
+}
+
+impl Sums {
+    /// How far sums in f32 may take the elements of a row, and how far each of them may be off in all.
+    fn bounds(&self, place: usize, dtype: Dtype) -> (f64, Array1<f64>) {
+        let [unit, least] = rounding(dtype);
+        let [exact, errors] = [&self.exact, &self.errors].map(|all| all.row(place));
+        let of_sums = max_finite(errors.to_owned());
+        let element = |d: usize| match dtype {
+            Dtype::F32 => errors[d] + least.max(unit * exact[d].abs()),
+            _ => f64::MAX,
+        };
+        (of_sums, (0..exact.len()).map(element).collect())
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use super::{Backward, HeadInputs};
 use crate::backward::reference::Row;
-use crate::comparison::{ExpectedRow, ExpectedRows, round};
-use crate::tensor::Element;
+use crate::comparison::{ExpectedRow, ExpectedRows, max_finite, round, rounding};
+use crate::tensor::{Dtype, Element};
 use ndarray::Array4;
 use rayon::prelude::*;
 
@@ -24,25 +24,28 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
         for numbers in numbers.chunks(ROWS) {
             let rows = numbers.par_iter().map(|&number| {
                 let exact = reference.row(number, None)?;
-                let low = reference.row(number, Some(round::<T>))?;
+                // Rounded scores may all be -inf: then there is no plain algorithm's row.
+                let low = reference.row(number, Some(round::<T>));
                 Some((number, exact, low))
             });
-            let rows: Vec<Option<(usize, Row, Row)>> = rows.collect();
+            let rows: Vec<Option<(usize, Row, Option<Row>)>> = rows.collect();
             for (number, exact, low) in rows.into_iter().flatten() {
                 let place = |key| [batch, first + number / p.seqlen_q, number % p.seqlen_q, key];
                 if let Some(sums) = &mut d_sinks {
-                    sums.add(place(0), [exact.d_sink, low.d_sink, exact.d_sink_error]);
+                    let low = low.as_ref().map_or(exact.d_sink, |low| low.d_sink);
+                    sums.add(place(0), [exact.d_sink, low], exact.d_sink_error);
                 }
                 if let Some(sums) = &mut d_bias {
                     for (j, &key) in exact.keys.iter().enumerate() {
                         let error = exact.ds_errors[j] + exact.p[j] * exact.o_error;
-                        sums.add(place(key), [exact.ds[j], low.ds[j], error]);
+                        let low = low.as_ref().map_or(exact.ds[j], |low| low.ds[j]);
+                        sums.add(place(key), [exact.ds[j], low], error);
                     }
                 }
             }
         }
     }
-    [d_sinks, d_bias].map(|sums| sums.map(Sums::expected))
+    [d_sinks, d_bias].map(|sums| sums.map(|sums| sums.expected(T::DTYPE)))
 }
 
 /// Sums over the axes that have an extent of 1.
@@ -50,36 +53,39 @@ struct Sums {
     exact: Array4<f64>,
     /// Of the plain algorithm that rounds.
     low: Array4<f64>,
-    /// What sums in f32 may change them by.
-    allowed: Array4<f64>,
+    /// What sums in f32, and o in delta, may change them by.
+    errors: Array4<f64>,
 }
 
 impl Sums {
     fn zeros(shape: [usize; 4]) -> Self {
-        let [exact, low, allowed] = [(); 3].map(|()| Array4::zeros(shape));
-        Sums {
-            exact,
-            low,
-            allowed,
-        }
+        let [exact, low, errors] = [(); 3].map(|()| Array4::zeros(shape));
+        Sums { exact, low, errors }
     }
 
-    fn add(&mut self, place: [usize; 4], [exact, low, allowed]: [f64; 3]) {
+    fn add(&mut self, place: [usize; 4], [exact, low]: [f64; 2], error: f64) {
         let mut axes = self.exact.shape().iter();
         let place = place.map(|index| index.min(axes.next().expect("four axes") - 1));
         self.exact[place] += exact;
         self.low[place] += low;
-        self.allowed[place] += allowed;
+        self.errors[place] += error;
     }
 
-    fn expected(self) -> ExpectedRows {
+    /// The rows, of a call in this type.
+    fn expected(self, dtype: Dtype) -> ExpectedRows {
         let [_, heads, seqlen, _] = self.exact.dim().into();
-        let lanes = [&self.exact, &self.low, &self.allowed].map(|all| all.rows().into_iter());
-        let [exact, low, allowed] = lanes;
-        let rows = exact.zip(low).zip(allowed).enumerate();
-        let rows = rows.map(|(number, ((exact, low), allowed))| {
-            let allowed = allowed.fold(0.0, |max, &allowed| f64::max(max, allowed));
-            ExpectedRow::new::<f32>(number, exact.to_owned(), low, allowed)
+        let [unit, least] = rounding(Dtype::F32);
+        let allowed = self.errors;
+        let bounds = match dtype {
+            Dtype::F32 => &allowed + &self.exact.mapv(|x| least.max(unit * x.abs())),
+            _ => Array4::from_elem(self.exact.raw_dim(), f64::MAX),
+        };
+        let lanes = [&self.exact, &self.low, &allowed, &bounds];
+        let [exact, low, allowed, bounds] = lanes.map(|all| all.rows().into_iter());
+        let rows = exact.zip(low).zip(allowed.zip(bounds)).enumerate();
+        let rows = rows.map(|(number, ((exact, low), (allowed, bounds)))| {
+            let most = max_finite(allowed.to_owned());
+            ExpectedRow::new::<f32>(number, exact.to_owned(), low, most, bounds.to_owned())
         });
         ExpectedRows {
             heads,
