@@ -129,8 +129,8 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
     Ok(())
 }
 
-/// Bytes that a thread may spill where options are on, stores and loads together.
-const MOST_SPILLS_OF_OPTIONS: u32 = 640;
+/// Bytes that a thread may spill where options are on, stores and loads together: with a bias of f32 and a mask of bytes most, 656.
+const MOST_SPILLS_OF_OPTIONS: u32 = 704;
 
 fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;
