@@ -74,9 +74,10 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
     let max = |errors: &mut dyn Iterator<Item = f32>| f64::from(errors.fold(0.0, f32::max));
     let o_error = max(&mut (&result.o - &o).into_iter().map(f32::abs));
     let lse_error = max(&mut (&result.lse - &lse).into_iter().map(f32::abs));
-    // bf16 rounds the inputs too, by 2^-9 of their size: a score of 25 moves by about 0.1.
+    // o of up to 4 is rounded by up to 2^-10, and P before. bf16 rounds the inputs too, by 2^-9 of their size: a score of 25 moves by
+    // about 0.1.
     let (o_tolerance, lse_tolerance) = match dtype {
-        Dtype::F16 => (result.report.o.tolerance, result.report.lse.tolerance),
+        Dtype::F16 => (2e-3, 1e-3),
         Dtype::Bf16 => (0.1, 0.1),
         Dtype::F32 => (1e-5, 1e-5),
     };
