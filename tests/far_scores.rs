@@ -190,7 +190,7 @@ struct Inputs {
     d_o: Vec<f64>,
 }
 
-/// What a call gives.
+/// Results of both passes.
 #[derive(Default)]
 struct Results {
     o: Vec<f64>,
@@ -241,7 +241,7 @@ impl Call {
             v: random(self.keys),
             d_o: random(HEADS * QUERIES),
         };
-        // Whatever rows hold that see no key.
+        // Rows that see no key may hold anything.
         for row in (0..HEADS * QUERIES).filter(|&row| !self.sees(row % QUERIES, 0)) {
             for rows in [&mut inputs.q, &mut inputs.d_o] {
                 rows[row * self.dim..][..self.dim].fill(f64::NAN);

@@ -84,7 +84,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What shows faults of these kernels, and what is on in their text; none of other kernels.
+/// Runs that show faults of these kernels, and the switches of their text; none of other kernels.
 pub fn runs(kernel: &str) -> Option<(Vec<Run>, Switches)> {
     let bias = Switches::NONE.with(Switch::BiasF32, true);
     let far = || {

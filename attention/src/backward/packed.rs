@@ -21,7 +21,7 @@ const BATCH: usize = 0;
 const HEADS: usize = 1;
 const ROWS: usize = 2;
 
-/// The same work on packed sequences, if the dense batch has so many short ones that it pays, and memory and options allow it.
+/// Packed sequences of the same work, if the dense batch has so many short ones that it pays, and memory and options allow it.
 pub(super) fn packed(
     problem: &Problem,
     args: &RawBackward,

@@ -33,7 +33,7 @@ pub(crate) struct Term {
 /// The terms of a softmax whose scores may be off.
 pub(crate) struct Terms {
     pub all: Vec<Term>,
-    /// What the largest score is at least.
+    /// The least that the largest score can be.
     surely: f64,
     /// The largest error of a term that counts.
     pub largest: f64,

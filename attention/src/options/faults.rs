@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 
-/// What a tensor holds that nobody wrote.
+/// The number in a tensor that nobody wrote.
 const STALE: f64 = 5.5;
 
 /// An element by its definition.
@@ -54,7 +54,7 @@ struct Definition {
     dk: Vec<Sum>,
     dv: Vec<Sum>,
     d_bias: Vec<Sum>,
-    /// What a query gives a key: the query's row, the key's, the weight, dS, and dS for the product.
+    /// A query and a key that it sees: the query's row, the key's, the weight, dS, and dS for the product.
     pairs: Vec<Shared>,
 }
 
@@ -191,7 +191,7 @@ struct Rows {
 
 type Fault = fn(&mut [f64], Rows, &mut StdRng);
 
-/// What is wrong with a tensor `[heads, seqlen, dim]`.
+/// Faults of a tensor `[heads, seqlen, dim]`.
 const FAULTS: &[(&str, Fault)] = &[
     ("a row in place of the next", |x, rows, rng| {
         let (row, dim) = (rng.random_range(0..x.len() / rows.dim), rows.dim);

@@ -115,7 +115,7 @@ impl Head<'_> {
         self.sink.unwrap_or(f32::NEG_INFINITY)
     }
 
-    /// What products are multiplied by before they [become scores](Self::apply): 1 where the scale may take them beyond f32.
+    /// The factor of products before they [become scores](Self::apply): 1 where the scale may take them beyond f32.
     pub fn product_scale(&self) -> f32 {
         match has_far_scale(self.p) {
             true => 1.0,

@@ -8,7 +8,7 @@ use crate::random;
 use crate::tensor::{Element, Tensor};
 use kernels::catalog::Accumulation;
 
-/// What both passes read and wrote.
+/// Inputs and results of both passes.
 #[derive(Clone)]
 pub(crate) struct Passes<'a, T> {
     pub sample: &'a Sample,
@@ -91,7 +91,7 @@ impl<'a, T: Element> Passes<'a, T> {
         }
     }
 
-    /// What gradients of these inputs should be.
+    /// Right gradients of these inputs.
     pub fn expected_gradients(&self) -> gradients::Expected {
         let p = &self.sample.problem;
         gradients::Expected::new(&self.as_backward(), &all_rows(p), &all_keys(p))

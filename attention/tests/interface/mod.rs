@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::{Attribute, FnArg, Item, ItemImpl, Signature, Type, UseTree, Visibility};
 
-/// What the test asks of a function.
+/// Facts of a function that the test asks for.
 pub struct Function {
     /// Whether it is safe and takes something that could be wrong: a number, a tensor, or fields that anyone can set.
     pub may_be_wrong: bool,

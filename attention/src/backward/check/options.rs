@@ -53,7 +53,7 @@ struct Sums {
     exact: Array4<f64>,
     /// Of the plain algorithm that rounds.
     low: Array4<f64>,
-    /// What sums in f32, and o in delta, may change them by.
+    /// Allowance for sums in f32, and for o in delta.
     errors: Array4<f64>,
 }
 

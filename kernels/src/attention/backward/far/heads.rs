@@ -13,7 +13,7 @@ use crate::ptx::{barrier, global, math, special};
 use crate::tile::whole::{map_rows, zero};
 use crate::tile::{Accumulator, Element};
 
-/// What a tile of keys, its rows, and far queries, its columns, give each other.
+/// P and dS of a tile of keys, its rows, and far queries, its columns.
 pub struct Found {
     pub p: Accumulator,
     /// `P * (dP - delta)`.

@@ -1,4 +1,4 @@
-//! What far rows give to dk and dv.
+//! dk and dv of far rows.
 
 use super::heads::Heads;
 use super::tiles::{D_O, Q, TILE, for_each_element, slice, tile};
