@@ -1,6 +1,7 @@
 //! The gradients of scaled dot-product attention.
 
 mod bias;
+mod bounds;
 mod call;
 pub mod check;
 mod choice;

@@ -3,38 +3,37 @@
 //!
 //! Both begin at q, k and v: neither reads the o and lse of the forward pass that they check the gradients of.
 
-use crate::comparison::rounding;
+use super::bounds::{Errors, Factor, norm};
 use crate::forward::Problem;
-use crate::forward::bounds::{DEVIATIONS, Term, Terms, is_bound};
-use crate::forward::reference::max_or_nan;
-use crate::options::{Head, rows_of, tanh_error};
+use crate::forward::reference::{add_scaled, elements, max_or_nan, slice_of};
+use crate::options::{Head, rows_of};
 use crate::tensor::Dtype;
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis, Zip};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;
 use std::ops::AddAssign;
 
-/// Half a unit in the last place of f32, relative to numbers of any size.
-const UNIT: f64 = 1.0 / (1 << 24) as f64;
 /// Parts of the rows that are summed at once, whatever the number of threads: sums have one order.
 const PARTS: usize = 16;
+/// Rows of a part at least: it has sums of its own for all keys.
+const ROWS: usize = 32;
 
 /// A key/value head, and what it gives the query heads that it serves.
 pub(crate) struct Reference<'a> {
-    p: &'a Problem,
+    pub(super) p: &'a Problem,
     /// Options of the query heads.
-    options: Vec<Head<'a>>,
+    pub(super) options: Vec<Head<'a>>,
     /// Element type of the call that is checked.
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
     k: ArrayView2<'a, f64>,
     v: ArrayView2<'a, f64>,
     /// `[group * seqlen_q, dim]`.
-    q: ArrayView2<'a, f64>,
+    pub(super) q: ArrayView2<'a, f64>,
     /// `[group * seqlen_q, dim_v]`.
-    d_o: ArrayView2<'a, f64>,
+    pub(super) d_o: ArrayView2<'a, f64>,
     /// `[group * seqlen_q]`.
     d_lse: ArrayView1<'a, f64>,
-    key_norms: Array1<f64>,
-    value_norms: Array1<f64>,
+    pub(super) key_norms: Array1<f64>,
+    pub(super) value_norms: Array1<f64>,
 }
 
 /// Rows of gradients.
@@ -48,23 +47,37 @@ pub(crate) struct Gradients {
 #[derive(Clone)]
 pub(crate) struct Sums {
     pub exact: Array2<f64>,
-    /// How far sums in f32, and o in delta, [may](super::check) take each element.
+    /// How far sums in f32 [may](super::check) take each element.
     pub errors: Array2<f64>,
+    /// How far roundings to the element type may.
+    pub roundings: Array2<f64>,
 }
 
 impl Sums {
     fn zeros(shape: [usize; 2]) -> Self {
-        let [exact, errors] = [(); 2].map(|()| Array2::zeros(shape));
-        Sums { exact, errors }
+        let [exact, errors, roundings] = [(); 3].map(|()| Array2::zeros(shape));
+        Sums {
+            exact,
+            errors,
+            roundings,
+        }
     }
 
-    /// Adds `factor` times a row, a factor that may be off by `error`.
-    fn add(&mut self, place: usize, [factor, error]: [f64; 2], row: ArrayView1<f64>) {
-        self.exact.row_mut(place).scaled_add(factor, &row);
-        if error > 0.0 {
-            let mut errors = self.errors.row_mut(place);
-            let add = |errors: &mut f64, element: &f64| *errors += error * element.abs();
-            Zip::from(&mut errors).and(&row).for_each(add);
+    /// Adds `factor` times a row.
+    fn add(&mut self, place: usize, factor: Factor, row: ArrayView1<f64>) {
+        let row = elements(&row);
+        let [exact, errors, roundings] = self.parts_mut().map(|all| {
+            let all = all.as_slice_mut().expect("row-major");
+            &mut all[place * row.len()..][..row.len()]
+        });
+        if !(factor.error > 0.0 || factor.rounding > 0.0) {
+            return add_scaled(exact, factor.value, row);
+        }
+        let sums = exact.iter_mut().zip(errors).zip(roundings);
+        for (((exact, error), rounding), x) in sums.zip(row) {
+            *exact += factor.value * x;
+            *error += factor.error * x.abs();
+            *rounding += factor.rounding * x.abs();
         }
     }
 
@@ -74,12 +87,12 @@ impl Sums {
         }
     }
 
-    fn parts(&self) -> [&Array2<f64>; 2] {
-        [&self.exact, &self.errors]
+    fn parts(&self) -> [&Array2<f64>; 3] {
+        [&self.exact, &self.errors, &self.roundings]
     }
 
-    fn parts_mut(&mut self) -> [&mut Array2<f64>; 2] {
-        [&mut self.exact, &mut self.errors]
+    fn parts_mut(&mut self) -> [&mut Array2<f64>; 3] {
+        [&mut self.exact, &mut self.errors, &mut self.roundings]
     }
 }
 
@@ -95,37 +108,19 @@ fn norms(rows: ArrayView2<f64>) -> Array1<f64> {
     rows.map_axis(Axis(1), norm)
 }
 
-fn norm(row: ArrayView1<f64>) -> f64 {
-    row.dot(&row).sqrt()
-}
-
-/// How far a sum in f32 of `len` products of two rows may be off, by their norms and its value.
-fn of_sum(len: usize, norms: f64, sum: f64) -> f64 {
-    UNIT * (2.0 * norms + (len as f64).sqrt() * sum.abs())
-}
-
 /// A query row and the keys that it sees.
 pub(crate) struct Row {
-    number: usize,
     pub keys: Vec<usize>,
     /// Scaled products with the keys.
-    products: Array1<f64>,
+    pub(super) products: Array1<f64>,
     pub p: Array1<f64>,
     pub ds: Array1<f64>,
     /// Derivatives of scores by scaled products.
-    derivatives: Array1<f64>,
+    pub(super) derivatives: Array1<f64>,
     /// The row's part in the gradient of its sink.
     pub d_sink: f64,
-    /// Allowance for elements of P, by sums in f32.
-    p_errors: Array1<f64>,
-    /// Allowance for elements of dS, by the same sums.
-    pub ds_errors: Array1<f64>,
-    /// Allowance for the derivatives.
-    slope_errors: Array1<f64>,
-    /// Allowance for the sink's part, by the same sums, and by the rounding of o in delta.
-    pub d_sink_error: f64,
-    /// Allowance for delta, by the rounding of o.
-    pub o_error: f64,
+    /// None of the plain algorithm, which rounds.
+    pub errors: Option<Errors>,
 }
 
 impl<'a> Reference<'a> {
@@ -170,7 +165,7 @@ impl<'a> Reference<'a> {
                 &all_rows
             }
         };
-        let parts = visited.par_chunks(visited.len().div_ceil(PARTS).max(1));
+        let parts = visited.par_chunks(visited.len().div_ceil(PARTS).max(ROWS));
         let parts: Vec<Gradients> = parts
             .map(|part| {
                 let of_part = |row: &usize| part.binary_search(row).is_ok();
@@ -202,28 +197,23 @@ impl<'a> Reference<'a> {
                 continue;
             };
             let (q, d_o) = (self.q.row(number), self.d_o.row(number));
-            let by_product = |seen: usize| {
-                let slope = row.derivatives[seen];
-                let of_o = match self.dtype {
-                    Dtype::F32 => row.p[seen] * row.o_error,
-                    // The plain algorithm rounds o, too.
-                    _ => 0.0,
-                };
-                let [ds, error] = [row.ds[seen], row.ds_errors[seen] + of_o];
-                let error = slope.abs() * error + row.slope_errors[seen] * (ds.abs() + error);
-                [scale * slope * ds, scale.abs() * error]
-            };
-            if let Ok(place) = rows.binary_search(&number) {
-                for (seen, &key) in row.keys.iter().enumerate() {
-                    part.dq.add(place, by_product(seen), self.k.row(key));
-                }
-            }
-            for (place, &key) in keys.iter().enumerate() {
-                let Ok(seen) = row.keys.binary_search(&key) else {
+            let of_dq = rows.binary_search(&number).ok();
+            // Both ascend.
+            let mut places = keys.iter().enumerate().peekable();
+            for (seen, &key) in row.keys.iter().enumerate() {
+                while places.next_if(|&(_, wanted)| *wanted < key).is_some() {}
+                let of_key = places.next_if(|&(_, wanted)| *wanted == key);
+                if of_dq.is_none() && of_key.is_none() {
                     continue;
-                };
-                part.dv.add(place, [row.p[seen], row.p_errors[seen]], d_o);
-                part.dk.add(place, by_product(seen), q);
+                }
+                let of_product = row.of_product(seen, scale);
+                if let Some(place) = of_dq {
+                    part.dq.add(place, of_product, self.k.row(key));
+                }
+                if let Some((place, _)) = of_key {
+                    part.dv.add(place, row.of_p(seen), d_o);
+                    part.dk.add(place, of_product, q);
+                }
             }
         }
         part
@@ -252,7 +242,7 @@ impl<'a> Reference<'a> {
         let p = exponentials.mapv_into(|e| rounded(e / l));
         let mut o = Array1::<f64>::zeros(self.p.dim_v);
         for (p, v) in p.iter().zip(v.rows()) {
-            o.scaled_add(*p, &v);
+            add_scaled(slice_of(&mut o), *p, elements(&v));
         }
         let o = o.mapv_into(rounded);
         let delta = d_o.dot(&o) - self.d_lse[number];
@@ -263,7 +253,6 @@ impl<'a> Reference<'a> {
         let derivatives = pairs.map(|(&key, &product)| options.derivative([place, key], product));
         let derivatives = derivatives.collect();
         let mut row = Row {
-            number,
             keys: visible,
             derivatives,
             // Without a sink, or in no sequence, there is no part, whatever the row's d_o.
@@ -273,119 +262,16 @@ impl<'a> Reference<'a> {
                 }
                 _ => 0.0,
             },
-            d_sink_error: 0.0,
-            o_error: 0.0,
+            errors: None,
             products,
-            p_errors: Array1::zeros(p.len()),
-            ds_errors: Array1::zeros(p.len()),
-            slope_errors: Array1::zeros(p.len()),
             p,
             ds,
         };
         if round.is_none() {
             let lse = m + l.ln();
-            self.add_errors(&mut row, o.view(), lse, delta, &dp);
+            row.errors = Some(self.errors(number, &row, o.view(), [lse, delta], &dp));
         }
         Some(row)
-    }
-
-    /// How far delta may be off by the rounding of o: in f32, which has no other allowance for it, at the most.
-    fn o_error(&self, row: &Row, o: ArrayView1<f64>) -> f64 {
-        let [unit, _] = rounding(self.dtype);
-        let d_o = self.d_o.row(row.number);
-        let independent = norm((&d_o * &o).view());
-        match self.dtype {
-            Dtype::F32 => unit * (2.0 * d_o.dot(&o).abs() + 2.0 * DEVIATIONS * independent),
-            _ => unit * independent,
-        }
-    }
-
-    /// Finds what sums in f32 may change a row's P and dS by.
-    fn add_errors(
-        &self,
-        row: &mut Row,
-        o: ArrayView1<f64>,
-        lse: f64,
-        delta: f64,
-        dp: &Array1<f64>,
-    ) {
-        let (dim, dim_v, keys) = (self.p.dim, self.p.dim_v, row.p.len());
-        let (q, d_o) = (self.q.row(row.number), self.d_o.row(row.number));
-        let options = &self.options[row.number / self.p.seqlen_q];
-        let place = row.number % self.p.seqlen_q;
-        let [key_norms, value_norms] =
-            [&self.key_norms, &self.value_norms].map(|all| all.select(Axis(0), &row.keys));
-        let tanh = tanh_error(self.dtype);
-        let (q_norm, d_o_norm) = (f64::from(self.p.scale).abs() * norm(q), norm(d_o));
-        let unbound = |score: f64| if is_bound(score) { 0.0 } else { score.abs() };
-        let term = |j: usize| {
-            let (pair, product) = ([place, row.keys[j]], row.products[j]);
-            let score = options.score(pair, product, |x| x);
-            let sums = row.derivatives[j].abs() * of_sum(dim, q_norm * key_norms[j], product);
-            let error = match is_bound(score) {
-                true => 0.0,
-                false => sums + options.error(pair, product, tanh) + UNIT * score.abs(),
-            };
-            Term {
-                log: score - lse,
-                error,
-            }
-        };
-        let sink = f64::from(options.sink());
-        let of_sink = Term {
-            log: sink - lse,
-            error: UNIT * 4.0 * if sink.is_finite() { sink.abs() } else { 0.0 },
-        };
-        let terms = Terms::new((0..keys).map(term).chain([of_sink]).collect());
-        let is_alone = terms.all.iter().filter(|term| terms.counts(term)).count() == 1;
-        // The mean of the weights' changes, which each of them takes part in.
-        let mean_error = match (terms.are_close(), is_alone) {
-            (true, _) => row
-                .p
-                .iter()
-                .zip(&terms.all)
-                .filter(|(p, _)| **p > 0.0)
-                .map(|(p, term)| p * term.error)
-                .sum(),
-            (false, true) => 0.0,
-            (false, false) => 1.0,
-        };
-        let changed = |p: f64, term: &Term| match (terms.are_close(), is_alone) {
-            (true, _) => p * (term.error + mean_error + UNIT * 3.0 * unbound(lse)),
-            (false, false) if terms.counts(term) => p.max(1.0 - p),
-            _ => 0.0,
-        };
-        let values: f64 = row
-            .p
-            .iter()
-            .zip(&value_norms)
-            .map(|(p, norm)| p * norm)
-            .sum();
-        let delta_error =
-            of_sum(dim_v, d_o_norm * norm(o), delta) + (mean_error + UNIT) * d_o_norm * values;
-        row.o_error = self.o_error(row, o);
-        // The sums of dq, of dk and of dv, too.
-        let sums = UNIT * (16.0 + (keys as f64).sqrt() + (self.q.nrows().max(keys) as f64).sqrt());
-        for (j, term) in terms.all[..keys].iter().enumerate() {
-            let p = row.p[j];
-            let changed = changed(p, term);
-            let dp_error = of_sum(dim_v, d_o_norm * value_norms[j], dp[j]);
-            row.p_errors[j] = changed + p * sums;
-            // A derivative `1 - tanh²` is off by the product, and by roundings near 1.
-            row.slope_errors[j] = self.p.softcap.map_or(0.0, |cap| {
-                let product = of_sum(dim, q_norm * key_norms[j], row.products[j]);
-                let of_product = 2.0 * product / f64::from(cap);
-                row.derivatives[j].abs() * of_product.min(1.0) + 2.0 * tanh + 4.0 * UNIT
-            });
-            row.ds_errors[j] = row.p_errors[j] * (dp[j] - delta).abs()
-                + (p + changed).min(1.0) * (dp_error + delta_error);
-        }
-        if sink.is_finite() && options.sequences.contain(place) {
-            let p = (sink - lse).exp();
-            let changed = changed(p, &of_sink) + p * UNIT * (24.0 + (keys as f64).sqrt());
-            let weight = (p + changed).min(1.0);
-            row.d_sink_error = changed * delta.abs() + weight * (delta_error + row.o_error);
-        }
     }
 }
 

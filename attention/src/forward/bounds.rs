@@ -1,10 +1,10 @@
 //! How far roundings may take a row from the exact result, by the sizes of what is rounded.
 
-use super::reference::{F32_UNIT, Query, Reference, Row};
+use super::reference::{F32_UNIT, Query, Reference, Row, elements, slice_of};
 use crate::comparison::rounding;
 use crate::options::tanh_error;
 use crate::tensor::{Dtype, Element};
-use ndarray::{Array1, Zip};
+use ndarray::Array1;
 use std::f64::consts::LOG2_E;
 
 /// Keys whose weight is below `e^-40` of the largest have no part that a result shows.
@@ -112,7 +112,9 @@ impl Reference<'_> {
         let values = self.values_of(query);
         let of_sink = Array1::zeros(exact.o.len());
         let values = values.rows().into_iter().chain([of_sink.view()]);
+        let o = exact.o.as_slice().expect("contiguous");
         for (term, value) in terms.all.iter().zip(values) {
+            let value = elements(&value);
             let p = term.log.exp();
             let rounded = p.min(p_least.max(p_unit * p));
             let change = match (terms.counts(term), is_close) {
@@ -120,25 +122,20 @@ impl Reference<'_> {
                 (true, false) => 1.0,
                 (false, _) => 0.0,
             };
-            let move_by = |moved: &mut f64, value: &f64, o: &f64| {
+            let sums = slice_of(&mut moved).iter_mut().zip(o);
+            for ((moved, o), value) in sums.zip(value) {
                 let away = change * (value - o).abs();
                 *moved = match is_close {
                     true => *moved + away,
                     // Any mean of the values.
                     false => moved.max(away),
                 };
-            };
-            Zip::from(&mut moved)
-                .and(value)
-                .and(&exact.o)
-                .for_each(move_by);
-            Zip::from(&mut squares)
-                .and(&mut sizes)
-                .and(value)
-                .for_each(|squares, sizes, value| {
-                    *squares += (rounded * value).powi(2);
-                    *sizes += p * value.abs();
-                });
+            }
+            let sums = slice_of(&mut squares).iter_mut().zip(slice_of(&mut sizes));
+            for ((squares, sizes), value) in sums.zip(value) {
+                *squares += (rounded * value).powi(2);
+                *sizes += p * value.abs();
+            }
         }
         let deviations = DEVIATIONS.min(count.sqrt());
         let steps = match T::DTYPE {

@@ -204,10 +204,27 @@ impl<'a> Reference<'a> {
         let l = exponentials.sum() + (sink - m).exp();
         let values = self.visible(query, &self.values);
         for (e, value) in exponentials.iter().zip(values.rows()) {
-            o.scaled_add(round(e / l), &value);
+            add_scaled(slice_of(&mut o), round(e / l), elements(&value));
         }
         Row { o, lse: m + l.ln() }
     }
+}
+
+/// Adds `factor` times a row to a sum: plain slices, which the compiler makes vectors of.
+pub(crate) fn add_scaled(sum: &mut [f64], factor: f64, row: &[f64]) {
+    sum.iter_mut()
+        .zip(row)
+        .for_each(|(sum, x)| *sum += factor * x);
+}
+
+/// The elements of a row-major tensor's row.
+pub(crate) fn elements<'a>(row: &ArrayView1<'a, f64>) -> &'a [f64] {
+    row.to_slice().expect("row-major")
+}
+
+/// The elements of an array.
+pub(crate) fn slice_of(array: &mut Array1<f64>) -> &mut [f64] {
+    array.as_slice_mut().expect("contiguous")
 }
 
 /// The larger of two numbers, NaN if either is NaN.

@@ -28,6 +28,8 @@ struct Sum {
     value: f64,
     /// Sum of the squares of its terms.
     squares: f64,
+    /// Sum of the sizes of its terms.
+    sizes: f64,
     /// Sum of the sizes that one error of several terms counts by.
     shared: f64,
 }
@@ -37,12 +39,18 @@ impl Sum {
     fn add(&mut self, term: f64, shared: f64) {
         self.value += term;
         self.squares += term * term;
+        self.sizes += term.abs();
         self.shared += shared.abs();
     }
 
-    /// The size by which its roundings count.
-    fn size(&self) -> f64 {
+    /// The size by which roundings of independent terms count.
+    fn independent(self) -> f64 {
         self.value.abs() + self.squares.sqrt() + self.shared
+    }
+
+    /// The size by which roundings of all terms to one side count.
+    fn in_all(self) -> f64 {
+        self.value.abs() + self.sizes + self.shared
     }
 }
 
@@ -122,13 +130,17 @@ impl Definition {
                 });
             }
             let o: Vec<f64> = o.iter().map(|o| o.value).collect();
-            // delta is off by the roundings of o.
-            let of_delta = d_o
+            // delta is off by the roundings of o, and of the weights that it is made of.
+            let of_o = d_o.iter().zip(&o).map(|(d_o, o)| d_o * o);
+            let of_p = scores
                 .iter()
-                .zip(&o)
-                .map(|(d_o, o)| (d_o * o).powi(2))
-                .sum::<f64>()
-                .sqrt();
+                .zip(&values)
+                .map(|(score, value)| weight(score) * dot(d_o, value));
+            let of_delta = [of_o.collect::<Vec<_>>(), of_p.collect()].map(|terms| {
+                let sum: f64 = terms.iter().sum();
+                sum.abs() + dot(&terms, &terms).sqrt()
+            });
+            let of_delta = of_delta[0].max(of_delta[1]);
             let delta = dot(d_o, &o) - f64::from(passes.d_lse[row]);
             for ((&j, score), value) in seen.iter().zip(&scores).zip(&values) {
                 let weight = weight(score);
@@ -245,19 +257,49 @@ fn one_row<'x>(x: &'x mut [f64], rows: Rows, rng: &mut StdRng) -> &'x mut [f64] 
     &mut x[row * rows.dim..][..rows.dim]
 }
 
-/// Half a unit in the last place of a type, or of f32 what sums of some hundred products come to.
-fn unit<T: Element>() -> f64 {
-    match T::DTYPE {
-        Dtype::F32 => 1e-5,
-        dtype => rounding(dtype)[0],
-    }
+/// What roundings may do to the elements of a tensor, at the most.
+#[derive(Clone, Copy)]
+struct Roundings {
+    /// Half a unit in the last place of a type, or of f32 what sums of some hundred products come to.
+    unit: f64,
+    /// The size that they count by.
+    size: fn(Sum) -> f64,
 }
 
-/// Whether an element is so far from its definition that a check must refuse it.
-fn is_wrong(found: f64, exact: Sum, unit: f64) -> bool {
-    let kinds = [found, exact.value].map(f64::is_finite);
-    kinds[0] != kinds[1]
-        || kinds[0] && (found - exact.value).abs() > 16.0 * unit * exact.size() + 1e-5
+impl Roundings {
+    /// Of outputs of this type, or of gradients in f32: terms have roundings of their own.
+    fn independent<T: Element>() -> Self {
+        let unit = match T::DTYPE {
+            Dtype::F32 => 1e-5,
+            dtype => rounding(dtype)[0],
+        };
+        Roundings {
+            unit,
+            size: Sum::independent,
+        }
+    }
+
+    /// Of gradients of this type: their bounds in f16 and bf16 are of all roundings to one side.
+    fn of_gradients<T: Element>() -> Self {
+        let roundings = Self::independent::<T>();
+        match T::DTYPE {
+            Dtype::F32 => roundings,
+            _ => Roundings {
+                size: Sum::in_all,
+                ..roundings
+            },
+        }
+    }
+
+    fn allowed(self, exact: Sum) -> f64 {
+        16.0 * self.unit * (self.size)(exact) + 1e-5
+    }
+
+    /// Whether an element is so far from its definition that a check must refuse it.
+    fn are_passed(self, found: f64, exact: Sum) -> bool {
+        let kinds = [found, exact.value].map(f64::is_finite);
+        kinds[0] != kinds[1] || kinds[0] && (found - exact.value).abs() > self.allowed(exact)
+    }
 }
 
 /// How often each fault was made that a check must refuse.
@@ -269,15 +311,15 @@ fn spoil<T: Element>(
     right: &[T],
     exact: &[Sum],
     rows: Rows,
+    roundings: Roundings,
     made: &mut Made,
     rng: &mut StdRng,
     refused: &mut dyn FnMut(Vec<T>) -> Option<String>,
 ) {
-    let unit = unit::<T>();
     let mut expect = |fault: &'static str, x: Vec<f64>| {
         let x: Vec<T> = x.into_iter().map(|x| T::from_f32(x as f32)).collect();
         let mut elements = x.iter().zip(exact);
-        if elements.any(|(found, exact)| is_wrong(found.to_f32().into(), *exact, unit)) {
+        if elements.any(|(found, exact)| roundings.are_passed(found.to_f32().into(), *exact)) {
             *made.entry(fault).or_default() += 1;
             if let Some(report) = refused(x) {
                 panic!("{name} with {fault}: {report}");
@@ -292,7 +334,7 @@ fn spoil<T: Element>(
     }
     let mut x = wide.clone();
     let place = rng.random_range(0..x.len());
-    x[place] += 32.0 * unit * exact[place].size() + 2e-5;
+    x[place] += 2.0 * roundings.allowed(exact[place]);
     expect("an element off by a few roundings", x);
 }
 
@@ -305,11 +347,21 @@ fn forward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made, 
         dim: p.dim_v,
     };
     let mut spoilt = passes.clone();
-    spoil("o", &passes.o, &exact.o, rows, made, rng, &mut |o| {
-        spoilt.o = o;
-        let report = expected.compare(&spoilt.as_forward());
-        report.o.passed().then(|| report.to_string())
-    });
+    let roundings = Roundings::independent::<T>();
+    spoil(
+        "o",
+        &passes.o,
+        &exact.o,
+        rows,
+        roundings,
+        made,
+        rng,
+        &mut |o| {
+            spoilt.o = o;
+            let report = expected.compare(&spoilt.as_forward());
+            report.o.passed().then(|| report.to_string())
+        },
+    );
     let mut spoilt = passes.clone();
     let mut lse_fault = |fault: &'static str, spoil: &dyn Fn(&mut [f32], usize)| {
         let row = rng.random_range(0..passes.lse.len());
@@ -336,6 +388,7 @@ fn forward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made, 
 fn backward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made, rng: &mut StdRng) {
     let p = &passes.sample.problem;
     let expected = passes.expected_gradients();
+    let roundings = Roundings::of_gradients::<T>();
     let q_rows = Rows {
         heads: p.batch * p.heads,
         seqlen: p.seqlen_q,
@@ -353,23 +406,50 @@ fn backward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made,
     let passed =
         |spoilt: &Passes<T>| -> gradients::Report { expected.compare(&spoilt.as_backward()) };
     let mut spoilt = passes.clone();
-    spoil("dq", &passes.dq, &exact.dq, q_rows, made, rng, &mut |dq| {
-        spoilt.dq = dq;
-        let report = passed(&spoilt);
-        report.dq.passed().then(|| report.to_string())
-    });
+    spoil(
+        "dq",
+        &passes.dq,
+        &exact.dq,
+        q_rows,
+        roundings,
+        made,
+        rng,
+        &mut |dq| {
+            spoilt.dq = dq;
+            let report = passed(&spoilt);
+            report.dq.passed().then(|| report.to_string())
+        },
+    );
     let mut spoilt = passes.clone();
-    spoil("dk", &passes.dk, &exact.dk, k_rows, made, rng, &mut |dk| {
-        spoilt.dk = dk;
-        let report = passed(&spoilt);
-        report.dk.passed().then(|| report.to_string())
-    });
+    spoil(
+        "dk",
+        &passes.dk,
+        &exact.dk,
+        k_rows,
+        roundings,
+        made,
+        rng,
+        &mut |dk| {
+            spoilt.dk = dk;
+            let report = passed(&spoilt);
+            report.dk.passed().then(|| report.to_string())
+        },
+    );
     let mut spoilt = passes.clone();
-    spoil("dv", &passes.dv, &exact.dv, v_rows, made, rng, &mut |dv| {
-        spoilt.dv = dv;
-        let report = passed(&spoilt);
-        report.dv.passed().then(|| report.to_string())
-    });
+    spoil(
+        "dv",
+        &passes.dv,
+        &exact.dv,
+        v_rows,
+        roundings,
+        made,
+        rng,
+        &mut |dv| {
+            spoilt.dv = dv;
+            let report = passed(&spoilt);
+            report.dv.passed().then(|| report.to_string())
+        },
+    );
     if exact.pairs.is_empty() {
         return;
     }
@@ -384,7 +464,7 @@ fn backward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made,
                 *found = T::from_f32(
                     (f64::from(found.to_f32()) - factor * f64::from(of.to_f32())) as f32,
                 );
-                wrong |= is_wrong(found.to_f32().into(), exact[row * dim + d], unit::<T>());
+                wrong |= roundings.are_passed(found.to_f32().into(), exact[row * dim + d]);
             }
             wrong
         };
@@ -413,7 +493,7 @@ fn backward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made,
         if let (Some((shape, d_bias)), Some(_)) = (&mut spoilt.d_bias, report.d_bias) {
             let place = place_in(*shape, pair.place);
             d_bias[place] -= pair.ds as f32;
-            if is_wrong(d_bias[place].into(), exact.d_bias[place], unit::<T>()) {
+            if roundings.are_passed(d_bias[place].into(), exact.d_bias[place]) {
                 *made.entry("d_bias without a pair").or_default() += 1;
                 let report = passed(&spoilt);
                 assert!(
@@ -439,16 +519,13 @@ fn faults_are_refused() {
             let passes = Passes::<T>::new(sample);
             let exact = Definition::new(&passes);
             forward(&passes, &exact, made, rng);
-            // Gradients in f16 and bf16 have one tolerance for all elements.
-            if T::DTYPE == Dtype::F32 {
-                backward(&passes, &exact, made, rng);
-            }
+            backward(&passes, &exact, made, rng);
         }
         both::<f32>(&sample, &mut made[0], &mut rng);
         both::<f16>(&sample, &mut made[1], &mut rng);
         both::<bf16>(&sample, &mut made[2], &mut rng);
     }
-    for (made, kinds) in made.into_iter().zip([18, 14, 14]) {
+    for (made, kinds) in made.into_iter().zip([18; 3]) {
         let rare = made.iter().find(|(_, made)| **made < 20);
         assert!(
             made.len() >= kinds && rare.is_none(),
@@ -543,7 +620,7 @@ fn by_definition<T: Element>(passes: Passes<T>) -> Passes<T> {
     }
 }
 
-/// A huge number leaves no room for results that are wrong by a percent, in f16 by four, and in bf16 by thirty; gradients are those in f32.
+/// A huge number leaves no room for results that are wrong by a percent, in f16 by four, and in bf16 by thirty.
 fn wrong_by_a_percent<T: Element>(what: &str, passes: &Passes<T>, has_dq: bool) {
     let factor = match T::DTYPE {
         Dtype::F32 => 1.01,
@@ -579,9 +656,6 @@ fn wrong_by_a_percent<T: Element>(what: &str, passes: &Passes<T>, has_dq: bool) 
         report.passed() || !has_dq && report.dv.passed(),
         "{what} in {name}: {report}"
     );
-    if T::DTYPE != Dtype::F32 {
-        return;
-    }
     let spoilt = Passes {
         dq: wrong(&passes.dq),
         dk: wrong(&passes.dk),

@@ -25,12 +25,10 @@
 mod options;
 
 use super::reference::{Gradients, Reference, Sums};
-use crate::comparison::{
-    Comparison, ExpectedRow, ExpectedRows, max_finite, round, rounding, sample,
-};
+use crate::comparison::{Comparison, ExpectedRow, ExpectedRows, round, sample};
 use crate::forward::Problem;
 use crate::options::HostOptions;
-use crate::tensor::{Dtype, Element};
+use crate::tensor::Element;
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 use std::fmt;
@@ -328,20 +326,6 @@ fn of_head<T: Element>(
         expected(head_keys, keys, |all| &all.dk),
         expected(head_keys, keys, |all| &all.dv),
     ]
-}
-
-impl Sums {
-    /// How far sums in f32 may take the elements of a row, and how far each of them may be off in all.
-    fn bounds(&self, place: usize, dtype: Dtype) -> (f64, Array1<f64>) {
-        let [unit, least] = rounding(dtype);
-        let [exact, errors] = [&self.exact, &self.errors].map(|all| all.row(place));
-        let of_sums = max_finite(errors.to_owned());
-        let element = |d: usize| match dtype {
-            Dtype::F32 => errors[d] + least.max(unit * exact[d].abs()),
-            _ => f64::MAX,
-        };
-        (of_sums, (0..exact.len()).map(element).collect())
-    }
 }
 
 #[cfg(test)]

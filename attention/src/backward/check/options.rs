@@ -1,6 +1,7 @@
 //! The gradients of options' tensors by the reference.
 
 use super::{Backward, HeadInputs};
+use crate::backward::bounds::Factor;
 use crate::backward::reference::Row;
 use crate::comparison::{ExpectedRow, ExpectedRows, max_finite, round, rounding};
 use crate::tensor::{Dtype, Element};
@@ -33,19 +34,18 @@ pub(super) fn expected<T: Element>(backward: &Backward<T>) -> [Option<ExpectedRo
                 let place = |key| [batch, first + number / p.seqlen_q, number % p.seqlen_q, key];
                 if let Some(sums) = &mut d_sinks {
                     let low = low.as_ref().map_or(exact.d_sink, |low| low.d_sink);
-                    sums.add(place(0), [exact.d_sink, low], exact.d_sink_error);
+                    sums.add(place(0), exact.of_sink(), low);
                 }
                 if let Some(sums) = &mut d_bias {
                     for (j, &key) in exact.keys.iter().enumerate() {
-                        let error = exact.ds_errors[j] + exact.p[j] * exact.o_error;
                         let low = low.as_ref().map_or(exact.ds[j], |low| low.ds[j]);
-                        sums.add(place(key), [exact.ds[j], low], error);
+                        sums.add(place(key), exact.of_ds(j), low);
                     }
                 }
             }
         }
     }
-    [d_sinks, d_bias].map(|sums| sums.map(|sums| sums.expected(T::DTYPE)))
+    [d_sinks, d_bias].map(|sums| sums.map(Sums::expected))
 }
 
 /// Sums over the axes that have an extent of 1.
@@ -53,7 +53,7 @@ struct Sums {
     exact: Array4<f64>,
     /// Of the plain algorithm that rounds.
     low: Array4<f64>,
-    /// Allowance for sums in f32, and for o in delta.
+    /// Allowance for sums in f32, and for roundings to the element type.
     errors: Array4<f64>,
 }
 
@@ -63,23 +63,19 @@ impl Sums {
         Sums { exact, low, errors }
     }
 
-    fn add(&mut self, place: [usize; 4], [exact, low]: [f64; 2], error: f64) {
+    fn add(&mut self, place: [usize; 4], exact: Factor, low: f64) {
         let mut axes = self.exact.shape().iter();
         let place = place.map(|index| index.min(axes.next().expect("four axes") - 1));
-        self.exact[place] += exact;
+        self.exact[place] += exact.value;
         self.low[place] += low;
-        self.errors[place] += error;
+        self.errors[place] += exact.error + exact.rounding;
     }
 
-    /// The rows, of a call in this type.
-    fn expected(self, dtype: Dtype) -> ExpectedRows {
+    fn expected(self) -> ExpectedRows {
         let [_, heads, seqlen, _] = self.exact.dim().into();
         let [unit, least] = rounding(Dtype::F32);
         let allowed = self.errors;
-        let bounds = match dtype {
-            Dtype::F32 => &allowed + &self.exact.mapv(|x| least.max(unit * x.abs())),
-            _ => Array4::from_elem(self.exact.raw_dim(), f64::MAX),
-        };
+        let bounds = &allowed + &self.exact.mapv(|x| least.max(unit * x.abs()));
         let lanes = [&self.exact, &self.low, &allowed, &bounds];
         let [exact, low, allowed, bounds] = lanes.map(|all| all.rows().into_iter());
         let rows = exact.zip(low).zip(allowed.zip(bounds)).enumerate();
