@@ -2,10 +2,12 @@
 
 use attention::device::Emulator;
 use attention::emulator::Options;
-use attention::{Device, Dtype, Facts, Window};
+use attention::{Device, Dtype, Facts, Sequences, Window};
 use ndarray::{Axis, s};
 use proptest::prelude::*;
 use proptest::sample::select;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use tests::strategy::{check_each, few};
 use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
 
@@ -93,6 +95,16 @@ fn each_length(device: &Device) -> Outcome {
     PASSED
 }
 
+/// A length for each entry of a batch of so many queries and keys each.
+fn lengths(case: &Case) -> Sequences<Vec<i32>> {
+    let mut rng = StdRng::seed_from_u64(case.seed);
+    let [q, kv] = [case.seqlen_q, case.seqlen_kv].map(|rows| {
+        let lengths = (0..case.batch).map(|_| rng.random_range(0..=rows as i32));
+        lengths.collect()
+    });
+    Sequences::Padded { q, kv }
+}
+
 /// Random lengths, heads, layouts and options.
 fn cases(all: usize) -> impl Strategy<Value = BackwardCase> {
     let length = || prop_oneof![select(&[1, 3, 4, 17, 32][..]), 1..=24_usize];
@@ -105,12 +117,12 @@ fn cases(all: usize) -> impl Strategy<Value = BackwardCase> {
         any::<[bool; 3]>(),
         proptest::option::of(1.0..30.0_f32),
     );
-    let options = (any::<[bool; 4]>(), layouts(), layouts(), any::<u64>());
+    let options = (any::<[bool; 5]>(), layouts(), layouts(), any::<u64>());
     (heads, modifiers, options).prop_map(move |(heads, modifiers, options)| {
         let (kv_heads, group, seqlen_q, seqlen_kv, slices) = heads;
         let (left, right, [window, alibi, sinks], softcap) = modifiers;
-        let ([causal, bf16, d_lse, any_order], layout, o, seed) = options;
-        let case = Case {
+        let ([causal, bf16, d_lse, any_order, padded], layout, o, seed) = options;
+        let mut case = Case {
             dtype: if bf16 { Dtype::Bf16 } else { Dtype::F16 },
             dim: 8 * slices,
             causal,
@@ -128,6 +140,7 @@ fn cases(all: usize) -> impl Strategy<Value = BackwardCase> {
             seed,
             ..many(all, [kv_heads, group], [seqlen_q, seqlen_kv])
         };
+        case.modifiers.sequences = padded.then(|| lengths(&case));
         let case = BackwardCase {
             d_lse,
             any_order,

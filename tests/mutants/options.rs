@@ -99,14 +99,14 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a query finds its sequence by the offset above",
         kernel: RANGES,
         pattern: "setp.gt.s32",
-        which: Nth(0),
+        which: Nth(1),
         change: or_equal,
     },
     Mutant {
         what: "a query sees one key less",
         kernel: RANGES,
         pattern: "add.s32",
-        which: Nth(5),
+        which: Nth(7),
         change: one_less,
     },
     Mutant {
@@ -120,22 +120,40 @@ pub const MUTANTS: &[Mutant] = &[
         what: "an offset of queries above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(3),
+        which: Nth(2),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys below those before it",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(1),
+        which: Nth(3),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(1),
+        which: Nth(3),
         change: always_last,
+    },
+    Mutant {
+        what: "the length of a sequence's queries left out",
+        kernel: RANGES,
+        pattern: "min.s32",
+        which: Nth(0),
+        change: always_first,
+    },
+    Mutant {
+        what: "a length for each sequence of heads that share one",
+        kernel: RANGES,
+        pattern: "div.u32",
+        which: Nth(2),
+        change: |line| {
+            let (quotient, operands) = line.split_once(',').expect("operands");
+            let (dividend, _) = operands.split_once(',').expect("two");
+            format!("{},{dividend};", quotient.replace("div.u32", "mov.b32"))
+        },
     },
     Mutant {
         what: "queries of no sequence not marked",
@@ -405,8 +423,26 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         q: vec![8, 110, 60, 40, 140],
         kv: vec![10, 150, 120, 100, 210],
     });
-    let falling = (kernel.name == RANGES).then_some(falling);
-    let runs = [case, odd].into_iter().chain(falling).flat_map(|case| {
+    // More key/value heads than multiprocessors, which share tiles.
+    let lengths = |most: i32| (0..60).map(|entry| entry * 5 % (most + 1)).collect();
+    let padded = Case {
+        batch: 60,
+        heads: 2,
+        kv_heads: 2,
+        seqlen_q: 5,
+        seqlen_kv: 6,
+        modifiers: Modifiers {
+            sequences: Some(Sequences::Padded {
+                q: lengths(5),
+                kv: lengths(6),
+            }),
+            ..Modifiers::default()
+        },
+        ..case.clone()
+    };
+    let of_ranges = [falling, padded].into_iter();
+    let of_ranges = of_ranges.filter(|_| kernel.name == RANGES);
+    let runs = [case, odd].into_iter().chain(of_ranges).flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase {
             d_lse: case.modifiers.sinks,
             ..BackwardCase::from(case.clone())

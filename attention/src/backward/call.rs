@@ -2,7 +2,8 @@
 
 use super::cpu::{self, Inputs};
 use super::gradients::Targets;
-use super::{choice, packed, plan};
+use super::packed::Call;
+use super::{choice, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
@@ -300,25 +301,23 @@ impl Attention<'_> {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
-        let deterministic = !self.any_order;
+        let call = Call::new(problem, args, !self.any_order);
         let packed = match choice::takes_packed(name) {
-            true => packed::packed(problem, args, facts),
+            true => call.packed(facts),
             false => None,
         };
-        let (problem, args) = packed
-            .as_ref()
-            .map_or((problem, args), |(problem, args)| (problem, args));
+        let call = packed.unwrap_or(call);
         let main = match args.options.custom {
-            None => choice::resolve(name, dtype, problem, facts, args, deterministic)?,
+            None => choice::resolve(name, dtype, facts, &call)?,
             Some(custom) => {
                 expect_best(name)?;
                 let of = dtype.of_kernels()?;
-                let candidates = choice::candidates(of, problem, facts, args, deterministic);
+                let candidates = choice::candidates(of, facts, &call);
                 let (kernel, entry) = custom.kernels.first(candidates, of, problem, facts)?;
                 choice::Main::new(kernel, entry)
             }
         };
-        plan::plan(main, problem, facts, args, deterministic)
+        plan::plan(main, facts, &call)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Which kernel computes the gradients of a problem.
 
-use super::{RawBackward, hopper};
+use super::hopper;
+use super::packed::Call;
 use crate::device::Facts;
 use crate::error::{Error, Result};
-use crate::forward::Problem;
 use crate::options;
 use crate::plan::Entry;
 use crate::tensor::Dtype;
@@ -59,16 +59,15 @@ impl Main {
 /// The kernels that compute a problem's dk and dv on a device, the best first.
 pub(crate) fn candidates(
     dtype: catalog::Dtype,
-    problem: &Problem,
     facts: &Facts,
-    args: &RawBackward,
-    deterministic: bool,
-) -> impl Iterator<Item = &'static Kernel> {
+    call: &Call,
+) -> impl Iterator<Item = &'static Kernel> + use<> {
+    let Call { problem, args, .. } = call;
     let is_optional = options::first(problem, &args.options).is_some();
     let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     let runs = mapped && Target::Sm90a.runs_on(facts.compute_capability);
     // Memory may not hold dS, and sums are always there for head dims up to 128.
-    let ways: &[HopperWay] = match best_way(problem, args, deterministic) {
+    let ways: &[HopperWay] = match best_way(call) {
         HopperWay::Stored => &[HopperWay::Stored, HopperWay::Sums],
         HopperWay::Sums => &[HopperWay::Sums],
     };
@@ -96,12 +95,11 @@ pub(crate) fn candidates(
 /// The faster way to compute dq, as measured on an H200: stored dS above head dim 64. Narrow heads have as much dS as wide
 /// ones: there sums are faster. Sums in turns are faster only without a mask and with many heads, where key tiles wait
 /// little for each other. Stored dS has a place for each pair, whatever sequences see.
-fn best_way(problem: &Problem, args: &RawBackward, deterministic: bool) -> HopperWay {
+fn best_way(call: &Call) -> HopperWay {
+    let problem = &call.problem;
     let takes_turns_well = !problem.causal && problem.batch * problem.kv_heads >= 8;
-    let prefers_sums = problem.widest() <= 64 && (!deterministic || takes_turns_well);
-    let sequences = args.options.sequences;
-    let are_alike = sequences.is_some_and(|sequences| sequences.rows_alike().is_some());
-    match hopper::may_store(problem) && !prefers_sums && !are_alike {
+    let prefers_sums = problem.widest() <= 64 && (!call.deterministic || takes_turns_well);
+    match hopper::may_store(problem) && !prefers_sums && call.spaced.is_none() {
         true => HopperWay::Stored,
         false => HopperWay::Sums,
     }
@@ -126,17 +124,16 @@ pub(super) fn takes_packed(name: Option<&str>) -> bool {
 pub(super) fn resolve(
     name: Option<&str>,
     dtype: Dtype,
-    problem: &Problem,
     facts: &Facts,
-    args: &RawBackward,
-    deterministic: bool,
+    call: &Call,
 ) -> Result<Main> {
+    let Call { problem, args, .. } = call;
     let element = dtype.of_kernels()?;
     let mut dims = HEAD_DIMS.iter().copied();
     let dim = dims.find(|&dim| problem.widest() <= dim as usize);
     let dim = dim.ok_or(Error::NoBackward(problem.widest()))?;
     let Some(name) = name else {
-        let mut candidates = candidates(element, problem, facts, args, deterministic);
+        let mut candidates = candidates(element, facts, call);
         let fitting = candidates.find(|kernel| facts.fits(kernel.shared_bytes()));
         return Ok(fitting.ok_or(Error::NoBackward(problem.widest()))?.into());
     };
@@ -176,13 +173,16 @@ pub(super) fn resolve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RawBackward;
+    use crate::forward::Problem;
 
     #[test]
     fn stored_ds_serves_where_sums_wait_or_heads_are_wide() {
         let way = |[batch, heads, seqlen, dim]: [usize; 4], causal, deterministic| {
             let shape = [batch, heads, seqlen, dim];
             let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
-            best_way(&problem, &RawBackward::row_major(&problem), deterministic)
+            let args = RawBackward::row_major(&problem);
+            best_way(&Call::new(&problem, &args, deterministic))
         };
         for causal in [false, true] {
             for deterministic in [false, true] {

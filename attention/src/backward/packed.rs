@@ -2,12 +2,12 @@
 //!
 //! A block takes a tile of rows of one head. Of short sequences it would have a few rows, pad its sums of dq to the whole tile,
 //! and take as long as for all of them. Where heads or batch entries follow each other in memory, rows of one axis reach over
-//! all of them, and a mask of sequences keeps them apart: a tile has rows of many.
+//! all of them, and a mask of sequences keeps them apart: a tile has rows of many. Padded ones keep their lengths.
 
 use super::RawBackward;
 use crate::device::Facts;
 use crate::forward::Problem;
-use crate::options::{Sequences, Window};
+use crate::options::{Sequences, Spaced, Window};
 use crate::tensor::RawTensor;
 use kernels::abi::MAX_SEQLEN;
 
@@ -21,43 +21,68 @@ const BATCH: usize = 0;
 const HEADS: usize = 1;
 const ROWS: usize = 2;
 
-/// Packed sequences of the same work, if the dense batch has so many short ones that it pays, and memory and options allow it.
-pub(super) fn packed(
-    problem: &Problem,
-    args: &RawBackward,
-    facts: &Facts,
-) -> Option<(Problem, RawBackward)> {
-    let options = &args.options;
-    let is_short = problem.seqlen_q.max(problem.seqlen_kv) <= most_rows(problem.widest());
-    // Blocks that run at once take no longer for being nearly empty.
-    let is_full = problem.batch * problem.kv_heads > facts.multiprocessors as usize;
-    let has_pairs = options.bias.is_some() || options.mask.is_some() || options.custom.is_some();
-    if !is_short || !is_full || has_pairs || options.sequences.is_some() {
-        return None;
-    }
-    let dense = Joined {
-        problem: *problem,
-        args: *args,
-    };
-    let heads_differ = options.alibi.is_some() || options.sinks.is_some();
-    let grouped = dense.groups().filter(|_| !heads_differ).unwrap_or(dense);
-    let rows = [grouped.problem.seqlen_q, grouped.problem.seqlen_kv];
-    let joined = grouped.heads().filter(|_| !heads_differ);
-    let joined = joined.unwrap_or(grouped);
-    let Joined { problem, mut args } = joined.entries().unwrap_or(joined);
-    let count = problem.seqlen_kv / rows[1];
-    args.options.sequences = Some(Sequences::alike(count, rows));
-    (count > 1).then_some((problem, args))
-}
-
-/// A call, some of whose axes are joined with the rows.
+/// A call as kernels compute it.
 #[derive(Clone, Copy)]
-struct Joined {
-    problem: Problem,
-    args: RawBackward,
+pub(super) struct Call {
+    pub problem: Problem,
+    pub args: RawBackward,
+    /// Sequences in place of what the options say.
+    pub spaced: Option<Spaced>,
+    /// Whether all sums have one order.
+    pub deterministic: bool,
 }
 
-impl Joined {
+impl Call {
+    /// A call as its caller made it.
+    pub fn new(problem: &Problem, args: &RawBackward, deterministic: bool) -> Self {
+        Call {
+            problem: *problem,
+            args: *args,
+            spaced: None,
+            deterministic,
+        }
+    }
+
+    /// Packed sequences of equal work, if the dense batch has so many short ones that it pays, and memory and options allow it.
+    pub fn packed(self, facts: &Facts) -> Option<Self> {
+        let (problem, options) = (self.problem, self.args.options);
+        let is_short = problem.seqlen_q.max(problem.seqlen_kv) <= most_rows(problem.widest());
+        // Blocks that run at once take no longer for being nearly empty.
+        let is_full = problem.batch * problem.kv_heads > facts.multiprocessors as usize;
+        let has_pairs =
+            options.bias.is_some() || options.mask.is_some() || options.custom.is_some();
+        let lengths = match options.sequences {
+            None => None,
+            Some(Sequences::Padded { q, kv }) => Some([q.address, kv.address]),
+            Some(Sequences::Packed { .. }) => return None,
+        };
+        if !is_short || !is_full || has_pairs {
+            return None;
+        }
+        let heads_differ = options.alibi.is_some() || options.sinks.is_some();
+        // Padding of a query head lies between the queries of a group.
+        let folds = !heads_differ && lengths.is_none();
+        let grouped = self.groups().filter(|_| folds).unwrap_or(self);
+        let rows = [grouped.problem.seqlen_q, grouped.problem.seqlen_kv];
+        let joined = grouped.heads().filter(|_| !heads_differ);
+        let joined = joined.unwrap_or(grouped);
+        let sharing = grouped.problem.kv_heads / joined.problem.kv_heads;
+        let mut call = joined.entries().unwrap_or(joined);
+        let padded = |tensor: RawTensor<1>| Sequences::Padded {
+            q: tensor,
+            kv: tensor,
+        };
+        // Kernels with options find them, whatever they are.
+        let of_entries = || padded(RawTensor::row_major([problem.batch]));
+        call.args.options.sequences = options.sequences.or_else(|| Some(of_entries()));
+        call.spaced = Some(Spaced {
+            rows,
+            lengths: lengths.unwrap_or_default(),
+            sharing,
+        });
+        (call.problem.seqlen_kv > rows[1]).then_some(call)
+    }
+
     /// The query heads of a group as queries of one head, if all queries see all keys.
     fn groups(self) -> Option<Self> {
         let problem = self.problem;
@@ -87,7 +112,9 @@ impl Joined {
 
     /// Joins each so many query heads or entries of `axis`, and key/value heads, with their rows.
     fn join(self, axis: usize, [of_q, of_kv]: [usize; 2]) -> Option<Self> {
-        let Joined { problem: p, args } = self;
+        let Call {
+            problem: p, args, ..
+        } = self;
         let seqlen_q = p.seqlen_q.checked_mul(of_q)?;
         let seqlen_kv = p.seqlen_kv.checked_mul(of_kv)?;
         let problem = match axis {
@@ -128,7 +155,11 @@ impl Joined {
             ..args
         };
         let fits = seqlen_q.max(seqlen_kv) <= MAX_SEQLEN as usize;
-        fits.then_some(Joined { problem, args })
+        fits.then_some(Call {
+            problem,
+            args,
+            ..self
+        })
     }
 }
 
@@ -204,9 +235,12 @@ mod tests {
     /// Heads, and rows of a head and of a sequence, of a call on a GPU.
     fn joined(call: &(Problem, RawBackward)) -> Option<([usize; 4], [usize; 2])> {
         let (problem, args) = call;
-        let (p, args) = packed(problem, args, &Facts::emulated(Class::Sm90))?;
+        let call = Call::new(problem, args, true).packed(&Facts::emulated(Class::Sm90))?;
+        let Call {
+            problem: p, args, ..
+        } = call;
         p.validate().expect("sizes that kernels take");
-        let rows = args.options.sequences.and_then(|s| s.rows_alike());
+        let rows = call.spaced.map(|spaced| spaced.rows);
         for q in [args.q, args.o, args.d_o, args.dq] {
             assert_eq!(q.shape, p.q_shape());
         }
@@ -304,9 +338,30 @@ mod tests {
             assert_eq!(with(bnhd, options), Some([1, 8, 400, 800]));
             assert_eq!(with(bhnd, options), None);
         }
-        for options in [of_entries, bias, mask, padded] {
+        for options in [of_entries, bias, mask] {
             assert_eq!(with(bnhd, options), None);
         }
+        // Heads of an entry share its lengths.
+        assert_eq!(with(bnhd, padded), Some([1, 8, 400, 800]));
+        assert_eq!(with(bhnd, padded), Some([1, 1, 3200, 6400]));
+        for (strides, causal, sharing) in [(bnhd, true, 1), (bhnd, true, 8), (bhnd, false, 8)] {
+            let (problem, args) = call([100, 8, 8], [4, 8, 64], causal, &strides);
+            let args = RawBackward {
+                options: padded,
+                ..args
+            };
+            let facts = Facts::emulated(Class::Sm90);
+            let call = Call::new(&problem, &args, true).packed(&facts);
+            let spaced = call.and_then(|call| call.spaced).expect("joined");
+            assert_eq!((spaced.rows, spaced.sharing), ([4, 8], sharing));
+        }
+        // Groups are not folded, for their queries end in padding.
+        let (problem, args) = call([100, 8, 2], [4, 8, 64], false, &bhnd);
+        let args = RawBackward {
+            options: padded,
+            ..args
+        };
+        assert!(joined(&(problem, args)).is_none());
     }
 
     /// A named kernel takes packed sequences if it takes options, and adds up dq.

@@ -4,12 +4,11 @@
 use super::RawBackward;
 use super::bias::BiasGradient;
 use super::choice::{Main, MainSpec};
+use super::packed::Call;
 use crate::device::Facts;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::options::{
-    self, PAIRS, RawOptions, RawSequences, Tiles, WARPGROUP_ROWS, full, score_shape,
-};
+use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, full, score_shape};
 use crate::plan::{Entry, Plan, Steps, grid};
 use crate::tensor::RawTensor;
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
@@ -59,18 +58,13 @@ impl Main {
 }
 
 /// The plan for a [valid](Problem::validate) problem by a kernel that serves it.
-pub(super) fn plan(
-    main: Main,
-    problem: &Problem,
-    facts: &Facts,
-    args: &RawBackward,
-    deterministic: bool,
-) -> Result<Plan> {
-    let mut draft = Draft::new(main, problem, facts, args, deterministic)?;
+pub(super) fn plan(main: Main, facts: &Facts, call: &Call) -> Result<Plan> {
+    let Call { problem, args, .. } = call;
+    let mut draft = Draft::new(main, facts, call)?;
     draft.reserve(main)?;
     let is_hopper = matches!(main.spec, MainSpec::Hopper(_));
     let d_bias = full_d_bias(problem, args)?;
-    let bias_gradient = BiasGradient::new(d_bias, deterministic, is_hopper);
+    let bias_gradient = BiasGradient::new(d_bias, call.deterministic, is_hopper);
     let switches = bias_gradient.switches(options::switches(problem, &args.options));
     let entry = Entry {
         switches,
@@ -99,13 +93,13 @@ fn full_d_bias(problem: &Problem, args: &RawBackward) -> Result<Option<RawTensor
 
 impl<'a> Draft<'a> {
     /// The parameters of all steps, and copies of inputs whose rows are not aligned.
-    fn new(
-        main: Main,
-        problem: &'a Problem,
-        facts: &Facts,
-        args: &'a RawBackward,
-        deterministic: bool,
-    ) -> Result<Self> {
+    fn new(main: Main, facts: &Facts, call: &'a Call) -> Result<Self> {
+        let Call {
+            problem,
+            args,
+            spaced,
+            deterministic,
+        } = call;
         let [tile_keys, tile_queries] = main.tile();
         let sum_columns = main.sum_columns();
         let [heads, kv_heads] = [problem.heads, problem.kv_heads].map(|n| problem.batch * n);
@@ -130,7 +124,7 @@ impl<'a> Draft<'a> {
         let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
         let place = forward + offset_of!(ForwardParams, options);
-        let mut options = steps.options(problem, &args.options, place, true)?;
+        let mut options = steps.options(problem, &args.options, *spaced, place, true)?;
         let tiles = Tiles {
             queries: tile_queries,
             keys: tile_keys,
@@ -142,9 +136,9 @@ impl<'a> Draft<'a> {
             group: problem.group(),
         };
         steps.map_mask(problem, &args.options, tiles, true, &mut options, place)?;
-        let parts = parts(problem, &args.options, tile_keys as usize);
+        let parts = parts(call, tile_keys as usize);
         // Two parts have the same sum in either order.
-        let takes_turns = sum_columns > 0 && deterministic && parts > 2;
+        let takes_turns = sum_columns > 0 && *deterministic && parts > 2;
         // Key tiles of sequences begin with the last one.
         let ascends_in_turns = takes_turns && args.options.sequences.is_none();
         let waves = [wave_heads(problem, facts, ascends_in_turns), 1];
@@ -283,12 +277,13 @@ impl<'a> Draft<'a> {
 }
 
 /// The most key tiles of `tile_keys` keys that add a part other than 0 to a row of dq.
-fn parts(problem: &Problem, options: &RawOptions, tile_keys: usize) -> usize {
-    let sequences = options.sequences.as_ref();
-    match sequences.and_then(RawSequences::rows_alike) {
+fn parts(call: &Call, tile_keys: usize) -> usize {
+    match call.spaced {
         // A sequence begins anywhere in a tile.
-        Some([_, keys]) => (keys - 1).div_ceil(tile_keys) + 1,
-        None => problem.seqlen_kv.div_ceil(tile_keys),
+        Some(Spaced {
+            rows: [_, keys], ..
+        }) => (keys - 1).div_ceil(tile_keys) + 1,
+        None => call.problem.seqlen_kv.div_ceil(tile_keys),
     }
 }
 

@@ -229,7 +229,7 @@ impl Draft {
         let mut steps = Steps::default();
         let o = TensorRef::from(args.o);
         let place = offset_of!(ForwardParams, options);
-        let mut options = steps.options(problem, &args.options, place, false)?;
+        let mut options = steps.options(problem, &args.options, None, place, false)?;
         let tiles = Tiles {
             queries: kernel.q_rows,
             keys: kernel.keys,

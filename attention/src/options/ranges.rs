@@ -1,6 +1,6 @@
 //! Sequences of variable lengths on a GPU: a launch turns offsets or lengths into what queries and keys see.
 
-use super::{RawOptions, Sequences, of_kernels};
+use super::{RawOptions, Sequences, Spaced, of_kernels};
 use crate::device::Device;
 use crate::device::driver::Stream;
 use crate::error::Result;
@@ -12,7 +12,8 @@ use std::mem::offset_of;
 
 impl Steps {
     /// What kernels read of the options, which stand at `place` of the parameter blocks of the launches to come. With
-    /// sequences a launch finds the ranges of keys and, for `gradients`, of queries.
+    /// sequences, which may be `spaced` in place of what the options say, a launch finds the ranges of keys and, for
+    /// `gradients`, of queries.
     ///
     /// # Errors
     /// If there are too many rows for a launch, or the workspace overflows.
@@ -20,6 +21,7 @@ impl Steps {
         &mut self,
         p: &Problem,
         tensors: &RawOptions,
+        spaced: Option<Spaced>,
         place: usize,
         gradients: bool,
     ) -> Result<Options> {
@@ -27,8 +29,20 @@ impl Steps {
         let Some(sequences) = &tensors.sequences else {
             return Ok(options);
         };
-        let [q, kv] = sequences.named().map(|(_, tensor)| tensor.address);
-        let [queries, keys] = sequences.rows_alike().unwrap_or_default();
+        let addresses = sequences.named().map(|(_, tensor)| tensor.address);
+        let padded = Spaced {
+            rows: [p.seqlen_q, p.seqlen_kv],
+            lengths: addresses,
+            sharing: 1,
+        };
+        let (spaced, [q, kv], count) = match (spaced, sequences) {
+            (None, Sequences::Packed { q, .. }) => (Spaced::NONE, addresses, q.shape[0] - 1),
+            (spaced, _) => {
+                let spaced = spaced.unwrap_or(padded);
+                (spaced, spaced.lengths, p.seqlen_q / spaced.rows[0])
+            }
+        };
+        let [queries, keys] = spaced.rows.map(|rows| rows as u32);
         options.key_ranges = self.reserve([p.batch, p.seqlen_q, size_of::<KeyRange>()])?;
         self.places.push(place + offset_of!(Options, key_ranges));
         let mut places = vec![offset_of!(RangesParams, key_ranges)];
@@ -42,17 +56,16 @@ impl Steps {
             kv,
             key_ranges: options.key_ranges,
             query_ranges: options.query_ranges,
-            sequences: match sequences {
-                Sequences::Packed { q, .. } => q.shape[0] as u32 - 1,
-                Sequences::Padded { .. } => 0,
-            },
+            sequences: count as u32,
             batch: p.batch as u32,
             seqlen_q: p.seqlen_q as u32,
             seqlen_kv: p.seqlen_kv as u32,
             left: options.left,
             right: options.right,
-            queries: queries as u32,
-            keys: keys as u32,
+            queries,
+            keys,
+            sharing: spaced.sharing as u32,
+            padding: 0,
         };
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if gradients { p.seqlen_kv } else { 0 };

@@ -32,6 +32,26 @@ pub enum Sequences<T> {
 /// Sequences by address, with stride 1.
 pub type RawSequences = Sequences<RawTensor<1>>;
 
+/// Sequences of which each begins as many rows behind the one before, whatever its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spaced {
+    /// Queries and keys from one to the next.
+    pub rows: [usize; 2],
+    /// Addresses of the lengths of queries and of keys; 0 where sequences fill their rows.
+    pub lengths: [u64; 2],
+    /// Sequences, one after another, that share a length.
+    pub sharing: usize,
+}
+
+impl Spaced {
+    /// Sequences that offsets bound.
+    pub const NONE: Self = Spaced {
+        rows: [0; 2],
+        lengths: [0; 2],
+        sharing: 1,
+    };
+}
+
 impl<T> Sequences<T> {
     /// Queries' and keys' part, with the argument's name.
     pub(super) fn named(&self) -> [(&'static str, &T); 2] {
@@ -103,30 +123,6 @@ impl<T: AsRef<[i32]>> Sequences<T> {
 }
 
 impl RawSequences {
-    /// The address of offsets that are in no memory.
-    const NO_MEMORY: u64 = u64::MAX;
-
-    /// So many sequences of a batch entry that have as many queries and keys each. Their offsets are in no memory: they are
-    /// multiples of their strides.
-    pub(crate) fn alike(count: usize, rows: [usize; 2]) -> Self {
-        let [q, kv] = rows.map(|rows| RawTensor {
-            address: Self::NO_MEMORY,
-            shape: [count + 1],
-            strides: [rows as isize],
-        });
-        Sequences::Packed { q, kv }
-    }
-
-    /// Queries and keys of a sequence, where [all are alike](Self::alike).
-    pub(crate) fn rows_alike(&self) -> Option<[usize; 2]> {
-        match self {
-            Sequences::Packed { q, kv } if q.address == Self::NO_MEMORY => {
-                Some([q, kv].map(|offsets| offsets.strides[0] as usize))
-            }
-            _ => None,
-        }
-    }
-
     /// Checks shapes and strides.
     pub(super) fn validate(&self, p: &Problem) -> Result<()> {
         let expected = match self {

@@ -10,7 +10,8 @@
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RangesParams {
-    /// Device address of the queries' offsets, `i32[sequences + 1]`, or lengths, `i32[batch]`.
+    /// Device address of the queries' offsets, `i32[sequences + 1]`, the same for all batch entries; or of lengths of sequences
+    /// that are [a step apart](Self::queries), 0 if they fill it.
     pub q: u64,
     /// As `q`, of the keys.
     pub kv: u64,
@@ -18,8 +19,7 @@ pub struct RangesParams {
     pub key_ranges: u64,
     /// Device address of a [`QueryRange`](super::QueryRange) for each key, `[batch, seqlen_kv]`; 0 if they are not wanted.
     pub query_ranges: u64,
-    /// Sequences that each batch entry consists of, one after another; 0 if each is one sequence. Entries have one offset for
-    /// each sequence, the same for all entries, and one more.
+    /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.
     pub batch: u32,
@@ -31,8 +31,12 @@ pub struct RangesParams {
     pub left: i32,
     /// As [`Options::right`](super::Options::right), in the sequence.
     pub right: i32,
-    /// Queries of a sequence, where all are alike: offsets are multiples of it, and in no memory. Else 0.
+    /// Queries from the begin of a sequence to the next one's, where all are alike; 0 where offsets say where they begin.
     pub queries: u32,
-    /// As `queries`, keys of a sequence.
+    /// As `queries`, keys.
     pub keys: u32,
+    /// Sequences, one after another through all entries, that share a length.
+    pub sharing: u32,
+    /// Zeros.
+    pub padding: u32,
 }

@@ -10,37 +10,42 @@ struct Place {
     queries: [i32; 2],
     /// The first key and the first one after.
     keys: [i32; 2],
+    /// The key behind those that follow, of no sequence.
+    keys_behind: i32,
 }
 
-/// Offsets or lengths as they lie in memory.
+/// Queries or keys: offsets or lengths as they lie in memory.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct Side {
     address: u64,
-    /// From an offset to the next one, where they are in no memory; else 0.
+    /// Rows from a sequence to the next one, where all are alike.
     step: u32,
-    /// Entries: lengths or, of packed sequences, offsets.
-    entries: u32,
+    /// Rows of a batch entry.
     rows: i32,
 }
 
-impl Bounds {
-    /// An entry, moved to what is allowed.
-    ///
+impl Side {
     /// # Safety
-    /// The entry is readable, where entries are in memory.
-    #[inline(always)]
-    unsafe fn at(self, entry: u32) -> i32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.load(entry) }.max(0).min(self.rows)
-    }
-
+    /// The entry is readable.
     #[inline(always)]
     unsafe fn load(self, entry: u32) -> i32 {
-        if self.step > 0 {
-            return (self.step * entry) as i32;
-        }
         // SAFETY: the caller's promise.
         unsafe { global::load_u32(self.address + 4 * u64::from(entry)) as i32 }
+    }
+
+    /// The rows of a sequence that is steps apart from others, whose length is at this entry; of any length, those that it has.
+    ///
+    /// # Safety
+    /// The entry is readable, if there are lengths.
+    #[inline(always)]
+    unsafe fn of_sequence(self, sequence: u32, entry: u32) -> [i32; 2] {
+        let first = (sequence * self.step) as i32;
+        let mut length = self.step as i32;
+        if self.address != 0 {
+            // SAFETY: the caller's promise.
+            length = unsafe { self.load(entry) }.max(0).min(length);
+        }
+        [first, first + length]
     }
 }
 
@@ -51,18 +56,11 @@ impl Bounds {
 /// and writable ranges.
 #[inline(always)]
 pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
-    let packed = params.sequences > 0;
-    let entries = if packed {
-        params.sequences + 1
-    } else {
-        params.batch
-    };
     let of_queries = (params.q, params.queries, params.seqlen_q);
     let of_keys = (params.kv, params.keys, params.seqlen_kv);
-    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows)| Bounds {
+    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows)| Side {
         address,
         step,
-        entries,
         rows: rows as i32,
     });
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
@@ -73,8 +71,8 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
         if number < queries {
             let rows = u64::from(params.seqlen_q);
             let (batch, query) = ((number / rows) as u32, (number % rows) as i32);
-            let (place, inside) = sequence_of(packed, [q, kv], batch, query);
-            // Rows of no sequence see no key, at the end of the last sequence before.
+            let (place, inside) = sequence_of(params, [q, kv], batch, query);
+            // Rows of no sequence see no key, at the end of the sequence before.
             let offset = place.keys[1] - place.queries[1];
             let ([start, end], offset) = match inside {
                 true => (
@@ -83,10 +81,10 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
                 ),
                 false => ([place.keys[1]; 2], KeyRange::ALONE),
             };
-            // Keys behind the last sequence have the query behind it for their first one.
+            // Keys behind a sequence have the query behind it for their first one.
             let begun = match query < place.queries[1] {
                 true => end,
-                false => params.seqlen_kv as i32,
+                false => place.keys_behind,
             };
             let to = params.key_ranges + size_of::<KeyRange>() as u64 * number;
             let range = [start, end, offset, begun].map(|number| number as u32);
@@ -97,10 +95,11 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             let number = number - queries;
             let rows = u64::from(params.seqlen_kv);
             let (batch, key) = ((number / rows) as u32, (number % rows) as i32);
-            let (place, inside) = sequence_of(packed, [kv, q], batch, key);
+            let (place, inside) = sequence_of(params, [kv, q], batch, key);
             let place = Place {
                 queries: place.keys,
                 keys: place.queries,
+                ..place
             };
             let offset = place.keys[1] - place.queries[1];
             let range: QueryRange = match inside {
@@ -125,47 +124,69 @@ fn seen(center: i32, [before, behind]: [i32; 2], [first, end]: [i32; 2]) -> [i32
 }
 
 /// The sequence of a row, whose own side `own` bounds, and whether the row lies in it; the last sequence before it else.
-///
-/// Offsets are read as a tree, in which halving finds a place: each is moved to between those of the nodes above it. So those
-/// that rise stay, and any others become some that rise, for all rows the same and in both directions: `own` and `other` change
-/// places for keys.
 #[inline(always)]
 unsafe fn sequence_of(
-    packed: bool,
-    [own, other]: [Bounds; 2],
+    params: &RangesParams,
+    [own, other]: [Side; 2],
     batch: u32,
     row: i32,
 ) -> (Place, bool) {
     // SAFETY: the entries exist.
     unsafe {
-        if !packed {
-            let [queries, keys] = [[0, own.at(batch)], [0, other.at(batch)]];
-            return (Place { queries, keys }, row < queries[1]);
+        if own.step == 0 {
+            return by_offsets(params.sequences + 1, [own, other], row);
         }
-        // The first offset above the row, by halving. The last offsets that are not above it, and the first ones that are.
-        let (mut low, mut high) = (0, own.entries);
-        let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let between =
-                |bounds: Bounds, side: usize| bounds.at(middle).max(before[side]).min(behind[side]);
-            let offsets = [between(own, 0), between(other, 1)];
-            if offsets[0] <= row {
-                low = middle + 1;
-                before = offsets;
-            } else {
-                high = middle;
-                behind = offsets;
-            }
-        }
-        // Before the first sequence or behind the last one.
-        let (queries, keys) = if low == 0 {
-            ([behind[0]; 2], [behind[1]; 2])
-        } else if low == own.entries {
-            ([before[0]; 2], [before[1]; 2])
-        } else {
-            ([before[0], behind[0]], [before[1], behind[1]])
+        let sequence = row as u32 / own.step;
+        let entry = (batch * params.sequences + sequence) / params.sharing;
+        let [queries, keys] = [own, other].map(|side| side.of_sequence(sequence, entry));
+        let place = Place {
+            queries,
+            keys,
+            keys_behind: ((sequence + 1) * other.step) as i32,
         };
-        (Place { queries, keys }, low > 0 && low < own.entries)
+        (place, row < queries[1])
     }
+}
+
+/// The sequence of a row by offsets, and whether the row lies in it.
+///
+/// Offsets are read as a tree, in which halving finds a place: each is moved to between those of the nodes above it. So those
+/// that rise stay, and any others become some that rise, for all rows the same and in both directions: `own` and `other` change
+/// places for keys.
+///
+/// # Safety
+/// There are so many offsets.
+#[inline(always)]
+unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place, bool) {
+    // The first offset above the row, by halving. The last offsets that are not above it, and the first ones that are.
+    let (mut low, mut high) = (0, offsets);
+    let (mut before, mut behind) = ([0; 2], [own.rows, other.rows]);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        // SAFETY: the caller's promise.
+        let between =
+            |side: Side, at: usize| unsafe { side.load(middle) }.max(before[at]).min(behind[at]);
+        let found = [between(own, 0), between(other, 1)];
+        if found[0] <= row {
+            low = middle + 1;
+            before = found;
+        } else {
+            high = middle;
+            behind = found;
+        }
+    }
+    // Before the first sequence or behind the last one.
+    let (queries, keys) = if low == 0 {
+        ([behind[0]; 2], [behind[1]; 2])
+    } else if low == offsets {
+        ([before[0]; 2], [before[1]; 2])
+    } else {
+        ([before[0], behind[0]], [before[1], behind[1]])
+    };
+    let place = Place {
+        queries,
+        keys,
+        keys_behind: other.rows,
+    };
+    (place, low > 0 && low < offsets)
 }
