@@ -8,8 +8,8 @@ use crate::options::tanh_error;
 use crate::tensor::Dtype;
 use ndarray::{Array1, ArrayView1, Axis};
 
-/// Roundings to the element type that a term has at most: of P, of dS, and of dS times a softcap's derivative.
-const ROUNDINGS: f64 = 3.0;
+/// Roundings to the element type that P and dS each have at most: the second one of dS times a softcap's derivative.
+const ROUNDINGS: f64 = 2.0;
 
 /// What may change a row's P and dS, by key.
 pub(crate) struct Errors {
@@ -17,6 +17,8 @@ pub(crate) struct Errors {
     p: Array1<f64>,
     /// Errors of dS by the sums.
     ds: Array1<f64>,
+    /// Sizes of `dP - delta`.
+    away: Array1<f64>,
     /// Errors of the derivatives.
     slopes: Array1<f64>,
     /// Error of the sink's part by the sums.
@@ -65,8 +67,13 @@ impl Row {
     pub fn of_ds(&self, seen: usize) -> Factor {
         let value = self.ds[seen];
         self.factor(value, |errors| {
-            let rounding = errors.rounded(value) + self.p[seen] * errors.delta;
-            (errors.ds[seen], rounding)
+            let p = self.p[seen];
+            // dS is made of a P that is rounded: a small P by much.
+            let of_p = errors.rounded(p) * errors.away[seen];
+            (
+                errors.ds[seen],
+                errors.rounded(value) + of_p + p * errors.delta,
+            )
         })
     }
 
@@ -76,9 +83,10 @@ impl Row {
         self.factor(scale * slope * ds.value, |errors| {
             let off = errors.slopes[seen];
             let error = slope.abs() * ds.error + off * (ds.value.abs() + ds.error);
-            // A small product may be rounded, too, of which dS has no part.
+            // P may be rounded after the derivative made it small, and dS again.
             let [_, least] = errors.units;
-            let rounding = (slope.abs() + off) * ds.rounding + least;
+            let small = ROUNDINGS * least * (1.0 + errors.away[seen]);
+            let rounding = (slope.abs() + off) * ds.rounding + small;
             (scale.abs() * error, scale.abs() * rounding)
         })
     }
@@ -198,6 +206,7 @@ impl Reference<'_> {
         let mut errors = Errors {
             p: zeros(),
             ds: zeros(),
+            away: dp.mapv(|dp| (dp - delta).abs()),
             slopes: zeros(),
             d_sink: 0.0,
             delta: self.delta_error(number, row, o, dp),
@@ -219,8 +228,8 @@ impl Reference<'_> {
                 let of_product = 2.0 * product / f64::from(cap);
                 row.derivatives[j].abs() * of_product.min(1.0) + 2.0 * tanh + 4.0 * UNIT
             });
-            errors.ds[j] = errors.p[j] * (dp[j] - delta).abs()
-                + (p + changed).min(1.0) * (dp_error + of_delta);
+            errors.ds[j] =
+                errors.p[j] * errors.away[j] + (p + changed).min(1.0) * (dp_error + of_delta);
         }
         if sink.is_finite() && options.sequences.contain(place) {
             let p = (sink - lse).exp();
