@@ -46,8 +46,12 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// Fewer on the emulator, where a case takes long.
+/// As many as take some seconds.
 fn check_random(device: &Device, cases: impl Strategy<Value = BackwardCase>) -> Outcome {
-    let count = if device.is_emulator() { 20 } else { 64 };
+    let count = match (device.is_emulator(), device.is_cpu()) {
+        (true, _) => 14,
+        (_, true) => 28,
+        _ => 64,
+    };
     check_each(count, cases, |case| case.check(device))
 }

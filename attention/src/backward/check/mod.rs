@@ -6,9 +6,15 @@
 //!
 //! `max|d - ref| <= 3 max|low - ref| + 2 max|(ref + 0.3 - 0.3 in low precision) - ref|`.
 //!
-//! **Each element** in f32 has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
-//! scores and values that have no part in the element. The bound is what sums in f32 add, and `2^-24` of the result. Gradients in
-//! f16 and bf16 have the rule alone: they round P and dS, and small derivatives of a softcap.
+//! **Each element** has a bound of its own, too, and the smaller one holds: the rule's is of the worst row, and grows with
+//! scores and values that have no part in the element. The bound is what sums in f32 add, and half a unit in the last place of the
+//! result.
+//!
+//! In f16 and bf16 it adds roundings to the type, all to one side. With `u` half a unit in the last place, and at the least half of
+//! the least subnormal number: `2 u` of P times a row of `d_o` in dv. In dq and dk `2 u` of dS, and of P times `dP - delta`, since P
+//! is rounded before; P again, where a softcap's derivative makes it small first; and P times the error of delta, which all keys
+//! of a row share. That is of o, `2 u |d_o o|` and `6 u sqrt(sum of (d_o o)^2)`, and of the weights that o is made of, `u |d_o o|`
+//! and `3 u sqrt(sum of (P dP)^2)`.
 //!
 //! **Sums in f32** may add to both. It is little, but elements in f32 have no other error. With
 //! `w = 2^-24`, a sum of `n` products of two rows may be off by `w (2 |a| |b| + sqrt(n) |a b|)`: by the norms if its terms
