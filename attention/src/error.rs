@@ -1,5 +1,6 @@
 //! What can go wrong, and with which argument.
 
+use crate::plan::RawWorkspace;
 use crate::tensor::Dtype;
 use kernels::catalog::{MAX_HEAD_DIM, Target};
 
@@ -263,6 +264,12 @@ pub enum Error {
         /// Bytes free, where the device tells.
         free: Option<u64>,
     },
+    /// A workspace of the caller that is too small.
+    #[error("the workspace has {found} bytes; the call needs {needed}")]
+    Workspace { needed: usize, found: usize },
+    /// A workspace of the caller that begins anywhere.
+    #[error("the workspace is at address {0:#x}; it must be at a multiple of {multiple}", multiple = RawWorkspace::ALIGNMENT)]
+    WorkspaceAddress(u64),
     /// Any other failure that the driver reports, at once or from earlier asynchronous work.
     #[error("CUDA: {operation}: {message}")]
     Cuda {
@@ -276,10 +283,54 @@ pub enum Error {
     Emulator(String),
 }
 
+/// What an [`Error`] is about, for callers that act by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument is wrong, alone or beside the others: another call is needed.
+    Argument,
+    /// Nothing computes the call on this device, or in this build: another device may.
+    Unsupported,
+    /// Memory is short: the call may succeed later, or a smaller one.
+    Memory,
+    /// A device, its driver or an emulated kernel failed.
+    Device,
+}
+
 /// Result of a fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// What the error is about.
+    ///
+    /// ```
+    /// use attention::{Attention, Device, ErrorKind, Tensor};
+    ///
+    /// let q = Tensor::<f32>::zeros(&Device::cpu(), [1, 2, 5, 8])?;
+    /// let error = Attention::new().scale(f32::NAN).forward(&q, &q, &q).expect_err("no scale");
+    /// assert_eq!(error.kind(), ErrorKind::Argument);
+    /// # Ok::<(), attention::Error>(())
+    /// ```
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::NoKernels(_)
+            | Error::NoBackward(_)
+            | Error::NoOption(_)
+            | Error::SharedMemory { .. }
+            | Error::UnsuitableKernel { .. }
+            | Error::NotOnCpu(_)
+            | Error::Multiplies(_)
+            | Error::NotCompiled
+            | Error::NoDriver(_)
+            | Error::NoDevice { .. }
+            | Error::ComputeCapability { .. }
+            | Error::DriverTooOld { .. } => ErrorKind::Unsupported,
+            Error::OutOfMemory { .. } | Error::Overflow(_) => ErrorKind::Memory,
+            Error::Cuda { .. } | Error::Emulator(_) | Error::Switch { .. } => ErrorKind::Device,
+            _ => ErrorKind::Argument,
+        }
+    }
+
     /// The error of a kernel that does not serve the problem or the device.
     pub fn unsuitable(kernel: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::UnsuitableKernel {

@@ -47,7 +47,7 @@ pub use ::emulator;
 pub use attention::Attention;
 pub use backward::{Gradients, RawBackward};
 pub use device::{Device, Event, Facts};
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use forward::{Planner, Problem, RawForward, check, choice as kernel, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
@@ -58,7 +58,7 @@ pub use options::{
     CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,
     RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
-pub use plan::Plan;
+pub use plan::{Plan, RawWorkspace};
 pub use tensor::{
     Buffer, Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView,
     TensorViewMut,

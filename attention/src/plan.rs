@@ -5,7 +5,7 @@
 
 use crate::device::driver::Launch;
 use crate::device::memory;
-use crate::device::{Device, Stream};
+use crate::device::{Device, Gpu, Stream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel, Waves};
 use crate::ptx::{self, Modules};
@@ -31,7 +31,7 @@ pub struct Plan {
     pub splits: u32,
     /// Launches, in order.
     pub steps: Vec<Step>,
-    /// Bytes of memory that the steps share while they run.
+    /// Bytes of memory that the steps share while they run: of a [workspace](RawWorkspace), if the caller brings it.
     pub workspace_bytes: usize,
     /// Parts of the workspace that are zeros before the first step: their offsets and bytes.
     pub zeros: Vec<(u64, usize)>,
@@ -128,8 +128,24 @@ impl Entry {
     }
 }
 
+/// Memory of the caller that a call runs in, for [`Plan::run_in`].
+///
+/// Its bytes are the call's until its work is done, and hold nothing before or after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawWorkspace {
+    /// Device address, a multiple of 256.
+    pub address: u64,
+    /// Bytes: at least [`Plan::workspace_bytes`].
+    pub bytes: usize,
+}
+
+impl RawWorkspace {
+    /// The multiple that addresses must be.
+    pub const ALIGNMENT: u64 = 256;
+}
+
 impl Plan {
-    /// Queues all steps on a stream; on the emulator, runs them.
+    /// Queues all steps on a stream; on the emulator, runs them. Their workspace is allocated and freed in the order of the stream.
     ///
     /// # Errors
     /// If the device cannot run a kernel, has too little memory, or reports a failure.
@@ -139,11 +155,8 @@ impl Plan {
     /// - All memory that the parameters name, the workspace aside, is valid until the work is done.
     /// - `stream` is null or a live stream of the device's primary context.
     pub unsafe fn run(&self, device: &Device, stream: Stream) -> Result<()> {
-        let Some(gpu) = device.gpu() else {
-            return match self.steps.first() {
-                None => Ok(()),
-                Some(_) => Err(Error::NotOnCpu(self.kernel.to_owned())),
-            };
+        let Some(gpu) = self.gpu(device)? else {
+            return Ok(());
         };
         // It is freed in the order of the stream, after all steps are queued or one has failed to be.
         let workspace = match self.workspace_bytes {
@@ -152,6 +165,74 @@ impl Plan {
             bytes => Some(unsafe { memory::Workspace::new(gpu, bytes, stream)? }),
         };
         let start = workspace.as_ref().map_or(0, memory::Workspace::address);
+        // SAFETY: the caller's word; the workspace has the plan's bytes.
+        unsafe { self.launch(gpu, start, stream) }
+    }
+
+    /// Like [`run`](Self::run), in memory of the caller: nothing is allocated on the device, once its kernels are
+    /// [loaded](Device::warm_up).
+    ///
+    /// # Errors
+    /// If the workspace is too small or not aligned, the device cannot run a kernel, or reports a failure.
+    ///
+    /// # Safety
+    /// - The conditions of [`run`](Self::run).
+    /// - The workspace is memory of the device, valid until the work is done, and nothing else touches it until then.
+    pub unsafe fn run_in(
+        &self,
+        device: &Device,
+        workspace: RawWorkspace,
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(gpu) = self.gpu(device)? else {
+            return Ok(());
+        };
+        let needed = self.workspace_bytes;
+        if workspace.bytes < needed {
+            return Err(Error::Workspace {
+                needed,
+                found: workspace.bytes,
+            });
+        }
+        if needed > 0 && !workspace.address.is_multiple_of(RawWorkspace::ALIGNMENT) {
+            return Err(Error::WorkspaceAddress(workspace.address));
+        }
+        // SAFETY: the caller's word; the workspace was compared with the plan.
+        unsafe { self.launch(gpu, workspace.address, stream) }
+    }
+
+    /// [Runs](Self::run_in) in the workspace or, if there is none, in [its own](Self::run).
+    ///
+    /// # Safety
+    /// The conditions of the one or the other.
+    pub(crate) unsafe fn run_on(
+        &self,
+        device: &Device,
+        workspace: Option<RawWorkspace>,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            match workspace {
+                None => self.run(device, stream),
+                Some(workspace) => self.run_in(device, workspace, stream),
+            }
+        }
+    }
+
+    /// What launches the steps; none on the CPU, whose plans are empty.
+    fn gpu<'d>(&self, device: &'d Device) -> Result<Option<&'d Gpu>> {
+        match (device.gpu(), self.steps.first()) {
+            (None, Some(_)) => Err(Error::NotOnCpu(self.kernel.to_owned())),
+            (gpu, _) => Ok(gpu.map(|gpu| &**gpu)),
+        }
+    }
+
+    /// Queues the steps in the workspace that begins at `start`.
+    ///
+    /// # Safety
+    /// The conditions of [`run_in`](Self::run_in).
+    unsafe fn launch(&self, gpu: &Gpu, start: u64, stream: Stream) -> Result<()> {
         for &(offset, bytes) in &self.zeros {
             // SAFETY: the part lies in the workspace; the stream is the caller's word.
             unsafe { gpu.driver().zero(start + offset, bytes, stream)? };

@@ -9,7 +9,7 @@ use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
 use crate::options::{PAIRS, RawOptions, expect_best, full, score_shape};
-use crate::plan::{CPU, Plan, Steps};
+use crate::plan::{CPU, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
 };
@@ -201,6 +201,41 @@ impl Attention<'_> {
         args: &RawBackward,
         stream: Stream,
     ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.backward_on(device, dtype, args, None, stream) }
+    }
+
+    /// Like [`backward_raw`](Self::backward_raw), in memory of the caller: as many bytes as a
+    /// [plan](Self::backward_plan) for the device with these arguments says, or more. The CPU needs none.
+    ///
+    /// # Errors
+    /// The conditions of [`backward_raw`](Self::backward_raw), or says that the workspace is too small or not aligned.
+    ///
+    /// # Safety
+    /// - The conditions of [`backward_raw`](Self::backward_raw).
+    /// - The workspace is memory of the device, valid until the work is done, and nothing else touches it until then.
+    pub unsafe fn backward_raw_in(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawBackward,
+        workspace: RawWorkspace,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.backward_on(device, dtype, args, Some(workspace), stream) }
+    }
+
+    /// # Safety
+    /// The conditions of [`backward_raw_in`](Self::backward_raw_in).
+    unsafe fn backward_on(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawBackward,
+        workspace: Option<RawWorkspace>,
+        stream: Stream,
+    ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.backward_checked(args)?;
         let plan = self.backward_plan_of(&problem, device.facts(), dtype, &args)?;
@@ -208,7 +243,7 @@ impl Attention<'_> {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
                 args.options.check_lengths(&problem, device, stream)?;
-                plan.run(device, stream)
+                plan.run_on(device, workspace, stream)
             };
         }
         let backward = match dtype {

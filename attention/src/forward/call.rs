@@ -9,7 +9,7 @@ use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, Stream};
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
-use crate::plan::{CPU, MainKernel, Plan, Steps};
+use crate::plan::{CPU, MainKernel, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
@@ -150,6 +150,43 @@ impl Attention<'_> {
         args: &RawForward,
         stream: Stream,
     ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.forward_on(device, dtype, args, None, stream) }
+    }
+
+    /// Like [`forward_raw`](Self::forward_raw), in memory of the caller: as many bytes as a [plan](Self::plan) for the device
+    /// with these arguments says, or more. The CPU needs none.
+    ///
+    /// Nothing is allocated on the device, once the kernels are [loaded](Device::warm_up).
+    ///
+    /// # Errors
+    /// The conditions of [`forward_raw`](Self::forward_raw), or says that the workspace is too small or not aligned.
+    ///
+    /// # Safety
+    /// - The conditions of [`forward_raw`](Self::forward_raw).
+    /// - The workspace is memory of the device, valid until the work is done, and nothing else touches it until then.
+    pub unsafe fn forward_raw_in(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawForward,
+        workspace: RawWorkspace,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.forward_on(device, dtype, args, Some(workspace), stream) }
+    }
+
+    /// # Safety
+    /// The conditions of [`forward_raw_in`](Self::forward_raw_in).
+    unsafe fn forward_on(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawForward,
+        workspace: Option<RawWorkspace>,
+        stream: Stream,
+    ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.checked(args)?;
         let plan = self.plan_of(&problem, device.facts(), dtype, &args)?;
@@ -157,7 +194,7 @@ impl Attention<'_> {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
                 args.options.check_lengths(&problem, device, stream)?;
-                plan.run(device, stream)
+                plan.run_on(device, workspace, stream)
             };
         }
         let forward = match dtype {
