@@ -65,6 +65,7 @@ macro_rules! cuda_functions {
         );
         cuModuleUnload(module: *mut c_void);
         cuStreamSynchronize(stream: *mut c_void);
+        cuThreadExchangeStreamCaptureMode(mode: *mut u32);
         cuTensorMapEncodeTiled(
             map: *mut c_void, dtype: u32, rank: u32, address: *mut c_void, sizes: *const u64,
             strides: *const u64, box_sizes: *const u32, steps: *const u32, interleave: u32,

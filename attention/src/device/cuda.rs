@@ -46,6 +46,33 @@ unsafe impl<B: Binding> Send for CudaDriver<B> {}
 // SAFETY: as above; nothing changes them after `open`.
 unsafe impl<B: Binding> Sync for CudaDriver<B> {}
 
+/// Lets this thread allocate and load while a stream of it is captured, which none of that is part of: else the CUDA driver
+/// refuses it and breaks the capture. Its drop puts the mode back.
+struct Relaxed<B: Binding> {
+    mode: u32,
+    binding: PhantomData<B>,
+}
+
+impl<B: Binding> Relaxed<B> {
+    fn enter() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        // SAFETY: the mode is valid for a read and a write.
+        let status = unsafe { B::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check::<B>("changing the mode of captures", status)?;
+        Ok(Relaxed {
+            mode,
+            binding: PhantomData,
+        })
+    }
+}
+
+impl<B: Binding> Drop for Relaxed<B> {
+    fn drop(&mut self) {
+        // SAFETY: the mode is valid for a read and a write.
+        unsafe { B::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
+    }
+}
+
 impl<B: Binding> CudaDriver<B> {
     /// Opens the GPU of this index.
     ///
@@ -66,6 +93,7 @@ impl<B: Binding> CudaDriver<B> {
         if index >= count {
             return Err(Error::NoDevice { index, count });
         }
+        let _relaxed = Relaxed::<B>::enter()?;
         let operation = "opening the device";
         let mut device = 0;
         // SAFETY: `device` is valid for a write.
@@ -203,6 +231,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        let _relaxed = Relaxed::<B>::enter()?;
         let mut address = 0;
         // SAFETY: `address` is valid for a write.
         self.call("allocating device memory", || unsafe {
@@ -298,6 +327,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
     }
 
     fn load(&self, _: &str, ptx: &CStr, log: &mut [u8]) -> Result<Handle> {
+        let _relaxed = Relaxed::<B>::enter()?;
         let mut keys = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER as u32,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as u32,
