@@ -4,6 +4,7 @@ use crate::shape::{Dtype, Pass, Shape};
 use crate::{Failure, grid, print, stats, table};
 use anyhow::{Context, Result};
 use attention::{Attention, Device, RawBackward, RawForward, RawTensor, RawWorkspace, Tensor, f16};
+use cudarc::driver::CudaContext;
 use std::ptr::null_mut;
 use std::time::Instant;
 
@@ -27,12 +28,21 @@ fn cases() -> Vec<Shape> {
     ]
 }
 
-/// Times all cases, and prints microseconds.
+/// Times all cases, and prints microseconds: in a thread without a context, then in one that has the device's, as threads of
+/// frameworks have.
 ///
 /// # Errors
 /// If there is no GPU, or a call fails.
 pub fn run() -> Result<(), Failure> {
     let device = Device::cuda(0).map_err(anyhow::Error::from)?;
+    table_of(&device)?;
+    let context = CudaContext::new(0).context("the device's context");
+    context.and_then(|context| Ok(context.bind_to_thread()?))?;
+    print("With the device's context current:");
+    table_of(&device)
+}
+
+fn table_of(device: &Device) -> Result<(), Failure> {
     let ways = [
         "call",
         "kernel",
@@ -43,7 +53,7 @@ pub fn run() -> Result<(), Failure> {
     ];
     let mut rows = table::empty(&ways, [2, 3, 4, 5]);
     for shape in cases() {
-        let [kernel, times @ ..] = row(&device, &shape).map_err(Failure::Run)?;
+        let [kernel, times @ ..] = row(device, &shape).map_err(Failure::Run)?;
         let [plan, call, within, kept] = times;
         rows.add_row([shape.to_string(), kernel, plan, call, within, kept]);
     }

@@ -13,6 +13,7 @@ use std::fmt::Debug;
 #[macro_export]
 macro_rules! cuda_functions {
     ($then:ident $($first:tt)*) => { $then! { $($first)*
+        cuCtxGetCurrent(context: *mut *mut c_void);
         cuCtxPopCurrent_v2(context: *mut *mut c_void);
         cuCtxPushCurrent_v2(context: *mut c_void);
         cuCtxSynchronize();

@@ -4,6 +4,7 @@ use super::driver::{Driver, Handle, RawStream};
 use crate::error::{Error, Result};
 use crate::plan;
 use ::emulator::{Counters, TensorMap};
+use foldhash::fast::FixedState;
 use kernels::abi::Switches;
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
@@ -25,8 +26,8 @@ pub type Launches = Vec<(&'static str, Counters)>;
 #[derive(Debug)]
 pub struct Gpu {
     driver: Box<dyn Driver>,
-    kernels: Mutex<HashMap<Key, Slot>>,
-    maps: Mutex<HashMap<TensorMap, [u8; 128]>>,
+    kernels: Mutex<HashMap<Key, Slot, FixedState>>,
+    maps: Mutex<HashMap<TensorMap, [u8; 128], FixedState>>,
     launches: Mutex<Launches>,
 }
 

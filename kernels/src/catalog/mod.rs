@@ -41,6 +41,8 @@ pub use target::Target;
 
 use class::Class;
 use collectives::Collectives;
+use foldhash::fast::FixedState;
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::LazyLock;
 
@@ -273,12 +275,20 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     families.map(Kernel::new).collect()
 });
 
+/// Every kernel by its specification: plans look up several.
+static BY_FAMILY: LazyLock<HashMap<Family, &Kernel, FixedState>> = LazyLock::new(|| {
+    KERNELS
+        .iter()
+        .map(|kernel| (kernel.family, kernel))
+        .collect()
+});
+
 /// The kernel of a specification.
 ///
 /// # Panics
 /// If the catalog lacks it.
 pub fn kernel(family: Family) -> &'static Kernel {
-    let found = KERNELS.iter().find(|kernel| kernel.family == family);
+    let found = BY_FAMILY.get(&family);
     found.unwrap_or_else(|| panic!("no kernel is {family:?}"))
 }
 
