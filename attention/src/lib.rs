@@ -60,6 +60,6 @@ pub use options::{
 };
 pub use plan::{Plan, RawWorkspace};
 pub use tensor::{
-    Buffer, Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView,
-    TensorViewMut,
+    Buffer, Dtype, Element, HostSlice, Part, RawTensor, Storage, StorageMut, Tensor, TensorBase,
+    TensorView, TensorViewMut,
 };

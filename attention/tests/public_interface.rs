@@ -101,6 +101,16 @@ const TESTED: &[(&str, &[&str])] = &[
         &["Emulator::with_ptx"],
     ),
     (
+        "attention/src/tensor/tests.rs::memory_of_the_host_is_checked",
+        &[
+            "TensorBase::from_vec",
+            "TensorBase::from_slice",
+            "TensorBase::from_slice_mut",
+            "TensorBase::copy_from_slice",
+            "TensorBase::split_mut",
+        ],
+    ),
+    (
         "attention/tests/wrong_arguments.rs::options_of_the_emulator_are_checked",
         &["Device::emulator", "Device::emulator_of"],
     ),

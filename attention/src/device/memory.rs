@@ -12,9 +12,23 @@ pub struct Memory {
     gpu: Arc<Gpu>,
     address: u64,
     bytes: usize,
+    /// Whether its drop frees it.
+    is_owned: bool,
 }
 
 impl Memory {
+    /// These bytes, which the result does not own.
+    ///
+    /// # Safety
+    /// It lives no longer than this memory.
+    pub unsafe fn shared(&self) -> Self {
+        Memory {
+            gpu: Arc::clone(&self.gpu),
+            is_owned: false,
+            ..*self
+        }
+    }
+
     /// Memory filled with zeros.
     pub fn zeroed(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         let memory = Self::uninitialized(gpu, bytes)?;
@@ -42,6 +56,7 @@ impl Memory {
             gpu: Arc::clone(gpu),
             address,
             bytes,
+            is_owned: true,
         })
     }
 
@@ -135,7 +150,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.bytes > 0 {
+        if self.bytes > 0 && self.is_owned {
             // SAFETY: allocated once, in `uninitialized`, and freed once, here.
             unsafe { self.gpu.driver().free(self.address) };
         }

@@ -305,17 +305,29 @@ impl Roundings {
 /// How often each fault was made that a check must refuse.
 type Made = BTreeMap<&'static str, usize>;
 
-/// A tensor of a pass with each of the faults; `refused` says whether the check refuses a tensor in its place.
-fn spoil<T: Element>(
+/// A tensor of a pass.
+struct Right<'a, T> {
     name: &'static str,
-    right: &[T],
-    exact: &[Sum],
+    elements: &'a [T],
+    exact: &'a [Sum],
     rows: Rows,
     roundings: Roundings,
+}
+
+/// A tensor with each of the faults; `refused` says whether the check refuses a tensor in its place.
+fn spoil<T: Element>(
+    right: &Right<T>,
     made: &mut Made,
     rng: &mut StdRng,
     refused: &mut dyn FnMut(Vec<T>) -> Option<String>,
 ) {
+    let &Right {
+        name,
+        elements,
+        exact,
+        rows,
+        roundings,
+    } = right;
     let mut expect = |fault: &'static str, x: Vec<f64>| {
         let x: Vec<T> = x.into_iter().map(|x| T::from_f32(x as f32)).collect();
         let mut elements = x.iter().zip(exact);
@@ -326,7 +338,7 @@ fn spoil<T: Element>(
             }
         }
     };
-    let wide: Vec<f64> = right.iter().map(|x| x.to_f32().into()).collect();
+    let wide: Vec<f64> = elements.iter().map(|x| x.to_f32().into()).collect();
     for (fault, spoil) in FAULTS {
         let mut x = wide.clone();
         spoil(&mut x, rows, rng);
@@ -348,20 +360,18 @@ fn forward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made, 
     };
     let mut spoilt = passes.clone();
     let roundings = Roundings::independent::<T>();
-    spoil(
-        "o",
-        &passes.o,
-        &exact.o,
+    let right = Right {
+        name: "o",
+        elements: &passes.o,
+        exact: &exact.o,
         rows,
         roundings,
-        made,
-        rng,
-        &mut |o| {
-            spoilt.o = o;
-            let report = expected.compare(&spoilt.as_forward());
-            report.o.passed().then(|| report.to_string())
-        },
-    );
+    };
+    spoil(&right, made, rng, &mut |o| {
+        spoilt.o = o;
+        let report = expected.compare(&spoilt.as_forward());
+        report.o.passed().then(|| report.to_string())
+    });
     let mut spoilt = passes.clone();
     let mut lse_fault = |fault: &'static str, spoil: &dyn Fn(&mut [f32], usize)| {
         let row = rng.random_range(0..passes.lse.len());
@@ -406,50 +416,44 @@ fn backward<T: Element>(passes: &Passes<T>, exact: &Definition, made: &mut Made,
     let passed =
         |spoilt: &Passes<T>| -> gradients::Report { expected.compare(&spoilt.as_backward()) };
     let mut spoilt = passes.clone();
-    spoil(
-        "dq",
-        &passes.dq,
-        &exact.dq,
-        q_rows,
+    let right = Right {
+        name: "dq",
+        elements: &passes.dq,
+        exact: &exact.dq,
+        rows: q_rows,
         roundings,
-        made,
-        rng,
-        &mut |dq| {
-            spoilt.dq = dq;
-            let report = passed(&spoilt);
-            report.dq.passed().then(|| report.to_string())
-        },
-    );
+    };
+    spoil(&right, made, rng, &mut |dq| {
+        spoilt.dq = dq;
+        let report = passed(&spoilt);
+        report.dq.passed().then(|| report.to_string())
+    });
     let mut spoilt = passes.clone();
-    spoil(
-        "dk",
-        &passes.dk,
-        &exact.dk,
-        k_rows,
+    let right = Right {
+        name: "dk",
+        elements: &passes.dk,
+        exact: &exact.dk,
+        rows: k_rows,
         roundings,
-        made,
-        rng,
-        &mut |dk| {
-            spoilt.dk = dk;
-            let report = passed(&spoilt);
-            report.dk.passed().then(|| report.to_string())
-        },
-    );
+    };
+    spoil(&right, made, rng, &mut |dk| {
+        spoilt.dk = dk;
+        let report = passed(&spoilt);
+        report.dk.passed().then(|| report.to_string())
+    });
     let mut spoilt = passes.clone();
-    spoil(
-        "dv",
-        &passes.dv,
-        &exact.dv,
-        v_rows,
+    let right = Right {
+        name: "dv",
+        elements: &passes.dv,
+        exact: &exact.dv,
+        rows: v_rows,
         roundings,
-        made,
-        rng,
-        &mut |dv| {
-            spoilt.dv = dv;
-            let report = passed(&spoilt);
-            report.dv.passed().then(|| report.to_string())
-        },
-    );
+    };
+    spoil(&right, made, rng, &mut |dv| {
+        spoilt.dv = dv;
+        let report = passed(&spoilt);
+        report.dv.passed().then(|| report.to_string())
+    });
     if exact.pairs.is_empty() {
         return;
     }

@@ -18,8 +18,18 @@ pub struct Buffer<T> {
 
 enum Memory<T> {
     Cpu(Box<[T]>),
+    /// Host memory of somebody else, whose lifetime the [storage](super::Storage) has.
+    Host(Shared<T>),
     Gpu(device::Memory),
 }
+
+/// The first of the elements in somebody's memory.
+struct Shared<T>(*mut T);
+
+// SAFETY: the storage around the buffer borrows the elements, and says what threads may do with them.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Shared<T> {}
 
 /// Says type, length and device, not the elements: there may be many, on a device that is at work.
 impl<T> fmt::Debug for Buffer<T> {
@@ -58,13 +68,71 @@ impl<T> Buffer<T> {
     /// The device whose memory it is.
     pub fn device(&self) -> Device {
         match &self.memory {
-            Memory::Cpu(_) => Device::cpu(),
+            Memory::Cpu(_) | Memory::Host(_) => Device::cpu(),
             Memory::Gpu(memory) => Device(Some(Arc::clone(memory.gpu()))),
         }
     }
 }
 
 impl<T: Pod> Buffer<T> {
+    /// Elements that the host has.
+    pub(super) fn of_vec(elements: Vec<T>) -> Self {
+        Buffer {
+            len: elements.len(),
+            memory: Memory::Cpu(elements.into_boxed_slice()),
+        }
+    }
+
+    /// Elements in host memory of somebody else.
+    ///
+    /// # Safety
+    /// There are so many elements as long as the buffer lives, and nobody writes them while it is used, or uses them while it is
+    /// written.
+    pub(super) unsafe fn of_host(first: *mut T, len: usize) -> Self {
+        Buffer {
+            memory: Memory::Host(Shared(first)),
+            len,
+        }
+    }
+
+    /// A buffer of these elements, which it does not own.
+    ///
+    /// # Safety
+    /// It lives no longer than this one, and the two are used in turns, for different elements.
+    pub(super) unsafe fn shared(&mut self) -> Self {
+        let memory = match &mut self.memory {
+            Memory::Cpu(data) => Memory::Host(Shared(data.as_mut_ptr())),
+            Memory::Host(Shared(first)) => Memory::Host(Shared(*first)),
+            // SAFETY: the caller's word.
+            Memory::Gpu(memory) => Memory::Gpu(unsafe { memory.shared() }),
+        };
+        let len = self.len;
+        Buffer { memory, len }
+    }
+
+    /// Some elements in host memory; `None` if they are elsewhere.
+    pub(super) fn host(&self, range: Range<usize>) -> Option<&[T]> {
+        let all = match &self.memory {
+            Memory::Cpu(data) => &data[..],
+            // SAFETY: who made the buffer vouched for the elements.
+            Memory::Host(Shared(first)) => unsafe { std::slice::from_raw_parts(*first, self.len) },
+            Memory::Gpu(_) => return None,
+        };
+        Some(&all[range])
+    }
+
+    /// Some elements in host memory, to write; `None` if they are elsewhere.
+    pub(super) fn host_mut(&mut self, range: Range<usize>) -> Option<&mut [T]> {
+        let len = self.len;
+        let all = match &mut self.memory {
+            Memory::Cpu(data) => &mut data[..],
+            // SAFETY: who made the buffer vouched for the elements, and that it is used alone now.
+            Memory::Host(Shared(first)) => unsafe { std::slice::from_raw_parts_mut(*first, len) },
+            Memory::Gpu(_) => return None,
+        };
+        Some(&mut all[range])
+    }
+
     pub(crate) fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let bytes = len
             .checked_mul(size_of::<T>())
@@ -99,14 +167,13 @@ impl<T: Pod> Buffer<T> {
     ) -> Result<()> {
         let size = size_of::<T>();
         let (to, from, bytes) = (first * size, range.start * size, range.len() * size);
-        match (&mut self.memory, &source.memory) {
-            (Memory::Cpu(to), Memory::Cpu(from)) => {
-                to[first..first + range.len()].copy_from_slice(&from[range]);
-                Ok(())
-            }
-            (Memory::Gpu(memory), Memory::Gpu(source)) => memory.copy_from(to, source, from, bytes),
-            _ => unreachable!("one device has one kind of memory"),
+        if let (Memory::Gpu(memory), Memory::Gpu(source)) = (&mut self.memory, &source.memory) {
+            return memory.copy_from(to, source, from, bytes);
         }
+        let to = self.host_mut(first..first + range.len());
+        let (to, from) = to.zip(source.host(range)).expect("both on the CPU");
+        to.copy_from_slice(from);
+        Ok(())
     }
 
     /// Overwrites blocks with blocks of another buffer on the same GPU; positions count from offsets in each.
@@ -135,25 +202,21 @@ impl<T: Pod> Buffer<T> {
     /// Shows some elements, in host memory.
     pub(super) fn read<U>(&self, range: Range<usize>, f: impl FnOnce(&[T]) -> U) -> Result<U> {
         match &self.memory {
-            Memory::Cpu(data) => Ok(f(&data[range])),
             Memory::Gpu(memory) => Ok(f(&download(memory, range)?)),
+            _ => Ok(f(self.host(range).expect("on the CPU"))),
         }
     }
 
     /// Lets the host change some elements.
     pub(super) fn modify(&mut self, range: Range<usize>, f: impl FnOnce(&mut [T])) -> Result<()> {
-        match &mut self.memory {
-            Memory::Cpu(data) => {
-                f(&mut data[range]);
-                Ok(())
-            }
-            Memory::Gpu(memory) => {
-                let first = range.start * size_of::<T>();
-                let mut elements = download(memory, range)?;
-                f(&mut elements);
-                memory.write(first, bytemuck::cast_slice(&elements))
-            }
-        }
+        let Memory::Gpu(memory) = &mut self.memory else {
+            f(self.host_mut(range).expect("on the CPU"));
+            return Ok(());
+        };
+        let first = range.start * size_of::<T>();
+        let mut elements = download(memory, range)?;
+        f(&mut elements);
+        memory.write(first, bytemuck::cast_slice(&elements))
     }
 
     /// Number of elements.
@@ -170,6 +233,7 @@ impl<T: Pod> Buffer<T> {
     pub(crate) fn address(&self) -> u64 {
         match &self.memory {
             Memory::Cpu(data) => data.as_ptr().expose_provenance() as u64,
+            Memory::Host(Shared(first)) => first.expose_provenance() as u64,
             Memory::Gpu(memory) => memory.address(),
         }
     }
@@ -178,6 +242,7 @@ impl<T: Pod> Buffer<T> {
     pub(crate) fn address_mut(&mut self) -> u64 {
         match &mut self.memory {
             Memory::Cpu(data) => data.as_mut_ptr().expose_provenance() as u64,
+            Memory::Host(Shared(first)) => first.expose_provenance() as u64,
             Memory::Gpu(memory) => memory.address(),
         }
     }

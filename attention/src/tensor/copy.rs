@@ -132,7 +132,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
 
     /// The part of the buffer from the lowest to the highest element, and the index of the first
     /// element in it.
-    fn span(&self) -> (Range<usize>, usize) {
+    pub(super) fn span(&self) -> (Range<usize>, usize) {
         if self.is_empty() {
             return (self.offset..self.offset, 0);
         }

@@ -4,6 +4,7 @@ mod buffer;
 mod copy;
 mod dtype;
 mod element;
+mod host;
 mod layout;
 mod raw;
 mod storage;
@@ -14,7 +15,7 @@ pub use dtype::Dtype;
 pub use element::Element;
 pub(crate) use layout::Layout;
 pub use raw::RawTensor;
-pub use storage::{Storage, StorageMut};
+pub use storage::{HostSlice, Part, Storage, StorageMut};
 
 use crate::device::Device;
 use crate::error::{Error, Result};

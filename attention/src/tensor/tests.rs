@@ -1,6 +1,6 @@
 use super::{Tensor, TensorView, TensorViewMut};
 use crate::device::Device;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use ::emulator::Options;
 use half::f16;
 
@@ -306,4 +306,81 @@ fn debug_output_has_no_elements() {
         let shown = format!("Buffer {{ dtype: f16, len: 1, device: {} }}", device.name());
         assert_eq!(format!("{halves:?}"), shown);
     }
+}
+
+/// Slices, vectors and parts of other lengths, places that are shared, axes that are not there.
+#[test]
+fn memory_of_the_host_is_checked() {
+    let wrong = Error::Length {
+        shape: vec![2, 2],
+        expected: 4,
+        found: 3,
+    };
+    let mut three = [1, 2, 3];
+    assert_eq!(
+        Tensor::from_vec([2, 2], three.to_vec()).err(),
+        Some(wrong.clone())
+    );
+    assert_eq!(
+        Tensor::from_slice([2, 2], &three).err(),
+        Some(wrong.clone())
+    );
+    assert_eq!(
+        Tensor::from_slice_mut([2, 2], &mut three).err(),
+        Some(wrong.clone())
+    );
+    let overflow = Tensor::from_slice([usize::MAX, 2], &three);
+    assert_eq!(overflow.err(), Some(Error::Overflow("tensor")));
+
+    let mut tensor = Tensor::from_vec([2, 2], vec![1, 2, 3, 4]).expect("valid");
+    assert_eq!(tensor.copy_from_slice(&three), Err(wrong));
+    for (axis, at) in [(2, 0), (0, 3), (1, usize::MAX)] {
+        assert!(tensor.split_mut(axis, at).is_err(), "{axis} {at}");
+    }
+    let mut repeated = tensor.view_mut().broadcast([3, 2, 2]).expect("a new axis");
+    let shared = repeated.split_mut(0, 1).expect_err("shared places");
+    assert!(matches!(shared, Error::Overlap { .. }), "{shared}");
+    assert_eq!(tensor.as_slice(), Some(&[1, 2, 3, 4][..]));
+}
+
+/// Parts that lie between each other, written in turns, through copies and slices, on each device.
+#[test]
+fn parts_are_written_in_turns() -> Result<()> {
+    let emulator = Device::emulator(::emulator::Options::default());
+    for device in [Some(Device::cpu()), emulator.ok()].into_iter().flatten() {
+        let mut tensor = Tensor::zeros(&device, [3, 4])?;
+        let [mut left, mut right] = tensor.split_mut(1, 1)?;
+        right.copy_from_slice(&[2, 3, 4, 6, 7, 8, 10, 11, 12])?;
+        left.copy_from_slice(&[1, 5, 9])?;
+        let [_, mut last] = right.split_mut(1, 2)?;
+        last.copy_from(&Tensor::new(&device, [3, 1], &[-4, -8, -12])?)?;
+        assert_eq!(left.to_vec()?, [1, 5, 9]);
+        assert!(left.as_slice().is_none(), "it has gaps");
+        let [empty, all] = tensor.split_mut(0, 0)?;
+        assert_eq!((empty.len(), all.len()), (0, 12));
+        let expected = [1, 2, 3, -4, 5, 6, 7, -8, 9, 10, 11, -12];
+        assert_eq!(tensor.to_vec()?, expected);
+        assert_eq!(tensor.as_slice().is_some(), device.is_cpu());
+    }
+    Ok(())
+}
+
+/// Elements of the host's owner, where they lie.
+#[test]
+fn slices_are_used_in_place() -> Result<()> {
+    let mut elements = [1, 2, 3, 4, 5, 6];
+    let first = elements.as_ptr();
+    let mut tensor = Tensor::from_slice_mut([2, 3], &mut elements)?;
+    assert_eq!(tensor.as_slice().map(<[i32]>::as_ptr), Some(first));
+    tensor
+        .view_mut()
+        .select(0, 1)?
+        .copy_from_slice(&[7, 8, 9])?;
+    tensor.as_mut_slice().expect("on the CPU")[0] = -1;
+    assert_eq!(elements, [-1, 2, 3, 7, 8, 9]);
+    let view = Tensor::from_slice([3, 2], &elements)?;
+    let transposed = view.view().transpose(0, 1)?;
+    assert_eq!(transposed.to_vec()?, [-1, 3, 8, 2, 7, 9]);
+    assert!(transposed.as_slice().is_none());
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Tensors with another layout of the same memory.
 
-use super::{Layout, Storage, TensorBase};
+use super::{Layout, Part, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
 
 impl<S: Storage, const R: usize> TensorBase<S, R> {
@@ -36,6 +36,54 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
             self.offset = self.offset.wrapping_add_signed(start as isize * stride);
         }
         Ok(self)
+    }
+
+    /// The indices of an axis below `at`, and the others, both to write.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// // Gradients of queries, keys and values, packed as they are: [batch, rows, 3, heads, dim].
+    /// let device = Device::cpu();
+    /// let qkv = Tensor::new(&device, [2, 5, 3, 4, 8], &[0.5_f32; 960])?;
+    /// let [q, k, v] = [0, 1, 2].map(|part| qkv.view().select(2, part)?.transpose(1, 2));
+    /// let (q, k, v) = (q?, k?, v?);
+    /// let (o, lse) = Attention::new().forward(&q, &k, &v)?;
+    ///
+    /// let mut gradients = Tensor::zeros(&device, [2, 5, 3, 4, 8])?;
+    /// let [of_q, mut others] = gradients.split_mut(2, 1)?;
+    /// let [of_k, of_v] = others.split_mut(2, 1)?;
+    /// let mut dq = of_q.select(2, 0)?.transpose(1, 2)?;
+    /// let mut dk = of_k.select(2, 0)?.transpose(1, 2)?;
+    /// let mut dv = of_v.select(2, 0)?.transpose(1, 2)?;
+    /// Attention::new().backward_into(&q, &k, &v, &o, &lse, &o, None, &mut dq, &mut dk, &mut dv)?;
+    /// // Five queries see each key with a weight of 1/5.
+    /// assert!(gradients.to_vec()?[64..96].iter().all(|dv| (dv - 0.5).abs() < 1e-6));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no such axis, `at` is above its extent, or two elements share one place.
+    pub fn split_mut(
+        &mut self,
+        axis: usize,
+        at: usize,
+    ) -> Result<[TensorBase<Part<'_, S::Item>, R>; 2]>
+    where
+        S: StorageMut,
+    {
+        let extent = self.extent(axis)?;
+        self.layout.expect_injective("tensor")?;
+        let (offset, layout) = (self.offset, self.layout);
+        let [below, others] = Part::pair(self.storage.borrow_mut()).map(|storage| TensorBase {
+            storage,
+            offset,
+            layout,
+        });
+        let rest = extent.saturating_sub(at);
+        Ok([below.narrow(axis, 0, at)?, others.narrow(axis, at, rest)?])
     }
 
     /// Axes `a` and `b` swapped.
