@@ -5,11 +5,8 @@
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
-#include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 // Version of the interface that the header describes: a higher number has more functions, more fields or more values.
 #define ATTENTION_VERSION 1
