@@ -28,6 +28,7 @@ mod repeats;
 mod sequences;
 mod special_values;
 mod splits;
+mod streams;
 mod views;
 mod wide;
 
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         ("sequences", sequences::tests()),
         ("special_values", special_values::tests()),
         ("splits", splits::tests()),
+        ("streams", streams::tests()),
         ("views", views::tests()),
         ("wide", wide::tests()),
     ])

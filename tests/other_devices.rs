@@ -17,6 +17,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("options", options),
         Test::new("matrices", matrices),
         Test::new("copies", copies),
+        Test::new("streams", streams),
         Test::new("checks", checks),
         Test::new("messages", messages),
     ]
@@ -119,6 +120,26 @@ fn forward(device: &Device) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// Streams and events of other devices.
+fn streams(device: &Device) -> Outcome {
+    let stray = |result: Result<()>, name: &str| match result {
+        Err(Error::DeviceMismatch { argument, .. }) => assert_eq!(argument, name),
+        other => panic!("{name}: {other:?}"),
+    };
+    for there in elsewhere(device)? {
+        let (here, stream) = (device.stream()?, there.stream()?);
+        let q = Tensor::<f16>::zeros(device, SHAPE)?;
+        let attention = Attention::new().on(&stream);
+        stray(attention.forward(&q, &q, &q).map(drop), "stream");
+        let (o, lse) = Attention::new().on(&here).forward(&q, &q, &q)?;
+        let gradients = attention.backward(&q, &q, &q, &o, &lse, &q);
+        stray(gradients.map(drop), "stream");
+        stray(here.wait_for(&there.event()?), "event");
+        here.wait_for(&here.event()?)?;
+    }
+    PASSED
 }
 
 fn backward(device: &Device) -> Outcome {

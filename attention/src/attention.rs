@@ -1,12 +1,14 @@
 //! The options of an attention call.
 
+use crate::device::{Device, RawStream, Stream};
 use crate::error::Result;
 use crate::forward::{Planner, Problem};
 use crate::options::{
     Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
     Window,
 };
-use crate::tensor::{Element, Storage, TensorBase};
+use crate::tensor::{Element, Storage, TensorBase, expect_device};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
@@ -46,6 +48,8 @@ pub struct Attention<'a> {
     pub(crate) splits: u32,
     /// Whether a gradient may be summed in any order.
     pub(crate) any_order: bool,
+    /// Where safe calls are queued, if not on the default stream.
+    stream: Option<&'a Stream>,
 }
 
 /// Which kernel.
@@ -316,6 +320,24 @@ impl<'a> Attention<'a> {
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.any_order = !deterministic;
         self
+    }
+
+    /// The stream on which safe calls are queued. Default: the device's default stream. Raw calls are on the one that they are given.
+    pub fn on(mut self, stream: &'a Stream) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+
+    /// Where safe calls on tensors of this device are queued.
+    ///
+    /// # Errors
+    /// If the stream is of another device.
+    pub(crate) fn stream_of(&self, device: &Device) -> Result<RawStream> {
+        let Some(stream) = self.stream else {
+            return Ok(null_mut());
+        };
+        expect_device(device, [("stream", stream.device().clone())])?;
+        Ok(stream.raw())
     }
 
     /// The problem that q, k and v of these shapes pose with these options.

@@ -5,7 +5,7 @@
 
 use crate::device::driver::Launch;
 use crate::device::memory;
-use crate::device::{Device, Gpu, Stream};
+use crate::device::{Device, Gpu, RawStream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel, Waves};
 use crate::ptx::{self, Modules};
@@ -154,7 +154,7 @@ impl Plan {
     /// - Each step has its kernel's own parameter block and grid.
     /// - All memory that the parameters name, the workspace aside, is valid until the work is done.
     /// - `stream` is null or a live stream of the device's primary context.
-    pub unsafe fn run(&self, device: &Device, stream: Stream) -> Result<()> {
+    pub unsafe fn run(&self, device: &Device, stream: RawStream) -> Result<()> {
         let Some(gpu) = self.gpu(device)? else {
             return Ok(());
         };
@@ -182,7 +182,7 @@ impl Plan {
         &self,
         device: &Device,
         workspace: RawWorkspace,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         let Some(gpu) = self.gpu(device)? else {
             return Ok(());
@@ -209,7 +209,7 @@ impl Plan {
         &self,
         device: &Device,
         workspace: Option<RawWorkspace>,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe {
@@ -232,7 +232,7 @@ impl Plan {
     ///
     /// # Safety
     /// The conditions of [`run_in`](Self::run_in).
-    unsafe fn launch(&self, gpu: &Gpu, start: u64, stream: Stream) -> Result<()> {
+    unsafe fn launch(&self, gpu: &Gpu, start: u64, stream: RawStream) -> Result<()> {
         for &(offset, bytes) in &self.zeros {
             // SAFETY: the part lies in the workspace; the stream is the caller's word.
             unsafe { gpu.driver().zero(start + offset, bytes, stream)? };

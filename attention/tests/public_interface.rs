@@ -172,6 +172,10 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     ("tests/other_devices.rs::backward", &["Attention::backward"]),
     (
+        "tests/other_devices.rs::streams",
+        &["Attention::on", "Stream::wait_for"],
+    ),
+    (
         "tests/other_devices.rs::backward_all",
         &["Attention::backward_all", "Attention::backward_all_into"],
     ),

@@ -43,7 +43,7 @@ pub enum Task {
 #[derive(clap::Args)]
 pub struct Run {
     /// quick, full, backward, decode, options, ladder, gemm (matrix products), first-use (how long the driver compiles
-    /// kernels), or a JSON file with a list of shapes [default: quick, if no shape is given]
+    /// kernels), host (what calls take on the host), or a JSON file with a list of shapes [default: quick, if no shape is given]
     #[arg(long, conflicts_with = "Shape")]
     pub grid: Option<Grid>,
     #[command(flatten)]

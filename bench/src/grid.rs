@@ -28,6 +28,8 @@ pub enum Grid {
     Gemm,
     /// First calls, for which the driver compiles kernels.
     FirstUse,
+    /// What calls take on the host.
+    Host,
     /// A JSON list of objects with the fields of [`Shape`].
     File(PathBuf),
 }
@@ -45,6 +47,7 @@ impl FromStr for Grid {
             "ladder" => Grid::Ladder,
             "gemm" => Grid::Gemm,
             "first-use" => Grid::FirstUse,
+            "host" => Grid::Host,
             path => Grid::File(path.into()),
         })
     }
@@ -63,8 +66,8 @@ impl Grid {
             Grid::Decode => return Ok(decode()),
             Grid::Options => return Ok(options()),
             Grid::Ladder => return Ok(ladder()),
-            Grid::Gemm | Grid::FirstUse => {
-                bail!("--grid: gemm and first-use have shapes of their own")
+            Grid::Gemm | Grid::FirstUse | Grid::Host => {
+                bail!("--grid: gemm, first-use and host have shapes of their own")
             }
             Grid::File(path) => path,
         };
@@ -92,6 +95,7 @@ impl Grid {
             Grid::Ladder => Some("ladder".to_owned()),
             Grid::Gemm => Some("gemm".to_owned()),
             Grid::FirstUse => Some("first-use".to_owned()),
+            Grid::Host => Some("host".to_owned()),
             Grid::File(path) => path.file_stem().map(|stem| stem.to_string_lossy().into()),
         }
     }

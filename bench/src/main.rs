@@ -7,6 +7,7 @@ mod first_use;
 mod gemm;
 mod gradients;
 mod grid;
+mod host_time;
 mod launch;
 mod ncu;
 mod options;
@@ -68,6 +69,7 @@ fn run(args: &Args) -> Result<(), Failure> {
             bench(&args.run, || Ok((gemm::shapes(), Grid::Gemm.suffix())))
         }
         None if args.run.grid == Some(Grid::FirstUse) => first_use::run(),
+        None if args.run.grid == Some(Grid::Host) => host_time::run(),
         None => bench(&args.run, || shapes(&args.run)),
         Some(Task::Plot(plot)) => plot::run(plot).map_err(Failure::Input),
         Some(Task::Profile(profile)) if profile.sass => sass::run(profile).map_err(Failure::Input),

@@ -5,7 +5,7 @@ use super::gradients::Targets;
 use super::packed::Call;
 use super::{choice, plan};
 use crate::attention::{Attention, Wanted};
-use crate::device::{Device, Facts, Stream};
+use crate::device::{Device, Facts, RawStream};
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
 use crate::options::{PAIRS, RawOptions, expect_best, full, score_shape};
@@ -199,7 +199,7 @@ impl Attention<'_> {
         device: &Device,
         dtype: Dtype,
         args: &RawBackward,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.backward_on(device, dtype, args, None, stream) }
@@ -220,7 +220,7 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawBackward,
         workspace: RawWorkspace,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.backward_on(device, dtype, args, Some(workspace), stream) }
@@ -234,7 +234,7 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawBackward,
         workspace: Option<RawWorkspace>,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.backward_checked(args)?;

@@ -148,6 +148,7 @@ impl Attention<'_> {
         ];
         let given = optional.into_iter();
         expect_device(&device, given.filter_map(|(name, on)| Some((name, on?))))?;
+        let stream = self.stream_of(&device)?;
         let args = RawBackward {
             q: q.as_raw(),
             k: k.as_raw(),
@@ -165,7 +166,7 @@ impl Attention<'_> {
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared. No other
         // argument borrows the buffer of a gradient, so they overlap nothing. A buffer that is dropped early is
-        // freed by the driver after the work on the default stream.
-        unsafe { self.backward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
+        // freed by the driver after the device's work. The stream is borrowed.
+        unsafe { self.backward_raw(&device, T::DTYPE, &args, stream) }
     }
 }

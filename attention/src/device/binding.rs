@@ -64,7 +64,10 @@ macro_rules! cuda_functions {
             keys: *mut u32, values: *mut *mut c_void
         );
         cuModuleUnload(module: *mut c_void);
+        cuStreamCreate(stream: *mut *mut c_void, flags: u32);
+        cuStreamDestroy_v2(stream: *mut c_void);
         cuStreamSynchronize(stream: *mut c_void);
+        cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: u32);
         cuThreadExchangeStreamCaptureMode(mode: *mut u32);
         cuTensorMapEncodeTiled(
             map: *mut c_void, dtype: u32, rank: u32, address: *mut c_void, sizes: *const u64,

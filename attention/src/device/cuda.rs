@@ -4,7 +4,7 @@
 //! and ours there. Nothing but this file and `binding` names cudarc, whose constants these are.
 
 use super::binding::{Binding, Cudarc};
-use super::driver::{Driver, Handle, KEPT_BYTES, Launch, Rows, Stream};
+use super::driver::{Driver, Handle, KEPT_BYTES, Launch, RawStream, Rows};
 use super::facts::Facts;
 use crate::error::{Error, Result};
 use ::emulator::{Counters, TensorMap};
@@ -246,7 +246,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         let _ = unsafe { self.call("freeing device memory", || B::cuMemFree_v2(address)) };
     }
 
-    unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64> {
+    unsafe fn allocate_in(&self, stream: RawStream, bytes: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the pool exists on devices with pools; the stream is the caller's word.
         self.call("allocating a workspace", || unsafe {
@@ -255,17 +255,31 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         Ok(address)
     }
 
-    unsafe fn free_in(&self, stream: Stream, address: u64) {
+    unsafe fn free_in(&self, stream: RawStream, address: u64) {
         // SAFETY: the caller's word.
         let _ = unsafe { self.call("freeing a workspace", || B::cuMemFreeAsync(address, stream)) };
     }
 
-    unsafe fn wait(&self, stream: Stream) -> Result<()> {
+    fn create_stream(&self) -> Result<Handle> {
+        let mut stream = null_mut();
+        // SAFETY: `stream` is valid for a write. Flags of 0 order it with the legacy default stream.
+        self.call("creating a stream", || unsafe {
+            B::cuStreamCreate(&mut stream, 0)
+        })?;
+        Ok(Handle(stream))
+    }
+
+    unsafe fn destroy_stream(&self, stream: Handle) {
+        // SAFETY: the caller's word.
+        let _ = unsafe { self.call("destroying a stream", || B::cuStreamDestroy_v2(stream.0)) };
+    }
+
+    unsafe fn wait(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.call("waiting for a stream", || B::cuStreamSynchronize(stream)) }
     }
 
-    unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<()> {
+    unsafe fn zero(&self, address: u64, bytes: usize, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's word.
         self.call("filling device memory", || unsafe {
             B::cuMemsetD8Async(address, 0, bytes, stream)
@@ -439,17 +453,28 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         Ok(None)
     }
 
-    fn record(&self) -> Result<Handle> {
+    unsafe fn record(&self, stream: RawStream) -> Result<Handle> {
         let mut event = null_mut();
         // SAFETY: `event` is valid for a write.
         self.call("creating an event", || unsafe {
             B::cuEventCreate(&mut event, 0)
         })?;
-        // SAFETY: the event was just created in this context; null is its default stream.
-        self.call("recording an event", || unsafe {
-            B::cuEventRecord(event, null_mut())
-        })?;
-        Ok(Handle(event))
+        // SAFETY: the event was just created in this context; the stream is the caller's word.
+        let recorded = self.call("recording an event", || unsafe {
+            B::cuEventRecord(event, stream)
+        });
+        if recorded.is_err() {
+            // SAFETY: nobody else knows the event.
+            unsafe { self.forget(Handle(event)) };
+        }
+        recorded.map(|()| Handle(event))
+    }
+
+    unsafe fn wait_for(&self, stream: RawStream, event: Handle) -> Result<()> {
+        // SAFETY: the caller's word.
+        self.call("waiting for an event", || unsafe {
+            B::cuStreamWaitEvent(stream, event.0, 0)
+        })
     }
 
     unsafe fn reach(&self, event: Handle) -> Result<()> {

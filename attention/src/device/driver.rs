@@ -12,7 +12,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 /// A `CUstream` of the device's primary context; null is the legacy default stream.
-pub type Stream = *mut c_void;
+pub type RawStream = *mut c_void;
 
 /// Bytes that a memory pool keeps for the next call when the device is waited for; a longer workspace goes back
 /// to the CUDA driver.
@@ -41,7 +41,7 @@ pub struct Launch<'a> {
     /// The argument, passed by value.
     pub argument: &'a [u8],
     /// Where the launch is queued.
-    pub stream: Stream,
+    pub stream: RawStream,
 }
 
 /// Rows of `bytes` bytes that are copied.
@@ -117,26 +117,35 @@ pub unsafe trait Driver: Debug + Send + Sync {
     ///
     /// # Safety
     /// `stream` is valid.
-    unsafe fn allocate_in(&self, stream: Stream, bytes: usize) -> Result<u64>;
+    unsafe fn allocate_in(&self, stream: RawStream, bytes: usize) -> Result<u64>;
 
     /// Frees memory in the order of a stream.
     ///
     /// # Safety
     /// [`allocate_in`](Self::allocate_in) returned the address for this stream, which is valid, and nothing
     /// uses the memory after what the stream holds now.
-    unsafe fn free_in(&self, stream: Stream, address: u64);
+    unsafe fn free_in(&self, stream: RawStream, address: u64);
+
+    /// Creates a stream that waits for the legacy default stream, and holds it back.
+    fn create_stream(&self) -> Result<Handle>;
+
+    /// Destroys a stream, after its work.
+    ///
+    /// # Safety
+    /// [`create_stream`](Self::create_stream) returned it, and nothing is queued on it any more.
+    unsafe fn destroy_stream(&self, stream: Handle);
 
     /// Waits for all work of a stream.
     ///
     /// # Safety
     /// `stream` is valid.
-    unsafe fn wait(&self, stream: Stream) -> Result<()>;
+    unsafe fn wait(&self, stream: RawStream) -> Result<()>;
 
     /// Fills memory with zeros, in the order of a stream.
     ///
     /// # Safety
     /// `bytes` bytes from the address, not 0, are allocated, and the stream is valid.
-    unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<()>;
+    unsafe fn zero(&self, address: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
     /// Copies host memory to the device, in the order of the default stream.
     ///
@@ -198,8 +207,17 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// uses is valid until it has run; the stream is valid.
     unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>>;
 
-    /// An event recorded after all work queued so far on the default stream.
-    fn record(&self) -> Result<Handle>;
+    /// An event recorded after all work queued so far on a stream.
+    ///
+    /// # Safety
+    /// `stream` is valid.
+    unsafe fn record(&self, stream: RawStream) -> Result<Handle>;
+
+    /// Lets what a stream gets from here on wait for an event.
+    ///
+    /// # Safety
+    /// `stream` is valid, and the event exists.
+    unsafe fn wait_for(&self, stream: RawStream, event: Handle) -> Result<()>;
 
     /// Waits until the device reaches an event.
     ///

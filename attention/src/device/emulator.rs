@@ -1,6 +1,6 @@
 //! An emulated GPU as a driver: the kernels' PTX, run on the CPU.
 
-use super::driver::{Driver, Handle, Launch, Stream};
+use super::driver::{Driver, Handle, Launch, RawStream};
 use super::facts::Facts;
 use super::gpu::lock;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use ::emulator::{Argument, Counters, Memory, Module, Options, TensorMap};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
-use std::ptr::without_provenance_mut;
+use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -103,20 +103,20 @@ unsafe impl Driver for Emulator {
         freed.expect("callers free what they allocated");
     }
 
-    unsafe fn allocate_in(&self, _: Stream, bytes: usize) -> Result<u64> {
+    unsafe fn allocate_in(&self, _: RawStream, bytes: usize) -> Result<u64> {
         self.allocate(bytes)
     }
 
-    unsafe fn free_in(&self, _: Stream, address: u64) {
+    unsafe fn free_in(&self, _: RawStream, address: u64) {
         // SAFETY: the caller's word.
         unsafe { self.free(address) };
     }
 
-    unsafe fn wait(&self, _: Stream) -> Result<()> {
+    unsafe fn wait(&self, _: RawStream) -> Result<()> {
         Ok(())
     }
 
-    unsafe fn zero(&self, address: u64, bytes: usize, _: Stream) -> Result<()> {
+    unsafe fn zero(&self, address: u64, bytes: usize, _: RawStream) -> Result<()> {
         for start in (0..bytes).step_by(ZEROS.len()) {
             let zeros = &ZEROS[..ZEROS.len().min(bytes - start)];
             // SAFETY: the caller's word.
@@ -186,7 +186,17 @@ unsafe impl Driver for Emulator {
         counters.map(Some).map_err(failure)
     }
 
-    fn record(&self) -> Result<Handle> {
+    fn create_stream(&self) -> Result<Handle> {
+        Ok(Handle(null_mut()))
+    }
+
+    unsafe fn destroy_stream(&self, _: Handle) {}
+
+    unsafe fn wait_for(&self, _: RawStream, _: Handle) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn record(&self, _: RawStream) -> Result<Handle> {
         let nanoseconds = self.start.elapsed().as_nanos() as usize;
         Ok(Handle(without_provenance_mut(nanoseconds)))
     }

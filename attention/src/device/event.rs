@@ -1,13 +1,14 @@
 //! Points in a device's work, to time what lies between.
 
 use super::Device;
-use super::driver::Handle;
+use super::driver::{Handle, RawStream};
 use super::gpu::Gpu;
 use crate::error::Result;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A point in a device's work, from [`Device::event`].
+/// A point in a device's work, from [`Device::event`], or in that of a [stream](super::Stream::event).
 #[derive(Debug)]
 pub struct Event {
     /// The host's time, which is the CPU's.
@@ -21,15 +22,31 @@ impl Device {
     /// # Errors
     /// If the driver reports a failure.
     pub fn event(&self) -> Result<Event> {
-        let record = |gpu: &Arc<Gpu>| Ok((Arc::clone(gpu), gpu.driver().record()?));
-        Ok(Event {
-            gpu: self.gpu().map(record).transpose()?,
-            now: Instant::now(),
-        })
+        // SAFETY: null is the default stream.
+        unsafe { Event::on(self, null_mut()) }
     }
 }
 
 impl Event {
+    /// Marks this point in the work of a stream.
+    ///
+    /// # Safety
+    /// The stream is valid.
+    pub(super) unsafe fn on(device: &Device, stream: RawStream) -> Result<Self> {
+        // SAFETY: the caller's word.
+        let record =
+            |gpu: &Arc<Gpu>| unsafe { Ok((Arc::clone(gpu), gpu.driver().record(stream)?)) };
+        Ok(Event {
+            gpu: device.gpu().map(record).transpose()?,
+            now: Instant::now(),
+        })
+    }
+
+    /// The driver's event, and what made it; none on the CPU.
+    pub(super) fn handle(&self) -> Option<(&Arc<Gpu>, Handle)> {
+        self.gpu.as_ref().map(|(gpu, event)| (gpu, *event))
+    }
+
     /// Waits until the device reaches this point.
     ///
     /// # Errors

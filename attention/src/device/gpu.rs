@@ -1,6 +1,6 @@
 //! A device that launches kernels: its driver, what is loaded, and what the last call did.
 
-use super::driver::{Driver, Handle, Stream};
+use super::driver::{Driver, Handle, RawStream};
 use crate::error::{Error, Result};
 use crate::plan;
 use ::emulator::{Counters, TensorMap};
@@ -153,7 +153,7 @@ impl Gpu {
     ///
     /// # Safety
     /// The stream, if any, is valid.
-    pub unsafe fn allocate(&self, bytes: usize, stream: Option<Stream>) -> Result<u64> {
+    pub unsafe fn allocate(&self, bytes: usize, stream: Option<RawStream>) -> Result<u64> {
         let allocated = match stream {
             None => self.driver.allocate(bytes),
             // SAFETY: the caller's word.

@@ -1,6 +1,6 @@
 //! Memory of a device that launches kernels, freed when dropped.
 
-use super::driver::{Rows, Stream};
+use super::driver::{RawStream, Rows};
 use super::gpu::Gpu;
 use crate::error::Result;
 use std::ptr::null_mut;
@@ -149,7 +149,7 @@ impl Drop for Memory {
 pub struct Workspace<'a> {
     gpu: &'a Gpu,
     address: u64,
-    stream: Stream,
+    stream: RawStream,
 }
 
 impl<'a> Workspace<'a> {
@@ -157,7 +157,7 @@ impl<'a> Workspace<'a> {
     ///
     /// # Safety
     /// `stream` is valid until the workspace drops.
-    pub unsafe fn new(gpu: &'a Gpu, bytes: usize, stream: Stream) -> Result<Self> {
+    pub unsafe fn new(gpu: &'a Gpu, bytes: usize, stream: RawStream) -> Result<Self> {
         let pooled = gpu.driver().facts().has_pools;
         // SAFETY: the caller's word.
         let address = unsafe { gpu.allocate(bytes, pooled.then_some(stream))? };

@@ -8,18 +8,20 @@ mod event;
 mod facts;
 mod gpu;
 pub(crate) mod memory;
+mod stream;
 #[cfg(test)]
 mod watched;
 
 pub use binding::{Binding, Cudarc, passed};
 pub use cuda::{Cuda, CudaDriver};
-pub use driver::{Driver, Stream};
+pub use driver::{Driver, RawStream};
 pub use emulator::Emulator;
 pub use event::Event;
 pub use facts::Facts;
 pub(crate) use gpu::Gpu;
 pub use kernels::catalog::class::SharedMemory;
 pub(crate) use memory::Memory;
+pub use stream::Stream;
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 
 /// A CUDA device, the CPU, or an emulated GPU. Clones are the same device.
 ///
-/// Work on a device runs in the order of the calls, whatever thread they come from. On a CUDA
+/// Work on a device runs in the order of the calls, whatever thread they come from, unless they are on [streams](Stream). On a CUDA
 /// device it may still run when a call returns; reading a buffer waits for it.
 ///
 /// ```

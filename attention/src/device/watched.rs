@@ -1,6 +1,6 @@
 //! An emulated GPU whose loads a test watches.
 
-use super::driver::{Driver, Handle, Launch, Stream};
+use super::driver::{Driver, Handle, Launch, RawStream};
 use super::{Emulator, Facts};
 use crate::error::Result;
 use ::emulator::{Counters, Options, TensorMap};
@@ -60,18 +60,21 @@ unsafe impl<F: Fn(&str) -> Result<()> + Send + Sync> Driver for Watched<F> {
         fn synchronize() -> Result<()>;
         fn allocate(bytes: usize) -> Result<u64>;
         fn tensor_map(map: &TensorMap) -> Result<[u8; 128]>;
-        fn record() -> Result<Handle>;
+        fn create_stream() -> Result<Handle>;
         unsafe fn free(address: u64) -> ();
-        unsafe fn allocate_in(stream: Stream, bytes: usize) -> Result<u64>;
-        unsafe fn free_in(stream: Stream, address: u64) -> ();
-        unsafe fn wait(stream: Stream) -> Result<()>;
-        unsafe fn zero(address: u64, bytes: usize, stream: Stream) -> Result<()>;
+        unsafe fn allocate_in(stream: RawStream, bytes: usize) -> Result<u64>;
+        unsafe fn free_in(stream: RawStream, address: u64) -> ();
+        unsafe fn wait(stream: RawStream) -> Result<()>;
+        unsafe fn zero(address: u64, bytes: usize, stream: RawStream) -> Result<()>;
         unsafe fn upload(to: u64, data: &[u8]) -> Result<()>;
         unsafe fn download(from: u64, data: &mut [u8]) -> Result<()>;
         unsafe fn copy(to: u64, from: u64, bytes: usize) -> Result<()>;
         unsafe fn unload(module: Handle) -> ();
         unsafe fn function(module: Handle, name: &CStr) -> Result<Handle>;
         unsafe fn launch(launch: &Launch) -> Result<Option<Counters>>;
+        unsafe fn destroy_stream(stream: Handle) -> ();
+        unsafe fn record(stream: RawStream) -> Result<Handle>;
+        unsafe fn wait_for(stream: RawStream, event: Handle) -> Result<()>;
         unsafe fn reach(event: Handle) -> Result<()>;
         unsafe fn elapsed(start: Handle, end: Handle) -> Result<Duration>;
         unsafe fn forget(event: Handle) -> ();

@@ -6,7 +6,7 @@ use super::fold::folded;
 use super::plan::{plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted};
-use crate::device::{Device, Facts, Stream};
+use crate::device::{Device, Facts, RawStream};
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
 use crate::plan::{CPU, MainKernel, Plan, RawWorkspace, Steps};
@@ -106,6 +106,7 @@ impl Attention<'_> {
         let device = q.device();
         expect_device(&device, [("k", k.device()), ("v", v.device())])?;
         expect_device(&device, [("o", o.device()), ("lse", lse.device())])?;
+        let stream = self.stream_of(&device)?;
         let args = RawForward {
             q: q.as_raw(),
             k: k.as_raw(),
@@ -116,8 +117,8 @@ impl Attention<'_> {
         };
         // SAFETY: a tensor lies inside its own buffer on the device, and the shapes were compared.
         // No other argument borrows the buffer of o or lse, so they overlap nothing. A buffer that is
-        // dropped early is freed by the driver after the work on the default stream.
-        unsafe { self.forward_raw(&device, T::DTYPE, &args, std::ptr::null_mut()) }
+        // dropped early is freed by the driver after the device's work. The stream is borrowed.
+        unsafe { self.forward_raw(&device, T::DTYPE, &args, stream) }
     }
 
     /// Like [`forward_into`](Self::forward_into), on memory of any owner and on the caller's stream.
@@ -148,7 +149,7 @@ impl Attention<'_> {
         device: &Device,
         dtype: Dtype,
         args: &RawForward,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.forward_on(device, dtype, args, None, stream) }
@@ -171,7 +172,7 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawForward,
         workspace: RawWorkspace,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.forward_on(device, dtype, args, Some(workspace), stream) }
@@ -185,7 +186,7 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawForward,
         workspace: Option<RawWorkspace>,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.checked(args)?;

@@ -2,7 +2,7 @@
 
 use super::plan::plan;
 use super::{Accumulation, GemmProblem, cpu};
-use crate::device::{Device, Facts, Stream};
+use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
@@ -148,7 +148,7 @@ impl Gemm {
         device: &Device,
         dtype: Dtype,
         args: &RawGemm,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         let plan = self.plan(device.facts(), dtype, args)?;
         if !device.is_cpu() {

@@ -2,7 +2,7 @@
 
 use super::{RawOptions, Sequences, Spaced, of_kernels};
 use crate::device::Device;
-use crate::device::driver::Stream;
+use crate::device::driver::RawStream;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::{Step, Steps};
@@ -95,7 +95,7 @@ impl RawOptions {
         &self,
         p: &Problem,
         device: &Device,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         let (Some(sequences), true, Some(gpu)) =
             (&self.sequences, self.check_lengths, device.gpu())
