@@ -104,7 +104,7 @@ typedef uint32_t AttentionSequences;
 // Threads may use one device at once; only `attention_close` must come after all other calls with it.
 typedef struct AttentionDevice AttentionDevice;
 
-// What a call launches. A plan needs neither the tensors nor the device that it was made for.
+// The launches of a call, as data. A plan needs neither the tensors nor the device that it was made for.
 typedef struct AttentionPlan AttentionPlan;
 
 // A tensor in the device's memory. Tensors of fewer than four axes use the first entries of `shape` and `strides`.
@@ -228,7 +228,7 @@ uint32_t attention_version(void);
 // Plans a backward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
 //
 // # Safety
-// `device` is NULL or an open device's, `args` and what it points to are NULL or valid, and `plan` is NULL or may be written.
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 AttentionStatus attention_plan_backward(const struct AttentionDevice *device,
                                         const struct AttentionBackward *args,
                                         struct AttentionPlan **plan);
@@ -293,14 +293,14 @@ AttentionStatus attention_synchronize(const struct AttentionDevice *device);
 // Plans a forward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
 //
 // # Safety
-// `device` is NULL or an open device's, `args` and what it points to are NULL or valid, and `plan` is NULL or may be written.
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 AttentionStatus attention_plan_forward(const struct AttentionDevice *device,
                                        const struct AttentionForward *args,
                                        struct AttentionPlan **plan);
 
 // Computes o and lse. On a GPU the call returns before the work is done.
 //
-// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256; with address and bytes 0, the
+// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256. With address and bytes 0, the
 // library allocates and frees it in the order of the stream. The stream is a `CUstream`, NULL for the default stream.
 //
 // # Safety
@@ -327,8 +327,7 @@ AttentionStatus attention_alloc(const struct AttentionDevice *device,
 // Copies host memory to memory of `attention_alloc`, in the order of the default stream.
 //
 // # Safety
-// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which may not overlap with those at the address.
-// Work of other streams with the memory is done.
+// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which do not overlap with those at the address. Work of other streams with the memory is done.
 AttentionStatus attention_upload(const struct AttentionDevice *device,
                                  uint64_t address,
                                  const void *data,
@@ -344,10 +343,10 @@ AttentionStatus attention_download(const struct AttentionDevice *device,
                                    uint64_t address,
                                    size_t bytes);
 
-// Frees memory of `attention_alloc`, by the address that it gave, after all work on the default stream; 0 is fine.
+// Frees memory of `attention_alloc`, by the address that it gave, after all work of the device; 0 is fine.
 //
 // # Safety
-// `device` is NULL or an open device's. Work of other streams with the memory is done.
+// `device` is NULL or an open device's, and no later work uses the memory.
 AttentionStatus attention_free(const struct AttentionDevice *device,
                                uint64_t address);
 

@@ -104,7 +104,7 @@ impl Call {
 /// Plans a backward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
 ///
 /// # Safety
-/// `device` is NULL or an open device's, `args` and what it points to are NULL or valid, and `plan` is NULL or may be written.
+/// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attention_plan_backward(
     device: *const AttentionDevice,

@@ -74,7 +74,7 @@ impl Call {
 /// Plans a forward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
 ///
 /// # Safety
-/// `device` is NULL or an open device's, `args` and what it points to are NULL or valid, and `plan` is NULL or may be written.
+/// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attention_plan_forward(
     device: *const AttentionDevice,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn attention_plan_forward(
 
 /// Computes o and lse. On a GPU the call returns before the work is done.
 ///
-/// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256; with address and bytes 0, the
+/// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256. With address and bytes 0, the
 /// library allocates and frees it in the order of the stream. The stream is a `CUstream`, NULL for the default stream.
 ///
 /// # Safety

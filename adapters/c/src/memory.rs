@@ -148,8 +148,7 @@ pub unsafe extern "C" fn attention_alloc(
 /// Copies host memory to memory of `attention_alloc`, in the order of the default stream.
 ///
 /// # Safety
-/// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which may not overlap with those at the address.
-/// Work of other streams with the memory is done.
+/// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which do not overlap with those at the address. Work of other streams with the memory is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attention_upload(
     device: *const AttentionDevice,
@@ -190,10 +189,10 @@ pub unsafe extern "C" fn attention_download(
     })
 }
 
-/// Frees memory of `attention_alloc`, by the address that it gave, after all work on the default stream; 0 is fine.
+/// Frees memory of `attention_alloc`, by the address that it gave, after all work of the device; 0 is fine.
 ///
 /// # Safety
-/// `device` is NULL or an open device's. Work of other streams with the memory is done.
+/// `device` is NULL or an open device's, and no later work uses the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn attention_free(
     device: *const AttentionDevice,

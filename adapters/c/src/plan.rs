@@ -7,7 +7,7 @@ use attention::Plan;
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 
-/// What a call launches. A plan needs neither the tensors nor the device that it was made for.
+/// The launches of a call, as data. A plan needs neither the tensors nor the device that it was made for.
 pub struct AttentionPlan {
     plan: Plan,
     kernel: CString,

@@ -157,7 +157,7 @@ mod tests {
         const SIZES: &'static [usize] = &[8, 16];
     }
 
-    /// What is read of a struct of 16 bytes that claims so many.
+    /// The struct that is read where one of 16 bytes claims so many.
     fn read(struct_size: u32) -> Result<Grown, String> {
         let given = Grown {
             struct_size,

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod case;
+mod emulated;
 mod memory;
 mod modifiers;
 mod random;
