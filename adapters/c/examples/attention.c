@@ -1,0 +1,253 @@
+// Attention and its gradients through attention.h, beside plain loops: on the CPU, on an emulated GPU, or on a GPU.
+//
+// attention [cpu | emulator | INDEX OF A CUDA DEVICE]
+
+#include "attention.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, ROWS = 50, KEYS = 70, DIM = 64 };
+
+static AttentionDevice *device;
+
+// Ends the program with the library's reason if a call failed.
+static void check(AttentionStatus status) {
+  if (status != ATTENTION_STATUS_OK) {
+    fprintf(stderr, "%s: %s\n", attention_status_name(status), attention_last_error());
+    exit(1);
+  }
+}
+
+// An array [batch, rows, heads, dim] of bf16 on the device, and its numbers on the host.
+typedef struct {
+  int heads, rows;
+  double *numbers;
+  AttentionTensor tensor;
+} Array;
+
+static size_t length(const Array *array) {
+  return (size_t)BATCH * array->rows * array->heads * DIM;
+}
+
+static double *at(const Array *array, int batch, int head, int row) {
+  return array->numbers + (((size_t)batch * array->rows + row) * array->heads + head) * DIM;
+}
+
+static void *reserve(size_t count, size_t size) {
+  void *memory = calloc(count, size);
+  if (memory == NULL) {
+    fprintf(stderr, "no memory on the host\n");
+    exit(1);
+  }
+  return memory;
+}
+
+static double from_bf16(uint16_t number) {
+  uint32_t bits = (uint32_t)number << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Cuts digits off: numbers that bf16 holds stay.
+static uint16_t to_bf16(double number) {
+  float value = (float)number;
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return (uint16_t)(bits >> 16);
+}
+
+static Array zeros(int heads, int rows) {
+  Array array = {heads, rows, NULL, {0, {BATCH, heads, rows, DIM}, {0, DIM, heads * DIM, 1}}};
+  array.tensor.strides[0] = (int64_t)rows * heads * DIM;
+  array.numbers = reserve(length(&array), sizeof *array.numbers);
+  check(attention_alloc(device, length(&array) * sizeof(uint16_t), &array.tensor.address));
+  return array;
+}
+
+// Numbers from -1 to 1.
+static Array numbers(int heads, int rows) {
+  static uint32_t state = 1;
+  Array array = zeros(heads, rows);
+  uint16_t *data = reserve(length(&array), sizeof *data);
+  for (size_t i = 0; i < length(&array); i++) {
+    state = state * 1664525u + 1013904223u;
+    data[i] = to_bf16((state >> 8) / 8388608.0 - 1.0);
+    array.numbers[i] = from_bf16(data[i]);
+  }
+  check(attention_upload(device, array.tensor.address, data, length(&array) * sizeof *data));
+  free(data);
+  return array;
+}
+
+static void release(Array *array) {
+  check(attention_free(device, array->tensor.address));
+  free(array->numbers);
+}
+
+static double dot(const double *a, const double *b) {
+  double sum = 0.0;
+  for (int d = 0; d < DIM; d++) {
+    sum += a[d] * b[d];
+  }
+  return sum;
+}
+
+// Adds a row times a factor to another.
+static void add(double *to, double factor, const double *row) {
+  for (int d = 0; d < DIM; d++) {
+    to[d] += factor * row[d];
+  }
+}
+
+// q, k, v, o, d_o, dq, dk, dv.
+typedef struct {
+  Array q, k, v, o, d_o, dq, dk, dv;
+} Arrays;
+
+// One row of causal attention and its part of the gradients, by their definition. Gives lse.
+static double plain_row(const Arrays *all, int batch, int head, int row) {
+  const double scale = 1.0 / sqrt((double)DIM);
+  const int kv_head = head / (HEADS / KV_HEADS), end = row + KEYS - ROWS + 1;
+  const double *q = at(&all->q, batch, head, row), *d_o = at(&all->d_o, batch, head, row);
+  double *o = at(&all->o, batch, head, row), p[KEYS], sum = 0.0;
+  for (int key = 0; key < end; key++) {
+    sum += p[key] = exp(scale * dot(q, at(&all->k, batch, kv_head, key)));
+  }
+  for (int key = 0; key < end; key++) {
+    p[key] /= sum;
+    add(o, p[key], at(&all->v, batch, kv_head, key));
+  }
+  const double delta = dot(d_o, o);
+  for (int key = 0; key < end; key++) {
+    const double *k = at(&all->k, batch, kv_head, key), *v = at(&all->v, batch, kv_head, key);
+    const double ds = scale * p[key] * (dot(d_o, v) - delta);
+    add(at(&all->dq, batch, head, row), ds, k);
+    add(at(&all->dk, batch, kv_head, key), ds, q);
+    add(at(&all->dv, batch, kv_head, key), p[key], d_o);
+  }
+  return log(sum);
+}
+
+// Says how far found numbers are from expected ones: 2 percent of the largest are allowed.
+static int compare(const char *name, const double *expected, const double *found, size_t count) {
+  double largest = 0.0, error = 0.0;
+  for (size_t i = 0; i < count; i++) {
+    largest = fmax(largest, fabs(expected[i]));
+    const double off = fabs(found[i] - expected[i]);
+    // Not a number is as wrong as can be.
+    error = off >= 0.0 ? fmax(error, off) : INFINITY;
+  }
+  const int passed = error <= 0.02 * largest;
+  printf("%-4s largest error %.1e of %.2f%s\n", name, error, largest, passed ? "" : ": WRONG");
+  return passed;
+}
+
+static int compare_array(const char *name, const Array *array) {
+  const size_t count = length(array);
+  uint16_t *data = reserve(count, sizeof *data);
+  double *found = reserve(count, sizeof *found);
+  check(attention_download(device, data, array->tensor.address, count * sizeof *data));
+  for (size_t i = 0; i < count; i++) {
+    found[i] = from_bf16(data[i]);
+  }
+  const int passed = compare(name, array->numbers, found, count);
+  free(data);
+  free(found);
+  return passed;
+}
+
+// A workspace for a plan, whose kernels are loaded and which is then freed.
+static uint64_t workspace_of(const char *pass, AttentionPlan *plan, size_t *bytes) {
+  uint64_t address = 0;
+  const AttentionPlan *plans[] = {plan};
+  check(attention_prepare(device, plans, 1));
+  *bytes = attention_plan_workspace_bytes(plan);
+  printf("%s: %s, workspace of %zu bytes\n", pass, attention_plan_kernel(plan), *bytes);
+  if (*bytes > 0) {
+    check(attention_alloc(device, *bytes, &address));
+  }
+  attention_plan_free(plan);
+  return address;
+}
+
+static void compute(const Arrays *all, AttentionTensor lse) {
+  AttentionOptions options;
+  check(attention_options_init(&options, sizeof options));
+  options.causal = 1;
+  options.splits = 2;
+  AttentionPlan *plan;
+  size_t bytes;
+
+  AttentionForward forward = {sizeof forward,  ATTENTION_DTYPE_BF16, &options,      all->q.tensor,
+                              all->k.tensor, all->v.tensor,        all->o.tensor, lse};
+  check(attention_plan_forward(device, &forward, &plan));
+  uint64_t workspace = workspace_of("forward", plan, &bytes);
+  check(attention_forward(device, &forward, workspace, bytes, NULL));
+  check(attention_free(device, workspace));
+
+  AttentionBackward backward;
+  memset(&backward, 0, sizeof backward);
+  backward.struct_size = sizeof backward;
+  backward.dtype = ATTENTION_DTYPE_BF16;
+  backward.options = &options;
+  backward.q = all->q.tensor;
+  backward.k = all->k.tensor;
+  backward.v = all->v.tensor;
+  backward.o = all->o.tensor;
+  backward.lse = lse;
+  backward.d_o = all->d_o.tensor;
+  backward.dq = all->dq.tensor;
+  backward.dk = all->dk.tensor;
+  backward.dv = all->dv.tensor;
+  check(attention_plan_backward(device, &backward, &plan));
+  workspace = workspace_of("backward", plan, &bytes);
+  check(attention_backward(device, &backward, workspace, bytes, NULL));
+  check(attention_free(device, workspace));
+}
+
+int main(int argc, char **argv) {
+  const char *wanted = argc > 1 ? argv[1] : "cpu";
+  if (strcmp(wanted, "cpu") == 0) {
+    check(attention_open_cpu(&device));
+  } else if (strcmp(wanted, "emulator") == 0) {
+    check(attention_open_emulator(&device));
+  } else {
+    check(attention_open_cuda((uint32_t)atoi(wanted), &device));
+  }
+  printf("version %u on %s\n", attention_version(), attention_device_name(device));
+
+  Arrays all = {numbers(HEADS, ROWS), numbers(KV_HEADS, KEYS), numbers(KV_HEADS, KEYS),
+                zeros(HEADS, ROWS),   numbers(HEADS, ROWS),    zeros(HEADS, ROWS),
+                zeros(KV_HEADS, KEYS), zeros(KV_HEADS, KEYS)};
+  enum { LSE = BATCH * HEADS * ROWS };
+  AttentionTensor lse = {0, {BATCH, HEADS, ROWS, 0}, {HEADS * ROWS, ROWS, 1, 0}};
+  check(attention_alloc(device, LSE * sizeof(float), &lse.address));
+  compute(&all, lse);
+
+  static double expected[LSE], found[LSE];
+  static float data[LSE];
+  for (int i = 0; i < LSE; i++) {
+    expected[i] = plain_row(&all, i / (HEADS * ROWS), i / ROWS % HEADS, i % ROWS);
+  }
+  check(attention_download(device, data, lse.address, sizeof data));
+  for (int i = 0; i < LSE; i++) {
+    found[i] = data[i];
+  }
+  int passed = compare("lse", expected, found, LSE);
+  passed &= compare_array("o", &all.o);
+  passed &= compare_array("dq", &all.dq);
+  passed &= compare_array("dk", &all.dk);
+  passed &= compare_array("dv", &all.dv);
+
+  Array *arrays[] = {&all.q, &all.k, &all.v, &all.o, &all.d_o, &all.dq, &all.dk, &all.dv};
+  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+    release(arrays[i]);
+  }
+  check(attention_free(device, lse.address));
+  attention_close(device);
+  return passed ? 0 : 1;
+}

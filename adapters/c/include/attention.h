@@ -1,0 +1,401 @@
+// The C interface of the attention library, which adapters/c/README.md explains.
+//
+// cbindgen writes this file: ATTENTION_WRITE_HEADER=1 cargo test -p adapter-c --test header
+
+#ifndef ATTENTION_H
+#define ATTENTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
+#define ATTENTION_VERSION 1
+
+// How a call ended. Of all but `ATTENTION_STATUS_OK`, `attention_last_error` has the reason.
+enum AttentionStatus
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // All went well.
+  ATTENTION_STATUS_OK = 0,
+  // An argument is wrong.
+  ATTENTION_STATUS_ARGUMENT = 1,
+  // No kernel of the device, or none in this program, computes the call.
+  ATTENTION_STATUS_UNSUPPORTED = 2,
+  // Memory ran out.
+  ATTENTION_STATUS_MEMORY = 3,
+  // The device or its driver reports a failure, maybe of earlier work.
+  ATTENTION_STATUS_DEVICE = 4,
+  // A fault of the library.
+  ATTENTION_STATUS_FAULT = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum AttentionStatus AttentionStatus;
+#else
+typedef int32_t AttentionStatus;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Types of elements.
+enum AttentionDtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // IEEE half precision.
+  ATTENTION_DTYPE_F16 = 1,
+  // The upper half of an `F32`.
+  ATTENTION_DTYPE_BF16 = 2,
+  // IEEE single precision, on the CPU alone.
+  ATTENTION_DTYPE_F32 = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum AttentionDtype AttentionDtype;
+#else
+typedef uint32_t AttentionDtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Types of a mask's elements.
+enum AttentionMask
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Bytes; 0 hides a key.
+  ATTENTION_MASK_BYTES = 0,
+  // Words of 32 bits: key `j` is bit `j % 32` of word `j / 32`, and 0 hides it.
+  ATTENTION_MASK_BITS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum AttentionMask AttentionMask;
+#else
+typedef uint32_t AttentionMask;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Sequences of several lengths in a batch: a query sees keys of its own sequence alone.
+enum AttentionSequences
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // All entries of the batch fill their rows.
+  ATTENTION_SEQUENCES_NONE = 0,
+  // Offsets `int32[n + 1]` of `n` sequences in the one entry of the batch, which never fall.
+  ATTENTION_SEQUENCES_PACKED = 1,
+  // Lengths `int32[batch]`.
+  ATTENTION_SEQUENCES_PADDED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum AttentionSequences AttentionSequences;
+#else
+typedef uint32_t AttentionSequences;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A device that computes: a GPU, the CPU, or an emulated GPU.
+//
+// Threads may use one device at once; only `attention_close` must come after all other calls with it.
+typedef struct AttentionDevice AttentionDevice;
+
+// The launches of a call, as data. A plan needs neither the tensors nor the device that it was made for.
+typedef struct AttentionPlan AttentionPlan;
+
+// A tensor in the device's memory. Tensors of fewer than four axes use the first entries of `shape` and `strides`.
+//
+// This struct has no size field, and never changes.
+typedef struct AttentionTensor {
+  // Address of the first element, a multiple of its size. A plan takes 0, for a tensor that does not exist yet.
+  uint64_t address;
+  // Extent of each axis.
+  int64_t shape[4];
+  // Elements from one index to the next, for each axis; zero and negative ones are fine.
+  int64_t strides[4];
+} AttentionTensor;
+
+// Options of a call; `attention_options_init` turns all off. Flags are 0 or 1.
+//
+// Tensors have full shapes: an axis that an option does not have is repeated, with a stride of 0. NULL turns an option off.
+typedef struct AttentionOptions {
+  // `sizeof(AttentionOptions)`.
+  uint32_t struct_size;
+  // Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+  uint32_t causal;
+  // Keys before a query's own place that it sees; -1 for all.
+  int64_t window_left;
+  // Keys after a query's own place that it sees; -1 for all. With `causal`, none.
+  int64_t window_right;
+  // Factor of scores; NaN for `1 / sqrt(dim)`.
+  float scale;
+  // The bound `c` of scores, which become `c * tanh(score / c)`; 0 for none.
+  float softcap;
+  // Splits of the keys; 0 for as many as fill the GPU.
+  uint32_t splits;
+  // Whether gradients are the same bits in every run.
+  uint32_t deterministic;
+  // Whether a GPU checks the numbers of sequences before it computes. The CPU always does.
+  uint32_t check_lengths;
+  // Which `AttentionSequences` the call has.
+  uint32_t sequences;
+  // The `AttentionDtype` of the bias.
+  uint32_t bias_dtype;
+  // The `AttentionMask` of the mask.
+  uint32_t mask_type;
+  // Name of the kernel; NULL for the best.
+  const char *kernel;
+  // Slopes of ALiBi, `float[batch, heads]`.
+  const struct AttentionTensor *alibi;
+  // Sinks, `float[heads]`: logits of keys without values.
+  const struct AttentionTensor *sinks;
+  // A bias that is added to scores, `[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in the last axis.
+  const struct AttentionTensor *bias;
+  // A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
+  const struct AttentionTensor *mask;
+  // Offsets or lengths of queries, with stride 1.
+  const struct AttentionTensor *sequences_q;
+  // Offsets or lengths of keys, with stride 1.
+  const struct AttentionTensor *sequences_kv;
+} AttentionOptions;
+
+// Tensors of a backward pass, and the options that its forward pass had.
+typedef struct AttentionBackward {
+  // `sizeof(AttentionBackward)`.
+  uint32_t struct_size;
+  // The `AttentionDtype` of q, k, v, o, d_o, dq, dk and dv.
+  uint32_t dtype;
+  // Options; NULL if all are off.
+  const struct AttentionOptions *options;
+  // Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in the last.
+  struct AttentionTensor q;
+  // Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct AttentionTensor k;
+  // Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct AttentionTensor v;
+  // Output of the forward pass, `[batch, heads, seqlen_q, dim_v]`.
+  struct AttentionTensor o;
+  // Row log-sum-exp of the forward pass, `float[batch, heads, seqlen_q]`, contiguous.
+  struct AttentionTensor lse;
+  // Gradient of o, `[batch, heads, seqlen_q, dim_v]`.
+  struct AttentionTensor d_o;
+  // Gradient of q, an output like the following ones, `[batch, heads, seqlen_q, dim]`.
+  struct AttentionTensor dq;
+  // Gradient of k, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct AttentionTensor dk;
+  // Gradient of v, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct AttentionTensor dv;
+  // Gradient of lse, an input, `float[batch, heads, seqlen_q]`, contiguous; NULL for zeros.
+  const struct AttentionTensor *d_lse;
+  // Gradient of sinks, `float[heads]`; NULL if it is not wanted.
+  const struct AttentionTensor *d_sinks;
+  // Gradient of the bias, `float[batch, heads, seqlen_q, seqlen_kv]`, summed over each of the first axes of extent 1; NULL if it
+  // is not wanted.
+  const struct AttentionTensor *d_bias;
+} AttentionBackward;
+
+// Tensors of a forward pass, `o = softmax(scale q k^T) v`, and its options.
+typedef struct AttentionForward {
+  // `sizeof(AttentionForward)`.
+  uint32_t struct_size;
+  // The `AttentionDtype` of q, k, v and o.
+  uint32_t dtype;
+  // Options; NULL if all are off.
+  const struct AttentionOptions *options;
+  // Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
+  struct AttentionTensor q;
+  // Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct AttentionTensor k;
+  // Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct AttentionTensor v;
+  // Output, `[batch, heads, seqlen_q, dim_v]`.
+  struct AttentionTensor o;
+  // Row log-sum-exp, another output, `float[batch, heads, seqlen_q]`, contiguous.
+  struct AttentionTensor lse;
+} AttentionForward;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the interface that the library has, to compare with `ATTENTION_VERSION` of the header.
+uint32_t attention_version(void);
+
+// Plans a backward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+AttentionStatus attention_plan_backward(const struct AttentionDevice *device,
+                                        const struct AttentionBackward *args,
+                                        struct AttentionPlan **plan);
+
+// Computes the gradients. On a GPU the call returns before the work is done.
+//
+// Workspace and stream are as for `attention_forward`.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors, and the workspace, are live memory of the device until the work is done. Elements have the types
+//   that the structs say.
+// - Until then nothing else writes inputs, or touches a gradient or the workspace. No element of a gradient is an element of
+//   another tensor.
+// - The stream is NULL or a live one of the device's primary context.
+AttentionStatus attention_backward(const struct AttentionDevice *device,
+                                   const struct AttentionBackward *args,
+                                   uint64_t workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+// Opens the CUDA device of an index, and writes its handle.
+//
+// Its addresses and streams are those of the device's primary context, which the CUDA runtime uses.
+//
+// # Safety
+// `device` is NULL or may be written.
+AttentionStatus attention_open_cuda(uint32_t index, struct AttentionDevice **device);
+
+// Opens the CPU, and writes its handle. Addresses are those of the host.
+//
+// # Safety
+// `device` is NULL or may be written.
+AttentionStatus attention_open_cpu(struct AttentionDevice **device);
+
+// Opens a new emulated A100, and writes its handle: it checks each access of the kernels, and is slow.
+//
+// Only `attention_alloc` gives memory of it.
+//
+// # Safety
+// `device` is NULL or may be written.
+AttentionStatus attention_open_emulator(struct AttentionDevice **device);
+
+// Closes a device and frees its memory of `attention_alloc`, after all queued work; NULL is fine.
+//
+// # Safety
+// The handle is NULL, or an opened device's that no other call uses, now or later.
+void attention_close(struct AttentionDevice *device);
+
+// Marketing name of a GPU, `CPU` or `emulator`; NULL of NULL. It is valid until the device is closed.
+//
+// # Safety
+// The handle is NULL or an open device's.
+const char *attention_device_name(const struct AttentionDevice *device);
+
+// Waits until all work on the device is done, of all streams.
+//
+// # Safety
+// The handle is NULL or an open device's.
+AttentionStatus attention_synchronize(const struct AttentionDevice *device);
+
+// Plans a forward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+AttentionStatus attention_plan_forward(const struct AttentionDevice *device,
+                                       const struct AttentionForward *args,
+                                       struct AttentionPlan **plan);
+
+// Computes o and lse. On a GPU the call returns before the work is done.
+//
+// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256. With address and bytes 0, the
+// library allocates and frees it in the order of the stream. The stream is a `CUstream`, NULL for the default stream.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors, and the workspace, are live memory of the device until the work is done. Elements have the types
+//   that the structs say.
+// - Until then nothing else writes inputs, or touches o, lse or the workspace. Neither o nor lse, from its first element to its
+//   last, holds elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+AttentionStatus attention_forward(const struct AttentionDevice *device,
+                                  const struct AttentionForward *args,
+                                  uint64_t workspace,
+                                  size_t workspace_bytes,
+                                  void *stream);
+
+// Allocates bytes of the device, zeros, at a multiple of 256, and writes their address.
+//
+// # Safety
+// `device` is NULL or an open device's, and `address` is NULL or may be written.
+AttentionStatus attention_alloc(const struct AttentionDevice *device,
+                                size_t bytes,
+                                uint64_t *address);
+
+// Copies host memory to memory of `attention_alloc`, in the order of the default stream.
+//
+// # Safety
+// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which do not overlap with those at the address. Work of other streams with the memory is done.
+AttentionStatus attention_upload(const struct AttentionDevice *device,
+                                 uint64_t address,
+                                 const void *data,
+                                 size_t bytes);
+
+// Copies memory of `attention_alloc` to the host, after all work on the default stream.
+//
+// # Safety
+// `device` is NULL or an open device's; `data` is NULL, or as many bytes of it may be written. Work of other streams with the
+// memory is done.
+AttentionStatus attention_download(const struct AttentionDevice *device,
+                                   void *data,
+                                   uint64_t address,
+                                   size_t bytes);
+
+// Frees memory of `attention_alloc`, by the address that it gave, after all work of the device; 0 is fine.
+//
+// # Safety
+// `device` is NULL or an open device's, and no later work uses the memory.
+AttentionStatus attention_free(const struct AttentionDevice *device,
+                               uint64_t address);
+
+// Writes options that are all off, and their size, which is `sizeof(AttentionOptions)`.
+//
+// # Safety
+// `options` is NULL, or so many bytes of it may be written.
+AttentionStatus attention_options_init(struct AttentionOptions *options, uint32_t struct_size);
+
+// Bytes of the workspace that the planned call needs; 0 of NULL.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+size_t attention_plan_workspace_bytes(const struct AttentionPlan *plan);
+
+// Splits of the keys of the planned call, 1 where nothing is split; 0 of NULL.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+uint32_t attention_plan_splits(const struct AttentionPlan *plan);
+
+// Name of the kernel that does the work, `cpu` on the CPU; NULL of NULL. It is valid until the plan is freed.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+const char *attention_plan_kernel(const struct AttentionPlan *plan);
+
+// Frees a plan; NULL is fine.
+//
+// # Safety
+// The handle is NULL, or that of a plan that no other call uses, now or later.
+void attention_plan_free(struct AttentionPlan *plan);
+
+// Loads the kernels of plans, several at once, and launches nothing: no call with such a plan then waits for a compiler.
+//
+// # Safety
+// `device` is NULL or an open device's; `plans` is NULL or has `count` handles, each NULL or that of a plan.
+AttentionStatus attention_prepare(const struct AttentionDevice *device,
+                                  const struct AttentionPlan *const *plans,
+                                  size_t count);
+
+// Reason of this thread's last call that failed, in one line; empty if none has. It is valid until the thread's next call.
+const char *attention_last_error(void);
+
+// Name of a status, as a constant text; `unknown` of another number.
+const char *attention_status_name(int32_t status);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* ATTENTION_H */

@@ -1,0 +1,275 @@
+//! Options of a call.
+
+use crate::pointer::{self, Parameters};
+use crate::status::{AttentionStatus, Failure, guarded};
+use crate::tensor::{AttentionTensor, Use, dtype};
+use attention::{Attention, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use std::ffi::c_char;
+use std::ptr::null;
+
+/// Types of a mask's elements.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// Bytes; 0 hides a key.
+    Bytes = 0,
+    /// Words of 32 bits: key `j` is bit `j % 32` of word `j / 32`, and 0 hides it.
+    Bits = 1,
+}
+
+/// Sequences of several lengths in a batch: a query sees keys of its own sequence alone.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionSequences {
+    /// All entries of the batch fill their rows.
+    None = 0,
+    /// Offsets `int32[n + 1]` of `n` sequences in the one entry of the batch, which never fall.
+    Packed = 1,
+    /// Lengths `int32[batch]`.
+    Padded = 2,
+}
+
+/// Options of a call; `attention_options_init` turns all off. Flags are 0 or 1.
+///
+/// Tensors have full shapes: an axis that an option does not have is repeated, with a stride of 0. NULL turns an option off.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOptions {
+    /// `sizeof(AttentionOptions)`.
+    pub struct_size: u32,
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+    pub causal: u32,
+    /// Keys before a query's own place that it sees; -1 for all.
+    pub window_left: i64,
+    /// Keys after a query's own place that it sees; -1 for all. With `causal`, none.
+    pub window_right: i64,
+    /// Factor of scores; NaN for `1 / sqrt(dim)`.
+    pub scale: f32,
+    /// The bound `c` of scores, which become `c * tanh(score / c)`; 0 for none.
+    pub softcap: f32,
+    /// Splits of the keys; 0 for as many as fill the GPU.
+    pub splits: u32,
+    /// Whether gradients are the same bits in every run.
+    pub deterministic: u32,
+    /// Whether a GPU checks the numbers of sequences before it computes. The CPU always does.
+    pub check_lengths: u32,
+    /// Which `AttentionSequences` the call has.
+    pub sequences: u32,
+    /// The `AttentionDtype` of the bias.
+    pub bias_dtype: u32,
+    /// The `AttentionMask` of the mask.
+    pub mask_type: u32,
+    /// Name of the kernel; NULL for the best.
+    pub kernel: *const c_char,
+    /// Slopes of ALiBi, `float[batch, heads]`.
+    pub alibi: *const AttentionTensor,
+    /// Sinks, `float[heads]`: logits of keys without values.
+    pub sinks: *const AttentionTensor,
+    /// A bias that is added to scores, `[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in the last axis.
+    pub bias: *const AttentionTensor,
+    /// A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
+    pub mask: *const AttentionTensor,
+    /// Offsets or lengths of queries, with stride 1.
+    pub sequences_q: *const AttentionTensor,
+    /// Offsets or lengths of keys, with stride 1.
+    pub sequences_kv: *const AttentionTensor,
+}
+
+// SAFETY: numbers and pointers, the size first.
+unsafe impl Parameters for AttentionOptions {
+    const NAME: &'static str = "AttentionOptions";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+}
+
+impl Default for AttentionOptions {
+    fn default() -> Self {
+        AttentionOptions {
+            struct_size: size_of::<Self>() as u32,
+            causal: 0,
+            window_left: -1,
+            window_right: -1,
+            scale: f32::NAN,
+            softcap: 0.0,
+            splits: 0,
+            deterministic: 1,
+            check_lengths: 0,
+            sequences: AttentionSequences::None as u32,
+            bias_dtype: 0,
+            mask_type: AttentionMask::Bytes as u32,
+            kernel: null(),
+            alibi: null(),
+            sinks: null(),
+            bias: null(),
+            mask: null(),
+            sequences_q: null(),
+            sequences_kv: null(),
+        }
+    }
+}
+
+/// Writes options that are all off, and their size, which is `sizeof(AttentionOptions)`.
+///
+/// # Safety
+/// `options` is NULL, or so many bytes of it may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn attention_options_init(
+    options: *mut AttentionOptions,
+    struct_size: u32,
+) -> AttentionStatus {
+    // SAFETY: the caller's word.
+    guarded(|| unsafe { pointer::init(options, "options", struct_size) })
+}
+
+/// A call with these options, and their tensors.
+///
+/// # Safety
+/// The pointer is null, or the options and all that they point to are valid.
+pub(crate) unsafe fn read(
+    options: *const AttentionOptions,
+    of: Use,
+) -> Result<(Attention<'static>, RawOptions), Failure> {
+    let given = match options.is_null() {
+        true => AttentionOptions::default(),
+        // SAFETY: the caller's word.
+        false => unsafe { pointer::parameters(options, "options")? },
+    };
+    // SAFETY: the caller's word.
+    let kernel = unsafe { pointer::text(given.kernel, "kernel")? };
+    // SAFETY: the caller's word.
+    let tensors = unsafe { given.tensors(of)? };
+    Ok((given.call(kernel)?, tensors))
+}
+
+impl AttentionOptions {
+    /// A call without tensors of options.
+    fn call(&self, kernel: Option<String>) -> Result<Attention<'static>, Failure> {
+        let mut call = Attention::new()
+            .causal(flag(self.causal, "causal")?)
+            .window(
+                bound(self.window_left, "window_left")?,
+                bound(self.window_right, "window_right")?,
+            )
+            .splits(self.splits)
+            .deterministic(flag(self.deterministic, "deterministic")?);
+        if !self.scale.is_nan() {
+            call = call.scale(self.scale);
+        }
+        if self.softcap != 0.0 {
+            call = call.softcap(self.softcap);
+        }
+        Ok(match kernel {
+            Some(kernel) => call.kernel(kernel),
+            None => call,
+        })
+    }
+
+    /// The options' tensors.
+    ///
+    /// # Safety
+    /// Each pointer is null, or the tensor behind it is valid.
+    unsafe fn tensors(&self, of: Use) -> Result<RawOptions, Failure> {
+        let bias = match self.bias.is_null() {
+            true => None,
+            false => Some(dtype(self.bias_dtype, "bias_dtype")?),
+        };
+        let bits = mask_has_bits(self.mask_type)?;
+        // SAFETY: the caller's word.
+        unsafe {
+            Ok(RawOptions {
+                alibi: optional(of, "alibi", self.alibi, 4)?,
+                sinks: optional(of, "sinks", self.sinks, 4)?,
+                bias: match bias {
+                    None => None,
+                    Some(dtype) => optional(of, "bias", self.bias, dtype.bytes() as u64)?
+                        .map(|tensor| RawBias { dtype, tensor }),
+                },
+                mask: optional(of, "mask", self.mask, if bits { 4 } else { 1 })?
+                    .map(|tensor| RawMask { bits, tensor }),
+                sequences: self.sequences(of)?,
+                check_lengths: flag(self.check_lengths, "check_lengths")?,
+                custom: None,
+            })
+        }
+    }
+
+    /// The offsets or lengths.
+    ///
+    /// # Safety
+    /// Both pointers are null, or the tensors behind them are valid.
+    unsafe fn sequences(&self, of: Use) -> Result<Option<RawSequences>, Failure> {
+        const NONE: u32 = AttentionSequences::None as u32;
+        const PACKED: u32 = AttentionSequences::Packed as u32;
+        const PADDED: u32 = AttentionSequences::Padded as u32;
+        // SAFETY: the caller's word.
+        let [q, kv] = unsafe {
+            [
+                optional(of, "sequences_q", self.sequences_q, 4)?,
+                optional(of, "sequences_kv", self.sequences_kv, 4)?,
+            ]
+        };
+        match (self.sequences, q, kv) {
+            (NONE, None, None) => Ok(None),
+            (PACKED, Some(q), Some(kv)) => Ok(Some(Sequences::Packed { q, kv })),
+            (PADDED, Some(q), Some(kv)) => Ok(Some(Sequences::Padded { q, kv })),
+            (NONE, ..) => Err(Failure::argument(
+                "sequences_q or sequences_kv is given; sequences must say of which kind",
+            )),
+            (PACKED | PADDED, ..) => Err(Failure::argument(
+                "sequences_q or sequences_kv is NULL; packed and padded sequences have both",
+            )),
+            (other, ..) => Err(Failure::argument(format!(
+                "sequences is {other}, which is no AttentionSequences"
+            ))),
+        }
+    }
+}
+
+/// A tensor that may be off.
+///
+/// # Safety
+/// The pointer is null, or the tensor behind it is valid.
+pub(crate) unsafe fn optional<const R: usize>(
+    of: Use,
+    name: &str,
+    tensor: *const AttentionTensor,
+    bytes: u64,
+) -> Result<Option<attention::RawTensor<R>>, Failure> {
+    // SAFETY: the caller's word.
+    let tensor = unsafe { pointer::optional(tensor, name)? };
+    tensor
+        .map(|tensor| of.tensor(name, &tensor, bytes))
+        .transpose()
+}
+
+fn flag(number: u32, name: &str) -> Result<bool, Failure> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Failure::argument(format!(
+            "{name} is {number}; it must be 0 or 1"
+        ))),
+    }
+}
+
+/// One side of the window.
+fn bound(number: i64, name: &str) -> Result<Option<usize>, Failure> {
+    match (number, usize::try_from(number)) {
+        (-1, _) => Ok(None),
+        (_, Ok(keys)) => Ok(Some(keys)),
+        _ => Err(Failure::argument(format!(
+            "{name} is {number}; it must be at least 0, or -1 for no bound"
+        ))),
+    }
+}
+
+fn mask_has_bits(number: u32) -> Result<bool, Failure> {
+    const BYTES: u32 = AttentionMask::Bytes as u32;
+    const BITS: u32 = AttentionMask::Bits as u32;
+    match number {
+        BYTES => Ok(false),
+        BITS => Ok(true),
+        _ => Err(Failure::argument(format!(
+            "mask_type is {number}, which is no AttentionMask"
+        ))),
+    }
+}

@@ -1,0 +1,342 @@
+//! Wrong arguments: each is refused with a status and a reason, and nothing is written.
+
+use crate::{Cpu, last_error};
+use attention_c::backward::{AttentionBackward, attention_backward, attention_plan_backward};
+use attention_c::device::{
+    attention_close, attention_device_name, attention_open_cpu, attention_open_cuda,
+    attention_synchronize,
+};
+use attention_c::forward::{AttentionForward, attention_forward, attention_plan_forward};
+use attention_c::memory::{attention_alloc, attention_download, attention_free, attention_upload};
+use attention_c::options::{AttentionOptions, attention_options_init};
+use attention_c::plan::{
+    AttentionPlan, attention_plan_free, attention_plan_kernel, attention_plan_splits,
+    attention_plan_workspace_bytes, attention_prepare,
+};
+use attention_c::status::AttentionStatus;
+use attention_c::tensor::{AttentionDtype, AttentionTensor};
+use attention_c::{ATTENTION_VERSION, attention_version};
+use std::ffi::CStr;
+use std::ptr::{null, null_mut};
+
+const OK: AttentionStatus = AttentionStatus::Ok;
+const ARGUMENT: AttentionStatus = AttentionStatus::Argument;
+
+/// Row-major, of this shape.
+fn tensor(data: &[f32], shape: [i64; 4]) -> AttentionTensor {
+    let [_, heads, rows, dim] = shape;
+    AttentionTensor {
+        address: data.as_ptr().expose_provenance() as u64,
+        shape,
+        strides: [heads * rows * dim, rows * dim, dim, 1],
+    }
+}
+
+/// Memory for a small call.
+struct Small {
+    input: Vec<f32>,
+    o: Vec<f32>,
+    lse: Vec<f32>,
+    gradients: [Vec<f32>; 3],
+}
+
+const SHAPE: [i64; 4] = [1, 2, 3, 8];
+
+impl Small {
+    fn new() -> Self {
+        let zeros = || vec![0.0; 48];
+        Small {
+            input: zeros(),
+            o: vec![7.0; 48],
+            lse: vec![0.0; 6],
+            gradients: [zeros(), zeros(), zeros()],
+        }
+    }
+
+    fn lse(&self) -> AttentionTensor {
+        AttentionTensor {
+            shape: [1, 2, 3, -1],
+            strides: [6, 3, 1, -1],
+            ..tensor(&self.lse, SHAPE)
+        }
+    }
+
+    fn forward(&self, options: *const AttentionOptions) -> AttentionForward {
+        let input = tensor(&self.input, SHAPE);
+        AttentionForward {
+            struct_size: size_of::<AttentionForward>() as u32,
+            dtype: AttentionDtype::F32 as u32,
+            options,
+            q: input,
+            k: input,
+            v: input,
+            o: tensor(&self.o, SHAPE),
+            lse: self.lse(),
+        }
+    }
+
+    fn backward(&self) -> AttentionBackward {
+        let input = tensor(&self.input, SHAPE);
+        let [dq, dk, dv] = self.gradients.each_ref().map(|d| tensor(d, SHAPE));
+        AttentionBackward {
+            struct_size: size_of::<AttentionBackward>() as u32,
+            dtype: AttentionDtype::F32 as u32,
+            options: null(),
+            q: input,
+            k: input,
+            v: input,
+            o: input,
+            lse: self.lse(),
+            d_o: input,
+            dq,
+            dk,
+            dv,
+            d_lse: null(),
+            d_sinks: null(),
+            d_bias: null(),
+        }
+    }
+}
+
+/// Checks that a call whose arguments or options `spoil` changed is refused with such a reason.
+#[track_caller]
+fn refused(reason: &str, spoil: impl FnOnce(&mut AttentionForward, &mut AttentionOptions)) {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    let mut options = AttentionOptions::default();
+    let mut args = small.forward(null());
+    spoil(&mut args, &mut options);
+    args.options = &options;
+    // SAFETY: the call is refused before it uses any memory but that of the structs.
+    let status = unsafe { attention_forward(cpu.0, &args, 0, 0, null_mut()) };
+    assert_eq!(status, ARGUMENT, "{reason}");
+    let error = last_error();
+    assert!(error.contains(reason), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+    assert_eq!(small.o, [7.0; 48]);
+}
+
+#[test]
+fn versions_agree() {
+    assert_eq!(attention_version(), ATTENTION_VERSION);
+}
+
+#[test]
+fn right_arguments_pass() {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    // SAFETY: the tensors are the vectors', which live on.
+    unsafe {
+        let name = CStr::from_ptr(attention_device_name(cpu.0));
+        assert_eq!(name, c"CPU");
+        let forward = attention_forward(cpu.0, &small.forward(null()), 0, 0, null_mut());
+        assert_eq!(forward, OK, "{}", last_error());
+        let backward = attention_backward(cpu.0, &small.backward(), 256, 256, null_mut());
+        assert_eq!(backward, OK, "{}", last_error());
+    }
+}
+
+#[test]
+fn numbers_of_no_meaning_are_refused() {
+    refused("dtype is 0, which is no AttentionDtype", |args, _| {
+        args.dtype = 0
+    });
+    refused("dtype is 4", |args, _| args.dtype = 4);
+    refused("causal is 2; it must be 0 or 1", |_, options| {
+        options.causal = 2
+    });
+    refused("deterministic is 9", |_, options| options.deterministic = 9);
+    refused("check_lengths is 7", |_, options| options.check_lengths = 7);
+    refused("mask_type is 2", |_, options| options.mask_type = 2);
+    refused("sequences is 3", |_, options| options.sequences = 3);
+    refused("window_left is -2", |_, options| options.window_left = -2);
+    refused("window_right is -9", |_, options| options.window_right = -9);
+    refused("scale is inf", |_, options| options.scale = f32::INFINITY);
+    refused("softcap is -1", |_, options| options.softcap = -1.0);
+    refused("there is no kernel \"fast\"", |_, options| {
+        options.kernel = c"fast".as_ptr()
+    });
+    refused("kernel is not UTF-8", |_, options| {
+        options.kernel = c"\xff".as_ptr()
+    });
+}
+
+#[test]
+fn sizes_of_structs_are_checked() {
+    refused("struct_size of args is 0", |args, _| args.struct_size = 0);
+    refused("struct_size of args is 4294967295", |args, _| {
+        args.struct_size = u32::MAX
+    });
+    refused("struct_size of options is 8", |_, options| {
+        options.struct_size = 8
+    });
+    let mut options = AttentionOptions::default();
+    // SAFETY: the options may be written.
+    unsafe {
+        assert_eq!(attention_options_init(&mut options, 3), ARGUMENT);
+        assert_eq!(
+            attention_options_init(null_mut(), options.struct_size),
+            ARGUMENT
+        );
+        options.causal = 1;
+        assert_eq!(
+            attention_options_init(&mut options, options.struct_size),
+            OK
+        );
+    }
+    assert_eq!((options.causal, options.window_left), (0, -1));
+}
+
+#[test]
+fn tensors_are_checked() {
+    refused("the address of k is 0", |args, _| args.k.address = 0);
+    refused("it must be a multiple of 4", |args, _| args.v.address += 2);
+    refused("extent 1 of q is -2, out of range", |args, _| {
+        args.q.shape[1] = -2
+    });
+    refused("lse has shape [1, 2, 4]", |args, _| args.lse.shape[2] = 4);
+    refused("seqlen_kv is 0", |args, _| {
+        (args.k.shape[2], args.v.shape[2]) = (0, 0);
+    });
+    refused("o has overlapping strides", |args, _| args.o.strides[1] = 0);
+    refused("q has stride 2 in dim", |args, _| args.q.strides[3] = 2);
+}
+
+#[test]
+fn tensors_of_options_are_checked() {
+    let data = [1.0; 18];
+    let none = AttentionTensor {
+        address: 0,
+        ..tensor(&data, [1, 2, 3, 3])
+    };
+    let given = tensor(&data, [1, 2, 3, 3]);
+    refused("the address of alibi is 0", |_, options| {
+        options.alibi = &none
+    });
+    refused("sinks has shape [1]", |_, options| options.sinks = &given);
+    refused("bias_dtype is 0", |_, options| options.bias = &given);
+    refused("the address of mask is 0", |_, options| {
+        options.mask = &none
+    });
+    refused("sequences must say of which kind", |_, options| {
+        (options.sequences_q, options.sequences_kv) = (&given, &given);
+    });
+    refused("packed and padded sequences have both", |_, options| {
+        (options.sequences, options.sequences_q) = (2, &given);
+    });
+    refused("alibi is not aligned", |_, options| {
+        options.alibi = (&raw const given).wrapping_byte_add(1);
+    });
+}
+
+#[test]
+fn workspaces_are_checked() {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    // SAFETY: the call is refused.
+    let status = unsafe { attention_forward(cpu.0, &small.forward(null()), 0, 8, null_mut()) };
+    assert_eq!(status, ARGUMENT);
+    assert_eq!(last_error(), "the workspace has 8 bytes at address 0");
+}
+
+#[test]
+fn gradients_need_their_options() {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    let mut args = small.backward();
+    let lse = small.lse();
+    args.d_sinks = &lse;
+    // SAFETY: the call is refused.
+    let status = unsafe { attention_backward(cpu.0, &args, 0, 0, null_mut()) };
+    assert_eq!(status, ARGUMENT);
+    assert!(
+        last_error().contains("no gradient of sinks"),
+        "{}",
+        last_error()
+    );
+}
+
+#[test]
+fn plans_take_tensors_that_do_not_exist() {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    let mut args = small.forward(null());
+    args.q.address = 0;
+    let mut plan = null_mut();
+    // SAFETY: a plan uses no memory of tensors.
+    unsafe {
+        assert_eq!(attention_plan_forward(cpu.0, &args, &mut plan), OK);
+        attention_plan_free(plan);
+    }
+}
+
+#[test]
+fn cuda_devices_that_are_not_there_are_no_argument() {
+    let mut device = null_mut();
+    // SAFETY: the handle may be written.
+    let status = unsafe { attention_open_cuda(u32::MAX, &mut device) };
+    assert_eq!(status, AttentionStatus::Unsupported);
+    assert!(device.is_null());
+}
+
+#[test]
+fn null_is_refused() {
+    let (cpu, small) = (Cpu::open(), Small::new());
+    let (forward, backward) = (small.forward(null()), small.backward());
+    let (no_device, stream) = (null(), null_mut());
+    let (mut plan, mut address): (*mut AttentionPlan, _) = (null_mut(), 0);
+    let mut byte = 0_u8;
+    let data = &raw mut byte;
+    let no_plan: *const AttentionPlan = null();
+    // SAFETY: each call is refused for a pointer that is null.
+    let all = unsafe {
+        [
+            ("device", attention_open_cpu(null_mut())),
+            ("device", attention_open_cuda(0, null_mut())),
+            ("device", attention_synchronize(null())),
+            (
+                "device",
+                attention_plan_forward(no_device, &forward, &mut plan),
+            ),
+            ("args", attention_plan_forward(cpu.0, null(), &mut plan)),
+            ("plan", attention_plan_forward(cpu.0, &forward, null_mut())),
+            (
+                "device",
+                attention_plan_backward(no_device, &backward, &mut plan),
+            ),
+            ("args", attention_plan_backward(cpu.0, null(), &mut plan)),
+            (
+                "plan",
+                attention_plan_backward(cpu.0, &backward, null_mut()),
+            ),
+            (
+                "device",
+                attention_forward(no_device, &forward, 0, 0, stream),
+            ),
+            ("args", attention_forward(cpu.0, null(), 0, 0, stream)),
+            (
+                "device",
+                attention_backward(no_device, &backward, 0, 0, stream),
+            ),
+            ("args", attention_backward(cpu.0, null(), 0, 0, stream)),
+            ("device", attention_alloc(no_device, 1, &mut address)),
+            ("address", attention_alloc(cpu.0, 1, null_mut())),
+            ("device", attention_upload(no_device, 1, data.cast(), 1)),
+            ("data", attention_upload(cpu.0, 1, null(), 1)),
+            ("device", attention_download(no_device, data.cast(), 1, 1)),
+            ("data", attention_download(cpu.0, null_mut(), 1, 1)),
+            ("device", attention_free(no_device, 1)),
+            ("device", attention_prepare(no_device, &no_plan, 1)),
+            ("plans", attention_prepare(cpu.0, null(), 1)),
+            ("a plan", attention_prepare(cpu.0, &no_plan, 1)),
+        ]
+    };
+    for (i, (name, status)) in all.into_iter().enumerate() {
+        assert_eq!(status, ARGUMENT, "call {i} without {name}");
+    }
+    assert_eq!(last_error(), "a plan is NULL");
+    // SAFETY: null is what these functions accept.
+    unsafe {
+        attention_close(null_mut());
+        attention_plan_free(null_mut());
+        assert!(attention_device_name(null()).is_null());
+        assert!(attention_plan_kernel(null()).is_null());
+        assert_eq!(attention_plan_splits(null()), 0);
+        assert_eq!(attention_plan_workspace_bytes(null()), 0);
+    }
+}
