@@ -8,6 +8,7 @@ mod bulk_copy;
 mod classes;
 mod counters;
 mod definition;
+mod empty;
 mod emulated;
 mod errors;
 mod far_scores;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         ("counters", counters::tests()),
         ("definition", definition::tests()),
         ("emulated", emulated::tests()),
+        ("empty", empty::tests()),
         ("errors", errors::tests()),
         ("far_scores", far_scores::tests()),
         ("gemm", gemm::tests()),

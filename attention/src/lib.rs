@@ -32,6 +32,7 @@ mod attention;
 pub mod backward;
 mod comparison;
 pub mod device;
+mod empty;
 mod error;
 mod forward;
 pub mod gemm;

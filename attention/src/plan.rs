@@ -22,6 +22,9 @@ pub const MAX_BLOCKS: u32 = i32::MAX as u32;
 /// The name that the CPU implementation goes by among the kernels.
 pub const CPU: &str = "cpu";
 
+/// The name of what a call without queries or keys takes in place of a kernel.
+pub const EMPTY: &str = "empty";
+
 /// The launches of one call.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -35,6 +38,19 @@ pub struct Plan {
     pub workspace_bytes: usize,
     /// Parts of the workspace that are zeros before the first step: their offsets and bytes.
     pub zeros: Vec<(u64, usize)>,
+    /// Outputs of a call that has nothing to compute.
+    pub fills: Vec<Fill>,
+}
+
+/// Memory that is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Device address, a multiple of 4 unless the word is 0.
+    pub address: u64,
+    /// Bytes, not 0: a multiple of 4 unless the word is 0.
+    pub bytes: usize,
+    /// What each four of them hold.
+    pub word: u32,
 }
 
 /// One launch.
@@ -233,6 +249,15 @@ impl Plan {
     /// # Safety
     /// The conditions of [`run_in`](Self::run_in).
     unsafe fn launch(&self, gpu: &Gpu, start: u64, stream: RawStream) -> Result<()> {
+        for fill in &self.fills {
+            // SAFETY: the outputs and the stream are the caller's word.
+            unsafe {
+                match fill.word {
+                    0 => gpu.driver().zero(fill.address, fill.bytes, stream)?,
+                    word => gpu.driver().fill(fill.address, fill.bytes, word, stream)?,
+                }
+            }
+        }
         for &(offset, bytes) in &self.zeros {
             // SAFETY: the part lies in the workspace; the stream is the caller's word.
             unsafe { gpu.driver().zero(start + offset, bytes, stream)? };
@@ -401,6 +426,7 @@ impl Steps {
             steps: self.steps,
             workspace_bytes: self.bytes,
             zeros: self.zeros,
+            fills: Vec::new(),
         }
     }
 }

@@ -6,10 +6,11 @@ use super::packed::Call;
 use super::{choice, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
+use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
 use crate::options::{PAIRS, RawOptions, expect_best, full, score_shape};
-use crate::plan::{CPU, Plan, RawWorkspace, Steps};
+use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
 };
@@ -324,6 +325,15 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawBackward,
     ) -> Result<Plan> {
+        if problem.is_empty() {
+            return match facts {
+                None => Ok(Steps::default().finish(EMPTY, 1)),
+                Some(_) => {
+                    dtype.of_kernels()?;
+                    empty::backward(args)
+                }
+            };
+        }
         let name = match &self.kernel {
             Wanted::Best => None,
             Wanted::Named(name) => Some(name.as_str()),
@@ -359,6 +369,11 @@ impl Attention<'_> {
 /// # Safety
 /// As for [`Attention::backward_raw`] on the CPU, with `T` the element type.
 unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Result<()> {
+    if problem.is_empty() {
+        // SAFETY: the caller's word.
+        unsafe { empty::backward_cpu::<T>(args) };
+        return Ok(());
+    }
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let [q, k, v, o, d_o] =
         [args.q, args.k, args.v, args.o, args.d_o].map(|input| unsafe { input.view::<T, _>() });

@@ -58,6 +58,7 @@ macro_rules! cuda_functions {
         cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
         cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
         cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
+        cuMemsetD32Async(address: u64, word: u32, count: usize, stream: *mut c_void);
         cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: *mut c_void);
         cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
         cuModuleLoadDataEx(

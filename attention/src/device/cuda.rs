@@ -293,6 +293,13 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         })
     }
 
+    unsafe fn fill(&self, address: u64, bytes: usize, word: u32, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller's word.
+        self.call("filling device memory", || unsafe {
+            B::cuMemsetD32Async(address, word, bytes / 4, stream)
+        })
+    }
+
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {
         // SAFETY: the caller's word.
         self.call("copying to the device", || unsafe {

@@ -147,6 +147,12 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// `bytes` bytes from the address, not 0, are allocated, and the stream is valid.
     unsafe fn zero(&self, address: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
+    /// Fills memory with a word of four bytes, in the order of a stream.
+    ///
+    /// # Safety
+    /// `bytes` bytes from the address, not 0, are allocated, both are multiples of 4, and the stream is valid.
+    unsafe fn fill(&self, address: u64, bytes: usize, word: u32, stream: RawStream) -> Result<()>;
+
     /// Copies host memory to the device, in the order of the default stream.
     ///
     /// # Safety

@@ -125,6 +125,11 @@ unsafe impl Driver for Emulator {
         Ok(())
     }
 
+    unsafe fn fill(&self, address: u64, bytes: usize, word: u32, _: RawStream) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.upload(address, &word.to_ne_bytes().repeat(bytes / 4)) }
+    }
+
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()> {
         let written = self.memory.write(to, data);
         written.expect("callers write where they allocated");

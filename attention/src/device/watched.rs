@@ -66,6 +66,7 @@ unsafe impl<F: Fn(&str) -> Result<()> + Send + Sync> Driver for Watched<F> {
         unsafe fn free_in(stream: RawStream, address: u64) -> ();
         unsafe fn wait(stream: RawStream) -> Result<()>;
         unsafe fn zero(address: u64, bytes: usize, stream: RawStream) -> Result<()>;
+        unsafe fn fill(address: u64, bytes: usize, word: u32, stream: RawStream) -> Result<()>;
         unsafe fn upload(to: u64, data: &[u8]) -> Result<()>;
         unsafe fn download(from: u64, data: &mut [u8]) -> Result<()>;
         unsafe fn copy(to: u64, from: u64, bytes: usize) -> Result<()>;

@@ -7,9 +7,10 @@ use super::plan::{plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
+use crate::empty;
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
-use crate::plan::{CPU, MainKernel, Plan, RawWorkspace, Steps};
+use crate::plan::{CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
@@ -239,6 +240,15 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawForward,
     ) -> Result<Plan> {
+        if problem.is_empty() {
+            return match facts {
+                None => Ok(Steps::default().finish(EMPTY, 1)),
+                Some(_) => {
+                    dtype.of_kernels()?;
+                    empty::forward(problem, args)
+                }
+            };
+        }
         let splits = (self.splits > 0).then_some(self.splits);
         let name = match &self.kernel {
             Wanted::Best => None,
@@ -277,6 +287,11 @@ impl Attention<'_> {
 /// # Safety
 /// As for [`Attention::forward_raw`] on the CPU, with `T` the element type.
 unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) -> Result<()> {
+    if problem.is_empty() {
+        // SAFETY: the caller's word.
+        unsafe { empty::forward_cpu::<T>(args) };
+        return Ok(());
+    }
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
     // SAFETY: the caller vouches for the memory, and that nothing else touches it. `checked` found a place

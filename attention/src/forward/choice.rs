@@ -6,7 +6,7 @@ use crate::device::{Device, Facts};
 use crate::error::{Error, Result};
 use crate::gemm;
 use crate::options::{self, RawOptions};
-pub use crate::plan::CPU;
+pub use crate::plan::{CPU, EMPTY};
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
@@ -27,6 +27,9 @@ pub fn suitable(
     let Some(facts) = device.facts() else {
         return Ok(vec![CPU]);
     };
+    if problem.is_empty() {
+        return Ok(vec![EMPTY]);
+    }
     let default = select(&request(dtype.of_kernels()?, problem, options, facts));
     let mut kernels: Vec<_> = KERNELS
         .iter()
@@ -51,6 +54,9 @@ pub fn check(
     options: &RawOptions,
 ) -> Result<()> {
     problem.validate()?;
+    if problem.is_empty() {
+        return Ok(());
+    }
     resolve(Some(name), dtype, problem, options, device.facts()).map(|_| ())
 }
 

@@ -7,7 +7,7 @@ use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 use std::ops::Range;
 
-/// Sizes and options of one attention call.
+/// Sizes and options of one attention call. All sizes but the head dims may be 0: then results are empty, or 0 with an lse of -inf.
 ///
 /// The feature `serde` reads and writes it as these fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,17 +89,6 @@ impl Problem {
         if !allowed(self.dim_v) {
             return Err(Error::ValueDim(self.dim_v));
         }
-        for (argument, value) in [
-            ("batch", self.batch),
-            ("heads", self.heads),
-            ("kv_heads", self.kv_heads),
-            ("seqlen_q", self.seqlen_q),
-            ("seqlen_kv", self.seqlen_kv),
-        ] {
-            if value == 0 {
-                return Err(Error::Zero(argument));
-            }
-        }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(Error::Heads {
                 heads: self.heads,
@@ -126,6 +115,11 @@ impl Problem {
             Layout::expect_countable_bytes(argument, shape)?;
         }
         Ok(())
+    }
+
+    /// Whether there is nothing to compute: no entry, no head, no query or no key.
+    pub fn is_empty(&self) -> bool {
+        [self.batch, self.heads, self.seqlen_q, self.seqlen_kv].contains(&0)
     }
 
     /// Shape of q: `[batch, heads, seqlen_q, dim]`.
