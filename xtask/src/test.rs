@@ -23,11 +23,11 @@ pub struct Arguments {
 /// The features that compile the kernels of the ladder.
 pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 
-/// A crate outside the workspace.
-const EXAMPLE: &str = "examples/custom_score";
+/// Crates outside the workspace.
+const EXAMPLES: [&str; 2] = ["examples/custom_score", "examples/engine"];
 
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests of
-/// the example outside it.
+/// the examples outside it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let mut times = Times::default();
     times.step("setup", setup::run)?;
@@ -53,11 +53,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     times.step("tests", || shell::run(&mut tests))?;
     if arguments.cargo_test.is_empty() {
-        times.step("tests of the example", || {
-            // Both workspaces compile their dependencies to one folder.
-            let mut cargo = shell::cargo("test");
-            cargo.env("CARGO_TARGET_DIR", kernel_builder::target_dir());
-            shell::run(cargo.current_dir(EXAMPLE))
+        times.step("tests of the examples", || {
+            EXAMPLES.iter().try_for_each(|example| {
+                // All workspaces compile their dependencies to one folder.
+                let mut cargo = shell::cargo("test");
+                cargo.env("CARGO_TARGET_DIR", kernel_builder::target_dir());
+                shell::run(cargo.current_dir(example))
+            })
         })?;
     }
     if arguments.times {
