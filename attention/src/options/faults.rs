@@ -306,6 +306,10 @@ impl Roundings {
 type Made = BTreeMap<&'static str, usize>;
 
 /// A tensor of a pass with each of the faults; `refused` says whether the check refuses a tensor in its place.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "so much says what a check must refuse"
+)]
 fn spoil<T: Element>(
     name: &'static str,
     right: &[T],
