@@ -20,6 +20,7 @@ mod ladder;
 mod large_offsets;
 mod lengths;
 mod maxima;
+mod merge;
 mod mutants;
 mod options;
 mod other_devices;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         ("large_offsets", large_offsets::tests()),
         ("lengths", lengths::tests()),
         ("maxima", maxima::tests()),
+        ("merge", merge::tests()),
         ("mutants", mutants::tests()),
         ("options", options::tests()),
         ("other_devices", other_devices::tests()),

@@ -18,7 +18,9 @@ pub fn tests() -> Vec<Test> {
                 Family::Backward(_)
                     | Family::HopperBackward(_)
                     | Family::Gemm(_)
-                    | Family::Auxiliary(Auxiliary::BulkCopy)
+                    | Family::Auxiliary(
+                        Auxiliary::BulkCopy | Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)
+                    )
             )
         })
         .map(|kernel| {

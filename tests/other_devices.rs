@@ -4,7 +4,8 @@
 use attention::custom::{Call, Custom, Pair};
 use attention::emulator::Options;
 use attention::{
-    Attention, Class, CustomKernels, Device, Error, Gemm, Gradients, Result, Tensor, f16,
+    Attention, Class, CustomKernels, Device, Error, Gemm, Gradients, Result, Tensor, f16, merge,
+    merge_backward, merge_backward_into, merge_into,
 };
 use tests::{Outcome, PASSED, Test};
 
@@ -16,6 +17,8 @@ pub fn tests() -> Vec<Test> {
         Test::new("backward_all", backward_all),
         Test::new("options", options),
         Test::new("matrices", matrices),
+        Test::new("merges", merges),
+        Test::new("gradients_of_merges", gradients_of_merges),
         Test::new("copies", copies),
         Test::new("streams", streams),
         Test::new("checks", checks),
@@ -306,6 +309,46 @@ fn matrices(device: &Device) -> Outcome {
         unwritten_half(&c);
         if places.stray == "b" {
             places.expect("b", Gemm::new().forward(&a, &b));
+        }
+        Ok(())
+    })
+}
+
+fn merges(device: &Device) -> Outcome {
+    let inputs = ["lse1", "o2", "lse2"];
+    each(device, &[&inputs[..], &["o", "lse"]].concat(), |places| {
+        let (o1, lse1) = (places.half("o1", SHAPE)?, places.single("lse1", ROWS)?);
+        let (o2, lse2) = (places.half("o2", SHAPE)?, places.single("lse2", ROWS)?);
+        let (mut o, mut lse) = (places.half("o", SHAPE)?, places.single("lse", ROWS)?);
+        let (first, second) = ((&o1, &lse1), (&o2, &lse2));
+        places.expect(places.stray, merge_into(first, second, (&mut o, &mut lse)));
+        unwritten_half(&o);
+        unwritten(&lse);
+        if inputs.contains(&places.stray) {
+            places.expect(places.stray, merge(first, second));
+        }
+        Ok(())
+    })
+}
+
+fn gradients_of_merges(device: &Device) -> Outcome {
+    let inputs = ["lse1", "o2", "lse2", "d_o", "d_lse"];
+    let gradients = ["d_o1", "d_lse1", "d_o2", "d_lse2"];
+    each(device, &[&inputs[..], &gradients[..]].concat(), |places| {
+        let (o1, lse1) = (places.half("o1", SHAPE)?, places.single("lse1", ROWS)?);
+        let (o2, lse2) = (places.half("o2", SHAPE)?, places.single("lse2", ROWS)?);
+        let (d_o, d_lse) = (places.half("d_o", SHAPE)?, places.single("d_lse", ROWS)?);
+        let (mut d_o1, mut d_lse1) = (places.half("d_o1", SHAPE)?, places.single("d_lse1", ROWS)?);
+        let (mut d_o2, mut d_lse2) = (places.half("d_o2", SHAPE)?, places.single("d_lse2", ROWS)?);
+        let (first, second) = ((&o1, &lse1), (&o2, &lse2));
+        let (d_first, d_second) = ((&mut d_o1, &mut d_lse1), (&mut d_o2, &mut d_lse2));
+        let d_lse = Some(d_lse.view());
+        let done = merge_backward_into(first, second, &d_o, d_lse, d_first, d_second);
+        places.expect(places.stray, done);
+        [d_o1, d_o2].iter().for_each(unwritten_half);
+        [d_lse1, d_lse2].iter().for_each(unwritten);
+        if inputs.contains(&places.stray) {
+            places.expect(places.stray, merge_backward(first, second, &d_o, d_lse));
         }
         Ok(())
     })

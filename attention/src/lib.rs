@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! [`Attention::backward`] gives the gradients of q, k and v. [`Gemm`] multiplies matrices, with kernels of the same parts.
+//! [`Attention::backward`] gives the gradients of q, k and v. [`merge()`] makes one result of those for parts of the keys. [`Gemm`] multiplies matrices, with kernels of the same parts.
 //!
 //! A [`TensorView`] is a part of a tensor, or a tensor with its axes in another order: packed queries,
 //! keys and values are used [where they lie](TensorBase). Owners of other device memory call
@@ -36,6 +36,7 @@ mod empty;
 mod error;
 mod forward;
 pub mod gemm;
+mod merge;
 mod options;
 mod pack;
 pub mod plan;
@@ -55,6 +56,10 @@ pub use half::{bf16, f16};
 pub use kernels::abi::ArrayRef;
 pub use kernels::attention::custom;
 pub use kernels::catalog::class::Class;
+pub use merge::{
+    Part, PartMut, RawMerge, RawMergeBackward, RawPart, merge, merge_backward, merge_backward_into,
+    merge_backward_plan, merge_backward_raw, merge_into, merge_plan, merge_raw,
+};
 pub use options::{
     CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,
     RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,

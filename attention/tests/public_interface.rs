@@ -34,6 +34,15 @@ const TESTED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "attention/tests/wrong_arguments.rs::plans_of_merges",
+        &[
+            "merge::call::merge_plan",
+            "merge::backward::merge_backward_plan",
+            "RawMerge::row_major",
+            "RawMergeBackward::row_major",
+        ],
+    ),
+    (
         "attention/tests/wrong_arguments.rs::problems_of_any_fields",
         &[
             "Attention::host_options",
@@ -188,6 +197,17 @@ const TESTED: &[(&str, &[&str])] = &[
     (
         "tests/other_devices.rs::backward_all",
         &["Attention::backward_all", "Attention::backward_all_into"],
+    ),
+    (
+        "tests/other_devices.rs::merges",
+        &["merge::call::merge", "merge::call::merge_into"],
+    ),
+    (
+        "tests/other_devices.rs::gradients_of_merges",
+        &[
+            "merge::backward::merge_backward",
+            "merge::backward::merge_backward_into",
+        ],
     ),
     (
         "attention/src/forward/call.rs::tensors_of_options_are_checked",

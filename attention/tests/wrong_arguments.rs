@@ -7,8 +7,9 @@ use attention::emulator::{Finding, FindingKind, Options, Tally};
 use attention::plan::{Draft, Entry, MainKernel, Steps, TensorMap};
 use attention::{
     Attention, Class, Device, Dtype, Element, Error, Facts, Gemm, GemmProblem, Problem,
-    RawBackward, RawBias, RawForward, RawGemm, RawMask, RawOptions, RawTensor, Sequences, Tensor,
-    TensorView, Window, backward, check, f16, gemm, kernel, plan, ptx, random,
+    RawBackward, RawBias, RawForward, RawGemm, RawMask, RawMerge, RawMergeBackward, RawOptions,
+    RawPart, RawTensor, Sequences, Tensor, TensorView, Window, backward, check, f16, gemm, kernel,
+    merge_backward_plan, merge_plan, plan, ptx, random,
 };
 use kernels::catalog::named;
 use proptest::prelude::*;
@@ -259,6 +260,32 @@ proptest! {
             for facts in [Some(&facts), None] {
                 let _ = gemm.plan(facts, dtype, &args);
             }
+        }
+    }
+
+    #[test]
+    fn plans_of_merges(
+        sizes in proptest::array::uniform3(prop_oneof![3 => 0..40_usize, 1 => size()]), dim in dim(), facts in facts(),
+        dtype in dtype(), changes in proptest::array::uniform9(Change::any()),
+    ) {
+        let [batch, heads, seqlen] = sizes;
+        let shape = [batch, heads, seqlen, dim];
+        let (merged, backward) = (RawMerge::row_major(shape), RawMergeBackward::row_major(shape));
+        let [o1, lse1, o2, lse2, o, lse, d_o, d_o1, d_lse] = changes;
+        let part = |part: RawPart, o: Change, lse: Change| RawPart { o: o.of(part.o), lse: lse.of(part.lse) };
+        let (first, second) = (part(merged.first, o1, lse1), part(merged.second, o2, lse2));
+        let merged = RawMerge { first, second, merged: part(merged.merged, o, lse) };
+        let backward = RawMergeBackward {
+            first,
+            second,
+            d_o: d_o.of(backward.d_o),
+            d_lse: Some(d_lse.of(backward.first.lse)),
+            d_first: part(backward.d_first, d_o1, lse),
+            d_second: part(backward.d_second, o, d_lse),
+        };
+        for facts in [Some(&facts), None] {
+            let _ = merge_plan(facts, dtype, &merged);
+            let _ = merge_backward_plan(facts, dtype, &backward);
         }
     }
 

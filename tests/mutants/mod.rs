@@ -12,6 +12,7 @@ mod far;
 mod forward;
 mod gemm;
 mod hopper;
+mod merge;
 mod options;
 mod pack;
 mod packed;
@@ -64,6 +65,7 @@ pub fn tests() -> Vec<Test> {
         shared_rows::MUTANTS,
         decode::MUTANTS,
         combine::MUTANTS,
+        merge::MUTANTS,
         pack::MUTANTS,
         backward::MUTANTS,
         far::MUTANTS,
@@ -219,6 +221,12 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
     }
     if let Family::HopperBackward(_) = mutated.family {
         return hopper::gradient::runs(mutated.name);
+    }
+    if let Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) = mutated.family {
+        let runs = crate::merge::runs();
+        return runs
+            .map(|run| -> Run { Box::new(move |device| run(device).map(drop)) })
+            .into();
     }
     // A combine kernel shows its faults after one that splits, the pack kernel before any.
     let kernel = match mutated.family {

@@ -4,8 +4,8 @@ use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
 use kernels::catalog::{
-    Backward, Dtype, Family, Forward, Gemm, HopperBackward, HopperMask, KERNELS, Kernel, Kind,
-    MAX_HEAD_DIM,
+    Auxiliary, Backward, Dtype, Family, Forward, Gemm, HopperBackward, HopperMask, KERNELS, Kernel,
+    Kind, MAX_HEAD_DIM,
 };
 use ladder::Rung;
 use serde_json::Value;
@@ -103,10 +103,13 @@ struct Call {
     arguments: String,
 }
 
-/// Kernels that are counted: all that have a dtype.
+/// Kernels that are counted: all that have a dtype, without those that no call of the command launches.
 fn kernels() -> impl Iterator<Item = &'static Kernel> {
     let kernels = KERNELS.iter();
-    kernels.filter(|kernel| kernel.dtype().is_some())
+    kernels.filter(|kernel| match kernel.family {
+        Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) => false,
+        _ => kernel.dtype().is_some(),
+    })
 }
 
 /// The kernel or rung of the ladder of this name, if it can be counted.

@@ -135,6 +135,9 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Combine(_)) => {
             return Some("combines what other kernels find on splits of the keys".to_owned());
         }
+        Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) => {
+            return Some("merges what other kernels find on parts of the keys".to_owned());
+        }
         Family::Auxiliary(Auxiliary::Pack) => {
             return Some("copies what other kernels compute with".to_owned());
         }
@@ -239,6 +242,7 @@ mod tests {
             "wide_f16_d384",
             "hopper_f16_d384",
             "combine_f16",
+            "merge_backward_f16",
             "pack",
             CPU,
         ] {

@@ -94,6 +94,7 @@ mod tests {
         };
         for name in [
             "backward_f16_prepare",
+            "merge_backward_f16",
             "decode_f16_d32",
             "hopper_packed_f16_d64",
         ] {

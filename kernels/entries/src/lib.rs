@@ -6,7 +6,7 @@
 
 use kernels::abi::{
     BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
-    PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
+    MergeBackwardParams, MergeParams, PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
 };
 use kernels::attention::forward::Unwatched;
 use kernels::attention::heads::{HeadGroup, HeadSlice, OneHead};

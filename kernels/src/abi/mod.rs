@@ -7,6 +7,7 @@
 //! | `backward` | arguments of the kernels of a backward pass |
 //! | `gemm` | arguments of a matrix product |
 //! | `pack` | arguments of a copy to aligned rows |
+//! | `merge` | arguments of the kernels that merge results of attention |
 //! | `sm90` | arguments of the attention kernels for Hopper |
 //! | `event` | points in the work of its roles |
 //! | `block_map` | arguments of the kernel that finds which blocks of keys a boolean mask shows |
@@ -24,6 +25,7 @@ mod divide;
 mod event;
 mod forward;
 mod gemm;
+mod merge;
 mod options;
 mod order;
 mod pack;
@@ -39,6 +41,7 @@ pub use divide::Divisor;
 pub use event::Event;
 pub use forward::{ForwardParams, MAX_SEQLEN};
 pub use gemm::{GemmParams, HopperGemmParams, MAX_DEPTH, MatrixRef};
+pub use merge::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
 pub use options::{
     ARRAYS, ArrayRef, KeyRange, NEAR_SOFTCAP, Options, PairsRef, QueryRange, Switch, Switches,
 };

@@ -17,6 +17,7 @@
 //! | `non_finite` | infinities and NaN in V that a row must not see | PTX |
 //! | `epilogue` | O and lse, or partial results of a split, stored | PTX |
 //! | `combine` | partial results of all splits, combined | PTX |
+//! | `merge` | results on two parts of the keys, merged, and the gradient of that | PTX |
 //! | `ranges` | ranges of keys from tables | PTX |
 //! | `find_ranges` | the kernel that makes these tables | PTX |
 //! | `seen` | boolean masks | PTX |
@@ -44,6 +45,8 @@ pub mod find_blocks;
 pub mod find_ranges;
 #[cfg(target_arch = "nvptx64")]
 pub mod forward;
+#[cfg(target_arch = "nvptx64")]
+pub mod merge;
 #[cfg(target_arch = "nvptx64")]
 pub mod non_finite;
 #[cfg(target_arch = "nvptx64")]

@@ -9,6 +9,10 @@ use crate::abi::BULK_BYTES;
 pub enum Auxiliary {
     /// Partial results of splits of the keys, added up to an o of this type.
     Combine(Dtype),
+    /// Results on two parts of the keys, merged.
+    Merge(Dtype),
+    /// Gradients of such results.
+    MergeBackward(Dtype),
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
     /// What queries and keys see where a batch consists of sequences.
@@ -20,8 +24,10 @@ pub enum Auxiliary {
 }
 
 impl Auxiliary {
-    /// Warps of a block that combines, each up to 128 columns of a row of o, or packs.
+    /// Warps of a block that combines, each up to 128 columns of a row of o, merges, or packs.
     pub const WARPS: u32 = 4;
+    /// Rows that a block merges, a quarter of a warp each.
+    pub const MERGED_ROWS: u32 = 8 * Self::WARPS;
     /// Warps of a block that looks for the blocks of keys that a mask shows.
     pub const BLOCKS_WARPS: u32 = 16;
     /// Rows of a head that a block packs.
@@ -33,6 +39,8 @@ impl Spec for Auxiliary {
     fn name(&self) -> String {
         match self {
             Auxiliary::Combine(dtype) => format!("combine_{}", dtype.name()),
+            Auxiliary::Merge(dtype) => format!("merge_{}", dtype.name()),
+            Auxiliary::MergeBackward(dtype) => format!("merge_backward_{}", dtype.name()),
             Auxiliary::Pack => "pack".into(),
             Auxiliary::Ranges => "ranges".into(),
             Auxiliary::Blocks => "blocks".into(),
@@ -49,26 +57,26 @@ impl Spec for Auxiliary {
 
     fn threads(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 32 * Self::WARPS,
             Auxiliary::Blocks => 32 * Self::BLOCKS_WARPS,
             Auxiliary::BulkCopy => 64,
+            _ => 32 * Self::WARPS,
         }
     }
 
     fn blocks_per_sm(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Pack | Auxiliary::Ranges => 8,
             Auxiliary::Blocks | Auxiliary::BulkCopy => 1,
+            _ => 8,
         }
     }
 
     /// What the warps pack at a time: 16 bytes a lane. A word for each warp that looks for blocks. The bulk copy's ring, and two barriers of 8 bytes a stage.
     fn shared_bytes(&self) -> u32 {
         match self {
-            Auxiliary::Combine(_) | Auxiliary::Ranges => 0,
             Auxiliary::Pack => 16 * self.threads(),
             Auxiliary::Blocks => 4 * Self::BLOCKS_WARPS,
             Auxiliary::BulkCopy => Self::BULK_STAGES * (BULK_BYTES + 16),
+            _ => 0,
         }
     }
 
@@ -77,6 +85,13 @@ impl Spec for Auxiliary {
         match self {
             Auxiliary::Combine(element) => {
                 format!("(ForwardParams) = attention::combine::combine::<{element:?}, {warps}>")
+            }
+            Auxiliary::Merge(element) => {
+                format!("(MergeParams) = attention::merge::merge::<{element:?}, {warps}>")
+            }
+            Auxiliary::MergeBackward(element) => {
+                let kernel = "attention::merge::merge_backward";
+                format!("(MergeBackwardParams) = {kernel}::<{element:?}, {warps}>")
             }
             Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
             Auxiliary::Ranges => {
@@ -94,7 +109,9 @@ impl Spec for Auxiliary {
         match self {
             // Five rounds for the maximum, five for the sum, and the weights of eight splits.
             Auxiliary::Combine(_) => shfl(5 + 5 + 8),
-            Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
+            // Two rounds for the product of a row.
+            Auxiliary::MergeBackward(_) => shfl(2),
+            Auxiliary::Merge(_) | Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
             // Whether a pair is shown, and whether one is hidden.
             Auxiliary::Blocks => bar(2) + vote(2),
             // A wait and an arrival of each role.

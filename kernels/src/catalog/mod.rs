@@ -229,7 +229,11 @@ impl Kernel {
         match self.family {
             Family::Forward(Forward { dtype, .. })
             | Family::Gemm(Gemm { dtype, .. })
-            | Family::Auxiliary(Auxiliary::Combine(dtype)) => Some(dtype),
+            | Family::Auxiliary(
+                Auxiliary::Combine(dtype)
+                | Auxiliary::Merge(dtype)
+                | Auxiliary::MergeBackward(dtype),
+            ) => Some(dtype),
             Family::Backward(backward) => backward.dtype(),
             Family::HopperBackward(kernel) => Some(kernel.dtype),
             Family::Auxiliary(_) => None,
@@ -265,7 +269,13 @@ impl Deref for Kernel {
 /// Every kernel.
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
-    let families = families.chain(Dtype::ALL.map(Auxiliary::Combine).map(Family::Auxiliary));
+    let of_types = [
+        Auxiliary::Combine,
+        Auxiliary::Merge,
+        Auxiliary::MergeBackward,
+    ];
+    let of_types = of_types.into_iter().flat_map(|of| Dtype::ALL.map(of));
+    let families = families.chain(of_types.map(Family::Auxiliary));
     let families = families
         .chain([Auxiliary::Pack, Auxiliary::Ranges, Auxiliary::Blocks].map(Family::Auxiliary));
     let families = families.chain(backward::all().map(Family::Backward));
@@ -317,6 +327,7 @@ mod tests {
             "packed_f16_d128_128x16",
             "decode_bf16_d96_64x32x3",
             "combine_f16",
+            "merge_backward_bf16",
             "pack",
             "backward_f16_prepare",
             "backward_bf16_d128",

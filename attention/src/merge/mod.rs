@@ -1,0 +1,15 @@
+//! Results of attention to parts of the keys, merged into the result for all keys, and the gradient of that.
+
+mod backward;
+mod call;
+mod cpu;
+mod part;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+pub use backward::{
+    RawMergeBackward, merge_backward, merge_backward_into, merge_backward_plan, merge_backward_raw,
+};
+pub use call::{RawMerge, merge, merge_into, merge_plan, merge_raw};
+pub use part::{Part, PartMut, RawPart};
