@@ -57,8 +57,9 @@ pub use kernels::abi::ArrayRef;
 pub use kernels::attention::custom;
 pub use kernels::catalog::class::Class;
 pub use merge::{
-    Part, PartMut, RawMerge, RawMergeBackward, RawPart, merge, merge_backward, merge_backward_into,
-    merge_backward_plan, merge_backward_raw, merge_into, merge_plan, merge_raw,
+    Partial, PartialMut, RawMerge, RawMergeBackward, RawPart, merge, merge_backward,
+    merge_backward_into, merge_backward_plan, merge_backward_raw, merge_into, merge_plan,
+    merge_raw,
 };
 pub use options::{
     CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,

@@ -5,8 +5,8 @@ use super::part::{
     D_FIRST, D_MERGED, D_SECOND, FIRST, SECOND, expect_lse, expect_o, rows_of, validate,
 };
 use super::plan::plan;
-use super::{Part, PartMut, RawPart};
-use crate::device::{Device, Facts, Stream};
+use super::{Partial, PartialMut, RawPart};
+use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
@@ -80,8 +80,8 @@ impl RawMergeBackward {
 /// Says which argument is wrong, by the names `o1`, `lse1`, `o2`, `lse2`, `d_o` and `d_lse`, or what the device lacks. A
 /// failure while a GPU computes shows when the results are read.
 pub fn merge_backward<T: Element>(
-    first: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
-    second: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    first: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    second: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
     d_o: &TensorBase<impl Storage<Item = T>>,
     d_lse: Option<TensorView<'_, f32, 3>>,
 ) -> Result<[(Tensor<T>, Tensor<f32, 3>); 2]> {
@@ -110,12 +110,12 @@ pub fn merge_backward<T: Element>(
 /// # Errors
 /// The conditions of [`merge_backward`].
 pub fn merge_backward_into<T: Element>(
-    first: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
-    second: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    first: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    second: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
     d_o: &TensorBase<impl Storage<Item = T>>,
     d_lse: Option<TensorView<'_, f32, 3>>,
-    d_first: PartMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
-    d_second: PartMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
+    d_first: PartialMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
+    d_second: PartialMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
 ) -> Result<()> {
     let ((o1, lse1), (o2, lse2)) = (first, second);
     let device = o1.device();
@@ -162,7 +162,7 @@ pub unsafe fn merge_backward_raw(
     device: &Device,
     dtype: Dtype,
     args: &RawMergeBackward,
-    stream: Stream,
+    stream: RawStream,
 ) -> Result<()> {
     let plan = merge_backward_plan(device.facts(), dtype, args)?;
     if !device.is_cpu() {

@@ -3,8 +3,8 @@
 use super::cpu::{self, HostPart};
 use super::part::{FIRST, MERGED, SECOND, rows_of, validate};
 use super::plan::plan;
-use super::{Part, PartMut, RawPart};
-use crate::device::{Device, Facts, Stream};
+use super::{Partial, PartialMut, RawPart};
+use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{Dtype, Element, Storage, StorageMut, Tensor, expect_device};
@@ -74,8 +74,8 @@ impl RawMerge {
 /// Says which argument is wrong, by the names `o1`, `lse1`, `o2` and `lse2`, or what the device lacks. A failure while a GPU
 /// computes shows when the results are read.
 pub fn merge<T: Element>(
-    first: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
-    second: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    first: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    second: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
 ) -> Result<(Tensor<T>, Tensor<f32, 3>)> {
     let (shape, device) = (first.0.shape(), first.0.device());
     validate(shape)?;
@@ -91,9 +91,9 @@ pub fn merge<T: Element>(
 /// # Errors
 /// The conditions of [`merge`].
 pub fn merge_into<T: Element>(
-    first: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
-    second: Part<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
-    (o, lse): PartMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
+    first: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    second: Partial<'_, impl Storage<Item = T>, impl Storage<Item = f32>>,
+    (o, lse): PartialMut<'_, impl StorageMut<Item = T>, impl StorageMut<Item = f32>>,
 ) -> Result<()> {
     let ((o1, lse1), (o2, lse2)) = (first, second);
     let device = o1.device();
@@ -130,7 +130,7 @@ pub unsafe fn merge_raw(
     device: &Device,
     dtype: Dtype,
     args: &RawMerge,
-    stream: Stream,
+    stream: RawStream,
 ) -> Result<()> {
     let plan = merge_plan(device.facts(), dtype, args)?;
     if !device.is_cpu() {

@@ -12,4 +12,4 @@ pub use backward::{
     RawMergeBackward, merge_backward, merge_backward_into, merge_backward_plan, merge_backward_raw,
 };
 pub use call::{RawMerge, merge, merge_into, merge_plan, merge_raw};
-pub use part::{Part, PartMut, RawPart};
+pub use part::{Partial, PartialMut, RawPart};

@@ -7,10 +7,10 @@ use kernels::catalog::MAX_HEAD_DIM;
 
 /// A partial result to read: o `[batch, heads, seqlen, dim_v]` of any strides with stride 1 in dim, and lse
 /// `[batch, heads, seqlen]`, contiguous.
-pub type Part<'a, O, L> = (&'a TensorBase<O>, &'a TensorBase<L, 3>);
+pub type Partial<'a, O, L> = (&'a TensorBase<O>, &'a TensorBase<L, 3>);
 
-/// A partial result to write: as [`Part`], with a place of its own for every element.
-pub type PartMut<'a, O, L> = (&'a mut TensorBase<O>, &'a mut TensorBase<L, 3>);
+/// A partial result to write: as [`Partial`], with a place of its own for every element.
+pub type PartialMut<'a, O, L> = (&'a mut TensorBase<O>, &'a mut TensorBase<L, 3>);
 
 /// A partial result of attention by address, or its gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ impl RawPart {
     }
 
     /// The tensors at their addresses, to read.
-    pub(super) fn of((o, lse): Part<impl Storage, impl Storage>) -> Self {
+    pub(super) fn of((o, lse): Partial<impl Storage, impl Storage>) -> Self {
         RawPart {
             o: o.as_raw(),
             lse: lse.as_raw(),
@@ -49,7 +49,7 @@ impl RawPart {
     }
 
     /// The tensors at their addresses, to write.
-    pub(super) fn of_mut((o, lse): PartMut<impl StorageMut, impl StorageMut>) -> Self {
+    pub(super) fn of_mut((o, lse): PartialMut<impl StorageMut, impl StorageMut>) -> Self {
         RawPart {
             o: o.as_raw_mut(),
             lse: lse.as_raw_mut(),
