@@ -218,6 +218,56 @@ typedef struct AttentionForward {
   struct AttentionTensor lse;
 } AttentionForward;
 
+// Tensors of a merge: the same queries' attention to two sets of keys becomes attention to all these keys.
+//
+// A part with an lse of -inf has no part in its row, whatever its o holds.
+typedef struct AttentionMerge {
+  // `sizeof(AttentionMerge)`.
+  uint32_t struct_size;
+  // The `AttentionDtype` of o1, o2 and o.
+  uint32_t dtype;
+  // Output of the first part, `[batch, heads, seqlen, dim_v]`; like o2 and o, with stride 1 in dim_v.
+  struct AttentionTensor o1;
+  // Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like lse2 and lse, contiguous.
+  struct AttentionTensor lse1;
+  // Output of the second part, of o1's shape.
+  struct AttentionTensor o2;
+  // Row log-sum-exp of the second part, of lse1's shape.
+  struct AttentionTensor lse2;
+  // Merged output, of o1's shape.
+  struct AttentionTensor o;
+  // Merged row log-sum-exp, another output, of lse1's shape.
+  struct AttentionTensor lse;
+} AttentionMerge;
+
+// Tensors of a merge's gradient. The merged tensors themselves are not needed.
+typedef struct AttentionMergeBackward {
+  // `sizeof(AttentionMergeBackward)`.
+  uint32_t struct_size;
+  // The `AttentionDtype` of o1, o2, d_o, d_o1 and d_o2.
+  uint32_t dtype;
+  // Output of the first part, `[batch, heads, seqlen, dim_v]`; like all tensors of four axes, with stride 1 in dim_v.
+  struct AttentionTensor o1;
+  // Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like all tensors of three axes, contiguous.
+  struct AttentionTensor lse1;
+  // Output of the second part, of o1's shape.
+  struct AttentionTensor o2;
+  // Row log-sum-exp of the second part, of lse1's shape.
+  struct AttentionTensor lse2;
+  // Gradient of the merged o, of o1's shape.
+  struct AttentionTensor d_o;
+  // Gradient of o1, an output like the following ones, of o1's shape.
+  struct AttentionTensor d_o1;
+  // Gradient of lse1, of its shape.
+  struct AttentionTensor d_lse1;
+  // Gradient of o2, of o1's shape.
+  struct AttentionTensor d_o2;
+  // Gradient of lse2, of lse1's shape.
+  struct AttentionTensor d_lse2;
+  // Gradient of the merged lse, an input, of lse1's shape; NULL for zeros.
+  const struct AttentionTensor *d_lse;
+} AttentionMergeBackward;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -349,6 +399,50 @@ AttentionStatus attention_download(const struct AttentionDevice *device,
 // `device` is NULL or an open device's, and no later work uses the memory.
 AttentionStatus attention_free(const struct AttentionDevice *device,
                                uint64_t address);
+
+// Plans a merge, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, and `args` is NULL or valid. `plan` is NULL or may be written.
+AttentionStatus attention_plan_merge(const struct AttentionDevice *device,
+                                     const struct AttentionMerge *args,
+                                     struct AttentionPlan **plan);
+
+// Plans a merge's gradient, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+AttentionStatus attention_plan_merge_backward(const struct AttentionDevice *device,
+                                              const struct AttentionMergeBackward *args,
+                                              struct AttentionPlan **plan);
+
+// Merges two partial results into o and lse, without a workspace. On a GPU the call returns before the work is done.
+//
+// The stream is as for `attention_forward`. More parts are merged one after the other.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` is NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done. Elements have the types that the struct says.
+// - Until then nothing else writes the parts, or touches o or lse. Neither o nor lse, from its first element to its last, holds
+//   elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+AttentionStatus attention_merge(const struct AttentionDevice *device,
+                                const struct AttentionMerge *args,
+                                void *stream);
+
+// Computes the gradients of both parts of a merge, without a workspace. On a GPU the call returns before the work is done.
+//
+// The stream is as for `attention_forward`. `attention_backward` takes the gradients of a part as its d_o and d_lse.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done. Elements have the types that the struct says.
+// - Until then nothing else writes inputs, or touches a gradient of a part. No such gradient, from its first element to its last,
+//   holds elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+AttentionStatus attention_merge_backward(const struct AttentionDevice *device,
+                                         const struct AttentionMergeBackward *args,
+                                         void *stream);
 
 // Writes options that are all off, and their size, which is `sizeof(AttentionOptions)`.
 //

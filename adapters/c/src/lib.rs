@@ -1,13 +1,14 @@
 //! The C interface of the [`attention`] library: `include/attention.h`, which cbindgen writes from this crate.
 //!
 //! Each function reads what C gave it into types of the library, and calls it. The files are those of the interface's
-//! types: a [`device`], its [`memory`], [`tensor`]s, [`options`], the [`forward`] and [`backward`] passes and their
-//! [`plan`]s. [`status`] has errors, and keeps panics from the border.
+//! types: a [`device`], its [`memory`], [`tensor`]s, [`options`], the [`forward`] and [`backward`] passes, the
+//! [`merge`] of their parts, and [`plan`]s. [`status`] has errors, and keeps panics from the border.
 
 pub mod backward;
 pub mod device;
 pub mod forward;
 pub mod memory;
+pub mod merge;
 pub mod options;
 pub mod plan;
 mod pointer;

@@ -193,11 +193,25 @@ fn tensors_are_checked() {
         args.q.shape[1] = -2
     });
     refused("lse has shape [1, 2, 4]", |args, _| args.lse.shape[2] = 4);
-    refused("seqlen_kv is 0", |args, _| {
-        (args.k.shape[2], args.v.shape[2]) = (0, 0);
+    refused("multiple of kv_heads, which is 0", |args, _| {
+        (args.k.shape[1], args.v.shape[1]) = (0, 0);
     });
     refused("o has overlapping strides", |args, _| args.o.strides[1] = 0);
     refused("q has stride 2 in dim", |args, _| args.q.strides[3] = 2);
+}
+
+/// Tensors without elements need no memory.
+#[test]
+fn calls_without_keys_pass() {
+    let (cpu, small, options) = (Cpu::open(), Small::new(), AttentionOptions::default());
+    let mut args = small.forward(&options);
+    for keys in [&mut args.k, &mut args.v] {
+        (keys.address, keys.shape[2]) = (0, 0);
+    }
+    // SAFETY: the tensors with elements are the vectors', which live on.
+    let status = unsafe { attention_forward(cpu.0, &args, 0, 0, null_mut()) };
+    assert_eq!(status, OK, "{}", last_error());
+    assert_eq!(small.o, [0.0; 48]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Layout {
 
 impl Layout {
     /// A tensor that lies so, filled with row-major data.
-    fn place<T: Element>(&self, shape: [usize; 4], data: &[T]) -> Result<Tensor<T>> {
+    pub fn place<T: Element>(&self, shape: [usize; 4], data: &[T]) -> Result<Tensor<T>> {
         let mut strides = [1; 4];
         let (mut offset, mut step) = (0, shape[3] + self.gap);
         for &axis in self.order.iter().rev() {
@@ -50,7 +50,7 @@ impl Layout {
     }
 
     /// A tensor that lies so, filled with NaN.
-    fn poisoned<T: Element>(&self, shape: [usize; 4]) -> Result<Tensor<T>> {
+    pub fn poisoned<T: Element>(&self, shape: [usize; 4]) -> Result<Tensor<T>> {
         let count = shape.iter().product();
         self.place(shape, &vec![T::from_f32(f32::NAN); count])
     }
@@ -271,7 +271,8 @@ fn forward<T: Element>(
     ended(status)
 }
 
-fn ended(status: AttentionStatus) -> std::result::Result<(), String> {
+/// The reason of a call that was refused.
+pub fn ended(status: AttentionStatus) -> std::result::Result<(), String> {
     match status {
         AttentionStatus::Ok => Ok(()),
         refused => Err(format!("{refused:?}: {}", last_error())),
@@ -282,7 +283,7 @@ fn ended(status: AttentionStatus) -> std::result::Result<(), String> {
 ///
 /// # Safety
 /// `make` writes a plan's handle where it ends well.
-unsafe fn check_plan(cpu: &Cpu, make: impl FnOnce(*mut *mut AttentionPlan) -> AttentionStatus) {
+pub unsafe fn check_plan(cpu: &Cpu, make: impl FnOnce(*mut *mut AttentionPlan) -> AttentionStatus) {
     let mut plan = null_mut();
     assert_eq!(make(&mut plan), AttentionStatus::Ok, "{}", last_error());
     // SAFETY: the plan was made, and is freed last.

@@ -6,7 +6,11 @@ use attention_c::device::{
     AttentionDevice, attention_close, attention_device_name, attention_open_emulator,
 };
 use attention_c::forward::{AttentionForward, attention_forward, attention_plan_forward};
-use attention_c::memory::{attention_alloc, attention_upload};
+use attention_c::memory::{attention_alloc, attention_download, attention_upload};
+use attention_c::merge::{
+    AttentionMerge, AttentionMergeBackward, attention_merge, attention_merge_backward,
+    attention_plan_merge, attention_plan_merge_backward,
+};
 use attention_c::options::{AttentionOptions, AttentionSequences};
 use attention_c::plan::{
     AttentionPlan, attention_plan_free, attention_plan_kernel, attention_plan_splits,
@@ -66,13 +70,28 @@ impl Emulator {
         }
     }
 
-    fn forward(&self, options: &AttentionOptions) -> AttentionForward {
+    /// Zeros of 32 bits, one a row.
+    fn lse(&self) -> AttentionTensor {
         let [batch, heads, rows, _] = SHAPE;
-        let lse = AttentionTensor {
+        AttentionTensor {
             address: self.alloc(4 * (heads * rows) as usize),
             shape: [batch, heads, rows, 0],
             strides: [heads * rows, rows, 1, 0],
-        };
+        }
+    }
+
+    /// The numbers of an lse.
+    fn numbers(&self, lse: &AttentionTensor) -> Vec<f32> {
+        let [_, heads, rows, _] = SHAPE;
+        let mut found = vec![0.0_f32; (heads * rows) as usize];
+        let (to, bytes) = (found.as_mut_ptr().cast(), 4 * found.len());
+        // SAFETY: the device is open, and so many bytes may be written.
+        let status = unsafe { attention_download(self.0, to, lse.address, bytes) };
+        assert_eq!(status, OK, "{}", last_error());
+        found
+    }
+
+    fn forward(&self, options: &AttentionOptions) -> AttentionForward {
         AttentionForward {
             struct_size: size_of::<AttentionForward>() as u32,
             dtype: AttentionDtype::F16 as u32,
@@ -81,7 +100,7 @@ impl Emulator {
             k: self.zeros(),
             v: self.zeros(),
             o: self.zeros(),
-            lse,
+            lse: self.lse(),
         }
     }
 
@@ -245,4 +264,60 @@ fn lengths_are_checked_where_options_say_so() {
         last_error(),
         "lengths_q[0] is 201; it must be from 0 to 200"
     );
+}
+
+#[test]
+fn merges_need_no_workspace() {
+    let Some(gpu) = Emulator::open() else { return };
+    let merge = AttentionMerge {
+        struct_size: size_of::<AttentionMerge>() as u32,
+        dtype: AttentionDtype::F16 as u32,
+        o1: gpu.zeros(),
+        lse1: gpu.lse(),
+        o2: gpu.zeros(),
+        lse2: gpu.lse(),
+        o: gpu.zeros(),
+        lse: gpu.lse(),
+    };
+    let backward = AttentionMergeBackward {
+        struct_size: size_of::<AttentionMergeBackward>() as u32,
+        dtype: merge.dtype,
+        o1: merge.o1,
+        lse1: merge.lse1,
+        o2: merge.o2,
+        lse2: merge.lse2,
+        d_o: gpu.zeros(),
+        d_o1: gpu.zeros(),
+        d_lse1: gpu.lse(),
+        d_o2: gpu.zeros(),
+        d_lse2: gpu.lse(),
+        // The merged lse is a number other than 0 for each row.
+        d_lse: &merge.lse,
+    };
+    // SAFETY: the device is open, the structs live, and the tensors are the device's memory, of these calls alone.
+    let plans = unsafe {
+        let plans = [
+            gpu.planned(|plan| attention_plan_merge(gpu.0, &merge, plan)),
+            gpu.planned(|plan| attention_plan_merge_backward(gpu.0, &backward, plan)),
+        ];
+        let merged = attention_merge(gpu.0, &merge, null_mut());
+        assert_eq!(merged, OK, "{}", last_error());
+        let done = attention_merge_backward(gpu.0, &backward, null_mut());
+        assert_eq!(done, OK, "{}", last_error());
+        plans
+    };
+    let expected = ["merge_f16", "merge_backward_f16"].map(|kernel| Planned {
+        kernel: kernel.to_owned(),
+        splits: 1,
+        workspace_bytes: 0,
+    });
+    assert_eq!(plans, expected);
+    let ln_2 = std::f32::consts::LN_2;
+    for (lse, expected) in [(&merge.lse, ln_2), (&backward.d_lse2, ln_2 / 2.0)] {
+        let found = gpu.numbers(lse);
+        assert!(
+            found.iter().all(|x| (x - expected).abs() < 1e-6),
+            "{found:?}"
+        );
+    }
 }

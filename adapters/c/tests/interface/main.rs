@@ -4,6 +4,7 @@ mod arguments;
 mod case;
 mod emulated;
 mod memory;
+mod merge;
 mod modifiers;
 mod random;
 

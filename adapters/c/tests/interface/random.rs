@@ -8,7 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-fn layouts() -> impl Strategy<Value = Layout> {
+pub fn layouts() -> impl Strategy<Value = Layout> {
     let order = Just([0, 1, 2]).prop_shuffle();
     (order, 0..=9_usize, any::<[bool; 3]>()).prop_map(|(order, gap, backwards)| Layout {
         order,
