@@ -305,6 +305,7 @@ const SOUND: &[(&str, &[&str])] = &[
             "Attention::window",
             "Element::from_f32",
             "Problem::widest",
+            "Problem::is_empty",
             "Array::at",
             "Array::part",
             "Word::of",
