@@ -152,6 +152,8 @@ fn other_kinds(device: &Device) -> Outcome {
     };
     let heads = refused([1, 3, 0, 8], [1, 2, 5, 8])?;
     assert!(matches!(heads, Some(Error::Heads { .. })), "{heads:?}");
+    let none = refused([1, 2, 5, 8], [1, 0, 5, 8])?;
+    assert_eq!(none, Some(Error::Zero("kv_heads")));
     assert_eq!(refused([1, 2, 0, 0], [1, 2, 5, 0])?, Some(Error::Dim(0)));
     let shapes = refused([0, 2, 5, 8], [1, 2, 5, 8])?;
     assert!(matches!(shapes, Some(Error::Shape { .. })), "{shapes:?}");

@@ -306,6 +306,7 @@ const SOUND: &[(&str, &[&str])] = &[
             "Element::from_f32",
             "Problem::widest",
             "Problem::is_empty",
+            "Problem::expect_work",
             "Array::at",
             "Array::part",
             "Word::of",

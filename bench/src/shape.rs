@@ -214,7 +214,11 @@ impl Shape {
     pub fn problem(&self) -> attention::Result<Problem> {
         let q = [self.batch, self.heads, self.seqlen, self.dim];
         let kv = |dim| [self.batch, self.kv_heads(), self.seqlen_kv(), dim];
-        self.attention().problem(q, kv(self.dim), kv(self.dim_v()))
+        let problem = self
+            .attention()
+            .problem(q, kv(self.dim), kv(self.dim_v()))?;
+        problem.expect_work()?;
+        Ok(problem)
     }
 
     /// The call by the best kernel, without tensors of options.

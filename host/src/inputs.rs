@@ -92,6 +92,7 @@ impl<'a> Source<'a> {
             })?);
         }
         let problem = args.call().problem(shapes[0], shapes[1], shapes[2])?;
+        problem.expect_work()?;
         let o_shape = problem.o_shape();
         if let Some(found) = shapes.get(3).filter(|found| **found != o_shape) {
             let error = Error::Shape {

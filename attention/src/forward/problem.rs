@@ -89,6 +89,9 @@ impl Problem {
         if !allowed(self.dim_v) {
             return Err(Error::ValueDim(self.dim_v));
         }
+        if self.kv_heads == 0 && self.heads > 0 {
+            return Err(Error::Zero("kv_heads"));
+        }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(Error::Heads {
                 heads: self.heads,
@@ -120,6 +123,24 @@ impl Problem {
     /// Whether there is nothing to compute: no entry, no head, no query or no key.
     pub fn is_empty(&self) -> bool {
         [self.batch, self.heads, self.seqlen_q, self.seqlen_kv].contains(&0)
+    }
+
+    /// Checks that there is something to compute.
+    ///
+    /// # Errors
+    /// Names the first size that is 0.
+    pub fn expect_work(&self) -> Result<()> {
+        let sizes = [
+            ("batch", self.batch),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("seqlen_q", self.seqlen_q),
+            ("seqlen_kv", self.seqlen_kv),
+        ];
+        match sizes.into_iter().find(|(_, size)| *size == 0) {
+            Some((argument, _)) => Err(Error::Zero(argument)),
+            None => Ok(()),
+        }
     }
 
     /// Shape of q: `[batch, heads, seqlen_q, dim]`.
