@@ -5,7 +5,7 @@ use attention::{Device, Error, RawWorkspace, Tensor};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use libtest_mimic::Completion;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tests::{Outcome, PASSED, Test};
 
@@ -17,6 +17,14 @@ pub fn tests() -> Vec<Test> {
         Test::cuda("threads", threads),
         Test::cuda("two_devices", two_devices),
     ]
+}
+
+/// Held by tests that capture, and by those that close a device: its modules are unloaded, which breaks captures.
+static CAPTURES: Mutex<()> = Mutex::new(());
+
+/// The lock; a test that failed with it leaves nothing behind.
+fn alone() -> MutexGuard<'static, ()> {
+    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A stream that waits for no other, of cudarc's owner.
@@ -106,6 +114,7 @@ fn replays(device: &Device, mut call: Call, graph: &CudaGraph, stream: &CudaStre
 
 /// Graphs of each kind of call, in memory of the caller and in the library's own.
 fn graphs(device: &Device) -> Outcome {
+    let _alone = alone();
     let stream = stream()?;
     let raw = stream.cu_stream().cast();
     for kind in KINDS {
@@ -127,6 +136,7 @@ fn graphs(device: &Device) -> Outcome {
 
 /// A device that is opened, and kernels that are loaded, while a stream of the thread is captured.
 fn opened_in_a_capture(device: &Device) -> Outcome {
+    let _alone = alone();
     let stream = stream()?;
     let raw = stream.cu_stream().cast();
     let call = Call::new(device, Kind::Splits, 1)?;
@@ -169,6 +179,7 @@ fn threads(device: &Device) -> Outcome {
 
 /// Two GPUs in one thread, in turns, and in two threads; their tensors are no arguments of one call.
 fn two_devices(_: &Device) -> Outcome {
+    let _alone = alone();
     let second = match Device::cuda(1) {
         Err(reason @ Error::NoDevice { .. }) => return Ok(Completion::ignored_with(reason)),
         device => device?,
