@@ -26,6 +26,19 @@ enum Memory<T> {
 /// The first of the elements in somebody's memory.
 struct Shared<T>(*mut T);
 
+impl<T> Shared<T> {
+    /// The first one of a range.
+    ///
+    /// # Panics
+    /// If the range leaves the `len` elements.
+    fn part(&self, range: &Range<usize>, len: usize) -> *mut T {
+        let is_inside = range.start <= range.end && range.end <= len;
+        assert!(is_inside, "{range:?} of {len} elements");
+        // Inside the elements, or their end.
+        self.0.wrapping_add(range.start)
+    }
+}
+
 // SAFETY: the storage around the buffer borrows the elements, and says what threads may do with them.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
@@ -95,7 +108,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// A buffer of these elements, which it does not own.
+    /// A buffer of these elements, which it does not own. Of memory that the buffer owns itself only the last one is valid.
     ///
     /// # Safety
     /// It lives no longer than this one, and the two are used in turns, for different elements.
@@ -112,25 +125,29 @@ impl<T: Pod> Buffer<T> {
 
     /// Some elements in host memory; `None` if they are elsewhere.
     pub(super) fn host(&self, range: Range<usize>) -> Option<&[T]> {
-        let all = match &self.memory {
-            Memory::Cpu(data) => &data[..],
-            // SAFETY: who made the buffer vouched for the elements.
-            Memory::Host(Shared(first)) => unsafe { std::slice::from_raw_parts(*first, self.len) },
-            Memory::Gpu(_) => return None,
-        };
-        Some(&all[range])
+        match &self.memory {
+            Memory::Cpu(data) => Some(&data[range]),
+            Memory::Host(shared) => {
+                let first = shared.part(&range, self.len);
+                // SAFETY: who made the buffer vouched for its elements. The others may be borrowed to write now, so the slice has
+                // none of them.
+                Some(unsafe { std::slice::from_raw_parts(first, range.len()) })
+            }
+            Memory::Gpu(_) => None,
+        }
     }
 
     /// Some elements in host memory, to write; `None` if they are elsewhere.
     pub(super) fn host_mut(&mut self, range: Range<usize>) -> Option<&mut [T]> {
-        let len = self.len;
-        let all = match &mut self.memory {
-            Memory::Cpu(data) => &mut data[..],
-            // SAFETY: who made the buffer vouched for the elements, and that it is used alone now.
-            Memory::Host(Shared(first)) => unsafe { std::slice::from_raw_parts_mut(*first, len) },
-            Memory::Gpu(_) => return None,
-        };
-        Some(&mut all[range])
+        match &mut self.memory {
+            Memory::Cpu(data) => Some(&mut data[range]),
+            Memory::Host(shared) => {
+                let first = shared.part(&range, self.len);
+                // SAFETY: as in `host`; the caller has these elements alone.
+                Some(unsafe { std::slice::from_raw_parts_mut(first, range.len()) })
+            }
+            Memory::Gpu(_) => None,
+        }
     }
 
     pub(crate) fn zeroed(device: &Device, len: usize) -> Result<Self> {
@@ -207,11 +224,10 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// Lets the host change some elements.
+    /// Lets the host change some elements of a GPU.
     pub(super) fn modify(&mut self, range: Range<usize>, f: impl FnOnce(&mut [T])) -> Result<()> {
         let Memory::Gpu(memory) = &mut self.memory else {
-            f(self.host_mut(range).expect("on the CPU"));
-            return Ok(());
+            unreachable!("the host has its elements at hand");
         };
         let first = range.start * size_of::<T>();
         let mut elements = download(memory, range)?;

@@ -16,10 +16,19 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// earlier work on the device.
     pub fn to_vec(&self) -> Result<Vec<S::Item>> {
         let buffer = self.storage.borrow();
-        let (span, first) = self.span();
         let mut elements = super::buffer::reserved(self.len())?;
+        let (run, starts) = self.layout.runs();
+        if self.device().is_cpu() {
+            // Run by run: others may have what lies between.
+            for start in starts {
+                let start = self.offset.wrapping_add_signed(start);
+                let elements_of_run = buffer.host(start..start + run);
+                elements.extend_from_slice(elements_of_run.expect("on the CPU"));
+            }
+            return Ok(elements);
+        }
+        let (span, first) = self.span();
         buffer.read(span, |data| {
-            let (run, starts) = self.layout.runs();
             for start in starts {
                 let start = first.wrapping_add_signed(start);
                 elements.extend_from_slice(&data[start..start + run]);
@@ -121,8 +130,16 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
             }
         }
         let elements = source.to_vec()?;
+        let (run, starts) = layout.runs();
+        if is_cpu {
+            for (start, elements) in starts.zip(elements.chunks_exact(run)) {
+                let start = offset.wrapping_add_signed(start);
+                let to = buffer.host_mut(start..start + run);
+                to.expect("on the CPU").copy_from_slice(elements);
+            }
+            return Ok(());
+        }
         buffer.modify(span, |data| {
-            let (run, starts) = layout.runs();
             for (start, elements) in starts.zip(elements.chunks_exact(run)) {
                 let start = first.wrapping_add_signed(start);
                 data[start..start + run].copy_from_slice(elements);

@@ -74,8 +74,9 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// The elements, if they lie in the host's memory in row-major order without gaps.
     pub fn as_slice(&self) -> Option<&[S::Item]> {
         let (span, _) = self.span();
-        let buffer = self.storage.borrow();
-        buffer.host(span).filter(|_| self.is_contiguous())
+        // Others may have what lies in gaps.
+        let buffer: &Buffer<_> = self.storage.borrow();
+        self.is_contiguous().then(|| buffer.host(span)).flatten()
     }
 
     /// The elements, to write, if they lie in the host's memory in row-major order without gaps.
@@ -84,9 +85,11 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         S: StorageMut,
     {
         let (span, _) = self.span();
-        let is_contiguous = self.is_contiguous();
-        let buffer = self.storage.borrow_mut();
-        buffer.host_mut(span).filter(|_| is_contiguous)
+        if !self.is_contiguous() {
+            return None;
+        }
+        let buffer: &mut Buffer<_> = self.storage.borrow_mut();
+        buffer.host_mut(span)
     }
 
     /// Overwrites the elements with those of a slice, in row-major order, on any device.

@@ -54,10 +54,13 @@ impl<'a, T: Pod> Part<'a, T> {
 
     /// Two holders of one buffer, for different elements of it.
     pub(super) fn pair(buffer: &'a mut Buffer<T>) -> [Self; 2] {
-        [(); 2].map(|()| Part {
-            // SAFETY: the buffer is borrowed as long. Both are of one thread, which uses them in turns, and callers have
-            // different elements.
-            buffer: unsafe { buffer.shared() },
+        // SAFETY: the buffer is borrowed as long. Both are of one thread, which uses them in turns, and callers have different
+        // elements.
+        let mut first = unsafe { buffer.shared() };
+        // SAFETY: as above. A second one of `buffer` itself would borrow it anew, which ends the first.
+        let second = unsafe { first.shared() };
+        [first, second].map(|buffer| Part {
+            buffer,
             elements: PhantomData,
         })
     }

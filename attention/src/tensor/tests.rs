@@ -365,6 +365,24 @@ fn parts_are_written_in_turns() -> Result<()> {
     Ok(())
 }
 
+/// Slices of one part stay borrowed while others, which lie around them, are read and written.
+#[test]
+fn parts_are_borrowed_beside_each_other() -> Result<()> {
+    let mut tensor = Tensor::from_vec([3, 4], (0..12).collect())?;
+    let [mut left, mut right] = tensor.split_mut(1, 1)?;
+    let [_, mut below] = right.split_mut(0, 1)?;
+    let [mut row, _] = below.split_mut(0, 1)?;
+    let row = row.as_mut_slice().expect("a row");
+    assert_eq!(left.to_vec()?, [0, 4, 8]);
+    assert!(left.as_slice().is_none() && left.as_mut_slice().is_none());
+    left.copy_from_slice(&[-1, -5, -9])?;
+    row[1] = 66;
+    assert_eq!(left.to_vec()?, [-1, -5, -9]);
+    assert_eq!(row, [5, 66, 7]);
+    assert_eq!(tensor.to_vec()?, [-1, 1, 2, 3, -5, 5, 66, 7, -9, 9, 10, 11]);
+    Ok(())
+}
+
 /// Elements of the host's owner, where they lie.
 #[test]
 fn slices_are_used_in_place() -> Result<()> {
