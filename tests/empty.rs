@@ -11,7 +11,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// What outputs hold before a call.
+/// An element of an output before a call.
 const UNWRITTEN: f32 = 5.5;
 
 /// A tensor `[batch, heads, rows, dim]` with columns that are no part of it.

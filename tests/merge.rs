@@ -398,7 +398,7 @@ fn random(device: &Device) -> Outcome {
     check_each(48, cases, |case| case.check(device))
 }
 
-/// What an lse of inf or NaN does to its row, and to no other.
+/// An lse of inf or NaN changes its row, and no other.
 fn infinities_and_nan(device: &Device) -> Outcome {
     const NAN: f32 = f32::NAN;
     let rows: [([f32; 2], [f32; 2]); 7] = [

@@ -1,4 +1,4 @@
-//! What a call takes on the host before the driver hears of it: `cargo bench -p attention --bench plans`.
+//! Time of a call on the host before the driver hears of it: `cargo bench -p attention --bench plans`.
 
 use attention::{Attention, Class, Dtype, Facts, Problem, RawBackward, RawForward};
 use divan::Bencher;

@@ -9,7 +9,7 @@ use crate::plan::{EMPTY, Fill, Plan, Steps};
 use crate::tensor::{Element, RawTensor};
 use ndarray::Axis;
 
-/// What a device that launches kernels fills.
+/// Fills of o and lse, on a device that launches kernels.
 pub(crate) fn forward(problem: &Problem, args: &RawForward) -> Result<Plan> {
     let mut plan = Steps::default().finish(EMPTY, 1);
     if problem.seqlen_q == 0 {
@@ -30,7 +30,7 @@ pub(crate) fn forward(problem: &Problem, args: &RawForward) -> Result<Plan> {
     Ok(plan)
 }
 
-/// What a device that launches kernels fills with gradients.
+/// Fills of gradients, on a device that launches kernels.
 pub(crate) fn backward(args: &RawBackward) -> Result<Plan> {
     // Without keys the sink's gradient is the sum of those of lse.
     let has_sum = args.d_lse.is_some_and(|d_lse| !d_lse.layout().is_empty());

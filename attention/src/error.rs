@@ -283,7 +283,7 @@ pub enum Error {
     Emulator(String),
 }
 
-/// What an [`Error`] is about, for callers that act by it.
+/// The kind of an [`Error`], for callers that act by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -301,7 +301,7 @@ pub enum ErrorKind {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// What the error is about.
+    /// The error's kind.
     ///
     /// ```
     /// use attention::{Attention, Device, ErrorKind, Tensor};

@@ -49,7 +49,7 @@ pub struct Fill {
     pub address: u64,
     /// Bytes, not 0: a multiple of 4 unless the word is 0.
     pub bytes: usize,
-    /// What each four of them hold.
+    /// The word that each four of them hold.
     pub word: u32,
 }
 
@@ -236,7 +236,7 @@ impl Plan {
         }
     }
 
-    /// What launches the steps; none on the CPU, whose plans are empty.
+    /// The device that launches the steps; none on the CPU, whose plans are empty.
     fn gpu<'d>(&self, device: &'d Device) -> Result<Option<&'d Gpu>> {
         match (device.gpu(), self.steps.first()) {
             (None, Some(_)) => Err(Error::NotOnCpu(self.kernel.to_owned())),

@@ -28,7 +28,7 @@ pub enum Grid {
     Gemm,
     /// First calls, for which the driver compiles kernels.
     FirstUse,
-    /// What calls take on the host.
+    /// Times of calls on the host.
     Host,
     /// A JSON list of objects with the fields of [`Shape`].
     File(PathBuf),

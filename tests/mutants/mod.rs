@@ -161,7 +161,7 @@ impl Subject {
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }
 
-    /// What catches a fault in the text of the kernel, under so many schedules.
+    /// The finding that catches a fault in the text of the kernel, under so many schedules.
     fn caught(&self, text: &str, schedules: u64) -> Option<String> {
         let cases =
             (0..schedules).flat_map(|schedule| self.runs.iter().map(move |run| (schedule, run)));

@@ -7,7 +7,7 @@ use attention::{
 };
 use std::ptr::null_mut;
 
-/// What a call has that others have not.
+/// The trait of a call that others lack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     Plain,

@@ -1,4 +1,4 @@
-//! What the CUDA driver alone has: streams of other owners, graphs, several GPUs.
+//! Features of the CUDA driver alone: streams of other owners, graphs, several GPUs.
 
 use super::call::{Call, KINDS, Kind};
 use attention::{Device, Error, RawWorkspace, Tensor};
@@ -84,7 +84,7 @@ fn streams(device: &Device) -> Outcome {
     PASSED
 }
 
-/// What a stream captures. A global mode would forbid the allocations of tests beside this one.
+/// The work that a stream captures, as a graph. A global mode would forbid the allocations of tests beside this one.
 fn captured(
     stream: &Arc<CudaStream>,
     queue: impl FnOnce() -> Result<(), Error>,

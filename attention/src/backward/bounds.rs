@@ -11,7 +11,7 @@ use ndarray::{Array1, ArrayView1, Axis};
 /// Roundings to the element type that P and dS each have at most: the second one of dS times a softcap's derivative.
 const ROUNDINGS: f64 = 2.0;
 
-/// What may change a row's P and dS, by key.
+/// Errors of a row's P and dS, by key.
 pub(crate) struct Errors {
     /// Errors of P by sums in f32.
     p: Array1<f64>,
@@ -49,7 +49,7 @@ fn of_sum(len: usize, norms: f64, sum: f64) -> f64 {
 }
 
 impl Errors {
-    /// What roundings to the element type make of a number.
+    /// How far roundings to the element type may take a number.
     fn rounded(&self, value: f64) -> f64 {
         let [unit, least] = self.units;
         ROUNDINGS * least.max(unit * value.abs())
@@ -139,7 +139,7 @@ impl Reference<'_> {
         unit * (of_o + of_p) + small
     }
 
-    /// What may change the P and dS of row `number`.
+    /// The errors of the P and dS of row `number`.
     pub(super) fn errors(
         &self,
         number: usize,

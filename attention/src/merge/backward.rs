@@ -179,7 +179,7 @@ pub unsafe fn merge_backward_raw(
     Ok(())
 }
 
-/// What a merge's [gradient](merge_backward_raw) launches on a device with these facts; nothing on the CPU, which is `None`, or
+/// The launches of a merge's [gradient](merge_backward_raw) on a device with these facts; nothing on the CPU, which is `None`, or
 /// if there are no rows.
 ///
 /// # Errors

@@ -147,7 +147,7 @@ pub unsafe fn merge_raw(
     Ok(())
 }
 
-/// What a [merge](merge_raw) launches on a device with these facts; nothing on the CPU, which is `None`, or if there are no
+/// The launches of a [merge](merge_raw) on a device with these facts; nothing on the CPU, which is `None`, or if there are no
 /// rows.
 ///
 /// # Errors

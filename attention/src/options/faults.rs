@@ -257,7 +257,7 @@ fn one_row<'x>(x: &'x mut [f64], rows: Rows, rng: &mut StdRng) -> &'x mut [f64] 
     &mut x[row * rows.dim..][..rows.dim]
 }
 
-/// What roundings may do to the elements of a tensor, at the most.
+/// The most that roundings may do to the elements of a tensor.
 #[derive(Clone, Copy)]
 struct Roundings {
     /// Half a unit in the last place of a type, or of f32 what sums of some hundred products come to.

@@ -44,7 +44,7 @@ pub fn prefill(model: &Model, cache: &mut Cache, prompts: &[&[u8]]) -> Result<Ve
     Ok(last)
 }
 
-/// What decoding writes to, step after step.
+/// Tensors that decoding writes, step after step.
 pub struct Decoder {
     o: Tensor<f16>,
     lse: Tensor<f32, 3>,

@@ -43,7 +43,7 @@ pub struct MergeParts {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeParams {
-    /// What is merged.
+    /// The parts that are merged.
     pub parts: MergeParts,
     /// The merged result.
     pub merged: PartRef,
@@ -54,7 +54,7 @@ pub struct MergeParams {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeBackwardParams {
-    /// What was merged.
+    /// The parts that were merged.
     pub parts: MergeParts,
     /// Gradient of the merged result; without one of lse, its address is 0.
     pub d_merged: PartRef,
