@@ -4,9 +4,13 @@ mod bias;
 mod blocks;
 mod custom;
 #[cfg(test)]
+mod definition;
+#[cfg(test)]
 mod faults;
 mod head;
 mod host;
+#[cfg(test)]
+mod huge;
 mod mask;
 #[cfg(test)]
 mod passes;
