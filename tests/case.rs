@@ -11,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::fmt;
 
 /// Sizes, options and memory layouts of a forward pass.
@@ -192,16 +193,25 @@ impl Case {
         PASSED
     }
 
-    /// The inputs of the case's seed.
+    /// The inputs of the case's seed. Entries of a cache that nothing reads are NaN.
     #[must_use]
     pub fn inputs(&self) -> Inputs {
         let mut rng = StdRng::seed_from_u64(self.seed);
         let mut random = |shape| Array4::from_shape_simple_fn(shape, || rng.sample(StandardNormal));
-        Inputs {
+        let mut inputs = Inputs {
             q: random(self.q_shape()),
             k: random(self.kv_shape()),
             v: random(self.v_shape()),
+        };
+        if let Some(cache) = &self.modifiers.cache {
+            let read: HashSet<_> = cache.read().collect();
+            for entry in (0..cache.entries).filter(|&entry| !read.contains(&(entry as i32))) {
+                for tensor in [&mut inputs.k, &mut inputs.v] {
+                    tensor.index_axis_mut(Axis(0), entry).fill(f32::NAN);
+                }
+            }
         }
+        inputs
     }
 
     /// The inputs of the case's seed with other keys and queries, so that the score of a query of kind
@@ -347,7 +357,9 @@ impl Case {
         let Modifiers {
             window, softcap, ..
         } = self.modifiers;
-        let [q, k, v] = [self.q_shape(), self.kv_shape(), self.v_shape()];
+        // Of a cache, what the call reads.
+        let read = |[_, heads, keys, dim]: [usize; 4]| [self.batch, heads, keys, dim];
+        let [q, k, v] = [self.q_shape(), read(self.kv_shape()), read(self.v_shape())];
         let problem = Problem::new(q, k, v, self.causal, self.scale)?;
         Ok(Problem {
             window,
@@ -365,7 +377,9 @@ impl Case {
     /// Shape of k, and of v unless it has a [head dim of its own](Modifiers::dim_v).
     #[must_use]
     pub fn kv_shape(&self) -> [usize; 4] {
-        [self.batch, self.kv_heads, self.seqlen_kv, self.dim]
+        let cache = self.modifiers.cache.as_ref();
+        let entries = cache.map_or(self.batch, |cache| cache.entries);
+        [entries, self.kv_heads, self.seqlen_kv, self.dim]
     }
 
     /// Shape of o.
@@ -378,7 +392,7 @@ impl Case {
     /// Shape of v.
     #[must_use]
     pub fn v_shape(&self) -> [usize; 4] {
-        let dim_v = self.modifiers.dim_v.unwrap_or(self.dim);
-        [self.batch, self.kv_heads, self.seqlen_kv, dim_v]
+        let [entries, heads, keys, dim] = self.kv_shape();
+        [entries, heads, keys, self.modifiers.dim_v.unwrap_or(dim)]
     }
 }

@@ -20,6 +20,8 @@ pub struct Modifiers {
     pub softcap: Option<f32>,
     /// Whether there are slopes of ALiBi.
     pub alibi: bool,
+    /// Whether packed sequences have slopes of their own.
+    pub own_slopes: bool,
     /// Whether there are sinks.
     pub sinks: bool,
     /// The additive bias, of one of [`BIAS_DTYPES`](Self::BIAS_DTYPES).
@@ -28,8 +30,29 @@ pub struct Modifiers {
     pub mask: Option<Pairs>,
     /// Offsets or lengths.
     pub sequences: Option<Sequences<Vec<i32>>>,
+    /// The first key of each entry of the batch.
+    pub first_keys: Option<Vec<i32>>,
+    /// The cache that k and v are.
+    pub cache: Option<Cache>,
     /// Elements of a row of v and o, if not of q and k.
     pub dim_v: Option<usize>,
+}
+
+/// A cache of keys and values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    /// How many entries it has.
+    pub entries: usize,
+    /// The entry for each entry of the batch.
+    pub of: Vec<i32>,
+}
+
+impl Cache {
+    /// The entries that a call reads: any number stands for the nearest one.
+    pub fn read(&self) -> impl Iterator<Item = i32> {
+        let last = self.entries as i32 - 1;
+        self.of.iter().map(move |&entry| entry.clamp(0, last))
+    }
 }
 
 /// A tensor with an element for each pair of query and key.
@@ -86,6 +109,8 @@ pub struct ModifierTensors {
     bias: Option<Bias>,
     mask: Option<Mask>,
     sequences: Option<Sequences<Tensor<i32, 1>>>,
+    first_keys: Option<Tensor<i32, 1>>,
+    cache_entries: Option<Tensor<i32, 1>>,
 }
 
 impl Modifiers {
@@ -124,8 +149,15 @@ impl Modifiers {
                 kv: offsets(of_kv, kv),
             },
         });
+        let first_keys = self.first_keys.as_ref();
+        let cache = self.cache.as_ref().map(|cache| Cache {
+            of: cache.read().collect(),
+            ..*cache
+        });
         Modifiers {
             sequences,
+            first_keys: first_keys.map(|first| lengths(first, kv)),
+            cache,
             ..self.clone()
         }
     }
@@ -143,8 +175,10 @@ impl Modifiers {
         let pairs = |row| RawTensor::row_major([batch, heads, problem.seqlen_q, row]);
         let keys = problem.seqlen_kv;
         let sequences = self.sequences.as_ref();
+        let numbers = |numbers: &Vec<i32>| RawTensor::row_major([numbers.len()]);
+        let slopes = self.slopes(batch);
         RawOptions {
-            alibi: self.alibi.then(|| RawTensor::row_major([batch, heads])),
+            alibi: self.alibi.then(|| RawTensor::row_major([slopes, heads])),
             sinks: self.sinks.then(|| RawTensor::row_major([heads])),
             bias: self.bias.map(|bias| RawBias {
                 dtype: Self::BIAS_DTYPES[bias.of],
@@ -154,9 +188,18 @@ impl Modifiers {
                 bits: mask.of == 1,
                 tensor: pairs(mask.row(keys)),
             }),
-            sequences: sequences
-                .map(|sequences| sequences.map(|numbers| RawTensor::row_major([numbers.len()]))),
+            sequences: sequences.map(|sequences| sequences.map(numbers)),
+            first_keys: self.first_keys.as_ref().map(numbers),
+            cache_entries: self.cache.as_ref().map(|cache| numbers(&cache.of)),
             ..RawOptions::default()
+        }
+    }
+
+    /// For how many entries or sequences there are slopes, of a batch of so many.
+    fn slopes(&self, batch: usize) -> usize {
+        match &self.sequences {
+            Some(Sequences::Packed { q, .. }) if self.own_slopes => q.len() - 1,
+            _ => batch,
         }
     }
 
@@ -170,7 +213,7 @@ impl Modifiers {
         problem: &Problem,
         seed: u64,
     ) -> Result<ModifierTensors> {
-        let [batch, heads] = [problem.batch, problem.heads];
+        let [batch, heads] = [self.slopes(problem.batch), problem.heads];
         let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
         let slopes: Vec<f32> = (0..batch * heads)
             .map(|i| {
@@ -200,6 +243,8 @@ impl Modifiers {
         let numbers = |numbers: &Vec<i32>| Tensor::new(device, [numbers.len()], numbers);
         let sequences = self.sequences.as_ref();
         let sequences = sequences.map(|sequences| sequences.try_map(numbers));
+        let first_keys = self.first_keys.as_ref().map(numbers);
+        let cache_entries = self.cache.as_ref().map(|cache| numbers(&cache.of));
         Ok(ModifierTensors {
             bias: bias.transpose()?,
             mask: mask.transpose()?,
@@ -208,6 +253,8 @@ impl Modifiers {
             alibi: alibi.transpose()?,
             sinks: sinks.transpose()?,
             sequences: sequences.transpose()?,
+            first_keys: first_keys.transpose()?,
+            cache_entries: cache_entries.transpose()?,
         })
     }
 }
@@ -312,9 +359,16 @@ impl ModifierTensors {
             Some(Mask::Bits(mask)) => call.mask(mask),
             None => call,
         };
-        match &self.sequences {
+        call = match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
             Some(Sequences::Padded { q, kv }) => call.padded(q, kv),
+            None => call,
+        };
+        if let Some(first_keys) = &self.first_keys {
+            call = call.first_keys(first_keys);
+        }
+        match &self.cache_entries {
+            Some(entries) => call.cache_entries(entries),
             None => call,
         }
     }

@@ -1,6 +1,6 @@
 //! Random [cases](Case).
 
-use crate::modifiers::Pairs;
+use crate::modifiers::{Cache, Pairs};
 use crate::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, harness};
 use attention::{Accumulation, Device, Dtype, RawForward, Sequences, Window, kernel};
 use ladder::{Ladder, OStore, Rung, Swizzles};
@@ -14,12 +14,7 @@ use proptest::test_runner::{RngSeed, TestRunner};
 /// any sign. The default kernel computes them, with as many splits as it likes or a given number.
 pub fn cases() -> impl Strategy<Value = Case> {
     let heads = (1..=3_usize, 1..=3_usize, 1..=4_usize);
-    let sizes = (
-        heads,
-        seqlens(),
-        seqlens(),
-        (1..=32_usize).prop_map(|n| 8 * n),
-    );
+    let sizes = (heads, seqlens(), seqlens(), dims());
     let options = (
         select(&[Dtype::F16, Dtype::Bf16][..]),
         any::<bool>(),
@@ -108,7 +103,7 @@ pub fn modified(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Cas
         any::<bool>(),
         pairs(3),
         pairs(2),
-        option::weighted(0.2, (1..=32_usize).prop_map(|n| 8 * n)),
+        option::weighted(0.2, dims()),
     );
     (cases, options).prop_map(
         |(case, (window, softcap, alibi, sinks, bias, mask, dim_v))| {
@@ -119,8 +114,8 @@ pub fn modified(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Cas
                 sinks,
                 bias,
                 mask,
-                sequences: None,
                 dim_v,
+                ..Modifiers::default()
             };
             // Plain cases have their own tests.
             modifiers.sinks |= modifiers.are_off();
@@ -129,14 +124,17 @@ pub fn modified(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Cas
     )
 }
 
-/// The case with sequences in it: up to 8 packed ones in a batch of 1, or padded ones. Some are empty, some lie beside
-/// rows of no sequence, and some have as many queries as keys.
+/// The case with sequences in it: up to 8 packed ones in a batch of 1, which may have slopes of their own, or padded ones, which
+/// may be padded on the left, too. Some are empty, some lie beside rows of no sequence, and some have as many queries as keys.
 pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     // Parts of all rows.
     let part = || prop_oneof![1 => Just(0.0), 1 => Just(1.0), 3 => 0.0..=1.0_f64];
     let parts = || vec(part(), 9);
     let sequences = (any::<bool>(), any::<bool>(), 1..=8_usize, parts(), parts());
-    (cases, sequences).prop_map(|(case, (packed, alike, count, q, kv))| {
+    let first = option::weighted(0.4, parts());
+    let more = (any::<bool>(), first);
+    (cases, sequences, more).prop_map(|(case, sequences, (own_slopes, first))| {
+        let (packed, alike, count, q, kv) = sequences;
         let kv = if alike { &q } else { &kv };
         let numbers = |parts: &[f64], count: usize, rows: usize| -> Vec<i32> {
             let parts = parts[..count].iter();
@@ -160,10 +158,14 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
                 kv: lengths(kv, case.seqlen_kv),
             },
         };
+        let first_keys = first.filter(|_| !packed);
+        let first_keys = first_keys.map(|first| lengths(&first, case.seqlen_kv));
         Case {
             batch: if packed { 1 } else { case.batch },
             modifiers: Modifiers {
                 sequences: Some(sequences),
+                first_keys,
+                own_slopes: own_slopes && packed && case.modifiers.alibi,
                 ..case.modifiers
             },
             ..case
@@ -171,7 +173,23 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
     })
 }
 
-/// The case in one head with offsets or lengths of any value.
+/// The case on a cache of up to 5 entries, of which some serve several entries of the batch and some none.
+pub fn cached(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
+    let entries = (1..=5_usize, vec(any::<prop::sample::Index>(), 3));
+    (cases, entries).prop_map(|(case, (entries, of))| {
+        let of = of[..case.batch].iter();
+        let of = of.map(|entry| entry.index(entries) as i32).collect();
+        Case {
+            modifiers: Modifiers {
+                cache: Some(Cache { entries, of }),
+                ..case.modifiers
+            },
+            ..case
+        }
+    })
+}
+
+/// The case in one head with offsets, lengths or first keys of any value.
 pub fn misnumbered(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Case> {
     let number = || {
         prop_oneof![
@@ -182,7 +200,8 @@ pub fn misnumbered(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = 
     };
     let numbers = || vec(number(), 9);
     let sequences = (prop::bool::weighted(0.8), 1..=8_usize, numbers(), numbers());
-    (cases, sequences).prop_map(|(case, (packed, count, q, kv))| {
+    let first = option::of(numbers());
+    (cases, sequences, first).prop_map(|(case, (packed, count, q, kv), first_keys)| {
         let batch = if packed { 1 } else { case.batch.min(2) };
         let first = |numbers: Vec<i32>, count: usize| numbers[..count].to_vec();
         let sequences = match packed {
@@ -201,11 +220,20 @@ pub fn misnumbered(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = 
             kv_heads: 1,
             modifiers: Modifiers {
                 sequences: Some(sequences),
+                first_keys: first_keys
+                    .filter(|_| !packed)
+                    .map(|keys| first(keys, batch)),
+                own_slopes: packed && case.modifiers.alibi && count % 2 == 0,
                 ..case.modifiers
             },
             ..case
         }
     })
+}
+
+/// Head dims from 1 to 256; most are multiples of 8.
+fn dims() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => (1..=32_usize).prop_map(|n| 8 * n), 1 => 1..=256_usize]
 }
 
 /// Lengths from 1 to 300; half of them are at most 1 from the edge of a tile.

@@ -1,22 +1,23 @@
 //! The options of an attention call.
 
 use crate::device::{Device, RawStream, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::forward::{Planner, Problem};
 use crate::options::{
     Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
     Window,
 };
-use crate::tensor::{Element, Storage, TensorBase, expect_device};
+use crate::tensor::{Element, Storage, TensorBase, expect_device, expect_shape};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
 ///
 /// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
-/// `heads` a multiple of `kv_heads` and `dim` a multiple of 8 up to 1024. v and o may have a `dim_v` of their own. Any
+/// `heads` a multiple of `kv_heads` and `dim` from 1 to 1024. v and o may have a `dim_v` of their own. Any
 /// strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at multiples of 16
-/// bytes; of each other input it first makes a copy that does, which takes memory until the work is done.
+/// bytes and are multiples of 8 elements; of each other input it first makes a copy that does, which takes memory until the
+/// work is done. So it does of outputs whose rows are no multiples of 8 elements.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {
@@ -115,6 +116,7 @@ impl<'a> Attention<'a> {
 
     /// Slopes of ALiBi, `[heads]` or `[batch, heads]`: `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score
     /// of query `i` and key `j`, after a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
+    /// [Packed](Self::packed) sequences may have slopes of their own, `[sequences, heads]`.
     ///
     /// Slopes with another number of axes do not compile.
     pub fn alibi<const R: usize>(
@@ -237,8 +239,56 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Whether a GPU, whose memory the host cannot see, checks offsets and lengths before it computes, and the call
-    /// waits for that. Default: false; kernels then move what is not allowed, so that a call ends and stays inside its
+    /// The first key of each entry of the batch, `[batch]` with stride 1: keys before it only fill the tensors, as those behind
+    /// its [length](Self::padded), if it has one, do. So a batch of prompts may be padded on the left.
+    ///
+    /// [`causal`](Self::causal), [`window`](Self::window) and [`alibi`](Self::alibi) count from the last key, as ever. Packed
+    /// sequences take none.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [f32::NAN; 8], [5.0; 8]].concat())?;
+    /// let first_keys = Tensor::new(&device, [2], &[0, 1])?;
+    /// let (o, _) = Attention::new().causal(true).first_keys(&first_keys).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn first_keys(mut self, first_keys: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
+        self.tensors.first_keys = Some(first_keys.into());
+        self
+    }
+
+    /// The entry of k and v for each entry of the batch, `[batch]` with stride 1: k and v are a cache
+    /// `[entries, kv_heads, seqlen_kv, dim]` of any number of entries, which a call reads where they lie. Entries may repeat.
+    ///
+    /// There are no gradients of such a call.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// let entries = Tensor::new(&device, [2], &[2, 0])?;
+    /// let (o, _) = Attention::new().cache_entries(&entries).forward(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [1.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cache_entries(mut self, entries: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
+        self.tensors.cache_entries = Some(entries.into());
+        self
+    }
+
+    /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys and entries of a cache before it
+    /// computes, and the call waits for that. Default: false; kernels then move what is not allowed, so that a call ends and stays inside its
     /// tensors whatever they hold. The CPU always checks.
     pub fn check_lengths(mut self, check: bool) -> Self {
         self.tensors.check_lengths = check;
@@ -340,11 +390,26 @@ impl<'a> Attention<'a> {
         Ok(stream.raw())
     }
 
-    /// The problem that q, k and v of these shapes pose with these options.
+    /// The problem that q, k and v of these shapes pose with these options. Of a [cache](Self::cache_entries) it has the entries
+    /// that a call reads, one for each entry of the batch.
     ///
     /// # Errors
     /// Says which argument is wrong.
     pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
+        let [k, v] = match self.tensors.cache_entries {
+            None => [k, v],
+            Some(_) => read_entries(q, k, v)?,
+        };
+        self.problem_of_entries(q, k, v)
+    }
+
+    /// The problem, on as many entries of k and v as q has.
+    pub(crate) fn problem_of_entries(
+        &self,
+        q: [usize; 4],
+        k: [usize; 4],
+        v: [usize; 4],
+    ) -> Result<Problem> {
         let problem = Problem {
             window: self.window,
             softcap: self.softcap,
@@ -353,4 +418,18 @@ impl<'a> Attention<'a> {
         problem.validate()?;
         Ok(problem)
     }
+}
+
+/// The shapes of what a call reads of a cache k and v: an entry for each entry of the batch.
+///
+/// # Errors
+/// If k and v have different numbers of entries, or none.
+pub(crate) fn read_entries(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<[[usize; 4]; 2]> {
+    let [[entries, kv_heads, seqlen_kv, dim], [_, .., dim_v]] = [k, v];
+    expect_shape("v", &[entries, kv_heads, seqlen_kv, dim_v], &v)?;
+    let batch = q[0];
+    if entries == 0 && batch > 0 {
+        return Err(Error::Zero("the number of entries of k"));
+    }
+    Ok([dim, dim_v].map(|dim| [batch, kv_heads, seqlen_kv, dim]))
 }

@@ -10,10 +10,10 @@ use kernels::catalog::{MAX_HEAD_DIM, Target};
 #[expect(missing_docs, reason = "messages explain the fields")]
 pub enum Error {
     /// A head dim that no kernel serves.
-    #[error("dim is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
+    #[error("dim is {0}; it must be from 1 to {MAX_HEAD_DIM}")]
     Dim(usize),
     /// A head dim of values that nothing serves.
-    #[error("dim_v is {0}; it must be a multiple of 8 from 8 to {MAX_HEAD_DIM}")]
+    #[error("dim_v is {0}; it must be from 1 to {MAX_HEAD_DIM}")]
     ValueDim(usize),
     /// An argument that must be at least 1.
     #[error("{0} is 0; it must be at least 1")]
@@ -82,6 +82,12 @@ pub enum Error {
         kernel: &'static str,
         switch: &'static str,
     },
+    /// Options that exclude each other.
+    #[error("{0} cannot be combined with {1}")]
+    Excluded(&'static str, &'static str),
+    /// An option of the forward pass alone.
+    #[error("there are no gradients of a call with {0}")]
+    ForwardOnly(&'static str),
     /// A gradient of an option that the call does not have.
     #[error("there is no gradient of {0} in a call without {0}")]
     NoGradient(&'static str),
@@ -316,6 +322,7 @@ impl Error {
             Error::NoKernels(_)
             | Error::NoBackward(_)
             | Error::NoOption(_)
+            | Error::ForwardOnly(_)
             | Error::SharedMemory { .. }
             | Error::UnsuitableKernel { .. }
             | Error::NotOnCpu(_)

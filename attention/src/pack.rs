@@ -1,4 +1,4 @@
-//! Copies of inputs whose rows are not aligned.
+//! Copies of inputs whose rows are not aligned, and of outputs whose rows are no whole pieces.
 
 use crate::error::{Result, expect_at_most};
 use crate::plan::{Step, Steps, grid};
@@ -37,35 +37,107 @@ impl Steps {
         let batch = distinct(batch, from.batch_stride);
         let heads = distinct(heads, from.head_stride);
         let rows = distinct(rows, from.row_stride);
-        let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Pack));
-        let tiles = rows.div_ceil(Auxiliary::PACK_ROWS as usize);
+        let shape = [batch, heads, rows, dim];
+        let copy = self.reserve_copy(Auxiliary::Pack, shape)?;
+        self.copy(Auxiliary::Pack, from, copy, shape)?;
+        let [batch_stride, head_stride, row_stride] = copy_strides(shape);
+        let packed = |stride: i64, of_copy: i64| if stride == 0 { 0 } else { of_copy };
+        Ok(TensorRef {
+            address: copy,
+            batch_stride: packed(from.batch_stride, batch_stride),
+            head_stride: packed(from.head_stride, head_stride),
+            row_stride: packed(from.row_stride, row_stride),
+        })
+    }
+
+    /// Where kernels write an output `[batch, heads, rows, dim]`: in place if its rows have whole pieces of 8 elements, or none;
+    /// else in the workspace, for [`write`](Self::write) to copy. `place` is the place of its address.
+    ///
+    /// # Errors
+    /// If the output is too large for a launch, or the workspace overflows.
+    pub(crate) fn output(&mut self, output: RawTensor, place: usize) -> Result<TensorRef> {
+        if output.shape[3].is_multiple_of(8) {
+            return Ok(TensorRef::from(output));
+        }
+        let address = self.reserve_copy(Auxiliary::Unpack, output.shape)?;
+        self.places.push(place);
+        let [batch_stride, head_stride, row_stride] = copy_strides(output.shape);
+        Ok(TensorRef {
+            address,
+            batch_stride,
+            head_stride,
+            row_stride,
+        })
+    }
+
+    /// Adds the copy of an output from where kernels [wrote](Self::output) it, if that is the workspace.
+    ///
+    /// # Errors
+    /// If the output is too large for a launch.
+    pub(crate) fn write(&mut self, output: RawTensor, written: TensorRef) -> Result<()> {
+        match output.shape[3].is_multiple_of(8) {
+            true => Ok(()),
+            false => self.copy(
+                Auxiliary::Unpack,
+                output.into(),
+                written.address,
+                output.shape,
+            ),
+        }
+    }
+
+    /// Reserves a copy of a tensor, by or for a kernel: row-major, with rows of whole pieces.
+    fn reserve_copy(
+        &mut self,
+        kernel: Auxiliary,
+        [batch, heads, rows, dim]: [usize; 4],
+    ) -> Result<u64> {
         let all_heads = batch.checked_mul(heads).ok_or(Self::OVERFLOW)?;
-        let blocks = all_heads as u128 * tiles as u128;
-        grid(kernel.name, blocks)?;
+        let name = catalog::kernel(Family::Auxiliary(kernel)).name;
+        grid(name, all_heads as u128 * tiles(rows) as u128)?;
         expect_at_most("dim", dim, MAX_DEPTH)?;
-        let row = dim.next_multiple_of(8);
-        let head = rows.checked_mul(row).ok_or(Self::OVERFLOW)?;
-        let to = self.reserve([all_heads, head, size_of::<u16>()])?;
+        let head = rows.checked_mul(dim.next_multiple_of(8));
+        let head = head.ok_or(Self::OVERFLOW)?;
+        self.reserve([all_heads, head, size_of::<u16>()])
+    }
+
+    /// Adds a launch of a kernel that copies a tensor to the workspace, or back.
+    fn copy(
+        &mut self,
+        kernel: Auxiliary,
+        tensor: TensorRef,
+        copy: u64,
+        [batch, heads, rows, dim]: [usize; 4],
+    ) -> Result<()> {
+        let kernel = catalog::kernel(Family::Auxiliary(kernel));
+        let tiles = tiles(rows);
+        let blocks = batch as u128 * heads as u128 * tiles as u128;
         let params = PackParams {
-            from,
-            to,
-            // All fit: the grid has no fewer heads, and a block for each few rows.
+            tensor,
+            copy,
+            // All fit if the grid does: it has no fewer heads, and a block for each few rows.
             heads: heads as u32,
             rows: rows as u32,
             dim: dim as u32,
             tiles: tiles as u32,
         };
-        let (shared_bytes, places) = (kernel.shared_bytes(), [offset_of!(PackParams, to)]);
+        let (shared_bytes, places) = (kernel.shared_bytes(), [offset_of!(PackParams, copy)]);
         let step = Step::new(kernel.into(), blocks, shared_bytes, &params, &places)?;
         self.steps.push(step);
-        let packed = |stride: i64, row_major: usize| if stride == 0 { 0 } else { row_major as i64 };
-        Ok(TensorRef {
-            address: to,
-            batch_stride: packed(from.batch_stride, heads.saturating_mul(head)),
-            head_stride: packed(from.head_stride, head),
-            row_stride: packed(from.row_stride, row),
-        })
+        Ok(())
     }
+}
+
+/// Blocks that copy so many rows of a head.
+fn tiles(rows: usize) -> usize {
+    rows.div_ceil(Auxiliary::PACK_ROWS as usize)
+}
+
+/// Elements from a batch entry, a head and a row of a copy to the next one.
+fn copy_strides([_, heads, rows, dim]: [usize; 4]) -> [i64; 3] {
+    let row = dim.next_multiple_of(8);
+    let head = rows.saturating_mul(row);
+    [heads.saturating_mul(head), head, row].map(|stride| stride as i64)
 }
 
 #[cfg(test)]

@@ -196,7 +196,7 @@ fn options(p: &Problem, there: [bool; 4], bits: bool, changes: [Change; 4]) -> R
             kv: lengths,
         }),
         check_lengths: bits,
-        custom: None,
+        ..RawOptions::default()
     }
 }
 
@@ -401,7 +401,7 @@ fn drafts_of_other_kernels() {
         draft.launch_by_maps(&problem, 64, facts.multiprocessors)?;
         draft.launch(|params| params)?;
         draft.combine()?;
-        Ok(draft.finish().steps.len())
+        Ok(draft.finish()?.steps.len())
     };
     for splits in [None, Some(0), Some(1), Some(u32::MAX)] {
         assert_eq!(draft(kernel, &usual, splits), Ok(3), "{splits:?}");

@@ -75,7 +75,7 @@ unsafe impl Planner for Ladder {
                 let pass = pass as u32;
                 draft.launch(block(Options { pass, ..options }))?;
             }
-            return Ok(draft.finish());
+            return draft.finish();
         }
         let combines = draft.splits() > 1 || shape.main_loop == Loop::Fa1;
         if combines {
@@ -89,6 +89,6 @@ unsafe impl Planner for Ladder {
         if combines {
             draft.combine()?;
         }
-        Ok(draft.finish())
+        draft.finish()
     }
 }

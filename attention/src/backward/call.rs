@@ -9,7 +9,7 @@ use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
-use crate::options::{PAIRS, RawOptions, expect_best, full, score_shape};
+use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
@@ -243,7 +243,9 @@ impl Attention<'_> {
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
-                args.options.check_lengths(&problem, device, stream)?;
+                let cache = args.k.shape[0];
+                args.options
+                    .check_lengths(&problem, cache, device, stream)?;
                 plan.run_on(device, workspace, stream)
             };
         }
@@ -276,6 +278,9 @@ impl Attention<'_> {
         let problem = self.problem(q.shape, k.shape, v.shape)?;
         let options = options.or(self.tensors.raw(&problem)?);
         options.validate(&problem)?;
+        if options.cache_entries.is_some() {
+            return Err(Error::ForwardOnly(CACHE));
+        }
         for (argument, tensor, shape) in [
             ("o", o, problem.o_shape()),
             ("d_o", d_o, problem.o_shape()),
@@ -346,6 +351,7 @@ impl Attention<'_> {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
         };
+        let problem = &problem.in_vectors();
         let call = Call::new(problem, args, !self.any_order);
         let packed = match choice::takes_packed(name) {
             true => call.packed(facts),
@@ -383,7 +389,7 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Res
     let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view::<f32, _>() });
     let inputs = Inputs {
         // SAFETY: as above.
-        options: unsafe { args.options.host(problem) }?,
+        options: unsafe { args.options.host(problem, problem.batch) }?,
         q,
         k,
         v,

@@ -56,7 +56,7 @@ impl Call {
             Some(Sequences::Padded { q, kv }) => Some([q.address, kv.address]),
             Some(Sequences::Packed { .. }) => return None,
         };
-        if !is_short || !is_full || has_pairs {
+        if !is_short || !is_full || has_pairs || options.first_keys.is_some() {
             return None;
         }
         let heads_differ = options.alibi.is_some() || options.sinks.is_some();

@@ -79,6 +79,7 @@ pub(super) fn plan(main: Main, facts: &Facts, call: &Call) -> Result<Plan> {
     draft.launch_far(switches)?;
     draft.launch_sum_bias(bias_gradient)?;
     draft.launch_sinks()?;
+    draft.write_outputs()?;
     Ok(draft.steps.finish(entry.name, 1))
 }
 
@@ -121,7 +122,18 @@ impl<'a> Draft<'a> {
         let d_o = steps.input(args.d_o, offset_of!(BackwardParams, d_o.address))?;
         let [d_sinks_head] = args.d_sinks.map_or([0], |d_sinks| d_sinks.used_strides());
         let d_bias = full_d_bias(problem, args)?;
-        let [o, dq, dk, dv] = [args.o, args.dq, args.dk, args.dv].map(TensorRef::from);
+        // It may be read in pieces of any address.
+        let o = match args.o.shape[3].is_multiple_of(8) {
+            true => args.o.into(),
+            false => steps.input(args.o, forward + offset_of!(ForwardParams, o.address))?,
+        };
+        let [dq, dk, dv] = [
+            (args.dq, offset_of!(BackwardParams, dq.address)),
+            (args.dk, offset_of!(BackwardParams, dk.address)),
+            (args.dv, offset_of!(BackwardParams, dv.address)),
+        ]
+        .map(|(output, place)| steps.output(output, place));
+        let [dq, dk, dv] = [dq?, dk?, dv?];
         let aligned = |tensor: TensorRef| u32::from(tensor.is_aligned());
         let place = forward + offset_of!(ForwardParams, options);
         let mut options = steps.options(problem, &args.options, *spaced, place, true)?;
@@ -140,7 +152,7 @@ impl<'a> Draft<'a> {
         // Two parts have the same sum in either order.
         let takes_turns = sum_columns > 0 && *deterministic && parts > 2;
         // Key tiles of sequences begin with the last one.
-        let ascends_in_turns = takes_turns && args.options.sequences.is_none();
+        let ascends_in_turns = takes_turns && !args.options.has_ranges();
         let waves = [wave_heads(problem, facts, ascends_in_turns), 1];
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = BackwardParams {
@@ -265,6 +277,19 @@ impl<'a> Draft<'a> {
         let warps = self.rows as u128 / 16 * u128::from(self.params.sum_columns) / 32;
         let blocks = warps.div_ceil(u128::from(Backward::WARPS));
         self.launch(Backward::Convert(self.dtype), blocks)
+    }
+
+    /// Copies gradients from where kernels wrote them, if rows are no whole vectors.
+    fn write_outputs(&mut self) -> Result<()> {
+        let (args, params) = (self.args, self.params);
+        let outputs = [
+            (args.dq, params.dq),
+            (args.dk, params.dk),
+            (args.dv, params.dv),
+        ];
+        outputs
+            .into_iter()
+            .try_for_each(|(output, written)| self.steps.write(output, written))
     }
 
     /// Sums the gradient of the sinks, if it is wanted.

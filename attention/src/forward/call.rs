@@ -5,7 +5,7 @@ use super::cpu;
 use super::fold::folded;
 use super::plan::{plan, suited};
 use super::problem::Problem;
-use crate::attention::{Attention, Wanted};
+use crate::attention::{Attention, Wanted, read_entries};
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
@@ -21,9 +21,9 @@ use half::{bf16, f16};
 pub struct RawForward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
     pub q: RawTensor,
-    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+    /// Keys, `[batch, kv_heads, seqlen_kv, dim]`, or a [cache](Attention::cache_entries) of any number of entries.
     pub k: RawTensor,
-    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+    /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`, or a cache of as many entries.
     pub v: RawTensor,
     /// Output, `[batch, heads, seqlen_q, dim_v]`.
     pub o: RawTensor,
@@ -195,7 +195,9 @@ impl Attention<'_> {
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
-                args.options.check_lengths(&problem, device, stream)?;
+                let cache = args.k.shape[0];
+                args.options
+                    .check_lengths(&problem, cache, device, stream)?;
                 plan.run_on(device, workspace, stream)
             };
         }
@@ -218,7 +220,12 @@ impl Attention<'_> {
             lse,
             options,
         } = args;
-        let problem = self.problem(q.shape, k.shape, v.shape)?;
+        let has_cache = options.cache_entries.is_some() || self.tensors.cache_entries.is_some();
+        let [of_k, of_v] = match has_cache {
+            false => [k.shape, v.shape],
+            true => read_entries(q.shape, k.shape, v.shape)?,
+        };
+        let problem = self.problem_of_entries(q.shape, of_k, of_v)?;
         let options = options.or(self.tensors.raw(&problem)?);
         options.validate(&problem)?;
         expect_shape("o", &problem.o_shape(), &o.shape)?;
@@ -249,6 +256,10 @@ impl Attention<'_> {
                 }
             };
         }
+        let problem = &match facts {
+            None => *problem,
+            Some(_) => problem.in_vectors(),
+        };
         let splits = (self.splits > 0).then_some(self.splits);
         let name = match &self.kernel {
             Wanted::Best => None,
@@ -299,7 +310,7 @@ unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) -> Resul
     let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
     let lse = lse.as_slice_mut().expect("contiguous");
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let options = unsafe { args.options.host(problem) }?;
+    let options = unsafe { args.options.host(problem, args.k.shape[0]) }?;
     cpu::forward(problem, &options, q, k, v, o, lse);
     Ok(())
 }

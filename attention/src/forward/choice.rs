@@ -10,7 +10,7 @@ pub use crate::plan::{CPU, EMPTY};
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel};
+use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Kind};
 
 /// Names of the kernels that can compute a problem with options on a device, the default one first.
 ///
@@ -30,6 +30,7 @@ pub fn suitable(
     if problem.is_empty() {
         return Ok(vec![EMPTY]);
     }
+    let problem = &problem.in_vectors();
     let default = select(&request(dtype.of_kernels()?, problem, options, facts));
     let mut kernels: Vec<_> = KERNELS
         .iter()
@@ -69,6 +70,7 @@ pub(crate) fn resolve(
     options: &RawOptions,
     facts: Option<&Facts>,
 ) -> Result<Option<&'static Kernel>> {
+    let problem = &problem.in_vectors();
     let named = |name| named(name, dtype, problem, options);
     let Some(facts) = facts else {
         return match name.filter(|&name| name != CPU) {
@@ -138,7 +140,7 @@ fn obstacle(
         Family::Auxiliary(Auxiliary::Merge(_) | Auxiliary::MergeBackward(_)) => {
             return Some("merges what other kernels find on parts of the keys".to_owned());
         }
-        Family::Auxiliary(Auxiliary::Pack) => {
+        Family::Auxiliary(Auxiliary::Pack | Auxiliary::Unpack) => {
             return Some("copies what other kernels compute with".to_owned());
         }
         Family::Auxiliary(Auxiliary::Ranges | Auxiliary::Blocks) => {
@@ -155,9 +157,11 @@ fn obstacle(
     if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
-    } else if let Some(option) =
-        options::first(problem, options).filter(|_| !forward.kind.is_optional())
-    {
+    } else if let Some(option) = match forward.kind {
+        kind if kind.is_optional() => None,
+        Kind::Decode => options::first_beside_cache(problem, options),
+        _ => options::first(problem, options),
+    } {
         Some(format!("computes no {option}"))
     } else if !forward.kind.serves(problem.causal) {
         let mask = if problem.causal {

@@ -37,9 +37,10 @@ pub fn forward<T: Element>(
     let heads = heads.zip(lse.par_chunks_mut(p.seqlen_q)).enumerate();
     heads.for_each(|(head, (o, lse))| {
         let (batch, head) = (head / p.heads, head % p.heads);
-        let options = options.head(p, [batch, head]);
+        let (all_options, options) = (options, options.head(p, [batch, head]));
         let q = q.slice(s![batch, head, .., ..]);
-        let [k, v] = [&k, &v].map(|tensor| tensor.slice(s![batch, p.kv_head(head), .., ..]));
+        let (entry, kv_head) = (all_options.entry(batch), p.kv_head(head));
+        let [k, v] = [&k, &v].map(|tensor| tensor.slice(s![entry, kv_head, .., ..]));
         let tiles = o.par_chunks_mut(BR).zip(lse.par_chunks_mut(BR));
         tiles.enumerate().for_each(|(tile, (o, lse))| {
             let first = tile * BR;

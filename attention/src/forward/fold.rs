@@ -13,7 +13,7 @@ pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, R
         softcap: None,
         ..*problem
     };
-    let alike = options::first(&plain, &args.options).is_none();
+    let alike = options::first_beside_cache(&plain, &args.options).is_none();
     let has_options = options::first(problem, &args.options).is_some();
     if !(has_options && alike && problem.seqlen_q == 1 && problem.group() > 1) {
         return None;

@@ -7,9 +7,10 @@ use crate::device::Facts;
 use crate::error::Result;
 use crate::options::{self, RawBias, Tiles, WARPGROUP_ROWS, Window};
 use crate::plan::{Entry, MapPlace, Plan, Steps};
+use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
-use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, Switch, TensorRef};
+use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, Switch};
 use kernels::catalog::select::is_wide;
 use kernels::catalog::{self, Auxiliary, Dtype, Family, Forward, Kernel, Kind};
 use std::fmt::Debug;
@@ -49,7 +50,7 @@ pub(super) fn plan(
     if splits {
         draft.combine()?;
     }
-    Ok(draft.finish())
+    draft.finish()
 }
 
 /// Whether a kernel loads a tensor by a map, and no map can describe it. Packed kernels copy q without one.
@@ -193,7 +194,9 @@ pub struct Draft {
     kernel: MainKernel,
     schedule: Schedule,
     params: ForwardParams,
-    /// Whether a tensor map describes o.
+    /// Where the caller has o.
+    o: RawTensor,
+    /// Whether a tensor map describes o, where kernels write it.
     o_has_map: bool,
     steps: Steps,
 }
@@ -220,14 +223,14 @@ impl Draft {
         let has_vectors = bias.is_some() && args.options.sequences.is_none();
         kernel.entry.switches =
             options::switches(problem, &args.options).with(Switch::BiasVectors, has_vectors);
-        if problem.window.left.is_some() || args.options.sequences.is_some() {
+        if problem.window.left.is_some() || args.options.has_ranges() {
             // All tiles weigh about the same, and neighbours share keys.
             kernel.waves = Waves::Heads;
         }
         let schedule = Schedule::new(&kernel, problem, facts, splits)?;
         let tile_heads = problem.heads / schedule.packed as usize * kernel.slices as usize;
         let mut steps = Steps::default();
-        let o = TensorRef::from(args.o);
+        let o = steps.output(args.o, offset_of!(ForwardParams, o.address))?;
         let place = offset_of!(ForwardParams, options);
         let mut options = steps.options(problem, &args.options, None, place, false)?;
         let tiles = Tiles {
@@ -241,6 +244,7 @@ impl Draft {
             group: 1,
         };
         steps.map_mask(problem, &args.options, tiles, false, &mut options, place)?;
+        options.cache_entries = args.k.shape[0] as u32;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
@@ -273,6 +277,7 @@ impl Draft {
             kernel,
             schedule,
             params,
+            o: args.o,
             o_has_map: o.is_aligned() && has_map(&args.o),
             steps,
         })
@@ -337,11 +342,15 @@ impl Draft {
             offset_of!(Sm90Params, q),
             forward.q,
             q,
-            [heads, queries, problem.dim],
+            [problem.batch, heads, queries, problem.dim],
             BOX_QUERIES,
         );
+        let entries = match forward.options.cache {
+            0 => problem.batch,
+            _ => forward.options.cache_entries as usize,
+        };
         let kv_map = |place, tensor, address, dim, box_keys| {
-            let sizes = [kv_heads, keys, dim];
+            let sizes = [entries, kv_heads, keys, dim];
             (place, tensor, address, sizes, box_keys)
         };
         let v_keys = kernel.keys / kernel.v_chunks;
@@ -365,20 +374,18 @@ impl Draft {
             offset_of!(Sm90Params, o),
             forward.o,
             offset_of!(ForwardParams, o.address),
-            [heads, queries, problem.dim_v],
+            [problem.batch, heads, queries, problem.dim_v],
             Sm90Params::O_ROWS,
         );
         let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_packed;
         let o_by_map = by_map && self.schedule.splits == 1 && self.o_has_map;
         let maps = (!kernel.is_packed).then_some(q_map).into_iter();
         let maps = maps.chain(kv_maps).chain(o_by_map.then_some(o_map));
-        let maps = maps.map(
-            |(place, tensor, address, [heads, rows, columns], box_rows)| MapPlace {
-                place,
-                map: tensor_map(tensor, [problem.batch, heads, rows, columns], dim, box_rows),
-                in_workspace: places.contains(&address),
-            },
-        );
+        let maps = maps.map(|(place, tensor, address, sizes, box_rows)| MapPlace {
+            place,
+            map: tensor_map(tensor, sizes, dim, box_rows),
+            in_workspace: places.contains(&address),
+        });
         let tiles = self.schedule.blocks;
         let blocks = tiles.min(blocks);
         let inner = offset_of!(Sm90Params, forward);
@@ -434,10 +441,14 @@ impl Draft {
         Ok(())
     }
 
-    /// The plan.
-    pub fn finish(self) -> Plan {
-        self.steps
-            .finish(self.kernel.entry.name, self.schedule.splits)
+    /// The plan. If o has rows that kernels do not write, it ends with a copy.
+    ///
+    /// # Errors
+    /// If o is too large for a launch.
+    pub fn finish(mut self) -> Result<Plan> {
+        self.steps.write(self.o, self.params.o)?;
+        let (kernel, splits) = (self.kernel.entry.name, self.schedule.splits);
+        Ok(self.steps.finish(kernel, splits))
     }
 }
 
@@ -466,7 +477,7 @@ mod tests {
         );
         let mut draft = Draft::new(kernel.into(), &problem, &facts, &args, None).expect("a grid");
         draft.combine().expect("a grid");
-        let step = &draft.finish().steps[0];
+        let step = &draft.finish().expect("a plan").steps[0];
         assert_eq!((step.entry.name, step.blocks), ("combine_f16", 501));
     }
 

@@ -23,9 +23,9 @@ pub struct Problem {
     pub seqlen_q: usize,
     /// Keys per head.
     pub seqlen_kv: usize,
-    /// Elements of a query or key: a multiple of 8, at most 1024.
+    /// Elements of a query or key: at least 1, at most 1024.
     pub dim: usize,
-    /// Elements of a value and of a row of o: a multiple of 8, at most 1024.
+    /// Elements of a value and of a row of o: at least 1, at most 1024.
     pub dim_v: usize,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
@@ -81,8 +81,7 @@ impl Problem {
     /// # Errors
     /// Names the first field that is out of range and says what is allowed.
     pub fn validate(&self) -> Result<()> {
-        let allowed =
-            |dim: usize| (8..=MAX_HEAD_DIM as usize).contains(&dim) && dim.is_multiple_of(8);
+        let allowed = |dim: usize| (1..=MAX_HEAD_DIM as usize).contains(&dim);
         if !allowed(self.dim) {
             return Err(Error::Dim(self.dim));
         }
@@ -166,6 +165,15 @@ impl Problem {
     /// Shape of lse: `[batch, heads, seqlen_q]`.
     pub fn lse_shape(&self) -> [usize; 3] {
         [self.batch, self.heads, self.seqlen_q]
+    }
+
+    /// The problem as kernels compute it: head dims are whole vectors of 8 elements, which zeros fill. The scale stays.
+    pub(crate) fn in_vectors(&self) -> Self {
+        Problem {
+            dim: self.dim.next_multiple_of(8),
+            dim_v: self.dim_v.next_multiple_of(8),
+            ..*self
+        }
     }
 
     /// The larger one of `dim` and `dim_v`.

@@ -9,7 +9,7 @@ use super::sequences::{HeadSequences, Sequence};
 use crate::forward::Problem;
 use crate::tensor::Dtype;
 use kernels::abi::NEAR_SOFTCAP;
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ const UNIT: f64 = 1.0 / (1 << 24) as f64;
 pub(crate) struct Head<'a> {
     /// Sizes, and options of all heads.
     pub p: &'a Problem,
-    /// Slope of ALiBi.
-    pub slope: Option<f32>,
+    /// Slope of ALiBi: one, or one of each sequence.
+    pub slopes: Option<ArrayView1<'a, f32>>,
     /// The sink's logit.
     pub sink: Option<f32>,
     pub bias: Option<HeadBias<'a>>,
@@ -36,7 +36,7 @@ impl Head<'_> {
     pub fn is_plain(&self) -> bool {
         !has_far_scale(self.p)
             && self.p.softcap.is_none()
-            && self.slope.is_none()
+            && self.slopes.is_none()
             && self.bias.is_none()
             && self.custom.is_none()
     }
@@ -202,13 +202,14 @@ impl Head<'_> {
 
     /// What ALiBi and the bias add to a score.
     fn biases(&self, [row, key]: [usize; 2]) -> [Option<f64>; 2] {
-        let of_alibi = |slope| {
+        let of_alibi = |slopes: ArrayView1<f32>| {
             let Sequence { queries, keys } = self.sequences.of(row);
             let distance = (row + keys.end).abs_diff(key + queries.end);
-            -f64::from(slope) * distance as f64
+            let number = self.sequences.number(row).min(slopes.len() - 1);
+            -f64::from(slopes[number]) * distance as f64
         };
         [
-            self.slope.map(of_alibi),
+            self.slopes.map(of_alibi),
             self.bias.map(|bias| bias.at([row, key])),
         ]
     }

@@ -8,6 +8,8 @@ use crate::attention::Attention;
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
+use crate::tensor::RawTensor;
+use ndarray::{ArrayView2, s};
 use std::marker::PhantomData;
 
 /// Tensors of a call's options in host memory, for [`check`](crate::check) and
@@ -16,8 +18,10 @@ use std::marker::PhantomData;
 pub struct HostOptions<'a> {
     /// Valid to read during `'a`.
     raw: RawOptions,
-    /// Numbers that are allowed.
+    /// Numbers that are allowed, like all that follow.
     sequences: Option<Sequences<&'a [i32]>>,
+    first_keys: Option<&'a [i32]>,
+    cache_entries: Option<&'a [i32]>,
     tensors: PhantomData<&'a [f32]>,
 }
 
@@ -60,16 +64,19 @@ impl<'a> Attention<'a> {
         let raw = self.tensors.raw(problem)?;
         raw.validate(problem)?;
         // SAFETY: the call borrows the tensors for `'a`, and they are in host memory.
-        unsafe { raw.host(problem) }
+        unsafe { raw.host(problem, ANY_CACHE) }
     }
 }
 
+/// Entries of a cache whose tensors come later.
+const ANY_CACHE: usize = 1 << 31;
+
 impl RawOptions {
-    /// The tensors, which are valid for the problem and in host memory, if lengths and offsets are allowed.
+    /// The tensors, which are valid for the problem and in host memory, if their numbers are allowed for a cache of so many entries.
     ///
     /// # Safety
     /// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
-    pub(crate) unsafe fn host<'a>(&self, p: &Problem) -> Result<HostOptions<'a>> {
+    pub(crate) unsafe fn host<'a>(&self, p: &Problem, cache: usize) -> Result<HostOptions<'a>> {
         let pairs = [
             ("bias", self.bias.map(|bias| bias.tensor)),
             ("mask", self.mask.map(|mask| mask.tensor)),
@@ -77,22 +84,33 @@ impl RawOptions {
         for (argument, tensor) in pairs {
             tensor.map_or(Ok(()), |tensor| tensor.expect_countable(argument))?;
         }
-        let sequences = self.sequences;
         // SAFETY: the caller's word.
-        let sequences = sequences.map(|sequences| unsafe { sequences.on_host(p) });
+        let view = |tensor: &RawTensor<1>| unsafe { tensor.view::<i32, _>() };
+        let slice = |tensor: &RawTensor<1>| view(tensor).to_slice().expect("stride 1");
+        for numbers in self.numbers(p, cache)? {
+            numbers.expect(slice(&numbers.tensor))?;
+        }
         if let Some(custom) = &self.custom {
             // SAFETY: as above.
             unsafe { custom.expect_mask(p)? }
         }
         Ok(HostOptions {
             raw: *self,
-            sequences: sequences.transpose()?,
+            sequences: self.sequences.map(|sequences| sequences.map(slice)),
+            first_keys: self.first_keys.as_ref().map(slice),
+            cache_entries: self.cache_entries.as_ref().map(slice),
             tensors: PhantomData,
         })
     }
 }
 
 impl HostOptions<'_> {
+    /// The entry of k and v that serves an entry of the batch.
+    pub(crate) fn entry(&self, batch: usize) -> usize {
+        self.cache_entries
+            .map_or(batch, |entries| entries[batch] as usize)
+    }
+
     /// The options of one query head.
     pub(crate) fn head<'p>(&self, p: &'p Problem, [batch, head]: [usize; 2]) -> Head<'p>
     where
@@ -123,14 +141,20 @@ impl HostOptions<'_> {
             .raw
             .custom
             .map(|custom| unsafe { custom.head(p, [batch, head]) });
+        let first = self.first_keys.map_or(0, |first| first[batch] as usize);
+        // Of packed sequences, which are one entry, slopes are of the entry or of each sequence.
+        let of_head = |alibi: ArrayView2<'p, f32>| match self.raw.has_slopes_of_sequences() {
+            true => alibi.slice_move(s![.., head]),
+            false => alibi.slice_move(s![batch..=batch, head]),
+        };
         Head {
             p,
             custom,
             bias,
             mask,
-            slope: alibi.map(|alibi| alibi[[batch, head]]),
+            slopes: alibi.map(of_head),
             sink: sinks.map(|sinks| sinks[head]),
-            sequences: HeadSequences::new(p, self.sequences, batch),
+            sequences: HeadSequences::new(p, self.sequences, first, batch),
         }
     }
 }

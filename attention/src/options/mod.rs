@@ -12,6 +12,7 @@ mod host;
 #[cfg(test)]
 mod huge;
 mod mask;
+mod numbers;
 #[cfg(test)]
 mod passes;
 mod ranges;
@@ -48,6 +49,9 @@ use kernels::abi::{BlockMapRef, Divisor, NEAR_SOFTCAP, Options, PairsRef, Switch
 /// The name of packed or padded sequences.
 const LENGTHS: &str = "variable lengths";
 
+/// The name of the entries of a cache.
+pub(crate) const CACHE: &str = "cache_entries";
+
 /// The first option of a call that plain kernels lack, by name.
 pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
     let options = [
@@ -60,10 +64,21 @@ pub(crate) fn first(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
         ("bias", tensors.bias.is_some()),
         ("mask", tensors.mask.is_some()),
         (LENGTHS, tensors.sequences.is_some()),
+        ("first_keys", tensors.first_keys.is_some()),
+        (CACHE, tensors.cache_entries.is_some()),
         ("custom", tensors.custom.is_some()),
     ];
     let (name, _) = options.into_iter().find(|(_, is_on)| *is_on)?;
     Some(name)
+}
+
+/// The first option of a call that kernels which read a cache lack, by name.
+pub(crate) fn first_beside_cache(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let beside = RawOptions {
+        cache_entries: None,
+        ..*tensors
+    };
+    first(p, &beside)
 }
 
 /// Whether the softmax may not scale products: their maximum times the scale is rounded by more than exponentials bear.
@@ -114,7 +129,8 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         query_ranges: 0,
         bias: pairs(tensors.bias.map(|bias| bias.tensor)),
         entries: Divisor::new(if shares_bias { p.batch as u32 } else { 1 }),
-        padding: 0,
+        cache_entries: 0,
+        cache: tensors.cache_entries.map_or(0, |entries| entries.address),
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom
@@ -140,6 +156,7 @@ pub(crate) fn pairs(tensor: Option<RawTensor>) -> PairsRef {
 
 /// What is on in a kernel with options.
 pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
+    let of_sequences = tensors.has_slopes_of_sequences();
     let bias = |dtype| tensors.bias.is_some_and(|bias| bias.dtype == dtype);
     let is_near = |cap| cap <= NEAR_SOFTCAP;
     Switches::NONE
@@ -149,8 +166,12 @@ pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
             p.softcap.is_some_and(|cap| !is_near(cap)),
         )
         // Scores with slopes are scaled before the softmax, which then subtracts maxima without an error.
-        .with(Switch::Alibi, tensors.alibi.is_some() || has_far_scale(p))
-        .with(Switch::Ranges, tensors.sequences.is_some())
+        .with(
+            Switch::Alibi,
+            (tensors.alibi.is_some() || has_far_scale(p)) && !of_sequences,
+        )
+        .with(Switch::AlibiRows, of_sequences)
+        .with(Switch::Ranges, tensors.has_ranges())
         .with(Switch::BiasF16, bias(Dtype::F16))
         .with(Switch::BiasBf16, bias(Dtype::Bf16))
         .with(Switch::BiasF32, bias(Dtype::F32))

@@ -26,17 +26,19 @@ impl Steps {
         gradients: bool,
     ) -> Result<Options> {
         let mut options = of_kernels(p, tensors);
-        let Some(sequences) = &tensors.sequences else {
+        if !tensors.has_ranges() {
             return Ok(options);
-        };
-        let addresses = sequences.named().map(|(_, tensor)| tensor.address);
+        }
+        // Without lengths they fill their rows.
+        let named = tensors.sequences.as_ref().map(Sequences::named);
+        let addresses = named.map_or([0; 2], |parts| parts.map(|(_, tensor)| tensor.address));
         let padded = Spaced {
             rows: [p.seqlen_q, p.seqlen_kv],
             lengths: addresses,
             sharing: 1,
         };
-        let (spaced, [q, kv], count) = match (spaced, sequences) {
-            (None, Sequences::Packed { q, .. }) => (Spaced::NONE, addresses, q.shape[0] - 1),
+        let (spaced, [q, kv], count) = match (spaced, tensors.sequences) {
+            (None, Some(Sequences::Packed { q, .. })) => (Spaced::NONE, addresses, q.shape[0] - 1),
             (spaced, _) => {
                 let spaced = spaced.unwrap_or(padded);
                 (spaced, spaced.lengths, p.seqlen_q / spaced.rows[0])
@@ -51,11 +53,12 @@ impl Steps {
             self.places.push(place + offset_of!(Options, query_ranges));
             places.push(offset_of!(RangesParams, query_ranges));
         }
-        let params = RangesParams {
+        let mut params = RangesParams {
             q,
             kv,
             key_ranges: options.key_ranges,
             query_ranges: options.query_ranges,
+            first_keys: tensors.first_keys.map_or(0, |first| first.address),
             sequences: count as u32,
             batch: p.batch as u32,
             seqlen_q: p.seqlen_q as u32,
@@ -65,8 +68,20 @@ impl Steps {
             queries,
             keys,
             sharing: spaced.sharing as u32,
-            padding: 0,
+            heads: p.heads as u32,
+            ..RangesParams::default()
         };
+        if tensors.has_slopes_of_sequences() {
+            params.slopes = options.alibi;
+            params.slopes_sequence = options.alibi_batch;
+            params.slopes_head = options.alibi_head;
+            params.query_slopes = self.reserve([p.heads, p.seqlen_q, size_of::<f32>()])?;
+            places.push(offset_of!(RangesParams, query_slopes));
+            options.alibi = params.query_slopes;
+            options.alibi_batch = 0;
+            options.alibi_head = p.seqlen_q as i64;
+            self.places.push(place + offset_of!(Options, alibi));
+        }
         let kernel = catalog::kernel(Family::Auxiliary(Auxiliary::Ranges));
         let keys = if gradients { p.seqlen_kv } else { 0 };
         let rows = p.batch as u128 * (p.seqlen_q + keys) as u128;
@@ -84,7 +99,7 @@ impl Steps {
 }
 
 impl RawOptions {
-    /// Checks offsets and lengths in the memory of a GPU, if the call wants that.
+    /// Checks offsets, lengths, first keys and entries of a cache of so many in the memory of a GPU, if the call wants that.
     ///
     /// # Errors
     /// Names the first number that is not allowed; or what the device reports.
@@ -94,12 +109,12 @@ impl RawOptions {
     pub(crate) unsafe fn check_lengths(
         &self,
         p: &Problem,
+        cache: usize,
         device: &Device,
         stream: RawStream,
     ) -> Result<()> {
-        let (Some(sequences), true, Some(gpu)) =
-            (&self.sequences, self.check_lengths, device.gpu())
-        else {
+        let numbers = self.numbers(p, cache)?;
+        let (true, Some(gpu)) = (self.check_lengths && !numbers.is_empty(), device.gpu()) else {
             return Ok(());
         };
         let download = |tensor: &crate::tensor::RawTensor<1>| {
@@ -113,8 +128,7 @@ impl RawOptions {
         };
         // SAFETY: the stream is valid by the caller's word.
         unsafe { gpu.driver().wait(stream)? };
-        let [(_, q), (_, kv)] = sequences.named();
-        let [q, kv] = [download(q)?, download(kv)?];
-        sequences.with(&q[..], &kv[..]).expect_numbers(p)
+        let mut numbers = numbers.iter();
+        numbers.try_for_each(|numbers| numbers.expect(&download(&numbers.tensor)?))
     }
 }

@@ -1,8 +1,8 @@
 //! Tensors of options by address.
 
-use super::RawSequences;
 use super::custom::RawCustom;
 use super::mask::MaskElement;
+use super::{RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
@@ -14,7 +14,7 @@ use ndarray::{ArrayView2, s};
 /// Shapes are full: an axis that an option does not have is repeated, with a stride of 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RawOptions {
-    /// Slopes of [ALiBi](crate::Attention::alibi), `f32[batch, heads]`.
+    /// Slopes of [ALiBi](crate::Attention::alibi), `f32[batch, heads]`; of packed sequences `f32[sequences, heads]`, too.
     pub alibi: Option<RawTensor<2>>,
     /// [Sinks](crate::Attention::sinks), `f32[heads]`.
     pub sinks: Option<RawTensor<1>>,
@@ -24,7 +24,11 @@ pub struct RawOptions {
     pub mask: Option<RawMask>,
     /// [Packed](crate::Attention::packed) or [padded](crate::Attention::padded) sequences.
     pub sequences: Option<RawSequences>,
-    /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`.
+    /// The [first key](crate::Attention::first_keys) of each entry of the batch, `i32[batch]`, with stride 1.
+    pub first_keys: Option<RawTensor<1>>,
+    /// The [entry of k and v](crate::Attention::cache_entries) for each entry of the batch, `i32[batch]`, with stride 1.
+    pub cache_entries: Option<RawTensor<1>>,
+    /// Whether a GPU [checks](crate::Attention::check_lengths) the numbers of `sequences`, `first_keys` and `cache_entries`.
     pub check_lengths: bool,
     /// A [score or mask of another crate](crate::Attention::custom).
     pub custom: Option<RawCustom>,
@@ -60,11 +64,20 @@ pub struct RawMask {
 impl RawOptions {
     /// Checks every tensor.
     pub(crate) fn validate(&self, p: &Problem) -> Result<()> {
-        if let Some(sequences) = &self.sequences {
-            sequences.validate(p)?;
+        // Which entries a cache has is known where the numbers are checked.
+        for numbers in self.numbers(p, 0)? {
+            numbers.validate()?;
+        }
+        if let (Some(Sequences::Packed { .. }), Some(_)) = (&self.sequences, &self.first_keys) {
+            return Err(Error::Excluded("first_keys", "packed sequences"));
         }
         if let Some(alibi) = &self.alibi {
-            expect_shape("alibi", &[p.batch, p.heads], &alibi.shape)?;
+            let [slopes, _] = alibi.shape;
+            let slopes = match self.packed_sequences() {
+                Some(sequences) if slopes == sequences => sequences,
+                _ => p.batch,
+            };
+            expect_shape("alibi", &[slopes, p.heads], &alibi.shape)?;
             alibi.expect_span("alibi")?;
         }
         if let Some(sinks) = &self.sinks {
@@ -86,6 +99,25 @@ impl RawOptions {
         self.custom.map_or(Ok(()), |custom| custom.validate())
     }
 
+    /// How many sequences are packed.
+    fn packed_sequences(&self) -> Option<usize> {
+        match self.sequences? {
+            Sequences::Packed { q, .. } => Some(q.shape[0].saturating_sub(1)),
+            Sequences::Padded { .. } => None,
+        }
+    }
+
+    /// Whether packed sequences have slopes of their own.
+    pub(crate) fn has_slopes_of_sequences(&self) -> bool {
+        let slopes = self.alibi.map(|alibi| alibi.shape[0]);
+        slopes.is_some_and(|slopes| slopes > 1) && slopes == self.packed_sequences()
+    }
+
+    /// Whether queries see ranges of keys that tables tell.
+    pub(crate) fn has_ranges(&self) -> bool {
+        self.sequences.is_some() || self.first_keys.is_some()
+    }
+
     /// These options, and the others where these are off.
     pub(crate) fn or(self, others: RawOptions) -> Self {
         RawOptions {
@@ -94,6 +126,8 @@ impl RawOptions {
             bias: self.bias.or(others.bias),
             mask: self.mask.or(others.mask),
             sequences: self.sequences.or(others.sequences),
+            first_keys: self.first_keys.or(others.first_keys),
+            cache_entries: self.cache_entries.or(others.cache_entries),
             check_lengths: self.check_lengths || others.check_lengths,
             custom: self.custom.or(others.custom),
         }

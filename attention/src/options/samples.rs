@@ -25,6 +25,8 @@ pub(crate) struct Sample {
     pub bias: Option<Bias>,
     pub mask: Option<Mask>,
     pub sequences: Option<Sequences<Tensor<i32, 1>>>,
+    /// `[batch]`, not of packed sequences.
+    pub first_keys: Option<Tensor<i32, 1>>,
 }
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(crate) enum Mask {
 pub(crate) enum Slopes {
     OfHeads(Tensor<f32, 1>),
     OfEntries(Tensor<f32, 2>),
+    /// `[sequences, heads]`.
+    OfSequences(Tensor<f32, 2>),
 }
 
 impl From<Problem> for Sample {
@@ -56,6 +60,7 @@ impl From<Problem> for Sample {
             bias: None,
             mask: None,
             sequences: None,
+            first_keys: None,
         }
     }
 }
@@ -71,7 +76,9 @@ impl Sample {
         }
         attention = match &self.alibi {
             Some(Slopes::OfHeads(slopes)) => attention.alibi(slopes),
-            Some(Slopes::OfEntries(slopes)) => attention.alibi(slopes),
+            Some(Slopes::OfEntries(slopes) | Slopes::OfSequences(slopes)) => {
+                attention.alibi(slopes)
+            }
             None => attention,
         };
         attention = match &self.bias {
@@ -90,6 +97,9 @@ impl Sample {
             Some(Sequences::Padded { q, kv }) => attention.padded(q, kv),
             None => attention,
         };
+        if let Some(first_keys) = &self.first_keys {
+            attention = attention.first_keys(first_keys);
+        }
         match &self.sinks {
             Some(sinks) => attention.sinks(sinks),
             None => attention,
@@ -105,10 +115,15 @@ impl Sample {
     /// Queries and keys of the sequences of an entry of the batch.
     fn sequences(&self, b: usize) -> Vec<[Range<usize>; 2]> {
         let p = &self.problem;
+        let first = self
+            .first_keys
+            .as_ref()
+            .map_or(0, |first_keys| numbers(first_keys)[b]);
         match &self.sequences {
-            None => vec![[0..p.seqlen_q, 0..p.seqlen_kv]],
+            None => vec![[0..p.seqlen_q, first..p.seqlen_kv]],
             Some(Sequences::Padded { q, kv }) => {
-                vec![[q, kv].map(|lengths| 0..numbers(lengths)[b])]
+                let [q, kv] = [q, kv].map(|lengths| numbers(lengths)[b]);
+                vec![[0..q, first..kv]]
             }
             Some(Sequences::Packed { q, kv }) => {
                 let [q, kv] = [q, kv].map(numbers);
@@ -156,13 +171,18 @@ impl Sample {
 
     /// The score of a pair that see each other, by definition.
     pub fn score(&self, place: [usize; 4], product: f64) -> f64 {
-        let [b, h, ..] = place;
+        let [b, h, i, _] = place;
         let p = &self.problem;
         let distance = self.behind(place).expect("of one sequence").abs();
         let slope = match &self.alibi {
             None => 0.0,
             Some(Slopes::OfHeads(slopes)) => element(slopes, h),
             Some(Slopes::OfEntries(slopes)) => element(slopes, b * p.heads + h),
+            Some(Slopes::OfSequences(slopes)) => {
+                let sequences = self.sequences(b);
+                let number = sequences.iter().position(|[q, _]| q.contains(&i));
+                element(slopes, number.expect("in one") * p.heads + h)
+            }
         };
         let softcap = p.softcap.map(f64::from);
         let capped = softcap.map_or(product, |cap| cap * (product / cap).tanh());
@@ -217,7 +237,7 @@ pub(crate) fn samples_of(
     let bias = prop::option::of((select(Dtype::ALL.to_vec()), axes()));
     let density = select(vec![0.0, 0.3, 0.97, 1.0]);
     let mask = prop::option::of((any::<bool>(), density, axes()));
-    let dim_v = select(vec![8_usize, 16]);
+    let dims = (select(vec![8_usize, 5]), select(vec![8_usize, 16, 11, 1]));
     let packed = prop::option::weighted(0.7, any::<bool>());
     let options = (
         any::<bool>(),
@@ -227,12 +247,13 @@ pub(crate) fn samples_of(
         tensors,
         bias,
         mask,
-        dim_v,
+        dims,
         packed,
     );
     (sizes, options, 0..1000_u64).prop_map(|(sizes, options, seed)| {
         let (batch, kv_heads, group, seqlen_q, seqlen_kv) = sizes;
-        let (causal, window, scale, softcap, (alibi, sinks), bias, mask, dim_v, packed) = options;
+        let (causal, window, scale, softcap, (alibi, sinks), bias, mask, dims, packed) = options;
+        let (dim, dim_v) = dims;
         let batch = if packed == Some(true) { 1 } else { batch };
         let heads = kv_heads * group;
         let mut rng = StdRng::seed_from_u64(seed);
@@ -241,9 +262,13 @@ pub(crate) fn samples_of(
             normal.collect()
         };
         let cpu = Device::cpu();
-        let slopes = random(batch * heads, 0.2);
+        // Up to six sequences are packed.
+        let slopes = random(6 * heads, 0.2);
         let alibi = alibi.map(|of_entries| match of_entries {
-            true => Slopes::OfEntries(Tensor::new(&cpu, [batch, heads], &slopes).expect("valid")),
+            true => {
+                let of_entries = &slopes[..batch * heads];
+                Slopes::OfEntries(Tensor::new(&cpu, [batch, heads], of_entries).expect("valid"))
+            }
             false => Slopes::OfHeads(Tensor::new(&cpu, [heads], &slopes[..heads]).expect("valid")),
         });
         let mut logits = random(heads, 2.0);
@@ -319,7 +344,22 @@ pub(crate) fn samples_of(
                 false => Sequences::Padded { q, kv },
             }
         });
+        let alibi = match (alibi, &sequences) {
+            // Every other time they have their own.
+            (Some(Slopes::OfEntries(_)), Some(Sequences::Packed { q, .. })) if seed % 2 == 0 => {
+                let shape = [q.shape()[0] - 1, heads];
+                let slopes = Tensor::new(&cpu, shape, &slopes[..shape[0] * heads]).expect("valid");
+                Some(Slopes::OfSequences(slopes))
+            }
+            (alibi, _) => alibi,
+        };
+        let first_keys = (packed != Some(true) && seed % 3 == 0).then(|| {
+            let first = (0..batch).map(|_| rng.random_range(0..=seqlen_kv as i32));
+            let first: Vec<i32> = first.collect();
+            Tensor::new(&cpu, [batch], &first).expect("valid")
+        });
         Sample {
+            first_keys,
             bias,
             mask,
             sequences,
@@ -329,7 +369,7 @@ pub(crate) fn samples_of(
                 kv_heads,
                 seqlen_q,
                 seqlen_kv,
-                dim: 8,
+                dim,
                 dim_v,
                 causal,
                 window,

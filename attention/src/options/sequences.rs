@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::forward::Problem;
-use crate::tensor::{RawTensor, expect_shape};
+use crate::tensor::RawTensor;
 use std::ops::Range;
 
 /// Which queries and keys of a call are one sequence: a query sees keys of its own sequence alone, and causal mask,
@@ -123,73 +123,17 @@ impl<T: AsRef<[i32]>> Sequences<T> {
 }
 
 impl RawSequences {
-    /// Checks shapes and strides.
-    pub(super) fn validate(&self, p: &Problem) -> Result<()> {
-        let expected = match self {
-            Sequences::Padded { .. } => p.batch,
-            Sequences::Packed { q, .. } => {
-                let [offsets] = q.shape;
-                match (p.batch, offsets) {
-                    (1, 2..) => offsets,
-                    (1, _) => return Err(Error::Offsets(offsets)),
-                    (batch, _) => return Err(Error::PackedBatch(batch)),
-                }
-            }
-        };
-        for (argument, tensor) in self.named() {
-            expect_shape(argument, &[expected], &tensor.shape)?;
-            tensor.expect_rows(argument, "its axis")?;
-        }
-        Ok(())
-    }
-
-    /// The numbers in host memory, which are checked.
-    ///
-    /// # Safety
-    /// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
-    pub(super) unsafe fn on_host<'a>(&self, p: &Problem) -> Result<Sequences<&'a [i32]>> {
-        // SAFETY: the caller's word.
-        let view = |tensor: &RawTensor<1>| unsafe { tensor.view::<i32, _>() };
-        let numbers = self.map(|tensor| view(tensor).to_slice().expect("stride 1"));
-        numbers.expect_numbers(p)?;
-        Ok(numbers)
-    }
-}
-
-impl Sequences<&[i32]> {
-    /// Checks the numbers.
-    pub(super) fn expect_numbers(&self, p: &Problem) -> Result<()> {
-        let offsets = matches!(self, Sequences::Packed { .. });
-        for ((argument, numbers), rows) in self.named().into_iter().zip([p.seqlen_q, p.seqlen_kv]) {
-            expect_numbers(argument, numbers, rows, offsets)?;
-        }
-        Ok(())
-    }
-}
-
-/// Checks that numbers are from 0 to `rows`, and offsets never fall.
-fn expect_numbers(
-    argument: &'static str,
-    numbers: &[i32],
-    rows: usize,
-    offsets: bool,
-) -> Result<()> {
-    let mut least = 0;
-    for (index, &value) in numbers.iter().enumerate() {
-        if value < least || value as usize > rows {
-            return Err(Error::Entry {
-                argument,
-                index,
-                value,
-                min: least,
-                max: rows,
-            });
-        }
-        if offsets {
-            least = value;
+    /// How many numbers each part must have, and whether they are offsets, which rise.
+    pub(super) fn numbers(&self, p: &Problem) -> Result<(usize, bool)> {
+        match self {
+            Sequences::Padded { .. } => Ok((p.batch, false)),
+            Sequences::Packed { q, .. } => match (p.batch, q.shape[0]) {
+                (1, offsets @ 2..) => Ok((offsets, true)),
+                (1, offsets) => Err(Error::Offsets(offsets)),
+                (batch, _) => Err(Error::PackedBatch(batch)),
+            },
         }
     }
-    Ok(())
 }
 
 /// Queries and keys that may see each other.
@@ -202,25 +146,40 @@ pub(crate) struct Sequence {
 /// The sequences of one query head, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HeadSequences<'a> {
-    /// Queries `0..q` and keys `0..kv`.
-    One { q: usize, kv: usize },
+    /// Queries `0..q` and keys `first..kv`.
+    One { q: usize, first: usize, kv: usize },
     /// Offsets.
     Packed { q: &'a [i32], kv: &'a [i32] },
 }
 
 impl<'a> HeadSequences<'a> {
-    /// The sequences of an entry of the batch.
-    pub fn new(p: &Problem, sequences: Option<Sequences<&'a [i32]>>, batch: usize) -> Self {
-        match sequences {
-            None => HeadSequences::One {
-                q: p.seqlen_q,
-                kv: p.seqlen_kv,
-            },
-            Some(Sequences::Padded { q, kv }) => HeadSequences::One {
-                q: q[batch] as usize,
-                kv: kv[batch] as usize,
-            },
-            Some(Sequences::Packed { q, kv }) => HeadSequences::Packed { q, kv },
+    /// The sequences of an entry of the batch, whose keys begin with this one.
+    pub fn new(
+        p: &Problem,
+        sequences: Option<Sequences<&'a [i32]>>,
+        first: usize,
+        batch: usize,
+    ) -> Self {
+        let [q, kv] = match sequences {
+            None => [p.seqlen_q, p.seqlen_kv],
+            Some(Sequences::Padded { q, kv }) => [q, kv].map(|lengths| lengths[batch] as usize),
+            Some(Sequences::Packed { q, kv }) => return HeadSequences::Packed { q, kv },
+        };
+        HeadSequences::One {
+            q,
+            first: first.min(kv),
+            kv,
+        }
+    }
+
+    /// The number of a query's sequence, of those that are packed.
+    pub fn number(&self, row: usize) -> usize {
+        match *self {
+            HeadSequences::One { .. } => 0,
+            HeadSequences::Packed { q, .. } => {
+                let begun = q.partition_point(|&first| first as usize <= row);
+                begun.clamp(1, q.len() - 1) - 1
+            }
         }
     }
 
@@ -241,9 +200,9 @@ impl<'a> HeadSequences<'a> {
             keys: end..end,
         };
         match *self {
-            HeadSequences::One { q, kv } if row < q => Sequence {
+            HeadSequences::One { q, first, kv } if row < q => Sequence {
                 queries: 0..q,
-                keys: 0..kv,
+                keys: first..kv,
             },
             HeadSequences::One { kv, .. } => alone(kv),
             HeadSequences::Packed { q, kv } => {

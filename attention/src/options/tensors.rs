@@ -21,7 +21,11 @@ pub(crate) struct TensorOptions<'a> {
     /// As bias; the last axis has this many keys in an element.
     pub mask: Option<(usize, Borrowed<'a, 4>)>,
     pub sequences: Option<Sequences<Borrowed<'a, 1>>>,
-    /// Whether a GPU checks the numbers of `sequences`.
+    /// `[batch]`.
+    pub first_keys: Option<Borrowed<'a, 1>>,
+    /// `[batch]`.
+    pub cache_entries: Option<Borrowed<'a, 1>>,
+    /// Whether a GPU checks these numbers.
     pub check_lengths: bool,
     pub custom: Option<BorrowedCustom<'a>>,
 }
@@ -81,6 +85,14 @@ impl TensorOptions<'_> {
             ("sinks", self.sinks.as_ref().map(|sinks| &sinks.device)),
             ("bias", self.bias.as_ref().map(|(_, bias)| &bias.device)),
             ("mask", self.mask.as_ref().map(|(_, mask)| &mask.device)),
+            (
+                "first_keys",
+                self.first_keys.as_ref().map(|first| &first.device),
+            ),
+            (
+                "cache_entries",
+                self.cache_entries.as_ref().map(|entries| &entries.device),
+            ),
         ];
         let sequences = self.sequences.iter().flat_map(Sequences::named);
         let sequences = sequences.map(|(argument, numbers)| (argument, Some(&numbers.device)));
@@ -93,8 +105,16 @@ impl TensorOptions<'_> {
     /// The tensors at their addresses, in full shape.
     pub fn raw(&self, p: &Problem) -> Result<RawOptions> {
         let alibi = self.alibi.as_ref().map(|(axes, Borrowed { raw, .. })| {
-            let (allowed, owner_shape) = ("[heads] or [batch, heads]", &raw.shape[2 - axes..]);
-            full_of(raw, owner_shape, "alibi", allowed, [p.batch, p.heads])
+            let sequences = match &self.sequences {
+                Some(Sequences::Packed { q, .. }) => q.raw.shape[0].saturating_sub(1),
+                _ => p.batch,
+            };
+            let (slopes, allowed) = match raw.shape[0] == sequences {
+                true => (sequences, "[heads] or [sequences, heads]"),
+                false => (p.batch, "[heads] or [batch, heads]"),
+            };
+            let owner_shape = &raw.shape[2 - axes..];
+            full_of(raw, owner_shape, "alibi", allowed, [slopes, p.heads])
         });
         let bias = self.bias.as_ref().map(|(dtype, bias)| {
             let tensor = full(&bias.raw, "bias", PAIRS, score_shape(p, 1))?;
@@ -120,6 +140,8 @@ impl TensorOptions<'_> {
                 .sequences
                 .as_ref()
                 .map(|all| all.map(|numbers| numbers.raw)),
+            first_keys: self.first_keys.as_ref().map(|first| first.raw),
+            cache_entries: self.cache_entries.as_ref().map(|entries| entries.raw),
             check_lengths: self.check_lengths,
             custom: self.custom.as_ref().map(BorrowedCustom::raw).transpose()?,
         })

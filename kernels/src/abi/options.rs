@@ -14,7 +14,7 @@ pub struct Options {
     pub alibi: u64,
     /// Elements from a batch entry's slopes to the next ones.
     pub alibi_batch: i64,
-    /// Elements from a head's slope to the next one.
+    /// Elements from a head's slope to the next one. Where [`Switch::AlibiRows`] is on, each of its queries has a slope there.
     pub alibi_head: i64,
     /// Device address of the sinks, `f32`; 0 if there are none.
     pub sinks: u64,
@@ -37,8 +37,11 @@ pub struct Options {
     pub bias: PairsRef,
     /// The number of batch entries, which alternate in the order of tiles, where all share a bias; else 1.
     pub entries: Divisor,
-    /// Unused.
-    pub padding: u32,
+    /// Entries of a cache of keys and values, which entries of the batch name; unused without [`cache`](Self::cache).
+    pub cache_entries: u32,
+    /// Device address of `i32[batch]`: the entry of k and v that serves each batch entry; 0 where each has its own. Numbers that
+    /// are not allowed are moved to what is.
+    pub cache: u64,
     /// Which pairs see each other, where [`Switch::MaskBytes`] or [`Switch::MaskBits`] is on. Offsets count bytes or words
     /// of 32 keys.
     pub mask: PairsRef,
@@ -117,6 +120,8 @@ pub enum Switch {
     SoftcapFar,
     /// A slope times the distance of query and key is subtracted from each score.
     Alibi,
+    /// [`Alibi`](Self::Alibi), with a slope for each query: sequences have slopes of their own.
+    AlibiRows,
     /// Queries see ranges of keys from a table, in the place of a window.
     Ranges,
     /// A bias of this type is added to each score.
@@ -143,6 +148,7 @@ impl Switch {
         Switch::Softcap,
         Switch::SoftcapFar,
         Switch::Alibi,
+        Switch::AlibiRows,
         Switch::Ranges,
         Switch::BiasF16,
         Switch::BiasBf16,
@@ -167,6 +173,7 @@ impl Switch {
         &[Switch::MaskBytes],
         &[Switch::MaskBits],
         &[Switch::Ranges, Switch::Alibi],
+        &[Switch::Ranges, Switch::AlibiRows],
         &[Switch::Softcap, Switch::Alibi],
         &[Switch::BiasF32, Switch::MaskBytes],
         &[
@@ -183,6 +190,7 @@ impl Switch {
             Switch::Softcap => ("softcap", 1),
             Switch::SoftcapFar => ("softcap", 2),
             Switch::Alibi => ("alibi", 1),
+            Switch::AlibiRows => ("alibi", 2),
             Switch::Ranges => ("ranges", 1),
             Switch::BiasF16 => ("bias", 1),
             Switch::BiasBf16 => ("bias", 2),
@@ -206,6 +214,7 @@ impl Switch {
             Switch::Softcap => "softcap",
             Switch::SoftcapFar => "softcap_far",
             Switch::Alibi => "alibi",
+            Switch::AlibiRows => "alibi_rows",
             Switch::Ranges => "ranges",
             Switch::BiasF16 => "bias_f16",
             Switch::BiasBf16 => "bias_bf16",

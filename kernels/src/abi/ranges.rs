@@ -19,6 +19,17 @@ pub struct RangesParams {
     pub key_ranges: u64,
     /// Device address of a [`QueryRange`](super::QueryRange) for each key, `[batch, seqlen_kv]`; 0 if they are not wanted.
     pub query_ranges: u64,
+    /// Device address of the first key of each batch entry, `i32[batch]`, whose only sequence begins there; 0 where all begin with
+    /// key 0. Only of sequences that are [a step apart](Self::queries).
+    pub first_keys: u64,
+    /// Device address of slopes of sequences, `f32[sequences, heads]`; 0 if there are none. Only of offsets.
+    pub slopes: u64,
+    /// Elements from a sequence's slopes to the next ones.
+    pub slopes_sequence: i64,
+    /// Elements from a head's slope to the next one.
+    pub slopes_head: i64,
+    /// Device address of the slope of each query, `f32[heads, seqlen_q]`, where there are slopes.
+    pub query_slopes: u64,
     /// Sequences that each batch entry consists of, one after another.
     pub sequences: u32,
     /// Batch entries.
@@ -37,6 +48,6 @@ pub struct RangesParams {
     pub keys: u32,
     /// Sequences, one after another through all entries, that share a length.
     pub sharing: u32,
-    /// Zeros.
-    pub padding: u32,
+    /// Query heads.
+    pub heads: u32,
 }

@@ -12,6 +12,8 @@ struct Place {
     keys: [i32; 2],
     /// The key behind those that follow, of no sequence.
     keys_behind: i32,
+    /// The sequence's number.
+    number: u32,
 }
 
 /// Queries or keys: offsets or lengths as they lie in memory.
@@ -22,31 +24,41 @@ struct Side {
     step: u32,
     /// Rows of a batch entry.
     rows: i32,
+    /// Address of the first row of each entry; 0 where all begin with row 0.
+    first: u64,
 }
 
 impl Side {
-    /// # Safety
-    /// The entry is readable.
-    #[inline(always)]
-    unsafe fn load(self, entry: u32) -> i32 {
-        // SAFETY: the caller's promise.
-        unsafe { global::load_u32(self.address + 4 * u64::from(entry)) as i32 }
-    }
-
-    /// The rows of a sequence that is steps apart from others, whose length is at this entry; of any length, those that it has.
+    /// The rows of a sequence that is steps apart from others, whose length and first row are at this entry; of any numbers, rows
+    /// that it has.
     ///
     /// # Safety
-    /// The entry is readable, if there are lengths.
+    /// The entry is readable, if there are lengths or first rows.
     #[inline(always)]
     unsafe fn of_sequence(self, sequence: u32, entry: u32) -> [i32; 2] {
-        let first = (sequence * self.step) as i32;
-        let mut length = self.step as i32;
-        if self.address != 0 {
-            // SAFETY: the caller's promise.
-            length = unsafe { self.load(entry) }.max(0).min(length);
+        let start = (sequence * self.step) as i32;
+        let (mut first, mut length) = (0, self.step as i32);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.address != 0 {
+                length = load(self.address, entry).max(0).min(length);
+            }
+            if self.first != 0 {
+                first = load(self.first, entry).max(0).min(length);
+            }
         }
-        [first, first + length]
+        [start + first, start + length]
     }
+}
+
+/// Entry `index` of an array of numbers.
+///
+/// # Safety
+/// The entry is readable.
+#[inline(always)]
+unsafe fn load(address: u64, index: u32) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { global::load_u32(address + 4 * u64::from(index)) as i32 }
 }
 
 /// Writes the ranges of the block's queries and keys, with `W` warps a block.
@@ -56,12 +68,13 @@ impl Side {
 /// and writable ranges.
 #[inline(always)]
 pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
-    let of_queries = (params.q, params.queries, params.seqlen_q);
-    let of_keys = (params.kv, params.keys, params.seqlen_kv);
-    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows)| Side {
+    let of_queries = (params.q, params.queries, params.seqlen_q, 0);
+    let of_keys = (params.kv, params.keys, params.seqlen_kv, params.first_keys);
+    let [q, kv] = [of_queries, of_keys].map(|(address, step, rows, first)| Side {
         address,
         step,
         rows: rows as i32,
+        first,
     });
     // SAFETY: the launch has this many threads a block; the entries are readable, and each thread writes ranges of its own.
     unsafe {
@@ -89,6 +102,9 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             let to = params.key_ranges + size_of::<KeyRange>() as u64 * number;
             let range = [start, end, offset, begun].map(|number| number as u32);
             global::store_u32x4(to, range);
+            if params.slopes != 0 {
+                write_slopes(params, place.number, query as u32);
+            }
         } else if params.query_ranges != 0
             && number < queries + u64::from(params.batch) * u64::from(params.seqlen_kv)
         {
@@ -111,6 +127,24 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
             };
             let to = params.query_ranges + size_of::<QueryRange>() as u64 * number;
             global::store_u32x2(to, range.map(|number| number as u32));
+        }
+    }
+}
+
+/// Writes the slopes of a sequence as those of a query.
+///
+/// # Safety
+/// There are slopes of all sequences, and the query's are writable.
+#[inline(always)]
+unsafe fn write_slopes(params: &RangesParams, sequence: u32, query: u32) {
+    for head in 0..params.heads {
+        let from =
+            i64::from(sequence) * params.slopes_sequence + i64::from(head) * params.slopes_head;
+        let to = u64::from(head) * u64::from(params.seqlen_q) + u64::from(query);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let slope = global::load_u32(params.slopes.wrapping_add_signed(4 * from));
+            global::store_u32(params.query_slopes + 4 * to, slope);
         }
     }
 }
@@ -143,8 +177,9 @@ unsafe fn sequence_of(
             queries,
             keys,
             keys_behind: ((sequence + 1) * other.step) as i32,
+            number: sequence,
         };
-        (place, row < queries[1])
+        (place, (queries[0]..queries[1]).contains(&row))
     }
 }
 
@@ -164,8 +199,10 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
     while low < high {
         let middle = low + (high - low) / 2;
         // SAFETY: the caller's promise.
-        let between =
-            |side: Side, at: usize| unsafe { side.load(middle) }.max(before[at]).min(behind[at]);
+        let between = |side: Side, at: usize| {
+            let offset = unsafe { load(side.address, middle) };
+            offset.max(before[at]).min(behind[at])
+        };
         let found = [between(own, 0), between(other, 1)];
         if found[0] <= row {
             low = middle + 1;
@@ -187,6 +224,8 @@ unsafe fn by_offsets(offsets: u32, [own, other]: [Side; 2], row: i32) -> (Place,
         queries,
         keys,
         keys_behind: other.rows,
+        // Rows of no sequence see no key, whatever their slope.
+        number: low.max(1).min(offsets - 1) - 1,
     };
     (place, low > 0 && low < offsets)
 }

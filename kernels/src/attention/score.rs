@@ -161,6 +161,8 @@ pub struct Optional {
     base2: f32,
     /// ALiBi's slope, in base 2.
     slope: f32,
+    /// Address of the head's slope, or of those of its queries.
+    slopes: u64,
     scale: SoftmaxScale,
     queries: i32,
     keys: i32,
@@ -175,7 +177,7 @@ impl Score for Optional {
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {
         let options = &params.options;
-        let (alibi, softcap) = (switch::alibi(), switch::softcap() != 0);
+        let (alibi, softcap) = (switch::alibi() != 0, switch::softcap() != 0);
         let cap = options.softcap.max(LEAST_SOFTCAP).min(MOST_SOFTCAP);
         let base2 = math::mul_rz(LOG2_E, if softcap { cap } else { params.scale });
         let scale = match (alibi || has_bias(), softcap) {
@@ -196,6 +198,7 @@ impl Score for Optional {
                 .min(f32::MAX),
             base2,
             slope: 0.0,
+            slopes: options.alibi,
             scale,
             queries: params.seqlen_q as i32,
             keys: params.seqlen_kv as i32,
@@ -211,9 +214,9 @@ impl Score for Optional {
         if alibi && options.alibi != 0 {
             let (batch, head) = (i64::from(batch), i64::from(head));
             let place = batch * options.alibi_batch + head * options.alibi_head;
+            score.slopes = options.alibi.wrapping_add_signed(4 * place);
             // SAFETY: a launch has a slope for each head.
-            let slope = unsafe { global::load_f32(options.alibi.wrapping_add_signed(4 * place)) };
-            score.slope = math::mul_rz(LOG2_E, slope);
+            score.slope = unsafe { slope_at(score.slopes) };
         }
         score
     }
@@ -265,8 +268,8 @@ impl Score for Optional {
                 }
             }
         }
-        let (has_alibi, bias) = (switch::alibi(), switch::bias());
-        if has_alibi || bias != 0 {
+        let (alibi, bias) = (switch::alibi(), switch::bias());
+        if alibi != 0 || bias != 0 {
             if TRANSPOSED {
                 for mt in 0..MT {
                     for nt in 0..NT {
@@ -275,7 +278,7 @@ impl Score for Optional {
                     }
                 }
             } else {
-                self.add_to_rows(s, corner, has_alibi, bias);
+                self.add_to_rows(s, corner, alibi, bias);
             }
         }
         if !TRANSPOSED && bias != 0 && switch::bias_vectors() {
@@ -291,7 +294,7 @@ impl Score for Optional {
             self.tanh(tile, softcap);
             derivatives.0 = tile.0.map(|tanh| math::fma(-tanh, tanh, 1.0));
         }
-        if switch::alibi() || has_bias() {
+        if switch::alibi() != 0 || has_bias() {
             self.add_to_transposed(tile, corner);
         }
         derivatives
@@ -424,7 +427,18 @@ fn small_tanh(square: f32) -> f32 {
 const SOFTCAP_FAR: u32 = Switch::SoftcapFar.constant().1;
 const BIAS_F16: u32 = Switch::BiasF16.constant().1;
 const BIAS_F32: u32 = Switch::BiasF32.constant().1;
+const ALIBI_ROWS: u32 = Switch::AlibiRows.constant().1;
 const GRADIENT_VECTORS: u32 = Switch::BiasGradientVectors.constant().1;
+
+/// A slope, in base 2.
+///
+/// # Safety
+/// The address is readable.
+#[inline(always)]
+unsafe fn slope_at(address: u64) -> f32 {
+    // SAFETY: the caller's promise.
+    math::mul_rz(LOG2_E, unsafe { global::load_f32(address) })
+}
 
 /// Whether there is a bias.
 #[inline(always)]
@@ -514,8 +528,15 @@ impl Optional {
     #[inline(always)]
     fn add_to_transposed(self, tile: &mut Accumulator, corner: Corner) {
         tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
-        if switch::alibi() {
-            self.subtract_distances::<true>(tile, corner, special::lane(), switch::ranges);
+        if switch::alibi() != 0 {
+            let has_slopes = || switch::alibi() == ALIBI_ROWS;
+            self.subtract_distances::<true>(
+                tile,
+                corner,
+                special::lane(),
+                switch::ranges,
+                has_slopes,
+            );
         }
         if has_bias() {
             for i in 0..8 {
@@ -540,19 +561,20 @@ impl Optional {
         self,
         s: &mut [[Accumulator; NT]; MT],
         corner: Corner,
-        has_alibi: bool,
+        alibi: u32,
         bias: u32,
     ) {
         let lane = special::lane();
-        let has_ranges = switch::ranges();
+        let (has_ranges, has_slopes) = (switch::ranges(), alibi == ALIBI_ROWS);
         for mt in 0..MT {
             for nt in 0..NT {
                 let (tile, corner) = (&mut s[mt][nt], corner.skip::<false>(mt, nt));
                 tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
-                if has_alibi {
+                if alibi != 0 {
                     // SAFETY: all lanes of the warp add to their scores together.
                     unsafe { fence() }
-                    self.subtract_distances::<false>(tile, corner, lane, || has_ranges);
+                    let (ranges, slopes) = (|| has_ranges, || has_slopes);
+                    self.subtract_distances::<false>(tile, corner, lane, ranges, slopes);
                 }
             }
         }
@@ -634,24 +656,30 @@ impl Optional {
         corner: Corner,
         lane: u32,
         has_ranges: impl Fn() -> bool,
+        has_slopes: impl Fn() -> bool,
     ) {
         let [query, key] = place::<TRANSPOSED>(lane, 0).map(|place| place as i32);
         let first = corner.query + corner.diagonal - corner.key + query - key;
         // Elements of one query share its place.
         let queries: &[u32] = if TRANSPOSED { &[0, 1, 8, 9] } else { &[0, 8] };
         for &of_tile in queries {
-            let mut first = first;
+            let (mut first, mut slope) = (first, self.slope);
             if has_ranges() {
                 let query = corner.query + query + of_tile as i32;
                 // SAFETY: a launch with ranges has one for each query.
                 let [.., offset, _] = unsafe { load_range(self.ranges, self.queries, query) };
                 first += offset as i32 - (self.keys - self.queries);
+                if has_slopes() {
+                    let query = query.max(0).min(self.queries - 1) as u64;
+                    // SAFETY: a launch with slopes of sequences has one for each query.
+                    slope = unsafe { slope_at(self.slopes + 4 * query) };
+                }
             }
             for i in 0..8 {
                 let [query, key] = place::<TRANSPOSED>(0, i as u32);
                 if query == of_tile {
                     let distance = (first as f32 + (query as f32 - key as f32)).abs();
-                    tile.0[i] = math::fma_rz(-self.slope, distance, tile.0[i]);
+                    tile.0[i] = math::fma_rz(-slope, distance, tile.0[i]);
                 }
             }
         }

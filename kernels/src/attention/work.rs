@@ -7,8 +7,21 @@ use super::sequence::{Sequence, Split};
 use super::visits::Visits;
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::special;
+use crate::ptx::{global, special};
 use crate::tile::registers::opaque;
+
+/// The entry of k and v that serves a batch entry: the [cache's](crate::abi::Options::cache), if there is one.
+#[inline(always)]
+pub fn cache_entry(params: &ForwardParams, batch: u32) -> u32 {
+    let options = &params.options;
+    if options.cache == 0 {
+        return batch;
+    }
+    let address = options.cache + 4 * u64::from(batch);
+    // SAFETY: a launch with a cache has a number for each batch entry.
+    let entry = unsafe { global::load_u32(address) } as i32;
+    entry.max(0).min(options.cache_entries as i32 - 1) as u32
+}
 
 /// A query tile of a batch entry and its heads, and a split of the keys.
 pub struct WorkTile<H> {
@@ -18,6 +31,8 @@ pub struct WorkTile<H> {
     pub heads: H,
     /// The first row of the tile.
     pub first: u32,
+    /// The entry of k and v.
+    entry: u32,
     split: u32,
     dim: u32,
 }
@@ -42,10 +57,29 @@ impl<H: Heads> WorkTile<H> {
     pub fn new(params: &ForwardParams, split: u32, batch: u32, tile_head: u32, first: u32) -> Self {
         WorkTile {
             sequence: Sequence::new(params, batch),
+            entry: batch,
             heads: H::new(params, tile_head),
             first,
             split,
             dim: opaque(params.dim),
+        }
+    }
+
+    /// The work on the [cache's](crate::abi::Options::cache) entry of k and v, if there is a cache.
+    #[inline(always)]
+    pub fn of_cache(self, params: &ForwardParams) -> Self {
+        WorkTile {
+            entry: cache_entry(params, self.sequence.batch),
+            ..self
+        }
+    }
+
+    /// The work in a kernel with such scores: with options it [reads a cache](Self::of_cache).
+    #[inline(always)]
+    pub fn with_scores<C: Score>(self, params: &ForwardParams) -> Self {
+        match C::SCALED {
+            true => self,
+            false => self.of_cache(params),
         }
     }
 
@@ -120,8 +154,12 @@ impl<H: Heads> WorkTile<H> {
 
     #[inline(always)]
     fn rows_of_keys(&self, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
-        let head = self.heads.kv_head();
-        self.sequence.head_rows(tensor, head, elements).skip(first)
+        let (head, batch) = (self.heads.kv_head(), self.entry);
+        let sequence = Sequence {
+            batch,
+            ..self.sequence
+        };
+        sequence.head_rows(tensor, head, elements).skip(first)
     }
 
     /// The blocks of `bc` keys that query tile number `tile` visits, on a split.

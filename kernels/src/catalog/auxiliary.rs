@@ -15,6 +15,8 @@ pub enum Auxiliary {
     MergeBackward(Dtype),
     /// Copies of inputs whose rows are not [aligned](crate::abi::TensorRef::is_aligned).
     Pack,
+    /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
+    Unpack,
     /// What queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
@@ -30,7 +32,7 @@ impl Auxiliary {
     pub const MERGED_ROWS: u32 = 8 * Self::WARPS;
     /// Warps of a block that looks for the blocks of keys that a mask shows.
     pub const BLOCKS_WARPS: u32 = 16;
-    /// Rows of a head that a block packs.
+    /// Rows of a head that a block packs or unpacks.
     pub const PACK_ROWS: u32 = 64;
     const BULK_STAGES: u32 = 2;
 }
@@ -42,6 +44,7 @@ impl Spec for Auxiliary {
             Auxiliary::Merge(dtype) => format!("merge_{}", dtype.name()),
             Auxiliary::MergeBackward(dtype) => format!("merge_backward_{}", dtype.name()),
             Auxiliary::Pack => "pack".into(),
+            Auxiliary::Unpack => "unpack".into(),
             Auxiliary::Ranges => "ranges".into(),
             Auxiliary::Blocks => "blocks".into(),
             Auxiliary::BulkCopy => "bulk_copy".into(),
@@ -94,6 +97,9 @@ impl Spec for Auxiliary {
                 format!("(MergeBackwardParams) = {kernel}::<{element:?}, {warps}>")
             }
             Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
+            Auxiliary::Unpack => {
+                format!("(PackParams) = attention::pack::unpack::<{warps}, {rows}>")
+            }
             Auxiliary::Ranges => {
                 format!("(RangesParams) = attention::find_ranges::find_ranges::<{warps}>")
             }
@@ -111,7 +117,9 @@ impl Spec for Auxiliary {
             Auxiliary::Combine(_) => shfl(5 + 5 + 8),
             // Two rounds for the product of a row.
             Auxiliary::MergeBackward(_) => shfl(2),
-            Auxiliary::Merge(_) | Auxiliary::Pack | Auxiliary::Ranges => Collectives::NONE,
+            Auxiliary::Merge(_) | Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Ranges => {
+                Collectives::NONE
+            }
             // Whether a pair is shown, and whether one is hidden.
             Auxiliary::Blocks => bar(2) + vote(2),
             // A wait and an arrival of each role.

@@ -276,8 +276,13 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     ];
     let of_types = of_types.into_iter().flat_map(|of| Dtype::ALL.map(of));
     let families = families.chain(of_types.map(Family::Auxiliary));
-    let families = families
-        .chain([Auxiliary::Pack, Auxiliary::Ranges, Auxiliary::Blocks].map(Family::Auxiliary));
+    let around = [
+        Auxiliary::Pack,
+        Auxiliary::Unpack,
+        Auxiliary::Ranges,
+        Auxiliary::Blocks,
+    ];
+    let families = families.chain(around.map(Family::Auxiliary));
     let families = families.chain(backward::all().map(Family::Backward));
     let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));

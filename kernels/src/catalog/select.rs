@@ -15,8 +15,11 @@ pub struct Request {
     pub dim_v: u32,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: bool,
-    /// Whether the call has [options](crate::abi::Options) that plain kernels lack.
+    /// Whether the call has [options](crate::abi::Options) that plain kernels lack, beside a cache.
     pub optional: bool,
+    /// Whether batch entries name the entries of a [cache](crate::abi::Options::cache), which decode kernels and kernels with
+    /// options read.
+    pub cached: bool,
     /// Queries per head.
     pub seqlen_q: u32,
     /// Query heads that share a key/value head.
@@ -48,13 +51,16 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
         Some(Forward::of(kind, request.dtype, dim, request.class))
     };
     let is_hopper = Target::Sm90a.runs_on(request.compute_capability);
-    if request.optional {
+    let optional = || {
         let hopper = of(Kind::HopperOptional).filter(|_| is_hopper);
         let other = match is_wide(request.dim.max(request.dim_v)) {
             true => Kind::WideOptional,
             false => Kind::Optional,
         };
-        return found(hopper.or(of(other))?, request);
+        found(hopper.or(of(other))?, request)
+    };
+    if request.optional || request.cached && is_wide(request.dim) {
+        return optional();
     }
     if is_wide(request.dim) {
         let hopper = of(Kind::Hopper { causal }).filter(|hopper| {
@@ -92,6 +98,8 @@ pub fn select(request: &Request) -> Option<&'static Kernel> {
     };
     let chosen = if rows <= u64::from(decode_rows) {
         decode
+    } else if request.cached {
+        return optional();
     } else if request.group > 1 && request.seqlen_q <= half && rows <= u64::from(MAX_SEQLEN) {
         packed
     } else {
@@ -119,6 +127,7 @@ mod tests {
             dim_v: 128,
             causal: true,
             optional: false,
+            cached: false,
             seqlen_q,
             group,
             compute_capability: (9, 0),

@@ -28,8 +28,8 @@ switches! {
     /// The kind of softcap: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is none.
     softcap = "softcap" as u32, core::convert::identity;
 
-    /// Whether [`Switch::Alibi`](crate::abi::Switch::Alibi) is on.
-    alibi = "alibi" as bool, is_on;
+    /// The kind of ALiBi: the [value](crate::abi::Switch::constant) of its switch, or 0 if there is none.
+    alibi = "alibi" as u32, core::convert::identity;
 
     /// Whether [`Switch::Ranges`](crate::abi::Switch::Ranges) is on.
     ranges = "ranges" as bool, is_on;

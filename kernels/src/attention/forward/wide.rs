@@ -66,7 +66,7 @@ pub unsafe fn wide<
     let thread = unsafe { special::thread(threads) };
     let lane = thread % 32;
 
-    let work = WorkTile::<H>::of_block(params, br);
+    let work = WorkTile::<H>::of_block(params, br).with_scores::<C>(params);
     let (first, rows, split) = (work.first, work.row_count(), work.keys(params));
     let visible = work.mask::<M>(params, split);
     let last = (first + br).min(rows) - 1;

@@ -8,6 +8,7 @@ use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
 use crate::attention::mask::Mask;
 use crate::attention::score::{Corner, Score};
+use crate::attention::work::cache_entry;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
@@ -77,6 +78,10 @@ pub unsafe fn produce<
             let job = Job::at::<H, M>(&params.forward, tile, br);
             let part = Part::<H, M>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
+            let entry = match C::SCALED {
+                true => batch,
+                false => cache_entry(&params.forward, batch),
+            };
             let split = part.work.keys(&params.forward);
             let visits = job.visits::<H, M>(&params.forward, &part.work, split, [br, bc]);
             let score = C::new(&params.forward, batch, part.work.heads.first());
@@ -92,7 +97,7 @@ pub unsafe fn produce<
                     let row = (part.keys + visits.block(turns.block(j)) * bc) as i32;
                     let bytes = memory.k_bytes() / chunks;
                     let columns = [chunk * columns, columns];
-                    load(k, k_map, full, bytes, columns, (row, head, batch));
+                    load(k, k_map, full, bytes, columns, (row, head, entry));
                 });
                 let key = (visits.block(turns.block(j)) * bc) as i32;
                 let corner = Corner::new(part.first, key, part.work.sequence, split);
@@ -138,7 +143,7 @@ pub unsafe fn produce<
                     let row = (part.keys + visits.block(turns.block(j)) * bc + skipped) as i32;
                     let bytes = memory.v_bytes() / chunks;
                     let columns = [part.work.heads.slice() * columns, columns];
-                    load(v, v_map, full, bytes, columns, (row, head, batch));
+                    load(v, v_map, full, bytes, columns, (row, head, entry));
                 });
                 place = place.next();
             }
