@@ -5,6 +5,7 @@ mod alignment;
 mod backward;
 mod backward_rows;
 mod bulk_copy;
+mod caches;
 mod classes;
 mod counters;
 mod definition;
@@ -13,6 +14,7 @@ mod emulated;
 mod errors;
 mod far_scores;
 mod gemm;
+mod head_dims;
 mod hopper_packed;
 mod kernels;
 #[cfg(feature = "ladder")]
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         ("backward", backward::tests()),
         ("backward_rows", backward_rows::tests()),
         ("bulk_copy", bulk_copy::tests()),
+        ("caches", caches::tests()),
         ("classes", classes::tests()),
         ("counters", counters::tests()),
         ("definition", definition::tests()),
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         ("errors", errors::tests()),
         ("far_scores", far_scores::tests()),
         ("gemm", gemm::tests()),
+        ("head_dims", head_dims::tests()),
         ("hopper_packed", hopper_packed::tests()),
         ("kernels", kernels::tests()),
         #[cfg(feature = "ladder")]

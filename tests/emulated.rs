@@ -280,7 +280,7 @@ fn packed(device: &Device, from: RawTensor) -> Result<Vec<u16>, libtest_mimic::F
     let mut plan = steps.finish("pack", 1);
     plan.workspace_bytes = 0;
     // To memory that can be read, in place of a workspace.
-    let (step, to) = (&mut plan.steps[0], offset_of!(PackParams, to));
+    let (step, to) = (&mut plan.steps[0], offset_of!(PackParams, copy));
     step.params[to..to + 8].copy_from_slice(&copy.address_mut().to_ne_bytes());
     step.places.clear();
     // SAFETY: the step has its kernel's own parameters; the tensor behind `from` and the copy live.

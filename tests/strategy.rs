@@ -159,7 +159,7 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
             },
         };
         let first_keys = first.filter(|_| !packed);
-        let first_keys = first_keys.map(|first| lengths(&first, case.seqlen_kv));
+        let first_keys = first_keys.map(|first| numbers(&first, case.batch, case.seqlen_kv));
         Case {
             batch: if packed { 1 } else { case.batch },
             modifiers: Modifiers {

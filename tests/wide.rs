@@ -7,7 +7,9 @@ use crate::special_values;
 use attention::emulator::Options;
 use attention::{Class, Device, Dtype, RawOptions, bf16, f16, kernel};
 use proptest::prelude::*;
-use tests::strategy::{cases, check_some, few_queries, of_dims, scheduled};
+use tests::strategy::{
+    cases, check_some, few, few_queries, modified, of_dims, scheduled, sequenced,
+};
 use tests::{Case, Outcome, PASSED, Test};
 
 /// Random cases of each kind.
@@ -23,7 +25,11 @@ pub fn tests() -> Vec<Test> {
                 run(&Device::emulator_of(class, Options::default())?)
             })
         };
-        [test("any", any), test("each_dim", each_dim)]
+        [
+            test("any", any),
+            test("each_dim", each_dim),
+            test("options", with_options),
+        ]
     };
     let of_classes = Class::ALL.iter().flat_map(of_class);
     let kernels = [
@@ -49,8 +55,11 @@ pub fn tests() -> Vec<Test> {
     let schedules = Test::emulator("schedules", |_| schedules());
     let tests = of_classes.chain(kernels).chain(special);
     // The emulator's are those of a class.
-    let any = Test::new("any", any).not_emulated();
-    tests.chain([any, schedules]).collect()
+    let of_cases = [
+        Test::new("any", any).not_emulated(),
+        Test::new("options", with_options).not_emulated(),
+    ];
+    tests.chain(of_cases).chain([schedules]).collect()
 }
 
 /// The cases with head dims above 256.
@@ -74,6 +83,15 @@ fn small() -> impl Strategy<Value = Case> {
 
 fn any(device: &Device) -> Outcome {
     check_some(device, count(device), small())
+}
+
+/// Random options and sequences.
+fn with_options(device: &Device) -> Outcome {
+    let cases = prop_oneof![
+        wide(modified(few_queries(cases()))),
+        wide(sequenced(modified(cases()))),
+    ];
+    check_some(device, few(device, count(device)), cases)
 }
 
 /// Only wide kernels and Hopper's serve these head dims, of which each has a kernel of its own or is the next one. The

@@ -51,7 +51,7 @@ pub struct AttentionOptions {
     pub splits: u32,
     /// Whether gradients are the same bits in every run.
     pub deterministic: u32,
-    /// Whether a GPU checks the numbers of sequences before it computes. The CPU always does.
+    /// Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
     pub check_lengths: u32,
     /// Which `AttentionSequences` the call has.
     pub sequences: u32,
@@ -61,7 +61,7 @@ pub struct AttentionOptions {
     pub mask_type: u32,
     /// Name of the kernel; NULL for the best.
     pub kernel: *const c_char,
-    /// Slopes of ALiBi, `float[batch, heads]`.
+    /// Slopes of ALiBi, `float[batch, heads]`, or of packed sequences `float[sequences, heads]`.
     pub alibi: *const AttentionTensor,
     /// Sinks, `float[heads]`: logits of keys without values.
     pub sinks: *const AttentionTensor,
@@ -73,6 +73,11 @@ pub struct AttentionOptions {
     pub sequences_q: *const AttentionTensor,
     /// Offsets or lengths of keys, with stride 1.
     pub sequences_kv: *const AttentionTensor,
+    /// The first key of each entry of the batch, `int32[batch]` with stride 1; not of packed sequences.
+    pub first_keys: *const AttentionTensor,
+    /// The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
+    /// call has no gradients.
+    pub cache_entries: *const AttentionTensor,
 }
 
 // SAFETY: numbers and pointers, the size first.
@@ -103,6 +108,8 @@ impl Default for AttentionOptions {
             mask: null(),
             sequences_q: null(),
             sequences_kv: null(),
+            first_keys: null(),
+            cache_entries: null(),
         }
     }
 }
@@ -186,6 +193,8 @@ impl AttentionOptions {
                 mask: optional(of, "mask", self.mask, if bits { 4 } else { 1 })?
                     .map(|tensor| RawMask { bits, tensor }),
                 sequences: self.sequences(of)?,
+                first_keys: optional(of, "first_keys", self.first_keys, 4)?,
+                cache_entries: optional(of, "cache_entries", self.cache_entries, 4)?,
                 check_lengths: flag(self.check_lengths, "check_lengths")?,
                 custom: None,
             })

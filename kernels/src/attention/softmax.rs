@@ -66,13 +66,14 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
-    /// Before the first block: takes a score in base 2 that no key has into each row's sum; none if it is -inf.
+    /// Before the first block: takes a score in base 2 that no key has into each row's sum; none if it is -inf. Of the warps of
+    /// a team, which add up their sums, the `first` alone counts it.
     #[inline(always)]
-    pub fn take_sink(&mut self, sink: f32) {
+    pub fn take_sink(&mut self, sink: f32, first: bool) {
         if sink != f32::NEG_INFINITY {
             for mt in 0..MT {
                 // One lane of a row has it in its sum.
-                let sum = if special::lane().is_multiple_of(4) {
+                let sum = if first && special::lane().is_multiple_of(4) {
                     1.0
                 } else {
                     0.0

@@ -275,6 +275,7 @@ mod tests {
                             dim_v: dim,
                             causal,
                             optional: false,
+                            cached: false,
                             seqlen_q,
                             group,
                             compute_capability,

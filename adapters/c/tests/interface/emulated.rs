@@ -267,6 +267,43 @@ fn lengths_are_checked_where_options_say_so() {
 }
 
 #[test]
+fn entries_of_a_cache_are_read_and_have_no_gradients() {
+    let Some(gpu) = Emulator::open() else { return };
+    let entries = AttentionTensor {
+        address: gpu.alloc(4),
+        shape: [1, 0, 0, 0],
+        strides: [1, 0, 0, 0],
+    };
+    let options = AttentionOptions {
+        cache_entries: &entries,
+        check_lengths: 1,
+        ..AttentionOptions::default()
+    };
+    let mut args = gpu.forward(&options);
+    // Two entries, of which the second is the first one's.
+    for tensor in [&mut args.k, &mut args.v] {
+        (tensor.shape[0], tensor.strides[0]) = (2, 0);
+    }
+    for (entry, expected) in [(1_i32, OK), (2, ARGUMENT)] {
+        let bytes = entry.to_ne_bytes();
+        // SAFETY: the device is open, and both sides have four bytes.
+        let uploaded =
+            unsafe { attention_upload(gpu.0, entries.address, bytes.as_ptr().cast(), 4) };
+        assert_eq!(uploaded, OK);
+        assert_eq!(gpu.run(&args, 0, 0), expected, "{}", last_error());
+    }
+    assert_eq!(
+        last_error(),
+        "cache_entries[0] is 2; it must be from 0 to 1"
+    );
+    let backward = gpu.backward(&gpu.forward(&options));
+    let mut plan = null_mut();
+    // SAFETY: the device is open, and the structs live.
+    let status = unsafe { attention_plan_backward(gpu.0, &backward, &mut plan) };
+    assert_eq!(status, AttentionStatus::Unsupported);
+}
+
+#[test]
 fn merges_need_no_workspace() {
     let Some(gpu) = Emulator::open() else { return };
     let merge = AttentionMerge {

@@ -25,6 +25,9 @@ pub struct Modifiers {
     /// Whether it is of bits.
     pub mask: Option<(Repeats, bool)>,
     pub sequences: Option<Sequences<Vec<i32>>>,
+    /// Whether packed sequences have slopes of their own.
+    pub own_slopes: bool,
+    pub first_keys: Option<Vec<i32>>,
     pub deterministic: bool,
 }
 
@@ -39,10 +42,11 @@ pub struct ModifierTensors<'m> {
     bytes: Option<Tensor<u8>>,
     bits: Option<Tensor<u32>>,
     sequences: Option<Sequences<Tensor<i32, 1>>>,
+    first_keys: Option<Tensor<i32, 1>>,
 }
 
 /// Tensors of options as C has them, in the order of [`AttentionOptions`].
-pub type COptionTensors = [Option<AttentionTensor>; 6];
+pub type COptionTensors = [Option<AttentionTensor>; 7];
 
 /// The shape of a bias or mask.
 fn shape_of(problem: &Problem, repeats: Repeats) -> [usize; 4] {
@@ -77,10 +81,14 @@ impl Modifiers {
             tensor.map(Some)
         }
         let cpu = &Device::cpu();
-        let slopes: Vec<f32> = (0..problem.batch * problem.heads)
+        let slopes_of = match &self.sequences {
+            Some(Sequences::Packed { q, .. }) if self.own_slopes => q.len() - 1,
+            _ => problem.batch,
+        };
+        let slopes: Vec<f32> = (0..slopes_of * problem.heads)
             .map(|i| 0.07 * i as f32)
             .collect();
-        let alibi = || Tensor::new(cpu, [problem.batch, problem.heads], &slopes);
+        let alibi = || Tensor::new(cpu, [slopes_of, problem.heads], &slopes);
         let sinks = || Tensor::new(cpu, [problem.heads], &random::sinks(problem, seed));
         let mask = |wanted| {
             let (repeats, bits) = self.mask?;
@@ -111,6 +119,7 @@ impl Modifiers {
             sequences: sequences
                 .map(|sequences| sequences.try_map(numbers))
                 .transpose()?,
+            first_keys: self.first_keys.as_ref().map(numbers).transpose()?,
         })
     }
 }
@@ -139,6 +148,9 @@ impl ModifierTensors<'_> {
         }
         if let Some(mask) = &self.bits {
             call = call.mask(mask);
+        }
+        if let Some(first_keys) = &self.first_keys {
+            call = call.first_keys(first_keys);
         }
         match &self.sequences {
             Some(Sequences::Packed { q, kv }) => call.packed(q, kv),
@@ -189,12 +201,15 @@ impl ModifierTensors<'_> {
         });
         let alibi = self.alibi.as_ref().map(|alibi| c_tensor(alibi.as_raw()));
         let sinks = self.sinks.as_ref().map(|sinks| c_tensor(sinks.as_raw()));
-        Ok([alibi, sinks, bias, mask, q, kv])
+        let first = self.first_keys.as_ref();
+        let first = first.map(|first| c_tensor(first.as_raw()));
+        Ok([alibi, sinks, bias, mask, q, kv, first])
     }
 
     /// The options as C has them.
     pub fn c_options(&self, tensors: &COptionTensors) -> AttentionOptions {
-        let [alibi, sinks, bias, mask, sequences_q, sequences_kv] = tensors.each_ref().map(pointer);
+        let [alibi, sinks, bias, mask, others @ ..] = tensors.each_ref().map(pointer);
+        let [sequences_q, sequences_kv, first_keys] = others;
         let modifiers = self.modifiers;
         let bound = |keys: Option<usize>| keys.map_or(-1, |keys| keys as i64);
         let sequences = match &self.sequences {
@@ -223,6 +238,7 @@ impl ModifierTensors<'_> {
             mask,
             sequences_q,
             sequences_kv,
+            first_keys,
             ..AttentionOptions::default()
         }
     }

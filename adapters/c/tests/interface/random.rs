@@ -25,11 +25,11 @@ fn modifiers() -> impl Strategy<Value = Modifiers> {
         option::of(0.5..30.0_f32),
         prop_oneof![Just(Window::NONE), window],
     );
-    let flags = any::<[bool; 4]>();
+    let flags = any::<[bool; 5]>();
     let bias = option::of((any::<[bool; 3]>(), select(&Dtype::ALL[..])));
     let mask = option::of((any::<[bool; 3]>(), any::<bool>()));
     (numbers, flags, bias, mask).prop_map(|((scale, softcap, window), flags, bias, mask)| {
-        let [causal, alibi, sinks, deterministic] = flags;
+        let [causal, alibi, sinks, deterministic, own_slopes] = flags;
         Modifiers {
             causal,
             window,
@@ -40,13 +40,21 @@ fn modifiers() -> impl Strategy<Value = Modifiers> {
             bias,
             mask,
             sequences: None,
+            own_slopes,
+            first_keys: None,
             deterministic,
         }
     })
 }
 
-/// The case with packed sequences, padded ones, or none.
-fn sequenced(case: Case, kind: usize, count: usize, [q, kv]: [Vec<f64>; 2]) -> Case {
+/// The case with packed sequences, padded ones, or none. Where they are not packed, they may have first keys.
+fn sequenced(
+    case: Case,
+    kind: usize,
+    count: usize,
+    [q, kv]: [Vec<f64>; 2],
+    first: Option<Vec<f64>>,
+) -> Case {
     let numbers = |parts: &[f64], rows: usize| -> Vec<i32> {
         let parts = parts.iter();
         parts.map(|part| (part * rows as f64) as i32).collect()
@@ -69,10 +77,12 @@ fn sequenced(case: Case, kind: usize, count: usize, [q, kv]: [Vec<f64>; 2]) -> C
             (entries, Some(Sequences::Padded { q, kv }))
         }
     };
+    let first = first.filter(|_| kind != 1);
     Case {
         batch,
         modifiers: Modifiers {
             sequences,
+            first_keys: first.map(|first| numbers(&first[..entries], seqlen_kv)),
             ..case.modifiers
         },
         ..case
@@ -82,15 +92,20 @@ fn sequenced(case: Case, kind: usize, count: usize, [q, kv]: [Vec<f64>; 2]) -> C
 fn cases() -> impl Strategy<Value = Case> {
     let heads = (1..=2_usize, 1..=2_usize, 1..=3_usize);
     let rows = || 1..=70_usize;
-    let dims = (1..=10_usize, option::of(1..=10_usize));
+    let dims = (1..=80_usize, option::of(1..=80_usize));
     let kinds = (select(&Dtype::ALL[..]), any::<bool>(), any::<u64>());
     let layouts = [(); 8].map(|()| layouts());
     let parts = || vec(0.0..=1.0_f64, 5);
-    let sequences = (0..3_usize, 1..=4_usize, [parts(), parts()]);
+    let sequences = (
+        0..3_usize,
+        1..=4_usize,
+        [parts(), parts()],
+        option::of(parts()),
+    );
     let sizes = (heads, rows(), rows(), dims);
     (sizes, kinds, modifiers(), layouts, sequences).prop_map(
-        |(sizes, (dtype, d_lse, seed), modifiers, layouts, (kind, count, parts))| {
-            let ((batch, kv_heads, group), seqlen_q, seqlen_kv, (slices, slices_v)) = sizes;
+        |(sizes, (dtype, d_lse, seed), modifiers, layouts, (kind, count, parts, first))| {
+            let ((batch, kv_heads, group), seqlen_q, seqlen_kv, (dim, dim_v)) = sizes;
             let case = Case {
                 dtype,
                 batch,
@@ -98,14 +113,14 @@ fn cases() -> impl Strategy<Value = Case> {
                 group,
                 seqlen_q,
                 seqlen_kv,
-                dim: 8 * slices,
-                dim_v: 8 * slices_v.unwrap_or(slices),
+                dim,
+                dim_v: dim_v.unwrap_or(dim),
                 modifiers,
                 layouts,
                 d_lse,
                 seed,
             };
-            sequenced(case, kind, count, parts)
+            sequenced(case, kind, count, parts, first)
         },
     )
 }

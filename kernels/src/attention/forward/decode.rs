@@ -95,7 +95,7 @@ pub unsafe fn decode<
         let corner = Corner::new(row as i32, 0, work.sequence, split);
         let mut warp = Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
         warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()));
+            .take_sink(C::sink(params, split, work.heads.first()), true);
         // The first block always sets the maxima.
         let whole = whole.min(blocks.saturating_sub(1));
         let mut j = blocks;

@@ -124,7 +124,7 @@ pub unsafe fn sm80<
         let corner = Corner::new(row as i32, 0, work.sequence, split);
         let mut warp = Warp::<MT, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
         warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()));
+            .take_sink(C::sink(params, split, work.heads.first()), true);
 
         // Blocks `start..j` are left. Where the warp sees nothing of a block, it only copies.
         let mut j = blocks;

@@ -111,7 +111,7 @@ pub unsafe fn team<
         let corner = Corner::new(row as i32, 0, work.sequence, split);
         let mut warp = Warp::<MT, DT, OT, QT, Fixed, C>::new(q_tile, corner, score, &team());
         warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()));
+            .take_sink(C::sink(params, split, work.heads.first()), team().side == 0);
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {

@@ -158,7 +158,7 @@ pub unsafe fn wide<
         let score = C::new(params, work.sequence.batch, work.heads.first());
         let scale = score.scale();
         let mut softmax = Softmax::<MT>::new(scale);
-        softmax.take_sink(C::sink(params, split, work.heads.first()));
+        softmax.take_sink(C::sink(params, split, work.heads.first()), team.side == 0);
         let mut o = [[Accumulator::ZERO; OT]; MT];
         let mut reading = ring;
         let mut j = blocks;

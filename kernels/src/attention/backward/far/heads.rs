@@ -156,7 +156,7 @@ impl<M: Mask, C: Score> Heads<M, C> {
     pub unsafe fn totals<E: Element>(&self, forward: &ForwardParams, first: u32) -> [Total; 2] {
         let scale = self.score.scale();
         let mut softmax = Softmax::<1>::new(scale);
-        softmax.take_sink(C::sink(forward, self.sequence.whole(), self.head));
+        softmax.take_sink(C::sink(forward, self.sequence.whole(), self.head), true);
         let keys = self.keys_of(first);
         // SAFETY: the caller's promise; branches depend on the block alone.
         unsafe {

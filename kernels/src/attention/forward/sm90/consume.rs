@@ -132,7 +132,7 @@ pub unsafe fn consume<
             };
             let mut o = [Accumulator::ZERO; OT];
             let mut softmax = Softmax::<1>::new(scale);
-            softmax.take_sink(C::sink(params, split, heads));
+            softmax.take_sink(C::sink(params, split, heads), true);
             if j > own_start {
                 if !H::STRIDED {
                     let warp_row = who().1;
