@@ -50,9 +50,9 @@ fn refused_with(
 }
 
 fn dims(device: &Device) -> Outcome {
-    for dim in [0, 1, 4, 12, 63, 1032, 2048] {
+    for dim in [0, 1025, 1032, 2048] {
         let shape = [1, 1, 3, dim];
-        let error = refused(device, [shape; 3], "multiple of 8 from 8 to 1024")?;
+        let error = refused(device, [shape; 3], "from 1 to 1024")?;
         assert_eq!(error, Error::Dim(dim));
     }
     PASSED

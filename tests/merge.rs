@@ -307,7 +307,8 @@ fn dtypes(device: &Device) -> &'static [Dtype] {
 
 /// Every head dim, aligned and not.
 fn dims(device: &Device) -> Outcome {
-    for (i, dim) in (8..=1024).step_by(8).enumerate() {
+    let odd = [1, 3, 7, 9, 31, 33, 100, 127, 513, 1023];
+    for (i, dim) in (8..=1024).step_by(8).chain(odd).enumerate() {
         let layout = [Layout::Bhnd, Layout::Shifted][i % 2];
         let case = MergeCase {
             dtype: dtypes(device)[i / 2 % dtypes(device).len()],

@@ -356,8 +356,8 @@ mod tests {
         let said = |text: &str| format!("{:#}", file(text).expect_err("a bad file"));
         assert!(said("[]").contains("is empty"));
         assert!(said("{}").contains("is not a list of shapes"));
-        let odd = r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 7, "dtype": "f16"}]"#;
-        assert!(said(odd).contains("multiple of 8"), "{}", said(odd));
+        let odd = r#"[{"batch": 1, "heads": 1, "seqlen": 1, "dim": 1025, "dtype": "f16"}]"#;
+        assert!(said(odd).contains("from 1 to 1024"), "{}", said(odd));
         let with = |field: &str| {
             let rest = r#"{"batch": 1, "heads": 1, "seqlen": 1, "dim": 8, "dtype": "f16""#;
             said(&format!("[{rest}, {field}}}]"))
@@ -368,9 +368,9 @@ mod tests {
             let none = with(&format!(r#""{option}": 0"#));
             assert!(none.contains("nonzero"), "{none}");
         }
-        let odd = with(r#""dim_v": 12"#);
+        let odd = with(r#""dim_v": 0"#);
         assert!(
-            odd.contains("dim_v is 12; it must be a multiple of 8"),
+            odd.contains("dim_v is 0; it must be from 1 to 1024"),
             "{odd}"
         );
         let missing = Grid::File("no/such.json".into()).shapes();

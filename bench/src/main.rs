@@ -205,7 +205,7 @@ mod tests {
             ),
             ("--iters 0", "at least 1"),
             ("--grid nope", "cannot read nope"),
-            ("--dim 33", "multiple of 8"),
+            ("--dim 0", "it must be from 1 to 1024"),
             ("--window 5", "it must be LEFT,RIGHT"),
             ("--softcap 0", "softcap is 0; it must be finite"),
             ("--pass sideways", "[possible values: forward, backward]"),

@@ -112,7 +112,7 @@ mod tests {
         let none = [
             ("--kv-heads 0", "kv_heads is 0"),
             ("--heads 0", "heads is 0"),
-            ("--dim 33", "multiple of 8"),
+            ("--dim 0", "it must be from 1 to 1024"),
             ("--seqlen 5000000000", "at most"),
             ("--kernel forward_f16_d65", "forward_f16_d64"),
             ("--kernel gemm-simple", "multiplies matrices"),

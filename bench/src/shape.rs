@@ -36,7 +36,7 @@ pub struct Shape {
     #[arg(long, value_name = "M")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seqlen_kv: Option<usize>,
-    /// Head dim: a multiple of 8, at most 1024
+    /// Head dim, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64)]
     pub dim: usize,
     /// Head dim of v and o [default: dim]

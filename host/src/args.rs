@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "M", conflicts_with = "input")]
     #[arg(value_parser = whole(1..=MAX_SEQLEN as usize))]
     pub seqlen_kv: Option<usize>,
-    /// Head dim: a multiple of 8, at most 1024
+    /// Head dim, at most 1024
     #[arg(long, value_name = "D", default_value_t = 64, conflicts_with = "input")]
     #[arg(value_parser = dim)]
     pub dim: usize,
@@ -213,9 +213,8 @@ where
 /// Takes a head dim that some kernel serves.
 fn dim(given: &str) -> Result<usize, String> {
     const MAX: usize = MAX_HEAD_DIM as usize;
-    let allowed = |&dim: &usize| (8..=MAX).contains(&dim) && dim.is_multiple_of(8);
-    let must_be = format_args!("a multiple of 8 from 8 to {MAX}");
-    value(given, allowed, must_be)
+    let must_be = format_args!("a whole number from 1 to {MAX}");
+    value(given, |dim| (1..=MAX).contains(dim), must_be)
 }
 
 /// Takes a number that is finite as an `f32`.

@@ -228,7 +228,7 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
             .map(|run| -> Run { Box::new(move |device| run(device).map(drop)) })
             .into();
     }
-    // A combine kernel shows its faults after one that splits, the pack kernel before any.
+    // A combine kernel shows its faults after one that splits, the pack kernel before any, the unpack kernel after any.
     let kernel = match mutated.family {
         Family::Auxiliary(_) => catalog::named(FULL).expect("in the catalog"),
         _ => mutated,
@@ -239,11 +239,16 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
         true => (300, 400),
         false => (150, 210),
     };
+    let (batch, dim) = match mutated.family {
+        Family::Auxiliary(Auxiliary::Unpack) => (2, forward.dim as usize - 3),
+        _ => (1, forward.dim as usize),
+    };
     let case = Case {
         dtype: forward.dtype.into(),
+        batch,
         seqlen_q,
         seqlen_kv,
-        dim: forward.dim as usize,
+        dim,
         causal: forward.kind.serves(true),
         kernel: Some(kernel.name.to_owned()),
         ..Case::default()

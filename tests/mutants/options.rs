@@ -30,6 +30,12 @@ fn off(line: &str) -> String {
         .fold(line.to_owned(), |line, value| line.replace(value, ", 0;"))
 }
 
+/// Reads 0 in place of a parameter.
+fn zero(line: &str) -> String {
+    let (register, _) = line.split_once(',').expect("a register");
+    format!("{}, 0;", register.replace("ld.param", "mov"))
+}
+
 /// Takes the comparison's other edge.
 fn or_equal(line: &str) -> String {
     line.replace(".gt.", ".ge.").replace(".lt.", ".le.")
@@ -68,7 +74,7 @@ const IGNORED: [Mutant; 18] = ignored! {
     SUMS "bias, 3" "a bias left out of gradients on Hopper" All;
     SUMS "bias_gradient, 2" "no gradient of the bias on Hopper" All;
     SUMS "mask, 2" "the mask's bits left out of gradients on Hopper" All;
-    STORED "alibi, 1" "slopes left out of gradients on Hopper" All;
+    STORED "alibi, 2" "slopes of sequences left out of gradients on Hopper" All;
     STORED "ranges, 1" "sequences left out of gradients on Hopper" All;
     STORED "mask, 1" "the mask's bytes left out of gradients on Hopper" All;
 };
@@ -106,35 +112,35 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a query sees one key less",
         kernel: RANGES,
         pattern: "add.s32",
-        which: Nth(7),
+        which: Nth(9),
         change: one_less,
     },
     Mutant {
         what: "an offset of queries below those before it, for keys",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(9),
+        which: Nth(11),
         change: always_last,
     },
     Mutant {
         what: "an offset of queries above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(2),
+        which: Nth(3),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys below those before it",
         kernel: RANGES,
         pattern: "max.s32",
-        which: Nth(3),
+        which: Nth(4),
         change: always_last,
     },
     Mutant {
         what: "an offset of keys above those behind it",
         kernel: RANGES,
         pattern: "min.s32",
-        which: Nth(3),
+        which: Nth(4),
         change: always_last,
     },
     Mutant {
@@ -143,6 +149,41 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "min.s32",
         which: Nth(0),
         change: always_first,
+    },
+    Mutant {
+        what: "first keys left out",
+        kernel: RANGES,
+        pattern: "ranges_param_0+32]",
+        which: All,
+        change: zero,
+    },
+    Mutant {
+        what: "a first key below 0",
+        kernel: RANGES,
+        pattern: "max.s32",
+        which: Nth(2),
+        change: always_first,
+    },
+    Mutant {
+        what: "slopes of the first sequence for all",
+        kernel: RANGES,
+        pattern: "ranges_param_0+48]",
+        which: All,
+        change: zero,
+    },
+    Mutant {
+        what: "slopes of the first head for all",
+        kernel: RANGES,
+        pattern: "ranges_param_0+56]",
+        which: All,
+        change: zero,
+    },
+    Mutant {
+        what: "slopes of queries not written",
+        kernel: RANGES,
+        pattern: "st.global.b32",
+        which: All,
+        change: remove,
     },
     Mutant {
         what: "a length for each sequence of heads that share one",
@@ -320,6 +361,7 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
         STORED => (
             Modifiers {
                 alibi: true,
+                own_slopes: true,
                 softcap: Some(1e5),
                 mask: pairs(0),
                 sequences,
@@ -327,7 +369,7 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
             },
             &[
                 Switch::SoftcapFar,
-                Switch::Alibi,
+                Switch::AlibiRows,
                 Switch::MaskBytes,
                 Switch::Ranges,
             ],
@@ -440,7 +482,18 @@ pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
         },
         ..case.clone()
     };
-    let of_ranges = [falling, padded].into_iter();
+    let mut own_slopes = case.clone();
+    own_slopes.modifiers.alibi = true;
+    own_slopes.modifiers.own_slopes = true;
+    let on_the_left = Case {
+        batch: 3,
+        modifiers: Modifiers {
+            first_keys: Some(vec![-5, 30, 210]),
+            ..Modifiers::default()
+        },
+        ..case.clone()
+    };
+    let of_ranges = [falling, padded, own_slopes, on_the_left].into_iter();
     let of_ranges = of_ranges.filter(|_| kernel.name == RANGES);
     let runs = [case, odd].into_iter().chain(of_ranges).flat_map(|case| {
         let backward = has_gradients.then(|| BackwardCase {

@@ -1,4 +1,4 @@
-//! The pack kernel.
+//! The pack and unpack kernels.
 
 use super::change::remove;
 use super::{
@@ -7,6 +7,7 @@ use super::{
 };
 
 const PACK: &str = "pack";
+const UNPACK: &str = "unpack";
 
 pub const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -99,6 +100,55 @@ pub const MUTANTS: &[Mutant] = &[
         change: |l| {
             l.replace("ld.param", "mov")
                 .replace("[pack_param_0+16]", "0")
+        },
+    },
+    Mutant {
+        what: "an element of an output from its neighbour's place",
+        kernel: UNPACK,
+        pattern: "ld.global.b16",
+        which: All,
+        change: |l| l.replace("];", "+2];"),
+    },
+    Mutant {
+        what: "rows of an output past the last one",
+        kernel: UNPACK,
+        pattern: "min.u32",
+        which: Nth(0),
+        change: |l| {
+            let (register, operands) = l.split_once(',').expect("operands");
+            let (_, most) = operands.split_once(',').expect("two");
+            format!("{},{most}", register.replace("min.u32", "mov.b32"))
+        },
+    },
+    Mutant {
+        what: "heads and batches of an output exchanged",
+        kernel: UNPACK,
+        pattern: "div.u32",
+        which: Nth(1),
+        change: |l| l.replace("div", "rem"),
+    },
+    Mutant {
+        what: "the row of an output's element taken for its column",
+        kernel: UNPACK,
+        pattern: "div.u32",
+        which: Last,
+        change: |l| l.replace("div", "rem"),
+    },
+    Mutant {
+        what: "an output by the stride of heads for rows",
+        kernel: UNPACK,
+        pattern: "_param_0+24]",
+        which: All,
+        change: |l| l.replace("+24]", "+16]"),
+    },
+    Mutant {
+        what: "an output of the first head alone",
+        kernel: UNPACK,
+        pattern: "_param_0+16]",
+        which: All,
+        change: |l| {
+            l.replace("ld.param", "mov")
+                .replace("[unpack_param_0+16]", "0")
         },
     },
 ];

@@ -46,7 +46,7 @@ impl RawMerge {
 /// A part with an lse of -inf has no part in its row, whatever its o holds; two such parts give `o = 0` and `lse = -inf`. An lse
 /// of inf outweighs every finite one. Two of inf have no weights: lse stays inf and o is NaN. An lse of NaN makes both NaN.
 ///
-/// `dim_v` is a multiple of 8 up to 1024; batch, heads and seqlen may be 0. GPUs merge f16 and bf16, the CPU f32, too.
+/// `dim_v` is from 1 to 1024; batch, heads and seqlen may be 0. GPUs merge f16 and bf16, the CPU f32, too.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {

@@ -72,7 +72,7 @@ impl RawPart {
 /// Checks the shape of o, which all other tensors match.
 pub(super) fn validate(shape: [usize; 4]) -> Result<()> {
     let [.., dim] = shape;
-    if !dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM as usize).contains(&dim) {
+    if !(1..=MAX_HEAD_DIM as usize).contains(&dim) {
         return Err(Error::ValueDim(dim));
     }
     Layout::expect_countable_bytes("o1", shape)

@@ -26,7 +26,8 @@ pub fn plan<P: NoUninit>(
     expect_at_most("batch * heads * seqlen", rows, MAX_ROWS)?;
     if rows > 0 {
         let is_aligned = |tensor: &RawTensor| TensorRef::from(*tensor).is_aligned();
-        let aligned = [first.o, second.o].iter().chain(others).all(is_aligned);
+        let all = [first.o, second.o];
+        let aligned = dim.is_multiple_of(8) && all.iter().chain(others).all(is_aligned);
         // All numbers fit: there are no more heads, and no longer ones, than rows.
         let parts = MergeParts {
             first: first.into(),

@@ -318,7 +318,7 @@ fn plans_are_one_launch() {
     assert_eq!((on_cpu.kernel, on_cpu.steps.len()), (CPU, 0));
     let refused = plan(Some(&facts), Dtype::F32, &args).map(drop);
     assert_eq!(refused, Err(Error::NoKernels(Dtype::F32)));
-    for dim in [0, 4, 12, 1032, usize::MAX - 7] {
+    for dim in [0, 1025, 1032, usize::MAX - 7] {
         let refused = plan(None, Dtype::F16, &RawMerge::row_major([1, 1, 1, dim])).map(drop);
         assert_eq!(refused, Err(Error::ValueDim(dim)));
     }

@@ -4,10 +4,10 @@ use super::*;
 
 #[test]
 fn sizes() {
-    let dims = "it must be a multiple of 8 from 8 to 1024";
+    let dims = "it must be a whole number from 1 to 1024";
     for wrong in [
         "0",
-        "12",
+        "1025",
         "1032",
         "-64",
         "foo",

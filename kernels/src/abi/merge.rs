@@ -26,13 +26,13 @@ pub struct MergeParts {
     pub second: PartRef,
     /// `batch * heads * seqlen`; below 2^31.
     pub rows: u32,
-    /// Elements of a row: a multiple of 8.
+    /// Elements of a row: a multiple of 8 if rows are aligned.
     pub dim: u32,
     /// Heads.
     pub heads: Divisor,
     /// Rows of a head.
     pub seqlen: Divisor,
-    /// Whether the rows of all tensors are [aligned](TensorRef::is_aligned); 0 is no.
+    /// Whether the rows of all tensors are [aligned](TensorRef::is_aligned) and multiples of 8 elements; 0 is no.
     pub aligned: u32,
     /// Zero: rounds the size up to a multiple of 8 bytes.
     pub padding: u32,

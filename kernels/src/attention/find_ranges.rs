@@ -2,6 +2,7 @@
 
 use crate::abi::{KeyRange, QueryRange, RangesParams};
 use crate::ptx::{global, special};
+use crate::tile::registers::opaque;
 
 /// A sequence of a batch entry, in its rows.
 #[derive(Clone, Copy)]
@@ -137,7 +138,8 @@ pub unsafe fn find_ranges<const W: u32>(params: &RangesParams) {
 /// There are slopes of all sequences, and the query's are writable.
 #[inline(always)]
 unsafe fn write_slopes(params: &RangesParams, sequence: u32, query: u32) {
-    for head in 0..params.heads {
+    let mut head = 0;
+    while head < params.heads {
         let from =
             i64::from(sequence) * params.slopes_sequence + i64::from(head) * params.slopes_head;
         let to = u64::from(head) * u64::from(params.seqlen_q) + u64::from(query);
@@ -146,6 +148,8 @@ unsafe fn write_slopes(params: &RangesParams, sequence: u32, query: u32) {
             let slope = global::load_u32(params.slopes.wrapping_add_signed(4 * from));
             global::store_u32(params.query_slopes + 4 * to, slope);
         }
+        // Opaque: the loop stays one.
+        head = opaque(head + 1);
     }
 }
 

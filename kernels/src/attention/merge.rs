@@ -70,6 +70,8 @@ struct Pair {
     weights: [f32; 2],
     lse: f32,
     aligned: u32,
+    /// Elements of a row.
+    dim: u32,
 }
 
 impl Pair {
@@ -100,6 +102,7 @@ impl Pair {
                 false => first.max(second) + LN_2 * math::log2(1.0 + ratio),
             },
             aligned: parts.aligned,
+            dim: parts.dim,
         }
     }
 
@@ -113,35 +116,37 @@ impl Pair {
             return [0; 4];
         }
         // SAFETY: the caller's promise.
-        unsafe { load(self.o[part] + 2 * u64::from(column), self.aligned) }
+        unsafe { load(self.o[part], column, self.aligned, self.dim) }
     }
 }
 
-/// Reads eight elements, at once if they are aligned.
+/// Reads eight elements of a row from a column on, at once if rows are aligned; zeros behind the last.
 ///
 /// # Safety
-/// They are readable, and aligned if `aligned` is not 0.
+/// The row's `dim` elements are readable, and whole vectors of eight, aligned, if `aligned` is not 0.
 #[inline(always)]
-unsafe fn load(address: u64, aligned: u32) -> [u32; 4] {
+unsafe fn load(row: u64, column: u32, aligned: u32, dim: u32) -> [u32; 4] {
+    let address = row + 2 * u64::from(column);
     // SAFETY: the caller's promise.
     unsafe {
         match aligned {
-            0 => global::load_elements(address),
+            0 => global::load_first_elements(address, dim - column),
             _ => global::load_u32x4(address),
         }
     }
 }
 
-/// Writes eight elements, at once if they are aligned.
+/// Writes eight elements of a row from a column on, at once if rows are aligned; none behind the last.
 ///
 /// # Safety
-/// They are writable by this lane alone, and aligned if `aligned` is not 0.
+/// The elements are writable by this lane alone; the row is as for [`load`].
 #[inline(always)]
-unsafe fn store(address: u64, pairs: [u32; 4], aligned: u32) {
+unsafe fn store(row: u64, column: u32, pairs: [u32; 4], aligned: u32, dim: u32) {
+    let address = row + 2 * u64::from(column);
     // SAFETY: the caller's promise.
     unsafe {
         match aligned {
-            0 => global::store_elements(address, pairs, ELEMENTS),
+            0 => global::store_elements(address, pairs, dim - column),
             _ => global::store_u32x4(address, pairs),
         }
     }
@@ -181,7 +186,7 @@ pub unsafe fn merge<E: Element, const W: u32>(params: &MergeParams) {
                     |half: usize| math::fma(pair.weights[0], a[half], pair.weights[1] * b[half]);
                 merged[i] = E::pack(sum(0), sum(1));
             }
-            store(o + 2 * u64::from(column), merged, parts.aligned);
+            store(o, column, merged, parts.aligned, parts.dim);
         }
         column += LANES * ELEMENTS;
     }
@@ -210,12 +215,11 @@ pub unsafe fn merge_backward<E: Element, const W: u32>(params: &MergeBackwardPar
         let to = [row.o(&params.d_first), row.o(&params.d_second)];
         let mut column = thread % LANES * ELEMENTS;
         while column < parts.dim {
-            let bytes = 2 * u64::from(column);
             // SAFETY: columns of a row that exists, aligned where the launch says so; of the gradients this lane alone stores
             // them.
             unsafe {
                 let (first, second) = (pair.load(0, column), pair.load(1, column));
-                let gradients = load(d_o + bytes, parts.aligned);
+                let gradients = load(d_o, column, parts.aligned, parts.dim);
                 for i in 0..4 {
                     let (a, b, d) = (
                         widen::<E>(first[i]),
@@ -233,7 +237,7 @@ pub unsafe fn merge_backward<E: Element, const W: u32>(params: &MergeBackwardPar
                         let [lo, hi] = widen::<E>(if counts { gradients[i] } else { 0 });
                         weighted[i] = E::pack(weight * lo, weight * hi);
                     }
-                    store(to[part] + bytes, weighted, parts.aligned);
+                    store(to[part], column, weighted, parts.aligned, parts.dim);
                 }
             }
             column += LANES * ELEMENTS;

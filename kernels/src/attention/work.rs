@@ -31,8 +31,6 @@ pub struct WorkTile<H> {
     pub heads: H,
     /// The first row of the tile.
     pub first: u32,
-    /// The entry of k and v.
-    entry: u32,
     split: u32,
     dim: u32,
 }
@@ -57,29 +55,10 @@ impl<H: Heads> WorkTile<H> {
     pub fn new(params: &ForwardParams, split: u32, batch: u32, tile_head: u32, first: u32) -> Self {
         WorkTile {
             sequence: Sequence::new(params, batch),
-            entry: batch,
             heads: H::new(params, tile_head),
             first,
             split,
             dim: opaque(params.dim),
-        }
-    }
-
-    /// The work on the [cache's](crate::abi::Options::cache) entry of k and v, if there is a cache.
-    #[inline(always)]
-    pub fn of_cache(self, params: &ForwardParams) -> Self {
-        WorkTile {
-            entry: cache_entry(params, self.sequence.batch),
-            ..self
-        }
-    }
-
-    /// The work in a kernel with such scores: with options it [reads a cache](Self::of_cache).
-    #[inline(always)]
-    pub fn with_scores<C: Score>(self, params: &ForwardParams) -> Self {
-        match C::SCALED {
-            true => self,
-            false => self.of_cache(params),
         }
     }
 
@@ -127,13 +106,36 @@ impl<H: Heads> WorkTile<H> {
     /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on.
     #[inline(always)]
     pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> Strided {
-        self.rows_of_keys(tensor, first, self.dim)
+        self.rows_of_entry(self.sequence.batch, tensor, first, self.dim)
+    }
+
+    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on, of the entry that serves the batch entry.
+    #[inline(always)]
+    pub fn cached_rows(&self, params: &ForwardParams, tensor: &TensorRef, first: u32) -> Strided {
+        let entry = cache_entry(params, self.sequence.batch);
+        self.rows_of_entry(entry, tensor, first, self.dim)
+    }
+
+    /// The rows of k from key `first` on, in a kernel with such scores: with options it reads a cache.
+    #[inline(always)]
+    pub fn k_rows<C: Score>(&self, params: &ForwardParams, first: u32) -> Strided {
+        self.rows_of_entry(self.entry::<C>(params), &params.k, first, self.dim)
     }
 
     /// The rows of v from key `first` on, in a kernel with such scores.
     #[inline(always)]
     pub fn v_rows<C: Score>(&self, params: &ForwardParams, first: u32) -> Strided {
-        self.rows_of_keys(&params.v, first, self.value_dim::<C>(params))
+        let elements = self.value_dim::<C>(params);
+        self.rows_of_entry(self.entry::<C>(params), &params.v, first, elements)
+    }
+
+    /// The entry of k and v in a kernel with such scores.
+    #[inline(always)]
+    fn entry<C: Score>(&self, params: &ForwardParams) -> u32 {
+        match C::SCALED {
+            true => self.sequence.batch,
+            false => cache_entry(params, self.sequence.batch),
+        }
     }
 
     /// Elements of a row of v or o: without options they take no register of their own.
@@ -153,12 +155,9 @@ impl<H: Heads> WorkTile<H> {
     }
 
     #[inline(always)]
-    fn rows_of_keys(&self, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
-        let (head, batch) = (self.heads.kv_head(), self.entry);
-        let sequence = Sequence {
-            batch,
-            ..self.sequence
-        };
+    fn rows_of_entry(&self, batch: u32, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
+        let (head, sequence) = (self.heads.kv_head(), self.sequence);
+        let sequence = Sequence { batch, ..sequence };
         sequence.head_rows(tensor, head, elements).skip(first)
     }
 

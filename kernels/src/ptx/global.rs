@@ -70,11 +70,23 @@ pub unsafe fn load_numbers(a: u64, b: u64, number: u32) -> [f32; 2] {
 /// `address` is 2-byte aligned, and 8 elements from there on are readable.
 #[inline(always)]
 pub unsafe fn load_elements(address: u64) -> [u32; 4] {
+    // SAFETY: the caller's promise.
+    unsafe { load_first_elements(address, 8) }
+}
+
+/// Reads up to eight 16-bit elements, one at a time, with zeros behind the first `count`.
+///
+/// # Safety
+/// `address` is 2-byte aligned, and `count` elements from there on, or 8 if there are more, are readable.
+#[inline(always)]
+pub unsafe fn load_first_elements(address: u64, count: u32) -> [u32; 4] {
     let mut pairs = [0; 4];
     for i in 0..8 {
-        // SAFETY: the caller's promise.
-        let element = unsafe { load_u16(address + 2 * i as u64) };
-        pairs[i / 2] |= u32::from(element) << (16 * (i % 2));
+        if (i as u32) < count {
+            // SAFETY: the caller's promise.
+            let element = unsafe { load_u16(address + 2 * i as u64) };
+            pairs[i / 2] |= u32::from(element) << (16 * (i % 2));
+        }
     }
     pairs
 }

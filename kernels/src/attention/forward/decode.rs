@@ -42,12 +42,20 @@ pub unsafe fn decode<
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let warp_row = thread / 32 * 16;
-    let work = WorkTile::<H>::of_block(params, br).of_cache(params);
+    let work = WorkTile::<H>::of_block(params, br);
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let k = Copier::new(work.kv_rows(&params.k, split.first), thread, threads);
-    let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
+    let k = Copier::new(
+        work.cached_rows(params, &params.k, split.first),
+        thread,
+        threads,
+    );
+    let v = Copier::new(
+        work.cached_rows(params, &params.v, split.first),
+        thread,
+        threads,
+    );
 
     let mask = M::new(params, work.sequence, split);
     let last = (first + br).min(rows) - 1;

@@ -51,11 +51,11 @@ pub unsafe fn team<
     let (threads, team_rows, part_keys) = (32 * W as u32, 16 * MT as u32, 16 * NT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let work = WorkTile::<H>::of_block(params, br).with_scores::<C>(params);
+    let work = WorkTile::<H>::of_block(params, br);
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let k = Copier::new(work.kv_rows(&params.k, split.first), thread, threads);
+    let k = Copier::new(work.k_rows::<C>(params, split.first), thread, threads);
     let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = M::new(params, work.sequence, split);

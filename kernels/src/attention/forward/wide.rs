@@ -66,7 +66,7 @@ pub unsafe fn wide<
     let thread = unsafe { special::thread(threads) };
     let lane = thread % 32;
 
-    let work = WorkTile::<H>::of_block(params, br).with_scores::<C>(params);
+    let work = WorkTile::<H>::of_block(params, br);
     let (first, rows, split) = (work.first, work.row_count(), work.keys(params));
     let visible = work.mask::<M>(params, split);
     let last = (first + br).min(rows) - 1;
@@ -119,7 +119,7 @@ pub unsafe fn wide<
                 if slice < windows {
                     let column = slice * WINDOW;
                     let q = Copier::<WT, _>::new(work.q_rows(&params.q), thread, threads);
-                    let k = work.kv_rows(&params.k, split.first);
+                    let k = work.k_rows::<C>(params, split.first);
                     let k = Copier::<WT, _>::new(k, thread, threads);
                     q.skip_columns(column)
                         .load(q_window(filling), first, br, rows - first);
