@@ -47,7 +47,7 @@ mod tensor_map;
 
 pub use ::emulator;
 pub use attention::Attention;
-pub use backward::{Gradients, RawBackward};
+pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
 pub use device::{Device, Event, Facts, Stream};
 pub use error::{Error, ErrorKind, Result};
 pub use forward::{Planner, Problem, RawForward, check, choice as kernel, reference};

@@ -187,7 +187,24 @@ const TESTED: &[(&str, &[&str])] = &[
     ("tests/errors.rs::kernels", &["Attention::kernel"]),
     (
         "tests/errors.rs::backward_arguments",
-        &["Attention::backward_into"],
+        &[
+            "Attention::backward_into",
+            "BackwardInputs::new",
+            "GradientsMut::new",
+        ],
+    ),
+    (
+        "attention/src/backward/gradients.rs::gradients_of_options_are_asked_for",
+        &[
+            "Gradients::new",
+            "Gradients::view_mut",
+            "GradientsMut::d_bias",
+            "GradientsMut::d_sinks",
+        ],
+    ),
+    (
+        "attention/src/backward/gradients.rs::the_gradient_of_lse_counts",
+        &["BackwardInputs::d_lse"],
     ),
     ("tests/other_devices.rs::backward", &["Attention::backward"]),
     (
@@ -196,7 +213,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "tests/other_devices.rs::backward_all",
-        &["Attention::backward_all", "Attention::backward_all_into"],
+        &["Attention::backward_all"],
     ),
     (
         "tests/other_devices.rs::merges",

@@ -7,7 +7,10 @@ use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
 use attention::check::{self, Forward};
-use attention::{Accumulation, Attention, Device, Element, Error, Problem, Tensor, kernel, random};
+use attention::{
+    Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, Tensor, kernel,
+    random,
+};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
 /// Checked rows of each kernel's result.
@@ -234,7 +237,8 @@ impl<T: Element> Bench<T> {
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
             Some(Gradients { d_o, found }) => {
-                attention.backward_all_into(q, k, v, o, lse, d_o, None, found)
+                let inputs = BackwardInputs::new(q, k, v, o, lse, d_o);
+                attention.backward_into(&inputs, found.view_mut())
             }
         };
         Ok(launched?)

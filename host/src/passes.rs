@@ -16,7 +16,9 @@ use attention::backward::{
     check::{Backward, sample_keys},
 };
 use attention::check::{Forward, check, sample_rows};
-use attention::{Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16};
+use attention::{
+    BackwardInputs, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
+};
 use serde::Serialize;
 use std::fmt;
 
@@ -305,15 +307,15 @@ fn gradients<T: Element>(
     let d_sinks = d_sinks.map(|sinks| poisoned(device, sinks.shape(), f32::NAN));
     let d_bias = task.pairs.bias;
     let d_bias = d_bias.map(|(_, shape)| poisoned(device, shape, f32::NAN));
-    let mut gradients = attention::Gradients {
-        dq: poisoned(device, problem.q_shape(), poison)?,
-        dk: poisoned(device, problem.k_shape(), poison)?,
-        dv: poisoned(device, problem.v_shape(), poison)?,
-        d_sinks: d_sinks.transpose()?,
-        d_bias: d_bias.transpose()?,
-    };
+    let dq = poisoned(device, problem.q_shape(), poison)?;
+    let dk = poisoned(device, problem.k_shape(), poison)?;
+    let dv = poisoned(device, problem.v_shape(), poison)?;
+    let mut gradients = attention::Gradients::new(dq, dk, dv);
+    gradients.d_sinks = d_sinks.transpose()?;
+    gradients.d_bias = d_bias.transpose()?;
+    let read = BackwardInputs::new(q, k, v, &o, &lse, &d_o);
     let times = measure::times(run, device, report.progress(), name, || {
-        call.backward_all_into(q, k, v, &o, &lse, &d_o, None, &mut gradients)
+        call.backward_into(&read, gradients.view_mut())
     })?;
     let attention::Gradients { dq, dk, dv, .. } = &gradients;
     let d_sinks = gradients.d_sinks.as_ref().map(Tensor::to_vec);

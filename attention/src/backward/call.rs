@@ -1,9 +1,8 @@
 //! The backward call.
 
 use super::cpu::{self, Inputs};
-use super::gradients::Targets;
 use super::packed::Call;
-use super::{choice, plan};
+use super::{BackwardInputs, GradientsMut, choice, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
@@ -11,9 +10,7 @@ use crate::error::{Error, Result};
 use crate::forward::{self, Problem};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
-use crate::tensor::{
-    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
-};
+use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
 use half::{bf16, f16};
 use ndarray::Array1;
 
@@ -144,39 +141,9 @@ impl Attention<'_> {
         let mut dq = Tensor::zeros(&q.device(), problem.q_shape())?;
         let mut dk = Tensor::zeros(&q.device(), problem.k_shape())?;
         let mut dv = Tensor::zeros(&q.device(), problem.v_shape())?;
-        self.backward_into(q, k, v, o, lse, d_o, None, &mut dq, &mut dk, &mut dv)?;
+        let inputs = BackwardInputs::new(q, k, v, o, lse, d_o);
+        self.backward_into(&inputs, GradientsMut::new(&mut dq, &mut dk, &mut dv))?;
         Ok((dq, dk, dv))
-    }
-
-    /// Like [`backward`](Self::backward), into tensors of the caller: `dq`, `dk` and `dv` of any strides that give
-    /// every element its own place, with unit stride in dim.
-    ///
-    /// `d_lse` `[batch, heads, seqlen_q]` is the gradient of lse, for a loss that depends on it:
-    /// `delta = rowsum(d_o * o) - d_lse`. It is contiguous, as lse is.
-    ///
-    /// # Errors
-    /// The conditions of [`backward`](Self::backward).
-    #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
-    pub fn backward_into<T: Element>(
-        &self,
-        q: &TensorBase<impl Storage<Item = T>>,
-        k: &TensorBase<impl Storage<Item = T>>,
-        v: &TensorBase<impl Storage<Item = T>>,
-        o: &TensorBase<impl Storage<Item = T>>,
-        lse: &TensorBase<impl Storage<Item = f32>, 3>,
-        d_o: &TensorBase<impl Storage<Item = T>>,
-        d_lse: Option<TensorView<'_, f32, 3>>,
-        dq: &mut TensorBase<impl StorageMut<Item = T>>,
-        dk: &mut TensorBase<impl StorageMut<Item = T>>,
-        dv: &mut TensorBase<impl StorageMut<Item = T>>,
-    ) -> Result<()> {
-        let inputs = [q.view(), k.view(), v.view(), o.view(), d_o.view()];
-        let targets = Targets {
-            inputs: [dq.view_mut(), dk.view_mut(), dv.view_mut()],
-            d_sinks: None,
-            d_bias: None,
-        };
-        self.backward_to(inputs, lse.view(), d_lse, targets)
     }
 
     /// Like [`backward_into`](Self::backward_into), on memory of any owner and on the caller's stream. On a CUDA
