@@ -145,7 +145,7 @@ fn f32_on_a_device_with_kernels(device: &Device) -> Outcome {
     }
     let problem = Problem::new(SHAPE, SHAPE, SHAPE, false, None)?;
     assert_eq!(
-        kernel::suitable(device, Dtype::F32, &problem, &RawOptions::default()),
+        kernel::suitable(device.facts(), Dtype::F32, &problem, &RawOptions::default()),
         Err(refused.clone())
     );
     let matrix = ones.reshape([10, 16])?;

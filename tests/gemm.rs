@@ -93,7 +93,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
     let device = &with_all(device)?;
     let gemm = by(kernel, GemmCase::default()).options(device);
     let dtype = kernel.dtype().expect("it has one").into();
-    if !device.is_cpu() && !gemm.suitable(device, dtype)?.contains(&kernel.name) {
+    if !device.is_cpu() && !gemm.suitable(device.facts(), dtype)?.contains(&kernel.name) {
         return Ok(Completion::ignored_with("not for this GPU"));
     }
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
@@ -217,7 +217,7 @@ fn random(device: &Device) -> Outcome {
 /// The families of kernels for a case's types.
 fn families(device: &Device, case: &GemmCase) -> Vec<&'static str> {
     let gemm = Gemm::new().accumulation(case.accumulation);
-    gemm.families(device, case.dtype).expect("kernels")
+    gemm.families(device.facts(), case.dtype).expect("kernels")
 }
 
 fn random_in_f32(device: &Device) -> Outcome {

@@ -42,7 +42,7 @@ pub fn tests() -> Vec<Test> {
                 };
                 for case in cases {
                     let fits = kernel::check(
-                        device,
+                        device.facts(),
                         kernel.name,
                         case.dtype,
                         &case.problem()?,

@@ -253,8 +253,8 @@ pub fn scheduled(
     (cases, any::<prop::sample::Index>(), splits).prop_map(move |(case, kernel, splits)| {
         let problem = case.problem().expect("a valid case");
         let options = case.modifiers.raw(&problem);
-        let names =
-            kernel::suitable(&device, case.dtype, &problem, &options).expect("a dtype of kernels");
+        let names = kernel::suitable(device.facts(), case.dtype, &problem, &options)
+            .expect("a dtype of kernels");
         Case {
             kernel: Some(kernel.get(&names).to_string()),
             splits,

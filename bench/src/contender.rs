@@ -64,7 +64,7 @@ impl Choice {
         let options = shape.planned_options();
         let mut names = match self {
             Choice::Auto | Choice::All => {
-                let names = kernel::suitable(device, dtype, &problem, &options)?;
+                let names = kernel::suitable(device.facts(), dtype, &problem, &options)?;
                 names.into_iter().map(str::to_owned).collect()
             }
             Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),
@@ -81,7 +81,7 @@ impl Choice {
                     "has plain and causal attention alone",
                 )),
                 Some(ladder) => ladder.check(device, dtype, &problem),
-                None => kernel::check(device, &name, dtype, &problem, &options),
+                None => kernel::check(device.facts(), &name, dtype, &problem, &options),
             };
             match served {
                 Ok(()) => serving.push(name),

@@ -425,7 +425,7 @@ impl Subject for Shape {
         match on_ladder(name)? {
             Some(_) => Ok(()),
             None => exists(kernel::check(
-                &Device::cpu(),
+                None,
                 name,
                 dtype,
                 &problem,

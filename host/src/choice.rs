@@ -46,7 +46,8 @@ impl Task<'_> {
             "--splits is {}, but the CPU does not split the keys; type --device emulator",
             args.splits
         );
-        let suitable = || kernel::suitable(device, self.dtype, &self.problem, &self.options());
+        let suitable =
+            || kernel::suitable(device.facts(), self.dtype, &self.problem, &self.options());
         let named = |name: &str| self.named(name);
         let kernel = match args.pass {
             Pass::Backward => "auto",
@@ -144,7 +145,7 @@ impl Task<'_> {
             return self.on_rung(rung);
         }
         let checked = match kernel::check(
-            self.device,
+            self.device.facts(),
             name,
             self.dtype,
             &self.problem,

@@ -118,8 +118,8 @@ fn calls(
         any = any.stages(stages);
     }
     let names = match args.kernel.as_str() {
-        "all" => any.suitable(device, dtype)?,
-        "auto" => any.families(device, dtype)?,
+        "all" => any.suitable(device.facts(), dtype)?,
+        "auto" => any.families(device.facts(), dtype)?,
         name => vec![name],
     };
     let call = |name: &str| {

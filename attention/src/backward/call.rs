@@ -297,23 +297,24 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawBackward,
     ) -> Result<Plan> {
+        let name = self.kernel.name();
         if problem.is_empty() {
             return match facts {
-                None => Ok(Steps::default().finish(EMPTY, 1)),
+                None => {
+                    forward::choice::expect_named(name, dtype, problem, &args.options, None)?;
+                    Ok(Steps::default().finish(EMPTY, 1))
+                }
                 Some(_) => {
                     dtype.of_kernels()?;
+                    name.map_or(Ok(()), choice::expect_gradients)?;
                     empty::backward(args)
                 }
             };
         }
-        let name = match &self.kernel {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name.as_str()),
-            Wanted::Planned(_) => {
-                let reason = "computes no gradients";
-                return Err(Error::unsuitable("of another crate", reason));
-            }
-        };
+        if let Wanted::Planned(_) = self.kernel {
+            let reason = "computes no gradients";
+            return Err(Error::unsuitable("of another crate", reason));
+        }
         let Some(facts) = facts else {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));

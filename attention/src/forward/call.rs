@@ -248,6 +248,8 @@ impl Attention<'_> {
         args: &RawForward,
     ) -> Result<Plan> {
         if problem.is_empty() {
+            let name = self.kernel.name();
+            choice::expect_named(name, dtype, problem, &args.options, facts)?;
             return match facts {
                 None => Ok(Steps::default().finish(EMPTY, 1)),
                 Some(_) => {
@@ -261,17 +263,14 @@ impl Attention<'_> {
             Some(_) => problem.in_vectors(),
         };
         let splits = (self.splits > 0).then_some(self.splits);
-        let name = match &self.kernel {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name.as_str()),
-            Wanted::Planned(planner) => {
-                let option = options::first(problem, &args.options);
-                if let Some(option) = option.filter(|_| facts.is_some()) {
-                    return Err(Error::NoOption(option));
-                }
-                return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
+        if let Wanted::Planned(planner) = &self.kernel {
+            let option = options::first(problem, &args.options);
+            if let Some(option) = option.filter(|_| facts.is_some()) {
+                return Err(Error::NoOption(option));
             }
-        };
+            return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
+        }
+        let name = self.kernel.name();
         if let (Some(custom), Some(facts)) = (args.options.custom, facts) {
             options::expect_best(name)?;
             let (kernel, entry) =

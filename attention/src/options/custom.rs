@@ -12,6 +12,7 @@ use kernels::attention::custom::{Call, Custom, Pair, Word};
 use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Target};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The kernels of a crate that are made with a [`Custom`] type, and the type for the host.
 ///
@@ -130,7 +131,7 @@ impl<'a, S: Storage<Item: Word>, const R: usize> From<&'a TensorBase<S, R>> for 
 #[derive(Clone, Debug)]
 pub(crate) struct BorrowedCustom<'a> {
     pub kernels: &'static CustomKernels,
-    pub arrays: Vec<CustomArray<'a>>,
+    pub arrays: Arc<[CustomArray<'a>]>,
 }
 
 impl BorrowedCustom<'_> {
@@ -148,7 +149,7 @@ impl BorrowedCustom<'_> {
                 found: self.arrays.len(),
             });
         }
-        for (to, array) in arrays.iter_mut().zip(&self.arrays) {
+        for (to, array) in arrays.iter_mut().zip(&*self.arrays) {
             if !array.is_contiguous {
                 return Err(Error::NotContiguous(ARRAY));
             }
