@@ -2,7 +2,7 @@
 
 use attention::device::Emulator;
 use attention::emulator::{Counters, Options};
-use attention::plan::Steps;
+use attention::internals::Steps;
 use attention::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Dtype, Forward, KERNELS, Kernel, Kind};
@@ -83,7 +83,7 @@ fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
             seed,
             ..Options::default()
         };
-        Device::emulator_of(kernel.class(), options)
+        Device::emulator_of(kernel.class().into(), options)
     })
 }
 
@@ -181,7 +181,7 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
 
 /// What the launches of a case do.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
-    let device = Device::emulator_of(kernel.class(), counting())?;
+    let device = Device::emulator_of(kernel.class().into(), counting())?;
     case.check(&device)?;
     let launches = device.counters().into_iter();
     Ok(launches.map(|(_, counters)| counters).collect())

@@ -81,7 +81,7 @@ fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
     let gemm = kernel.gemm().expect("it multiplies matrices");
     GemmCase {
         dtype: gemm.dtype.into(),
-        accumulation: gemm.accumulation,
+        accumulation: gemm.accumulation.into(),
         kernel: Some(kernel.name),
         ..case
     }

@@ -243,7 +243,7 @@ fn inputs<T: Element>(device: &Device, case: &Case) -> attention::Result<[Tensor
 
 /// The main kernel by `mma.sync` for the gradients of a case.
 fn mma_sync_backward(device: &Device, case: &Case) -> Option<String> {
-    let class = device.facts()?.class();
+    let class = device.facts()?.class().into();
     let kernel = KERNELS.iter().find(|kernel| match kernel.family {
         Family::Backward(Backward::Main(main)) => {
             let serves = main.dim as usize == case.dim && case.dtype == main.dtype.into();

@@ -416,6 +416,7 @@ impl<'a> Attention<'a> {
     }
 
     /// Kernels of another crate to use.
+    #[doc(hidden)]
     pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
         self.kernel = Wanted::Planned(Arc::new(planner));
         self

@@ -61,13 +61,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "attention/tests/wrong_arguments.rs::facts_alone",
-        &[
-            "Facts::class",
-            "Facts::fits",
-            "Facts::resident_blocks",
-            "SharedMemory::resident_blocks",
-            "Class::of",
-        ],
+        &["Facts::class", "Facts::fits", "Facts::resident_blocks"],
     ),
     (
         "attention/tests/wrong_arguments.rs::devices_have_possible_facts",
@@ -100,9 +94,9 @@ const TESTED: &[(&str, &[&str])] = &[
             "Entry::text",
             "Entry::marked_text",
             "Entry::whole_text",
-            "attention::ptx::module",
-            "attention::ptx::text",
-            "attention::ptx::marked",
+            "attention::internals::ptx::module",
+            "attention::internals::ptx::text",
+            "attention::internals::ptx::marked",
         ],
     ),
     (

@@ -54,7 +54,7 @@ fn is_twin(kernel: &Kernel) -> bool {
 
 /// Masks that leave tiles of both sides unseen, and scores that are not the products.
 fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
-    let device = Device::emulator_of(kernel.class(), Options::default())?;
+    let device = Device::emulator_of(kernel.class().into(), Options::default())?;
     let pairs = |of| {
         let repeats = [false, true, false];
         Some(Pairs { repeats, of })
@@ -110,7 +110,7 @@ fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
 }
 
 fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
-    let device = Device::emulator_of(kernel.class(), Options::default())?;
+    let device = Device::emulator_of(kernel.class().into(), Options::default())?;
     for any_order in [false, true] {
         let case = BackwardCase {
             any_order,

@@ -389,13 +389,13 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Res
 mod tests {
     use super::RawBackward;
     use crate::Attention;
+    use crate::device::Class;
     use crate::device::{Device, Facts};
     use crate::error::Error;
     use crate::forward::{Planner, Problem};
     use crate::options::RawBias;
     use crate::plan::{CPU, Plan};
     use crate::tensor::{Dtype, RawTensor};
-    use kernels::catalog::class::Class;
 
     fn problem(dim: usize) -> Problem {
         let shape = [1, 2, 3, dim];

@@ -81,7 +81,7 @@ pub(crate) fn candidates(
         let of = move |&way| HopperBackward::of(way, dtype, dim, mask);
         ways.iter().filter_map(of).map(Family::HopperBackward)
     });
-    let class = facts.class();
+    let class = facts.class().into();
     let plain = dims.map(move |&dim| {
         let main = match is_optional {
             true => BackwardMain::with_options(dtype, dim, class),

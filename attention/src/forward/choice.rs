@@ -135,7 +135,7 @@ pub(crate) fn resolve(
         return Ok(Some(kernel));
     }
     let instead = kernel.forward().map(|forward| {
-        let counterpart = forward.counterpart(facts.class());
+        let counterpart = forward.counterpart(facts.class().into());
         catalog::kernel(Family::Forward(counterpart))
     });
     Err(Error::SharedMemory {
@@ -242,11 +242,11 @@ mod tests {
     use crate::attention::Attention;
     use crate::backward::RawBackward;
     use crate::device::Facts;
+    use crate::device::{Class, SharedMemory};
     use crate::error::{Error, Result};
     use crate::forward::{Problem, RawForward};
     use crate::options::RawOptions;
     use crate::tensor::Dtype;
-    use kernels::catalog::class::{Class, SharedMemory};
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 

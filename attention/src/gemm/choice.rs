@@ -117,7 +117,7 @@ impl Gemm {
             });
         }
         let has_types = |gemm: &catalog::Gemm| {
-            Dtype::from(gemm.dtype) == dtype && gemm.accumulation == self.accumulation
+            Dtype::from(gemm.dtype) == dtype && gemm.accumulation == self.accumulation.of_kernels()
         };
         let typed: Vec<_> = named.iter().filter(|(_, gemm)| has_types(gemm)).collect();
         if typed.is_empty() {
@@ -126,7 +126,7 @@ impl Gemm {
             };
             let takes = named
                 .iter()
-                .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation));
+                .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation.into()));
             let takes = Vec::from_iter(BTreeSet::from_iter(takes)).join(", ");
             let given = shown(dtype, self.accumulation);
             let reason = format!("is not for {given}; it takes {takes}");
@@ -204,11 +204,11 @@ fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
 mod tests {
     use super::{Accumulation, FAMILIES, Gemm, HOPPER, MULTISTAGE, SIMPLE};
     use crate::device::Facts;
+    use crate::device::{Class, SharedMemory};
     use crate::error::Error;
     use crate::gemm::{GemmProblem, RawGemm};
     use crate::plan::CPU;
     use crate::tensor::Dtype;
-    use kernels::catalog::class::{Class, SharedMemory};
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 

@@ -100,6 +100,7 @@ pub(super) fn expect_lse(
     }
 }
 
+#[doc(hidden)]
 impl From<RawPart> for PartRef {
     fn from(part: RawPart) -> Self {
         PartRef {

@@ -4,12 +4,12 @@ use super::{
 };
 use crate::attention::Attention;
 use crate::backward::BackwardInputs;
+use crate::device::Class;
 use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::plan::CPU;
 use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
-use kernels::catalog::class::Class;
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

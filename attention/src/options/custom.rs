@@ -98,7 +98,9 @@ impl CustomKernels {
         let families = kinds.flat_map(|kind| {
             let most = problem.widest();
             let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
-            dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
+            dims.map(move |&dim| {
+                Family::Forward(Forward::of(kind, dtype, dim, facts.class().into()))
+            })
         });
         self.first(families.map(catalog::kernel), dtype, problem, facts)
     }
@@ -142,7 +144,7 @@ impl BorrowedCustom<'_> {
 
     /// The arrays at their addresses.
     pub fn raw(&self) -> Result<RawCustom> {
-        let mut arrays = [ArrayRef::default(); ARRAYS];
+        let mut arrays = [RawArray::default(); ARRAYS];
         if self.arrays.len() != self.kernels.arrays {
             return Err(Error::Arrays {
                 wanted: self.kernels.arrays,
@@ -154,7 +156,7 @@ impl BorrowedCustom<'_> {
                 return Err(Error::NotContiguous(ARRAY));
             }
             let (address, len) = (array.address, array.len as u64);
-            *to = ArrayRef { address, len };
+            *to = RawArray { address, len };
         }
         Ok(RawCustom {
             kernels: self.kernels,
@@ -166,13 +168,29 @@ impl BorrowedCustom<'_> {
 /// An array in messages.
 const ARRAY: &str = "an array of custom";
 
+/// An array of a call by address: 4-byte elements side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawArray {
+    /// Device address, a multiple of 4.
+    pub address: u64,
+    /// Elements.
+    pub len: u64,
+}
+
+#[doc(hidden)]
+impl From<RawArray> for ArrayRef {
+    fn from(RawArray { address, len }: RawArray) -> Self {
+        ArrayRef { address, len }
+    }
+}
+
 /// A score or mask of another crate, with its arrays by address.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCustom {
     /// The kernels.
     pub kernels: &'static CustomKernels,
-    /// The arrays, 4-byte elements side by side: as many as the type wants, then empty ones.
-    pub arrays: [ArrayRef; ARRAYS],
+    /// The arrays: as many as the type wants, then empty ones.
+    pub arrays: [RawArray; ARRAYS],
 }
 
 impl PartialEq for RawCustom {
@@ -239,7 +257,7 @@ impl RawCustom {
         HeadCustom {
             kernels: self.kernels,
             // SAFETY: the caller's word; `validate` counted the elements.
-            call: unsafe { Call::new(batch as u32, lengths, self.arrays) },
+            call: unsafe { Call::new(batch as u32, lengths, self.arrays.map(ArrayRef::from)) },
             head: head as u32,
         }
     }

@@ -5,9 +5,9 @@ use crate::backward::BackwardInputs;
 use crate::backward::check::{self as gradients, Backward, all_keys};
 use crate::check::{self, Forward, all_rows};
 use crate::device::Device;
+use crate::gemm::Accumulation;
 use crate::random;
 use crate::tensor::{Element, Tensor};
-use kernels::catalog::Accumulation;
 
 /// Inputs and results of both passes.
 #[derive(Clone)]

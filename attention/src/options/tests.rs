@@ -5,13 +5,13 @@ use super::samples::{Sample, samples};
 use super::{RawOptions, Sequences};
 use crate::attention::Attention;
 use crate::backward::RawBackward;
+use crate::device::Class;
 use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::forward::{Problem, RawForward};
 use crate::random;
 use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
-use kernels::catalog::class::Class;
 use proptest::prelude::*;
 
 /// o and lse by their definition, pair by pair.

@@ -38,10 +38,11 @@ impl Dtype {
         }
     }
 
-    /// The same type as the kernels know it.
+    /// The type as the catalog of kernels knows it.
     ///
     /// # Errors
     /// If no kernel computes in it.
+    #[doc(hidden)]
     pub fn of_kernels(self) -> Result<catalog::Dtype> {
         match self {
             Dtype::F16 => Ok(catalog::Dtype::F16),
@@ -51,6 +52,7 @@ impl Dtype {
     }
 }
 
+#[doc(hidden)]
 impl From<catalog::Dtype> for Dtype {
     fn from(dtype: catalog::Dtype) -> Self {
         match dtype {

@@ -139,6 +139,7 @@ impl<const R: usize> RawTensor<R> {
     }
 }
 
+#[doc(hidden)]
 impl From<RawTensor> for TensorRef {
     fn from(tensor: RawTensor) -> Self {
         let [batch_stride, head_stride, row_stride, _] =
@@ -152,6 +153,7 @@ impl From<RawTensor> for TensorRef {
     }
 }
 
+#[doc(hidden)]
 impl From<RawTensor<2>> for RawTensor {
     /// The matrix as the one head of a tensor.
     fn from(matrix: RawTensor<2>) -> Self {
