@@ -147,7 +147,7 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
             offsets.sort_unstable();
             offsets
         };
-        let lengths = |parts, rows| numbers(parts, case.batch, rows);
+        let lengths = |parts: &[f64], rows| numbers(parts, case.batch, rows);
         let sequences = match packed {
             true => Sequences::Packed {
                 q: offsets(&q, case.seqlen_q),
