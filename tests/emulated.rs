@@ -90,10 +90,8 @@ fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
 /// Blocks that take several tiles each: long and short ones, without keys, with the end of a head between them, under a
 /// negative scale, padded, and in splits.
 fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     for (seed, (seqlen_q, seqlen_kv, padding, scale, splits)) in [
         (300, 200, 0, None, 1),
         (70, 300, 0, Some(-0.2), 1),
@@ -138,10 +136,8 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
 /// O leaves by tensor stores where a map describes it, and from registers elsewhere. Blocks take several tiles, of which some
 /// begin before row 0, and rows may see no key; head dims end inside a box, at its end, and before it.
 fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 3,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 3;
     let layouts = [
         (Layout::Bhnd, 128, true),
         (Layout::Bnhd, 104, true),

@@ -173,10 +173,8 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
 
 /// Blocks with several tiles, of more steps than stages. Every schedule finds the same bits.
 fn every_schedule_is_clean(kernel: &'static Kernel) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     let problem = GemmProblem {
         m: 150,
         n: 300,
@@ -372,6 +370,7 @@ fn huge_values(device: &Device) -> Outcome {
         let scale = match case.dtype {
             Dtype::F16 => 1000.0,
             Dtype::Bf16 | Dtype::F32 => 1e19,
+            other => unreachable!("no case is {}", other.name()),
         };
         let [a, b] = case.inputs().map(|values| values * scale);
         case.run(device, &a, &b)?;

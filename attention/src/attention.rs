@@ -322,9 +322,14 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn first_keys(mut self, first_keys: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
-        self.tensors.first_keys = Some(first_keys.into());
-        self
+    pub fn first_keys<'b>(
+        &self,
+        first_keys: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.first_keys = Some(first_keys.into()))
     }
 
     /// The entry of k and v for each entry of the batch, `[batch]` with stride 1: k and v are a cache
@@ -345,9 +350,14 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn cache_entries(mut self, entries: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
-        self.tensors.cache_entries = Some(entries.into());
-        self
+    pub fn cache_entries<'b>(
+        &self,
+        entries: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.cache_entries = Some(entries.into()))
     }
 
     /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys and entries of a cache before it

@@ -155,7 +155,7 @@ impl Entry {
 /// Memory of the caller that a call runs in, for [`Plan::run_in`].
 ///
 /// Its bytes are the call's until its work is done, and hold nothing before or after.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawWorkspace {
     /// Device address, a multiple of 256.
     pub address: u64,

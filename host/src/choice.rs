@@ -96,14 +96,11 @@ impl Task<'_> {
         if !any {
             call = call.kernel(kernel);
         }
-        let options = self.options();
+        let mut tensors = RawBackward::row_major(&self.problem);
+        tensors.options = self.options();
+        tensors.d_sinks = tensors.options.sinks;
         let d_bias = self.pairs.bias.map(|(_, shape)| shape);
-        let tensors = RawBackward {
-            options,
-            d_sinks: options.sinks,
-            d_bias: d_bias.map(RawTensor::row_major),
-            ..RawBackward::row_major(&self.problem)
-        };
+        tensors.d_bias = d_bias.map(RawTensor::row_major);
         let plan = call.backward_plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Some(Choice {
             name: plan.kernel.to_owned(),

@@ -10,7 +10,7 @@ use crate::output::{Gradients, Output, Results};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use crate::tensors;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use attention::backward::{
     self,
     check::{Backward, sample_keys},
@@ -115,11 +115,10 @@ impl Call for AttentionCall {
         let Some(sequences) = &self.sequences else {
             return of(self.problem);
         };
-        let alone = |[seqlen_q, seqlen_kv]: [usize; 2]| Problem {
-            batch: 1,
-            seqlen_q,
-            seqlen_kv,
-            ..self.problem
+        let alone = |[seqlen_q, seqlen_kv]: [usize; 2]| {
+            let mut alone = self.problem;
+            (alone.batch, alone.seqlen_q, alone.seqlen_kv) = (1, seqlen_q, seqlen_kv);
+            alone
         };
         sequences.lengths().into_iter().map(alone).map(of).sum()
     }
@@ -145,6 +144,7 @@ pub fn run(args: &Args) -> Result<bool> {
         Dtype::F16 => compute::<f16>(&task, source, &choices, backward),
         Dtype::Bf16 => compute::<bf16>(&task, source, &choices, backward),
         Dtype::F32 => compute::<f32>(&task, source, &choices, backward),
+        other => bail!("the command computes no {}", other.name()),
     }?;
     chosen.advise(&args.run);
     Ok(right)

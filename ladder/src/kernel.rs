@@ -466,12 +466,10 @@ mod tests {
             assert!(message.ends_with(suffix), "{message}");
         }
         // Nothing fits a device with less than any class.
-        let tiny = Facts {
-            shared: SharedMemory {
-                block: 10 << 10,
-                multiprocessor: 11 << 10,
-            },
-            ..Facts::emulated(Class::Sm80)
+        let mut tiny = Facts::emulated(Class::Sm80);
+        tiny.shared = SharedMemory {
+            block: 10 << 10,
+            multiprocessor: 11 << 10,
         };
         let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), Some(&tiny));
         let message = error.expect_err("refused").to_string();

@@ -139,10 +139,8 @@ fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
 /// Heads in more waves than memory holds dS of: jobs overwrite dS that others have read. The result has the same bits in each
 /// schedule.
 fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     // Batch entries that share a bias alternate.
     let shared = Pairs {
         repeats: [true, false, false],

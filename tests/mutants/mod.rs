@@ -154,10 +154,8 @@ impl Subject {
         multiprocessors: u32,
         options: Options,
     ) -> attention::Result<Device> {
-        let facts = Facts {
-            multiprocessors,
-            ..Facts::emulated(self.class)
-        };
+        let mut facts = Facts::emulated(self.class);
+        facts.multiprocessors = multiprocessors;
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }
 

@@ -7,7 +7,7 @@ use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
-use crate::forward::{self, Problem};
+use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
@@ -15,7 +15,8 @@ use half::{bf16, f16};
 use ndarray::Array1;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct RawBackward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in dim.
     pub q: RawTensor,
@@ -47,26 +48,40 @@ pub struct RawBackward {
 }
 
 impl RawBackward {
-    /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
-    /// tensors do not exist yet.
-    pub fn row_major(problem: &Problem) -> Self {
-        let [q, k] = [problem.q_shape(), problem.k_shape()].map(RawTensor::row_major);
-        let [v, o] = [problem.v_shape(), problem.o_shape()].map(RawTensor::row_major);
+    /// The tensors of a pass behind the forward pass of these, and `gradients` dq, dk and dv. d_lse and gradients of options
+    /// are none.
+    pub fn new(forward: &RawForward, d_o: RawTensor, gradients: [RawTensor; 3]) -> Self {
+        let &RawForward {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            options,
+        } = forward;
+        let [dq, dk, dv] = gradients;
         RawBackward {
             q,
             k,
             v,
             o,
-            lse: RawTensor::row_major(problem.lse_shape()),
-            d_o: o,
+            lse,
+            d_o,
             d_lse: None,
-            dq: q,
-            dk: k,
-            dv: v,
-            options: RawOptions::default(),
+            dq,
+            dk,
+            dv,
+            options,
             d_sinks: None,
             d_bias: None,
         }
+    }
+
+    /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
+    /// tensors do not exist yet.
+    pub fn row_major(problem: &Problem) -> Self {
+        let forward = RawForward::row_major(problem);
+        Self::new(&forward, forward.o, [forward.q, forward.k, forward.v])
     }
 }
 

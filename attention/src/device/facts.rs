@@ -24,7 +24,8 @@ impl SharedMemory {
 }
 
 /// What a device offers, for the choice of kernels and the division of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Facts {
     /// Compute capability, as (major, minor).
     pub compute_capability: (i32, i32),

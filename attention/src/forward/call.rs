@@ -17,7 +17,7 @@ use crate::tensor::{
 use half::{bf16, f16};
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawForward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
     pub q: RawTensor,

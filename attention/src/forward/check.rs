@@ -78,6 +78,7 @@ pub struct Forward<'a, T> {
 
 /// How o and lse compare with the reference.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Rows compared.
     pub rows: usize,

@@ -43,7 +43,7 @@ pub struct Gemm {
 }
 
 /// Matrices of a product by address, for [`Gemm::forward_raw`]; with stride 1 along the rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawGemm {
     /// `[m, k]`.
     pub a: RawTensor<2>,

@@ -13,7 +13,7 @@ use kernels::abi::MergeParams;
 use kernels::catalog::Auxiliary;
 
 /// Tensors of a merge by address, for [`merge_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawMerge {
     /// Result of attention to some keys.
     pub first: RawPart,

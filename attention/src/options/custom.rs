@@ -10,6 +10,7 @@ use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
 use kernels::attention::custom::{Call, Custom, Pair, Word};
 use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Target};
+use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -196,6 +197,14 @@ pub struct RawCustom {
 impl PartialEq for RawCustom {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.kernels, other.kernels) && self.arrays == other.arrays
+    }
+}
+
+impl Eq for RawCustom {}
+
+impl Hash for RawCustom {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (std::ptr::from_ref(self.kernels), self.arrays).hash(state);
     }
 }
 

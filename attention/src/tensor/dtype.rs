@@ -7,6 +7,7 @@ use kernels::catalog;
 ///
 /// The feature `serde` reads and writes it as `"F16"`, `"Bf16"` or `"F32"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Dtype {
     /// IEEE binary16.

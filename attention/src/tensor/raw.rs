@@ -9,7 +9,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
 /// [`Gemm::forward_raw`](crate::Gemm::forward_raw).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawTensor<const R: usize = 4> {
     /// Address of the first element: in the device's memory, or the host's for the CPU.
     pub address: u64,

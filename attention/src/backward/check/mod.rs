@@ -72,6 +72,7 @@ pub struct Backward<'a, T> {
 
 /// How the gradients compare with the reference.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Rows of dq compared.
     pub rows: usize,
