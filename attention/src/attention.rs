@@ -168,6 +168,21 @@ impl<'a> Attention<'a> {
     /// [Packed](Self::packed) sequences may have slopes of their own, `[sequences, heads]`.
     ///
     /// Slopes with another number of axes do not compile.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let slopes = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, _) = Attention::new().alibi(&slopes).forward(&q, &q, &v)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((o.to_vec()?[0] - 2.5 / 1.5).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn alibi<'b, const R: usize>(
         &self,
         slopes: &'b TensorBase<impl Storage<Item = f32>, R>,
@@ -180,6 +195,22 @@ impl<'a> Attention<'a> {
 
     /// Sinks, `[heads]`: logits of keys without values, one more in the softmax of each row of a head. lse counts
     /// them: `lse = ln(exp(sink) + sum(exp(score)))`. A query that sees no key gets `o = 0` and `lse = sink`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let sinks = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, lse) = Attention::new().sinks(&sinks).forward(&q, &q, &v)?;
+    /// // The sink weighs as both keys do.
+    /// assert!((o.to_vec()?[0] - 1.0).abs() < 1e-6);
+    /// assert!((lse.to_vec()?[0] - 4_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sinks<'b>(&self, sinks: &'b TensorBase<impl Storage<Item = f32>, 1>) -> Attention<'b>
     where
         'a: 'b,
@@ -192,6 +223,20 @@ impl<'a> Attention<'a> {
     /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
     ///
     /// A bias of -inf hides a key. The lowest finite number does not: where a row has no other, each key has the same weight.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let bias = Tensor::new(&device, [1, 1, 1, 2], &[3_f32.ln(), 0.0])?;
+    /// let (o, _) = Attention::new().bias(&bias).forward(&q, &q, &v)?;
+    /// assert!((o.to_vec()?[0] - 6.0 / 4.0).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn bias<'b, T: Element>(
         &self,
         bias: &'b TensorBase<impl Storage<Item = T>>,

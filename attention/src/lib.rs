@@ -24,6 +24,9 @@
 //! keys and values are used [where they lie](TensorBase). Owners of other device memory call
 //! [`Attention::forward_raw`] with addresses and strides.
 //!
+//! Types of other crates in the interface: `half`'s numbers, `bytemuck`'s traits, and the module [`custom`], which is that of the crate
+//! `kernels`, so that other crates' kernels implement its trait without this one.
+//!
 //! A GPU needs its NVIDIA driver, which is opened when it is first used, and no CUDA installation. The
 //! kernels are compiled when this crate is built, if the compiler has its library source
 //! (`rustup component add rust-src`).
@@ -66,6 +69,7 @@ pub use options::{
     RawCustom, RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, RawWorkspace, Step};
+pub use ptx::Modules as CustomModules;
 pub use tensor::{
     Buffer, Dtype, Element, HostSlice, Part, RawTensor, Storage, StorageMut, Tensor, TensorBase,
     TensorView, TensorViewMut,

@@ -89,6 +89,20 @@ impl Attention<'_> {
     /// What a [backward](Self::backward) call launches on a device with these facts; nothing on the CPU, which is
     /// `None`.
     ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Class, Dtype, Facts, Problem, RawBackward};
+    ///
+    /// let shape = [1, 2, 100, 72];
+    /// let args = RawBackward::row_major(&Problem::new(shape, shape, shape, false, None)?);
+    /// let a100 = Facts::emulated(Class::Sm80);
+    /// let plan = Attention::new().backward_plan(Some(&a100), Dtype::F16, &args)?;
+    /// assert_eq!(plan.kernel, "backward_f16_d96");
+    /// assert!(plan.workspace_bytes > 0, "sums of dq");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The conditions of [`backward`](Self::backward).
     pub fn backward_plan(
@@ -165,6 +179,41 @@ impl Attention<'_> {
     /// device the call returns before the work is done.
     ///
     /// Options, memory that the kernels share, addresses and the stream are as for [`forward_raw`](Self::forward_raw).
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, RawBackward, RawForward, RawOptions, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 1, 8], &[0.0_f32; 8])?;
+    /// let k = Tensor::new(&device, [1, 1, 2, 8], &[1.0_f32; 16])?;
+    /// let attention = Attention::new();
+    /// let (o, lse) = attention.forward(&q, &k, &k)?;
+    ///
+    /// let forward = RawForward {
+    ///     q: q.as_raw(),
+    ///     k: k.as_raw(),
+    ///     v: k.as_raw(),
+    ///     o: o.as_raw(),
+    ///     lse: lse.as_raw(),
+    ///     options: RawOptions::default(),
+    /// };
+    /// let mut gradients = Tensor::<f32>::zeros(&device, [1, 1, 5, 8])?;
+    /// let mut rows = gradients.as_raw_mut();
+    /// let mut next = |shape: [usize; 4]| {
+    ///     rows.shape = shape;
+    ///     let place = rows;
+    ///     rows.address += 4 * shape.iter().product::<usize>() as u64;
+    ///     place
+    /// };
+    /// let places = [next(q.shape()), next(k.shape()), next(k.shape())];
+    /// let args = RawBackward::new(&forward, o.as_raw(), places);
+    /// // SAFETY: tensors and places are in memory of the device, and nothing else touches them during the call.
+    /// unsafe { attention.backward_raw(&device, Dtype::F32, &args, std::ptr::null_mut())? };
+    /// assert_eq!(gradients.to_vec()?[24..], [0.5; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.

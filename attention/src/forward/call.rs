@@ -135,6 +135,28 @@ impl Attention<'_> {
     /// runtime, candle, burn and cudarc use; a null stream is the legacy default stream. On the CPU,
     /// addresses are host addresses and the stream is ignored, as it is on the emulator.
     ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 1, 1, 8], [1, 1, 2, 8]);
+    /// let (queries, keys, values) = ([0.5_f32; 8], [1.0_f32; 16], [2.0_f32; 16]);
+    /// let (mut o, mut lse) = ([0.0_f32; 8], [0.0_f32; 1]);
+    ///
+    /// let mut args = RawForward::row_major(&Problem::new(q, kv, kv, false, None)?);
+    /// args.q.address = queries.as_ptr() as u64;
+    /// args.k.address = keys.as_ptr() as u64;
+    /// args.v.address = values.as_ptr() as u64;
+    /// args.o.address = o.as_mut_ptr() as u64;
+    /// args.lse.address = lse.as_mut_ptr() as u64;
+    /// let (device, stream) = (Device::cpu(), std::ptr::null_mut());
+    /// // SAFETY: the arrays have these shapes, and nothing else touches them during the call.
+    /// unsafe { Attention::new().forward_raw(&device, Dtype::F32, &args, stream)? };
+    /// assert_eq!(o, [2.0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.
     ///
