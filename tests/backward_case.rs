@@ -3,7 +3,9 @@
 use crate::references::check_backward;
 use crate::{Case, Guarded, Inputs, Layout, Outcome, PASSED, harness};
 use attention::backward::check::{Backward, Report};
-use attention::{Attention, Device, Dtype, Element, RawBackward, RawOptions, Tensor, bf16, f16};
+use attention::{
+    Attention, Device, Dtype, Element, RawBackward, RawForward, RawOptions, Tensor, bf16, f16,
+};
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4};
 use rand::rngs::StdRng;
@@ -145,6 +147,7 @@ impl BackwardCase {
             Dtype::F16 => self.run_in::<f16>(device, inputs, change),
             Dtype::Bf16 => self.run_in::<bf16>(device, inputs, change),
             Dtype::F32 => self.run_in::<f32>(device, inputs, change),
+            other => unreachable!("no case is {}", other.name()),
         }
     }
 
@@ -222,21 +225,19 @@ impl BackwardCase {
             .transpose()?;
         let [device_q, device_k, device_v, device_o, device_d_o] =
             [0, 1, 2, 3, 4].map(|i| on_device[i].as_raw());
-        let args = RawBackward {
+        let forward = RawForward {
             q: device_q,
             k: device_k,
             v: device_v,
             o: device_o,
             lse: on_device_lse.as_raw(),
-            d_o: device_d_o,
-            d_lse: on_device_d_lse.as_ref().map(Tensor::as_raw),
-            dq: dq.as_raw_mut(),
-            dk: dk.as_raw_mut(),
-            dv: dv.as_raw_mut(),
             options: RawOptions::default(),
-            d_sinks: case.modifiers.sinks.then(|| device_d_sinks.as_raw_mut()),
-            d_bias: device_d_bias.as_mut().map(Tensor::as_raw_mut),
         };
+        let places = [dq.as_raw_mut(), dk.as_raw_mut(), dv.as_raw_mut()];
+        let mut args = RawBackward::new(&forward, device_d_o, places);
+        args.d_lse = on_device_d_lse.as_ref().map(Tensor::as_raw);
+        args.d_sinks = case.modifiers.sinks.then(|| device_d_sinks.as_raw_mut());
+        args.d_bias = device_d_bias.as_mut().map(Tensor::as_raw_mut);
         // SAFETY: each tensor has a buffer of its own on the device, of the types that the call takes; they live on until
         // their downloads, which wait for the work on the default stream.
         unsafe { attention.backward_raw(device, T::DTYPE, &args, std::ptr::null_mut())? }

@@ -1,6 +1,6 @@
 //! The kernels around the main one of a backward pass: statistics of the rows, and dq rounded to 16 bits.
 
-use attention::plan::Steps;
+use attention::internals::Steps;
 use attention::{Device, Tensor, bf16, f16};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, ROW_PADDING, TensorRef};
 use kernels::catalog::{self, Backward, Dtype, Family};

@@ -1,7 +1,7 @@
 //! The kernel for `sm_90a`, on an emulated H100 and on GPUs of compute capability 9.0.
 
 use attention::emulator::Options;
-use attention::plan::Steps;
+use attention::internals::Steps;
 use attention::{Class, Device, Tensor, f16};
 use kernels::abi::{BULK_BYTES, BulkCopyParams};
 use kernels::catalog::{self, Auxiliary, Family};

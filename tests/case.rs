@@ -254,6 +254,7 @@ impl Case {
             Dtype::F16 => self.run_in::<f16>(device, inputs),
             Dtype::Bf16 => self.run_in::<bf16>(device, inputs),
             Dtype::F32 => self.run_in::<f32>(device, inputs),
+            other => unreachable!("no case is {}", other.name()),
         }
     }
 
@@ -360,12 +361,9 @@ impl Case {
         // Of a cache, what the call reads.
         let read = |[_, heads, keys, dim]: [usize; 4]| [self.batch, heads, keys, dim];
         let [q, k, v] = [self.q_shape(), read(self.kv_shape()), read(self.v_shape())];
-        let problem = Problem::new(q, k, v, self.causal, self.scale)?;
-        Ok(Problem {
-            window,
-            softcap,
-            ..problem
-        })
+        let mut problem = Problem::new(q, k, v, self.causal, self.scale)?;
+        (problem.window, problem.softcap) = (window, softcap);
+        Ok(problem)
     }
 
     /// Shape of q.

@@ -49,8 +49,9 @@ fn shared_memory_is_limited() -> Outcome {
     let (problem, large) = (case.problem()?, "forward_f16_d256_128x32");
     for &class in Class::ALL {
         let device = emulated(class)?;
-        let offered = kernel::suitable(&device, case.dtype, &problem, &RawOptions::default())?
-            .contains(&large);
+        let offered =
+            kernel::suitable(device.facts(), case.dtype, &problem, &RawOptions::default())?
+                .contains(&large);
         assert_eq!(offered, class != Class::Sm86);
         let ones = Tensor::new(&device, case.q_shape(), &vec![f16::ONE; 150 * 256])?;
         let ran = Attention::new().kernel(large).forward(&ones, &ones, &ones);

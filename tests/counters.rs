@@ -23,7 +23,7 @@ pub fn tests() -> Vec<Test> {
 
 /// What a kernel does in a case.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Failed> {
-    let device = Device::emulator_of(kernel.class(), counting())?;
+    let device = Device::emulator_of(kernel.class().into(), counting())?;
     case.check(&device)?;
     let mut launches = device.counters().into_iter();
     let (_, counters) = launches

@@ -1,6 +1,6 @@
 //! Calls without an entry, a head, a query or a key: results are empty, or what no key gives.
 
-use attention::{Attention, Device, Error, Gradients, Result, Tensor, f16};
+use attention::{Attention, BackwardInputs, Device, Error, Gradients, Result, Tensor, f16};
 use tests::{Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
@@ -66,23 +66,19 @@ fn each_size(device: &Device) -> Outcome {
             let [q, k, v] = &inputs;
             attention.forward_into(q, k, v, &mut out, &mut lse)?;
             assert!(lse.to_vec()?.iter().all(|&lse| lse == f32::NEG_INFINITY));
-            let d_lse = Some(lse.view());
-            let mut gradients = Gradients {
-                dq: of(q.shape())?,
-                dk: of(k.shape())?,
-                dv: of(v.shape())?,
-                d_sinks: None,
-                d_bias: with_options
-                    .then(|| Tensor::new(device, [1, 1, 1, seqlen_kv], &vec![7.0; seqlen_kv]))
-                    .transpose()?,
-            };
+            let mut gradients = Gradients::new(of(q.shape())?, of(k.shape())?, of(v.shape())?);
+            let d_bias = vec![7.0; seqlen_kv];
+            gradients.d_bias = with_options
+                .then(|| Tensor::new(device, [1, 1, 1, seqlen_kv], &d_bias))
+                .transpose()?;
             // A bias of one query is repeated.
             let row = Tensor::<f32>::zeros(device, [1, 1, 1, seqlen_kv])?;
             let attention = match with_options {
                 true => Attention::new().bias(&row),
                 false => attention,
             };
-            attention.backward_all_into(q, k, v, &out, &lse, &out, d_lse, &mut gradients)?;
+            let read = BackwardInputs::new(q, k, v, &out, &lse, &out).d_lse(&lse);
+            attention.backward_into(&read, gradients.view_mut())?;
             for gradient in [gradients.dq, gradients.dk, gradients.dv] {
                 let (found, is_kept) = elements(gradient)?;
                 assert!(found.iter().all(|&x| x == 0.0) && is_kept, "{sizes:?}");
@@ -111,15 +107,8 @@ fn sinks(device: &Device) -> Outcome {
     let (some, none) = (tensor(4)?, tensor(0)?);
     let without_keys = attention.forward(&some, &none, &none);
     let d_lse = Tensor::new(device, [3, 2, 4], &[0.25_f32; 24])?;
-    let gradients = attention.backward_all(
-        &some,
-        &none,
-        &none,
-        &some,
-        &d_lse,
-        &some,
-        Some(d_lse.view()),
-    );
+    let inputs = BackwardInputs::new(&some, &none, &none, &some, &d_lse, &some).d_lse(&d_lse);
+    let gradients = attention.backward_all(&inputs);
     match device.is_cpu() {
         true => {
             let (o, lse) = without_keys?;
@@ -137,7 +126,8 @@ fn sinks(device: &Device) -> Outcome {
         }
     }
     let (o, lse) = attention.forward(&none, &some, &some)?;
-    let gradients = attention.backward_all(&none, &some, &some, &o, &lse, &o, None)?;
+    let inputs = BackwardInputs::new(&none, &some, &some, &o, &lse, &o);
+    let gradients = attention.backward_all(&inputs)?;
     let d_sinks = gradients.d_sinks.expect("of the sinks");
     assert_eq!(d_sinks.to_vec()?, [0.0; 2]);
     PASSED

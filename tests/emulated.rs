@@ -2,7 +2,7 @@
 
 use attention::device::Emulator;
 use attention::emulator::{Counters, Options};
-use attention::plan::Steps;
+use attention::internals::Steps;
 use attention::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Dtype, Forward, KERNELS, Kernel, Kind};
@@ -83,17 +83,15 @@ fn every_schedule_is_clean(kernel: &Kernel, forward: &Forward) -> Outcome {
             seed,
             ..Options::default()
         };
-        Device::emulator_of(kernel.class(), options)
+        Device::emulator_of(kernel.class().into(), options)
     })
 }
 
 /// Blocks that take several tiles each: long and short ones, without keys, with the end of a head between them, under a
 /// negative scale, padded, and in splits.
 fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     for (seed, (seqlen_q, seqlen_kv, padding, scale, splits)) in [
         (300, 200, 0, None, 1),
         (70, 300, 0, Some(-0.2), 1),
@@ -138,10 +136,8 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
 /// O leaves by tensor stores where a map describes it, and from registers elsewhere. Blocks take several tiles, of which some
 /// begin before row 0, and rows may see no key; head dims end inside a box, at its end, and before it.
 fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 3,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 3;
     let layouts = [
         (Layout::Bhnd, 128, true),
         (Layout::Bnhd, 104, true),
@@ -181,7 +177,7 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
 
 /// What the launches of a case do.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
-    let device = Device::emulator_of(kernel.class(), counting())?;
+    let device = Device::emulator_of(kernel.class().into(), counting())?;
     case.check(&device)?;
     let launches = device.counters().into_iter();
     Ok(launches.map(|(_, counters)| counters).collect())

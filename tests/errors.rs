@@ -1,7 +1,8 @@
 //! Every refused argument, on every device: a typed error names the argument.
 
 use attention::{
-    Attention, Device, Dtype, Error, Gemm, Problem, RawOptions, Result, Tensor, f16, kernel,
+    Attention, BackwardInputs, Device, Dtype, Error, Gemm, GradientsMut, Problem, RawOptions,
+    Result, Tensor, f16, kernel,
 };
 use tests::{Outcome, PASSED, Test};
 
@@ -144,7 +145,7 @@ fn f32_on_a_device_with_kernels(device: &Device) -> Outcome {
     }
     let problem = Problem::new(SHAPE, SHAPE, SHAPE, false, None)?;
     assert_eq!(
-        kernel::suitable(device, Dtype::F32, &problem, &RawOptions::default()),
+        kernel::suitable(device.facts(), Dtype::F32, &problem, &RawOptions::default()),
         Err(refused.clone())
     );
     let matrix = ones.reshape([10, 16])?;
@@ -266,18 +267,9 @@ fn backward_arguments(device: &Device) -> Outcome {
             Tensor::<f32, 3>::zeros(device, [batch, heads, rows])
         };
         let (mut dq, mut dk, mut dv) = (of("dq")?, of("dk")?, of("dv")?);
-        let error = attention.backward_into(
-            &input,
-            &input,
-            &input,
-            &of("o")?,
-            &rows("lse")?,
-            &of("d_o")?,
-            Some(rows("d_lse")?.view()),
-            &mut dq,
-            &mut dk,
-            &mut dv,
-        );
+        let (o, lse, d_o, d_lse) = (of("o")?, rows("lse")?, of("d_o")?, rows("d_lse")?);
+        let inputs = BackwardInputs::new(&input, &input, &input, &o, &lse, &d_o).d_lse(&d_lse);
+        let error = attention.backward_into(&inputs, GradientsMut::new(&mut dq, &mut dk, &mut dv));
         let named =
             matches!(&error, Err(Error::Shape { argument: found, .. }) if *found == argument);
         assert!(named, "{argument}: {error:?}");

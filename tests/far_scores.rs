@@ -1,6 +1,6 @@
 //! Scores at the edge of f32: finite numbers stay finite, in both passes, and equal ones share the weight.
 
-use attention::{Attention, Class, Device, Dtype, Element, Tensor, bf16, f16};
+use attention::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
@@ -392,7 +392,7 @@ impl Call {
             None => call,
         };
         let (o, lse) = call.forward(&q, &k, &v)?;
-        let all = call.backward_all(&q, &k, &v, &o, &lse, &d_o, None)?;
+        let all = call.backward_all(&BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o))?;
         let widened = |tensor: &Tensor<T>| -> attention::Result<Vec<f64>> {
             Ok(tensor
                 .to_vec()?

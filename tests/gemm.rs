@@ -81,7 +81,7 @@ fn by(kernel: &'static Kernel, case: GemmCase) -> GemmCase {
     let gemm = kernel.gemm().expect("it multiplies matrices");
     GemmCase {
         dtype: gemm.dtype.into(),
-        accumulation: gemm.accumulation,
+        accumulation: gemm.accumulation.into(),
         kernel: Some(kernel.name),
         ..case
     }
@@ -93,7 +93,7 @@ fn sizes(device: &Device, kernel: &'static Kernel) -> Outcome {
     let device = &with_all(device)?;
     let gemm = by(kernel, GemmCase::default()).options(device);
     let dtype = kernel.dtype().expect("it has one").into();
-    if !device.is_cpu() && !gemm.suitable(device, dtype)?.contains(&kernel.name) {
+    if !device.is_cpu() && !gemm.suitable(device.facts(), dtype)?.contains(&kernel.name) {
         return Ok(Completion::ignored_with("not for this GPU"));
     }
     let tile = kernel.gemm().expect("it multiplies matrices").tile;
@@ -173,10 +173,8 @@ fn moves_no_more_than_needed(kernel: &'static Kernel) -> Outcome {
 
 /// Blocks with several tiles, of more steps than stages. Every schedule finds the same bits.
 fn every_schedule_is_clean(kernel: &'static Kernel) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     let problem = GemmProblem {
         m: 150,
         n: 300,
@@ -217,7 +215,7 @@ fn random(device: &Device) -> Outcome {
 /// The families of kernels for a case's types.
 fn families(device: &Device, case: &GemmCase) -> Vec<&'static str> {
     let gemm = Gemm::new().accumulation(case.accumulation);
-    gemm.families(device, case.dtype).expect("kernels")
+    gemm.families(device.facts(), case.dtype).expect("kernels")
 }
 
 fn random_in_f32(device: &Device) -> Outcome {
@@ -372,6 +370,7 @@ fn huge_values(device: &Device) -> Outcome {
         let scale = match case.dtype {
             Dtype::F16 => 1000.0,
             Dtype::Bf16 | Dtype::F32 => 1e19,
+            other => unreachable!("no case is {}", other.name()),
         };
         let [a, b] = case.inputs().map(|values| values * scale);
         case.run(device, &a, &b)?;

@@ -141,6 +141,7 @@ impl GemmCase {
             Dtype::F16 => self.run_in::<f16>(device, a, b),
             Dtype::Bf16 => self.run_in::<bf16>(device, a, b),
             Dtype::F32 => self.run_in::<f32>(device, a, b),
+            other => unreachable!("no case is {}", other.name()),
         }
     }
 

@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Test> {
             Test::kernels(kernel.name, move |device| {
                 let emulated;
                 let device = if device.is_emulator() {
-                    emulated = Device::emulator_of(kernel.class(), Options::default())?;
+                    emulated = Device::emulator_of(kernel.class().into(), Options::default())?;
                     &emulated
                 } else {
                     device
@@ -42,7 +42,7 @@ pub fn tests() -> Vec<Test> {
                 };
                 for case in cases {
                     let fits = kernel::check(
-                        device,
+                        device.facts(),
                         kernel.name,
                         case.dtype,
                         &case.problem()?,

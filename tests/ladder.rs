@@ -379,6 +379,7 @@ fn repeats(device: &Device, rung: Rung) -> Outcome {
             Dtype::F16 => repeat::<f16>(device, &case)?,
             Dtype::Bf16 => repeat::<bf16>(device, &case)?,
             Dtype::F32 => repeat::<f32>(device, &case)?,
+            other => unreachable!("no case is {}", other.name()),
         };
     }
     PASSED

@@ -90,6 +90,7 @@ impl Expected {
             Dtype::F16 => (2_f64.powi(-11), 2_f64.powi(-25)),
             Dtype::Bf16 => (2_f64.powi(-8), 2_f64.powi(-120)),
             Dtype::F32 => (2_f64.powi(-24), 2_f64.powi(-120)),
+            other => unreachable!("no case is {}", other.name()),
         };
         let max = lse[0].max(lse[1]);
         let exponentials = lse.map(|lse| (lse - max).exp());
@@ -176,6 +177,7 @@ impl MergeCase {
             Dtype::F16 => self.check_in::<f16>(device),
             Dtype::Bf16 => self.check_in::<bf16>(device),
             Dtype::F32 => self.check_in::<f32>(device),
+            other => unreachable!("no case is {}", other.name()),
         };
         done.map_err(|failed| {
             let reason = failed.message().unwrap_or_default();

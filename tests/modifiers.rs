@@ -177,22 +177,21 @@ impl Modifiers {
         let sequences = self.sequences.as_ref();
         let numbers = |numbers: &Vec<i32>| RawTensor::row_major([numbers.len()]);
         let slopes = self.slopes(batch);
-        RawOptions {
-            alibi: self.alibi.then(|| RawTensor::row_major([slopes, heads])),
-            sinks: self.sinks.then(|| RawTensor::row_major([heads])),
-            bias: self.bias.map(|bias| RawBias {
-                dtype: Self::BIAS_DTYPES[bias.of],
-                tensor: pairs(keys),
-            }),
-            mask: self.mask.map(|mask| RawMask {
-                bits: mask.of == 1,
-                tensor: pairs(mask.row(keys)),
-            }),
-            sequences: sequences.map(|sequences| sequences.map(numbers)),
-            first_keys: self.first_keys.as_ref().map(numbers),
-            cache_entries: self.cache.as_ref().map(|cache| numbers(&cache.of)),
-            ..RawOptions::default()
-        }
+        let mut raw = RawOptions::default();
+        raw.alibi = self.alibi.then(|| RawTensor::row_major([slopes, heads]));
+        raw.sinks = self.sinks.then(|| RawTensor::row_major([heads]));
+        raw.bias = self.bias.map(|bias| RawBias {
+            dtype: Self::BIAS_DTYPES[bias.of],
+            tensor: pairs(keys),
+        });
+        raw.mask = self.mask.map(|mask| RawMask {
+            bits: mask.of == 1,
+            tensor: pairs(mask.row(keys)),
+        });
+        raw.sequences = sequences.map(|sequences| sequences.map(numbers));
+        raw.first_keys = self.first_keys.as_ref().map(numbers);
+        raw.cache_entries = self.cache.as_ref().map(|cache| numbers(&cache.of));
+        raw
     }
 
     /// For how many entries or sequences there are slopes, of a batch of so many.
@@ -287,6 +286,7 @@ impl Bias {
             Dtype::F16 => Bias::F16(of(device, shape, &numbers)?),
             Dtype::Bf16 => Bias::Bf16(of(device, shape, &numbers)?),
             Dtype::F32 => Bias::F32(of(device, shape, &numbers)?),
+            other => unreachable!("no bias is {}", other.name()),
         })
     }
 }

@@ -200,7 +200,7 @@ fn masks_of_one_pair(device: &Device) -> Outcome {
         bits[query * words + key / 32] = 1 << (key % 32);
         let bits = Tensor::new(device, [1, 1, rows, words], &bits)?;
         let call = Attention::new().splits([1, 3][i % 2]);
-        for call in [call.clone().mask(&bytes), call.mask(&bits)] {
+        for call in [call.mask(&bytes), call.mask(&bits)] {
             let (o, lse) = call.forward(&q, &k, &v)?;
             for (row, (o, lse)) in o.to_vec()?.chunks(dim).zip(lse.to_vec()?).enumerate() {
                 let (value, score) = match row == query {

@@ -4,8 +4,8 @@
 use attention::custom::{Call, Custom, Pair};
 use attention::emulator::Options;
 use attention::{
-    Attention, Class, CustomKernels, Device, Error, Gemm, Gradients, Result, Tensor, f16, merge,
-    merge_backward, merge_backward_into, merge_into,
+    Attention, BackwardInputs, Class, CustomKernels, Device, Error, Gemm, Gradients, GradientsMut,
+    Result, Tensor, f16, merge, merge_backward, merge_backward_into, merge_into,
 };
 use tests::{Outcome, PASSED, Test};
 
@@ -156,18 +156,8 @@ fn backward(device: &Device) -> Outcome {
         let [mut dq, mut dk, mut dv] =
             ["dq", "dk", "dv"].map(|name| places.half(name, SHAPE).expect("memory"));
         let attention = Attention::new();
-        let done = attention.backward_into(
-            &q,
-            &k,
-            &v,
-            &o,
-            &lse,
-            &d_o,
-            Some(d_lse.view()),
-            &mut dq,
-            &mut dk,
-            &mut dv,
-        );
+        let read = BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o).d_lse(&d_lse);
+        let done = attention.backward_into(&read, GradientsMut::new(&mut dq, &mut dk, &mut dv));
         places.expect(places.stray, done);
         [dq, dk, dv].iter().for_each(unwritten_half);
         if inputs.contains(&places.stray) {
@@ -190,16 +180,13 @@ fn backward_all(device: &Device) -> Outcome {
             places.single("sinks", [2])?,
             places.single("bias", [1, 2, 5, 5])?,
         );
-        let mut gradients = Gradients {
-            dq: places.half("dq", SHAPE)?,
-            dk: places.half("dk", SHAPE)?,
-            dv: places.half("dv", SHAPE)?,
-            d_sinks: Some(places.single("d_sinks", [2])?),
-            d_bias: Some(places.single("d_bias", [1, 2, 5, 5])?),
-        };
+        let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| places.half(name, SHAPE));
+        let mut gradients = Gradients::new(dq?, dk?, dv?);
+        gradients.d_sinks = Some(places.single("d_sinks", [2])?);
+        gradients.d_bias = Some(places.single("d_bias", [1, 2, 5, 5])?);
         let attention = Attention::new().sinks(&sinks).bias(&bias);
-        let d_lse = Some(d_lse.view());
-        let done = attention.backward_all_into(&q, &k, &v, &o, &lse, &d_o, d_lse, &mut gradients);
+        let read = BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o).d_lse(&d_lse);
+        let done = attention.backward_into(&read, gradients.view_mut());
         places.expect(places.stray, done);
         let Gradients {
             dq,
@@ -207,13 +194,13 @@ fn backward_all(device: &Device) -> Outcome {
             dv,
             d_sinks,
             d_bias,
+            ..
         } = &gradients;
         [dq, dk, dv].into_iter().for_each(unwritten_half);
         d_sinks.iter().for_each(unwritten);
         d_bias.iter().for_each(unwritten);
         if inputs.contains(&places.stray) {
-            let done = attention.backward_all(&q, &k, &v, &o, &lse, &d_o, d_lse);
-            places.expect(places.stray, done);
+            places.expect(places.stray, attention.backward_all(&read));
         }
         Ok(())
     })
@@ -292,10 +279,11 @@ fn options(device: &Device) -> Outcome {
         unwritten(&lse);
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| places.half("dq", SHAPE).expect("memory"));
         places.expect(argument, call.backward(&q, &q, &q, &o, &lse, &q));
-        let done = call.backward_into(&q, &q, &q, &o, &lse, &q, None, &mut dq, &mut dk, &mut dv);
+        let read = BackwardInputs::new(&q, &q, &q, &o, &lse, &q);
+        let done = call.backward_into(&read, GradientsMut::new(&mut dq, &mut dk, &mut dv));
         places.expect(argument, done);
         [dq, dk, dv].iter().for_each(unwritten_half);
-        places.expect(argument, call.backward_all(&q, &q, &q, &o, &lse, &q, None));
+        places.expect(argument, call.backward_all(&read));
         Ok(())
     })
 }

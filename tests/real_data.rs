@@ -80,6 +80,7 @@ fn agrees(device: &Device, dtype: Dtype, causal: bool) -> Outcome {
         Dtype::F16 => (2e-3, 1e-3),
         Dtype::Bf16 => (0.1, 0.1),
         Dtype::F32 => (1e-5, 1e-5),
+        other => unreachable!("no case is {}", other.name()),
     };
     assert!(
         o_error <= o_tolerance,

@@ -2,7 +2,7 @@
 
 use attention::device::Emulator;
 use attention::emulator::Options;
-use attention::{Attention, Class, Device, Dtype, Element, Tensor, bf16, f16};
+use attention::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
 use kernels::catalog::{Backward, Family, KERNELS};
 use libtest_mimic::Failed;
 use ndarray::Array4;
@@ -151,7 +151,7 @@ fn gradient_of_a_bias(device: &Device, [batch, heads, queries]: [usize; 3]) -> O
         let bias = Tensor::new(&device, [batch, heads, queries, 140], &bias)?;
         let call = Attention::new().bias(&bias);
         let (o, lse) = call.forward(&q, &k, &v)?;
-        let all = call.backward_all(&q, &k, &v, &o, &lse, &q, None)?;
+        let all = call.backward_all(&BackwardInputs::new(&q, &k, &v, &o, &lse, &q))?;
         let d_bias = all.d_bias.expect("there is a bias").to_vec()?;
         let bits = d_bias.into_iter().map(f32::to_bits).collect();
         if first.as_ref().is_some_and(|first| *first != bits) {
@@ -243,7 +243,7 @@ fn inputs<T: Element>(device: &Device, case: &Case) -> attention::Result<[Tensor
 
 /// The main kernel by `mma.sync` for the gradients of a case.
 fn mma_sync_backward(device: &Device, case: &Case) -> Option<String> {
-    let class = device.facts()?.class();
+    let class = device.facts()?.class().into();
     let kernel = KERNELS.iter().find(|kernel| match kernel.family {
         Family::Backward(Backward::Main(main)) => {
             let serves = main.dim as usize == case.dim && case.dtype == main.dtype.into();

@@ -147,7 +147,7 @@ pub fn sequenced(cases: impl Strategy<Value = Case>) -> impl Strategy<Value = Ca
             offsets.sort_unstable();
             offsets
         };
-        let lengths = |parts, rows| numbers(parts, case.batch, rows);
+        let lengths = |parts: &[f64], rows| numbers(parts, case.batch, rows);
         let sequences = match packed {
             true => Sequences::Packed {
                 q: offsets(&q, case.seqlen_q),
@@ -253,8 +253,8 @@ pub fn scheduled(
     (cases, any::<prop::sample::Index>(), splits).prop_map(move |(case, kernel, splits)| {
         let problem = case.problem().expect("a valid case");
         let options = case.modifiers.raw(&problem);
-        let names =
-            kernel::suitable(&device, case.dtype, &problem, &options).expect("a dtype of kernels");
+        let names = kernel::suitable(device.facts(), case.dtype, &problem, &options)
+            .expect("a dtype of kernels");
         Case {
             kernel: Some(kernel.get(&names).to_string()),
             splits,

@@ -109,7 +109,12 @@ fn each_dim(device: &Device) -> Outcome {
             causal: i % 3 == 0,
             ..Case::default()
         };
-        let names = kernel::suitable(device, case.dtype, &case.problem()?, &RawOptions::default())?;
+        let names = kernel::suitable(
+            device.facts(),
+            case.dtype,
+            &case.problem()?,
+            &RawOptions::default(),
+        )?;
         assert!(names.iter().any(|name| name.starts_with("wide_")));
         for name in names {
             assert!(name.starts_with("wide_") || name.starts_with("hopper_"));
@@ -129,7 +134,7 @@ fn variants(device: &Device, case: &Case) -> Vec<Case> {
     ]);
     let by_each = |case: Case| {
         let problem = case.problem().expect("a valid case");
-        let names = kernel::suitable(device, case.dtype, &problem, &RawOptions::default())
+        let names = kernel::suitable(device.facts(), case.dtype, &problem, &RawOptions::default())
             .expect("a dtype of kernels");
         names.into_iter().map(move |name| Case {
             kernel: Some(name.to_owned()),
@@ -160,6 +165,7 @@ fn repeats(device: &Device) -> Outcome {
             Dtype::F16 => repeat::<f16>(device, &case)?,
             Dtype::Bf16 => repeat::<bf16>(device, &case)?,
             Dtype::F32 => repeat::<f32>(device, &case)?,
+            other => unreachable!("no case is {}", other.name()),
         };
     }
     PASSED

@@ -4,7 +4,7 @@
 //! cargo run -p attention --release --example bias
 //! ```
 
-use attention::{Attention, Device, Tensor, f16};
+use attention::{Attention, BackwardInputs, Device, Tensor, f16};
 
 /// Places, and elements of a value: value `j` is the unit vector `j`, so that o is the weights themselves.
 const N: usize = 16;
@@ -45,7 +45,8 @@ fn run(device: &Device) -> attention::Result<Vec<f32>> {
         }
         learnt.push(sum / N as f32);
         let d_o = Tensor::new(device, SHAPE, &d_o)?;
-        let gradients = attention.backward_all(&q, &q, &v, &o, &lse, &d_o, None)?;
+        let inputs = BackwardInputs::new(&q, &q, &v, &o, &lse, &d_o);
+        let gradients = attention.backward_all(&inputs)?;
         let d_bias = gradients.d_bias.expect("the call has a bias").to_vec()?;
         (bias.iter_mut().zip(d_bias)).for_each(|(bias, d)| *bias -= RATE * d);
     }

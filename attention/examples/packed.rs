@@ -29,7 +29,7 @@ fn run(device: &Device) -> attention::Result<Vec<(usize, f32)>> {
     let v = Tensor::new(device, SHAPE, &v)?;
     let offsets = Tensor::new(device, [OFFSETS.len()], &OFFSETS)?;
     let attention = Attention::new().causal(true);
-    let packed = attention.clone().packed(&offsets, &offsets);
+    let packed = attention.packed(&offsets, &offsets);
     let (o, _) = packed.forward(&q, &k, &v)?;
 
     let mut differences = Vec::new();

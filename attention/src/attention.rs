@@ -37,6 +37,45 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Options that borrow a tensor leave these as they are, so a type has both options and tensors of its own:
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Attention, BackwardInputs, Device, Result, Tensor};
+///
+/// /// A layer that learns its sinks.
+/// struct Layer {
+///     attention: Attention<'static>,
+///     sinks: Tensor<f32, 1>,
+/// }
+///
+/// impl Layer {
+///     fn forward(&self, x: &Tensor<f32>) -> Result<(Tensor<f32>, Tensor<f32, 3>)> {
+///         self.attention.sinks(&self.sinks).forward(x, x, x)
+///     }
+///
+///     fn step(&mut self, inputs: &BackwardInputs<f32>) -> Result<()> {
+///         let gradients = self.attention.sinks(&self.sinks).backward_all(inputs)?;
+///         let d_sinks = gradients.d_sinks.expect("the call has sinks").to_vec()?;
+///         let mut sinks = self.sinks.to_vec()?;
+///         sinks.iter_mut().zip(d_sinks).for_each(|(sink, d)| *sink -= 0.1 * d);
+///         self.sinks.copy_from_slice(&sinks)
+///     }
+/// }
+///
+/// let sinks = Tensor::zeros(&Device::cpu(), [1])?;
+/// let mut layer = Layer { attention: Attention::new().causal(true), sinks };
+/// let x = Tensor::new(&Device::cpu(), [1, 1, 3, 8], &[0.5; 24])?;
+/// let (o, lse) = layer.forward(&x)?;
+/// // A loss that wants more of o takes weight off the sink.
+/// let less = Tensor::new(&Device::cpu(), [1, 1, 3, 8], &[-1.0; 24])?;
+/// layer.step(&BackwardInputs::new(&x, &x, &x, &o, &lse, &less))?;
+/// assert!(layer.sinks.to_vec()?[0] < 0.0);
+/// assert!(layer.forward(&x)?.0.to_vec()?[0] > o.to_vec()?[0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Attention<'a> {
@@ -58,8 +97,18 @@ pub struct Attention<'a> {
 pub(crate) enum Wanted {
     #[default]
     Best,
-    Named(String),
+    Named(Arc<str>),
     Planned(Arc<dyn Planner>),
+}
+
+impl Wanted {
+    /// The name of a kernel of this crate.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Wanted::Named(name) => Some(name),
+            Wanted::Best | Wanted::Planned(_) => None,
+        }
+    }
 }
 
 impl<'a> Attention<'a> {
@@ -119,19 +168,54 @@ impl<'a> Attention<'a> {
     /// [Packed](Self::packed) sequences may have slopes of their own, `[sequences, heads]`.
     ///
     /// Slopes with another number of axes do not compile.
-    pub fn alibi<const R: usize>(
-        mut self,
-        slopes: &'a TensorBase<impl Storage<Item = f32>, R>,
-    ) -> Self {
-        self.tensors.alibi = Some((R, Borrowed::slopes(slopes)));
-        self
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let slopes = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, _) = Attention::new().alibi(&slopes).forward(&q, &q, &v)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((o.to_vec()?[0] - 2.5 / 1.5).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn alibi<'b, const R: usize>(
+        &self,
+        slopes: &'b TensorBase<impl Storage<Item = f32>, R>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.alibi = Some((R, Borrowed::slopes(slopes))))
     }
 
     /// Sinks, `[heads]`: logits of keys without values, one more in the softmax of each row of a head. lse counts
     /// them: `lse = ln(exp(sink) + sum(exp(score)))`. A query that sees no key gets `o = 0` and `lse = sink`.
-    pub fn sinks(mut self, sinks: &'a TensorBase<impl Storage<Item = f32>, 1>) -> Self {
-        self.tensors.sinks = Some(sinks.into());
-        self
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let sinks = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, lse) = Attention::new().sinks(&sinks).forward(&q, &q, &v)?;
+    /// // The sink weighs as both keys do.
+    /// assert!((o.to_vec()?[0] - 1.0).abs() < 1e-6);
+    /// assert!((lse.to_vec()?[0] - 4_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sinks<'b>(&self, sinks: &'b TensorBase<impl Storage<Item = f32>, 1>) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.sinks = Some(sinks.into()))
     }
 
     /// A bias that is added to scores, after [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
@@ -139,9 +223,28 @@ impl<'a> Attention<'a> {
     /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
     ///
     /// A bias of -inf hides a key. The lowest finite number does not: where a row has no other, each key has the same weight.
-    pub fn bias<T: Element>(mut self, bias: &'a TensorBase<impl Storage<Item = T>>) -> Self {
-        self.tensors.bias = Some((T::DTYPE, bias.into()));
-        self
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let bias = Tensor::new(&device, [1, 1, 1, 2], &[3_f32.ln(), 0.0])?;
+    /// let (o, _) = Attention::new().bias(&bias).forward(&q, &q, &v)?;
+    /// assert!((o.to_vec()?[0] - 6.0 / 4.0).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bias<'b, T: Element>(
+        &self,
+        bias: &'b TensorBase<impl Storage<Item = T>>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.bias = Some((T::DTYPE, bias.into())))
     }
 
     /// The keys that a query sees, if causal and window allow them, too:
@@ -168,9 +271,14 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn mask<M: MaskElement>(mut self, mask: &'a TensorBase<impl Storage<Item = M>>) -> Self {
-        self.tensors.mask = Some((M::KEYS, mask.into()));
-        self
+    pub fn mask<'b, M: MaskElement>(
+        &self,
+        mask: &'b TensorBase<impl Storage<Item = M>>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.mask = Some((M::KEYS, mask.into())))
     }
 
     /// Sequences of any lengths, one after another: `batch` is 1, and of `n` sequences, sequence `s` has queries
@@ -195,16 +303,16 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn packed(
-        mut self,
-        offsets_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
-        offsets_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
-    ) -> Self {
-        self.tensors.sequences = Some(Sequences::Packed {
-            q: offsets_q.into(),
-            kv: offsets_kv.into(),
-        });
-        self
+    pub fn packed<'b>(
+        &self,
+        offsets_q: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        offsets_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (q, kv) = (offsets_q.into(), offsets_kv.into());
+        self.with(|call| call.tensors.sequences = Some(Sequences::Packed { q, kv }))
     }
 
     /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and
@@ -227,16 +335,16 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn padded(
-        mut self,
-        lengths_q: &'a TensorBase<impl Storage<Item = i32>, 1>,
-        lengths_kv: &'a TensorBase<impl Storage<Item = i32>, 1>,
-    ) -> Self {
-        self.tensors.sequences = Some(Sequences::Padded {
-            q: lengths_q.into(),
-            kv: lengths_kv.into(),
-        });
-        self
+    pub fn padded<'b>(
+        &self,
+        lengths_q: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        lengths_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (q, kv) = (lengths_q.into(), lengths_kv.into());
+        self.with(|call| call.tensors.sequences = Some(Sequences::Padded { q, kv }))
     }
 
     /// The first key of each entry of the batch, `[batch]` with stride 1: keys before it only fill the tensors, as those behind
@@ -259,9 +367,14 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn first_keys(mut self, first_keys: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
-        self.tensors.first_keys = Some(first_keys.into());
-        self
+    pub fn first_keys<'b>(
+        &self,
+        first_keys: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.first_keys = Some(first_keys.into()))
     }
 
     /// The entry of k and v for each entry of the batch, `[batch]` with stride 1: k and v are a cache
@@ -282,9 +395,14 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn cache_entries(mut self, entries: &'a TensorBase<impl Storage<Item = i32>, 1>) -> Self {
-        self.tensors.cache_entries = Some(entries.into());
-        self
+    pub fn cache_entries<'b>(
+        &self,
+        entries: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.cache_entries = Some(entries.into()))
     }
 
     /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys and entries of a cache before it
@@ -334,23 +452,26 @@ impl<'a> Attention<'a> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn custom<const N: usize>(
-        mut self,
+    pub fn custom<'b, const N: usize>(
+        &self,
         kernels: &'static CustomKernels,
-        arrays: [CustomArray<'a>; N],
-    ) -> Self {
+        arrays: [CustomArray<'b>; N],
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
         let arrays = arrays.into();
-        self.tensors.custom = Some(BorrowedCustom { kernels, arrays });
-        self
+        self.with(|call| call.tensors.custom = Some(BorrowedCustom { kernels, arrays }))
     }
 
     /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable). Default: the best one.
-    pub fn kernel(mut self, name: impl Into<String>) -> Self {
-        self.kernel = Wanted::Named(name.into());
+    pub fn kernel(mut self, name: impl AsRef<str>) -> Self {
+        self.kernel = Wanted::Named(name.as_ref().into());
         self
     }
 
     /// Kernels of another crate to use.
+    #[doc(hidden)]
     pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
         self.kernel = Wanted::Planned(Arc::new(planner));
         self
@@ -373,9 +494,21 @@ impl<'a> Attention<'a> {
     }
 
     /// The stream on which safe calls are queued. Default: the device's default stream. Raw calls are on the one that they are given.
-    pub fn on(mut self, stream: &'a Stream) -> Self {
-        self.stream = Some(stream);
-        self
+    pub fn on<'b>(&self, stream: &'b Stream) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.stream = Some(stream))
+    }
+
+    /// These options with another one, that borrows for a shorter time.
+    fn with<'b>(&self, set: impl FnOnce(&mut Attention<'b>)) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let mut call: Attention<'b> = self.clone();
+        set(&mut call);
+        call
     }
 
     /// Where safe calls on tensors of this device are queued.

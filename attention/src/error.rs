@@ -2,7 +2,7 @@
 
 use crate::plan::RawWorkspace;
 use crate::tensor::Dtype;
-use kernels::catalog::{MAX_HEAD_DIM, Target};
+use kernels::catalog::MAX_HEAD_DIM;
 
 /// An attention call, allocation or device that could not be had.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -240,14 +240,15 @@ pub enum Error {
     /// A device older than a kernel's target.
     #[error(
         "{device} has compute capability {}.{}; {needed_by} needs {}",
-        found.0, found.1, needed.devices()
+        found.0, found.1, needed
     )]
     ComputeCapability {
         device: String,
         found: (i32, i32),
         /// Name of the kernel, or "every kernel".
         needed_by: &'static str,
-        needed: Target,
+        /// Compute capabilities that run it, in words.
+        needed: &'static str,
     },
     /// A driver that does not know the PTX version of the kernels.
     #[error(

@@ -24,6 +24,9 @@
 //! keys and values are used [where they lie](TensorBase). Owners of other device memory call
 //! [`Attention::forward_raw`] with addresses and strides.
 //!
+//! Types of other crates in the interface: `half`'s numbers, `bytemuck`'s traits, and the module [`custom`], which is that of the crate
+//! `kernels`, so that other crates' kernels implement its trait without this one.
+//!
 //! A GPU needs its NVIDIA driver, which is opened when it is first used, and no CUDA installation. The
 //! kernels are compiled when this crate is built, if the compiler has its library source
 //! (`rustup component add rust-src`).
@@ -36,36 +39,37 @@ mod empty;
 mod error;
 mod forward;
 pub mod gemm;
+#[doc(hidden)]
+pub mod internals;
 mod merge;
 mod options;
 mod pack;
-pub mod plan;
-pub mod ptx;
+mod plan;
+mod ptx;
 pub mod random;
 mod tensor;
 mod tensor_map;
 
 pub use ::emulator;
 pub use attention::Attention;
-pub use backward::{Gradients, RawBackward};
-pub use device::{Device, Event, Facts, Stream};
+pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
+pub use device::{Class, Device, Event, Facts, Stream};
 pub use error::{Error, ErrorKind, Result};
-pub use forward::{Planner, Problem, RawForward, check, choice as kernel, reference};
+pub use forward::{Problem, RawForward, check, choice as kernel, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
-pub use kernels::abi::ArrayRef;
 pub use kernels::attention::custom;
-pub use kernels::catalog::class::Class;
 pub use merge::{
     Partial, PartialMut, RawMerge, RawMergeBackward, RawPart, merge, merge_backward,
     merge_backward_into, merge_backward_plan, merge_backward_raw, merge_into, merge_plan,
     merge_raw,
 };
 pub use options::{
-    CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,
-    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+    CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawArray, RawBias,
+    RawCustom, RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
-pub use plan::{Plan, RawWorkspace};
+pub use plan::{Plan, RawWorkspace, Step};
+pub use ptx::Modules as CustomModules;
 pub use tensor::{
     Buffer, Dtype, Element, HostSlice, Part, RawTensor, Storage, StorageMut, Tensor, TensorBase,
     TensorView, TensorViewMut,

@@ -27,6 +27,7 @@ pub const EMPTY: &str = "empty";
 
 /// The launches of one call.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Plan {
     /// Name of the kernel that does the work; [`CPU`], and no steps, on the CPU.
     pub kernel: &'static str,
@@ -37,8 +38,10 @@ pub struct Plan {
     /// Bytes of memory that the steps share while they run: of a [workspace](RawWorkspace), if the caller brings it.
     pub workspace_bytes: usize,
     /// Parts of the workspace that are zeros before the first step: their offsets and bytes.
+    #[doc(hidden)]
     pub zeros: Vec<(u64, usize)>,
     /// Outputs of a call that has nothing to compute.
+    #[doc(hidden)]
     pub fills: Vec<Fill>,
 }
 
@@ -55,18 +58,23 @@ pub struct Fill {
 
 /// One launch.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Step {
     /// The kernel.
+    #[doc(hidden)]
     pub entry: Entry,
     /// Blocks of the grid.
     pub blocks: u32,
     /// Bytes of a block's dynamic shared memory.
     pub shared_bytes: u32,
     /// The kernel's parameter block.
+    #[doc(hidden)]
     pub params: Vec<u8>,
     /// Offsets in `params` of the addresses that count from the start of the workspace.
+    #[doc(hidden)]
     pub places: Vec<usize>,
     /// Tensor maps in `params`.
+    #[doc(hidden)]
     pub maps: Vec<MapPlace>,
 }
 
@@ -147,7 +155,7 @@ impl Entry {
 /// Memory of the caller that a call runs in, for [`Plan::run_in`].
 ///
 /// Its bytes are the call's until its work is done, and hold nothing before or after.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawWorkspace {
     /// Device address, a multiple of 256.
     pub address: u64,
@@ -297,6 +305,16 @@ impl Plan {
 }
 
 impl Step {
+    /// Name of the kernel.
+    pub fn kernel(&self) -> &'static str {
+        self.entry.name
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        self.entry.threads
+    }
+
     /// A launch of a grid with a parameter block.
     ///
     /// # Errors

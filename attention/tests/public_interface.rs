@@ -3,6 +3,7 @@
 
 mod interface;
 
+use interface::listing::listing;
 use interface::{Function, Interface};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,6 +18,7 @@ const TESTED: &[(&str, &[&str])] = &[
             "Attention::splits",
             "RawForward::row_major",
             "RawBackward::row_major",
+            "RawBackward::new",
             "RawTensor::row_major",
             "attention::tensor_map::has_map",
         ],
@@ -61,13 +63,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "attention/tests/wrong_arguments.rs::facts_alone",
-        &[
-            "Facts::class",
-            "Facts::fits",
-            "Facts::resident_blocks",
-            "SharedMemory::resident_blocks",
-            "Class::of",
-        ],
+        &["Facts::class", "Facts::fits", "Facts::resident_blocks"],
     ),
     (
         "attention/tests/wrong_arguments.rs::devices_have_possible_facts",
@@ -187,7 +183,24 @@ const TESTED: &[(&str, &[&str])] = &[
     ("tests/errors.rs::kernels", &["Attention::kernel"]),
     (
         "tests/errors.rs::backward_arguments",
-        &["Attention::backward_into"],
+        &[
+            "Attention::backward_into",
+            "BackwardInputs::new",
+            "GradientsMut::new",
+        ],
+    ),
+    (
+        "attention/src/backward/gradients.rs::gradients_of_options_are_asked_for",
+        &[
+            "Gradients::new",
+            "Gradients::view_mut",
+            "GradientsMut::d_bias",
+            "GradientsMut::d_sinks",
+        ],
+    ),
+    (
+        "attention/src/backward/gradients.rs::the_gradient_of_lse_counts",
+        &["BackwardInputs::d_lse"],
     ),
     ("tests/other_devices.rs::backward", &["Attention::backward"]),
     (
@@ -196,7 +209,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "tests/other_devices.rs::backward_all",
-        &["Attention::backward_all", "Attention::backward_all_into"],
+        &["Attention::backward_all"],
     ),
     (
         "tests/other_devices.rs::merges",
@@ -222,6 +235,10 @@ const TESTED: &[(&str, &[&str])] = &[
     (
         "attention/src/options/tests.rs::bad_sequences_are_refused",
         &["Attention::packed", "Attention::padded"],
+    ),
+    (
+        "attention/src/options/tests.rs::bad_numbers_of_entries_are_refused",
+        &["Attention::first_keys", "Attention::cache_entries"],
     ),
     (
         "examples/custom_score/tests/documents.rs::bad_calls_are_refused",
@@ -364,6 +381,7 @@ const SOUND: &[(&str, &[&str])] = &[
             "Counters::uncoalesced",
         ],
     ),
+    ("it reads a launch", &["Step::kernel", "Step::threads"]),
     (
         "it compares numbers",
         &[
@@ -400,6 +418,44 @@ fn listed() -> Vec<&'static str> {
     let all = TESTED.iter().chain(SOUND);
     all.flat_map(|(_, functions)| functions.iter().copied())
         .collect()
+}
+
+/// A change of the interface is seen where it is made. `BLESS=1` lists the interface anew.
+#[test]
+fn the_interface_is_the_listed_one() {
+    let found = listing();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("public_interface.txt");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(path, found).expect("written");
+        return;
+    }
+    let listed = std::fs::read_to_string(path).expect("there is a list");
+    let [is, was] = [&found, &listed].map(|all| all.lines().collect::<BTreeSet<_>>());
+    let new = is.difference(&was).map(|line| format!("+ {line}"));
+    let gone = was.difference(&is).map(|line| format!("- {line}"));
+    let changes: Vec<_> = gone.chain(new).collect();
+    assert!(
+        changes.is_empty(),
+        "public_interface.txt has another interface; BLESS=1 renews it:\n{}",
+        changes.join("\n")
+    );
+}
+
+/// Types of the kernels may change in any release, but for those of scores and masks of other crates.
+#[test]
+fn the_interface_names_no_kernels() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("public_interface.txt");
+    let listed = std::fs::read_to_string(path).expect("there is a list");
+    let names_kernels = |line: &&str| {
+        let mut rest = line.split("kernels::").skip(1);
+        rest.any(|path| !path.starts_with("attention::custom"))
+    };
+    let named: Vec<_> = listed.lines().filter(names_kernels).collect();
+    assert!(named.is_empty(), "{}", named.join("\n"));
+    assert!(
+        listed.contains("kernels::attention::custom"),
+        "one is named"
+    );
 }
 
 #[test]

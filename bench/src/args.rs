@@ -151,7 +151,7 @@ impl Call {
 fn targets() -> PossibleValuesParser {
     let mut targets: Vec<_> = Class::ALL
         .iter()
-        .flat_map(|class| class.targets())
+        .flat_map(|class| kernels::catalog::class::Class::from(*class).targets())
         .collect();
     targets.sort_unstable_by_key(|target| (target.len(), **target));
     PossibleValuesParser::new(targets)

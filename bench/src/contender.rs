@@ -7,7 +7,10 @@ use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
 use attention::check::{self, Forward};
-use attention::{Accumulation, Attention, Device, Element, Error, Problem, Tensor, kernel, random};
+use attention::{
+    Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, Tensor, kernel,
+    random,
+};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 
 /// Checked rows of each kernel's result.
@@ -61,7 +64,7 @@ impl Choice {
         let options = shape.planned_options();
         let mut names = match self {
             Choice::Auto | Choice::All => {
-                let names = kernel::suitable(device, dtype, &problem, &options)?;
+                let names = kernel::suitable(device.facts(), dtype, &problem, &options)?;
                 names.into_iter().map(str::to_owned).collect()
             }
             Choice::Ladder => ladder().map(|kernel| kernel.to_string()).collect(),
@@ -78,7 +81,7 @@ impl Choice {
                     "has plain and causal attention alone",
                 )),
                 Some(ladder) => ladder.check(device, dtype, &problem),
-                None => kernel::check(device, &name, dtype, &problem, &options),
+                None => kernel::check(device.facts(), &name, dtype, &problem, &options),
             };
             match served {
                 Ok(()) => serving.push(name),
@@ -234,7 +237,8 @@ impl<T: Element> Bench<T> {
         let launched = match &mut self.gradients {
             None => attention.forward_into(q, k, v, o, lse),
             Some(Gradients { d_o, found }) => {
-                attention.backward_all_into(q, k, v, o, lse, d_o, None, found)
+                let inputs = BackwardInputs::new(q, k, v, o, lse, d_o);
+                attention.backward_into(&inputs, found.view_mut())
             }
         };
         Ok(launched?)

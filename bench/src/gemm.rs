@@ -128,18 +128,18 @@ impl Subject for GemmShape {
 
     fn kernels(&self, choice: &Choice, device: &Device) -> Result<Vec<String>> {
         let (problem, dtype) = (self.problem, self.dtype.into());
-        let any = self.any_kernel();
+        let (any, facts) = (self.any_kernel(), device.facts());
         let names = match choice {
-            _ if device.is_cpu() => any.suitable(device, dtype)?,
-            Choice::Auto => any.families(device, dtype)?,
-            Choice::All => any.suitable(device, dtype)?,
+            _ if facts.is_none() => any.suitable(facts, dtype)?,
+            Choice::Auto => any.families(facts, dtype)?,
+            Choice::All => any.suitable(facts, dtype)?,
             Choice::Ladder => bail!("the ladder has no matrix products"),
             Choice::Named(names) => names.iter().map(String::as_str).collect(),
         };
         ensure!(!names.is_empty(), "no kernel serves {self}");
         let name = |name: &str| {
             let (named, args) = (any.clone().kernel(name), RawGemm::row_major(problem));
-            Ok(named.plan(device.facts(), dtype, &args)?.kernel)
+            Ok(named.plan(facts, dtype, &args)?.kernel)
         };
         names
             .into_iter()

@@ -26,15 +26,14 @@ impl<T: Element> Gradients<T> {
         let d_sinks = d_sinks.map(|sinks| Tensor::zeros(device, sinks.shape()));
         let d_bias = options.bias.as_ref();
         let d_bias = d_bias.map(|bias| Tensor::zeros(device, bias.shape()));
+        let [dq, dk, dv] = [problem.q_shape(), problem.k_shape(), problem.v_shape()]
+            .map(|shape| Tensor::zeros(device, shape));
+        let mut found = attention::Gradients::new(dq?, dk?, dv?);
+        found.d_sinks = d_sinks.transpose()?;
+        found.d_bias = d_bias.transpose()?;
         Ok(Gradients {
             d_o: Tensor::new(device, problem.o_shape(), &d_o)?,
-            found: attention::Gradients {
-                dq: Tensor::zeros(device, problem.q_shape())?,
-                dk: Tensor::zeros(device, problem.k_shape())?,
-                dv: Tensor::zeros(device, problem.v_shape())?,
-                d_sinks: d_sinks.transpose()?,
-                d_bias: d_bias.transpose()?,
-            },
+            found,
         })
     }
 

@@ -92,18 +92,7 @@ fn row(device: &Device, shape: &Shape) -> Result<[String; 5]> {
         lse,
         ..RawForward::row_major(&problem)
     };
-    let backward = RawBackward {
-        q,
-        k,
-        v,
-        o,
-        lse,
-        d_o,
-        dq,
-        dk,
-        dv,
-        ..RawBackward::row_major(&problem)
-    };
+    let backward = RawBackward::new(&forward, d_o, [dq, dk, dv]);
     match shape.pass {
         Pass::Forward => times(device, &attention, &forward),
         Pass::Backward => times(device, &attention, &backward),

@@ -4,12 +4,11 @@ use crate::args::Profile;
 use crate::contender::on_ladder;
 use crate::{print, table};
 use anyhow::{Context, Result, ensure};
-use attention::Device;
 use attention::emulator::Options;
-use attention::plan::Entry;
+use attention::internals::Entry;
+use attention::{Class, Device};
 use kernel_builder::sass;
 use kernels::catalog;
-use kernels::catalog::class::Class;
 use ladder::Ladder;
 use ladder::catalog::variants;
 
@@ -55,7 +54,8 @@ fn kernel(args: &Profile) -> Result<Entry> {
         Ok(Some(Ladder { rung, acc, .. })) => {
             let (dtype, acc) = (call.shape.dtype.into(), acc.unwrap_or_default());
             // The number of stages is a parameter of the launch: all lead to the same kernel.
-            variants(rung, dtype, acc, problem.dim as u32, 1).map(|(kernel, _)| kernel.into())
+            variants(rung, dtype, acc.into(), problem.dim as u32, 1)
+                .map(|(kernel, _)| kernel.into())
         }
         _ => entry(name),
     });
@@ -66,7 +66,7 @@ fn kernel(args: &Profile) -> Result<Entry> {
 mod tests {
     use super::kernel;
     use crate::args::{Args, Task};
-    use attention::ptx;
+    use attention::internals::ptx;
     use clap::Parser;
 
     /// The name of the kernel that a command line means.

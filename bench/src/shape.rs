@@ -245,20 +245,19 @@ impl Shape {
             bits: false,
             tensor: pairs,
         };
-        RawOptions {
-            alibi: self.alibi.then(slopes),
-            sinks: self.sinks.then(sinks),
-            bias: self.bias.then_some(bias),
-            mask: self.block_mask.map(|_| mask),
-            sequences: self.offsets().map(|offsets| {
-                let offsets = RawTensor::row_major([offsets.len()]);
-                Sequences::Packed {
-                    q: offsets,
-                    kv: offsets,
-                }
-            }),
-            ..RawOptions::default()
-        }
+        let mut planned = RawOptions::default();
+        planned.alibi = self.alibi.then(slopes);
+        planned.sinks = self.sinks.then(sinks);
+        planned.bias = self.bias.then_some(bias);
+        planned.mask = self.block_mask.map(|_| mask);
+        planned.sequences = self.offsets().map(|offsets| {
+            let offsets = RawTensor::row_major([offsets.len()]);
+            Sequences::Packed {
+                q: offsets,
+                kv: offsets,
+            }
+        });
+        planned
     }
 
     /// Offsets of the sequences, whose lengths fall as `1 / i`, in an order that mixes them.
@@ -283,10 +282,10 @@ impl Shape {
             return Ok(vec![problem]);
         };
         let lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-        let problems = lengths.map(|length| Problem {
-            seqlen_q: length,
-            seqlen_kv: length,
-            ..problem
+        let problems = lengths.map(|length| {
+            let mut alone = problem;
+            (alone.seqlen_q, alone.seqlen_kv) = (length, length);
+            alone
         });
         Ok(problems.collect())
     }
@@ -301,13 +300,11 @@ impl Shape {
 
     /// All tensors of a backward pass at address 0.
     pub fn planned_backward(&self, problem: &Problem) -> RawBackward {
-        let options = self.planned_options();
-        RawBackward {
-            options,
-            d_sinks: options.sinks,
-            d_bias: self.bias_shape().map(RawTensor::row_major),
-            ..RawBackward::row_major(problem)
-        }
+        let mut planned = RawBackward::row_major(problem);
+        planned.options = self.planned_options();
+        planned.d_sinks = planned.options.sinks;
+        planned.d_bias = self.bias_shape().map(RawTensor::row_major);
+        planned
     }
 
     /// Whether the call is more than plain or causal attention.
@@ -425,7 +422,7 @@ impl Subject for Shape {
         match on_ladder(name)? {
             Some(_) => Ok(()),
             None => exists(kernel::check(
-                &Device::cpu(),
+                None,
                 name,
                 dtype,
                 &problem,

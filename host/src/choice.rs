@@ -46,7 +46,8 @@ impl Task<'_> {
             "--splits is {}, but the CPU does not split the keys; type --device emulator",
             args.splits
         );
-        let suitable = || kernel::suitable(device, self.dtype, &self.problem, &self.options());
+        let suitable =
+            || kernel::suitable(device.facts(), self.dtype, &self.problem, &self.options());
         let named = |name: &str| self.named(name);
         let kernel = match args.pass {
             Pass::Backward => "auto",
@@ -95,14 +96,11 @@ impl Task<'_> {
         if !any {
             call = call.kernel(kernel);
         }
-        let options = self.options();
+        let mut tensors = RawBackward::row_major(&self.problem);
+        tensors.options = self.options();
+        tensors.d_sinks = tensors.options.sinks;
         let d_bias = self.pairs.bias.map(|(_, shape)| shape);
-        let tensors = RawBackward {
-            options,
-            d_sinks: options.sinks,
-            d_bias: d_bias.map(RawTensor::row_major),
-            ..RawBackward::row_major(&self.problem)
-        };
+        tensors.d_bias = d_bias.map(RawTensor::row_major);
         let plan = call.backward_plan(self.device.facts(), self.dtype, &tensors)?;
         Ok(Some(Choice {
             name: plan.kernel.to_owned(),
@@ -144,7 +142,7 @@ impl Task<'_> {
             return self.on_rung(rung);
         }
         let checked = match kernel::check(
-            self.device,
+            self.device.facts(),
             name,
             self.dtype,
             &self.problem,

@@ -3,7 +3,8 @@
 use crate::args::{DeviceName, Run};
 use anyhow::{Result, ensure};
 use attention::emulator::Options;
-use attention::{Device, Error, ptx};
+use attention::internals::ptx;
+use attention::{Device, Error};
 use host::Cust;
 
 /// A device to run on.

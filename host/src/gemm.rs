@@ -6,7 +6,7 @@ use crate::measure;
 use crate::memory::{bytes, expect_free, poisoned};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use attention::check::Comparison;
 use attention::gemm::MULTISTAGE;
 use attention::gemm::check::{Product, check, sample};
@@ -101,6 +101,7 @@ pub fn run(args: &GemmArgs) -> Result<bool> {
         Dtype::F16 => compute::<f16>(args, device, &problem),
         Dtype::Bf16 => compute::<bf16>(args, device, &problem),
         Dtype::F32 => compute::<f32>(args, device, &problem),
+        other => bail!("the command computes no {}", other.name()),
     }?;
     chosen.advise(&args.run);
     Ok(right)
@@ -118,8 +119,8 @@ fn calls(
         any = any.stages(stages);
     }
     let names = match args.kernel.as_str() {
-        "all" => any.suitable(device, dtype)?,
-        "auto" => any.families(device, dtype)?,
+        "all" => any.suitable(device.facts(), dtype)?,
+        "auto" => any.families(device.facts(), dtype)?,
         name => vec![name],
     };
     let call = |name: &str| {

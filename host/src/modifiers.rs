@@ -148,14 +148,13 @@ impl Modifiers {
         let sinks = || RawTensor::row_major([problem.heads]);
         let sequences = self.sequences(problem);
         let numbers = |numbers: &Vec<i32>| RawTensor::row_major([numbers.len()]);
-        RawOptions {
-            alibi: self.alibi.then(slopes),
-            sinks: self.sinks.then(sinks),
-            bias: pairs.planned_bias(problem),
-            mask: pairs.planned_mask(problem),
-            sequences: sequences.map(|sequences| sequences.map(numbers)),
-            ..RawOptions::default()
-        }
+        let mut planned = RawOptions::default();
+        planned.alibi = self.alibi.then(slopes);
+        planned.sinks = self.sinks.then(sinks);
+        planned.bias = pairs.planned_bias(problem);
+        planned.mask = pairs.planned_mask(problem);
+        planned.sequences = sequences.map(|sequences| sequences.map(numbers));
+        planned
     }
 
     /// Types and shapes of random tensors with an element for each pair.

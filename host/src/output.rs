@@ -1,6 +1,6 @@
 //! The output file: a regular file appears whole or not at all; devices and pipes are written straight.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use attention::{Dtype, Element, Problem};
 use rustix::fs::{AtFlags, CWD, linkat};
 use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize};
@@ -75,6 +75,7 @@ impl Output {
             Dtype::F16 => FileDtype::F16,
             Dtype::Bf16 => FileDtype::BF16,
             Dtype::F32 => FileDtype::F32,
+            other => bail!("files have no {}", other.name()),
         };
         let mut tensors = Vec::new();
         if let Some((o, lse)) = &results.forward {

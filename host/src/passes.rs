@@ -10,13 +10,15 @@ use crate::output::{Gradients, Output, Results};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use crate::tensors;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use attention::backward::{
     self,
     check::{Backward, sample_keys},
 };
 use attention::check::{Forward, check, sample_rows};
-use attention::{Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16};
+use attention::{
+    BackwardInputs, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
+};
 use serde::Serialize;
 use std::fmt;
 
@@ -113,11 +115,10 @@ impl Call for AttentionCall {
         let Some(sequences) = &self.sequences else {
             return of(self.problem);
         };
-        let alone = |[seqlen_q, seqlen_kv]: [usize; 2]| Problem {
-            batch: 1,
-            seqlen_q,
-            seqlen_kv,
-            ..self.problem
+        let alone = |[seqlen_q, seqlen_kv]: [usize; 2]| {
+            let mut alone = self.problem;
+            (alone.batch, alone.seqlen_q, alone.seqlen_kv) = (1, seqlen_q, seqlen_kv);
+            alone
         };
         sequences.lengths().into_iter().map(alone).map(of).sum()
     }
@@ -143,6 +144,7 @@ pub fn run(args: &Args) -> Result<bool> {
         Dtype::F16 => compute::<f16>(&task, source, &choices, backward),
         Dtype::Bf16 => compute::<bf16>(&task, source, &choices, backward),
         Dtype::F32 => compute::<f32>(&task, source, &choices, backward),
+        other => bail!("the command computes no {}", other.name()),
     }?;
     chosen.advise(&args.run);
     Ok(right)
@@ -305,15 +307,15 @@ fn gradients<T: Element>(
     let d_sinks = d_sinks.map(|sinks| poisoned(device, sinks.shape(), f32::NAN));
     let d_bias = task.pairs.bias;
     let d_bias = d_bias.map(|(_, shape)| poisoned(device, shape, f32::NAN));
-    let mut gradients = attention::Gradients {
-        dq: poisoned(device, problem.q_shape(), poison)?,
-        dk: poisoned(device, problem.k_shape(), poison)?,
-        dv: poisoned(device, problem.v_shape(), poison)?,
-        d_sinks: d_sinks.transpose()?,
-        d_bias: d_bias.transpose()?,
-    };
+    let dq = poisoned(device, problem.q_shape(), poison)?;
+    let dk = poisoned(device, problem.k_shape(), poison)?;
+    let dv = poisoned(device, problem.v_shape(), poison)?;
+    let mut gradients = attention::Gradients::new(dq, dk, dv);
+    gradients.d_sinks = d_sinks.transpose()?;
+    gradients.d_bias = d_bias.transpose()?;
+    let read = BackwardInputs::new(q, k, v, &o, &lse, &d_o);
     let times = measure::times(run, device, report.progress(), name, || {
-        call.backward_all_into(q, k, v, &o, &lse, &d_o, None, &mut gradients)
+        call.backward_into(&read, gradients.view_mut())
     })?;
     let attention::Gradients { dq, dk, dv, .. } = &gradients;
     let d_sinks = gradients.d_sinks.as_ref().map(Tensor::to_vec);

@@ -2,7 +2,7 @@
 
 use crate::memory::bytes;
 use crate::safetensors::SafeTensors;
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use attention::{
     Attention, Device, Dtype, Problem, RawBias, RawMask, RawTensor, Result, Sequences, Tensor,
     bf16, f16, random,
@@ -175,6 +175,7 @@ impl Tensors {
                     Dtype::F16 => Bias::F16(elements(file, info)?),
                     Dtype::Bf16 => Bias::Bf16(elements(file, info)?),
                     Dtype::F32 => Bias::F32(elements(file, info)?),
+                    other => bail!("no bias is {}", other.name()),
                 });
             }
             _ => {
@@ -242,6 +243,7 @@ impl Bias {
             Dtype::F16 => Bias::F16(Tensor::new(cpu, shape, &random::bias(shape, seed))?),
             Dtype::Bf16 => Bias::Bf16(Tensor::new(cpu, shape, &random::bias(shape, seed))?),
             Dtype::F32 => Bias::F32(Tensor::new(cpu, shape, &random::bias(shape, seed))?),
+            other => unreachable!("no bias is {}", other.name()),
         })
     }
 

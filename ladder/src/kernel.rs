@@ -242,7 +242,7 @@ impl Ladder {
     }
 
     fn variants(&self, dtype: Dtype, dim: usize, stages: u32) -> [Option<Chosen>; 2] {
-        let found = variants(self.rung, dtype, self.sums_in(), dim as u32, stages);
+        let found = variants(self.rung, dtype, self.sums_in().into(), dim as u32, stages);
         let Some((kernel, variants)) = found else {
             return [None; 2];
         };
@@ -333,9 +333,9 @@ fn names(is_named: fn(Rung) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Chosen, Ladder, Rung, Swizzles};
-    use attention::{Facts, Problem, Result};
-    use kernels::catalog::class::{Class, SharedMemory};
-    use kernels::catalog::{Accumulation, Dtype};
+    use attention::device::SharedMemory;
+    use attention::{Accumulation, Class, Facts, Problem, Result};
+    use kernels::catalog::Dtype;
 
     fn problem(dim: usize) -> Problem {
         let shape = [1, 2, 300, dim];
@@ -373,10 +373,13 @@ mod tests {
                         acc,
                         ..Ladder::new(rung)
                     };
-                    let available = class.shared_memory().block;
-                    if !rung.target().runs_on(class.compute_capability()) {
+                    let available = Facts::emulated(class).shared.block;
+                    if !rung
+                        .target()
+                        .runs_on(Facts::emulated(class).compute_capability)
+                    {
                         let message = refused(ladder, dtype, dim, class);
-                        let (major, minor) = class.compute_capability();
+                        let (major, minor) = Facts::emulated(class).compute_capability;
                         assert!(
                             message.contains("is for compute capability 9.0"),
                             "{message}"
@@ -463,12 +466,10 @@ mod tests {
             assert!(message.ends_with(suffix), "{message}");
         }
         // Nothing fits a device with less than any class.
-        let tiny = Facts {
-            shared: SharedMemory {
-                block: 10 << 10,
-                multiprocessor: 11 << 10,
-            },
-            ..Facts::emulated(Class::Sm80)
+        let mut tiny = Facts::emulated(Class::Sm80);
+        tiny.shared = SharedMemory {
+            block: 10 << 10,
+            multiprocessor: 11 << 10,
         };
         let error = Ladder::new(Rung::SharedKv).choose(Dtype::F16, &problem(64), Some(&tiny));
         let message = error.expect_err("refused").to_string();

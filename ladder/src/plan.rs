@@ -4,8 +4,8 @@ use crate::catalog::{Kernel, Loop};
 use crate::kernel::Ladder;
 use crate::options::{NaivePass, Rung};
 use crate::params::{LadderParams, Options};
-use attention::plan::{Draft, Entry, MainKernel, Plan, Waves, has_map};
-use attention::{Facts, Planner, Problem, RawForward, Result};
+use attention::internals::{Draft, Entry, MainKernel, Planner, Waves, has_map};
+use attention::{Facts, Plan, Problem, RawForward, Result};
 use kernels::abi::Switches;
 use kernels::catalog::{Dtype, Spec};
 

@@ -2,8 +2,9 @@
 
 use crate::plan::COMPILED_MODULES;
 use crate::timeline::{TIMELINES, Timeline};
-use attention::plan::{Entry, Plan};
-use attention::{Attention, Error, Facts, Planner, Problem, RawForward, Result};
+use attention::Plan;
+use attention::internals::{Entry, Planner};
+use attention::{Attention, Error, Facts, Problem, RawForward, Result};
 use kernels::catalog::Dtype;
 
 /// The library's own plan, with its kernel under watch.

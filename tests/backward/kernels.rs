@@ -54,7 +54,7 @@ fn is_twin(kernel: &Kernel) -> bool {
 
 /// Masks that leave tiles of both sides unseen, and scores that are not the products.
 fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
-    let device = Device::emulator_of(kernel.class(), Options::default())?;
+    let device = Device::emulator_of(kernel.class().into(), Options::default())?;
     let pairs = |of| {
         let repeats = [false, true, false];
         Some(Pairs { repeats, of })
@@ -110,7 +110,7 @@ fn with_options(kernel: &Kernel, dim: usize) -> Outcome {
 }
 
 fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
-    let device = Device::emulator_of(kernel.class(), Options::default())?;
+    let device = Device::emulator_of(kernel.class().into(), Options::default())?;
     for any_order in [false, true] {
         let case = BackwardCase {
             any_order,
@@ -139,10 +139,8 @@ fn check(kernel: &Kernel, dim: usize, causal: bool) -> Outcome {
 /// Heads in more waves than memory holds dS of: jobs overwrite dS that others have read. The result has the same bits in each
 /// schedule.
 fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
-    let facts = Facts {
-        multiprocessors: 2,
-        ..Facts::emulated(Class::Sm90)
-    };
+    let mut facts = Facts::emulated(Class::Sm90);
+    facts.multiprocessors = 2;
     // Batch entries that share a bias alternate.
     let shared = Pairs {
         repeats: [true, false, false],

@@ -2,7 +2,7 @@
 
 use attention::device::Emulator;
 use attention::emulator::Options;
-use attention::{Device, Dtype, Facts, Sequences, Window};
+use attention::{Device, Dtype, Sequences, Window};
 use ndarray::{Axis, s};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -16,13 +16,10 @@ const MULTIPROCESSORS: u32 = 23;
 
 /// The device or, if it is emulated, one with few multiprocessors under a schedule of this seed.
 fn of_few(device: &Device, seed: u64) -> attention::Result<Device> {
-    let (true, Some(&facts)) = (device.is_emulator(), device.facts()) else {
+    let (true, Some(&(mut facts))) = (device.is_emulator(), device.facts()) else {
         return Ok(device.clone());
     };
-    let facts = Facts {
-        multiprocessors: MULTIPROCESSORS,
-        ..facts
-    };
+    facts.multiprocessors = MULTIPROCESSORS;
     let options = Options {
         seed,
         ..Options::default()

@@ -1,7 +1,7 @@
 //! Gradients of views, into views.
 
 use crate::views::{BATCH, DIM, HEADS, ROWS, part};
-use attention::{Attention, Device, Dtype, RawBackward, RawOptions, Tensor, f16};
+use attention::{Attention, Device, Dtype, RawBackward, RawForward, RawOptions, Tensor, f16};
 use tests::{BackwardCase, Case, Layout, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
@@ -40,21 +40,15 @@ fn packed_gradients(device: &Device) -> Outcome {
         shape: [BATCH, HEADS, ROWS, DIM],
         strides,
     };
-    let raw = RawBackward {
+    let forward = RawForward {
         q: q.as_raw(),
         k: k.as_raw(),
         v: v.as_raw(),
         o: o.as_raw(),
         lse: lse.as_raw(),
-        d_o: d_o.as_raw(),
-        d_lse: None,
-        dq: gradient(0),
-        dk: gradient(1),
-        dv: gradient(2),
         options: RawOptions::default(),
-        d_sinks: None,
-        d_bias: None,
     };
+    let raw = RawBackward::new(&forward, d_o.as_raw(), [0, 1, 2].map(gradient));
     // SAFETY: all tensors live on, hold elements of these types on this device, and overlap in no element; the null
     // stream is the one that their data was copied on.
     unsafe { attention.backward_raw(device, Dtype::F16, &raw, std::ptr::null_mut())? };

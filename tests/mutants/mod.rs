@@ -22,7 +22,7 @@ mod shared_rows;
 
 use crate::emulated::copies_are_of_every_element;
 use attention::emulator::{Module, Options};
-use attention::plan::Entry;
+use attention::internals::Entry;
 use attention::{Class, Device, Facts, device::Emulator};
 use kernels::abi::Switches;
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
@@ -136,7 +136,7 @@ impl Subject {
                 switches,
                 ..kernel.into()
             },
-            class: kernel.class(),
+            class: kernel.class().into(),
             runs: runs.unwrap_or_else(|| self::runs(kernel)),
         }
     }
@@ -154,10 +154,8 @@ impl Subject {
         multiprocessors: u32,
         options: Options,
     ) -> attention::Result<Device> {
-        let facts = Facts {
-            multiprocessors,
-            ..Facts::emulated(self.class)
-        };
+        let mut facts = Facts::emulated(self.class);
+        facts.multiprocessors = multiprocessors;
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))
     }
 

@@ -92,21 +92,12 @@ impl Call {
             lse: lse.as_raw_mut(),
             options: RawOptions::default(),
         };
-        let backward = RawBackward {
-            q: raw_q,
-            k: raw_k,
-            v: raw_v,
+        let of_saved = RawForward {
             o: saved.0.as_raw_mut(),
             lse: saved.1.as_raw_mut(),
-            d_o,
-            d_lse: None,
-            dq,
-            dk,
-            dv,
-            options: RawOptions::default(),
-            d_sinks: None,
-            d_bias: None,
+            ..forward
         };
+        let backward = RawBackward::new(&of_saved, d_o, [dq, dk, dv]);
         let mut call = Call {
             kind,
             inputs,

@@ -7,7 +7,7 @@ use crate::pointer::{self, Parameters};
 use crate::status::{AttentionStatus, Failure, guarded};
 use crate::tensor::{AttentionTensor, Use, dtype};
 use crate::work::Work;
-use attention::{Attention, Dtype, RawBackward};
+use attention::{Attention, Dtype, RawBackward, RawForward};
 use std::ffi::c_void;
 
 /// Tensors of a backward pass, and the options that its forward pass had.
@@ -78,21 +78,19 @@ impl Call {
                 optional(of, "d_bias", args.d_bias, 4)?,
             )
         };
-        let args = RawBackward {
+        let forward = RawForward {
             q: tensor("q", &args.q)?,
             k: tensor("k", &args.k)?,
             v: tensor("v", &args.v)?,
             o: tensor("o", &args.o)?,
             lse: of.tensor("lse", &args.lse, 4)?,
-            d_o: tensor("d_o", &args.d_o)?,
-            d_lse,
-            dq: tensor("dq", &args.dq)?,
-            dk: tensor("dk", &args.dk)?,
-            dv: tensor("dv", &args.dv)?,
             options,
-            d_sinks,
-            d_bias,
         };
+        let d_o = tensor("d_o", &args.d_o)?;
+        let (dq, dk) = (tensor("dq", &args.dq)?, tensor("dk", &args.dk)?);
+        let gradients = [dq, dk, tensor("dv", &args.dv)?];
+        let mut args = RawBackward::new(&forward, d_o, gradients);
+        (args.d_lse, args.d_sinks, args.d_bias) = (d_lse, d_sinks, d_bias);
         Ok(Call {
             attention,
             dtype,

@@ -180,25 +180,23 @@ impl AttentionOptions {
             false => Some(dtype(self.bias_dtype, "bias_dtype")?),
         };
         let bits = mask_has_bits(self.mask_type)?;
+        let mut options = RawOptions::default();
+        options.check_lengths = flag(self.check_lengths, "check_lengths")?;
         // SAFETY: the caller's word.
         unsafe {
-            Ok(RawOptions {
-                alibi: optional(of, "alibi", self.alibi, 4)?,
-                sinks: optional(of, "sinks", self.sinks, 4)?,
-                bias: match bias {
-                    None => None,
-                    Some(dtype) => optional(of, "bias", self.bias, dtype.bytes() as u64)?
-                        .map(|tensor| RawBias { dtype, tensor }),
-                },
-                mask: optional(of, "mask", self.mask, if bits { 4 } else { 1 })?
-                    .map(|tensor| RawMask { bits, tensor }),
-                sequences: self.sequences(of)?,
-                first_keys: optional(of, "first_keys", self.first_keys, 4)?,
-                cache_entries: optional(of, "cache_entries", self.cache_entries, 4)?,
-                check_lengths: flag(self.check_lengths, "check_lengths")?,
-                custom: None,
-            })
+            options.alibi = optional(of, "alibi", self.alibi, 4)?;
+            options.sinks = optional(of, "sinks", self.sinks, 4)?;
+            if let Some(dtype) = bias {
+                let tensor = optional(of, "bias", self.bias, dtype.bytes() as u64)?;
+                options.bias = tensor.map(|tensor| RawBias { dtype, tensor });
+            }
+            let tensor = optional(of, "mask", self.mask, if bits { 4 } else { 1 })?;
+            options.mask = tensor.map(|tensor| RawMask { bits, tensor });
+            options.sequences = self.sequences(of)?;
+            options.first_keys = optional(of, "first_keys", self.first_keys, 4)?;
+            options.cache_entries = optional(of, "cache_entries", self.cache_entries, 4)?;
         }
+        Ok(options)
     }
 
     /// The offsets or lengths.

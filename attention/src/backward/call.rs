@@ -1,24 +1,22 @@
 //! The backward call.
 
 use super::cpu::{self, Inputs};
-use super::gradients::Targets;
 use super::packed::Call;
-use super::{choice, plan};
+use super::{BackwardInputs, GradientsMut, choice, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
-use crate::forward::{self, Problem};
+use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
-use crate::tensor::{
-    Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_shape,
-};
+use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
 use half::{bf16, f16};
 use ndarray::Array1;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct RawBackward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in dim.
     pub q: RawTensor,
@@ -50,32 +48,60 @@ pub struct RawBackward {
 }
 
 impl RawBackward {
-    /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
-    /// tensors do not exist yet.
-    pub fn row_major(problem: &Problem) -> Self {
-        let [q, k] = [problem.q_shape(), problem.k_shape()].map(RawTensor::row_major);
-        let [v, o] = [problem.v_shape(), problem.o_shape()].map(RawTensor::row_major);
+    /// The tensors of a pass behind the forward pass of these, and `gradients` dq, dk and dv. d_lse and gradients of options
+    /// are none.
+    pub fn new(forward: &RawForward, d_o: RawTensor, gradients: [RawTensor; 3]) -> Self {
+        let &RawForward {
+            q,
+            k,
+            v,
+            o,
+            lse,
+            options,
+        } = forward;
+        let [dq, dk, dv] = gradients;
         RawBackward {
             q,
             k,
             v,
             o,
-            lse: RawTensor::row_major(problem.lse_shape()),
-            d_o: o,
+            lse,
+            d_o,
             d_lse: None,
-            dq: q,
-            dk: k,
-            dv: v,
-            options: RawOptions::default(),
+            dq,
+            dk,
+            dv,
+            options,
             d_sinks: None,
             d_bias: None,
         }
+    }
+
+    /// Row-major tensors at address 0, without d_lse: enough to [plan](Attention::backward_plan) a call whose
+    /// tensors do not exist yet.
+    pub fn row_major(problem: &Problem) -> Self {
+        let forward = RawForward::row_major(problem);
+        Self::new(&forward, forward.o, [forward.q, forward.k, forward.v])
     }
 }
 
 impl Attention<'_> {
     /// What a [backward](Self::backward) call launches on a device with these facts; nothing on the CPU, which is
     /// `None`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Class, Dtype, Facts, Problem, RawBackward};
+    ///
+    /// let shape = [1, 2, 100, 72];
+    /// let args = RawBackward::row_major(&Problem::new(shape, shape, shape, false, None)?);
+    /// let a100 = Facts::emulated(Class::Sm80);
+    /// let plan = Attention::new().backward_plan(Some(&a100), Dtype::F16, &args)?;
+    /// assert_eq!(plan.kernel, "backward_f16_d96");
+    /// assert!(plan.workspace_bytes > 0, "sums of dq");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The conditions of [`backward`](Self::backward).
@@ -144,45 +170,50 @@ impl Attention<'_> {
         let mut dq = Tensor::zeros(&q.device(), problem.q_shape())?;
         let mut dk = Tensor::zeros(&q.device(), problem.k_shape())?;
         let mut dv = Tensor::zeros(&q.device(), problem.v_shape())?;
-        self.backward_into(q, k, v, o, lse, d_o, None, &mut dq, &mut dk, &mut dv)?;
+        let inputs = BackwardInputs::new(q, k, v, o, lse, d_o);
+        self.backward_into(&inputs, GradientsMut::new(&mut dq, &mut dk, &mut dv))?;
         Ok((dq, dk, dv))
-    }
-
-    /// Like [`backward`](Self::backward), into tensors of the caller: `dq`, `dk` and `dv` of any strides that give
-    /// every element its own place, with unit stride in dim.
-    ///
-    /// `d_lse` `[batch, heads, seqlen_q]` is the gradient of lse, for a loss that depends on it:
-    /// `delta = rowsum(d_o * o) - d_lse`. It is contiguous, as lse is.
-    ///
-    /// # Errors
-    /// The conditions of [`backward`](Self::backward).
-    #[expect(clippy::too_many_arguments, reason = "so many tensors take part")]
-    pub fn backward_into<T: Element>(
-        &self,
-        q: &TensorBase<impl Storage<Item = T>>,
-        k: &TensorBase<impl Storage<Item = T>>,
-        v: &TensorBase<impl Storage<Item = T>>,
-        o: &TensorBase<impl Storage<Item = T>>,
-        lse: &TensorBase<impl Storage<Item = f32>, 3>,
-        d_o: &TensorBase<impl Storage<Item = T>>,
-        d_lse: Option<TensorView<'_, f32, 3>>,
-        dq: &mut TensorBase<impl StorageMut<Item = T>>,
-        dk: &mut TensorBase<impl StorageMut<Item = T>>,
-        dv: &mut TensorBase<impl StorageMut<Item = T>>,
-    ) -> Result<()> {
-        let inputs = [q.view(), k.view(), v.view(), o.view(), d_o.view()];
-        let targets = Targets {
-            inputs: [dq.view_mut(), dk.view_mut(), dv.view_mut()],
-            d_sinks: None,
-            d_bias: None,
-        };
-        self.backward_to(inputs, lse.view(), d_lse, targets)
     }
 
     /// Like [`backward_into`](Self::backward_into), on memory of any owner and on the caller's stream. On a CUDA
     /// device the call returns before the work is done.
     ///
     /// Options, memory that the kernels share, addresses and the stream are as for [`forward_raw`](Self::forward_raw).
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, RawBackward, RawForward, RawOptions, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 1, 8], &[0.0_f32; 8])?;
+    /// let k = Tensor::new(&device, [1, 1, 2, 8], &[1.0_f32; 16])?;
+    /// let attention = Attention::new();
+    /// let (o, lse) = attention.forward(&q, &k, &k)?;
+    ///
+    /// let forward = RawForward {
+    ///     q: q.as_raw(),
+    ///     k: k.as_raw(),
+    ///     v: k.as_raw(),
+    ///     o: o.as_raw(),
+    ///     lse: lse.as_raw(),
+    ///     options: RawOptions::default(),
+    /// };
+    /// let mut gradients = Tensor::<f32>::zeros(&device, [1, 1, 5, 8])?;
+    /// let mut rows = gradients.as_raw_mut();
+    /// let mut next = |shape: [usize; 4]| {
+    ///     rows.shape = shape;
+    ///     let place = rows;
+    ///     rows.address += 4 * shape.iter().product::<usize>() as u64;
+    ///     place
+    /// };
+    /// let places = [next(q.shape()), next(k.shape()), next(k.shape())];
+    /// let args = RawBackward::new(&forward, o.as_raw(), places);
+    /// // SAFETY: tensors and places are in memory of the device, and nothing else touches them during the call.
+    /// unsafe { attention.backward_raw(&device, Dtype::F32, &args, std::ptr::null_mut())? };
+    /// assert_eq!(gradients.to_vec()?[24..], [0.5; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.
@@ -330,23 +361,24 @@ impl Attention<'_> {
         dtype: Dtype,
         args: &RawBackward,
     ) -> Result<Plan> {
+        let name = self.kernel.name();
         if problem.is_empty() {
             return match facts {
-                None => Ok(Steps::default().finish(EMPTY, 1)),
+                None => {
+                    forward::choice::expect_named(name, dtype, problem, &args.options, None)?;
+                    Ok(Steps::default().finish(EMPTY, 1))
+                }
                 Some(_) => {
                     dtype.of_kernels()?;
+                    name.map_or(Ok(()), choice::expect_gradients)?;
                     empty::backward(args)
                 }
             };
         }
-        let name = match &self.kernel {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name.as_str()),
-            Wanted::Planned(_) => {
-                let reason = "computes no gradients";
-                return Err(Error::unsuitable("of another crate", reason));
-            }
-        };
+        if let Wanted::Planned(_) = self.kernel {
+            let reason = "computes no gradients";
+            return Err(Error::unsuitable("of another crate", reason));
+        }
         let Some(facts) = facts else {
             forward::choice::resolve(name, dtype, problem, &args.options, None)?;
             return Ok(Steps::default().finish(CPU, 1));
@@ -421,13 +453,13 @@ unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Res
 mod tests {
     use super::RawBackward;
     use crate::Attention;
+    use crate::device::Class;
     use crate::device::{Device, Facts};
     use crate::error::Error;
     use crate::forward::{Planner, Problem};
     use crate::options::RawBias;
     use crate::plan::{CPU, Plan};
     use crate::tensor::{Dtype, RawTensor};
-    use kernels::catalog::class::Class;
 
     fn problem(dim: usize) -> Problem {
         let shape = [1, 2, 3, dim];

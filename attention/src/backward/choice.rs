@@ -5,7 +5,7 @@ use super::packed::Call;
 use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::options;
-use crate::plan::Entry;
+use crate::plan::{EMPTY, Entry};
 use crate::tensor::Dtype;
 use crate::tensor_map::has_map;
 use kernels::catalog::{
@@ -81,7 +81,7 @@ pub(crate) fn candidates(
         let of = move |&way| HopperBackward::of(way, dtype, dim, mask);
         ways.iter().filter_map(of).map(Family::HopperBackward)
     });
-    let class = facts.class();
+    let class = facts.class().into();
     let plain = dims.map(move |&dim| {
         let main = match is_optional {
             true => BackwardMain::with_options(dtype, dim, class),
@@ -137,19 +137,16 @@ pub(super) fn resolve(
         let fitting = candidates.find(|kernel| facts.fits(kernel.shared_bytes()));
         return Ok(fitting.ok_or(Error::NoBackward(problem.widest()))?.into());
     };
-    let kernel = named(name);
-    let (optional, of, most, masks) = match kernel.map(|kernel| kernel.family) {
-        Some(Family::Backward(Backward::Main(main))) => {
-            (main.optional, main.dtype, main.dim, [true; 2])
-        }
-        Some(Family::HopperBackward(kernel)) => {
+    let kernel = of_gradients(name)?;
+    let main = Main::from(kernel);
+    let (optional, of, most, masks) = match main.spec {
+        MainSpec::Plain(main) => (main.optional, main.dtype, main.dim, [true; 2]),
+        MainSpec::Hopper(kernel) => {
             let masks = [HopperMask::Full, HopperMask::Causal];
             let masks = masks.map(|mask| kernel.is_optional() || kernel.mask == mask);
             (kernel.is_optional(), kernel.dtype, kernel.dim, masks)
         }
-        _ => return Err(Error::unsuitable(name, "computes no gradients")),
     };
-    let kernel = kernel.expect("one of this name");
     let option = options::first(problem, &args.options);
     let obstacle = if let Some(option) = option.filter(|_| !optional) {
         format!("computes no {option}")
@@ -165,9 +162,30 @@ pub(super) fn resolve(
     } else if kernel.takes_maps() && ![args.q, args.k, args.v, args.d_o].iter().all(has_map) {
         "loads by tensor maps, which cannot describe these strides".to_owned()
     } else {
-        return Ok(kernel.into());
+        return Ok(main);
     };
     Err(Error::unsuitable(name, obstacle))
+}
+
+/// Checks the name of a kernel in a call that has nothing to compute.
+pub(super) fn expect_gradients(name: &str) -> Result<()> {
+    match name {
+        EMPTY => Ok(()),
+        name => of_gradients(name).map(drop),
+    }
+}
+
+/// The kernel of that name, which computes dk and dv.
+fn of_gradients(name: &str) -> Result<&'static Kernel> {
+    let is_main = |kernel: &&'static Kernel| {
+        let family = kernel.family;
+        matches!(
+            family,
+            Family::Backward(Backward::Main(_)) | Family::HopperBackward(_)
+        )
+    };
+    let found = named(name).filter(is_main);
+    found.ok_or_else(|| Error::unsuitable(name, "computes no gradients"))
 }
 
 #[cfg(test)]

@@ -9,9 +9,11 @@ pub(crate) mod cpu;
 mod far;
 mod gradients;
 mod hopper;
+mod inputs;
 mod packed;
 mod plan;
 mod reference;
 
 pub use call::RawBackward;
-pub use gradients::Gradients;
+pub use gradients::{Gradients, GradientsMut};
+pub use inputs::BackwardInputs;

@@ -192,10 +192,10 @@ fn join(tensor: RawTensor, axis: usize, count: usize) -> Option<RawTensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Class;
     use crate::options::{RawBias, RawMask, RawOptions};
     use crate::plan::Step;
     use crate::{Attention, Dtype};
-    use kernels::catalog::class::Class;
 
     /// Strides of row-major tensors, and of tensors with heads beside each other in a row.
     const LAYOUTS: [fn([usize; 4]) -> [usize; 4]; 2] = [

@@ -334,8 +334,8 @@ fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Class;
     use crate::{Attention, Dtype};
-    use kernels::catalog::class::Class;
 
     #[test]
     fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {

@@ -6,10 +6,10 @@
 use super::binding::{Binding, Cudarc};
 use super::driver::{Driver, Handle, KEPT_BYTES, Launch, RawStream, Rows};
 use super::facts::Facts;
+use crate::device::SharedMemory;
 use crate::error::{Error, Result};
 use ::emulator::{Counters, TensorMap};
 use cudarc::driver::sys;
-use kernels::catalog::class::SharedMemory;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;

@@ -19,7 +19,7 @@ pub type RawStream = *mut c_void;
 pub const KEPT_BYTES: u64 = 256 << 20;
 
 /// A module, function or event, as its driver names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub *mut c_void);
 
 // SAFETY: drivers accept their handles from any thread.
@@ -29,6 +29,7 @@ unsafe impl Sync for Handle {}
 
 /// One launch of a kernel with a single argument.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Launch<'a> {
     /// The kernel, from [`Driver::function`].
     pub function: Handle,

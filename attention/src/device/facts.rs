@@ -1,10 +1,31 @@
 //! What plans depend on: the device, as numbers.
 
+use super::Class;
 use crate::error::{Error, Result, expect_at_most};
-use kernels::catalog::class::{Class, SharedMemory};
+use kernels::catalog::class;
+
+/// Shared memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedMemory {
+    /// What a block can have if it asks for it.
+    pub block: u32,
+    /// What the blocks on a multiprocessor have together.
+    pub multiprocessor: u32,
+}
+
+impl SharedMemory {
+    /// The memory as the catalog knows it.
+    const fn of_kernels(self) -> class::SharedMemory {
+        class::SharedMemory {
+            block: self.block,
+            multiprocessor: self.multiprocessor,
+        }
+    }
+}
 
 /// What a device offers, for the choice of kernels and the division of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Facts {
     /// Compute capability, as (major, minor).
     pub compute_capability: (i32, i32),
@@ -27,10 +48,17 @@ impl Facts {
             Class::Sm90 => (132, 50),
             Class::Sm100 => (148, 126),
         };
+        let class::SharedMemory {
+            block,
+            multiprocessor,
+        } = class.of_kernels().shared_memory();
         Facts {
-            compute_capability: class.compute_capability(),
+            compute_capability: class.of_kernels().compute_capability(),
             multiprocessors,
-            shared: class.shared_memory(),
+            shared: SharedMemory {
+                block,
+                multiprocessor,
+            },
             l2_bytes: l2_megabytes << 20,
             has_pools: true,
         }
@@ -47,18 +75,18 @@ impl Facts {
 
     /// The class whose tiles suit the device.
     pub fn class(&self) -> Class {
-        Class::of(self.compute_capability, self.shared)
+        class::Class::of(self.compute_capability, self.shared.of_kernels()).into()
     }
 
     /// Whether a multiprocessor holds a block with this much shared memory.
     pub fn fits(&self, shared_bytes: u32) -> bool {
-        self.shared.resident_blocks(shared_bytes) > 0
+        self.shared.of_kernels().resident_blocks(shared_bytes) > 0
     }
 
     /// Blocks that a multiprocessor holds at once: `blocks_per_sm`, for which the registers are bounded, or fewer
     /// where their shared memory does not fit.
     pub fn resident_blocks(&self, blocks_per_sm: u32, shared_bytes: u32) -> u32 {
-        let fitting = self.shared.resident_blocks(shared_bytes);
+        let fitting = self.shared.of_kernels().resident_blocks(shared_bytes);
         blocks_per_sm.min(fitting).max(1)
     }
 }

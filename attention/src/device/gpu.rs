@@ -99,7 +99,7 @@ impl Gpu {
                 device: self.driver.name().to_owned(),
                 found,
                 needed_by: kernel.name,
-                needed: kernel.target,
+                needed: kernel.target.devices(),
             });
         }
         let ptx = match self.driver.reads_marks() {
@@ -213,11 +213,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Class;
     use crate::device::watched::Watched;
     use crate::ptx;
     use kernels::abi::Switch;
     use kernels::catalog::Target;
-    use kernels::catalog::class::Class;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::{Barrier, mpsc};
     use std::thread;

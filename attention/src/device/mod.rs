@@ -1,6 +1,7 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
 mod binding;
+mod class;
 mod cuda;
 pub mod driver;
 mod emulator;
@@ -13,22 +14,23 @@ mod stream;
 mod watched;
 
 pub use binding::{Binding, Cudarc, passed};
+pub use class::Class;
 pub use cuda::{Cuda, CudaDriver};
 pub use driver::{Driver, RawStream};
 pub use emulator::Emulator;
 pub use event::Event;
-pub use facts::Facts;
+pub use facts::{Facts, SharedMemory};
 pub(crate) use gpu::Gpu;
-pub use kernels::catalog::class::SharedMemory;
 pub(crate) use memory::Memory;
 pub use stream::Stream;
+
+pub use crate::plan::{Swizzle, TensorMap};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::ptx;
 use ::emulator::{Counters, Options};
 use kernels::catalog::Target;
-use kernels::catalog::class::Class;
 use std::sync::Arc;
 
 /// A CUDA device, the CPU, or an emulated GPU. Clones are the same device.
@@ -84,7 +86,7 @@ impl Device {
                 device: driver.name().to_owned(),
                 found,
                 needed_by: "every kernel",
-                needed,
+                needed: needed.devices(),
             });
         }
         Ok(Device(Some(Arc::new(Gpu::new(driver)))))
@@ -238,13 +240,13 @@ impl Eq for Device {}
 mod tests {
     use super::watched::Watched;
     use super::{Device, Facts};
+    use crate::device::Class;
     use crate::error::{Error, Result};
     use crate::plan::Steps;
     use crate::{Attention, Dtype, RawBackward, RawForward, Tensor, f16};
     use ::emulator::Options;
     use kernels::abi::ForwardParams;
     use kernels::catalog::KERNELS;
-    use kernels::catalog::class::Class;
     use std::collections::HashSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};

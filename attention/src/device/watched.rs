@@ -2,9 +2,9 @@
 
 use super::driver::{Driver, Handle, Launch, RawStream};
 use super::{Emulator, Facts};
+use crate::device::Class;
 use crate::error::Result;
 use ::emulator::{Counters, Options, TensorMap};
-use kernels::catalog::class::Class;
 use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;

@@ -17,7 +17,7 @@ use crate::tensor::{
 use half::{bf16, f16};
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawForward {
     /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
     pub q: RawTensor,
@@ -135,6 +135,28 @@ impl Attention<'_> {
     /// runtime, candle, burn and cudarc use; a null stream is the legacy default stream. On the CPU,
     /// addresses are host addresses and the stream is ignored, as it is on the emulator.
     ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 1, 1, 8], [1, 1, 2, 8]);
+    /// let (queries, keys, values) = ([0.5_f32; 8], [1.0_f32; 16], [2.0_f32; 16]);
+    /// let (mut o, mut lse) = ([0.0_f32; 8], [0.0_f32; 1]);
+    ///
+    /// let mut args = RawForward::row_major(&Problem::new(q, kv, kv, false, None)?);
+    /// args.q.address = queries.as_ptr() as u64;
+    /// args.k.address = keys.as_ptr() as u64;
+    /// args.v.address = values.as_ptr() as u64;
+    /// args.o.address = o.as_mut_ptr() as u64;
+    /// args.lse.address = lse.as_mut_ptr() as u64;
+    /// let (device, stream) = (Device::cpu(), std::ptr::null_mut());
+    /// // SAFETY: the arrays have these shapes, and nothing else touches them during the call.
+    /// unsafe { Attention::new().forward_raw(&device, Dtype::F32, &args, stream)? };
+    /// assert_eq!(o, [2.0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks.
     ///
@@ -248,6 +270,8 @@ impl Attention<'_> {
         args: &RawForward,
     ) -> Result<Plan> {
         if problem.is_empty() {
+            let name = self.kernel.name();
+            choice::expect_named(name, dtype, problem, &args.options, facts)?;
             return match facts {
                 None => Ok(Steps::default().finish(EMPTY, 1)),
                 Some(_) => {
@@ -261,17 +285,14 @@ impl Attention<'_> {
             Some(_) => problem.in_vectors(),
         };
         let splits = (self.splits > 0).then_some(self.splits);
-        let name = match &self.kernel {
-            Wanted::Best => None,
-            Wanted::Named(name) => Some(name.as_str()),
-            Wanted::Planned(planner) => {
-                let option = options::first(problem, &args.options);
-                if let Some(option) = option.filter(|_| facts.is_some()) {
-                    return Err(Error::NoOption(option));
-                }
-                return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
+        if let Wanted::Planned(planner) = &self.kernel {
+            let option = options::first(problem, &args.options);
+            if let Some(option) = option.filter(|_| facts.is_some()) {
+                return Err(Error::NoOption(option));
             }
-        };
+            return planner.plan(facts, dtype.of_kernels()?, problem, args, splits);
+        }
+        let name = self.kernel.name();
         if let (Some(custom), Some(facts)) = (args.options.custom, facts) {
             options::expect_best(name)?;
             let (kernel, entry) =

@@ -48,9 +48,9 @@ use super::Problem;
 use super::reference::{Query, Reference};
 pub use crate::comparison::Comparison;
 use crate::comparison::{ExpectedRow, ExpectedRows, difference, max_finite, sample};
+use crate::gemm::Accumulation;
 use crate::options::HostOptions;
 use crate::tensor::{Dtype, Element};
-use kernels::catalog::Accumulation;
 use ndarray::Array1;
 use rayon::prelude::*;
 use std::fmt;
@@ -78,6 +78,7 @@ pub struct Forward<'a, T> {
 
 /// How o and lse compare with the reference.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Rows compared.
     pub rows: usize,
@@ -248,9 +249,9 @@ mod tests {
     use super::super::cpu;
     use super::Problem;
     use super::{Element, Forward, Report, all_rows, check, sample_rows};
+    use crate::gemm::Accumulation;
     use crate::options::{HostOptions, Window};
     use half::{bf16, f16};
-    use kernels::catalog::Accumulation;
     use ndarray::{Array4, ArrayView4};
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};

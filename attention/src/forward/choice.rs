@@ -2,7 +2,7 @@
 
 use super::Problem;
 use super::schedule::request;
-use crate::device::{Device, Facts};
+use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::gemm;
 use crate::options::{self, RawOptions};
@@ -12,21 +12,38 @@ use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
 use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Kind};
 
-/// Names of the kernels that can compute a problem with options on a device, the default one first.
+/// Names of the kernels that can compute a problem with options on a device with these facts, the default one first; on
+/// the CPU, which is `None`, its own.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Class, Dtype, Facts, Problem, RawOptions, kernel};
+///
+/// let (q, kv) = ([1, 32, 1, 128], [1, 8, 131_072, 128]);
+/// let problem = Problem::new(q, kv, kv, false, None)?;
+/// let h100 = Facts::emulated(Class::Sm90);
+/// let names = kernel::suitable(Some(&h100), Dtype::F16, &problem, &RawOptions::default())?;
+/// assert_eq!(names[0], "decode_f16_d128");
+/// let names = kernel::suitable(None, Dtype::F16, &problem, &RawOptions::default())?;
+/// assert_eq!(names, [kernel::CPU]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// If the problem is not [valid](Problem::validate), or the device computes with kernels and there are none for the
+/// If the problem is not [valid](Problem::validate), no device has these facts, or there are kernels but none for the
 /// element type.
 pub fn suitable(
-    device: &Device,
+    facts: Option<&Facts>,
     dtype: Dtype,
     problem: &Problem,
     options: &RawOptions,
 ) -> Result<Vec<&'static str>> {
     problem.validate()?;
-    let Some(facts) = device.facts() else {
+    let Some(facts) = facts else {
         return Ok(vec![CPU]);
     };
+    facts.validate()?;
     if problem.is_empty() {
         return Ok(vec![EMPTY]);
     }
@@ -42,23 +59,53 @@ pub fn suitable(
     Ok(kernels.iter().map(|kernel| kernel.name).collect())
 }
 
-/// Checks that the kernel of that name can compute a problem on a device.
+/// Checks that the kernel of that name can compute a problem on a device with these facts; on the CPU, which is `None`,
+/// only its own can.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Class, Dtype, Error, Facts, Problem, RawOptions, kernel};
+///
+/// let problem = Problem::new([1, 8, 512, 64], [1, 8, 512, 64], [1, 8, 512, 64], false, None)?;
+/// let a100 = Facts::emulated(Class::Sm80);
+/// let check = |facts, name| kernel::check(facts, name, Dtype::F16, &problem, &RawOptions::default());
+/// check(Some(&a100), "forward_f16_d64")?;
+/// assert!(matches!(check(Some(&a100), "forward_f16_d32"), Err(Error::UnsuitableKernel { .. })));
+/// assert!(matches!(check(None, "forward_f16_d64"), Err(Error::NotOnCpu(_))));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// If the problem is not [valid](Problem::validate) or there is no such kernel (the error lists similar names), or says
-/// why it cannot.
+/// If the problem is not [valid](Problem::validate), no device has these facts, or there is no such kernel (the error
+/// lists similar names), or says why it cannot.
 pub fn check(
-    device: &Device,
+    facts: Option<&Facts>,
     name: &str,
     dtype: Dtype,
     problem: &Problem,
     options: &RawOptions,
 ) -> Result<()> {
     problem.validate()?;
-    if problem.is_empty() {
-        return Ok(());
+    facts.map_or(Ok(()), Facts::validate)?;
+    match problem.is_empty() {
+        true => expect_named(Some(name), dtype, problem, options, facts),
+        false => resolve(Some(name), dtype, problem, options, facts).map(drop),
     }
-    resolve(Some(name), dtype, problem, options, device.facts()).map(|_| ())
+}
+
+/// Checks that a name is none, that of what has nothing to compute, or that of a kernel that could compute an empty problem.
+pub(crate) fn expect_named(
+    name: Option<&str>,
+    dtype: Dtype,
+    problem: &Problem,
+    options: &RawOptions,
+    facts: Option<&Facts>,
+) -> Result<()> {
+    match (name.filter(|&name| name != EMPTY), facts) {
+        (Some(name), Some(_)) => named(name, dtype, problem, options).map(drop),
+        (name, _) => resolve(name, dtype, problem, options, None).map(drop),
+    }
 }
 
 /// The kernel of that name, or the best one, for a device with these facts. The CPU has neither facts nor a
@@ -88,7 +135,7 @@ pub(crate) fn resolve(
         return Ok(Some(kernel));
     }
     let instead = kernel.forward().map(|forward| {
-        let counterpart = forward.counterpart(facts.class());
+        let counterpart = forward.counterpart(facts.class().into());
         catalog::kernel(Family::Forward(counterpart))
     });
     Err(Error::SharedMemory {
@@ -179,6 +226,7 @@ fn obstacle(
     } else if is_wide(forward.dim) && !is_wide(most) {
         Some(format!("serves dim above 256, not {most}"))
     } else if forward.kind.is_packed()
+        && problem.heads > 0
         && problem.seqlen_q as u128 * problem.group() as u128 > u128::from(MAX_SEQLEN)
     {
         let rows = "seqlen_q * heads / kv_heads";
@@ -190,13 +238,15 @@ fn obstacle(
 
 #[cfg(test)]
 mod tests {
-    use super::{CPU, resolve};
+    use super::{CPU, EMPTY, check, resolve, suitable};
+    use crate::attention::Attention;
+    use crate::backward::RawBackward;
     use crate::device::Facts;
+    use crate::device::{Class, SharedMemory};
     use crate::error::{Error, Result};
-    use crate::forward::Problem;
+    use crate::forward::{Problem, RawForward};
     use crate::options::RawOptions;
     use crate::tensor::Dtype;
-    use kernels::catalog::class::{Class, SharedMemory};
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 
@@ -303,6 +353,77 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    /// Calls without an entry, a head, a query or a key, forward and backward.
+    #[test]
+    fn a_kernel_of_an_empty_problem_must_be_known() {
+        let shapes = [
+            ([0, 2, 5, 64], [0, 2, 7, 64]),
+            ([1, 0, 5, 64], [1, 0, 7, 64]),
+            ([1, 2, 0, 64], [1, 2, 7, 64]),
+            ([1, 2, 5, 64], [1, 2, 0, 64]),
+        ];
+        let options = RawOptions::default();
+        for ((q, kv), facts) in shapes
+            .into_iter()
+            .flat_map(|s| [(s, Some(&H100)), (s, None)])
+        {
+            let problem = Problem::new(q, kv, kv, false, None).expect("valid");
+            let forward = |name: &str| {
+                let (call, args) = (
+                    Attention::new().kernel(name),
+                    RawForward::row_major(&problem),
+                );
+                call.plan(facts, Dtype::F16, &args).map(|plan| plan.kernel)
+            };
+            let backward = |name: &str| {
+                let (call, args) = (
+                    Attention::new().kernel(name),
+                    RawBackward::row_major(&problem),
+                );
+                let plan = call.backward_plan(facts, Dtype::F16, &args);
+                plan.map(|plan| plan.kernel)
+            };
+            let check = |name| check(facts, name, Dtype::F16, &problem, &options);
+            for name in ["forward_f16_d46", "", "decode"] {
+                let refused = check(name).expect_err("unknown");
+                assert!(matches!(refused, Error::UnknownKernel { .. }), "{refused}");
+                assert_eq!(forward(name), Err(refused));
+                backward(name).expect_err("unknown");
+            }
+            for name in suitable(facts, Dtype::F16, &problem, &options).expect("valid") {
+                assert_eq!(check(name), Ok(()));
+                assert_eq!(forward(name), Ok(EMPTY));
+                assert_eq!(backward(name), Ok(EMPTY));
+            }
+            // Names of other problems mean what they mean there.
+            let is_gpu = facts.is_some();
+            for name in ["forward_f16_d64", "packed_f16_d64"] {
+                assert_eq!(forward(name).is_ok(), is_gpu, "{name}");
+            }
+            let of_gradients = backward("backward_f16_d64");
+            assert_eq!(of_gradients.is_ok(), is_gpu);
+            for name in ["forward_f16_d32", "backward_f16_d64", "gemm-hopper", "pack"] {
+                check(name).expect_err("unsuitable");
+            }
+            backward("forward_f16_d64").expect_err("no gradients");
+        }
+    }
+
+    #[test]
+    fn facts_that_no_device_has_are_refused() {
+        let problem = Problem::new([1, 2, 5, 64], [1, 2, 5, 64], [1, 2, 5, 64], false, None);
+        let (problem, options) = (problem.expect("valid"), RawOptions::default());
+        let none = Facts {
+            multiprocessors: 0,
+            ..H100
+        };
+        let refused = Error::Zero("multiprocessors");
+        let names = suitable(Some(&none), Dtype::F16, &problem, &options);
+        assert_eq!(names, Err(refused.clone()));
+        let checked = check(Some(&none), CPU, Dtype::F16, &problem, &options);
+        assert_eq!(checked, Err(refused));
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static K
             causal: problem.causal,
         },
     };
-    let instead = Forward::of(kind, forward.dtype, forward.dim, facts.class());
+    let instead = Forward::of(kind, forward.dtype, forward.dim, facts.class().into());
     catalog::kernel(Family::Forward(instead))
 }
 
@@ -456,13 +456,13 @@ impl Draft {
 mod tests {
     use super::Draft;
     use crate::Attention;
+    use crate::device::Class;
     use crate::device::Facts;
     use crate::error::Result;
     use crate::forward::{Problem, RawForward};
     use crate::plan::Plan;
     use crate::tensor::RawTensor;
     use kernels::abi::ForwardParams;
-    use kernels::catalog::class::Class;
     use kernels::catalog::{self, Dtype};
     use std::mem::offset_of;
 

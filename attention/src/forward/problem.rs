@@ -5,12 +5,30 @@ use crate::options::{Sequence, Window};
 use crate::tensor::{Layout, expect_shape};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 /// Sizes and options of one attention call. All sizes but the head dims may be 0: then results are empty, or 0 with an lse of -inf.
 ///
+/// A problem is a key of a cache of plans. Those with other options come from [`Attention::problem`](crate::Attention::problem), or
+/// fields that are set:
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Attention, Problem, Window};
+///
+/// let shape = [1, 8, 1000, 64];
+/// let mut problem = Problem::new(shape, shape, shape, true, None)?;
+/// problem.window = Window { left: Some(255), right: None };
+/// let attention = Attention::new().causal(true).window(255, None);
+/// assert_eq!(attention.problem(shape, shape, shape)?, problem);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// The feature `serde` reads and writes it as these fields.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Problem {
     /// Independent sequences.
@@ -39,7 +57,42 @@ pub struct Problem {
     pub softcap: Option<f32>,
 }
 
+/// Problems are equal if all sizes and options are, and scale and softcap bit for bit: 0.0 is not -0.0, and each NaN is itself.
+impl PartialEq for Problem {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Problem {}
+
+impl Hash for Problem {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
 impl Problem {
+    /// All fields, as numbers that are equal only to themselves.
+    fn key(&self) -> impl Eq + Hash + use<> {
+        let Problem {
+            batch,
+            heads,
+            kv_heads,
+            seqlen_q,
+            seqlen_kv,
+            dim,
+            dim_v,
+            causal,
+            window,
+            scale,
+            softcap,
+        } = *self;
+        let sizes = [batch, heads, kv_heads, seqlen_q, seqlen_kv, dim, dim_v];
+        let softcap = softcap.map(f32::to_bits);
+        (sizes, causal, window, scale.to_bits(), softcap)
+    }
+
     /// The problem that q, k and v of these shapes pose, without window and softcap; the scale defaults to
     /// `1 / sqrt(dim)`.
     ///
@@ -263,6 +316,50 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::{Problem, Window};
+    use std::collections::HashSet;
+    use std::hash::{BuildHasher, RandomState};
+
+    #[test]
+    fn problems_are_keys() {
+        let shape = [2, 4, 60, 16];
+        let first = Problem::new(shape, [2, 2, 70, 16], [2, 2, 70, 24], false, None);
+        let first = first.expect("valid");
+        let change = |change: fn(&mut Problem)| {
+            let mut other = first;
+            change(&mut other);
+            other
+        };
+        let others = [
+            change(|p| p.batch = 3),
+            change(|p| p.heads = 2),
+            change(|p| p.kv_heads = 1),
+            change(|p| p.seqlen_q = 61),
+            change(|p| p.seqlen_kv = 60),
+            change(|p| p.dim = 24),
+            change(|p| p.dim_v = 16),
+            change(|p| p.causal = true),
+            change(|p| p.window.left = Some(0)),
+            change(|p| p.window.right = Some(0)),
+            change(|p| p.scale = 0.0),
+            change(|p| p.scale = -0.0),
+            change(|p| p.scale = f32::NAN),
+            change(|p| p.scale = -f32::NAN),
+            change(|p| p.softcap = Some(0.0)),
+            change(|p| p.softcap = Some(-0.0)),
+            change(|p| p.softcap = Some(f32::INFINITY)),
+        ];
+        let mut found = HashSet::from([first]);
+        for (n, other) in others.into_iter().enumerate() {
+            assert_ne!(first, other, "{n}");
+            assert!(found.insert(other), "{n}: {other:?}");
+            assert!(!found.insert(other), "{n}: {other:?}");
+        }
+        let hasher = RandomState::new();
+        let again = change(|_| ());
+        assert_eq!(again, first);
+        assert_eq!(hasher.hash_one(again), hasher.hash_one(first));
+        assert!(found.contains(&again));
+    }
 
     fn problem(seqlen_q: usize, seqlen_kv: usize, causal: bool, window: Window) -> Problem {
         let [q, kv] = [seqlen_q, seqlen_kv].map(|rows| [1, 1, rows, 8]);

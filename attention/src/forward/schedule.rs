@@ -34,7 +34,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),
         compute_capability: facts.compute_capability,
-        class: facts.class(),
+        class: facts.class().into(),
     }
 }
 
@@ -145,12 +145,12 @@ fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
 #[cfg(test)]
 mod tests {
     use super::{MAX_SPLITS, NEAR_BEST, SPLIT_STEPS, Schedule, splits, waves};
+    use crate::device::Class;
     use crate::device::Facts;
     use crate::error::Error;
     use crate::forward::Problem;
     use crate::options::RawOptions;
     use crate::plan::{MAX_BLOCKS, MainKernel};
-    use kernels::catalog::class::Class;
     use kernels::catalog::select::select;
     use kernels::catalog::{self, Dtype, KERNELS};
     use proptest::prelude::*;

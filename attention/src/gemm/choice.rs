@@ -1,7 +1,7 @@
 //! Which kernel computes a matrix product.
 
 use super::{Accumulation, Gemm, GemmProblem};
-use crate::device::{Device, Facts};
+use crate::device::Facts;
 use crate::error::{Error, Result};
 use crate::plan::CPU;
 use crate::tensor::Dtype;
@@ -18,16 +18,17 @@ pub const MULTISTAGE: &str = "gemm-multistage";
 pub const HOPPER: &str = "gemm-hopper";
 
 impl Gemm {
-    /// Names of all kernels that can compute with these options on a device, whatever kernel the
-    /// options name.
+    /// Names of all kernels that can compute with these options on a device with these facts, whatever kernel the
+    /// options name; on the CPU, which is `None`, its own.
     ///
     /// # Errors
-    /// If there is none for the number of stages or the accumulation.
-    pub fn suitable(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
+    /// If there is none for the number of stages or the accumulation, or no device has these facts.
+    pub fn suitable(&self, facts: Option<&Facts>, dtype: Dtype) -> Result<Vec<&'static str>> {
         self.expect_accumulation(dtype)?;
-        let Some(facts) = device.facts() else {
+        let Some(facts) = facts else {
             return Ok(vec![CPU]);
         };
+        facts.validate()?;
         dtype.of_kernels()?;
         let candidates = self.candidates(None, dtype)?;
         let running = candidates.iter().filter(|kernel| runs(kernel, facts));
@@ -38,9 +39,9 @@ impl Gemm {
     ///
     /// # Errors
     /// The conditions of [`suitable`](Self::suitable).
-    pub fn families(&self, device: &Device, dtype: Dtype) -> Result<Vec<&'static str>> {
-        let suitable = self.suitable(device, dtype)?;
-        if device.is_cpu() {
+    pub fn families(&self, facts: Option<&Facts>, dtype: Dtype) -> Result<Vec<&'static str>> {
+        let suitable = self.suitable(facts, dtype)?;
+        if facts.is_none() {
             return Ok(suitable);
         }
         let of = |family: &&str| {
@@ -116,7 +117,7 @@ impl Gemm {
             });
         }
         let has_types = |gemm: &catalog::Gemm| {
-            Dtype::from(gemm.dtype) == dtype && gemm.accumulation == self.accumulation
+            Dtype::from(gemm.dtype) == dtype && gemm.accumulation == self.accumulation.of_kernels()
         };
         let typed: Vec<_> = named.iter().filter(|(_, gemm)| has_types(gemm)).collect();
         if typed.is_empty() {
@@ -125,7 +126,7 @@ impl Gemm {
             };
             let takes = named
                 .iter()
-                .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation));
+                .map(|(_, gemm)| shown(gemm.dtype.into(), gemm.accumulation.into()));
             let takes = Vec::from_iter(BTreeSet::from_iter(takes)).join(", ");
             let given = shown(dtype, self.accumulation);
             let reason = format!("is not for {given}; it takes {takes}");
@@ -202,11 +203,12 @@ fn time(kernel: &'static Kernel, problem: &GemmProblem, facts: &Facts) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Accumulation, FAMILIES, Gemm, HOPPER, MULTISTAGE, SIMPLE};
-    use crate::device::{Device, Facts};
+    use crate::device::Facts;
+    use crate::device::{Class, SharedMemory};
     use crate::error::Error;
     use crate::gemm::{GemmProblem, RawGemm};
+    use crate::plan::CPU;
     use crate::tensor::Dtype;
-    use kernels::catalog::class::{Class, SharedMemory};
 
     const H100: Facts = Facts::emulated(Class::Sm90);
 
@@ -331,14 +333,9 @@ mod tests {
 
     #[test]
     fn device_and_options_decide_the_families() {
-        let of = |class, gemm: Gemm| {
-            let device = Device::emulator_of(class, Default::default());
-            device.map(|device| gemm.families(&device, Dtype::F16).expect("kernels"))
-        };
-        let Ok(found) = of(Class::Sm90, Gemm::new()) else {
-            return;
-        };
-        assert_eq!(found, FAMILIES);
+        let of = |class, gemm: Gemm| gemm.families(Some(&Facts::emulated(class)), Dtype::F16);
+        assert_eq!(of(Class::Sm90, Gemm::new()), Ok(FAMILIES.to_vec()));
+        assert_eq!(Gemm::new().families(None, Dtype::F16), Ok(vec![CPU]));
         let older = of(Class::Sm80, Gemm::new());
         assert_eq!(older, Ok(vec![MULTISTAGE, SIMPLE]));
         let half = of(Class::Sm90, Gemm::new().accumulation(Accumulation::Half));

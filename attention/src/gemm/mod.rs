@@ -1,5 +1,6 @@
 //! Matrix products, `C = A B^T`, by the kernels that show how a fast one is made, and on the CPU.
 
+mod accumulation;
 pub mod check;
 mod choice;
 mod cpu;
@@ -7,7 +8,7 @@ mod options;
 mod plan;
 mod problem;
 
+pub use accumulation::Accumulation;
 pub use choice::{FAMILIES, HOPPER, MULTISTAGE, SIMPLE};
-pub use kernels::catalog::Accumulation;
 pub use options::{Gemm, RawGemm};
 pub use problem::GemmProblem;

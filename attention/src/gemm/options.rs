@@ -10,6 +10,7 @@ use crate::tensor::{
 };
 use crate::tensor_map::has_map;
 use half::{bf16, f16};
+use std::sync::Arc;
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
 ///
@@ -36,13 +37,13 @@ use half::{bf16, f16};
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Gemm {
-    pub(super) kernel: Option<String>,
+    pub(super) kernel: Option<Arc<str>>,
     pub(super) accumulation: Accumulation,
     pub(super) stages: Option<u32>,
 }
 
 /// Matrices of a product by address, for [`Gemm::forward_raw`]; with stride 1 along the rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawGemm {
     /// `[m, k]`.
     pub a: RawTensor<2>,
@@ -72,8 +73,8 @@ impl Gemm {
     ///
     /// A Hopper kernel addresses A and B by tensor maps. It leaves inputs that have none, such as rows in reverse order,
     /// to a multistage kernel.
-    pub fn kernel(mut self, name: impl Into<String>) -> Self {
-        self.kernel = Some(name.into());
+    pub fn kernel(mut self, name: impl AsRef<str>) -> Self {
+        self.kernel = Some(name.as_ref().into());
         self
     }
 

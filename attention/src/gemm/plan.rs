@@ -123,13 +123,13 @@ fn group_rows(kernel: &Kernel, facts: &Facts) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use crate::device::Class;
     use crate::device::Facts;
     use crate::error::Error;
     use crate::gemm::{Gemm, GemmProblem, HOPPER, MULTISTAGE, RawGemm};
     use crate::plan::Plan;
     use crate::tensor::{Dtype, RawTensor};
     use kernels::abi::{GemmParams, HopperGemmParams};
-    use kernels::catalog::class::Class;
     use std::mem::offset_of;
 
     const H100: Facts = Facts::emulated(Class::Sm90);

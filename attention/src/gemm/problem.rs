@@ -7,7 +7,7 @@ use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};
 /// Sizes of a matrix product `C = A B^T`; any of them may be 0.
 ///
 /// The feature `serde` reads and writes it as these fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GemmProblem {
     /// Rows of A and C.

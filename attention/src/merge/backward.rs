@@ -17,7 +17,7 @@ use kernels::abi::{MergeBackwardParams, PartRef};
 use kernels::catalog::Auxiliary;
 
 /// Tensors of a merge's gradient by address, for [`merge_backward_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawMergeBackward {
     /// The first part of the merge.
     pub first: RawPart,

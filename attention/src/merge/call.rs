@@ -13,7 +13,7 @@ use kernels::abi::MergeParams;
 use kernels::catalog::Auxiliary;
 
 /// Tensors of a merge by address, for [`merge_raw`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawMerge {
     /// Result of attention to some keys.
     pub first: RawPart,
@@ -87,6 +87,21 @@ pub fn merge<T: Element>(
 
 /// Like [`merge`], into tensors of the caller, `o` and `lse` in messages: `o` of any strides that give every element its own
 /// place, with unit stride in dim, and `lse` contiguous.
+///
+/// ```
+/// # fn main() -> attention::Result<()> {
+/// use attention::{Device, Tensor, merge_into};
+///
+/// let device = Device::cpu();
+/// let [o1, o2] = [2.0_f32, 4.0].map(|x| Tensor::new(&device, [1, 1, 1, 8], &[x; 8]));
+/// let (o1, o2, lse) = (o1?, o2?, Tensor::new(&device, [1, 1, 1], &[0.5])?);
+/// let mut o = Tensor::zeros(&device, [1, 1, 1, 8])?;
+/// let mut merged = Tensor::zeros(&device, [1, 1, 1])?;
+/// merge_into((&o1, &lse), (&o2, &lse), (&mut o, &mut merged))?;
+/// assert_eq!(o.to_vec()?, [3.0; 8]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// The conditions of [`merge`].

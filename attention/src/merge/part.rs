@@ -13,7 +13,7 @@ pub type Partial<'a, O, L> = (&'a TensorBase<O>, &'a TensorBase<L, 3>);
 pub type PartialMut<'a, O, L> = (&'a mut TensorBase<O>, &'a mut TensorBase<L, 3>);
 
 /// A partial result of attention by address, or its gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawPart {
     /// Output, `[batch, heads, seqlen, dim_v]`, with stride 1 in dim.
     pub o: RawTensor,
@@ -100,6 +100,7 @@ pub(super) fn expect_lse(
     }
 }
 
+#[doc(hidden)]
 impl From<RawPart> for PartRef {
     fn from(part: RawPart) -> Self {
         PartRef {

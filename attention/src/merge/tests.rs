@@ -3,12 +3,13 @@ use super::{
     merge_backward_raw, merge_into, merge_plan, merge_raw,
 };
 use crate::attention::Attention;
+use crate::backward::BackwardInputs;
+use crate::device::Class;
 use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::plan::CPU;
 use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
-use kernels::catalog::class::Class;
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -241,14 +242,14 @@ fn attention_to_halves_is_attention_to_all() {
     let (all_o, all_lse) = attention.forward(&q, &k, &v).expect("valid");
     let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
     assert!(near(&vec(&o), &vec(&all_o)) && near(&vec(&lse), &vec(&all_lse)));
-    let all = attention.backward_all(&q, &k, &v, &all_o, &all_lse, &d_o, Some(d_lse.view()));
-    let all = all.expect("valid");
+    let inputs = BackwardInputs::new(&q, &k, &v, &all_o, &all_lse, &d_o).d_lse(&d_lse);
+    let all = attention.backward_all(&inputs).expect("valid");
     let gradients = merge_backward(first, second, &d_o, Some(d_lse.view())).expect("valid");
     let mut dq = vec![0.0; 960];
     for (i, ((o, lse), (d_o, d_lse))) in parts.iter().zip(&gradients).enumerate() {
         let (k, v) = (half(&k, i), half(&v, i));
-        let part = attention.backward_all(&q, &k, &v, o, lse, d_o, Some(d_lse.view()));
-        let part = part.expect("valid");
+        let inputs = BackwardInputs::new(&q, &k, &v, o, lse, d_o).d_lse(d_lse);
+        let part = attention.backward_all(&inputs).expect("valid");
         dq.iter_mut()
             .zip(vec(&part.dq))
             .for_each(|(sum, dq)| *sum += dq);

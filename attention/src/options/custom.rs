@@ -10,8 +10,10 @@ use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
 use kernels::attention::custom::{Call, Custom, Pair, Word};
 use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Target};
+use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The kernels of a crate that are made with a [`Custom`] type, and the type for the host.
 ///
@@ -97,7 +99,9 @@ impl CustomKernels {
         let families = kinds.flat_map(|kind| {
             let most = problem.widest();
             let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
-            dims.map(move |&dim| Family::Forward(Forward::of(kind, dtype, dim, facts.class())))
+            dims.map(move |&dim| {
+                Family::Forward(Forward::of(kind, dtype, dim, facts.class().into()))
+            })
         });
         self.first(families.map(catalog::kernel), dtype, problem, facts)
     }
@@ -130,7 +134,7 @@ impl<'a, S: Storage<Item: Word>, const R: usize> From<&'a TensorBase<S, R>> for 
 #[derive(Clone, Debug)]
 pub(crate) struct BorrowedCustom<'a> {
     pub kernels: &'static CustomKernels,
-    pub arrays: Vec<CustomArray<'a>>,
+    pub arrays: Arc<[CustomArray<'a>]>,
 }
 
 impl BorrowedCustom<'_> {
@@ -141,19 +145,19 @@ impl BorrowedCustom<'_> {
 
     /// The arrays at their addresses.
     pub fn raw(&self) -> Result<RawCustom> {
-        let mut arrays = [ArrayRef::default(); ARRAYS];
+        let mut arrays = [RawArray::default(); ARRAYS];
         if self.arrays.len() != self.kernels.arrays {
             return Err(Error::Arrays {
                 wanted: self.kernels.arrays,
                 found: self.arrays.len(),
             });
         }
-        for (to, array) in arrays.iter_mut().zip(&self.arrays) {
+        for (to, array) in arrays.iter_mut().zip(&*self.arrays) {
             if !array.is_contiguous {
                 return Err(Error::NotContiguous(ARRAY));
             }
             let (address, len) = (array.address, array.len as u64);
-            *to = ArrayRef { address, len };
+            *to = RawArray { address, len };
         }
         Ok(RawCustom {
             kernels: self.kernels,
@@ -165,18 +169,42 @@ impl BorrowedCustom<'_> {
 /// An array in messages.
 const ARRAY: &str = "an array of custom";
 
+/// An array of a call by address: 4-byte elements side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawArray {
+    /// Device address, a multiple of 4.
+    pub address: u64,
+    /// Elements.
+    pub len: u64,
+}
+
+#[doc(hidden)]
+impl From<RawArray> for ArrayRef {
+    fn from(RawArray { address, len }: RawArray) -> Self {
+        ArrayRef { address, len }
+    }
+}
+
 /// A score or mask of another crate, with its arrays by address.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCustom {
     /// The kernels.
     pub kernels: &'static CustomKernels,
-    /// The arrays, 4-byte elements side by side: as many as the type wants, then empty ones.
-    pub arrays: [ArrayRef; ARRAYS],
+    /// The arrays: as many as the type wants, then empty ones.
+    pub arrays: [RawArray; ARRAYS],
 }
 
 impl PartialEq for RawCustom {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.kernels, other.kernels) && self.arrays == other.arrays
+    }
+}
+
+impl Eq for RawCustom {}
+
+impl Hash for RawCustom {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (std::ptr::from_ref(self.kernels), self.arrays).hash(state);
     }
 }
 
@@ -238,7 +266,7 @@ impl RawCustom {
         HeadCustom {
             kernels: self.kernels,
             // SAFETY: the caller's word; `validate` counted the elements.
-            call: unsafe { Call::new(batch as u32, lengths, self.arrays) },
+            call: unsafe { Call::new(batch as u32, lengths, self.arrays.map(ArrayRef::from)) },
             head: head as u32,
         }
     }

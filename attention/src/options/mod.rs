@@ -29,7 +29,7 @@ mod window;
 
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
-pub use custom::{CustomArray, CustomKernels, RawCustom};
+pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
 pub(crate) use head::{Head, rows_of, tanh_error};
 pub use host::HostOptions;
 pub use mask::MaskElement;
@@ -134,7 +134,7 @@ pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
         mask: pairs(tensors.mask.map(|mask| mask.tensor)),
         custom: tensors
             .custom
-            .map_or_else(Default::default, |custom| custom.arrays),
+            .map_or_else(Default::default, |custom| custom.arrays.map(Into::into)),
         blocks: BlockMapRef::default(),
         query_blocks: BlockMapRef::default(),
     }

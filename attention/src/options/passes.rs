@@ -1,12 +1,13 @@
 //! Both passes of a sample on the CPU, and the checks of what they gave.
 
 use super::samples::Sample;
+use crate::backward::BackwardInputs;
 use crate::backward::check::{self as gradients, Backward, all_keys};
 use crate::check::{self, Forward, all_rows};
 use crate::device::Device;
+use crate::gemm::Accumulation;
 use crate::random;
 use crate::tensor::{Element, Tensor};
-use kernels::catalog::Accumulation;
 
 /// Inputs and results of both passes.
 #[derive(Clone)]
@@ -51,9 +52,8 @@ impl<'a, T: Element> Passes<'a, T> {
         let of_d_lse = Tensor::new(&cpu, p.lse_shape(), &d_lse).expect("valid");
         let attention = sample.attention();
         let (o, lse) = attention.forward(&of_q, &of_k, &of_v).expect("valid");
-        let of_d_lse = Some(of_d_lse.view());
-        let found = attention.backward_all(&of_q, &of_k, &of_v, &o, &lse, &of_d_o, of_d_lse);
-        let found = found.expect("valid");
+        let inputs = BackwardInputs::new(&of_q, &of_k, &of_v, &o, &lse, &of_d_o).d_lse(&of_d_lse);
+        let found = attention.backward_all(&inputs).expect("valid");
         Passes {
             sample,
             q,

@@ -12,7 +12,8 @@ use ndarray::{ArrayView2, s};
 /// `None` where an option is off.
 ///
 /// Shapes are full: an axis that an option does not have is repeated, with a stride of 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct RawOptions {
     /// Slopes of [ALiBi](crate::Attention::alibi), `f32[batch, heads]`; of packed sequences `f32[sequences, heads]`, too.
     pub alibi: Option<RawTensor<2>>,
@@ -35,7 +36,7 @@ pub struct RawOptions {
 }
 
 /// An additive bias by address.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawBias {
     /// Type of the elements.
     pub dtype: Dtype,
@@ -51,7 +52,7 @@ impl RawBias {
 }
 
 /// A boolean mask by address.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawMask {
     /// Whether elements are words of 32 bits, `u32`: key `j` is bit `j % 32` of word `j / 32`, and 1 lets it be seen.
     /// Otherwise they are bytes, and 0 hides a key.

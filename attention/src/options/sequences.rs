@@ -9,7 +9,7 @@ use std::ops::Range;
 /// window and ALiBi count from the sequence's own last query and key.
 ///
 /// A query of no sequence sees no key; a key of no sequence is seen by none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Sequences<T> {
     /// Of `n` sequences in the one entry of the batch, offsets `i32[n + 1]` that never fall: sequence `s` has queries

@@ -5,13 +5,13 @@ use super::samples::{Sample, samples};
 use super::{RawOptions, Sequences};
 use crate::attention::Attention;
 use crate::backward::RawBackward;
+use crate::device::Class;
 use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::forward::{Problem, RawForward};
 use crate::random;
 use crate::tensor::{Dtype, Element, RawTensor, Tensor};
 use half::{bf16, f16};
-use kernels::catalog::class::Class;
 use proptest::prelude::*;
 
 /// o and lse by their definition, pair by pair.
@@ -299,6 +299,36 @@ fn rows_of_no_sequence_have_no_part() {
             "{found:?}, not {right:?}"
         );
     }
+}
+
+/// First keys and entries of a cache: too many, too large and negative ones, and first keys of packed sequences.
+#[test]
+fn bad_numbers_of_entries_are_refused() {
+    let cpu = Device::cpu();
+    let q = Tensor::<f32>::zeros(&cpu, [2, 1, 3, 8]).expect("memory");
+    let cache = Tensor::<f32>::zeros(&cpu, [4, 1, 9, 8]).expect("memory");
+    let own = cache.view().narrow(0, 0, 2).expect("inside");
+    for numbers in [&[0, 10][..], &[-1, 0], &[0], &[0, 1, 2]] {
+        let numbers = Tensor::new(&cpu, [numbers.len()], numbers).expect("memory");
+        let first_keys = Attention::new().first_keys(&numbers);
+        let refused = first_keys.forward(&q, &own, &own).expect_err("refused");
+        assert!(refused.to_string().starts_with("first_keys"), "{refused}");
+        let entries = Attention::new().cache_entries(&numbers);
+        let refused = entries.forward(&q, &cache, &cache).expect_err("refused");
+        let message = refused.to_string();
+        assert!(message.starts_with("cache_entries"), "{message}");
+    }
+    let offsets = Tensor::new(&cpu, [2], &[0, 3]).expect("memory");
+    let first = Tensor::new(&cpu, [1], &[0]).expect("memory");
+    let both = Attention::new()
+        .packed(&offsets, &offsets)
+        .first_keys(&first);
+    let one = q.view().narrow(0, 0, 1).expect("inside");
+    let refused = both.forward(&one, &one, &one).expect_err("refused");
+    assert!(
+        matches!(refused, Error::Excluded("first_keys", _)),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::str::FromStr;
 /// assert_eq!(",".parse(), Ok(Window::NONE));
 /// assert!("-1,0".parse::<Window>().is_err());
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Window {
     /// Keys before the query's own place; `None` for all.

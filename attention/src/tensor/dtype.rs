@@ -7,6 +7,7 @@ use kernels::catalog;
 ///
 /// The feature `serde` reads and writes it as `"F16"`, `"Bf16"` or `"F32"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Dtype {
     /// IEEE binary16.
@@ -38,10 +39,11 @@ impl Dtype {
         }
     }
 
-    /// The same type as the kernels know it.
+    /// The type as the catalog of kernels knows it.
     ///
     /// # Errors
     /// If no kernel computes in it.
+    #[doc(hidden)]
     pub fn of_kernels(self) -> Result<catalog::Dtype> {
         match self {
             Dtype::F16 => Ok(catalog::Dtype::F16),
@@ -51,6 +53,7 @@ impl Dtype {
     }
 }
 
+#[doc(hidden)]
 impl From<catalog::Dtype> for Dtype {
     fn from(dtype: catalog::Dtype) -> Self {
         match dtype {

@@ -9,7 +9,7 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
 /// [`Gemm::forward_raw`](crate::Gemm::forward_raw).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawTensor<const R: usize = 4> {
     /// Address of the first element: in the device's memory, or the host's for the CPU.
     pub address: u64,
@@ -139,6 +139,7 @@ impl<const R: usize> RawTensor<R> {
     }
 }
 
+#[doc(hidden)]
 impl From<RawTensor> for TensorRef {
     fn from(tensor: RawTensor) -> Self {
         let [batch_stride, head_stride, row_stride, _] =
@@ -152,6 +153,7 @@ impl From<RawTensor> for TensorRef {
     }
 }
 
+#[doc(hidden)]
 impl From<RawTensor<2>> for RawTensor {
     /// The matrix as the one head of a tensor.
     fn from(matrix: RawTensor<2>) -> Self {

@@ -42,7 +42,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
-    /// use attention::{Attention, Device, Tensor};
+    /// use attention::{Attention, BackwardInputs, Device, GradientsMut, Tensor};
     ///
     /// // Gradients of queries, keys and values, packed as they are: [batch, rows, 3, heads, dim].
     /// let device = Device::cpu();
@@ -57,7 +57,8 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
     /// let mut dq = of_q.select(2, 0)?.transpose(1, 2)?;
     /// let mut dk = of_k.select(2, 0)?.transpose(1, 2)?;
     /// let mut dv = of_v.select(2, 0)?.transpose(1, 2)?;
-    /// Attention::new().backward_into(&q, &k, &v, &o, &lse, &o, None, &mut dq, &mut dk, &mut dv)?;
+    /// let inputs = BackwardInputs::new(&q, &k, &v, &o, &lse, &o);
+    /// Attention::new().backward_into(&inputs, GradientsMut::new(&mut dq, &mut dk, &mut dv))?;
     /// // Five queries see each key with a weight of 1/5.
     /// assert!(gradients.to_vec()?[64..96].iter().all(|dv| (dv - 0.5).abs() < 1e-6));
     /// # Ok(())

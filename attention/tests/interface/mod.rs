@@ -1,5 +1,7 @@
 //! The public functions, methods and traits of crates, by their sources; what macros write is not seen.
 
+pub mod listing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::{Attribute, FnArg, Item, ItemImpl, Signature, Type, UseTree, Visibility};

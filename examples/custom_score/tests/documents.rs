@@ -3,12 +3,12 @@
 use attention::custom::{Call, Custom};
 use attention::emulator::Options;
 use attention::{
-    ArrayRef, Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward,
-    RawForward, RawOptions, Result, Tensor, alibi_slopes, bf16, f16,
+    Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward, RawForward,
+    RawOptions, Result, Tensor, alibi_slopes, bf16, f16,
 };
 use custom_score::checked::Passes;
 use custom_score::{Batch, Documents};
-use kernels::abi::ForwardParams;
+use kernels::abi::{ArrayRef, ForwardParams};
 use std::mem::offset_of;
 use std::ops::Range;
 

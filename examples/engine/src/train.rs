@@ -2,7 +2,7 @@
 
 use crate::generate::{offsets, rows};
 use crate::model::{DIM, HEADS, KV_HEADS, Model, PROJECTED, VOCABULARY, WIDTH};
-use attention::{Attention, Gemm, Result, Tensor, f16};
+use attention::{Attention, BackwardInputs, Gemm, GradientsMut, Result, Tensor, f16};
 
 /// Learns to say the token behind each, of texts of any lengths in one call.
 pub struct Trainer {
@@ -55,7 +55,8 @@ impl Trainer {
         let mut dk = of_k.transpose(1, 2)?;
         let mut dv = of_v.transpose(1, 2)?;
         let o = o.view().transpose(1, 2)?;
-        attention.backward_into(&q, &k, &v, &o, &lse, &d_o, None, &mut dq, &mut dk, &mut dv)?;
+        let inputs = BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o);
+        attention.backward_into(&inputs, GradientsMut::new(&mut dq, &mut dk, &mut dv))?;
 
         let columns = packed_gradient
             .reshape([tokens, PROJECTED])?

@@ -98,7 +98,10 @@ fn the_last_lines_say_what_is_missing_for_a_gpu() {
         assert!(notes.iter().all(|note| note.starts_with("note: ")));
         assert_eq!(device.starts_with("device: CPU"), !notes.is_empty());
         let is_built = notes.iter().all(|note| !note.contains("cargo xtask setup"));
-        assert_eq!(is_built, attention::ptx::COMPILED || notes.is_empty());
+        assert_eq!(
+            is_built,
+            attention::internals::ptx::COMPILED || notes.is_empty()
+        );
     }
     // Who names the CPU misses nothing.
     succeed("--seqlen 64");

@@ -83,6 +83,7 @@ impl Case {
             Dtype::F16 => self.check_in::<f16>(),
             Dtype::Bf16 => self.check_in::<bf16>(),
             Dtype::F32 => self.check_in::<f32>(),
+            other => unreachable!("no case is {}", other.name()),
         }
     }
 
@@ -94,17 +95,15 @@ impl Case {
     fn run<T: Element>(&self) -> Result<std::result::Result<(), String>> {
         let heads = self.kv_heads * self.group;
         let k_shape = [self.batch, self.kv_heads, self.seqlen_kv, self.dim];
-        let problem = Problem {
-            window: self.modifiers.window,
-            softcap: self.modifiers.softcap,
-            ..Problem::new(
-                [self.batch, heads, self.seqlen_q, self.dim],
-                k_shape,
-                [self.batch, self.kv_heads, self.seqlen_kv, self.dim_v],
-                self.modifiers.causal,
-                self.modifiers.scale,
-            )?
-        };
+        let mut problem = Problem::new(
+            [self.batch, heads, self.seqlen_q, self.dim],
+            k_shape,
+            [self.batch, self.kv_heads, self.seqlen_kv, self.dim_v],
+            self.modifiers.causal,
+            self.modifiers.scale,
+        )?;
+        problem.window = self.modifiers.window;
+        problem.softcap = self.modifiers.softcap;
         let options = self.modifiers.tensors(&problem, self.seed)?;
         let option_tensors = options.c_tensors(&problem)?;
         let c_options = options.c_options(&option_tensors);

@@ -87,6 +87,7 @@ impl Case {
             Dtype::F16 => self.run::<f16>(1e-3),
             Dtype::Bf16 => self.run::<bf16>(8e-3),
             Dtype::F32 => self.run::<f32>(2e-6),
+            other => unreachable!("no case is {}", other.name()),
         };
         checked.map_err(|error| error.to_string())?
     }

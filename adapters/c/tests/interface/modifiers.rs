@@ -255,6 +255,7 @@ pub fn c_dtype(dtype: Dtype) -> u32 {
         Dtype::F16 => AttentionDtype::F16,
         Dtype::Bf16 => AttentionDtype::Bf16,
         Dtype::F32 => AttentionDtype::F32,
+        other => unreachable!("no case is {}", other.name()),
     };
     dtype as u32
 }

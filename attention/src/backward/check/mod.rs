@@ -72,6 +72,7 @@ pub struct Backward<'a, T> {
 
 /// How the gradients compare with the reference.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// Rows of dq compared.
     pub rows: usize,
@@ -337,13 +338,13 @@ fn of_head<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::{Backward, Report, all_keys, check, sample_keys};
-    use crate::Attention;
     use crate::check::{all_rows, sample_rows};
     use crate::device::Device;
     use crate::forward::Problem;
     use crate::options::{HostOptions, Window};
     use crate::random;
     use crate::tensor::{Element, Tensor};
+    use crate::{Attention, BackwardInputs, GradientsMut};
     use half::{bf16, f16};
     use std::collections::BTreeSet;
 
@@ -394,9 +395,9 @@ mod tests {
             let mut gradients = [0, 1, 2].map(tensor);
             let [dq, dk, dv] = &mut gradients;
             let of_lse = Tensor::new(&cpu, problem.lse_shape(), &d_lse).expect("valid");
-            let of_lse = Some(of_lse.view());
+            let given = BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o).d_lse(&of_lse);
             attention
-                .backward_into(&q, &k, &v, &o, &lse, &d_o, of_lse, dq, dk, dv)
+                .backward_into(&given, GradientsMut::new(dq, dk, dv))
                 .expect("valid");
             Right {
                 problem,

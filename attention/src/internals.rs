@@ -1,0 +1,13 @@
+//! What the other crates of this repository are built on, such as the planner of its lesson.
+//!
+//! It is no part of the interface: any release may change it, with no word of it in the changelog.
+
+pub use crate::forward::Planner;
+pub use crate::plan::{
+    Draft, Entry, Fill, MAX_BLOCKS, MainKernel, MapPlace, Steps, Waves, has_map,
+};
+
+/// The PTX that the build embeds.
+pub mod ptx {
+    pub use crate::ptx::{COMPILED, Group, Modules, marked, module, text};
+}
