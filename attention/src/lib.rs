@@ -45,6 +45,7 @@ pub mod random;
 mod tensor;
 mod tensor_map;
 
+#[cfg(feature = "emulator")]
 pub use ::emulator;
 pub use attention::Attention;
 pub use backward::{Gradients, RawBackward};

@@ -1,8 +1,11 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
+#[cfg(feature = "cuda")]
 mod binding;
+#[cfg(feature = "cuda")]
 mod cuda;
 pub mod driver;
+#[cfg(feature = "emulator")]
 mod emulator;
 mod event;
 mod facts;
@@ -12,9 +15,12 @@ mod stream;
 #[cfg(test)]
 mod watched;
 
+#[cfg(feature = "cuda")]
 pub use binding::{Binding, Cudarc, passed};
+#[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaDriver};
 pub use driver::{Driver, RawStream};
+#[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use event::Event;
 pub use facts::Facts;
@@ -26,8 +32,10 @@ pub use stream::Stream;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::ptx;
+#[cfg(feature = "emulator")]
 use ::emulator::{Counters, Options};
 use kernels::catalog::Target;
+#[cfg(feature = "emulator")]
 use kernels::catalog::class::Class;
 use std::sync::Arc;
 
@@ -53,16 +61,17 @@ use std::sync::Arc;
 pub struct Device(pub(crate) Option<Arc<Gpu>>);
 
 impl Device {
-    /// The CPU, with the threads of the current rayon pool.
+    /// The CPU, with the threads of the current rayon pool. It computes with the feature `cpu`; without it, it holds tensors.
     pub fn cpu() -> Self {
         Device(None)
     }
 
-    /// The CUDA device of this index.
+    /// The CUDA device of this index. Feature `cuda`.
     ///
     /// # Errors
     /// If there is no NVIDIA driver or no such device, if no kernels were compiled into this
     /// program, or if the device is older than all of them.
+    #[cfg(feature = "cuda")]
     pub fn cuda(index: usize) -> Result<Self> {
         Self::with_driver(Cuda::open(index)?)
     }
@@ -70,7 +79,7 @@ impl Device {
     /// A device that launches through this driver.
     ///
     /// # Errors
-    /// If no kernels were compiled into this program, the device is older than all of them, or no device has its facts.
+    /// If no kernels were compiled into this program, as without the feature `ptx`, the device is older than all of them, or no device has its facts.
     pub fn with_driver(driver: impl Driver + 'static) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
@@ -91,7 +100,7 @@ impl Device {
     }
 
     /// A new emulated A100, which runs the PTX of the kernels on the CPU: slowly, with every access
-    /// and every collective instruction checked, and counted if the options say so.
+    /// and every collective instruction checked, and counted if the options say so. Feature `emulator`.
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
@@ -112,16 +121,18 @@ impl Device {
     ///
     /// # Errors
     /// If no kernels were compiled into this program.
+    #[cfg(feature = "emulator")]
     pub fn emulator(options: Options) -> Result<Self> {
         Self::emulator_of(Class::Sm80, options)
     }
 
     /// A new emulated device of a class: an A100, an RTX 3090, an H100 or a B200. Its number of
     /// multiprocessors, L2 cache and shared memory are that GPU's, so kernels are chosen and work is
-    /// divided as there.
+    /// divided as there. Feature `emulator`.
     ///
     /// # Errors
     /// The conditions of [`emulator`](Self::emulator).
+    #[cfg(feature = "emulator")]
     pub fn emulator_of(class: Class, options: Options) -> Result<Self> {
         Self::with_driver(Emulator::new(Facts::emulated(class), options))
     }
@@ -162,9 +173,11 @@ impl Device {
     }
 
     /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
-    /// Empty on other devices, and before a call.
+    /// Empty on other devices, and before a call. Feature `emulator`.
+    #[cfg(feature = "emulator")]
     pub fn counters(&self) -> Vec<(&'static str, Counters)> {
-        self.gpu().map(|gpu| gpu.launches()).unwrap_or_default()
+        let counters = self.gpu().map(|gpu| gpu.driver().counters());
+        counters.unwrap_or_default()
     }
 
     /// `CPU`, `emulator`, or the marketing name of the GPU.
