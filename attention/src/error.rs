@@ -235,7 +235,9 @@ pub enum Error {
     )]
     #[cfg_attr(
         not(feature = "ptx"),
-        error("this program was built without GPU kernels: they need the feature `ptx` of the crate `attention`")
+        error(
+            "this program was built without GPU kernels: they need the feature `ptx` of the crate `attention`"
+        )
     )]
     NotCompiled,
     /// A call on the CPU in a program without the feature `cpu`.

@@ -30,6 +30,7 @@
 
 mod attention;
 pub mod backward;
+#[cfg(feature = "cpu")]
 mod comparison;
 pub mod device;
 mod empty;
@@ -37,10 +38,13 @@ mod error;
 mod forward;
 pub mod gemm;
 mod merge;
+#[cfg(not(feature = "cpu"))]
+mod no_cpu;
 mod options;
 mod pack;
 pub mod plan;
 pub mod ptx;
+#[cfg(feature = "cpu")]
 pub mod random;
 mod tensor;
 mod tensor_map;
@@ -51,7 +55,9 @@ pub use attention::Attention;
 pub use backward::{Gradients, RawBackward};
 pub use device::{Device, Event, Facts, Stream};
 pub use error::{Error, ErrorKind, Result};
-pub use forward::{Planner, Problem, RawForward, check, choice as kernel, reference};
+pub use forward::{Planner, Problem, RawForward, choice as kernel};
+#[cfg(feature = "cpu")]
+pub use forward::{check, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::abi::ArrayRef;
@@ -62,9 +68,11 @@ pub use merge::{
     merge_backward_into, merge_backward_plan, merge_backward_raw, merge_into, merge_plan,
     merge_raw,
 };
+#[cfg(feature = "cpu")]
+pub use options::HostOptions;
 pub use options::{
-    CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawBias, RawCustom,
-    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+    CustomArray, CustomKernels, MaskElement, ParseWindowError, RawBias, RawCustom, RawMask,
+    RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, RawWorkspace};
 pub use tensor::{

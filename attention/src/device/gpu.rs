@@ -186,7 +186,6 @@ impl Gpu {
             free: self.driver.free_memory().ok().flatten(),
         }
     }
-
 }
 
 impl Drop for Gpu {

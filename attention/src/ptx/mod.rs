@@ -62,7 +62,10 @@ pub(crate) fn name(modules: Modules, name: &str) -> Option<&'static str> {
 }
 
 /// Where a module is.
-#[cfg_attr(not(feature = "ptx"), expect(dead_code, reason = "nothing is unpacked"))]
+#[cfg_attr(
+    not(feature = "ptx"),
+    expect(dead_code, reason = "nothing is unpacked")
+)]
 struct Place {
     /// Its name.
     name: &'static str,

@@ -60,4 +60,3 @@ impl Parts {
         self.nth(self.to_lines)
     }
 }
-
