@@ -25,8 +25,21 @@
 //! [`Attention::forward_raw`] with addresses and strides.
 //!
 //! A GPU needs its NVIDIA driver, which is opened when it is first used, and no CUDA installation. The
-//! kernels are compiled when this crate is built, if the compiler has its library source
+//! kernels are compiled when this crate is built with the feature `ptx`, if the compiler has its library source
 //! (`rustup component add rust-src`).
+//!
+//! # Features
+//!
+//! | feature | gives |
+//! |---|---|
+//! | `cuda`, by default | GPUs: `Device::cuda`, and `CudaDriver` through `cudarc` or another crate that binds CUDA; turns on `ptx` |
+//! | `cpu`, by default | calls on the CPU, and `check`, `backward::check`, `gemm::check`, `reference`, `random`, `HostOptions` |
+//! | `emulator` | GPUs that the CPU emulates, strictly: `Device::emulator`, `Device::counters` and the crate `emulator`; turns on `ptx` |
+//! | `ptx` | the kernels, for [a program's own driver](Device::with_driver) |
+//! | `serde` | fields of problems and options, read and written |
+//!
+//! Tensors of the host and plans for any device need no feature. A call on the CPU without `cpu` is
+//! [`Error::NoCpu`], a driver without `ptx` [`Error::NotCompiled`].
 
 mod attention;
 pub mod backward;
