@@ -24,7 +24,11 @@ pub struct Arguments {
 pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 
 /// Crates outside the workspace.
-const OUTSIDE: [&str; 3] = ["examples/custom_score", "examples/engine", "tests/featureless"];
+const OUTSIDE: [&str; 3] = [
+    "examples/custom_score",
+    "examples/engine",
+    "tests/featureless",
+];
 
 /// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests
 /// outside it.
