@@ -4,6 +4,7 @@ use crate::backward::RawBackward;
 use crate::error::{Error, Result};
 use crate::forward::{Problem, RawForward};
 use crate::gemm::RawGemm;
+use crate::merge::{RawMerge, RawMergeBackward};
 use crate::tensor::Dtype;
 
 /// In place of the forward pass.
@@ -22,18 +23,11 @@ pub unsafe fn gemm_raw(_: Dtype, _: &RawGemm) -> Result<()> {
 }
 
 /// In place of merges.
-pub mod merge {
-    use crate::error::{Error, Result};
-    use crate::merge::{RawMerge, RawMergeBackward};
-    use crate::tensor::Dtype;
+pub unsafe fn merge_raw(_: Dtype, _: &RawMerge) -> Result<()> {
+    Err(Error::NoCpu)
+}
 
-    /// In place of the merge.
-    pub unsafe fn merge_raw(_: Dtype, _: &RawMerge) -> Result<()> {
-        Err(Error::NoCpu)
-    }
-
-    /// In place of its gradient.
-    pub unsafe fn backward_raw(_: Dtype, _: &RawMergeBackward) -> Result<()> {
-        Err(Error::NoCpu)
-    }
+/// In place of a merge's gradient.
+pub unsafe fn merge_backward_raw(_: Dtype, _: &RawMergeBackward) -> Result<()> {
+    Err(Error::NoCpu)
 }

@@ -169,7 +169,7 @@ pub unsafe fn merge_backward_raw(
         return unsafe { plan.run(device, stream) };
     }
     // SAFETY: the caller's word.
-    unsafe { cpu::backward_raw(dtype, args) }
+    unsafe { cpu::merge_backward_raw(dtype, args) }
 }
 
 /// The launches of a merge's [gradient](merge_backward_raw) on a device with these facts; nothing on the CPU, which is `None`, or

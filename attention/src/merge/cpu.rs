@@ -37,7 +37,7 @@ unsafe fn merge_of<T: Element>(args: &RawMerge) {
 ///
 /// # Safety
 /// As for [`merge_backward_raw`](crate::merge_backward_raw) on the CPU.
-pub unsafe fn backward_raw(dtype: Dtype, args: &RawMergeBackward) -> Result<()> {
+pub unsafe fn merge_backward_raw(dtype: Dtype, args: &RawMergeBackward) -> Result<()> {
     let compute = match dtype {
         Dtype::F16 => backward_of::<f16>,
         Dtype::Bf16 => backward_of::<bf16>,
@@ -49,7 +49,7 @@ pub unsafe fn backward_raw(dtype: Dtype, args: &RawMergeBackward) -> Result<()> 
 }
 
 /// # Safety
-/// The conditions of [`backward_raw`], with `T` the element type.
+/// The conditions of [`merge_backward_raw`], with `T` the element type.
 unsafe fn backward_of<T: Element>(args: &RawMergeBackward) {
     // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
     let parts = [args.first, args.second].map(|part| unsafe { HostPart::<T>::new(&part) });

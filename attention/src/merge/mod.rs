@@ -10,7 +10,7 @@ mod plan;
 mod tests;
 
 #[cfg(not(feature = "cpu"))]
-use crate::no_cpu::merge as cpu;
+use crate::no_cpu as cpu;
 
 pub use backward::{
     RawMergeBackward, merge_backward, merge_backward_into, merge_backward_plan, merge_backward_raw,
