@@ -327,6 +327,23 @@ mod tests {
         Ok(())
     }
 
+    /// Not of those before: nothing is launched without keys.
+    #[test]
+    fn counters_are_of_the_last_call() -> Result<()> {
+        let device = match Device::emulator(Options::default()) {
+            Err(Error::NotCompiled) => return Ok(()),
+            device => device?,
+        };
+        let q = Tensor::new(&device, [1, 1, 40, 64], &[f16::ONE; 40 * 64])?;
+        let none = Tensor::<f16>::zeros(&device, [1, 1, 0, 64])?;
+        for (k, launches) in [(&q, 1), (&q, 1), (&none, 0)] {
+            Attention::new().forward(&q, k, k)?;
+            let counters = device.counters();
+            assert_eq!(counters.len(), launches, "{counters:?}");
+        }
+        Ok(())
+    }
+
     #[test]
     fn the_cpu_has_nothing_to_warm_up() -> Result<()> {
         let shape = [1, 1, 8, 64];
