@@ -225,12 +225,26 @@ pub enum Error {
     /// A kernel of matrix products in an attention call.
     #[error("kernel {0} multiplies matrices")]
     Multiplies(String),
-    /// A program whose build found no compiler for the kernels.
-    #[error(
-        "this program was built without GPU kernels: they need rustc 1.95 or later with its library source \
-         (`rustup component add rust-src`)"
+    /// A program whose build found no compiler for the kernels, or lacks the feature `ptx`.
+    #[cfg_attr(
+        feature = "ptx",
+        error(
+            "this program was built without GPU kernels: they need rustc 1.95 or later with its library source \
+             (`rustup component add rust-src`)"
+        )
+    )]
+    #[cfg_attr(
+        not(feature = "ptx"),
+        error(
+            "this program was built without GPU kernels: they need the feature `ptx` of the crate `attention`"
+        )
     )]
     NotCompiled,
+    /// A call on the CPU in a program without the feature `cpu`.
+    #[error(
+        "this program was built without the CPU's calls: they need the feature `cpu` of the crate `attention`"
+    )]
+    NoCpu,
     /// No NVIDIA driver on this machine.
     #[error("no NVIDIA driver: {0}")]
     NoDriver(String),
@@ -329,6 +343,7 @@ impl Error {
             | Error::NotOnCpu(_)
             | Error::Multiplies(_)
             | Error::NotCompiled
+            | Error::NoCpu
             | Error::NoDriver(_)
             | Error::NoDevice { .. }
             | Error::ComputeCapability { .. }

@@ -28,11 +28,25 @@
 //! `kernels`, so that other crates' kernels implement its trait without this one.
 //!
 //! A GPU needs its NVIDIA driver, which is opened when it is first used, and no CUDA installation. The
-//! kernels are compiled when this crate is built, if the compiler has its library source
+//! kernels are compiled when this crate is built with the feature `ptx`, if the compiler has its library source
 //! (`rustup component add rust-src`).
+//!
+//! # Features
+//!
+//! | feature | gives |
+//! |---|---|
+//! | `cuda`, by default | GPUs: `Device::cuda`, and `CudaDriver` through `cudarc` or another crate that binds CUDA; turns on `ptx` |
+//! | `cpu`, by default | calls on the CPU, and `check`, `backward::check`, `gemm::check`, `reference`, `random`, `HostOptions` |
+//! | `emulator` | GPUs that the CPU emulates, strictly: `Device::emulator`, `Device::counters` and the crate `emulator`; turns on `ptx` |
+//! | `ptx` | the kernels, for [a program's own driver](Device::with_driver) |
+//! | `serde` | fields of problems and options, read and written |
+//!
+//! Tensors of the host and plans for any device need no feature. A call on the CPU without `cpu` is
+//! [`Error::NoCpu`], a driver without `ptx` [`Error::NotCompiled`].
 
 mod attention;
 pub mod backward;
+#[cfg(feature = "cpu")]
 mod comparison;
 pub mod device;
 mod empty;
@@ -42,20 +56,26 @@ pub mod gemm;
 #[doc(hidden)]
 pub mod internals;
 mod merge;
+#[cfg(not(feature = "cpu"))]
+mod no_cpu;
 mod options;
 mod pack;
 mod plan;
 mod ptx;
+#[cfg(feature = "cpu")]
 pub mod random;
 mod tensor;
 mod tensor_map;
 
+#[cfg(feature = "emulator")]
 pub use ::emulator;
 pub use attention::Attention;
 pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
 pub use device::{Class, Device, Event, Facts, Stream};
 pub use error::{Error, ErrorKind, Result};
-pub use forward::{Problem, RawForward, check, choice as kernel, reference};
+pub use forward::{Problem, RawForward, choice as kernel};
+#[cfg(feature = "cpu")]
+pub use forward::{check, reference};
 pub use gemm::{Accumulation, Gemm, GemmProblem, RawGemm};
 pub use half::{bf16, f16};
 pub use kernels::attention::custom;
@@ -64,9 +84,11 @@ pub use merge::{
     merge_backward_into, merge_backward_plan, merge_backward_raw, merge_into, merge_plan,
     merge_raw,
 };
+#[cfg(feature = "cpu")]
+pub use options::HostOptions;
 pub use options::{
-    CustomArray, CustomKernels, HostOptions, MaskElement, ParseWindowError, RawArray, RawBias,
-    RawCustom, RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
+    CustomArray, CustomKernels, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
+    RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
 pub use plan::{Plan, RawWorkspace, Step};
 pub use ptx::Modules as CustomModules;

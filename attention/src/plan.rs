@@ -9,8 +9,7 @@ use crate::device::{Device, Gpu, RawStream};
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel, Waves};
 use crate::ptx::{self, Modules};
-pub use crate::tensor_map::has_map;
-pub use ::emulator::{Swizzle, TensorMap};
+pub use crate::tensor_map::{Swizzle, TensorMap, has_map};
 use bytemuck::NoUninit;
 use kernels::abi::Switches;
 use kernels::catalog::{Kernel, Target};
@@ -270,7 +269,7 @@ impl Plan {
             // SAFETY: the part lies in the workspace; the stream is the caller's word.
             unsafe { gpu.driver().zero(start + offset, bytes, stream)? };
         }
-        let mut launches = Vec::new();
+        gpu.driver().begin();
         for step in &self.steps {
             let entry = step.entry;
             let function = gpu.function(&entry)?;
@@ -286,6 +285,7 @@ impl Plan {
                 params[place..][..encoded.len()].copy_from_slice(&encoded);
             }
             let launch = Launch {
+                name: entry.name,
                 function,
                 blocks: step.blocks,
                 threads: entry.threads,
@@ -295,11 +295,8 @@ impl Plan {
             };
             // SAFETY: the caller's word; the addresses that `places` names lie in the workspace, and the module
             // stays loaded as long as the device.
-            if let Some(counters) = unsafe { gpu.driver().launch(&launch)? } {
-                launches.push((entry.name, counters));
-            }
+            unsafe { gpu.driver().launch(&launch)? };
         }
-        gpu.keep(launches);
         Ok(())
     }
 }

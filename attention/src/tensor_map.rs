@@ -1,9 +1,36 @@
 //! Tensor maps of what kernels load by TMA.
 
-use crate::plan::{Swizzle, TensorMap};
 use crate::tensor::RawTensor;
 use kernels::abi::TensorRef;
 use kernels::layout::descriptor::Panels;
+
+/// A tensor of 16-bit numbers in device memory, and the box of it that a copy moves.
+///
+/// Axes count from the innermost, whose elements are adjacent. A copy gives zeros for the elements of a box outside the
+/// tensor, and does not store them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorMap {
+    /// Address of the first element, a multiple of 16.
+    pub address: u64,
+    /// Elements along each axis, 1 to 2^32.
+    pub sizes: [u64; 4],
+    /// Bytes from an element to the next one along the second axis and those after it: multiples of 16 below 2^40.
+    pub strides: [u64; 3],
+    /// Elements of the box along each axis, 1 to 256.
+    pub box_sizes: [u32; 4],
+    /// The layout of the box in shared memory, whose rows are the box's along the innermost axis.
+    pub swizzle: Swizzle,
+}
+
+/// How the rows of a box are permuted in shared memory, so that a column of chunks of 16 bytes has no bank conflicts. Its
+/// number is the CUDA driver's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Swizzle {
+    /// Rows of 64 bytes: bits 4 and 5 of an address are XORed with bits 7 and 8.
+    B64 = 2,
+    /// Rows of 128 bytes: bits 4 to 6 of an address are XORed with bits 7 to 9.
+    B128 = 3,
+}
 
 /// Whether a tensor map can describe a tensor, or its copy if it is not aligned: strides are below 2^40 bytes
 /// (`cuTensorMapEncodeTiled`) and not negative, and rows lie apart. Heads and batch entries may repeat: maps with such
@@ -30,19 +57,16 @@ pub fn tensor_map(
         (rows, tensor.row_stride),
         (heads, tensor.head_stride),
         (batch, tensor.batch_stride),
-        (1, 0),
     ];
     TensorMap {
         address: tensor.address,
-        element_bytes: 2,
-        rank: 4,
-        sizes: [dim, rows, heads, batch, 1].map(|size| size as u64),
+        sizes: [dim, rows, heads, batch].map(|size| size as u64),
         strides: axes.map(|(extent, stride)| match extent {
             // It is never used, but must be valid.
             1 => 2 * u64::from(kernel_dim),
             _ => 2 * stride as u64,
         }),
-        box_sizes: [width, box_rows, 1, 1, 1],
+        box_sizes: [width, box_rows, 1, 1],
         swizzle: match width {
             64 => Swizzle::B128,
             _ => Swizzle::B64,
@@ -76,9 +100,9 @@ mod tests {
         }
         let expanded = TensorRef::from(of([0, 3200, 64, 1]));
         let map = tensor_map(expanded, [2, 3, 50, 64], 64, 50);
-        assert_eq!(map.strides, [128, 6400, 0, 128]);
+        assert_eq!(map.strides, [128, 6400, 0]);
         let single = TensorRef::from(RawTensor::row_major([1, 1, 50, 64]));
         let map = tensor_map(single, [1, 1, 50, 64], 64, 50);
-        assert_eq!(map.strides, [128, 128, 128, 128]);
+        assert_eq!(map.strides, [128, 128, 128]);
     }
 }

@@ -310,7 +310,7 @@ const TESTED: &[(&str, &[&str])] = &[
     ),
     (
         "emulator/tests/suite/tensor_copy.rs::maps_keep_their_limits",
-        &["TensorMap::encode"],
+        &["emulator::tensor_map::TensorMap::encode"],
     ),
 ];
 

@@ -24,10 +24,14 @@ pub struct Arguments {
 pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 
 /// Crates outside the workspace.
-const EXAMPLES: [&str; 2] = ["examples/custom_score", "examples/engine"];
+const OUTSIDE: [&str; 3] = [
+    "examples/custom_score",
+    "examples/engine",
+    "tests/featureless",
+];
 
-/// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests of
-/// the examples outside it.
+/// Sets up, builds the kernels with their contract, and runs all tests of the workspace; without arguments, also the tests
+/// outside it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let mut times = Times::default();
     times.step("setup", setup::run)?;
@@ -53,12 +57,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     times.step("tests", || shell::run(&mut tests))?;
     if arguments.cargo_test.is_empty() {
-        times.step("tests of the examples", || {
-            EXAMPLES.iter().try_for_each(|example| {
+        times.step("tests outside the workspace", || {
+            OUTSIDE.iter().try_for_each(|folder| {
                 // All workspaces compile their dependencies to one folder.
                 let mut cargo = shell::cargo("test");
                 cargo.env("CARGO_TARGET_DIR", kernel_builder::target_dir());
-                shell::run(cargo.current_dir(example))
+                shell::run(cargo.current_dir(folder))
             })
         })?;
     }

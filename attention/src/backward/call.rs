@@ -1,8 +1,7 @@
 //! The backward call.
 
-use super::cpu::{self, Inputs};
 use super::packed::Call;
-use super::{BackwardInputs, GradientsMut, choice, plan};
+use super::{BackwardInputs, GradientsMut, choice, cpu, plan};
 use crate::attention::{Attention, Wanted};
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
@@ -11,8 +10,6 @@ use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
-use half::{bf16, f16};
-use ndarray::Array1;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -280,13 +277,8 @@ impl Attention<'_> {
                 plan.run_on(device, workspace, stream)
             };
         }
-        let backward = match dtype {
-            Dtype::F16 => backward_cpu::<f16>,
-            Dtype::Bf16 => backward_cpu::<bf16>,
-            Dtype::F32 => backward_cpu::<f32>,
-        };
         // SAFETY: the caller's word.
-        unsafe { backward(&problem, &args) }
+        unsafe { cpu::backward_raw(dtype, &problem, &args) }
     }
 
     /// The problem that the tensors pose, if they are what the call takes, and the tensors with all options.
@@ -402,51 +394,6 @@ impl Attention<'_> {
         };
         plan::plan(main, facts, &call)
     }
-}
-
-/// # Safety
-/// As for [`Attention::backward_raw`] on the CPU, with `T` the element type.
-unsafe fn backward_cpu<T: Element>(problem: &Problem, args: &RawBackward) -> Result<()> {
-    if problem.is_empty() {
-        // SAFETY: the caller's word.
-        unsafe { empty::backward_cpu::<T>(args) };
-        return Ok(());
-    }
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let [q, k, v, o, d_o] =
-        [args.q, args.k, args.v, args.o, args.d_o].map(|input| unsafe { input.view::<T, _>() });
-    // SAFETY: as above.
-    let lse = unsafe { args.lse.view::<f32, _>() };
-    // SAFETY: as above.
-    let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view::<f32, _>() });
-    let inputs = Inputs {
-        // SAFETY: as above.
-        options: unsafe { args.options.host(problem, problem.batch) }?,
-        q,
-        k,
-        v,
-        o,
-        lse: lse.as_slice().expect("contiguous"),
-        d_o,
-        d_lse: d_lse
-            .as_ref()
-            .map(|d_lse| d_lse.as_slice().expect("contiguous")),
-    };
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `backward_checked` found a place
-    // for every element.
-    let gradients = [args.dq, args.dk, args.dv].map(|output| unsafe { output.view_mut() });
-    cpu::backward(problem, &inputs, gradients);
-    if let Some(d_sinks) = args.d_sinks {
-        let found = cpu::d_sinks(problem, &inputs);
-        // SAFETY: as above.
-        let mut d_sinks = unsafe { d_sinks.view_mut::<f32, _>() };
-        d_sinks.assign(&Array1::from(found));
-    }
-    if let Some(d_bias) = args.d_bias {
-        // SAFETY: as above.
-        cpu::d_bias(problem, &inputs, unsafe { d_bias.view_mut() });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! The gradients of scaled dot-product attention.
 
 mod bias;
+#[cfg(feature = "cpu")]
 mod bounds;
 mod call;
+#[cfg(feature = "cpu")]
 pub mod check;
 mod choice;
+#[cfg(feature = "cpu")]
 pub(crate) mod cpu;
 mod far;
 mod gradients;
@@ -12,7 +15,11 @@ mod hopper;
 mod inputs;
 mod packed;
 mod plan;
+#[cfg(feature = "cpu")]
 mod reference;
+
+#[cfg(not(feature = "cpu"))]
+use crate::no_cpu as cpu;
 
 pub use call::RawBackward;
 pub use gradients::{Gradients, GradientsMut};

@@ -8,7 +8,7 @@ use super::driver::{Driver, Handle, KEPT_BYTES, Launch, RawStream, Rows};
 use super::facts::Facts;
 use crate::device::SharedMemory;
 use crate::error::{Error, Result};
-use ::emulator::{Counters, TensorMap};
+use crate::plan::TensorMap;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -425,19 +425,18 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         #[repr(align(64))]
         struct Encoded([u8; 128]);
         let mut encoded = Encoded([0; 128]);
-        // SAFETY: the map is writable and aligned, and all arrays have the map's rank at least.
+        // SAFETY: the map is writable and aligned, and all arrays have an element for each axis.
         self.call("encoding a tensor map", || unsafe {
             B::cuTensorMapEncodeTiled(
                 (&raw mut encoded).cast(),
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16 as u32,
-                map.rank,
+                map.sizes.len() as u32,
                 map.address as *mut c_void,
                 map.sizes.as_ptr(),
                 map.strides.as_ptr(),
                 map.box_sizes.as_ptr(),
-                [1; 5].as_ptr(),
+                [1; 4].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as u32,
-                // The driver numbers swizzles by their width, as the emulator does.
                 map.swizzle as u32,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as u32,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as u32,
@@ -446,7 +445,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
         Ok(encoded.0)
     }
 
-    unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<()> {
         let mut arguments = [launch.argument.as_ptr().cast_mut().cast()];
         // SAFETY: the CUDA driver copies the argument before it returns; the rest is the caller's word.
         self.call("launching a kernel", || unsafe {
@@ -463,8 +462,7 @@ unsafe impl<B: Binding> Driver for CudaDriver<B> {
                 arguments.as_mut_ptr(),
                 null_mut(),
             )
-        })?;
-        Ok(None)
+        })
     }
 
     unsafe fn record(&self, stream: RawStream) -> Result<Handle> {

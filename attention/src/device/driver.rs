@@ -1,12 +1,14 @@
 //! What a device must offer to launch kernels: memory, modules, launches, streams and events.
 //!
 //! A driver knows nothing of attention, and keeps no record: the file `gpu` remembers what is loaded.
-//! [`Cuda`](super::Cuda) launches through `cudarc`, [`Emulator`](super::Emulator) on the CPU; a program may
-//! bring its own for [`Device::with_driver`](crate::Device::with_driver).
+//! `Cuda` launches through `cudarc`, `Emulator` on the CPU; a program may bring its own for
+//! [`Device::with_driver`](crate::Device::with_driver).
 
 use super::facts::Facts;
 use crate::error::Result;
-use ::emulator::{Counters, TensorMap};
+use crate::plan::TensorMap;
+#[cfg(feature = "emulator")]
+use ::emulator::Counters;
 use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -31,6 +33,8 @@ unsafe impl Sync for Handle {}
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Launch<'a> {
+    /// The kernel's name.
+    pub name: &'static str,
     /// The kernel, from [`Driver::function`].
     pub function: Handle,
     /// Blocks of the grid, in one dimension.
@@ -204,15 +208,24 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// The module is loaded.
     unsafe fn function(&self, module: Handle, name: &CStr) -> Result<Handle>;
 
-    /// A tensor map, as the device's kernels read it. The elements are 16-bit numbers.
+    /// A tensor map, as the device's kernels read it.
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]>;
 
-    /// Queues a launch. An emulator runs it, and may say what it did.
+    /// Says that a call begins, whose launches follow.
+    fn begin(&self) {}
+
+    /// Queues a launch; an emulator runs it.
     ///
     /// # Safety
     /// The function's module is loaded and the function takes one argument of this size; all memory that it
     /// uses is valid until it has run; the stream is valid.
-    unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>>;
+    unsafe fn launch(&self, launch: &Launch) -> Result<()>;
+
+    /// What each launch of the last call did, with the kernel's name, if the driver counts it.
+    #[cfg(feature = "emulator")]
+    fn counters(&self) -> Vec<(&'static str, Counters)> {
+        Vec::new()
+    }
 
     /// An event recorded after all work queued so far on a stream.
     ///

@@ -4,7 +4,8 @@ use super::driver::{Driver, Handle, Launch, RawStream};
 use super::facts::Facts;
 use super::gpu::lock;
 use crate::error::{Error, Result};
-use ::emulator::{Argument, Counters, Memory, Module, Options, TensorMap};
+use crate::plan::{Swizzle, TensorMap};
+use ::emulator::{Argument, Counters, Memory, Module, Options};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
@@ -26,6 +27,8 @@ pub struct Emulator {
     modules: Mutex<Vec<Arc<Module>>>,
     /// Functions, whose handles are their indices.
     functions: Mutex<Vec<(Arc<Module>, String)>>,
+    /// What each launch of the last call did, with the kernel's name.
+    counters: Mutex<Vec<(&'static str, Counters)>>,
     /// Events are the nanoseconds since then.
     start: Instant,
 }
@@ -44,6 +47,7 @@ impl Emulator {
             replaced: HashMap::new(),
             modules: Mutex::default(),
             functions: Mutex::default(),
+            counters: Mutex::default(),
             start: Instant::now(),
         }
     }
@@ -174,10 +178,32 @@ unsafe impl Driver for Emulator {
     }
 
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; 128]> {
+        let ([s0, s1, s2, s3], [b0, b1, b2, b3]) = (map.sizes, map.box_sizes);
+        let [t0, t1, t2] = map.strides;
+        let map = ::emulator::TensorMap {
+            address: map.address,
+            element_bytes: 2,
+            rank: 4,
+            sizes: [s0, s1, s2, s3, 0],
+            strides: [t0, t1, t2, 0],
+            box_sizes: [b0, b1, b2, b3, 0],
+            swizzle: match map.swizzle {
+                Swizzle::B64 => ::emulator::Swizzle::B64,
+                Swizzle::B128 => ::emulator::Swizzle::B128,
+            },
+        };
         Ok(map.encode())
     }
 
-    unsafe fn launch(&self, launch: &Launch) -> Result<Option<Counters>> {
+    fn begin(&self) {
+        lock(&self.counters).clear();
+    }
+
+    fn counters(&self) -> Vec<(&'static str, Counters)> {
+        lock(&self.counters).clone()
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<()> {
         let (module, name) = lock(&self.functions)[launch.function.0.addr()].clone();
         let counters = ::emulator::launch(
             &self.memory,
@@ -188,7 +214,9 @@ unsafe impl Driver for Emulator {
             &[Argument::Bytes(launch.argument)],
             &self.options,
         );
-        counters.map(Some).map_err(failure)
+        let counters = counters.map_err(failure)?;
+        lock(&self.counters).push((launch.name, counters));
+        Ok(())
     }
 
     fn create_stream(&self) -> Result<Handle> {

@@ -1,15 +1,14 @@
-//! A device that launches kernels: its driver, what is loaded, and what the last call did.
+//! A device that launches kernels: its driver, and what is loaded.
 
 use super::driver::{Driver, Handle, RawStream};
 use crate::error::{Error, Result};
-use crate::plan;
-use ::emulator::{Counters, TensorMap};
+use crate::plan::{self, TensorMap};
 use foldhash::fast::FixedState;
 use kernels::abi::Switches;
-use rayon::prelude::*;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
@@ -19,16 +18,12 @@ const UNSUPPORTED_PTX_VERSION: u32 = 222;
 /// Tensor maps that a device keeps.
 const KEPT_MAPS: usize = 256;
 
-/// What each launch of a call did, with the kernel's name, in launch order.
-pub type Launches = Vec<(&'static str, Counters)>;
-
 /// A driver with its modules.
 #[derive(Debug)]
 pub struct Gpu {
     driver: Box<dyn Driver>,
     kernels: Mutex<HashMap<Key, Slot, FixedState>>,
     maps: Mutex<HashMap<TensorMap, [u8; 128], FixedState>>,
-    launches: Mutex<Launches>,
 }
 
 /// A kernel's name, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
@@ -51,7 +46,6 @@ impl Gpu {
             driver: Box::new(driver),
             kernels: Mutex::default(),
             maps: Mutex::default(),
-            launches: Mutex::default(),
         }
     }
 
@@ -73,9 +67,25 @@ impl Gpu {
     pub fn load_all(&self, kernels: impl Iterator<Item = plan::Entry>) -> Result<()> {
         let mut keys = HashSet::new();
         let kernels: Vec<_> = kernels.filter(|kernel| keys.insert(key(kernel))).collect();
-        let loaded = kernels.par_iter().map(|kernel| self.function(kernel));
-        let loaded: Vec<_> = loaded.collect();
-        loaded.into_iter().try_for_each(|loaded| loaded.map(drop))
+        // Two at least: one may wait for a caller that compiles the kernel already.
+        let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+        let rest = Mutex::new(kernels.iter().enumerate());
+        let next = || lock(&rest).next();
+        let failures = Mutex::new(BTreeMap::new());
+        let load = || {
+            while let Some((i, kernel)) = next() {
+                if let Err(error) = self.function(kernel) {
+                    lock(&failures).insert(i, error);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..threads.min(kernels.len()) {
+                scope.spawn(load);
+            }
+        });
+        let first = lock(&failures).pop_first();
+        first.map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// A tensor map, encoded; a few are kept, since calls often come again with the same tensors.
@@ -176,16 +186,6 @@ impl Gpu {
             free: self.driver.free_memory().ok().flatten(),
         }
     }
-
-    /// Keeps what the launches of a call did.
-    pub fn keep(&self, launches: Launches) {
-        *lock(&self.launches) = launches;
-    }
-
-    /// What the launches of the last call did.
-    pub fn launches(&self) -> Launches {
-        lock(&self.launches).clone()
-    }
 }
 
 impl Drop for Gpu {
@@ -220,7 +220,6 @@ mod tests {
     use kernels::catalog::Target;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::{Barrier, mpsc};
-    use std::thread;
     use std::time::Duration;
 
     /// Longer than any step of a test takes.
@@ -366,10 +365,8 @@ mod tests {
             lock(from).recv_timeout(LONG).map_err(|_| failure())
         });
         let [first, second] = kernels(["first", "second"]);
-        let two = rayon::ThreadPoolBuilder::new().num_threads(2).build();
-        let two = two.expect("threads");
         let all = [first, second, first, second].into_iter();
-        two.install(|| gpu.load_all(all)).expect("compiled at once");
+        gpu.load_all(all).expect("compiled at once");
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Where attention is computed: a CUDA device, the CPU, or an emulated GPU.
 
+#[cfg(feature = "cuda")]
 mod binding;
 mod class;
+#[cfg(feature = "cuda")]
 mod cuda;
 pub mod driver;
+#[cfg(feature = "emulator")]
 mod emulator;
 mod event;
 mod facts;
@@ -13,10 +16,13 @@ mod stream;
 #[cfg(test)]
 mod watched;
 
+#[cfg(feature = "cuda")]
 pub use binding::{Binding, Cudarc, passed};
 pub use class::Class;
+#[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaDriver};
 pub use driver::{Driver, RawStream};
+#[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use event::Event;
 pub use facts::{Facts, SharedMemory};
@@ -29,6 +35,7 @@ pub use crate::plan::{Swizzle, TensorMap};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::ptx;
+#[cfg(feature = "emulator")]
 use ::emulator::{Counters, Options};
 use kernels::catalog::Target;
 use std::sync::Arc;
@@ -55,16 +62,17 @@ use std::sync::Arc;
 pub struct Device(pub(crate) Option<Arc<Gpu>>);
 
 impl Device {
-    /// The CPU, with the threads of the current rayon pool.
+    /// The CPU, with the threads of the current rayon pool. It computes with the feature `cpu`; without it, it holds tensors.
     pub fn cpu() -> Self {
         Device(None)
     }
 
-    /// The CUDA device of this index.
+    /// The CUDA device of this index. Feature `cuda`.
     ///
     /// # Errors
     /// If there is no NVIDIA driver or no such device, if no kernels were compiled into this
     /// program, or if the device is older than all of them.
+    #[cfg(feature = "cuda")]
     pub fn cuda(index: usize) -> Result<Self> {
         Self::with_driver(Cuda::open(index)?)
     }
@@ -72,7 +80,7 @@ impl Device {
     /// A device that launches through this driver.
     ///
     /// # Errors
-    /// If no kernels were compiled into this program, the device is older than all of them, or no device has its facts.
+    /// If no kernels were compiled into this program, as without the feature `ptx`, the device is older than all of them, or no device has its facts.
     pub fn with_driver(driver: impl Driver + 'static) -> Result<Self> {
         if !ptx::COMPILED {
             return Err(Error::NotCompiled);
@@ -93,7 +101,7 @@ impl Device {
     }
 
     /// A new emulated A100, which runs the PTX of the kernels on the CPU: slowly, with every access
-    /// and every collective instruction checked, and counted if the options say so.
+    /// and every collective instruction checked, and counted if the options say so. Feature `emulator`.
     ///
     /// ```
     /// # fn main() -> attention::Result<()> {
@@ -114,16 +122,18 @@ impl Device {
     ///
     /// # Errors
     /// If no kernels were compiled into this program.
+    #[cfg(feature = "emulator")]
     pub fn emulator(options: Options) -> Result<Self> {
         Self::emulator_of(Class::Sm80, options)
     }
 
     /// A new emulated device of a class: an A100, an RTX 3090, an H100 or a B200. Its number of
     /// multiprocessors, L2 cache and shared memory are that GPU's, so kernels are chosen and work is
-    /// divided as there.
+    /// divided as there. Feature `emulator`.
     ///
     /// # Errors
     /// The conditions of [`emulator`](Self::emulator).
+    #[cfg(feature = "emulator")]
     pub fn emulator_of(class: Class, options: Options) -> Result<Self> {
         Self::with_driver(Emulator::new(Facts::emulated(class), options))
     }
@@ -164,9 +174,11 @@ impl Device {
     }
 
     /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
-    /// Empty on other devices, and before a call.
+    /// Empty on other devices, and before a call. Feature `emulator`.
+    #[cfg(feature = "emulator")]
     pub fn counters(&self) -> Vec<(&'static str, Counters)> {
-        self.gpu().map(|gpu| gpu.launches()).unwrap_or_default()
+        let counters = self.gpu().map(|gpu| gpu.driver().counters());
+        counters.unwrap_or_default()
     }
 
     /// `CPU`, `emulator`, or the marketing name of the GPU.
@@ -312,6 +324,23 @@ mod tests {
             let (o, lse) = attention.forward(&q, &k, &k)?;
             attention.backward(&q, &k, &k, &o, &lse, &q)?;
             assert_eq!(loads.load(Ordering::Relaxed), compiled);
+        }
+        Ok(())
+    }
+
+    /// Not of those before: nothing is launched without keys.
+    #[test]
+    fn counters_are_of_the_last_call() -> Result<()> {
+        let device = match Device::emulator(Options::default()) {
+            Err(Error::NotCompiled) => return Ok(()),
+            device => device?,
+        };
+        let q = Tensor::new(&device, [1, 1, 40, 64], &[f16::ONE; 40 * 64])?;
+        let none = Tensor::<f16>::zeros(&device, [1, 1, 0, 64])?;
+        for (k, launches) in [(&q, 1), (&q, 1), (&none, 0)] {
+            Attention::new().forward(&q, k, k)?;
+            let kernels = Vec::from_iter(device.counters().iter().map(|(kernel, _)| *kernel));
+            assert_eq!(kernels.len(), launches, "{kernels:?}");
         }
         Ok(())
     }

@@ -4,7 +4,8 @@ use super::driver::{Driver, Handle, Launch, RawStream};
 use super::{Emulator, Facts};
 use crate::device::Class;
 use crate::error::Result;
-use ::emulator::{Counters, Options, TensorMap};
+use crate::plan::TensorMap;
+use ::emulator::Options;
 use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;
@@ -72,7 +73,7 @@ unsafe impl<F: Fn(&str) -> Result<()> + Send + Sync> Driver for Watched<F> {
         unsafe fn copy(to: u64, from: u64, bytes: usize) -> Result<()>;
         unsafe fn unload(module: Handle) -> ();
         unsafe fn function(module: Handle, name: &CStr) -> Result<Handle>;
-        unsafe fn launch(launch: &Launch) -> Result<Option<Counters>>;
+        unsafe fn launch(launch: &Launch) -> Result<()>;
         unsafe fn destroy_stream(stream: Handle) -> ();
         unsafe fn record(stream: RawStream) -> Result<Handle>;
         unsafe fn wait_for(stream: RawStream, event: Handle) -> Result<()>;

@@ -14,7 +14,6 @@ use crate::plan::{CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
-use half::{bf16, f16};
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -223,13 +222,8 @@ impl Attention<'_> {
                 plan.run_on(device, workspace, stream)
             };
         }
-        let forward = match dtype {
-            Dtype::F16 => forward_cpu::<f16>,
-            Dtype::Bf16 => forward_cpu::<bf16>,
-            Dtype::F32 => forward_cpu::<f32>,
-        };
         // SAFETY: the caller's word.
-        unsafe { forward(&problem, &args) }
+        unsafe { cpu::forward_raw(dtype, &problem, &args) }
     }
 
     /// The problem that the tensors pose, if they are what the call takes, and the tensors with all options.
@@ -314,26 +308,6 @@ impl Attention<'_> {
             }
         }
     }
-}
-
-/// # Safety
-/// As for [`Attention::forward_raw`] on the CPU, with `T` the element type.
-unsafe fn forward_cpu<T: Element>(problem: &Problem, args: &RawForward) -> Result<()> {
-    if problem.is_empty() {
-        // SAFETY: the caller's word.
-        unsafe { empty::forward_cpu::<T>(args) };
-        return Ok(());
-    }
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `checked` found a place
-    // for every element.
-    let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
-    let lse = lse.as_slice_mut().expect("contiguous");
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let options = unsafe { args.options.host(problem, args.k.shape[0]) }?;
-    cpu::forward(problem, &options, q, k, v, o, lse);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! FlashAttention-2 on the CPU: Algorithm 1 in `f32`, a task for each tile of query rows.
 
-use super::Problem;
+use super::{Problem, RawForward};
+use crate::empty;
+use crate::error::Result;
 use crate::options::{Head, HostOptions};
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, Zip};
 use ndarray::{linalg::general_mat_mul, s};
 use rayon::prelude::*;
@@ -13,6 +16,40 @@ use std::ops::Range;
 const BR: usize = 128;
 /// Keys of one step of the main loop (Bc): K, V and the scores of a step stay in the cache.
 const BC: usize = 128;
+
+/// Computes o and lse of a call whose arguments are checked.
+///
+/// # Safety
+/// As for [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU.
+pub unsafe fn forward_raw(dtype: Dtype, problem: &Problem, args: &RawForward) -> Result<()> {
+    let forward = match dtype {
+        Dtype::F16 => forward_of::<f16>,
+        Dtype::Bf16 => forward_of::<bf16>,
+        Dtype::F32 => forward_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { forward(problem, args) }
+}
+
+/// # Safety
+/// The conditions of [`forward_raw`], with `T` the element type.
+unsafe fn forward_of<T: Element>(problem: &Problem, args: &RawForward) -> Result<()> {
+    if problem.is_empty() {
+        // SAFETY: the caller's word.
+        unsafe { empty::cpu::forward::<T>(args) };
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [q, k, v] = [args.q, args.k, args.v].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for every
+    // element.
+    let (o, mut lse) = unsafe { (args.o.view_mut(), args.lse.view_mut()) };
+    let lse = lse.as_slice_mut().expect("contiguous");
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let options = unsafe { args.options.host(problem, args.k.shape[0]) }?;
+    forward(problem, &options, q, k, v, o, lse);
+    Ok(())
+}
 
 /// Computes o and lse on all threads of the current rayon pool.
 ///

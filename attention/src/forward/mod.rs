@@ -1,15 +1,22 @@
 //! Scaled dot-product attention.
 
+#[cfg(feature = "cpu")]
 pub(crate) mod bounds;
 mod call;
+#[cfg(feature = "cpu")]
 pub mod check;
 pub mod choice;
+#[cfg(feature = "cpu")]
 pub(crate) mod cpu;
 mod fold;
 pub(crate) mod plan;
 mod problem;
+#[cfg(feature = "cpu")]
 pub mod reference;
 mod schedule;
+
+#[cfg(not(feature = "cpu"))]
+use crate::no_cpu as cpu;
 
 pub use call::RawForward;
 pub use plan::Planner;

@@ -1,7 +1,10 @@
 //! Matrix products on the CPU, in `f32`, a task for each tile of C.
 
+use super::RawGemm;
+use crate::error::Result;
 use crate::forward::cpu::widen;
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, linalg::general_mat_mul, s};
 use rayon::prelude::*;
 
@@ -11,6 +14,31 @@ const BM: usize = 128;
 const BN: usize = 256;
 /// Columns of A and B of a step, whose parts in `f32` stay in the cache.
 const BK: usize = 512;
+
+/// Computes C of a call whose arguments are checked.
+///
+/// # Safety
+/// As for [`Gemm::forward_raw`](crate::Gemm::forward_raw) on the CPU.
+pub unsafe fn gemm_raw(dtype: Dtype, args: &RawGemm) -> Result<()> {
+    let compute = match dtype {
+        Dtype::F16 => gemm_of::<f16>,
+        Dtype::Bf16 => gemm_of::<bf16>,
+        Dtype::F32 => gemm_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { compute(args) };
+    Ok(())
+}
+
+/// # Safety
+/// The conditions of [`gemm_raw`], with `T` the element type.
+unsafe fn gemm_of<T: Element>(args: &RawGemm) {
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [a, b] = [args.a, args.b].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for
+    // every element.
+    gemm(a, b, unsafe { args.c.view_mut() });
+}
 
 /// Computes C on all threads of the current rayon pool.
 ///

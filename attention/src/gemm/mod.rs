@@ -1,12 +1,17 @@
 //! Matrix products, `C = A B^T`, by the kernels that show how a fast one is made, and on the CPU.
 
 mod accumulation;
+#[cfg(feature = "cpu")]
 pub mod check;
 mod choice;
+#[cfg(feature = "cpu")]
 mod cpu;
 mod options;
 mod plan;
 mod problem;
+
+#[cfg(not(feature = "cpu"))]
+use crate::no_cpu as cpu;
 
 pub use accumulation::Accumulation;
 pub use choice::{FAMILIES, HOPPER, MULTISTAGE, SIMPLE};

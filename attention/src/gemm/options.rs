@@ -9,7 +9,6 @@ use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
 use crate::tensor_map::has_map;
-use half::{bf16, f16};
 use std::sync::Arc;
 
 /// Options of a matrix product `C = A B^T`: A is `[m, k]`, B `[n, k]`, C `[m, n]`.
@@ -156,14 +155,8 @@ impl Gemm {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe { plan.run(device, stream) };
         }
-        let product = match dtype {
-            Dtype::F16 => forward_cpu::<f16>,
-            Dtype::Bf16 => forward_cpu::<bf16>,
-            Dtype::F32 => forward_cpu::<f32>,
-        };
         // SAFETY: the caller's word.
-        unsafe { product(args) };
-        Ok(())
+        unsafe { cpu::gemm_raw(dtype, args) }
     }
 
     /// What a call launches on a device with these facts; nothing on the CPU, which is `None`, or if C has no
@@ -186,16 +179,6 @@ impl Gemm {
             Some((kernel, facts)) => plan(kernel, &problem, args, facts),
         }
     }
-}
-
-/// # Safety
-/// As for [`Gemm::forward_raw`] on the CPU, with `T` the element type.
-unsafe fn forward_cpu<T: Element>(args: &RawGemm) {
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let [a, b] = [args.a, args.b].map(|input| unsafe { input.view::<T, _>() });
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `plan` found a place for
-    // every element.
-    cpu::gemm(a, b, unsafe { args.c.view_mut() });
 }
 
 #[cfg(test)]

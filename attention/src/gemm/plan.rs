@@ -211,14 +211,8 @@ mod tests {
             panic!("two maps: {maps:?}")
         };
         assert_eq!([a_place, b_place], [0, 128]);
-        assert_eq!(
-            (a.sizes, a.box_sizes),
-            ([64, 300, 1, 1, 1], [64, 128, 1, 1, 1])
-        );
-        assert_eq!(
-            (b.sizes, b.box_sizes),
-            ([64, 200, 1, 1, 1], [64, 256, 1, 1, 1])
-        );
+        assert_eq!((a.sizes, a.box_sizes), ([64, 300, 1, 1], [64, 128, 1, 1]));
+        assert_eq!((b.sizes, b.box_sizes), ([64, 200, 1, 1], [64, 256, 1, 1]));
         // Copies without gaps.
         assert_eq!((a.strides[0], b.strides[0]), (128, 128));
         assert_eq!(a.address.abs_diff(b.address), 300 * 128);

@@ -1,6 +1,6 @@
 //! The gradient of a merge.
 
-use super::cpu::{self, HostPart};
+use super::cpu;
 use super::part::{
     D_FIRST, D_MERGED, D_SECOND, FIRST, SECOND, expect_lse, expect_o, rows_of, validate,
 };
@@ -12,7 +12,6 @@ use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, TensorView, expect_device,
 };
-use half::{bf16, f16};
 use kernels::abi::{MergeBackwardParams, PartRef};
 use kernels::catalog::Auxiliary;
 
@@ -169,14 +168,8 @@ pub unsafe fn merge_backward_raw(
         // SAFETY: the caller's word; the plan has the kernel's own parameters and grid.
         return unsafe { plan.run(device, stream) };
     }
-    let backward = match dtype {
-        Dtype::F16 => backward_cpu::<f16>,
-        Dtype::Bf16 => backward_cpu::<bf16>,
-        Dtype::F32 => backward_cpu::<f32>,
-    };
     // SAFETY: the caller's word.
-    unsafe { backward(args) };
-    Ok(())
+    unsafe { cpu::merge_backward_raw(dtype, args) }
 }
 
 /// The launches of a merge's [gradient](merge_backward_raw) on a device with these facts; nothing on the CPU, which is `None`, or
@@ -224,27 +217,4 @@ pub fn merge_backward_plan(
             d_second: d_second.into(),
         }
     })
-}
-
-/// # Safety
-/// As for [`merge_backward_raw`] on the CPU, with `T` the element type.
-unsafe fn backward_cpu<T: Element>(args: &RawMergeBackward) {
-    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
-    let parts = [args.first, args.second].map(|part| unsafe { HostPart::<T>::new(&part) });
-    // SAFETY: as above.
-    let d_o = unsafe { args.d_o.view() };
-    // SAFETY: as above.
-    let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view() });
-    let d_lse = d_lse
-        .as_ref()
-        .map(|d_lse| d_lse.as_slice().expect("contiguous"));
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `merge_backward_plan` found a place for
-    // every element.
-    let mut d_parts = [args.d_first, args.d_second]
-        .map(|part| unsafe { (part.o.view_mut(), part.lse.view_mut()) });
-    let d_parts = d_parts.each_mut().map(|(o, lse)| {
-        let lse = lse.as_slice_mut().expect("contiguous");
-        (o.view_mut(), lse)
-    });
-    cpu::backward(&parts, d_o, d_lse, d_parts);
 }

@@ -1,6 +1,6 @@
 //! The merge of two partial results.
 
-use super::cpu::{self, HostPart};
+use super::cpu;
 use super::part::{FIRST, MERGED, SECOND, rows_of, validate};
 use super::plan::plan;
 use super::{Partial, PartialMut, RawPart};
@@ -8,7 +8,6 @@ use crate::device::{Device, Facts, RawStream};
 use crate::error::Result;
 use crate::plan::{CPU, Plan, Steps};
 use crate::tensor::{Dtype, Element, Storage, StorageMut, Tensor, expect_device};
-use half::{bf16, f16};
 use kernels::abi::MergeParams;
 use kernels::catalog::Auxiliary;
 
@@ -152,14 +151,8 @@ pub unsafe fn merge_raw(
         // SAFETY: the caller's word; the plan has the kernel's own parameters and grid.
         return unsafe { plan.run(device, stream) };
     }
-    let merge = match dtype {
-        Dtype::F16 => merge_cpu::<f16>,
-        Dtype::Bf16 => merge_cpu::<bf16>,
-        Dtype::F32 => merge_cpu::<f32>,
-    };
     // SAFETY: the caller's word.
-    unsafe { merge(args) };
-    Ok(())
+    unsafe { cpu::merge_raw(dtype, args) }
 }
 
 /// The launches of a [merge](merge_raw) on a device with these facts; nothing on the CPU, which is `None`, or if there are no
@@ -187,15 +180,4 @@ pub fn merge_plan(facts: Option<&Facts>, dtype: Dtype, args: &RawMerge) -> Resul
         parts,
         merged: merged.into(),
     })
-}
-
-/// # Safety
-/// As for [`merge_raw`] on the CPU, with `T` the element type.
-unsafe fn merge_cpu<T: Element>(args: &RawMerge) {
-    // SAFETY: the caller vouches for the memory, and that nothing writes the parts.
-    let parts = [args.first, args.second].map(|part| unsafe { HostPart::<T>::new(&part) });
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it. `merge_plan` found a place for every
-    // element.
-    let (o, mut lse) = unsafe { (args.merged.o.view_mut(), args.merged.lse.view_mut()) };
-    cpu::merge(&parts, o, lse.as_slice_mut().expect("contiguous"));
 }

@@ -1,12 +1,78 @@
 //! Merges and their gradients on the CPU, in `f32`, a task for some rows.
 
-use super::RawPart;
-use crate::tensor::Element;
+use super::{RawMerge, RawMergeBackward, RawPart};
+use crate::error::Result;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView3, ArrayView4, ArrayViewMut4};
 use rayon::prelude::*;
 
+/// Merges the parts of a call whose arguments are checked.
+///
+/// # Safety
+/// As for [`merge_raw`](crate::merge_raw) on the CPU.
+pub unsafe fn merge_raw(dtype: Dtype, args: &RawMerge) -> Result<()> {
+    let compute = match dtype {
+        Dtype::F16 => merge_of::<f16>,
+        Dtype::Bf16 => merge_of::<bf16>,
+        Dtype::F32 => merge_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { compute(args) };
+    Ok(())
+}
+
+/// # Safety
+/// The conditions of [`merge_raw`], with `T` the element type.
+unsafe fn merge_of<T: Element>(args: &RawMerge) {
+    // SAFETY: the caller vouches for the memory, and that nothing writes the parts.
+    let parts = [args.first, args.second].map(|part| unsafe { HostPart::<T>::new(&part) });
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for every
+    // element.
+    let (o, mut lse) = unsafe { (args.merged.o.view_mut(), args.merged.lse.view_mut()) };
+    merge(&parts, o, lse.as_slice_mut().expect("contiguous"));
+}
+
+/// Computes the gradients of a call whose arguments are checked.
+///
+/// # Safety
+/// As for [`merge_backward_raw`](crate::merge_backward_raw) on the CPU.
+pub unsafe fn merge_backward_raw(dtype: Dtype, args: &RawMergeBackward) -> Result<()> {
+    let compute = match dtype {
+        Dtype::F16 => backward_of::<f16>,
+        Dtype::Bf16 => backward_of::<bf16>,
+        Dtype::F32 => backward_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { compute(args) };
+    Ok(())
+}
+
+/// # Safety
+/// The conditions of [`merge_backward_raw`], with `T` the element type.
+unsafe fn backward_of<T: Element>(args: &RawMergeBackward) {
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let parts = [args.first, args.second].map(|part| unsafe { HostPart::<T>::new(&part) });
+    // SAFETY: as above.
+    let d_o = unsafe { args.d_o.view() };
+    // SAFETY: as above.
+    let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view() });
+    let d_lse = d_lse
+        .as_ref()
+        .map(|d_lse| d_lse.as_slice().expect("contiguous"));
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for
+    // every element.
+    let mut d_parts = [args.d_first, args.d_second]
+        .map(|part| unsafe { (part.o.view_mut(), part.lse.view_mut()) });
+    let d_parts = d_parts.each_mut().map(|(o, lse)| {
+        let lse = lse.as_slice_mut().expect("contiguous");
+        (o.view_mut(), lse)
+    });
+    backward(&parts, d_o, d_lse, d_parts);
+}
+
 /// A part in host memory, to read.
-pub struct HostPart<'a, T> {
+struct HostPart<'a, T> {
     o: ArrayView4<'a, T>,
     lse: ArrayView3<'a, f32>,
 }
@@ -16,7 +82,7 @@ impl<T> HostPart<'_, T> {
     ///
     /// # Safety
     /// Every element lies in readable memory, aligned, and nothing writes it while the part lives.
-    pub unsafe fn new(part: &RawPart) -> Self {
+    unsafe fn new(part: &RawPart) -> Self {
         // SAFETY: the caller's word.
         let (o, lse) = unsafe { (part.o.view(), part.lse.view()) };
         HostPart { o, lse }
@@ -99,7 +165,7 @@ impl Weights {
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn merge<T: Element>(parts: &[HostPart<T>; 2], mut o: ArrayViewMut4<T>, lse: &mut [f32]) {
+fn merge<T: Element>(parts: &[HostPart<T>; 2], mut o: ArrayViewMut4<T>, lse: &mut [f32]) {
     let parts = Rows::of(parts);
     let mut o: Vec<_> = o.rows_mut().into_iter().collect();
     let rows = o.par_iter_mut().zip(lse).enumerate();
@@ -121,7 +187,7 @@ pub fn merge<T: Element>(parts: &[HostPart<T>; 2], mut o: ArrayViewMut4<T>, lse:
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn backward<T: Element>(
+fn backward<T: Element>(
     parts: &[HostPart<T>; 2],
     d_o: ArrayView4<T>,
     d_lse: Option<&[f32]>,

@@ -2,11 +2,15 @@
 
 mod backward;
 mod call;
+#[cfg(feature = "cpu")]
 mod cpu;
 mod part;
 mod plan;
 #[cfg(test)]
 mod tests;
+
+#[cfg(not(feature = "cpu"))]
+use crate::no_cpu as cpu;
 
 pub use backward::{
     RawMergeBackward, merge_backward, merge_backward_into, merge_backward_plan, merge_backward_raw,

@@ -1,8 +1,6 @@
-//! The boolean mask.
+//! The elements of a boolean mask.
 
-use super::raw::{RawMask, of_head};
 use crate::tensor::sealed::Sealed;
-use ndarray::ArrayView2;
 
 /// Elements of a mask: bytes, `u8`, or words of bits, `u32`. Sealed.
 pub trait MaskElement: Sealed + bytemuck::Pod {
@@ -20,37 +18,4 @@ impl MaskElement for u8 {
 
 impl MaskElement for u32 {
     const KEYS: usize = u32::BITS as usize;
-}
-
-/// The mask of one query head, in host memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum HeadMask<'a> {
-    /// `[seqlen_q, seqlen_kv]`; 0 hides.
-    Bytes(ArrayView2<'a, u8>),
-    /// `[seqlen_q, words]`; key `j` is bit `j % 32` of word `j / 32`.
-    Bits(ArrayView2<'a, u32>),
-}
-
-impl HeadMask<'_> {
-    /// The mask of the head `[batch, head]`.
-    ///
-    /// # Safety
-    /// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
-    pub unsafe fn new<'a>(mask: &RawMask, [batch, head]: [usize; 2]) -> HeadMask<'a> {
-        let (tensor, head) = (&mask.tensor, [batch, head]);
-        match mask.bits {
-            // SAFETY: the caller's word.
-            true => HeadMask::Bits(unsafe { of_head(tensor, head) }),
-            // SAFETY: the caller's word.
-            false => HeadMask::Bytes(unsafe { of_head(tensor, head) }),
-        }
-    }
-
-    /// Whether the mask lets a query see a key.
-    pub fn sees(&self, [row, key]: [usize; 2]) -> bool {
-        match self {
-            HeadMask::Bytes(mask) => mask[[row, key]] != 0,
-            HeadMask::Bits(mask) => mask[[row, key / 32]] >> (key % 32) & 1 != 0,
-        }
-    }
 }

@@ -1,14 +1,13 @@
 //! What an attention call computes beyond plain and causal attention, and the tensors that it takes for it.
 
-mod bias;
 mod blocks;
 mod custom;
 #[cfg(test)]
 mod definition;
 #[cfg(test)]
 mod faults;
+#[cfg(feature = "cpu")]
 mod head;
-mod host;
 #[cfg(test)]
 mod huge;
 mod mask;
@@ -17,7 +16,6 @@ mod numbers;
 mod passes;
 mod ranges;
 mod raw;
-mod rectangles;
 #[cfg(test)]
 pub(crate) mod samples;
 mod sequences;
@@ -30,8 +28,10 @@ mod window;
 pub(crate) use blocks::{Tiles, WARPGROUP_ROWS};
 pub(crate) use custom::BorrowedCustom;
 pub use custom::{CustomArray, CustomKernels, RawArray, RawCustom};
+#[cfg(feature = "cpu")]
+pub use head::HostOptions;
+#[cfg(feature = "cpu")]
 pub(crate) use head::{Head, rows_of, tanh_error};
-pub use host::HostOptions;
 pub use mask::MaskElement;
 pub(crate) use raw::{PAIRS, full, score_shape};
 pub use raw::{RawBias, RawMask, RawOptions};

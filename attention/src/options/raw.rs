@@ -6,7 +6,6 @@ use super::{RawSequences, Sequences};
 use crate::error::{Error, Result};
 use crate::forward::Problem;
 use crate::tensor::{Dtype, RawTensor, expect_shape};
-use ndarray::{ArrayView2, s};
 
 /// Tensors of options by address, for [`RawForward`](crate::RawForward) and [`RawBackward`](crate::RawBackward);
 /// `None` where an option is off.
@@ -178,17 +177,4 @@ pub(super) fn full_of<const R: usize>(
 /// The shape of a tensor with an element for each query and so many keys.
 pub(crate) fn score_shape(p: &Problem, keys: usize) -> [usize; 4] {
     [p.batch, p.heads, p.seqlen_q, p.seqlen_kv.div_ceil(keys)]
-}
-
-/// The part of the head `[batch, head]` in host memory.
-///
-/// # Safety
-/// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
-pub(super) unsafe fn of_head<'a, T>(
-    tensor: &RawTensor,
-    [batch, head]: [usize; 2],
-) -> ArrayView2<'a, T> {
-    // SAFETY: the caller's word.
-    let all = unsafe { tensor.view() };
-    all.slice_move(s![batch, head, .., ..])
 }

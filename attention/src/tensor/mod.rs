@@ -1,5 +1,7 @@
 //! Typed tensors with shape and strides, in the memory of a device.
 
+#[cfg(feature = "cpu")]
+mod arrays;
 mod buffer;
 mod copy;
 mod dtype;

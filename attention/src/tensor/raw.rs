@@ -3,9 +3,6 @@
 use super::{Layout, Storage, StorageMut, TensorBase};
 use crate::error::{Error, Result};
 use kernels::abi::TensorRef;
-use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Axis, Dimension, IntoDimension, RawData};
-use ndarray::{ShapeBuilder, StrideShape};
-use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 /// A tensor in memory of any owner, for [`Attention::forward_raw`](crate::Attention::forward_raw) and
 /// [`Gemm::forward_raw`](crate::Gemm::forward_raw).
@@ -52,12 +49,6 @@ impl<const R: usize> RawTensor<R> {
         span.map(|_| ()).ok_or(Error::Overflow(argument))
     }
 
-    /// Checks that elements can be counted, repeated ones too: a view in host memory needs it.
-    pub(crate) fn expect_countable(&self, argument: &'static str) -> Result<()> {
-        let row_major = Layout::contiguous(self.shape);
-        row_major.map(|_| ()).ok_or(Error::Overflow(argument))
-    }
-
     pub(crate) fn layout(&self) -> Layout<R> {
         Layout {
             shape: self.shape,
@@ -84,58 +75,6 @@ impl<const R: usize> RawTensor<R> {
             && rows
                 .iter()
                 .all(|stride| stride.unsigned_abs().is_multiple_of(count))
-    }
-
-    /// The tensor in host memory, to read.
-    ///
-    /// # Safety
-    /// Every element lies in readable memory, aligned, and nothing writes it while the view lives.
-    pub(crate) unsafe fn view<'a, T, D: Dimension>(&self) -> ArrayView<'a, T, D>
-    where
-        [usize; R]: IntoDimension<Dim = D>,
-    {
-        // SAFETY: the caller's word.
-        self.in_host_memory(|shape, first| unsafe { ArrayView::from_shape_ptr(shape, first) })
-    }
-
-    /// The tensor in host memory, to write.
-    ///
-    /// # Safety
-    /// Every element lies in writable memory, aligned, at a place of its own, and nothing else touches it
-    /// while the view lives.
-    pub(crate) unsafe fn view_mut<'a, T, D: Dimension>(&self) -> ArrayViewMut<'a, T, D>
-    where
-        [usize; R]: IntoDimension<Dim = D>,
-    {
-        // SAFETY: the caller's word.
-        self.in_host_memory(|shape, first| unsafe { ArrayViewMut::from_shape_ptr(shape, first) })
-    }
-
-    /// What `new` makes of the shape and the lowest element in host memory.
-    fn in_host_memory<S: RawData, D: Dimension>(
-        &self,
-        new: impl FnOnce(StrideShape<D>, *mut S::Elem) -> ArrayBase<S, D>,
-    ) -> ArrayBase<S, D>
-    where
-        [usize; R]: IntoDimension<Dim = D>,
-    {
-        let (low, _) = self.layout().span().expect("it is in the address space");
-        let first = with_exposed_provenance_mut::<S::Elem>(self.address as usize);
-        let (strides, lowest) = match self.layout().is_empty() {
-            // There need be no memory.
-            true => (
-                Self::row_major(self.shape).strides,
-                NonNull::dangling().as_ptr(),
-            ),
-            false => (self.used_strides(), first.wrapping_offset(low)),
-        };
-        let shape = self.shape.strides(strides.map(isize::unsigned_abs));
-        let mut view = new(shape, lowest);
-        // ndarray takes strides without signs.
-        for axis in (0..R).filter(|&axis| strides[axis] < 0) {
-            view.invert_axis(Axis(axis));
-        }
-        view
     }
 }
 

@@ -7,13 +7,18 @@ mod options;
 
 pub use options::{d_bias, d_sinks};
 
+use super::RawBackward;
+use crate::empty;
+use crate::error::Result;
 use crate::forward::Problem;
 use crate::forward::cpu::widen;
 use crate::options::{Head, HostOptions};
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
+use half::{bf16, f16};
 use kernels::abi::FAR_LSE;
 use ndarray::{
-    Array2, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis,
+    Array1, Array2, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut1, ArrayViewMut2,
+    ArrayViewMut4, Axis,
 };
 use ndarray::{linalg::general_mat_mul, s};
 use rayon::prelude::*;
@@ -58,6 +63,65 @@ impl<T: Element> Inputs<'_, T> {
         }
         [part(self.lse), delta]
     }
+}
+
+/// Computes the gradients of a call whose arguments are checked.
+///
+/// # Safety
+/// As for [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU.
+pub unsafe fn backward_raw(dtype: Dtype, problem: &Problem, args: &RawBackward) -> Result<()> {
+    let backward = match dtype {
+        Dtype::F16 => backward_of::<f16>,
+        Dtype::Bf16 => backward_of::<bf16>,
+        Dtype::F32 => backward_of::<f32>,
+    };
+    // SAFETY: the caller's word.
+    unsafe { backward(problem, args) }
+}
+
+/// # Safety
+/// The conditions of [`backward_raw`], with `T` the element type.
+unsafe fn backward_of<T: Element>(problem: &Problem, args: &RawBackward) -> Result<()> {
+    if problem.is_empty() {
+        // SAFETY: the caller's word.
+        unsafe { empty::cpu::backward::<T>(args) };
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for the memory, and that nothing writes the inputs.
+    let [q, k, v, o, d_o] =
+        [args.q, args.k, args.v, args.o, args.d_o].map(|input| unsafe { input.view::<T, _>() });
+    // SAFETY: as above.
+    let lse = unsafe { args.lse.view::<f32, _>() };
+    // SAFETY: as above.
+    let d_lse = args.d_lse.map(|d_lse| unsafe { d_lse.view::<f32, _>() });
+    let inputs = Inputs {
+        // SAFETY: as above.
+        options: unsafe { args.options.host(problem, problem.batch) }?,
+        q,
+        k,
+        v,
+        o,
+        lse: lse.as_slice().expect("contiguous"),
+        d_o,
+        d_lse: d_lse
+            .as_ref()
+            .map(|d_lse| d_lse.as_slice().expect("contiguous")),
+    };
+    // SAFETY: the caller vouches for the memory, and that nothing else touches it. The call found a place for every
+    // element.
+    let gradients = [args.dq, args.dk, args.dv].map(|output| unsafe { output.view_mut() });
+    backward(problem, &inputs, gradients);
+    if let Some(to) = args.d_sinks {
+        let found = d_sinks(problem, &inputs);
+        // SAFETY: as above.
+        let mut to = unsafe { to.view_mut::<f32, _>() };
+        to.assign(&Array1::from(found));
+    }
+    if let Some(to) = args.d_bias {
+        // SAFETY: as above.
+        d_bias(problem, &inputs, unsafe { to.view_mut() });
+    }
+    Ok(())
 }
 
 /// Computes the `gradients` dq, dk and dv on all threads of the current rayon pool.

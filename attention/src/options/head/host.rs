@@ -1,13 +1,14 @@
 //! Tensors of options in host memory.
 
+use super::Head;
 use super::bias::HeadBias;
 use super::mask::HeadMask;
 use super::sequences::HeadSequences;
-use super::{Head, RawOptions, Sequences};
 use crate::attention::Attention;
 use crate::device::Device;
 use crate::error::Result;
 use crate::forward::Problem;
+use crate::options::{RawOptions, Sequences};
 use crate::tensor::RawTensor;
 use ndarray::{ArrayView2, s};
 use std::marker::PhantomData;

@@ -2,12 +2,14 @@
 //!
 //! A query without keys has o = 0, and the lse of its sink, or -inf; gradients are 0.
 
+#[cfg(feature = "cpu")]
+pub(crate) mod cpu;
+
 use crate::backward::RawBackward;
 use crate::error::{Error, Result};
 use crate::forward::{Problem, RawForward};
 use crate::plan::{EMPTY, Fill, Plan, Steps};
-use crate::tensor::{Element, RawTensor};
-use ndarray::Axis;
+use crate::tensor::RawTensor;
 
 /// Fills of o and lse, on a device that launches kernels.
 pub(crate) fn forward(problem: &Problem, args: &RawForward) -> Result<Plan> {
@@ -62,50 +64,4 @@ fn zeros<const R: usize>(plan: &mut Plan, tensor: &RawTensor<R>, element: usize)
             word: 0,
         }
     }));
-}
-
-/// # Safety
-/// As for [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU, with `T` the element type.
-pub(crate) unsafe fn forward_cpu<T: Element>(args: &RawForward) {
-    // SAFETY: the caller vouches for the memory, and that nothing else touches it.
-    let (mut o, mut lse) = unsafe { (args.o.view_mut::<T, _>(), args.lse.view_mut::<f32, _>()) };
-    o.fill(T::zeroed());
-    lse.fill(f32::NEG_INFINITY);
-    if let Some(sinks) = args.options.sinks {
-        // SAFETY: the caller vouches for the memory, and that nothing writes it.
-        let sinks = unsafe { sinks.view::<f32, _>() };
-        for (mut rows, sink) in lse.axis_iter_mut(Axis(1)).zip(sinks) {
-            rows.fill(*sink);
-        }
-    }
-}
-
-/// # Safety
-/// As for [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU, with `T` the element type.
-pub(crate) unsafe fn backward_cpu<T: Element>(args: &RawBackward) {
-    for gradient in [args.dq, args.dk, args.dv] {
-        // SAFETY: the caller vouches for the memory, and that nothing else touches it.
-        unsafe { gradient.view_mut::<T, _>() }.fill(T::zeroed());
-    }
-    if let Some(d_bias) = args.d_bias {
-        // SAFETY: as above.
-        unsafe { d_bias.view_mut::<f32, _>() }.fill(0.0);
-    }
-    if let (Some(d_sinks), Some(sinks)) = (args.d_sinks, args.options.sinks) {
-        // SAFETY: as above; nothing writes the inputs.
-        let (mut d_sinks, sinks) =
-            unsafe { (d_sinks.view_mut::<f32, _>(), sinks.view::<f32, _>()) };
-        d_sinks.fill(0.0);
-        let Some(d_lse) = args.d_lse else { return };
-        // SAFETY: nothing writes the inputs.
-        let d_lse = unsafe { d_lse.view::<f32, _>() };
-        for ((sum, rows), sink) in d_sinks.iter_mut().zip(d_lse.axis_iter(Axis(1))).zip(sinks) {
-            // lse is the sink, if that is a number.
-            *sum = if *sink > f32::NEG_INFINITY {
-                rows.sum()
-            } else {
-                0.0
-            };
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! The additive bias.
 
-use super::raw::{RawBias, of_head};
+use super::of_head;
+use crate::options::RawBias;
 use crate::tensor::Dtype;
 use half::{bf16, f16};
 use ndarray::ArrayView2;

@@ -1,15 +1,24 @@
 //! What options make of the scores of one query head, on the host.
 
-use super::bias::HeadBias;
-use super::custom::HeadCustom;
-use super::has_far_scale;
-use super::mask::HeadMask;
-use super::rectangles::{Rectangle, rectangles};
-use super::sequences::{HeadSequences, Sequence};
+mod bias;
+mod custom;
+mod host;
+mod mask;
+mod rectangles;
+mod sequences;
+
+pub use host::HostOptions;
+
+use super::{Sequence, has_far_scale};
 use crate::forward::Problem;
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, RawTensor};
+use bias::HeadBias;
+use custom::HeadCustom;
 use kernels::abi::NEAR_SOFTCAP;
+use mask::HeadMask;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, CowArray, Ix2, s};
+use rectangles::{Rectangle, rectangles};
+use sequences::HeadSequences;
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -247,4 +256,14 @@ pub(crate) fn tanh_error(dtype: Dtype) -> f64 {
         Dtype::F16 | Dtype::Bf16 => 1.0 / (1 << 20) as f64,
         Dtype::F32 => 0.0,
     }
+}
+
+/// The part of the head `[batch, head]` in host memory.
+///
+/// # Safety
+/// Every element lies in readable memory, aligned, and nothing writes it during `'a`.
+unsafe fn of_head<'a, T>(tensor: &RawTensor, [batch, head]: [usize; 2]) -> ArrayView2<'a, T> {
+    // SAFETY: the caller's word.
+    let all = unsafe { tensor.view() };
+    all.slice_move(s![batch, head, .., ..])
 }

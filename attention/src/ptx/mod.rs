@@ -1,24 +1,37 @@
-//! The PTX that the build embeds, compressed: `build.rs` compiles it from the `kernels` crate.
+//! The PTX that the build embeds, compressed: `build.rs` compiles it from the `kernels` crate, with the feature `ptx`.
 
-use kernels::text::{lines, twin};
-use lzma_rust2::LzmaReader;
-use std::io::{BufRead, BufReader};
+#[cfg(feature = "ptx")]
+mod unpack;
 
+#[cfg(feature = "ptx")]
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+#[cfg(not(feature = "ptx"))]
+pub(crate) const COMPILED_MODULES: Modules = None;
+
+/// Without the feature `ptx` no module has a text.
+#[cfg(not(feature = "ptx"))]
+mod unpack {
+    pub(super) fn text(_: &super::Place) -> Option<String> {
+        None
+    }
+
+    pub(super) use text as marked;
+}
 
 /// The modules that a crate of kernels embeds, in groups, as its build script leaves them; `None` if there was no compiler
 /// for them.
 pub type Modules = Option<&'static [Group]>;
 
 /// Modules that are compressed together: their names, each with that of the module of bf16 that is
-/// [written](twin::bf16) from it, if there is one; and their texts, then their [source lines](lines), with a NUL after
-/// each, by the method of xz.
+/// [written](kernels::text::twin::bf16) from it, if there is one; and their texts, then their
+/// [source lines](kernels::text::lines), with a NUL after each, by the method of xz.
 pub type Group = (
     &'static [(&'static str, Option<&'static str>)],
     &'static [u8],
 );
 
-/// Whether there was a compiler for the kernels when this crate was built.
+/// Whether this crate was built with the feature `ptx`, and a compiler for the kernels.
 pub const COMPILED: bool = COMPILED_MODULES.is_some();
 
 /// The PTX text of a [module](kernels::catalog::Spec::module) of the catalog; `None` if there is no such module or
@@ -27,21 +40,20 @@ pub fn module(name: &str) -> Option<String> {
     text(COMPILED_MODULES, name)
 }
 
-/// The text of one of these modules.
+/// The text of one of these modules; `None` if there is no such module or this crate was built without the feature `ptx`.
 ///
 /// # Panics
 /// If a text is not what the build script wrote.
 pub fn text(modules: Modules, name: &str) -> Option<String> {
-    Some(Place::find(modules, name)?.unpack().0)
+    unpack::text(&Place::find(modules, name)?)
 }
 
-/// The text of one of these modules, with [marks](lines) that name the source lines of its instructions.
+/// The text of one of these modules, with [marks](kernels::text::lines) that name the source lines of its instructions.
 ///
 /// # Panics
 /// If a text is not what the build script wrote.
 pub fn marked(modules: Modules, name: &str) -> Option<String> {
-    let (text, mut parts) = Place::find(modules, name)?.unpack();
-    Some(lines::put(&text, &parts.lines()))
+    unpack::marked(&Place::find(modules, name)?)
 }
 
 /// The name of one of these modules, as they have it.
@@ -50,6 +62,10 @@ pub(crate) fn name(modules: Modules, name: &str) -> Option<&'static str> {
 }
 
 /// Where a module is.
+#[cfg_attr(
+    not(feature = "ptx"),
+    expect(dead_code, reason = "nothing is unpacked")
+)]
 struct Place {
     /// Its name.
     name: &'static str,
@@ -75,54 +91,12 @@ impl Place {
             })
         })
     }
-
-    /// The text, and what is left of the group.
-    fn unpack(&self) -> (String, Parts) {
-        let (names, compressed) = self.group;
-        let reader = LzmaReader::new_mem_limit(compressed, u32::MAX, None);
-        let mut parts = Parts {
-            reader: BufReader::new(reader.expect("the build compressed a group")),
-            to_lines: names.len() - 1,
-        };
-        let text = parts.nth(self.index);
-        let text = match self.twin_of {
-            None => text,
-            Some(twin) => twin::bf16(&text, [twin, self.name])
-                .expect("the build wrote the same from the same text"),
-        };
-        (text, parts)
-    }
-}
-
-/// Parts of a group, one after another.
-struct Parts {
-    reader: BufReader<LzmaReader<&'static [u8]>>,
-    /// Parts from a module's text to its source lines.
-    to_lines: usize,
-}
-
-impl Parts {
-    /// Skips parts and gives the next one.
-    fn nth(&mut self, skipped: usize) -> String {
-        let unpacked = "the build compressed as many parts";
-        for _ in 0..skipped {
-            self.reader.skip_until(0).expect(unpacked);
-        }
-        let mut part = Vec::new();
-        self.reader.read_until(0, &mut part).expect(unpacked);
-        assert_eq!(part.pop(), Some(0), "{unpacked}");
-        String::from_utf8(part).expect("the build compressed texts")
-    }
-
-    /// The source lines of the module whose text was the last part.
-    fn lines(&mut self) -> String {
-        self.nth(self.to_lines)
-    }
 }
 
 /// A group of modules, as a build script leaves it.
 #[cfg(test)]
 pub(crate) fn group(names: &[(&'static str, Option<&'static str>)], texts: &[&str]) -> Modules {
+    use kernels::text::lines;
     use std::io::Write;
     let (texts, tables): (Vec<_>, Vec<_>) = texts.iter().map(|text| lines::take(text)).unzip();
     let parts: String = texts
@@ -141,6 +115,7 @@ pub(crate) fn group(names: &[(&'static str, Option<&'static str>)], texts: &[&st
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels::text::lines;
 
     const NAMES: [(&str, Option<&str>); 3] = [("a", None), ("b_f16", Some("b_bf16")), ("c", None)];
 
