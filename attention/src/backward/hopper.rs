@@ -43,8 +43,8 @@ pub(super) fn may_store(problem: &Problem) -> bool {
 /// Key/value heads of a wave, waves whose keys come before the first queries, and waves whose dS is stored at a time, as
 /// measured on an H200: `docs/tuning.md`. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
 ///
-/// Keys are ahead by three jobs for two multiprocessors. Small waves take less memory, and the cache holds more of it. Few jobs
-/// and, under the causal mask, few heads that begin together have idle multiprocessors at the end: there waves are large.
+/// Small waves take less memory, and the cache holds more of it: keys are three jobs ahead for two multiprocessors. Few jobs
+/// and, under the causal mask, few heads that begin together leave multiprocessors idle at the end: there waves are large.
 fn ring(
     problem: &Problem,
     head_bytes: usize,
@@ -55,19 +55,20 @@ fn ring(
     let jobs = kv_heads * key_jobs;
     let small = (multiprocessors / 4 / key_jobs).max(1);
     let is_uneven = problem.causal && small == 1;
-    let [wave, spare] = if is_uneven && jobs <= 2 * multiprocessors {
-        [kv_heads, 1]
+    let whole = multiprocessors.div_ceil(key_jobs).min(kv_heads);
+    let [wave, ahead, spare] = if is_uneven && jobs <= 2 * multiprocessors {
+        [kv_heads, 2 * multiprocessors, 1]
     } else if is_uneven || jobs < 4 * multiprocessors {
-        [multiprocessors.div_ceil(key_jobs).min(kv_heads), 1]
+        [whole, 2 * multiprocessors, 1]
     } else {
-        [small, 2]
+        [small, 3 * multiprocessors / 2, 2]
     };
     let fitting = (MOST_DS_BYTES / head_bytes).max(1);
     let wave = wave.min((fitting / LEAST_HEADS).max(1));
-    let first = (3 * multiprocessors / 2).div_ceil(wave * key_jobs);
+    let first = ahead.div_ceil(wave * key_jobs);
     let stored = (first + spare).min(fitting / wave).max(2);
     let waves = kv_heads.div_ceil(wave);
-    [wave, first.min(stored - 1), stored.min(waves)]
+    [wave, first.min(stored - 1).min(waves), stored.min(waves)]
 }
 
 /// The sizes of the jobs of a kernel of this name that stores dS.

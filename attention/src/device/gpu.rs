@@ -1,7 +1,10 @@
 //! A device that launches kernels: its driver, what is loaded, and what the last call did.
 
 use super::driver::{Driver, Handle, RawStream};
+use super::plans::Plans;
+use crate::backward::RawBackward;
 use crate::error::{Error, Result};
+use crate::forward::RawForward;
 use crate::plan;
 use ::emulator::{Counters, TensorMap};
 use foldhash::fast::FixedState;
@@ -29,6 +32,10 @@ pub struct Gpu {
     kernels: Mutex<HashMap<Key, Slot, FixedState>>,
     maps: Mutex<HashMap<TensorMap, [u8; 128], FixedState>>,
     launches: Mutex<Launches>,
+    /// Plans of forward passes.
+    pub forward: Plans<RawForward>,
+    /// Plans of backward passes.
+    pub backward: Plans<RawBackward>,
 }
 
 /// A kernel's name, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
@@ -52,6 +59,8 @@ impl Gpu {
             kernels: Mutex::default(),
             maps: Mutex::default(),
             launches: Mutex::default(),
+            forward: Plans::default(),
+            backward: Plans::default(),
         }
     }
 
