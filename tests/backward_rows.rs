@@ -2,7 +2,8 @@
 
 use attention::internals::Steps;
 use attention::{Device, Tensor, bf16, f16};
-use kernels::abi::{BackwardParams, Divisor, ForwardParams, ROW_PADDING, TensorRef};
+use bytemuck::NoUninit;
+use kernels::abi::{BackwardParams, Divisor, ForwardParams, PrepareParams, ROW_PADDING, TensorRef};
 use kernels::catalog::{self, Backward, Dtype, Family};
 use kernels::layout::{fragment, sum};
 use tests::{Outcome, PASSED, Test};
@@ -89,7 +90,7 @@ fn params([batch, heads, rows, dim]: [usize; 4], columns: usize) -> BackwardPara
     }
 }
 
-fn launch(device: &Device, kernel: Backward, warps: u32, params: &BackwardParams) -> Outcome {
+fn launch(device: &Device, kernel: Backward, warps: u32, params: &impl NoUninit) -> Outcome {
     let kernel = catalog::kernel(Family::Backward(kernel));
     let mut steps = Steps::default();
     let blocks = warps.div_ceil(Backward::WARPS);
@@ -132,7 +133,19 @@ fn prepares(device: &Device, shape: [usize; 4], skip: usize) -> Outcome {
         params.d_lse = if has_d_lse { on_d_lse.address() } else { 0 };
         params.rows = found.address_mut();
         let warps = params.forward.batch_heads * params.padded_rows / 8;
+        // More than the threads write at a time.
+        let zeros = 4 * 32 * warps as usize + 12;
+        let mut written = numbers(&vec![f32::NAN; zeros + 4])?;
+        let params = PrepareParams {
+            backward: params,
+            zeros: written.address_mut(),
+            zero_bytes: 4 * zeros as u64,
+        };
         launch(device, Backward::Prepare(Dtype::F16), warps, &params)?;
+        let written = written.to_vec()?;
+        let (within, beyond) = written.split_at(zeros);
+        assert!(within.iter().all(|&number| number.to_bits() == 0));
+        assert!(beyond.iter().all(|number| number.is_nan()));
         let found = found.to_vec()?;
         for head in 0..batch * heads {
             let [lse2, delta] = [0, 1].map(|i| &found[(2 * head + i) * padded..][..padded]);

@@ -1,7 +1,13 @@
-//! Time of a call on the host before the driver hears of it: `cargo bench -p attention --bench plans`.
+//! Time of a call on the host: its plan, and all that happens before the driver hears of it:
+//! `cargo bench -p attention --bench plans`.
 
-use attention::{Attention, Class, Dtype, Facts, Problem, RawBackward, RawForward};
+mod silent;
+
+use attention::{
+    Attention, Class, Device, Dtype, Facts, Plan, Problem, RawBackward, RawForward, RawWorkspace,
+};
 use divan::Bencher;
+use std::ptr::null_mut;
 
 fn main() {
     divan::main();
@@ -12,25 +18,53 @@ fn problem(dim: usize) -> Problem {
     Problem::new(shape, shape, shape, true, None).expect("a valid problem")
 }
 
+fn forward_plan(facts: &Facts, args: &RawForward) -> Plan {
+    let call = Attention::new().causal(true);
+    call.plan(Some(facts), Dtype::F16, args).expect("valid")
+}
+
+fn backward_plan(facts: &Facts, args: &RawBackward) -> Plan {
+    let call = Attention::new().causal(true);
+    let plan = call.backward_plan(Some(facts), Dtype::F16, args);
+    plan.expect("valid")
+}
+
 #[divan::bench(args = [64, 128])]
 fn forward(bencher: Bencher, dim: usize) {
-    let (facts, args) = (
-        Facts::emulated(Class::Sm90),
-        RawForward::row_major(&problem(dim)),
-    );
-    let call = Attention::new().causal(true);
-    bencher.bench_local(|| call.plan(Some(&facts), Dtype::F16, &args).expect("valid"));
+    let facts = Facts::emulated(Class::Sm90);
+    let args = RawForward::row_major(&problem(dim));
+    bencher.bench_local(|| forward_plan(&facts, &args));
 }
 
 #[divan::bench(args = [64, 128])]
 fn backward(bencher: Bencher, dim: usize) {
-    let (facts, args) = (
-        Facts::emulated(Class::Sm90),
-        RawBackward::row_major(&problem(dim)),
-    );
-    let call = Attention::new().causal(true);
+    let facts = Facts::emulated(Class::Sm90);
+    let args = RawBackward::row_major(&problem(dim));
+    bencher.bench_local(|| backward_plan(&facts, &args));
+}
+
+#[divan::bench(args = [64, 128])]
+fn forward_queue(bencher: Bencher, dim: usize) {
+    let args = RawForward::row_major(&problem(dim));
+    queue(bencher, |facts| forward_plan(facts, &args));
+}
+
+#[divan::bench(args = [64, 128])]
+fn backward_queue(bencher: Bencher, dim: usize) {
+    let args = RawBackward::row_major(&problem(dim));
+    queue(bencher, |facts| backward_plan(facts, &args));
+}
+
+/// Times the launches of a plan that is kept, without the driver.
+fn queue(bencher: Bencher, plan: impl Fn(&Facts) -> Plan) {
+    let device = Device::with_driver(silent::driver()).expect("kernels are compiled");
+    let plan = plan(device.facts().expect("a GPU"));
+    let workspace = RawWorkspace {
+        address: RawWorkspace::ALIGNMENT,
+        bytes: plan.workspace_bytes,
+    };
     bencher.bench_local(|| {
-        call.backward_plan(Some(&facts), Dtype::F16, &args)
-            .expect("valid")
+        // SAFETY: nothing runs.
+        unsafe { plan.run_in(&device, workspace, null_mut()) }.expect("nothing can fail");
     });
 }

@@ -3,13 +3,14 @@
 use super::packed::Call;
 use super::{BackwardInputs, GradientsMut, choice, cpu, plan};
 use crate::attention::{Attention, Wanted};
-use crate::device::{Device, Facts, RawStream};
+use crate::device::{Device, Facts, RawStream, plans};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
 use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
+use std::sync::Arc;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -267,7 +268,7 @@ impl Attention<'_> {
     ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.backward_checked(args)?;
-        let plan = self.backward_plan_of(&problem, device.facts(), dtype, &args)?;
+        let plan = self.kept_backward_plan(&problem, device, dtype, &args)?;
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
@@ -344,6 +345,29 @@ impl Attention<'_> {
             d_bias.layout().expect_injective("d_bias")?;
         }
         Ok((problem, RawBackward { options, ..*args }))
+    }
+
+    /// The [plan](Self::backward_plan_of) for a device, which keeps it.
+    fn kept_backward_plan(
+        &self,
+        problem: &Problem,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawBackward,
+    ) -> Result<Arc<Plan>> {
+        let make = || self.backward_plan_of(problem, device.facts(), dtype, args);
+        let (Some(gpu), Wanted::Best) = (device.gpu(), &self.kernel) else {
+            return make().map(Arc::new);
+        };
+        let call = plans::Call {
+            dtype,
+            problem: *problem,
+            args: *args,
+            splits: 1,
+            any_order: self.any_order,
+        };
+        let addresses = [args.q, args.k, args.dq, args.dk].map(|tensor| tensor.address);
+        gpu.backward.get_or_make(addresses, &call, make)
     }
 
     fn backward_plan_of(

@@ -7,15 +7,23 @@ use crate::forward::Problem;
 use crate::plan::{Entry, MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
 use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
-use kernels::catalog::{HopperBackward, Spec as _};
+use kernels::catalog::{HopperBackward, HopperWay, Spec as _};
 use std::mem::offset_of;
 
 /// The most bytes of stored dS, unless a kernel is named and needs more.
 const MOST_DS_BYTES: usize = 3 << 29;
 
-/// Waves whose dS is stored where memory allows: two that jobs of keys are ahead, one that jobs of queries read, and one
-/// between.
-const RING: usize = 4;
+/// Heads whose dS that many bytes hold: two that jobs of keys are ahead, and one that jobs of queries read.
+const LEAST_HEADS: usize = 3;
+
+/// Jobs of a kernel that stores dS.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoredJobs {
+    sizes: StoredSizes,
+    jobs: Stored,
+    /// Place of their [counters](Stored::counters) in the workspace.
+    progress: u64,
+}
 
 /// Bytes of dS, in 16 bits, of all query heads that share a key/value head; none if there are too many.
 pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
@@ -28,84 +36,135 @@ pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
 
 /// Whether dS of as many heads as a launch needs at a time takes at most [`MOST_DS_BYTES`].
 pub(super) fn may_store(problem: &Problem) -> bool {
-    let waves = (Stored::LEAST_RING as usize).min(problem.batch * problem.kv_heads);
-    ds_bytes(problem).is_some_and(|bytes| bytes <= MOST_DS_BYTES / waves)
+    let heads = LEAST_HEADS.min(problem.batch * problem.kv_heads);
+    ds_bytes(problem).is_some_and(|bytes| bytes <= MOST_DS_BYTES / heads)
 }
 
-/// Key/value heads of a wave, and waves whose dS is stored at a time. A wave has a job of keys for each multiprocessor, or as
-/// many heads as memory allows. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
-fn ring(kv_heads: usize, head_bytes: usize, multiprocessors: usize, key_jobs: usize) -> [usize; 2] {
+/// Key/value heads of a wave, waves whose keys come before the first queries, and waves whose dS is stored at a time, as
+/// measured on an H200: `docs/tuning.md`. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
+///
+/// Small waves take less memory, and the cache holds more of it: keys are three jobs ahead for two multiprocessors. Few jobs
+/// and, under the causal mask, few heads that begin together leave multiprocessors idle at the end: there waves are large.
+fn ring(
+    problem: &Problem,
+    head_bytes: usize,
+    multiprocessors: usize,
+    key_jobs: usize,
+) -> [usize; 3] {
+    let kv_heads = problem.batch * problem.kv_heads;
+    let jobs = kv_heads * key_jobs;
+    let small = (multiprocessors / 4 / key_jobs).max(1);
+    let is_uneven = problem.causal && small == 1;
+    let whole = multiprocessors.div_ceil(key_jobs).min(kv_heads);
+    let [wave, ahead, spare] = if is_uneven && jobs <= 2 * multiprocessors {
+        [kv_heads, 2 * multiprocessors, 1]
+    } else if is_uneven || jobs < 4 * multiprocessors {
+        [whole, 2 * multiprocessors, 1]
+    } else {
+        [small, 3 * multiprocessors / 2, 2]
+    };
     let fitting = (MOST_DS_BYTES / head_bytes).max(1);
-    let wave = multiprocessors.div_ceil(key_jobs).min(kv_heads);
-    let wave = wave.min((fitting / Stored::LEAST_RING as usize).max(1));
-    let waves = RING.min(fitting / wave).max(Stored::LEAST_RING as usize);
-    [wave, waves.min(kv_heads.div_ceil(wave))]
+    let wave = wave.min((fitting / LEAST_HEADS).max(1));
+    let first = ahead.div_ceil(wave * key_jobs);
+    let stored = (first + spare).min(fitting / wave).max(2);
+    let waves = kv_heads.div_ceil(wave);
+    [wave, first.min(stored - 1).min(waves), stored.min(waves)]
+}
+
+/// The sizes of the jobs of a kernel of this name that stores dS.
+fn stored_sizes(
+    problem: &Problem,
+    kernel: HopperBackward,
+    name: &'static str,
+    facts: &Facts,
+) -> Result<StoredSizes> {
+    let (group, kv_heads) = (problem.group(), problem.batch * problem.kv_heads);
+    let [key_tiles, query_tiles] = [problem.seqlen_kv, problem.seqlen_q]
+        .map(|length| length.div_ceil(HopperBackward::TILE as usize));
+    let tile_jobs = (HopperBackward::TILE / kernel.keys()) as usize;
+    let key_jobs = key_tiles * tile_jobs;
+    grid(
+        name,
+        kv_heads as u128 * (key_jobs + group * query_tiles) as u128,
+    )?;
+    let bytes = ds_bytes(problem).ok_or(Steps::OVERFLOW)?;
+    let [wave, first_waves, ring_waves] =
+        ring(problem, bytes, facts.multiprocessors as usize, key_jobs);
+    // All of these fit: the grid holds all jobs.
+    Ok(StoredSizes {
+        kv_heads: kv_heads as u32,
+        group: group as u32,
+        heads: problem.heads as u32,
+        key_tiles: key_tiles as u32,
+        tile_jobs: tile_jobs as u32,
+        query_tiles: query_tiles as u32,
+        wave: wave as u32,
+        first_waves: first_waves as u32,
+        ring_waves: ring_waves as u32,
+    })
 }
 
 impl Draft<'_> {
-    /// dk, dv and the sums of dq.
-    pub fn launch_hopper_sums(
+    /// Reserves the counters of the kernel of this name.
+    pub fn reserve_counters(
+        &mut self,
+        kernel: HopperBackward,
+        name: &'static str,
+        facts: &Facts,
+    ) -> Result<()> {
+        let counter = [size_of::<u32>(), 1, 1];
+        if kernel.way == HopperWay::Stored {
+            let sizes = stored_sizes(self.problem, kernel, name, facts)?;
+            let jobs = Stored::new(sizes);
+            self.counter = self.steps.reserve(counter)?;
+            let counters = [jobs.counters() as usize, size_of::<u32>(), 1];
+            let progress = self.steps.reserve(counters)?;
+            self.stored = Some(StoredJobs {
+                sizes,
+                jobs,
+                progress,
+            });
+        } else if self.takes_turns {
+            self.counter = self.steps.reserve(counter)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the launch that computes dk and dv, and the sums of dq, with so many blocks, or dS and from it dq.
+    pub fn launch_hopper(
         &mut self,
         kernel: HopperBackward,
         entry: Entry,
         blocks: u128,
     ) -> Result<()> {
-        let mut params = Sm90BackwardParams::default();
-        let mut places = Vec::new();
-        if self.takes_turns {
-            params.counter = self.steps.reserve_zeros(size_of::<u32>())?;
-            places.push(offset_of!(Sm90BackwardParams, counter));
-        }
-        self.launch_by_maps(kernel, entry, blocks, params, &places)
-    }
-
-    /// Adds the launch that computes dk, dv and dS, and dq from dS.
-    pub fn launch_hopper_stored(
-        &mut self,
-        kernel: HopperBackward,
-        entry: Entry,
-        facts: &Facts,
-    ) -> Result<()> {
-        let problem = self.problem;
-        let (group, kv_heads) = (problem.group(), problem.batch * problem.kv_heads);
-        let [key_tiles, query_tiles] = [problem.seqlen_kv, problem.seqlen_q]
-            .map(|length| length.div_ceil(HopperBackward::TILE as usize));
-        let tile_jobs = (HopperBackward::TILE / kernel.keys()) as usize;
-        let bytes = ds_bytes(problem).ok_or(Steps::OVERFLOW)?;
-        let [wave, ring_waves] = ring(
-            kv_heads,
-            bytes,
-            facts.multiprocessors as usize,
-            key_tiles * tile_jobs,
-        );
-        let jobs = kv_heads as u128 * (key_tiles * tile_jobs + group * query_tiles) as u128;
-        grid(entry.name, jobs)?;
-        // All of these fit: the grid holds all jobs.
-        let stored = Stored::new(StoredSizes {
-            kv_heads: kv_heads as u32,
-            group: group as u32,
-            heads: problem.heads as u32,
-            key_tiles: key_tiles as u32,
-            tile_jobs: tile_jobs as u32,
-            query_tiles: query_tiles as u32,
-            wave: wave as u32,
-            ring_waves: ring_waves as u32,
-        });
-        let counters = stored.counters() as usize * size_of::<u32>();
-        let params = Sm90BackwardParams {
-            counter: self.steps.reserve_zeros(size_of::<u32>())?,
-            ds: self.steps.reserve([ring_waves * wave, bytes, 1])?,
-            progress: self.steps.reserve_zeros(counters)?,
-            stored,
+        let mut params = Sm90BackwardParams {
+            counter: self.counter,
             ..Sm90BackwardParams::default()
         };
         let places = [
             offset_of!(Sm90BackwardParams, counter),
-            offset_of!(Sm90BackwardParams, ds),
             offset_of!(Sm90BackwardParams, progress),
+            offset_of!(Sm90BackwardParams, ds),
         ];
-        self.params.forward.order = Order::new(kv_heads as u32, key_tiles as u32, [wave as u32, 1]);
-        self.launch_by_maps(kernel, entry, jobs, params, &places)
+        let Some(stored) = self.stored else {
+            let places = &places[..usize::from(self.takes_turns)];
+            return self.launch_by_maps(kernel, entry, blocks, params, places);
+        };
+        let StoredSizes {
+            kv_heads,
+            key_tiles,
+            wave,
+            ring_waves,
+            ..
+        } = stored.sizes;
+        let head_bytes = ds_bytes(self.problem).ok_or(Steps::OVERFLOW)?;
+        let heads = (ring_waves * wave) as usize;
+        params.progress = stored.progress;
+        params.ds = self.steps.reserve([heads, head_bytes, 1])?;
+        params.stored = stored.jobs;
+        self.params.forward.order = Order::new(kv_heads, key_tiles, [wave, 1]);
+        let blocks = stored.jobs.jobs().into();
+        self.launch_by_maps(kernel, entry, blocks, params, &places)
     }
 
     /// Adds a launch of a kernel that loads by tensor maps; `places` are what it has in the workspace beside the common
@@ -182,15 +241,48 @@ impl Draft<'_> {
 mod tests {
     use super::*;
 
+    /// The waves of heads of `[batch, heads, seqlen]` and D = 128 on 132 multiprocessors.
+    fn waves([batch, heads, seqlen]: [usize; 3], causal: bool) -> [usize; 3] {
+        let shape = [batch, heads, seqlen, 128];
+        let problem = Problem::new(shape, shape, shape, causal, None).expect("a valid problem");
+        let bytes = ds_bytes(&problem).expect("it fits");
+        ring(&problem, bytes, 132, seqlen.div_ceil(128))
+    }
+
     #[test]
-    fn waves_fill_the_multiprocessors_and_memory_holds_enough_of_them() {
-        let head = 1 << 25;
-        // A head has 32 jobs for 132 multiprocessors: five heads in a wave, four waves.
-        assert_eq!(ring(64, head, 132, 32), [5, 4]);
-        // Ten heads are two waves.
-        assert_eq!(ring(10, head, 132, 32), [5, 2]);
-        // Three heads of 512 MB fit.
-        assert_eq!(ring(16, 1 << 29, 132, 128), [1, 3]);
-        assert_eq!(ring(1, 3 << 29, 132, 400), [1, 1]);
+    fn waves_are_small_where_jobs_are_many() {
+        // 198 jobs of keys are ahead: seven waves of 32.
+        assert_eq!(waves([32, 16, 512], false), [8, 7, 9]);
+        assert_eq!(waves([4, 16, 4096], false), [1, 7, 9]);
+        assert_eq!(waves([16, 16, 1024], true), [4, 7, 9]);
+        assert_eq!(waves([1, 8, 4096], false), [5, 2, 2]);
+    }
+
+    #[test]
+    fn heads_of_many_causal_tiles_begin_together() {
+        assert_eq!(waves([4, 16, 4096], true), [5, 2, 3]);
+        assert_eq!(waves([2, 16, 8192], true), [3, 2, 3]);
+        assert_eq!(waves([1, 8, 4096], true), [8, 1, 1]);
+    }
+
+    /// More waves are stored than come first, unless all are.
+    #[test]
+    fn memory_holds_what_is_ahead_and_what_is_read() {
+        for batch in [1, 2, 7, 40] {
+            for heads in [1, 3, 16] {
+                for seqlen in [100, 700, 3000, 8192, 16384, 23170] {
+                    for causal in [false, true] {
+                        let [wave, first, stored] = waves([batch, heads, seqlen], causal);
+                        let all = (batch * heads).div_ceil(wave);
+                        assert!(first > 0 && (stored > first || stored == all));
+                        let bytes = wave * stored * seqlen.next_multiple_of(128).pow(2) * 2;
+                        assert!(
+                            bytes <= MOST_DS_BYTES || seqlen > 16384,
+                            "{seqlen}: {bytes}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 use super::RawBackward;
 use super::bias::BiasGradient;
 use super::choice::{Main, MainSpec};
+use super::hopper::StoredJobs;
 use super::packed::Call;
 use crate::device::Facts;
 use crate::error::Result;
@@ -11,9 +12,12 @@ use crate::forward::Problem;
 use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, full, score_shape};
 use crate::plan::{Entry, Plan, Steps, grid};
 use crate::tensor::RawTensor;
-use kernels::abi::{BackwardParams, Divisor, ForwardParams, Order, ROW_PADDING, TensorRef};
+use kernels::abi::{
+    BackwardParams, Divisor, ForwardParams, Order, PrepareParams, ROW_PADDING, TensorRef,
+};
 use kernels::catalog::{self, Backward, Family, HopperBackward, HopperWay, Kernel};
 use std::mem::offset_of;
+use std::ops::Range;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
@@ -27,6 +31,12 @@ pub(super) struct Draft<'a> {
     pub takes_turns: bool,
     /// What all steps have in common, with [places](Steps::places) in the workspace.
     pub params: BackwardParams,
+    /// The part of the workspace that holds zeros before the main kernel.
+    pub zeros: Range<u64>,
+    /// Place in it of the counter from which blocks of Hopper's kernels take their numbers; 0 if they have theirs.
+    pub counter: u64,
+    /// Jobs of a kernel that stores dS.
+    pub stored: Option<StoredJobs>,
     pub steps: Steps,
 }
 
@@ -61,7 +71,7 @@ impl Main {
 pub(super) fn plan(main: Main, facts: &Facts, call: &Call) -> Result<Plan> {
     let Call { problem, args, .. } = call;
     let mut draft = Draft::new(main, facts, call)?;
-    draft.reserve(main)?;
+    draft.reserve(main, facts)?;
     let is_hopper = matches!(main.spec, MainSpec::Hopper(_));
     let d_bias = full_d_bias(problem, args)?;
     let bias_gradient = BiasGradient::new(d_bias, call.deterministic, is_hopper);
@@ -74,7 +84,7 @@ pub(super) fn plan(main: Main, facts: &Facts, call: &Call) -> Result<Plan> {
     draft.launch_prepare()?;
     draft.launch_far_sums()?;
     draft.launch_zero_bias(bias_gradient)?;
-    draft.launch_main(main, entry, facts)?;
+    draft.launch_main(main, entry)?;
     draft.launch_convert()?;
     draft.launch_far(switches)?;
     draft.launch_sum_bias(bias_gradient)?;
@@ -203,6 +213,9 @@ impl<'a> Draft<'a> {
             rows,
             takes_turns,
             params,
+            zeros: 0..0,
+            counter: 0,
+            stored: None,
             steps,
         })
     }
@@ -213,22 +226,29 @@ impl<'a> Draft<'a> {
         bytes.ok_or(Steps::OVERFLOW)
     }
 
-    /// Reserves what the rows and the sums of dq take of the workspace; zeros last, for one call writes neighbours.
-    fn reserve(&mut self, main: Main) -> Result<()> {
+    /// Reserves what the rows, the sums of dq and counters take of the workspace.
+    fn reserve(&mut self, main: Main, facts: &Facts) -> Result<()> {
         self.params.rows = self.steps.reserve([self.row_bytes(2)?, 1, 1])?;
         self.steps.places.push(offset_of!(BackwardParams, rows));
         self.reserve_far()?;
+        let start = self.steps.reserve([0; 3])?;
         let sum_columns = self.params.sum_columns as usize;
         if sum_columns > 0 {
-            self.params.dq_sum = self.steps.reserve_zeros(self.row_bytes(sum_columns)?)?;
+            let bytes = self.row_bytes(sum_columns)?;
+            self.params.dq_sum = self.steps.reserve([bytes, 1, 1])?;
             self.steps.places.push(offset_of!(BackwardParams, dq_sum));
         }
         if self.takes_turns {
             let [_, tile_queries] = main.tile();
             let tiles = self.rows / tile_queries as usize;
-            self.params.turns = self.steps.reserve_zeros(tiles * size_of::<u32>())?;
+            self.params.turns = self.steps.reserve([tiles, size_of::<u32>(), 1])?;
             self.steps.places.push(offset_of!(BackwardParams, turns));
         }
+        if let MainSpec::Hopper(kernel) = main.spec {
+            self.reserve_counters(kernel, main.entry.name, facts)?;
+        }
+        // Both ends are multiples of 256.
+        self.zeros = start..self.steps.reserve([0; 3])?;
         Ok(())
     }
 
@@ -241,18 +261,25 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Writes the statistics of the rows: it reads rows of o and d_o.
+    /// Writes the statistics of the rows, from rows of o and d_o, and zeros.
     fn launch_prepare(&mut self) -> Result<()> {
-        let of_inputs = self.params.forward.dim;
-        self.params.forward.dim = self.problem.dim_v as u32;
         let blocks = self.rows as u128 / u128::from(Backward::PREPARED_ROWS);
-        let launched = self.launch(Backward::Prepare(self.dtype), blocks);
-        self.params.forward.dim = of_inputs;
-        launched
+        let kernel = catalog::kernel(Family::Backward(Backward::Prepare(self.dtype)));
+        let mut params = PrepareParams {
+            backward: self.params,
+            zeros: self.zeros.start,
+            zero_bytes: self.zeros.end - self.zeros.start,
+        };
+        params.backward.forward.dim = self.problem.dim_v as u32;
+        let step = self
+            .steps
+            .launch(kernel.into(), blocks, kernel.shared_bytes(), &params)?;
+        step.places.push(offset_of!(PrepareParams, zeros));
+        Ok(())
     }
 
     /// Computes dk and dv, and the sums of dq or dq itself.
-    fn launch_main(&mut self, main: Main, entry: Entry, facts: &Facts) -> Result<()> {
+    fn launch_main(&mut self, main: Main, entry: Entry) -> Result<()> {
         let kv_heads = (self.problem.batch * self.problem.kv_heads) as u128;
         let [tile_keys, _] = main.tile();
         let blocks = kv_heads * self.problem.seqlen_kv.div_ceil(tile_keys as usize) as u128;
@@ -262,10 +289,7 @@ impl<'a> Draft<'a> {
                 self.steps.launch(entry, blocks, shared_bytes, &params)?;
                 Ok(())
             }
-            MainSpec::Hopper(kernel) => match kernel.way {
-                HopperWay::Sums => self.launch_hopper_sums(kernel, entry, blocks),
-                HopperWay::Stored => self.launch_hopper_stored(kernel, entry, facts),
-            },
+            MainSpec::Hopper(kernel) => self.launch_hopper(kernel, entry, blocks),
         }
     }
 
@@ -335,7 +359,45 @@ fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
 mod tests {
     use super::*;
     use crate::device::Class;
+    use crate::plan::Step;
     use crate::{Attention, Dtype};
+
+    /// The step that writes statistics and zeros.
+    fn prepare(plan: &Plan) -> &Step {
+        let mut steps = plan.steps.iter();
+        let found = steps.find(|step| step.entry.name == "backward_f16_prepare");
+        found.expect("a step of all plans")
+    }
+
+    /// Bytes of zeros that it writes.
+    fn zero_bytes(plan: &Plan) -> usize {
+        let place = offset_of!(PrepareParams, zero_bytes);
+        let bytes = prepare(plan).params[place..][..8].try_into();
+        u64::from_ne_bytes(bytes.expect("eight bytes")) as usize
+    }
+
+    /// The driver fills nothing, and kernels are few: each is some microseconds of a call on the host.
+    #[test]
+    fn a_kernel_writes_all_zeros() {
+        let shape = [1, 16, 1000, 64];
+        let problem = Problem::new(shape, shape, shape, true, None).expect("a valid problem");
+        let args = RawBackward::row_major(&problem);
+        for (kernel, steps, expected) in [
+            ("backward_hopper_stored_f16_d64_causal", 2, 256..=4096),
+            ("backward_hopper_f16_d64_causal", 3, 4 << 20..=5 << 20),
+            ("backward_f16_d64", 3, 4 << 20..=5 << 20),
+        ] {
+            let facts = Facts::emulated(Class::Sm90);
+            let attention = Attention::new().causal(true).kernel(kernel);
+            let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
+            let plan = plan.expect("a kernel for it");
+            assert_eq!((plan.steps.len(), plan.zeros.len()), (steps, 0), "{kernel}");
+            let bytes = zero_bytes(&plan);
+            assert!(expected.contains(&bytes), "{kernel}: {bytes}");
+            let place = offset_of!(PrepareParams, zeros);
+            assert!(prepare(&plan).places.contains(&place), "{kernel}");
+        }
+    }
 
     #[test]
     fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {
@@ -365,8 +427,7 @@ mod tests {
             let attention = Attention::new().causal(true).kernel(kernel);
             let args = RawBackward::row_major(&problem);
             let plan = attention.backward_plan(Some(&facts), Dtype::F16, &args);
-            let zeros = plan.expect("a kernel for it").zeros;
-            let bytes: usize = zeros.iter().map(|(_, bytes)| bytes).sum();
+            let bytes = zero_bytes(&plan.expect("a kernel for it"));
             bytes > rows.next_multiple_of(128) * 64 * size_of::<f32>()
         };
         for (seqlen, expected) in [(128_usize, false), (256, false), (257, true)] {

@@ -1,7 +1,10 @@
 //! A device that launches kernels: its driver, and what is loaded.
 
 use super::driver::{Driver, Handle, RawStream};
+use super::plans::Plans;
+use crate::backward::RawBackward;
 use crate::error::{Error, Result};
+use crate::forward::RawForward;
 use crate::plan::{self, TensorMap};
 use foldhash::fast::FixedState;
 use kernels::abi::Switches;
@@ -24,6 +27,10 @@ pub struct Gpu {
     driver: Box<dyn Driver>,
     kernels: Mutex<HashMap<Key, Slot, FixedState>>,
     maps: Mutex<HashMap<TensorMap, [u8; 128], FixedState>>,
+    /// Plans of forward passes.
+    pub forward: Plans<RawForward>,
+    /// Plans of backward passes.
+    pub backward: Plans<RawBackward>,
 }
 
 /// A kernel's name, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
@@ -46,6 +53,8 @@ impl Gpu {
             driver: Box::new(driver),
             kernels: Mutex::default(),
             maps: Mutex::default(),
+            forward: Plans::default(),
+            backward: Plans::default(),
         }
     }
 

@@ -12,6 +12,7 @@ mod event;
 mod facts;
 mod gpu;
 pub(crate) mod memory;
+pub(crate) mod plans;
 mod stream;
 #[cfg(test)]
 mod watched;

@@ -6,6 +6,7 @@ use super::fold::folded;
 use super::plan::{plan, suited};
 use super::problem::Problem;
 use crate::attention::{Attention, Wanted, read_entries};
+use crate::device::plans::Call;
 use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
@@ -14,6 +15,7 @@ use crate::plan::{CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
+use std::sync::Arc;
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -212,7 +214,7 @@ impl Attention<'_> {
     ) -> Result<()> {
         self.tensors.expect_device(device)?;
         let (problem, args) = self.checked(args)?;
-        let plan = self.plan_of(&problem, device.facts(), dtype, &args)?;
+        let plan = self.kept_plan(&problem, device, dtype, &args)?;
         if !device.is_cpu() {
             // SAFETY: the caller's word; the plan has each kernel's own parameters and grid.
             return unsafe {
@@ -254,6 +256,29 @@ impl Attention<'_> {
         }
         o.layout().expect_injective("o")?;
         Ok((problem, RawForward { options, ..*args }))
+    }
+
+    /// The [plan](Self::plan_of) for a device, which keeps it.
+    fn kept_plan(
+        &self,
+        problem: &Problem,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawForward,
+    ) -> Result<Arc<Plan>> {
+        let make = || self.plan_of(problem, device.facts(), dtype, args);
+        let (Some(gpu), Wanted::Best) = (device.gpu(), &self.kernel) else {
+            return make().map(Arc::new);
+        };
+        let call = Call {
+            dtype,
+            problem: *problem,
+            args: *args,
+            splits: self.splits,
+            any_order: false,
+        };
+        let addresses = [args.q, args.k, args.v, args.o].map(|tensor| tensor.address);
+        gpu.forward.get_or_make(addresses, &call, make)
     }
 
     fn plan_of(

@@ -6,7 +6,8 @@
 
 use kernels::abi::{
     BackwardParams, BlockMapParams, BulkCopyParams, ForwardParams, GemmParams, HopperGemmParams,
-    MergeBackwardParams, MergeParams, PackParams, RangesParams, Sm90BackwardParams, Sm90Params,
+    MergeBackwardParams, MergeParams, PackParams, PrepareParams, RangesParams, Sm90BackwardParams,
+    Sm90Params,
 };
 use kernels::attention::forward::Unwatched;
 use kernels::attention::heads::{HeadGroup, HeadSlice, OneHead};

@@ -64,6 +64,19 @@ pub struct BackwardParams {
     pub lse_rows: Divisor,
 }
 
+/// Arguments of the first kernel of a backward pass.
+#[repr(C)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PrepareParams {
+    /// What all kernels of the pass have in common.
+    pub backward: BackwardParams,
+    /// Device address of the memory that holds zeros before the main kernel, a multiple of 16.
+    pub zeros: u64,
+    /// Bytes of it: a multiple of 16.
+    pub zero_bytes: u64,
+}
+
 impl BackwardParams {
     /// Device address of lse of a row of a query head, counted over all batch entries. delta of the row lies
     /// `4 * padded_rows` bytes behind.

@@ -34,7 +34,7 @@ mod sm90;
 mod stored;
 mod tensor;
 
-pub use backward::{BackwardParams, FAR_LSE, ROW_PADDING};
+pub use backward::{BackwardParams, FAR_LSE, PrepareParams, ROW_PADDING};
 pub use block_map::{BlockMapParams, BlockMapRef, Share};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;

@@ -1,7 +1,7 @@
 //! Jobs of a launch that stores dS: jobs of keys compute dK, dV and dS, jobs of queries compute dQ from dS.
 //!
 //! Blocks take jobs in order, as they begin. Device memory bounds jobs of queries, the tensor cores bound jobs of keys: so
-//! both kinds run side by side. First come the keys of two waves of heads, then keys and queries of one head each in turns,
+//! both kinds run side by side. First come the keys of a few waves of heads, then keys and queries of one head each in turns,
 //! then the queries that are left. Memory holds dS of few waves at a time; later waves overwrite earlier ones.
 
 use super::{Divisor, Order};
@@ -74,30 +74,27 @@ pub struct StoredSizes {
     pub query_tiles: u32,
     /// Key/value heads of a wave.
     pub wave: u32,
-    /// Waves whose dS the memory holds: all, or at least [`Stored::LEAST_RING`].
+    /// Waves whose keys come before the first queries.
+    pub first_waves: u32,
+    /// Waves whose dS the memory holds: all, or more than come first. A wave overwrites the one so many waves before, whose
+    /// queries must come before its keys.
     pub ring_waves: u32,
 }
 
 impl Stored {
-    /// Waves whose keys come before the first queries.
-    const LAG: u32 = 2;
-
-    /// The least number of waves that the memory must hold, if there are more: a wave overwrites the one so many waves
-    /// before, whose queries must come before its keys.
-    pub const LEAST_RING: u32 = Self::LAG + 1;
-
     /// The jobs of a launch.
     pub const fn new(sizes: StoredSizes) -> Self {
         let StoredSizes {
             kv_heads,
             group,
             wave,
+            first_waves,
             ..
         } = sizes;
         let keys = sizes.key_tiles * sizes.tile_jobs;
         let queries = sizes.query_tiles * group;
-        let first_heads = if Self::LAG * wave < kv_heads {
-            Self::LAG * wave
+        let first_heads = if first_waves * wave < kv_heads {
+            first_waves * wave
         } else {
             kv_heads
         };
@@ -219,10 +216,11 @@ mod tests {
             1u32..3,
             1u32..6,
             1u32..20,
-            0u32..3,
+            1u32..5,
+            1u32..4,
         )
             .prop_map(
-                |(kv_heads, group, key_tiles, tile_jobs, query_tiles, wave, more)| {
+                |(kv_heads, group, key_tiles, tile_jobs, query_tiles, wave, first, more)| {
                     let wave = wave.min(kv_heads);
                     StoredSizes {
                         kv_heads,
@@ -232,7 +230,8 @@ mod tests {
                         tile_jobs,
                         query_tiles,
                         wave,
-                        ring_waves: (Stored::LEAST_RING + more).min(kv_heads.div_ceil(wave)),
+                        first_waves: first,
+                        ring_waves: (first + more).min(kv_heads.div_ceil(wave)),
                     }
                 },
             )

@@ -350,7 +350,11 @@ impl Spec for Backward {
                 format!("sm80::<{element:?}, {rows}, {warps}, {sizes}, {ds_stages}>")
             }
         };
-        format!("(BackwardParams) = attention::backward::{kernel}")
+        let params = match self {
+            Backward::Prepare(_) => "PrepareParams",
+            _ => "BackwardParams",
+        };
+        format!("({params}) = attention::backward::{kernel}")
     }
 
     /// Options take registers: at D = 96 the tile of the smaller devices spills, outside the products.

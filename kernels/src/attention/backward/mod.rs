@@ -8,7 +8,7 @@
 //!
 //! | module | step |
 //! |---|---|
-//! | `prepare` | lse in base 2 and delta of each row |
+//! | `prepare` | lse in base 2 and delta of each row, and zeros where the others count and sum |
 //! | `sm80` | dk, dv and the sums of dq |
 //! | `sm90` | dk, dv, and dq as sums or from stored dS, on Hopper |
 //! | `convert` | dq, from sums to 16 bits |

@@ -2,8 +2,10 @@
 //!
 //! Heads are padded to whole query tiles. In padding, in rows of no sequence, and where a row sees no key and has no sink,
 //! lse is infinity and delta 0: they have no part in any gradient.
+//!
+//! What later kernels count or sum in begins as zeros: all blocks write them, which saves a launch that would.
 
-use crate::abi::{BackwardParams, FAR_LSE};
+use crate::abi::{FAR_LSE, PrepareParams};
 use crate::attention::ranges::is_in_sequence;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
@@ -16,16 +18,28 @@ const LANES: u32 = 4;
 /// Elements that a lane reads at a time.
 const ELEMENTS: u32 = 8;
 
-/// Writes the statistics of the block's rows, eight a warp, with `W` warps a block.
+/// Bytes of zeros that a thread writes at a time.
+const ZEROS: u64 = 16;
+
+/// Writes the statistics of the block's rows, eight a warp, with `W` warps a block; and the block's part of the zeros.
 ///
 /// # Safety
-/// Launched as [`BackwardParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable o, do, lse
-/// and gradient of lse, and writable statistics.
+/// Launched as [`PrepareParams`] and the kernel's row of the [catalog](crate::catalog) say, with readable o, do, lse
+/// and gradient of lse, and writable statistics and zeros.
 #[inline(always)]
-pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
-    let forward = &params.forward;
+pub unsafe fn prepare<E: Element, const W: u32>(params: &PrepareParams) {
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(32 * W) };
+    // SAFETY: the zeros are writable, and other threads write other parts.
+    unsafe {
+        write_zeros(
+            params,
+            special::block() * 32 * W + thread,
+            special::blocks() * 32 * W,
+        )
+    };
+    let params = &params.backward;
+    let forward = &params.forward;
     let block_rows = 32 / LANES * W;
     let tiles = params.padded_rows / block_rows;
     let block = special::block();
@@ -101,5 +115,19 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &BackwardParams) {
             global::store_f32(place, lse);
             global::store_f32(place + 4 * u64::from(params.padded_rows), delta);
         }
+    }
+}
+
+/// Writes each part of the zeros whose number is `thread` modulo `threads`.
+///
+/// # Safety
+/// The zeros are writable, and nothing else touches this part.
+#[inline(always)]
+unsafe fn write_zeros(params: &PrepareParams, thread: u32, threads: u32) {
+    let mut offset = ZEROS * u64::from(thread);
+    while offset < params.zero_bytes {
+        // SAFETY: the caller's promise.
+        unsafe { global::store_u32x4(params.zeros + offset, [0; 4]) };
+        offset += ZEROS * u64::from(threads);
     }
 }
