@@ -30,9 +30,12 @@ pub struct Call<A> {
 /// Addresses of a call's tensors, by which it is found.
 type Addresses = [u64; 4];
 
+/// A call and its plan.
+type Kept<A> = (Call<A>, Arc<Plan>);
+
 /// Plans of a pass, of each four addresses the last one.
 #[derive(Debug)]
-pub struct Plans<A>(Mutex<HashMap<Addresses, (Call<A>, Arc<Plan>), FixedState>>);
+pub struct Plans<A>(Mutex<HashMap<Addresses, Kept<A>, FixedState>>);
 
 impl<A> Default for Plans<A> {
     fn default() -> Self {

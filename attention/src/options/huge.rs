@@ -44,7 +44,7 @@ fn huge() -> Vec<(&'static str, Sample, bool)> {
     let slopes = |slope: f32| {
         let slopes = Tensor::new(&Device::cpu(), [2], &[slope, slope / 3.0]).expect("valid");
         Sample {
-            alibi: Some(Slopes::OfHeads(slopes)),
+            alibi: Some(Slopes::Heads(slopes)),
             ..PLAIN.into()
         }
     };

@@ -44,10 +44,10 @@ pub(crate) enum Mask {
 
 #[derive(Debug)]
 pub(crate) enum Slopes {
-    OfHeads(Tensor<f32, 1>),
-    OfEntries(Tensor<f32, 2>),
+    Heads(Tensor<f32, 1>),
+    Entries(Tensor<f32, 2>),
     /// `[sequences, heads]`.
-    OfSequences(Tensor<f32, 2>),
+    Sequences(Tensor<f32, 2>),
 }
 
 impl From<Problem> for Sample {
@@ -75,10 +75,8 @@ impl Sample {
             attention = attention.softcap(softcap);
         }
         attention = match &self.alibi {
-            Some(Slopes::OfHeads(slopes)) => attention.alibi(slopes),
-            Some(Slopes::OfEntries(slopes) | Slopes::OfSequences(slopes)) => {
-                attention.alibi(slopes)
-            }
+            Some(Slopes::Heads(slopes)) => attention.alibi(slopes),
+            Some(Slopes::Entries(slopes) | Slopes::Sequences(slopes)) => attention.alibi(slopes),
             None => attention,
         };
         attention = match &self.bias {
@@ -176,9 +174,9 @@ impl Sample {
         let distance = self.behind(place).expect("of one sequence").abs();
         let slope = match &self.alibi {
             None => 0.0,
-            Some(Slopes::OfHeads(slopes)) => element(slopes, h),
-            Some(Slopes::OfEntries(slopes)) => element(slopes, b * p.heads + h),
-            Some(Slopes::OfSequences(slopes)) => {
+            Some(Slopes::Heads(slopes)) => element(slopes, h),
+            Some(Slopes::Entries(slopes)) => element(slopes, b * p.heads + h),
+            Some(Slopes::Sequences(slopes)) => {
                 let sequences = self.sequences(b);
                 let number = sequences.iter().position(|[q, _]| q.contains(&i));
                 element(slopes, number.expect("in one") * p.heads + h)
@@ -267,9 +265,9 @@ pub(crate) fn samples_of(
         let alibi = alibi.map(|of_entries| match of_entries {
             true => {
                 let of_entries = &slopes[..batch * heads];
-                Slopes::OfEntries(Tensor::new(&cpu, [batch, heads], of_entries).expect("valid"))
+                Slopes::Entries(Tensor::new(&cpu, [batch, heads], of_entries).expect("valid"))
             }
-            false => Slopes::OfHeads(Tensor::new(&cpu, [heads], &slopes[..heads]).expect("valid")),
+            false => Slopes::Heads(Tensor::new(&cpu, [heads], &slopes[..heads]).expect("valid")),
         });
         let mut logits = random(heads, 2.0);
         if seed % 5 == 0 {
@@ -346,10 +344,10 @@ pub(crate) fn samples_of(
         });
         let alibi = match (alibi, &sequences) {
             // Every other time they have their own.
-            (Some(Slopes::OfEntries(_)), Some(Sequences::Packed { q, .. })) if seed % 2 == 0 => {
+            (Some(Slopes::Entries(_)), Some(Sequences::Packed { q, .. })) if seed % 2 == 0 => {
                 let shape = [q.shape()[0] - 1, heads];
                 let slopes = Tensor::new(&cpu, shape, &slopes[..shape[0] * heads]).expect("valid");
-                Some(Slopes::OfSequences(slopes))
+                Some(Slopes::Sequences(slopes))
             }
             (alibi, _) => alibi,
         };
