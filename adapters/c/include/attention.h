@@ -139,7 +139,7 @@ typedef struct AttentionOptions {
   uint32_t splits;
   // Whether gradients are the same bits in every run.
   uint32_t deterministic;
-  // Whether a GPU checks the numbers of sequences before it computes. The CPU always does.
+  // Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
   uint32_t check_lengths;
   // Which `AttentionSequences` the call has.
   uint32_t sequences;
@@ -149,7 +149,7 @@ typedef struct AttentionOptions {
   uint32_t mask_type;
   // Name of the kernel; NULL for the best.
   const char *kernel;
-  // Slopes of ALiBi, `float[batch, heads]`.
+  // Slopes of ALiBi, `float[batch, heads]`, or of packed sequences `float[sequences, heads]`.
   const struct AttentionTensor *alibi;
   // Sinks, `float[heads]`: logits of keys without values.
   const struct AttentionTensor *sinks;
@@ -161,6 +161,11 @@ typedef struct AttentionOptions {
   const struct AttentionTensor *sequences_q;
   // Offsets or lengths of keys, with stride 1.
   const struct AttentionTensor *sequences_kv;
+  // The first key of each entry of the batch, `int32[batch]` with stride 1; not of packed sequences.
+  const struct AttentionTensor *first_keys;
+  // The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
+  // call has no gradients.
+  const struct AttentionTensor *cache_entries;
 } AttentionOptions;
 
 // Tensors of a backward pass, and the options that its forward pass had.
