@@ -216,7 +216,7 @@ impl Case {
 
     /// The inputs of the case's seed with other keys and queries, so that the score of a query of kind
     /// `kind(i)` with key `j` is `score(kind, j)`, exactly if that is a number of the dtype; the scale
-    /// is 1 or, if the case's is negative, -1. There are at most as many kinds as a row has elements.
+    /// is 1 or, if the case's is negative, -1. Rows have an element for each kind, or more.
     #[must_use]
     pub fn with_scores(
         &self,
@@ -226,7 +226,12 @@ impl Case {
     ) -> (Case, Inputs) {
         const Q: f32 = 32.0;
         let scale = self.scale.unwrap_or(1.0).signum();
-        let mut inputs = self.inputs();
+        let case = Case {
+            dim: self.dim.max(kinds),
+            scale: Some(scale),
+            ..self.clone()
+        };
+        let mut inputs = case.inputs();
         inputs.q.fill(0.0);
         for (i, mut queries) in inputs.q.axis_iter_mut(Axis(2)).enumerate() {
             queries.slice_mut(s![.., .., kind(i)]).fill(Q * scale);
@@ -236,10 +241,6 @@ impl Case {
                 keys.slice_mut(s![.., .., kind]).fill(score(kind, j) / Q);
             }
         }
-        let case = Case {
-            scale: Some(scale),
-            ..self.clone()
-        };
         (case, inputs)
     }
 

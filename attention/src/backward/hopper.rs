@@ -44,7 +44,8 @@ pub(super) fn may_store(problem: &Problem) -> bool {
 /// measured on an H200: `docs/tuning.md`. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
 ///
 /// Small waves take less memory, and the cache holds more of it: keys are three jobs ahead for two multiprocessors. Few jobs
-/// and, under the causal mask, few heads that begin together leave multiprocessors idle at the end: there waves are large.
+/// and, under the causal mask, few heads that begin together leave multiprocessors idle at the end: there waves are large. At
+/// least two waves are ahead: one alone makes jobs of queries wait.
 fn ring(
     problem: &Problem,
     head_bytes: usize,
@@ -58,14 +59,16 @@ fn ring(
     let whole = multiprocessors.div_ceil(key_jobs).min(kv_heads);
     let [wave, ahead, spare] = if is_uneven && jobs <= 2 * multiprocessors {
         [kv_heads, 2 * multiprocessors, 1]
-    } else if is_uneven || jobs < 4 * multiprocessors {
+    } else if is_uneven {
+        [whole, 2 * multiprocessors, 2]
+    } else if jobs < 4 * multiprocessors {
         [whole, 2 * multiprocessors, 1]
     } else {
         [small, 3 * multiprocessors / 2, 2]
     };
     let fitting = (MOST_DS_BYTES / head_bytes).max(1);
     let wave = wave.min((fitting / LEAST_HEADS).max(1));
-    let first = ahead.div_ceil(wave * key_jobs);
+    let first = ahead.div_ceil(wave * key_jobs).max(2);
     let stored = (first + spare).min(fitting / wave).max(2);
     let waves = kv_heads.div_ceil(wave);
     [wave, first.min(stored - 1).min(waves), stored.min(waves)]
@@ -256,12 +259,13 @@ mod tests {
         assert_eq!(waves([4, 16, 4096], false), [1, 7, 9]);
         assert_eq!(waves([16, 16, 1024], true), [4, 7, 9]);
         assert_eq!(waves([1, 8, 4096], false), [5, 2, 2]);
+        assert_eq!(waves([1, 16, 16384], false), [1, 2, 3]);
     }
 
     #[test]
     fn heads_of_many_causal_tiles_begin_together() {
-        assert_eq!(waves([4, 16, 4096], true), [5, 2, 3]);
-        assert_eq!(waves([2, 16, 8192], true), [3, 2, 3]);
+        assert_eq!(waves([4, 16, 4096], true), [5, 2, 4]);
+        assert_eq!(waves([2, 16, 8192], true), [3, 2, 4]);
         assert_eq!(waves([1, 8, 4096], true), [8, 1, 1]);
     }
 

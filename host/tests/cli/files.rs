@@ -198,7 +198,8 @@ fn shapes() {
         refuse_shapes(&shape, &other, &other, &["k has shape", "[1, 2, 3, 8]"]);
     }
     refuse_shapes(&[1, 3, 3, 8], &shape, &shape, &["heads is 3", "kv_heads"]);
-    refuse_shapes(&[1, 2, 3, 4], &[1, 2, 3, 4], &[1, 2, 3, 4], &["dim is 4"]);
+    let wide = [1, 2, 3, 1032];
+    refuse_shapes(&wide, &wide, &wide, &["dim is 1032"]);
     let reasons = ["inputs.safetensors: seqlen_q is 0"];
     refuse_shapes(&[1, 2, 0, 8], &shape, &shape, &reasons);
 }
