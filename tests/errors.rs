@@ -82,8 +82,8 @@ fn shapes_that_disagree(device: &Device) -> Outcome {
     }
     refused(
         device,
-        [SHAPE, SHAPE, [batch, heads, seqlen, 12]],
-        "dim_v is 12",
+        [SHAPE, SHAPE, [batch, heads, seqlen, 1025]],
+        "dim_v is 1025",
     )?;
     let input = tensor(device, SHAPE)?;
     let wide = Attention::new().forward(&input, &input, &tensor(device, other_dim)?);
