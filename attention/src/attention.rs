@@ -119,6 +119,18 @@ impl<'a> Attention<'a> {
 
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right).
     /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Tensor};
+    ///
+    /// let q = Tensor::from_vec([1, 1, 2, 1], vec![0.0_f32; 2])?;
+    /// let v = Tensor::from_vec([1, 1, 2, 1], vec![1.0_f32, 5.0])?;
+    /// let (o, _) = Attention::new().causal(true).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0, 3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
@@ -480,6 +492,19 @@ impl<'a> Attention<'a> {
     /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
     /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
     /// CPU does not split.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Class, Dtype, Facts, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 1, 1, 64], [1, 1, 5000, 64]);
+    /// let args = RawForward::row_major(&Problem::new(q, kv, kv, false, None)?);
+    /// let facts = Facts::emulated(Class::Sm90);
+    /// let plan = Attention::new().splits(2).plan(Some(&facts), Dtype::Bf16, &args)?;
+    /// assert_eq!(plan.splits, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn splits(mut self, splits: u32) -> Self {
         self.splits = splits;
         self
@@ -494,6 +519,20 @@ impl<'a> Attention<'a> {
     }
 
     /// The stream on which safe calls are queued. Default: the device's default stream. Raw calls are on the one that they are given.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cuda(0).unwrap_or(Device::cpu());
+    /// let stream = device.stream()?;
+    /// let q = Tensor::new(&device, [1, 1, 1, 8], &[attention::f16::ONE; 8])?;
+    /// let (o, _) = Attention::new().on(&stream).forward(&q, &q, &q)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(o.to_vec()?, [attention::f16::ONE; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on<'b>(&self, stream: &'b Stream) -> Attention<'b>
     where
         'a: 'b,

@@ -76,6 +76,21 @@ impl Attention<'_> {
     /// Computes o `[batch, heads, seqlen_q, dim_v]` and lse `[batch, heads, seqlen_q]`, the natural
     /// logarithm of the sum of each row's exponentials, on the device of the inputs.
     ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Tensor};
+    ///
+    /// // A query that is orthogonal to both keys weighs them alike.
+    /// let q = Tensor::from_vec([1, 1, 1, 2], vec![0.0_f32, 1.0])?;
+    /// let k = Tensor::from_vec([1, 1, 2, 2], vec![1.0, 0.0, 3.0, 0.0])?;
+    /// let v = Tensor::from_vec([1, 1, 2, 2], vec![2.0, 4.0, 6.0, 8.0])?;
+    /// let (o, lse) = Attention::new().forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [4.0, 6.0]);
+    /// assert!((lse.to_vec()?[0] - 2_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Says which argument is wrong, or what the device lacks. A failure while a GPU computes shows
     /// when its results are read.
@@ -94,6 +109,21 @@ impl Attention<'_> {
 
     /// Like [`forward`](Self::forward), into tensors of the caller: `o` of any strides that give
     /// every element its own place, with unit stride in dim, and `lse` contiguous.
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Tensor};
+    ///
+    /// let q = Tensor::from_vec([1, 1, 2, 8], vec![1.0_f32; 16])?;
+    /// let mut o = Tensor::zeros(&q.device(), [1, 1, 2, 8])?;
+    /// let mut lse = Tensor::zeros(&q.device(), [1, 1, 2])?;
+    /// for _step in 0..3 {
+    ///     Attention::new().forward_into(&q, &q, &q, &mut o, &mut lse)?;
+    /// }
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The conditions of [`forward`](Self::forward).
@@ -183,6 +213,29 @@ impl Attention<'_> {
     /// with these arguments says, or more. The CPU needs none.
     ///
     /// Nothing is allocated on the device, once the kernels are [loaded](Device::warm_up).
+    ///
+    /// ```
+    /// # fn main() -> attention::Result<()> {
+    /// use attention::{Attention, Device, Dtype, Problem, RawForward, RawWorkspace};
+    ///
+    /// let shape = [1, 1, 1, 8];
+    /// let (q, mut o, mut lse) = ([0.5_f32; 8], [0.0_f32; 8], [0.0_f32; 1]);
+    /// let mut args = RawForward::row_major(&Problem::new(shape, shape, shape, false, None)?);
+    /// for input in [&mut args.q, &mut args.k, &mut args.v] {
+    ///     input.address = q.as_ptr() as u64;
+    /// }
+    /// (args.o.address, args.lse.address) = (o.as_mut_ptr() as u64, lse.as_mut_ptr() as u64);
+    /// let (device, attention) = (Device::cpu(), Attention::new());
+    /// let plan = attention.plan(device.facts(), Dtype::F32, &args)?;
+    /// // Of a GPU, a pool's memory of `plan.workspace_bytes`.
+    /// let workspace = RawWorkspace { address: 0, bytes: plan.workspace_bytes };
+    /// let stream = std::ptr::null_mut();
+    /// // SAFETY: the arrays have this shape, and nothing else touches them during the call.
+    /// unsafe { attention.forward_raw_in(&device, Dtype::F32, &args, workspace, stream)? };
+    /// assert_eq!(o, q);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The conditions of [`forward_raw`](Self::forward_raw), or says that the workspace is too small or not aligned.
