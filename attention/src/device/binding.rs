@@ -4,6 +4,8 @@
 //! from the list: through `cudarc` here, through another crate in a program.
 
 use cudarc::driver::sys;
+use libloading::Library;
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::ffi::{c_char, c_void};
 use std::fmt::Debug;
 
@@ -127,15 +129,22 @@ pub unsafe fn passed<From, To>(argument: From) -> To {
     unsafe { std::mem::transmute_copy(&argument) }
 }
 
-/// The functions of the crate `cudarc`, which opens the driver library when the first is called.
+/// The functions of the crate `cudarc`, which opens the driver library when the first is called, unless another crate links the
+/// program with it.
 #[derive(Debug)]
 pub struct Cudarc;
 
 // SAFETY: the list names the driver's functions, and cudarc calls those of these names.
 unsafe impl Binding for Cudarc {
     fn library() -> Result<(), String> {
-        // SAFETY: the driver library may be loaded at any time, from any thread.
-        match unsafe { sys::is_culib_present() } {
+        // Names that cudarc tries, too. It panics where there is no library, and says so only if it opens the library itself.
+        let names = [("cuda", ""), ("cuda", ".1"), ("nvcuda", "")];
+        let is_there = names.iter().any(|(name, version)| {
+            let name = format!("{DLL_PREFIX}{name}{DLL_SUFFIX}{version}");
+            // SAFETY: the driver library may be loaded at any time, from any thread.
+            unsafe { Library::new(name) }.is_ok()
+        });
+        match is_there {
             true => Ok(()),
             false => Err("libcuda was not found".to_owned()),
         }
