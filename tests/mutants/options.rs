@@ -112,7 +112,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a query sees one key less",
         kernel: RANGES,
         pattern: "add.s32",
-        which: Nth(9),
+        which: Nth(10),
         change: one_less,
     },
     Mutant {
@@ -156,13 +156,6 @@ pub const MUTANTS: &[Mutant] = &[
         pattern: "ranges_param_0+32]",
         which: All,
         change: zero,
-    },
-    Mutant {
-        what: "a first key below 0",
-        kernel: RANGES,
-        pattern: "max.s32",
-        which: Nth(2),
-        change: always_first,
     },
     Mutant {
         what: "slopes of the first sequence for all",
