@@ -1,5 +1,5 @@
 //! The library in a crate that knows nothing of this workspace, as a path dependency and as it is packaged: an
-//! environment of `PATH` and `HOME`, no CUDA installation, default features.
+//! environment of `PATH` and `HOME`, no CUDA installation, default features and the emulator.
 
 use std::path::Path;
 use std::process::Command;
@@ -47,7 +47,8 @@ fn built_with(library: &Path, program: &Path) -> String {
     let write = |name: &str, text: &str| {
         std::fs::write(program.join(name), text).expect("a file");
     };
-    let dependency = format!("[dependencies]\nattention = {{ path = {library:?} }}\n");
+    let features = r#"features = ["emulator"]"#;
+    let dependency = format!("[dependencies]\nattention = {{ path = {library:?}, {features} }}\n");
     write("Cargo.toml", &format!("{MANIFEST}{dependency}"));
     write("src/main.rs", PROGRAM);
     // The same versions of everything, so that nothing is downloaded again.
