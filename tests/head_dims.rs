@@ -17,6 +17,20 @@ pub fn tests() -> Vec<Test> {
     tests.into_iter().chain(of_hopper).collect()
 }
 
+/// A causal case of these head dims, by plain kernels or, with sinks, by those with options.
+fn causal([dim, dim_v]: [usize; 2], sinks: bool) -> Case {
+    Case {
+        dim,
+        causal: true,
+        modifiers: Modifiers {
+            sinks,
+            dim_v: (dim_v != dim).then_some(dim_v),
+            ..Modifiers::default()
+        },
+        ..Case::default()
+    }
+}
+
 /// Plain kernels, packed and decoding ones, splits, and kernels with options, at both sides of multiples of 8 and of tiles.
 fn forward(device: &Device) -> Outcome {
     for (dim, dim_v) in [
@@ -36,16 +50,9 @@ fn forward(device: &Device) -> Outcome {
             let case = Case {
                 heads,
                 seqlen_q,
-                dim,
                 splits,
-                causal: true,
                 o: Layout::OddRows,
-                modifiers: Modifiers {
-                    sinks,
-                    dim_v: (dim_v != dim).then_some(dim_v),
-                    ..Modifiers::default()
-                },
-                ..Case::default()
+                ..causal([dim, dim_v], sinks)
             };
             case.check(device)?;
         }
@@ -62,14 +69,7 @@ fn gradients(device: &Device) -> Outcome {
                 heads: 2,
                 seqlen_q: seqlen,
                 seqlen_kv: seqlen + 3,
-                dim,
-                causal: true,
-                modifiers: Modifiers {
-                    sinks,
-                    dim_v: (dim_v != dim).then_some(dim_v),
-                    ..Modifiers::default()
-                },
-                ..Case::default()
+                ..causal([dim, dim_v], sinks)
             });
             case.check(device)?;
         }

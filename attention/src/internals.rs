@@ -1,4 +1,4 @@
-//! What the other crates of this repository are built on, such as the planner of its lesson.
+//! Parts that the other crates of this repository are built on, such as the planner of its lesson.
 //!
 //! It is no part of the interface: any release may change it, with no word of it in the changelog.
 

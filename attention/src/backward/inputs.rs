@@ -1,8 +1,8 @@
-//! What a backward pass reads.
+//! Inputs of a backward pass.
 
 use crate::tensor::{Element, Storage, TensorBase, TensorView};
 
-/// What a backward pass reads: q, k and v, what the forward pass made of them, and the gradients of that.
+/// Inputs of a backward pass: q, k and v, what the forward pass made of them, and the gradients of that.
 ///
 /// ```
 /// # fn main() -> attention::Result<()> {

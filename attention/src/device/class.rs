@@ -6,13 +6,13 @@ use kernels::catalog::class;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Class {
-    /// As an A100.
+    /// The A100's.
     Sm80,
-    /// As the GPUs for workstations and games from compute capability 8.6 on.
+    /// GPUs for workstations and games from compute capability 8.6 on.
     Sm86,
-    /// As an H100.
+    /// The H100's.
     Sm90,
-    /// As a B200.
+    /// The B200's.
     Sm100,
 }
 

@@ -221,7 +221,7 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// uses is valid until it has run; the stream is valid.
     unsafe fn launch(&self, launch: &Launch) -> Result<()>;
 
-    /// What each launch of the last call did, with the kernel's name, if the driver counts it.
+    /// Counters of each launch of the last call, with the kernel's name, if the driver counts it.
     #[cfg(feature = "emulator")]
     fn counters(&self) -> Vec<(&'static str, Counters)> {
         Vec::new()

@@ -27,7 +27,7 @@ pub struct Emulator {
     modules: Mutex<Vec<Arc<Module>>>,
     /// Functions, whose handles are their indices.
     functions: Mutex<Vec<(Arc<Module>, String)>>,
-    /// What each launch of the last call did, with the kernel's name.
+    /// Counters of each launch of the last call, with the kernel's name.
     counters: Mutex<Vec<(&'static str, Counters)>>,
     /// Events are the nanoseconds since then.
     start: Instant,

@@ -7,9 +7,9 @@ use kernels::catalog::class;
 /// Shared memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedMemory {
-    /// What a block can have if it asks for it.
+    /// Bytes that a block can ask for.
     pub block: u32,
-    /// What the blocks on a multiprocessor have together.
+    /// Bytes of all blocks on a multiprocessor.
     pub multiprocessor: u32,
 }
 

@@ -174,7 +174,7 @@ impl Device {
         gpu.load_all(steps.map(|step| step.entry))
     }
 
-    /// What each launch of the last call on an emulated GPU did, with the kernel's name, in launch order.
+    /// Counters of each launch of the last call on an emulated GPU, with the kernel's name, in launch order.
     /// Empty on other devices, and before a call. Feature `emulator`.
     #[cfg(feature = "emulator")]
     pub fn counters(&self) -> Vec<(&'static str, Counters)> {

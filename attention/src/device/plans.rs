@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 /// Plans of a pass that are kept.
 const KEPT: usize = 256;
 
-/// What the plan of a pass by the best kernel depends on, beside the device.
+/// A call by the best kernel: all that its plan depends on, beside the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call<A> {
     /// Type of the elements.

@@ -6,7 +6,7 @@ use crate::tensor::Element;
 use ndarray::Axis;
 
 /// # Safety
-/// As for [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU, with `T` the element type.
+/// The conditions of [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU, with `T` the element type.
 pub unsafe fn forward<T: Element>(args: &RawForward) {
     // SAFETY: the caller vouches for the memory, and that nothing else touches it.
     let (mut o, mut lse) = unsafe { (args.o.view_mut::<T, _>(), args.lse.view_mut::<f32, _>()) };
@@ -22,7 +22,7 @@ pub unsafe fn forward<T: Element>(args: &RawForward) {
 }
 
 /// # Safety
-/// As for [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU, with `T` the element type.
+/// The conditions of [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU, with `T` the element type.
 pub unsafe fn backward<T: Element>(args: &RawBackward) {
     for gradient in [args.dq, args.dk, args.dv] {
         // SAFETY: the caller vouches for the memory, and that nothing else touches it.

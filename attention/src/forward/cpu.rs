@@ -20,7 +20,7 @@ const BC: usize = 128;
 /// Computes o and lse of a call whose arguments are checked.
 ///
 /// # Safety
-/// As for [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU.
+/// The conditions of [`Attention::forward_raw`](crate::Attention::forward_raw) on the CPU.
 pub unsafe fn forward_raw(dtype: Dtype, problem: &Problem, args: &RawForward) -> Result<()> {
     let forward = match dtype {
         Dtype::F16 => forward_of::<f16>,

@@ -244,7 +244,8 @@ impl Draft {
             group: 1,
         };
         steps.map_mask(problem, &args.options, tiles, false, &mut options, place)?;
-        options.cache_entries = args.k.shape[0] as u32;
+        // No number names an entry behind these.
+        options.cache_entries = args.k.shape[0].min(i32::MAX as usize) as u32;
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = ForwardParams {
             q: steps.input(args.q, offset_of!(ForwardParams, q.address))?,
@@ -462,9 +463,34 @@ mod tests {
     use crate::forward::{Problem, RawForward};
     use crate::plan::Plan;
     use crate::tensor::RawTensor;
-    use kernels::abi::ForwardParams;
+    use kernels::abi::{ForwardParams, Options};
     use kernels::catalog::{self, Dtype};
     use std::mem::offset_of;
+
+    /// Kernels move numbers to entries that exist, in 32 bits with a sign.
+    #[test]
+    fn caches_of_any_size_have_entries_that_numbers_name() {
+        for (entries, expected) in [
+            (5, 5),
+            (i32::MAX as usize, i32::MAX as u32),
+            (1 << 31, i32::MAX as u32),
+            (1 << 33, i32::MAX as u32),
+        ] {
+            let shape = [2, 1, 3, 64];
+            let problem = Problem::new(shape, shape, shape, false, None).expect("valid");
+            let mut args = RawForward::row_major(&problem);
+            args.options.cache_entries = Some(RawTensor::row_major([2]));
+            for cache in [&mut args.k, &mut args.v] {
+                (cache.shape[0], cache.strides[0]) = (entries, 0);
+            }
+            let facts = Facts::emulated(Class::Sm80);
+            let plan = Attention::new().plan(Some(&facts), Dtype::F16.into(), &args);
+            let params = &plan.expect("a kernel for it").steps[0].params;
+            let place = offset_of!(ForwardParams, options) + offset_of!(Options, cache_entries);
+            let found = params[place..][..4].try_into().expect("four bytes");
+            assert_eq!(u32::from_ne_bytes(found), expected, "{entries}");
+        }
+    }
 
     #[test]
     fn a_warp_combines_128_columns_of_a_row() {

@@ -18,7 +18,7 @@ const BK: usize = 512;
 /// Computes C of a call whose arguments are checked.
 ///
 /// # Safety
-/// As for [`Gemm::forward_raw`](crate::Gemm::forward_raw) on the CPU.
+/// The conditions of [`Gemm::forward_raw`](crate::Gemm::forward_raw) on the CPU.
 pub unsafe fn gemm_raw(dtype: Dtype, args: &RawGemm) -> Result<()> {
     let compute = match dtype {
         Dtype::F16 => gemm_of::<f16>,

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 /// Merges the parts of a call whose arguments are checked.
 ///
 /// # Safety
-/// As for [`merge_raw`](crate::merge_raw) on the CPU.
+/// The conditions of [`merge_raw`](crate::merge_raw) on the CPU.
 pub unsafe fn merge_raw(dtype: Dtype, args: &RawMerge) -> Result<()> {
     let compute = match dtype {
         Dtype::F16 => merge_of::<f16>,
@@ -36,7 +36,7 @@ unsafe fn merge_of<T: Element>(args: &RawMerge) {
 /// Computes the gradients of a call whose arguments are checked.
 ///
 /// # Safety
-/// As for [`merge_backward_raw`](crate::merge_backward_raw) on the CPU.
+/// The conditions of [`merge_backward_raw`](crate::merge_backward_raw) on the CPU.
 pub unsafe fn merge_backward_raw(dtype: Dtype, args: &RawMergeBackward) -> Result<()> {
     let compute = match dtype {
         Dtype::F16 => backward_of::<f16>,

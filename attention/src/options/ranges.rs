@@ -105,7 +105,7 @@ impl RawOptions {
     /// Names the first number that is not allowed; or what the device reports.
     ///
     /// # Safety
-    /// As for [`Attention::forward_raw`](crate::Attention::forward_raw).
+    /// The conditions of [`Attention::forward_raw`](crate::Attention::forward_raw).
     pub(crate) unsafe fn check_lengths(
         &self,
         p: &Problem,

@@ -38,7 +38,7 @@ impl<const R: usize> RawTensor<R> {
         self.in_host_memory(|shape, first| unsafe { ArrayViewMut::from_shape_ptr(shape, first) })
     }
 
-    /// What `new` makes of the shape and the lowest element in host memory.
+    /// The view that `new` makes of the shape and the lowest element in host memory.
     fn in_host_memory<S: RawData, D: Dimension>(
         &self,
         new: impl FnOnce(StrideShape<D>, *mut S::Elem) -> ArrayBase<S, D>,

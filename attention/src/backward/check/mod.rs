@@ -39,7 +39,7 @@ use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 use std::fmt;
 
-/// What a backward pass read and wrote: row-major tensors in host memory.
+/// Tensors that a backward pass read and wrote: row-major tensors in host memory.
 ///
 /// o and lse are not among them: the reference has its own.
 #[derive(Clone, Copy, Debug)]

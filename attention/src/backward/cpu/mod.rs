@@ -29,7 +29,7 @@ const BR: usize = 128;
 /// Keys of a block (Bc).
 const BC: usize = 128;
 
-/// What a backward pass reads: tensors of the shapes and with the names of [`RawBackward`](crate::RawBackward).
+/// Inputs of a backward pass: tensors of the shapes and with the names of [`RawBackward`](crate::RawBackward).
 pub struct Inputs<'a, T> {
     pub options: HostOptions<'a>,
     pub q: ArrayView4<'a, T>,
@@ -68,7 +68,7 @@ impl<T: Element> Inputs<'_, T> {
 /// Computes the gradients of a call whose arguments are checked.
 ///
 /// # Safety
-/// As for [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU.
+/// The conditions of [`Attention::backward_raw`](crate::Attention::backward_raw) on the CPU.
 pub unsafe fn backward_raw(dtype: Dtype, problem: &Problem, args: &RawBackward) -> Result<()> {
     let backward = match dtype {
         Dtype::F16 => backward_of::<f16>,
