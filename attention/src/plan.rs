@@ -162,6 +162,9 @@ pub struct RawWorkspace {
     pub bytes: usize,
 }
 
+/// What gives a call its workspace, when the call knows the bytes: 0 if it needs none.
+pub(crate) type Allocate<'a> = dyn FnMut(usize) -> Result<RawWorkspace> + 'a;
+
 impl RawWorkspace {
     /// The multiple that addresses must be.
     pub const ALIGNMENT: u64 = 256;
@@ -231,14 +234,14 @@ impl Plan {
     pub(crate) unsafe fn run_on(
         &self,
         device: &Device,
-        workspace: Option<RawWorkspace>,
+        workspace: Option<&mut Allocate>,
         stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe {
             match workspace {
                 None => self.run(device, stream),
-                Some(workspace) => self.run_in(device, workspace, stream),
+                Some(allocate) => self.run_in(device, allocate(self.workspace_bytes)?, stream),
             }
         }
     }

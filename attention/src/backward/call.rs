@@ -8,7 +8,7 @@ use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
-use crate::plan::{CPU, EMPTY, Plan, RawWorkspace, Steps};
+use crate::plan::{Allocate, CPU, EMPTY, Plan, RawWorkspace, Steps};
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
 use std::sync::Arc;
 
@@ -253,7 +253,27 @@ impl Attention<'_> {
         stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.backward_on(device, dtype, args, Some(workspace), stream) }
+        unsafe { self.backward_raw_with(device, dtype, args, |_| Ok(workspace), stream) }
+    }
+
+    /// Like [`backward_raw_in`](Self::backward_raw_in), in memory that `allocate` gives: the call tells it the bytes, 0 if it needs none, and
+    /// asks once. On the CPU it does not ask.
+    ///
+    /// # Errors
+    /// The conditions of [`backward_raw_in`](Self::backward_raw_in), and those of `allocate`.
+    ///
+    /// # Safety
+    /// The conditions of [`backward_raw_in`](Self::backward_raw_in), of the workspace that `allocate` gives.
+    pub unsafe fn backward_raw_with(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawBackward,
+        mut allocate: impl FnMut(usize) -> Result<RawWorkspace>,
+        stream: RawStream,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.backward_on(device, dtype, args, Some(&mut allocate), stream) }
     }
 
     /// # Safety
@@ -263,7 +283,7 @@ impl Attention<'_> {
         device: &Device,
         dtype: Dtype,
         args: &RawBackward,
-        workspace: Option<RawWorkspace>,
+        workspace: Option<&mut Allocate>,
         stream: RawStream,
     ) -> Result<()> {
         self.tensors.expect_device(device)?;

@@ -11,7 +11,7 @@ use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
-use crate::plan::{CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
+use crate::plan::{Allocate, CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
@@ -252,7 +252,27 @@ impl Attention<'_> {
         stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { self.forward_on(device, dtype, args, Some(workspace), stream) }
+        unsafe { self.forward_raw_with(device, dtype, args, |_| Ok(workspace), stream) }
+    }
+
+    /// Like [`forward_raw_in`](Self::forward_raw_in), in memory that `allocate` gives: the call tells it the bytes, 0 if it needs none, and
+    /// asks once. On the CPU it does not ask.
+    ///
+    /// # Errors
+    /// The conditions of [`forward_raw_in`](Self::forward_raw_in), and those of `allocate`.
+    ///
+    /// # Safety
+    /// The conditions of [`forward_raw_in`](Self::forward_raw_in), of the workspace that `allocate` gives.
+    pub unsafe fn forward_raw_with(
+        &self,
+        device: &Device,
+        dtype: Dtype,
+        args: &RawForward,
+        mut allocate: impl FnMut(usize) -> Result<RawWorkspace>,
+        stream: RawStream,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.forward_on(device, dtype, args, Some(&mut allocate), stream) }
     }
 
     /// # Safety
@@ -262,7 +282,7 @@ impl Attention<'_> {
         device: &Device,
         dtype: Dtype,
         args: &RawForward,
-        workspace: Option<RawWorkspace>,
+        workspace: Option<&mut Allocate>,
         stream: RawStream,
     ) -> Result<()> {
         self.tensors.expect_device(device)?;

@@ -1,0 +1,150 @@
+"""Attention as operators of PyTorch: `torch.ops.ferroattn.forward` and its gradient.
+
+The binary registers the operators for the CPU and for CUDA. This module adds what PyTorch asks Python for: shapes for
+`torch.compile`, and the gradient's formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from . import _library
+
+_library.register_torch(str(Path(torch.__file__).parent / "lib"))
+
+forward = torch.ops.ferroattn.forward.default
+backward = torch.ops.ferroattn.backward.default
+backward_into = torch.ops.ferroattn.backward_into.default
+
+# Where options are among the arguments of `forward`: tensors first, then numbers.
+_BIAS, _SINKS, _TENSORS = 3, 5, 11
+
+# Calls below autograd pass no kernel of Python.
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+_EXCEPTIONS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "NotImplementedError": NotImplementedError,
+    "MemoryError": torch.OutOfMemoryError,
+}
+
+
+def fail(error: RuntimeError) -> NoReturn:
+    """Raises what an operator's error means, in one line."""
+    text = str(error).split("\n", 1)[0]
+    name, _, reason = text.removeprefix("ferroattn.").partition(": ")
+    if not text.startswith("ferroattn.") or name not in _EXCEPTIONS:
+        raise error
+    raise _EXCEPTIONS[name](reason) from None
+
+
+@torch.library.register_fake("ferroattn::forward")
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    heads_first = options[-1]
+    dim = v.shape[-1]
+    if q.dim() == 3:
+        total, heads, _dim = q.shape
+        return q.new_empty(total, heads, dim), q.new_empty(heads, total, dtype=torch.float32)
+    if heads_first:
+        batch, heads, seqlen, _dim = q.shape
+        o = q.new_empty(batch, seqlen, heads, dim).transpose(1, 2)
+    else:
+        batch, seqlen, heads, _dim = q.shape
+        o = q.new_empty(batch, seqlen, heads, dim)
+    return o, q.new_empty(batch, heads, seqlen, dtype=torch.float32)
+
+
+def _fakes_of_options(q: Tensor, with_bias: bool, with_sinks: bool, bias: Tensor, heads_first: bool) -> list[Tensor]:
+    heads = q.shape[2] if q.dim() == 4 and not heads_first else q.shape[1]
+    shapes = [bias.shape if with_bias else (0,), (heads,) if with_sinks else (0,)]
+    return [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+
+
+@torch.library.register_fake("ferroattn::backward")
+def _(
+    d_o: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    with_bias: bool, with_sinks: bool, bias: Tensor, *options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    heads_first = options[-1]
+
+    def like(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 3 or not heads_first:
+            return tensor.new_empty(tensor.shape)
+        batch, heads, seqlen, dim = tensor.shape
+        return tensor.new_empty(batch, seqlen, heads, dim).transpose(1, 2)
+
+    return like(q), like(k), like(v), *_fakes_of_options(q, with_bias, with_sinks, bias, heads_first)
+
+
+@torch.library.register_fake("ferroattn::backward_into")
+def _(
+    dq: Tensor, dk: Tensor, dv: Tensor,
+    d_o: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    with_bias: bool, with_sinks: bool, bias: Tensor, *options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(_fakes_of_options(q, with_bias, with_sinks, bias, options[-1]))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keeps what the gradient needs."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:_TENSORS], *output)
+    ctx.numbers = inputs[_TENSORS:]
+
+
+def _gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of the arguments of `forward`."""
+    q, k, v, *tensors, o, lse = ctx.saved_tensors
+    if d_o is None:
+        d_o = torch.zeros_like(o)
+    with_bias, with_sinks = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINKS]
+    dq, dk, dv, d_bias, d_sinks = backward(
+        d_o, d_lse, q, k, v, o, lse, with_bias, with_sinks, *tensors, *ctx.numbers
+    )
+    others = (None,) * (5 + len(ctx.numbers))
+    d_bias = d_bias.to(tensors[0].dtype) if with_bias else None
+    return dq, dk, dv, d_bias, None, d_sinks if with_sinks else None, *others
+
+
+torch.library.register_autograd("ferroattn::forward", _gradient, setup_context=_setup)
+
+
+class _Attention(torch.autograd.Function):
+    """The operator with its gradient, without PyTorch's kernels of Python for both."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with _below_autograd():
+            output = forward(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _gradient(ctx, *gradients)
+
+
+def call(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The operator `forward` by its arguments in their order, all of them, with a gradient if one is wanted.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, alone or beside the others.
+        NotImplementedError: No kernel of the device computes the call.
+        torch.OutOfMemoryError: Memory ran out.
+    """
+    if torch.compiler.is_compiling():
+        return forward(*inputs)
+    try:
+        if torch.is_grad_enabled():
+            return _Attention.apply(*inputs)
+        with _below_autograd():
+            return forward(*inputs)
+    except RuntimeError as error:
+        fail(error)

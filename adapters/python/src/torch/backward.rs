@@ -1,0 +1,170 @@
+//! The backward pass.
+
+use super::failure::Failure;
+use super::forward::{Inputs, RawInputs, workspace};
+use super::options::Options;
+use super::shim::StableValue;
+use super::tensor::{Tensor, Type};
+use super::value::{Arguments, results};
+use attention::{Dtype, RawBackward, RawForward};
+
+/// What a backward pass reads beside the inputs of its forward pass.
+#[derive(Debug)]
+pub struct Outputs {
+    pub d_o: Tensor,
+    pub d_lse: Option<Tensor>,
+    pub o: Tensor,
+    pub lse: Tensor,
+}
+
+/// Which gradients of options are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    pub bias: bool,
+    pub sinks: bool,
+}
+
+/// Computes the gradients of q, k, v, bias and sinks, the first three in tensors that are given or new; what is not wanted has
+/// no element.
+pub fn backward(
+    inputs: Inputs,
+    outputs: Outputs,
+    options: &Options,
+    wanted: Wanted,
+    given: Option<[Tensor; 3]>,
+) -> Result<[Tensor; 5], Failure> {
+    let inputs = inputs.in_rows()?;
+    let (d_o, o) = (outputs.d_o.in_rows()?, outputs.o.in_rows()?);
+    let lse = outputs.lse.contiguous()?;
+    let d_lse = outputs.d_lse.map(Tensor::contiguous).transpose()?;
+    let form = options.form;
+    let RawInputs {
+        q,
+        k,
+        v,
+        dtype,
+        place,
+    } = inputs.raw(form)?;
+    let float = Type::Number(Dtype::F32);
+    for (name, tensor, of) in [
+        ("d_o", Some(&d_o), Type::Number(dtype)),
+        ("o", Some(&o), Type::Number(dtype)),
+        ("lse", Some(&lse), float),
+        ("d_lse", d_lse.as_ref(), float),
+    ] {
+        let Some(tensor) = tensor else { continue };
+        tensor.expect(name, of, place)?;
+    }
+    form.expect("d_o", &d_o)?;
+    form.expect("o", &o)?;
+    let gradient = |shape| form.allocate(shape, dtype, place);
+    let gradients = match given {
+        None => [gradient(q.shape)?, gradient(k.shape)?, gradient(v.shape)?],
+        Some(given) => {
+            for (name, tensor) in ["dq", "dk", "dv"].iter().zip(&given) {
+                form.expect(name, tensor)?;
+                tensor.expect(name, Type::Number(dtype), place)?;
+            }
+            given
+        }
+    };
+    let d_bias = match &options.bias {
+        Some(bias) if wanted.bias => {
+            let sizes = bias.sizes().try_into();
+            let sizes: [i64; 4] = sizes.map_err(|_| Failure::value("bias must have four axes"))?;
+            Tensor::ordered(sizes, [0, 1, 2, 3], float, place)?
+        }
+        _ => Tensor::ordered([0], [0], float, place)?,
+    };
+    let d_sinks = match wanted.sinks {
+        true => Tensor::ordered([q.shape[1] as i64], [0], float, place)?,
+        false => Tensor::ordered([0], [0], float, place)?,
+    };
+    let forward = RawForward {
+        q,
+        k,
+        v,
+        o: o.raw(form.axes()),
+        lse: form.rows("lse", &lse)?,
+        options: options.raw(q.shape, k.shape[2], place)?,
+    };
+    let [dq, dk, dv] = gradients.each_ref().map(|tensor| tensor.raw(form.axes()));
+    let mut args = RawBackward::new(&forward, d_o.raw(form.axes()), [dq, dk, dv]);
+    args.d_lse = match &d_lse {
+        Some(d_lse) => Some(form.rows("d_lse", d_lse)?),
+        None => None,
+    };
+    if wanted.bias && options.bias.is_some() {
+        args.d_bias = Some(d_bias.raw([Some(0), Some(1), Some(2), Some(3)]));
+    }
+    if wanted.sinks {
+        args.d_sinks = Some(d_sinks.raw([Some(0)]));
+    }
+    let (device, stream) = place.device()?;
+    let mut work = None;
+    // SAFETY: tensors are PyTorch's, live in the order of its current stream; outputs and workspace are new.
+    let done = unsafe {
+        let allocate = |bytes| workspace(bytes, place, &mut work);
+        options
+            .attention
+            .backward_raw_with(&device, dtype, &args, allocate, stream)
+    };
+    done?;
+    let [dq, dk, dv] = gradients;
+    Ok([dq, dk, dv, d_bias, d_sinks])
+}
+
+/// The operator `ferroattn::backward`.
+pub unsafe fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
+    let mut arguments = Arguments::new(stack);
+    let call = Call::read(&mut arguments)?;
+    let gradients = backward(call.inputs, call.outputs, &call.options, call.wanted, None)?;
+    results(stack, gradients);
+    Ok(())
+}
+
+/// The operator `ferroattn::backward_into`.
+pub unsafe fn operator_into(stack: &mut [StableValue]) -> Result<(), Failure> {
+    let mut arguments = Arguments::new(stack);
+    let given = [(); 3].map(|()| arguments.tensor());
+    let call = Call::read(&mut arguments)?;
+    let gradients = backward(
+        call.inputs,
+        call.outputs,
+        &call.options,
+        call.wanted,
+        Some(given),
+    )?;
+    let [_, _, _, d_bias, d_sinks] = gradients;
+    results(stack, [d_bias, d_sinks]);
+    Ok(())
+}
+
+/// Arguments of both operators.
+struct Call {
+    inputs: Inputs,
+    outputs: Outputs,
+    wanted: Wanted,
+    options: Options,
+}
+
+impl Call {
+    fn read(arguments: &mut Arguments) -> Result<Self, Failure> {
+        let d_o = arguments.tensor();
+        let d_lse = arguments.optional_tensor();
+        let inputs = Inputs::read(arguments);
+        let (o, lse) = (arguments.tensor(), arguments.tensor());
+        let wanted = Wanted {
+            bias: arguments.bool(),
+            sinks: arguments.bool(),
+        };
+        let options = Options::read(arguments, inputs.q.sizes().len())?;
+        let outputs = Outputs { d_o, d_lse, o, lse };
+        Ok(Call {
+            inputs,
+            outputs,
+            wanted,
+            options,
+        })
+    }
+}

@@ -1,0 +1,126 @@
+//! The forward pass.
+
+use super::device::Place;
+use super::failure::Failure;
+use super::options::{Form, Options};
+use super::shim::StableValue;
+use super::tensor::{Tensor, Type};
+use super::value::{Arguments, results};
+use attention::{Dtype, RawForward, RawTensor, RawWorkspace};
+
+/// Queries, keys and values of a call.
+#[derive(Debug)]
+pub struct Inputs {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+}
+
+/// Inputs by address, and what is common to all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct RawInputs {
+    pub q: RawTensor,
+    pub k: RawTensor,
+    pub v: RawTensor,
+    pub dtype: Dtype,
+    pub place: Place,
+}
+
+impl Inputs {
+    /// Reads them.
+    pub fn read(arguments: &mut Arguments) -> Self {
+        let [q, k, v] = [(); 3].map(|()| arguments.tensor());
+        Inputs { q, k, v }
+    }
+
+    /// These, or copies with rows side by side.
+    pub fn in_rows(self) -> Result<Self, Failure> {
+        Ok(Inputs {
+            q: self.q.in_rows()?,
+            k: self.k.in_rows()?,
+            v: self.v.in_rows()?,
+        })
+    }
+
+    /// The tensors by address.
+    pub fn raw(&self, form: Form) -> Result<RawInputs, Failure> {
+        let (dtype, place) = (self.q.number("q")?, self.q.place());
+        let raw = |name, tensor: &Tensor| -> Result<RawTensor, Failure> {
+            form.expect(name, tensor)?;
+            tensor.expect(name, Type::Number(dtype), place)?;
+            Ok(tensor.raw(form.axes()))
+        };
+        Ok(RawInputs {
+            q: raw("q", &self.q)?,
+            k: raw("k", &self.k)?,
+            v: raw("v", &self.v)?,
+            dtype,
+            place,
+        })
+    }
+}
+
+/// Computes o and lse.
+pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure> {
+    let inputs = inputs.in_rows()?;
+    let form = options.form;
+    let RawInputs {
+        q,
+        k,
+        v,
+        dtype,
+        place,
+    } = inputs.raw(form)?;
+    let [batch, heads, seqlen, _] = q.shape;
+    let shape = [batch, heads, seqlen, v.shape[3]];
+    let o = form.allocate(shape, dtype, place)?;
+    let lse = form.allocate_rows(shape, place)?;
+    let args = RawForward {
+        q,
+        k,
+        v,
+        o: o.raw(form.axes()),
+        lse: form.rows("lse", &lse)?,
+        options: options.raw(q.shape, k.shape[2], place)?,
+    };
+    let (device, stream) = place.device()?;
+    let mut work = None;
+    // SAFETY: tensors are PyTorch's, live in the order of its current stream; outputs and workspace are new.
+    let done = unsafe {
+        let allocate = |bytes| workspace(bytes, place, &mut work);
+        options
+            .attention
+            .forward_raw_with(&device, dtype, &args, allocate, stream)
+    };
+    done?;
+    Ok([o, lse])
+}
+
+/// Memory of PyTorch for a call's work. Given back while the work runs, it goes to later work of the stream alone.
+pub fn workspace(
+    bytes: usize,
+    place: Place,
+    kept: &mut Option<Tensor>,
+) -> attention::Result<RawWorkspace> {
+    if bytes == 0 {
+        return Ok(RawWorkspace::default());
+    }
+    let memory = Tensor::bytes(bytes, place).map_err(|_| attention::Error::OutOfMemory {
+        device: "the GPU".to_owned(),
+        needed: bytes as u64,
+        free: None,
+    })?;
+    let address = memory.address();
+    *kept = Some(memory);
+    Ok(RawWorkspace { address, bytes })
+}
+
+/// The operator `ferroattn::forward`.
+pub unsafe fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
+    let mut arguments = Arguments::new(stack);
+    let inputs = Inputs::read(&mut arguments);
+    let options = Options::read(&mut arguments, inputs.q.sizes().len())?;
+    let outputs = forward(inputs, &options)?;
+    results(stack, outputs);
+    Ok(())
+}

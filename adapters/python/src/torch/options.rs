@@ -1,0 +1,249 @@
+//! Options of a call.
+
+use super::device::Place;
+use super::failure::Failure;
+use super::tensor::{Tensor, Type};
+use super::value::Arguments;
+use attention::{Attention, Dtype, RawBias, RawMask, RawOptions, RawTensor, Sequences};
+
+/// How the axes of q, k, v and o are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `[batch, heads, seqlen, dim]`, as PyTorch's own function has them.
+    HeadsFirst,
+    /// `[batch, seqlen, heads, dim]`, as FlashAttention has them.
+    RowsFirst,
+    /// `[total, heads, dim]` of packed sequences.
+    Packed,
+}
+
+impl Form {
+    /// Which axis is batch, heads, seqlen and dim.
+    pub fn axes(self) -> [Option<usize>; 4] {
+        match self {
+            Form::HeadsFirst => [Some(0), Some(1), Some(2), Some(3)],
+            Form::RowsFirst => [Some(0), Some(2), Some(1), Some(3)],
+            Form::Packed => [None, Some(1), Some(0), Some(2)],
+        }
+    }
+
+    /// Checks the axes of q, k, v or o.
+    pub fn expect(self, name: &str, tensor: &Tensor) -> Result<(), Failure> {
+        match self {
+            Form::HeadsFirst => tensor.expect_rank(name, 4, "[batch, heads, seqlen, dim]"),
+            Form::RowsFirst => tensor.expect_rank(name, 4, "[batch, seqlen, heads, dim]"),
+            Form::Packed => tensor.expect_rank(name, 3, "[total, heads, dim]"),
+        }
+    }
+
+    /// A new tensor of this form, for a problem's axes; rows of one query lie side by side whatever the form.
+    pub fn allocate(
+        self,
+        [batch, heads, seqlen, dim]: [usize; 4],
+        dtype: Dtype,
+        place: Place,
+    ) -> Result<Tensor, Failure> {
+        let [batch, heads, seqlen, dim] = [batch, heads, seqlen, dim].map(|n| n as i64);
+        let of = Type::Number(dtype);
+        match self {
+            Form::HeadsFirst => {
+                Tensor::ordered([batch, heads, seqlen, dim], [0, 2, 1, 3], of, place)
+            }
+            Form::RowsFirst => {
+                Tensor::ordered([batch, seqlen, heads, dim], [0, 1, 2, 3], of, place)
+            }
+            Form::Packed => Tensor::ordered([seqlen, heads, dim], [0, 1, 2], of, place),
+        }
+    }
+
+    /// A new tensor of a number for each row of scores: `[batch, heads, seqlen]`, packed `[heads, total]`.
+    pub fn allocate_rows(
+        self,
+        [batch, heads, seqlen, _]: [usize; 4],
+        place: Place,
+    ) -> Result<Tensor, Failure> {
+        let [batch, heads, seqlen] = [batch, heads, seqlen].map(|n| n as i64);
+        let of = Type::Number(Dtype::F32);
+        match self {
+            Form::Packed => Tensor::ordered([heads, seqlen], [0, 1], of, place),
+            _ => Tensor::ordered([batch, heads, seqlen], [0, 1, 2], of, place),
+        }
+    }
+
+    /// A tensor of a number for each row of scores, by address.
+    pub fn rows(self, name: &str, tensor: &Tensor) -> Result<RawTensor<3>, Failure> {
+        match self {
+            Form::Packed => {
+                tensor.expect_rank(name, 2, "[heads, total]")?;
+                Ok(tensor.raw([None, Some(0), Some(1)]))
+            }
+            _ => {
+                tensor.expect_rank(name, 3, "[batch, heads, seqlen]")?;
+                Ok(tensor.raw([Some(0), Some(1), Some(2)]))
+            }
+        }
+    }
+}
+
+/// Options as an operator takes them.
+#[derive(Debug)]
+pub struct Options {
+    /// Options that are numbers.
+    pub attention: Attention<'static>,
+    /// How axes are ordered.
+    pub form: Form,
+    /// A bias with an element for each pair.
+    pub bias: Option<Tensor>,
+    /// A mask with a truth value for each pair.
+    pub mask: Option<Tensor>,
+    /// Sinks, `float32[heads]`.
+    pub sinks: Option<Tensor>,
+    /// Slopes of ALiBi, `float32[heads]` or `float32[batch, heads]`.
+    pub alibi: Option<Tensor>,
+    /// Lengths of queries and of keys; of packed sequences their offsets.
+    pub seqlens: [Option<Tensor>; 2],
+    /// The first key of each entry.
+    pub first_keys: Option<Tensor>,
+    /// The entry of k and v of each entry.
+    pub cache_entries: Option<Tensor>,
+}
+
+impl Options {
+    /// The options in an operator's signature. None has a default: PyTorch would leave it out of what gradients see.
+    pub const SIGNATURE: &'static str = "Tensor? bias, Tensor? mask, Tensor? sinks, Tensor? alibi_slopes, \
+        Tensor? seqlens_q, Tensor? seqlens_k, Tensor? first_keys, Tensor? cache_entries, float? scale, bool causal, \
+        int left, int right, float softcap, int splits, bool deterministic, bool heads_first";
+
+    /// Reads them; `rank` is that of q.
+    pub fn read(arguments: &mut Arguments, rank: usize) -> Result<Self, Failure> {
+        let mut tensor = || arguments.optional_tensor();
+        let [bias, mask, sinks, alibi] = [tensor(), tensor(), tensor(), tensor()];
+        let [seqlens_q, seqlens_k, first_keys, cache_entries] =
+            [tensor(), tensor(), tensor(), tensor()];
+        let scale = arguments.optional_float();
+        let causal = arguments.bool();
+        let [left, right] = [arguments.int(), arguments.int()];
+        let softcap = arguments.float();
+        let splits = arguments.int();
+        let deterministic = arguments.bool();
+        let heads_first = arguments.bool();
+        let splits = u32::try_from(splits)
+            .map_err(|_| Failure::value(format!("splits is {splits}; it must be at least 0")))?;
+        // A negative bound is none, as FlashAttention has it.
+        let bound = |keys: i64| usize::try_from(keys).ok();
+        let mut attention = Attention::new()
+            .causal(causal)
+            .window(bound(left), bound(right))
+            .splits(splits)
+            .deterministic(deterministic);
+        if let Some(scale) = scale {
+            attention = attention.scale(scale as f32);
+        }
+        if softcap != 0.0 {
+            attention = attention.softcap(softcap as f32);
+        }
+        let form = match (rank, heads_first) {
+            (3, _) => Form::Packed,
+            (_, true) => Form::HeadsFirst,
+            (_, false) => Form::RowsFirst,
+        };
+        Ok(Options {
+            attention,
+            form,
+            bias,
+            mask,
+            sinks,
+            alibi,
+            seqlens: [seqlens_q, seqlens_k],
+            first_keys,
+            cache_entries,
+        })
+    }
+
+    /// The options' tensors by address, for queries `[batch, heads, seqlen, dim]` and so many keys.
+    pub fn raw(&self, q: [usize; 4], keys: usize, place: Place) -> Result<RawOptions, Failure> {
+        let float = Type::Number(Dtype::F32);
+        let [batch, heads, queries, _] = q;
+        let pairs = [batch, heads, queries, keys];
+        let mut options = RawOptions::default();
+        if let Some(bias) = &self.bias {
+            let dtype = bias.number("bias")?;
+            bias.expect("bias", Type::Number(dtype), place)?;
+            let tensor = of_pairs("bias", bias, pairs)?;
+            options.bias = Some(RawBias { dtype, tensor });
+        }
+        if let Some(mask) = &self.mask {
+            mask.expect("mask", Type::Bool, place)?;
+            let tensor = of_pairs("mask", mask, pairs)?;
+            options.mask = Some(RawMask {
+                bits: false,
+                tensor,
+            });
+        }
+        if let Some(sinks) = &self.sinks {
+            sinks.expect("sinks", float, place)?;
+            sinks.expect_rank("sinks", 1, "[heads]")?;
+            options.sinks = Some(sinks.raw([Some(0)]));
+        }
+        if let Some(alibi) = &self.alibi {
+            alibi.expect("alibi_slopes", float, place)?;
+            options.alibi = Some(match alibi.sizes().len() {
+                1 => RawTensor {
+                    shape: [batch, alibi.sizes()[0] as usize],
+                    ..alibi.raw([None, Some(0)])
+                },
+                _ => {
+                    alibi.expect_rank("alibi_slopes", 2, "[heads] or [batch, heads]")?;
+                    alibi.raw([Some(0), Some(1)])
+                }
+            });
+        }
+        options.sequences = self.sequences(place)?;
+        options.first_keys = numbers("first_keys", self.first_keys.as_ref(), place)?;
+        options.cache_entries = numbers("cache_entries", self.cache_entries.as_ref(), place)?;
+        Ok(options)
+    }
+
+    fn sequences(&self, place: Place) -> Result<Option<Sequences<RawTensor<1>>>, Failure> {
+        let [q, kv] = &self.seqlens;
+        let q = numbers("seqlens_q", q.as_ref(), place)?;
+        let kv = numbers("seqlens_k", kv.as_ref(), place)?;
+        match (self.form, q.zip(kv)) {
+            (Form::Packed, Some((q, kv))) => Ok(Some(Sequences::Packed { q, kv })),
+            (Form::Packed, None) => Err(Failure::value(
+                "packed sequences need the offsets of both queries and keys",
+            )),
+            (_, Some((q, kv))) => Ok(Some(Sequences::Padded { q, kv })),
+            (_, None) if q.is_some() || kv.is_some() => Err(Failure::value(
+                "padded sequences need the lengths of both queries and keys",
+            )),
+            (_, None) => Ok(None),
+        }
+    }
+}
+
+/// A tensor with an element for each pair, or one for all along axes of extent 1.
+fn of_pairs(name: &str, tensor: &Tensor, pairs: [usize; 4]) -> Result<RawTensor, Failure> {
+    tensor.expect_rank(name, 4, "[batch or 1, heads or 1, seqlen_q or 1, seqlen_k]")?;
+    let mut raw = tensor.raw([Some(0), Some(1), Some(2), Some(3)]);
+    for (axis, &extent) in pairs.iter().enumerate().take(3) {
+        if raw.shape[axis] == 1 && extent != 1 {
+            (raw.shape[axis], raw.strides[axis]) = (extent, 0);
+        }
+    }
+    Ok(raw)
+}
+
+/// Whole numbers, one for each sequence.
+fn numbers(
+    name: &str,
+    tensor: Option<&Tensor>,
+    place: Place,
+) -> Result<Option<RawTensor<1>>, Failure> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    tensor.expect(name, Type::Int32, place)?;
+    tensor.expect_rank(name, 1, "a row of numbers")?;
+    Ok(Some(tensor.raw([Some(0)])))
+}

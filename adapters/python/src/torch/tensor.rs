@@ -1,0 +1,261 @@
+//! A tensor of PyTorch that is owned.
+
+use super::device::Place;
+use super::failure::Failure;
+use super::shim::shim;
+use attention::{Dtype, RawTensor};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::slice;
+
+/// A reference to a tensor, which it gives back when dropped.
+#[derive(Debug)]
+pub struct Tensor(*mut c_void);
+
+/// Types of elements that calls take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// What attention computes in.
+    Number(Dtype),
+    /// Whole numbers of 32 bits.
+    Int32,
+    /// Truth values, a byte each.
+    Bool,
+    /// Bytes.
+    Byte,
+}
+
+impl Type {
+    /// PyTorch's number of the type.
+    fn code(self) -> i32 {
+        let shim = shim();
+        // SAFETY: each function returns a number.
+        unsafe {
+            match self {
+                Type::Number(Dtype::F16) => (shim.f16)(),
+                Type::Number(Dtype::Bf16) => (shim.bf16)(),
+                Type::Number(_) => (shim.f32)(),
+                Type::Int32 => (shim.i32)(),
+                Type::Bool => (shim.bool)(),
+                Type::Byte => (shim.u8)(),
+            }
+        }
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: the reference is this one's.
+        unsafe { (shim().delete)(self.0) };
+    }
+}
+
+impl Tensor {
+    /// A tensor whose reference is the caller's to give.
+    ///
+    /// # Safety
+    /// The handle is a tensor's, and nothing else gives it back.
+    pub unsafe fn owned(handle: *mut c_void) -> Self {
+        Tensor(handle)
+    }
+
+    /// The handle, whose reference goes to the caller.
+    pub fn into_handle(self) -> *mut c_void {
+        let handle = self.0;
+        std::mem::forget(self);
+        handle
+    }
+
+    /// Bytes of a GPU's memory, of any contents.
+    pub fn bytes(bytes: usize, place: Place) -> Result<Self, Failure> {
+        allocated(&[bytes as i64], &[1], Type::Byte.code(), place)
+    }
+
+    /// A new tensor of any contents whose axes lie in memory in an order, the last side by side.
+    pub fn ordered<const R: usize>(
+        sizes: [i64; R],
+        order: [usize; R],
+        of: Type,
+        place: Place,
+    ) -> Result<Self, Failure> {
+        let mut strides = [0; R];
+        let mut next = 1;
+        for &axis in order.iter().rev() {
+            strides[axis] = next;
+            next *= sizes[axis].max(1);
+        }
+        allocated(&sizes, &strides, of.code(), place)
+    }
+
+    /// Sets all elements to 0, in the order of the current stream.
+    pub fn zero(&self) -> Result<(), Failure> {
+        // SAFETY: the tensor is live.
+        match unsafe { (shim().zero)(self.0) } {
+            0 => Ok(()),
+            _ => Err(Failure::other("PyTorch does not fill a tensor")),
+        }
+    }
+
+    /// This tensor, or a copy with elements of the last axis side by side.
+    pub fn in_rows(self) -> Result<Self, Failure> {
+        match (self.sizes().last(), self.strides().last()) {
+            (Some(2..), Some(&stride)) if stride != 1 => self.copied(),
+            _ => Ok(self),
+        }
+    }
+
+    /// This tensor, or a row-major copy.
+    pub fn contiguous(self) -> Result<Self, Failure> {
+        let axes = self.sizes().iter().zip(self.strides());
+        let mut axes = axes.zip(row_major(self.sizes()));
+        match axes.all(|((&size, &stride), packed)| size < 2 || stride == packed) {
+            true => Ok(self),
+            false => self.copied(),
+        }
+    }
+
+    /// A row-major copy.
+    fn copied(&self) -> Result<Self, Failure> {
+        let sizes = self.sizes();
+        let copy = allocated(sizes, &row_major(sizes), self.dtype_code(), self.place())?;
+        // SAFETY: both tensors are live, of one shape.
+        match unsafe { (shim().copy)(copy.0, self.0, 1) } {
+            0 => Ok(copy),
+            _ => Err(Failure::other("PyTorch does not copy a tensor")),
+        }
+    }
+
+    /// Extents of the axes.
+    pub fn sizes(&self) -> &[i64] {
+        self.axes(shim().sizes)
+    }
+
+    /// Elements from one index to the next, for every axis.
+    pub fn strides(&self) -> &[i64] {
+        self.axes(shim().strides)
+    }
+
+    fn axes(&self, of: unsafe extern "C" fn(*mut c_void, *mut *const i64) -> i32) -> &[i64] {
+        let (mut rank, mut numbers) = (0, std::ptr::null());
+        // SAFETY: the tensor is live, and lends as many numbers as it has axes.
+        unsafe {
+            (shim().rank)(self.0, &mut rank);
+            of(self.0, &mut numbers);
+            match rank {
+                1.. => slice::from_raw_parts(numbers, rank as usize),
+                _ => &[],
+            }
+        }
+    }
+
+    /// The device.
+    pub fn place(&self) -> Place {
+        let mut place = Place { kind: 0, index: 0 };
+        // SAFETY: the tensor is live, the pointers a local's.
+        unsafe {
+            (shim().device_type)(self.0, &mut place.kind);
+            (shim().device_index)(self.0, &mut place.index);
+        }
+        place
+    }
+
+    fn dtype_code(&self) -> i32 {
+        let mut code = 0;
+        // SAFETY: the tensor is live, the pointer a local's.
+        unsafe { (shim().dtype)(self.0, &mut code) };
+        code
+    }
+
+    /// The type of q, k and v.
+    pub fn number(&self, name: &str) -> Result<Dtype, Failure> {
+        let code = self.dtype_code();
+        let found = Dtype::ALL
+            .into_iter()
+            .find(|&dtype| Type::Number(dtype).code() == code);
+        found.ok_or_else(|| {
+            Failure::dtype(format!(
+                "{name} must be of float16, bfloat16 or, on the CPU, float32"
+            ))
+        })
+    }
+
+    /// Checks type and device.
+    pub fn expect(&self, name: &str, of: Type, place: Place) -> Result<(), Failure> {
+        if self.dtype_code() != of.code() {
+            let wanted = match of {
+                Type::Number(Dtype::F16) => "float16",
+                Type::Number(Dtype::Bf16) => "bfloat16",
+                Type::Number(_) => "float32",
+                Type::Int32 => "int32",
+                Type::Bool => "bool",
+                Type::Byte => "uint8",
+            };
+            return Err(Failure::dtype(format!("{name} must be of {wanted}")));
+        }
+        match self.place() == place {
+            true => Ok(()),
+            false => Err(Failure::value(format!(
+                "{name} is on another device than q"
+            ))),
+        }
+    }
+
+    /// Address of the first element.
+    pub fn address(&self) -> u64 {
+        let mut address = null_mut();
+        // SAFETY: the tensor is live, the pointer a local's.
+        unsafe { (shim().address)(self.0, &mut address) };
+        address.expose_provenance() as u64
+    }
+
+    /// The tensor by address, its axes in an order; an axis that is none of the tensor's has extent 1.
+    pub fn raw<const R: usize>(&self, axes: [Option<usize>; R]) -> RawTensor<R> {
+        let (sizes, strides) = (self.sizes(), self.strides());
+        RawTensor {
+            address: self.address(),
+            shape: axes.map(|axis| axis.map_or(1, |axis| sizes[axis] as usize)),
+            strides: axes.map(|axis| axis.map_or(0, |axis| strides[axis] as isize)),
+        }
+    }
+
+    /// Checks the number of axes.
+    pub fn expect_rank(&self, name: &str, rank: usize, axes: &str) -> Result<(), Failure> {
+        match self.sizes().len() == rank {
+            true => Ok(()),
+            false => Err(Failure::value(format!(
+                "{name} has {} axes; it must be {axes}",
+                self.sizes().len()
+            ))),
+        }
+    }
+}
+
+/// Strides of a tensor without gaps, the last axis side by side.
+fn row_major(sizes: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; sizes.len()];
+    for axis in (1..sizes.len()).rev() {
+        strides[axis - 1] = strides[axis] * sizes[axis].max(1);
+    }
+    strides
+}
+
+/// A new tensor of any contents, in PyTorch's memory, of a type by PyTorch's number.
+fn allocated(sizes: &[i64], strides: &[i64], dtype: i32, place: Place) -> Result<Tensor, Failure> {
+    let mut handle = null_mut();
+    // SAFETY: sizes and strides are as many; the pointer is a local's.
+    let status = unsafe {
+        (shim().empty)(
+            sizes.len() as i64,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            dtype,
+            place.kind,
+            place.index,
+            &mut handle,
+        )
+    };
+    match status {
+        0 => Ok(Tensor(handle)),
+        _ => Err(Failure::memory(sizes)),
+    }
+}
