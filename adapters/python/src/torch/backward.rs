@@ -44,7 +44,7 @@ pub fn backward(
         v,
         dtype,
         place,
-    } = inputs.raw(form)?;
+    } = inputs.raw(options)?;
     let float = Type::Number(Dtype::F32);
     for (name, tensor, of) in [
         ("d_o", Some(&d_o), Type::Number(dtype)),
@@ -57,9 +57,16 @@ pub fn backward(
     }
     form.expect("d_o", &d_o)?;
     form.expect("o", &o)?;
-    let gradient = |shape| form.allocate(shape, dtype, place);
+    let gradient = |input: &Tensor| {
+        let shape = input.raw(form.axes()).shape;
+        options.allocate(shape, dtype, place, input)
+    };
     let gradients = match given {
-        None => [gradient(q.shape)?, gradient(k.shape)?, gradient(v.shape)?],
+        None => [
+            gradient(&inputs.q)?,
+            gradient(&inputs.k)?,
+            gradient(&inputs.v)?,
+        ],
         Some(given) => {
             for (name, tensor) in ["dq", "dk", "dv"].iter().zip(&given) {
                 form.expect(name, tensor)?;
@@ -88,7 +95,13 @@ pub fn backward(
         lse: form.rows("lse", &lse)?,
         options: options.raw(q.shape, k.shape[2], place)?,
     };
-    let [dq, dk, dv] = gradients.each_ref().map(|tensor| tensor.raw(form.axes()));
+    let [dq, mut dk, mut dv] = gradients.each_ref().map(|tensor| tensor.raw(form.axes()));
+    if options.keys.is_some() {
+        // What no query sees has a gradient of 0.
+        gradients[1].zero()?;
+        gradients[2].zero()?;
+        (dk.shape, dv.shape) = (k.shape, v.shape);
+    }
     let mut args = RawBackward::new(&forward, d_o.raw(form.axes()), [dq, dk, dv]);
     args.d_lse = match &d_lse {
         Some(d_lse) => Some(form.rows("d_lse", d_lse)?),
@@ -115,7 +128,7 @@ pub fn backward(
 }
 
 /// The operator `ferroattn::backward`.
-pub unsafe fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
+pub fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let call = Call::read(&mut arguments)?;
     let gradients = backward(call.inputs, call.outputs, &call.options, call.wanted, None)?;
@@ -124,7 +137,7 @@ pub unsafe fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
 }
 
 /// The operator `ferroattn::backward_into`.
-pub unsafe fn operator_into(stack: &mut [StableValue]) -> Result<(), Failure> {
+pub fn operator_into(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let given = [(); 3].map(|()| arguments.tensor());
     let call = Call::read(&mut arguments)?;

@@ -23,14 +23,25 @@ pub struct Place {
 }
 
 impl Place {
+    /// The CPU.
+    pub fn cpu() -> Self {
+        // SAFETY: the function returns a number.
+        let kind = unsafe { (shim().device_cpu)() };
+        Place { kind, index: -1 }
+    }
+
+    /// Whether it is a CUDA device.
+    pub fn is_cuda(self) -> bool {
+        // SAFETY: the function returns a number.
+        self.kind == unsafe { (shim().device_cuda)() }
+    }
+
     /// The library's device, and PyTorch's current stream there.
     pub fn device(self) -> Result<(Device, *mut c_void), Failure> {
-        // SAFETY: these functions return a number each.
-        let (cpu, cuda) = unsafe { ((shim().device_cpu)(), (shim().device_cuda)()) };
-        if self.kind == cpu {
+        if self.kind == Self::cpu().kind {
             return Ok((Device::cpu(), null_mut()));
         }
-        let (true, Some(stream_of)) = (self.kind == cuda, current_stream()) else {
+        let (true, Some(stream_of)) = (self.is_cuda(), current_stream()) else {
             return Err(Failure::value(
                 "tensors must be of the CPU or of CUDA devices",
             ));

@@ -2,7 +2,7 @@
 
 use super::device::Place;
 use super::failure::Failure;
-use super::options::{Form, Options};
+use super::options::Options;
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
@@ -43,20 +43,25 @@ impl Inputs {
     }
 
     /// The tensors by address.
-    pub fn raw(&self, form: Form) -> Result<RawInputs, Failure> {
+    pub fn raw(&self, options: &Options) -> Result<RawInputs, Failure> {
+        let form = options.form;
         let (dtype, place) = (self.q.number("q")?, self.q.place());
         let raw = |name, tensor: &Tensor| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
             tensor.expect(name, Type::Number(dtype), place)?;
             Ok(tensor.raw(form.axes()))
         };
-        Ok(RawInputs {
+        let mut inputs = RawInputs {
             q: raw("q", &self.q)?,
             k: raw("k", &self.k)?,
             v: raw("v", &self.v)?,
             dtype,
             place,
-        })
+        };
+        if let Some(keys) = options.keys {
+            (inputs.k.shape[2], inputs.v.shape[2]) = (keys, keys);
+        }
+        Ok(inputs)
     }
 }
 
@@ -70,10 +75,10 @@ pub fn forward(inputs: Inputs, options: &Options) -> Result<[Tensor; 2], Failure
         v,
         dtype,
         place,
-    } = inputs.raw(form)?;
+    } = inputs.raw(options)?;
     let [batch, heads, seqlen, _] = q.shape;
     let shape = [batch, heads, seqlen, v.shape[3]];
-    let o = form.allocate(shape, dtype, place)?;
+    let o = options.allocate(shape, dtype, place, &inputs.q)?;
     let lse = form.allocate_rows(shape, place)?;
     let args = RawForward {
         q,
@@ -116,7 +121,7 @@ pub fn workspace(
 }
 
 /// The operator `ferroattn::forward`.
-pub unsafe fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
+pub fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let inputs = Inputs::read(&mut arguments);
     let options = Options::read(&mut arguments, inputs.q.sizes().len())?;

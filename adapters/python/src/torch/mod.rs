@@ -9,6 +9,7 @@
 //! | `device` | the library's devices by PyTorch's |
 //! | `options` | options of a call |
 //! | `forward`, `backward` | the passes |
+//! | `sdpa` | PyTorch's own operators, replaced |
 //! | `operators` | names and signatures, and their registration |
 
 mod backward;
@@ -17,11 +18,14 @@ mod failure;
 mod forward;
 mod operators;
 mod options;
+mod sdpa;
 mod shim;
 mod tensor;
 mod value;
 
 use std::ffi::{CStr, CString, c_char};
+use std::panic::{UnwindSafe, catch_unwind};
+use std::ptr::null;
 
 /// Registers the operators with the PyTorch whose libraries lie in a folder, and are loaded.
 ///
@@ -33,12 +37,45 @@ use std::ffi::{CStr, CString, c_char};
 pub unsafe extern "C" fn ferroattn_register_torch(folder: *const c_char) -> *const c_char {
     // SAFETY: the caller's word.
     let folder = unsafe { CStr::from_ptr(folder) };
-    let registered = std::panic::catch_unwind(|| {
+    told(|| {
         shim::load(&folder.to_string_lossy())?;
         operators::register()
-    });
-    match registered {
-        Ok(Ok(())) => std::ptr::null(),
+    })
+}
+
+/// Replaces PyTorch's operators behind `scaled_dot_product_attention` on a device, `CPU` or `CUDA`.
+///
+/// Returns null, or why not, as a line of text that is never freed.
+///
+/// # Safety
+/// The device is a string. The operators are registered, and those that PyTorch's kernels are behind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferroattn_replace_sdpa(device: *const c_char) -> *const c_char {
+    // SAFETY: the caller's word.
+    let device = unsafe { CStr::from_ptr(device) };
+    told(|| sdpa::replace(device))
+}
+
+/// Puts PyTorch's own operators of a device back.
+///
+/// Returns null, or why not, as a line of text that is never freed.
+///
+/// # Safety
+/// The device is a string. The operators are registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferroattn_restore_sdpa(device: *const c_char) -> *const c_char {
+    // SAFETY: the caller's word.
+    let device = unsafe { CStr::from_ptr(device) };
+    told(|| {
+        sdpa::restore(device);
+        Ok(())
+    })
+}
+
+/// Null if all went well, else why not.
+fn told(body: impl FnOnce() -> Result<(), String> + UnwindSafe) -> *const c_char {
+    match catch_unwind(body) {
+        Ok(Ok(())) => null(),
         Ok(Err(reason)) => CString::new(reason).unwrap_or_default().into_raw(),
         Err(_) => c"a fault of the library".as_ptr(),
     }

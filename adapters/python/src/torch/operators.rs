@@ -94,10 +94,10 @@ unsafe extern "C-unwind" fn backward_into_kernel(
 ///
 /// # Safety
 /// The stack has so many values, which are the operator's arguments.
-unsafe fn run(
+pub unsafe fn run(
     stack: *mut StableValue,
     values: u64,
-    body: unsafe fn(&mut [StableValue]) -> Result<(), Failure>,
+    body: fn(&mut [StableValue]) -> Result<(), Failure>,
 ) {
     // SAFETY: the caller's word.
     let done = catch_unwind(AssertUnwindSafe(|| unsafe {

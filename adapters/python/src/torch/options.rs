@@ -36,18 +36,25 @@ impl Form {
         }
     }
 
-    /// A new tensor of this form, for a problem's axes; rows of one query lie side by side whatever the form.
+    /// A new tensor of this form, for a problem's axes. Heads of one row lie side by side, or the axes in memory are those of
+    /// another tensor of the form.
     pub fn allocate(
         self,
         [batch, heads, seqlen, dim]: [usize; 4],
         dtype: Dtype,
         place: Place,
+        like: Option<&Tensor>,
     ) -> Result<Tensor, Failure> {
         let [batch, heads, seqlen, dim] = [batch, heads, seqlen, dim].map(|n| n as i64);
         let of = Type::Number(dtype);
         match self {
             Form::HeadsFirst => {
-                Tensor::ordered([batch, heads, seqlen, dim], [0, 2, 1, 3], of, place)
+                let mut order = [0, 2, 1, 3];
+                if let Some(like) = like {
+                    order = [0, 1, 2, 3];
+                    order.sort_by_key(|&axis| -like.strides()[axis]);
+                }
+                Tensor::ordered([batch, heads, seqlen, dim], order, of, place)
             }
             Form::RowsFirst => {
                 Tensor::ordered([batch, seqlen, heads, dim], [0, 1, 2, 3], of, place)
@@ -106,6 +113,10 @@ pub struct Options {
     pub first_keys: Option<Tensor>,
     /// The entry of k and v of each entry.
     pub cache_entries: Option<Tensor>,
+    /// Whether outputs lie in memory as inputs do.
+    pub like_inputs: bool,
+    /// Keys that are there for the call; the others are seen by no query.
+    pub keys: Option<usize>,
 }
 
 impl Options {
@@ -150,14 +161,28 @@ impl Options {
         Ok(Options {
             attention,
             form,
-            bias,
-            mask,
+            bias: bias.map(Tensor::in_rows).transpose()?,
+            mask: mask.map(Tensor::in_rows).transpose()?,
             sinks,
             alibi,
             seqlens: [seqlens_q, seqlens_k],
             first_keys,
             cache_entries,
+            like_inputs: false,
+            keys: None,
         })
+    }
+
+    /// A new tensor for the call: an output, or a gradient, beside an input of the same axes.
+    pub fn allocate(
+        &self,
+        shape: [usize; 4],
+        dtype: Dtype,
+        place: Place,
+        input: &Tensor,
+    ) -> Result<Tensor, Failure> {
+        let like = self.like_inputs.then_some(input);
+        self.form.allocate(shape, dtype, place, like)
     }
 
     /// The options' tensors by address, for queries `[batch, heads, seqlen, dim]` and so many keys.

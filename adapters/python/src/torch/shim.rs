@@ -44,6 +44,7 @@ functions! {
     strides = cpu "aoti_torch_get_strides": unsafe extern "C" fn(*mut c_void, *mut *const i64) -> Status,
     rank = cpu "aoti_torch_get_dim": unsafe extern "C" fn(*mut c_void, *mut i64) -> Status,
     address = cpu "aoti_torch_get_data_ptr": unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> Status,
+    offset = cpu "aoti_torch_get_storage_offset": unsafe extern "C" fn(*mut c_void, *mut i64) -> Status,
     dtype = cpu "aoti_torch_get_dtype": unsafe extern "C" fn(*mut c_void, *mut i32) -> Status,
     device_type = cpu "aoti_torch_get_device_type": unsafe extern "C" fn(*mut c_void, *mut i32) -> Status,
     device_index = cpu "aoti_torch_get_device_index": unsafe extern "C" fn(*mut c_void, *mut i32) -> Status,
@@ -52,11 +53,18 @@ functions! {
         unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut *mut c_void) -> Status,
     /// Destination, source, whether it may return early.
     copy = cpu "aoti_torch_copy_": unsafe extern "C" fn(*mut c_void, *mut c_void, i32) -> Status,
+    defined = cpu "aoti_torch_is_defined": unsafe extern "C" fn(*mut c_void, *mut bool) -> Status,
+    undefined = cpu "aoti_torch_new_uninitialized_tensor": unsafe extern "C" fn(*mut *mut c_void) -> Status,
+    /// Tensor, rank, sizes, strides, offset of the view.
+    view = cpu "aoti_torch__reinterpret_tensor":
+        unsafe extern "C" fn(*mut c_void, i64, *const i64, *const i64, i64, *mut *mut c_void) -> Status,
     zero = cpu "aoti_torch_zero_": unsafe extern "C" fn(*mut c_void) -> Status,
     f16 = cpu "aoti_torch_dtype_float16": unsafe extern "C" fn() -> i32,
     bf16 = cpu "aoti_torch_dtype_bfloat16": unsafe extern "C" fn() -> i32,
     f32 = cpu "aoti_torch_dtype_float32": unsafe extern "C" fn() -> i32,
     i32 = cpu "aoti_torch_dtype_int32": unsafe extern "C" fn() -> i32,
+    i64 = cpu "aoti_torch_dtype_int64": unsafe extern "C" fn() -> i32,
+    u64 = cpu "aoti_torch_dtype_uint64": unsafe extern "C" fn() -> i32,
     u8 = cpu "aoti_torch_dtype_uint8": unsafe extern "C" fn() -> i32,
     bool = cpu "aoti_torch_dtype_bool": unsafe extern "C" fn() -> i32,
     device_cpu = cpu "aoti_torch_device_type_cpu": unsafe extern "C" fn() -> i32,
@@ -69,6 +77,13 @@ functions! {
         unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> Status,
     define = cpu "aoti_torch_library_def": unsafe extern "C" fn(*mut c_void, *const c_char) -> Status,
     implement = cpu "aoti_torch_library_impl": unsafe extern "C" fn(*mut c_void, *const c_char, Kernel) -> Status,
+    /// Gives back what was registered in a library.
+    forget = cpu "aoti_torch_delete_library_object": unsafe extern "C" fn(*mut c_void) -> Status,
+    /// Name, overload, stack.
+    call = cpu "aoti_torch_call_dispatcher":
+        unsafe extern "C" fn(*const c_char, *const c_char, *mut StableValue) -> Status,
+    list_item = cpu "torch_list_get_item": unsafe extern "C" fn(*mut c_void, usize, *mut StableValue) -> Status,
+    delete_list = cpu "torch_delete_list": unsafe extern "C" fn(*mut c_void) -> Status,
     /// The operator `delete` of C++, which frees what PyTorch allocates for an optional argument.
     delete_optional = cpp "_ZdlPv": unsafe extern "C" fn(*mut c_void),
     /// `c10::detail::torchCheckFail` throws PyTorch's error: function, file, line, message.

@@ -19,6 +19,10 @@ pub enum Type {
     Number(Dtype),
     /// Whole numbers of 32 bits.
     Int32,
+    /// Whole numbers of 64 bits.
+    Int64,
+    /// Whole numbers of 64 bits, without a sign.
+    Uint64,
     /// Truth values, a byte each.
     Bool,
     /// Bytes.
@@ -36,6 +40,8 @@ impl Type {
                 Type::Number(Dtype::Bf16) => (shim.bf16)(),
                 Type::Number(_) => (shim.f32)(),
                 Type::Int32 => (shim.i32)(),
+                Type::Int64 => (shim.i64)(),
+                Type::Uint64 => (shim.u64)(),
                 Type::Bool => (shim.bool)(),
                 Type::Byte => (shim.u8)(),
             }
@@ -87,6 +93,101 @@ impl Tensor {
         allocated(&sizes, &strides, of.code(), place)
     }
 
+    /// PyTorch's tensor that is none.
+    pub fn undefined() -> Self {
+        let mut handle = null_mut();
+        // SAFETY: the pointer is a local's.
+        unsafe { (shim().undefined)(&mut handle) };
+        Tensor(handle)
+    }
+
+    /// This tensor, unless it is PyTorch's that is none.
+    pub fn defined(self) -> Option<Self> {
+        let mut defined = false;
+        // SAFETY: the tensor is live, the pointer a local's.
+        unsafe { (shim().defined)(self.0, &mut defined) };
+        defined.then_some(self)
+    }
+
+    /// The first elements of the last axis.
+    pub fn first(&self, elements: i64) -> Result<Self, Failure> {
+        let (mut sizes, strides) = (self.sizes().to_vec(), self.strides());
+        if let Some(last) = sizes.last_mut() {
+            *last = elements;
+        }
+        self.view(&sizes, strides)
+    }
+
+    /// This tensor with four axes, the first ones of one element where it has none, and so many elements in the last, repeated
+    /// if it has one.
+    pub fn of_pairs(&self, keys: i64) -> Result<Self, Failure> {
+        let missing = 4_usize.saturating_sub(self.sizes().len());
+        let mut sizes = [&[1; 4][..missing], self.sizes()].concat();
+        let mut strides = [&[0; 4][..missing], self.strides()].concat();
+        if let (Some(last @ 1), Some(stride)) = (sizes.last_mut(), strides.last_mut()) {
+            (*last, *stride) = (keys, 0);
+        }
+        self.view(&sizes, &strides)?.in_rows()
+    }
+
+    /// This tensor with one more axis, the last, of one element.
+    pub fn with_last_axis(&self) -> Result<Self, Failure> {
+        self.view(
+            &[self.sizes(), &[1]].concat(),
+            &[self.strides(), &[1]].concat(),
+        )
+    }
+
+    /// This tensor without its last axis, which has one element.
+    pub fn without_last_axis(&self) -> Result<Self, Failure> {
+        let rank = self.sizes().len().saturating_sub(1);
+        self.view(&self.sizes()[..rank], &self.strides()[..rank])
+    }
+
+    /// A view that begins at the first element, and lies in this tensor's elements.
+    fn view(&self, sizes: &[i64], strides: &[i64]) -> Result<Self, Failure> {
+        let mut handle = null_mut();
+        let rank = sizes.len() as i64;
+        // SAFETY: sizes and strides are as many; the pointer is a local's.
+        let status = unsafe {
+            let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
+            (shim().view)(self.0, rank, sizes, strides, self.offset(), &mut handle)
+        };
+        match status {
+            0 => Ok(Tensor(handle)),
+            _ => Err(Failure::other("PyTorch gives no view of a tensor")),
+        }
+    }
+
+    /// A new row-major tensor of this one's shape and type.
+    pub fn like(&self) -> Result<Self, Failure> {
+        let sizes = self.sizes();
+        allocated(sizes, &row_major(sizes), self.dtype_code(), self.place())
+    }
+
+    /// A new tensor `[batch, heads, seqlen]` of this one's shape and type, with the heads of a row side by side.
+    pub fn like_with_heads_last(&self) -> Result<Self, Failure> {
+        let &[batch, heads, seqlen] = self.sizes() else {
+            return Err(Failure::other("a tensor has not three axes"));
+        };
+        let strides = [seqlen * heads, 1, heads];
+        allocated(
+            &[batch, heads, seqlen],
+            &strides,
+            self.dtype_code(),
+            self.place(),
+        )
+    }
+
+    /// Copies the elements of a tensor of the same shape, of any type, in the order of the current stream.
+    pub fn copy(&self, source: &Tensor) -> Result<(), Failure> {
+        // SAFETY: both tensors are live.
+        match unsafe { (shim().copy)(self.0, source.0, 1) } {
+            0 => Ok(()),
+            _ => Err(Failure::other("PyTorch does not copy a tensor")),
+        }
+    }
+
     /// Sets all elements to 0, in the order of the current stream.
     pub fn zero(&self) -> Result<(), Failure> {
         // SAFETY: the tensor is live.
@@ -116,13 +217,9 @@ impl Tensor {
 
     /// A row-major copy.
     fn copied(&self) -> Result<Self, Failure> {
-        let sizes = self.sizes();
-        let copy = allocated(sizes, &row_major(sizes), self.dtype_code(), self.place())?;
-        // SAFETY: both tensors are live, of one shape.
-        match unsafe { (shim().copy)(copy.0, self.0, 1) } {
-            0 => Ok(copy),
-            _ => Err(Failure::other("PyTorch does not copy a tensor")),
-        }
+        let copy = self.like()?;
+        copy.copy(self)?;
+        Ok(copy)
     }
 
     /// Extents of the axes.
@@ -159,6 +256,13 @@ impl Tensor {
         place
     }
 
+    fn offset(&self) -> i64 {
+        let mut offset = 0;
+        // SAFETY: the tensor is live, the pointer a local's.
+        unsafe { (shim().offset)(self.0, &mut offset) };
+        offset
+    }
+
     fn dtype_code(&self) -> i32 {
         let mut code = 0;
         // SAFETY: the tensor is live, the pointer a local's.
@@ -187,6 +291,8 @@ impl Tensor {
                 Type::Number(Dtype::Bf16) => "bfloat16",
                 Type::Number(_) => "float32",
                 Type::Int32 => "int32",
+                Type::Int64 => "int64",
+                Type::Uint64 => "uint64",
                 Type::Bool => "bool",
                 Type::Byte => "uint8",
             };

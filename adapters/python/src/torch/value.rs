@@ -44,11 +44,33 @@ impl<'s> Arguments<'s> {
         }
     }
 
-    /// A tensor that may be `None`.
+    /// A tensor that may be `None`, or PyTorch's that is none.
     pub fn optional_tensor(&mut self) -> Option<Tensor> {
         let handle = pointer(self.optional()?);
         // SAFETY: the reference is the operator's own, and read once.
-        Some(unsafe { Tensor::owned(handle) })
+        unsafe { Tensor::owned(handle) }.defined()
+    }
+
+    /// A tensor that may be PyTorch's that is none.
+    pub fn defined_tensor(&mut self) -> Option<Tensor> {
+        self.tensor().defined()
+    }
+
+    /// One truth value of a list.
+    pub fn bool_of_list(&mut self, index: usize) -> bool {
+        let list = pointer(self.next());
+        let mut value = 0;
+        // SAFETY: the list is the operator's own, read once; the pointer is a local's.
+        unsafe {
+            (shim().list_item)(list, index, &mut value);
+            (shim().delete_list)(list);
+        }
+        value as u8 != 0
+    }
+
+    /// Leaves out so many numbers.
+    pub fn skip(&mut self, numbers: usize) {
+        self.stack = &self.stack[numbers..];
     }
 
     /// A whole number.
@@ -73,13 +95,19 @@ impl<'s> Arguments<'s> {
     }
 }
 
-fn pointer(value: StableValue) -> *mut c_void {
+/// The pointer in a value.
+pub fn pointer(value: StableValue) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(value as usize)
 }
 
 /// Tensors that an operator returns.
 pub fn results<const N: usize>(stack: &mut [StableValue], tensors: [Tensor; N]) {
     for (place, tensor) in stack.iter_mut().zip(tensors) {
-        *place = tensor.into_handle().expose_provenance() as StableValue;
+        *place = value(tensor);
     }
+}
+
+/// A tensor that an operator returns.
+pub fn value(tensor: Tensor) -> StableValue {
+    tensor.into_handle().expose_provenance() as StableValue
 }
