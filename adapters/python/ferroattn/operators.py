@@ -148,3 +148,17 @@ def call(*inputs: Any) -> tuple[Tensor, Tensor]:
             return forward(*inputs)
     except RuntimeError as error:
         fail(error)
+
+
+def call_into(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The operator `backward_into` by its arguments in their order, all of them, without a gradient of its own.
+
+    Raises: as `call`.
+    """
+    if torch.compiler.is_compiling():
+        return backward_into(*inputs)
+    try:
+        with _below_autograd():
+            return backward_into(*inputs)
+    except RuntimeError as error:
+        fail(error)

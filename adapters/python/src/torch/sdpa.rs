@@ -76,22 +76,20 @@ unsafe impl Send for Replaced {}
 
 static REPLACED: Mutex<Vec<Replaced>> = Mutex::new(Vec::new());
 
-/// Replaces the operators of a device, `CPU` or `CUDA`.
+/// Replaces the operators of a device, `CPU` or `CUDA`. Those of GPUs, which PyTorch has no kernels of for the CPU, are there on the CPU, too.
 pub fn replace(device: &CStr) -> Result<(), String> {
     let mut library = null_mut();
-    let on_cpu = device == c"CPU";
     // SAFETY: the strings are valid during the calls, the pointer a local's; kernels have the operators' signatures.
     unsafe {
         let (namespace, file) = (c"aten".as_ptr(), c"ferroattn".as_ptr());
         (shim().implement_in)(namespace, device.as_ptr(), file, 0, &mut library);
         for operator in OPERATORS {
-            if operator
+            let of_cpu = operator
                 .name
                 .to_bytes()
                 .windows(8)
-                .any(|part| part == b"_for_cpu")
-                == on_cpu
-            {
+                .any(|part| part == b"_for_cpu");
+            if device == c"CPU" || !of_cpu {
                 (shim().implement)(library, operator.name.as_ptr(), operator.kernel);
             }
         }
@@ -347,6 +345,9 @@ fn cudnn_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
 /// Rows of lse that the operator of efficient attention pads their number to.
 const LSE_ROWS: i64 = 32;
 
+/// Elements that rows of a bias' gradient are padded to there.
+const BIAS_ROWS: i64 = 16;
+
 fn efficient(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let inputs = Inputs::read(&mut arguments);
@@ -391,7 +392,7 @@ fn efficient_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
     arguments.skip(1);
     let wants_bias = arguments.bool_of_list(3) && bias.is_some();
     let d_bias = match &bias {
-        Some(bias) if wants_bias => bias.like()?,
+        Some(bias) if wants_bias => bias.like_in_rows_of(BIAS_ROWS)?,
         _ => Tensor::undefined(),
     };
     let call = Call {
@@ -447,7 +448,7 @@ fn cpu_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         causal,
         top_left: true,
         scale: arguments.optional_float(),
-        like_inputs: true,
+        like_inputs: false,
     };
     let outputs = Outputs {
         d_o,

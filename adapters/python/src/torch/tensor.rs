@@ -165,6 +165,22 @@ impl Tensor {
         allocated(sizes, &row_major(sizes), self.dtype_code(), self.place())
     }
 
+    /// A new tensor of this one's shape and type, whose rows begin at multiples of so many elements.
+    pub fn like_in_rows_of(&self, multiple: i64) -> Result<Self, Failure> {
+        let sizes = self.sizes();
+        let Some((&last, rows)) = sizes.split_last() else {
+            return self.like();
+        };
+        let padded = [rows, &[(last + multiple - 1) / multiple * multiple]].concat();
+        allocated(
+            &padded,
+            &row_major(&padded),
+            self.dtype_code(),
+            self.place(),
+        )?
+        .first(last)
+    }
+
     /// A new tensor `[batch, heads, seqlen]` of this one's shape and type, with the heads of a row side by side.
     pub fn like_with_heads_last(&self) -> Result<Self, Failure> {
         let &[batch, heads, seqlen] = self.sizes() else {

@@ -1,0 +1,3 @@
+"""Parts of models."""
+
+from . import rotary as rotary
