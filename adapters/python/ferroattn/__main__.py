@@ -10,6 +10,7 @@ import random
 import struct
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from operator import mul
 from typing import Any
@@ -20,6 +21,8 @@ from . import __version__, _library
 SEQLEN_Q, SEQLEN_K, HEADS, KV_HEADS, DIM = 40, 50, 4, 2, 32
 # Errors that rounding alone explains, of the largest element or of 1.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
+# `ATTENTION_DTYPE_F32`.
+F32 = 3
 RESULTS = ["o", "lse", "dq", "dk", "dv"]
 
 # Rows of elements, and rows of heads of elements.
@@ -66,6 +69,8 @@ def find_binary() -> tuple[str, ctypes.CDLL | None]:
         library = _library.load()
     except ImportError as error:
         return first_line(error), None
+    for function in (library.attention_device_name, library.attention_last_error):
+        function.restype = ctypes.c_char_p
     return f"{_library.PATH}, {_library.PATH.stat().st_size / 1e6:.1f} MB", library
 
 
@@ -80,9 +85,7 @@ def find_driver() -> str:
 
 
 def find_gpus(library: ctypes.CDLL) -> list[tuple[str, str]]:
-    """The GPUs by name, and why a GPU does not open, or why there is none."""
-    library.attention_device_name.restype = ctypes.c_char_p
-    library.attention_last_error.restype = ctypes.c_char_p
+    """The GPUs by name up to the first that does not open, and why it does not."""
     rows: list[tuple[str, str]] = []
     for index in itertools.count():
         device = ctypes.c_void_p()
@@ -90,7 +93,7 @@ def find_gpus(library: ctypes.CDLL) -> list[tuple[str, str]]:
             reason = library.attention_last_error().decode()
             # Indices end behind the last GPU.
             if index == 0 or not reason.startswith("there is no CUDA device"):
-                rows.append((f"GPU {index}" if index else "GPU", f"none: {reason}"))
+                rows.append((f"GPU {index}" if index else "GPU", reason))
             return rows
         rows.append((f"GPU {index}", library.attention_device_name(device).decode()))
         library.attention_close(device)
@@ -101,11 +104,10 @@ def find_torch() -> tuple[str, bool | None]:
     """PyTorch's version, and whether it has the operators, None where it is not installed."""
     try:
         import torch
-    except ModuleNotFoundError:
-        return "not installed", None
     # A PyTorch that is broken raises exceptions of many kinds.
     except Exception as error:
-        return f"does not load: {first_line(error)}", None
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        return "not installed" if missing else f"does not load: {first_line(error)}", None
     try:
         from . import operators  # noqa: F401
     except Exception as error:
@@ -129,7 +131,7 @@ def run_checks(library: ctypes.CDLL, with_torch: bool) -> bool:
     """
     case = draw()
     expected = reference(case)
-    print(f"{'largest error':<24}" + "".join(f"{name:<10}" for name in RESULTS))
+    print(f"{'largest error':<24}" + "".join(f"{name:<10}" for name in RESULTS).rstrip())
     all_ok = True
     for device, dtype, compute in checks(library, with_torch):
         print(f"{device + ', ' + dtype:<24}", end="", flush=True)
@@ -154,16 +156,16 @@ def checks(library: ctypes.CDLL, with_torch: bool) -> Iterator[Check]:
     if with_torch:
         import torch
 
-        yield "CPU", "float32", lambda case: by_torch(case, "cpu", torch.float32)
+        yield "CPU", "float32", partial(by_torch, device="cpu", dtype=torch.float32)
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            device = f"cuda:{index}"
-            yield f"GPU {index}", "float16", lambda case, device=device: by_torch(case, device, torch.float16)
-            yield f"GPU {index}", "bfloat16", lambda case, device=device: by_torch(case, device, torch.bfloat16)
+            for dtype in (torch.float16, torch.bfloat16):
+                name = str(dtype).removeprefix("torch.")
+                yield f"GPU {index}", name, partial(by_torch, device=f"cuda:{index}", dtype=dtype)
         return
     try:
         import numpy  # noqa: F401
     except ImportError:
-        yield "CPU", "float32", lambda case: by_interface(case, library)
+        yield "CPU", "float32", partial(by_interface, library=library)
     else:
         yield "CPU", "float32", by_numpy
 
@@ -250,9 +252,7 @@ def by_interface(case: Case, library: ctypes.CDLL) -> Results:
 
     def run(function: str, words: list[int], pointers: int) -> None:
         form = f"2IP{len(words)}q{pointers}P"
-        args = struct.pack(
-            form, struct.calcsize(form), F32, ctypes.addressof(options), *words, *(0 for _ in range(pointers))
-        )
+        args = struct.pack(form, struct.calcsize(form), F32, ctypes.addressof(options), *words, *[0] * pointers)
         succeed(getattr(library, function)(device, args, ctypes.c_uint64(0), ctypes.c_size_t(0), None))
 
     succeed(library.attention_open_cpu(ctypes.byref(device)))
@@ -265,12 +265,8 @@ def by_interface(case: Case, library: ctypes.CDLL) -> Results:
     return [list(results) for results in (o, lse, dq, dk, dv)]
 
 
-# `ATTENTION_DTYPE_F32`.
-F32 = 3
-
-
 def dot(a: list[float], b: list[float]) -> float:
-    return sum(map(mul, a, b))
+    return math.fsum(map(mul, a, b))
 
 
 def add(to: list[float], factor: float, values: list[float]) -> None:

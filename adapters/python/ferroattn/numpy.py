@@ -145,12 +145,15 @@ def attention_backward(
 
     Raises:
         ValueError, TypeError: An argument is wrong, alone or beside the others.
+        NotImplementedError: There are cache_entries.
         MemoryError: Memory ran out.
     """
+    if cache_entries is not None:
+        raise NotImplementedError("there are no gradients of a call with cache_entries")
     call = _Call(q, k, v, heads_first)
     call.set_numbers(scale, causal, window, softcap)
     bias, sinks = call.set_arrays(bias, mask, sinks, alibi_slopes)
-    call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries)
+    call.set_lengths(seqlens_q, seqlens_k, first_keys, None)
     dq, dk, dv = (np.empty(array.shape, array.dtype) for array in (call.q, call.k, call.v))
     args = call.args(
         _Backward,
@@ -354,8 +357,11 @@ class _Call:
         """Tells the C interface where an array lies, and keeps it alive during the call."""
         array = _in_rows(array)
         self._kept.append(array)
-        rest = [0] * (4 - array.ndim)
         steps = [step // array.itemsize for step in array.strides]
+        if array.size == 0:
+            # NumPy's are 0, which the C interface refuses.
+            steps = [math.prod(max(extent, 1) for extent in array.shape[axis + 1 :]) for axis in range(array.ndim)]
+        rest = [0] * (4 - array.ndim)
         return _Tensor(array.ctypes.data, (*array.shape, *rest), (*steps, *rest))
 
     def _tensor_of_pairs(self, name: str, array: Array) -> _Tensor:
@@ -388,7 +394,7 @@ def _in_rows(array: Array) -> Array:
     """The array, or a copy with elements where the C interface reads them: whole, and side by side in the last axis."""
     size = array.itemsize
     whole = array.ctypes.data % size == 0 and all(step % size == 0 for step in array.strides)
-    return array if whole and array.strides[-1] == size else array.copy()
+    return array if array.size == 0 or (whole and array.strides[-1] == size) else array.copy()
 
 
 def _expect_axes(name: str, array: Array, axes: int, form: str) -> None:

@@ -6,7 +6,8 @@ The binary registers the operators for the CPU and for CUDA. This module adds wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -131,15 +132,24 @@ class _Attention(torch.autograd.Function):
         return _gradient(ctx, *gradients)
 
 
+# Tensors without a class of their own, whose calls may pass PyTorch's kernels of Python.
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+_native = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
+_carry = torch.ops.ferroattn.carry.default
+# Numbers of sets of options, by the options.
+_sets: dict[tuple[Any, ...], float] = {}
+
+
 def call(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """The operator `forward` by its arguments in their order, all of them, with a gradient if one is wanted.
+    """The operator `forward` by its arguments in their order, all of them, with gradients of o and lse if one is wanted.
 
     Raises:
         ValueError, TypeError: An argument is wrong, alone or beside the others.
         NotImplementedError: No kernel of the device computes the call.
         torch.OutOfMemoryError: Memory ran out.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(inputs[0]) not in _PLAIN:
         return forward(*inputs)
     try:
         if torch.is_grad_enabled():
@@ -148,6 +158,46 @@ def call(*inputs: Any) -> tuple[Tensor, Tensor]:
             return forward(*inputs)
     except RuntimeError as error:
         fail(error)
+
+
+def call_for_output(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Like `call`, with gradients of o alone, which PyTorch computes in its own code where its operator has the arguments.
+
+    Raises: as `call`.
+    """
+    q, k, v, bias, mask, sinks, alibi, seqlens_q, seqlens_k, first_keys, cache_entries, *numbers = inputs
+    if (
+        first_keys is not None
+        or cache_entries is not None
+        or (mask is not None and (bias is not None or mask.dtype != torch.bool))
+        or (bias is not None and bias.dtype == torch.bool)
+        or (sinks is not None and sinks.requires_grad)
+        or torch.compiler.is_compiling()
+        or type(q) not in _PLAIN
+    ):
+        return call(*inputs)
+    key = tuple(numbers)
+    number = _sets.get(key)
+    if number is None:
+        number = _intern(*numbers)
+        if number < 0:
+            return call(*inputs)
+        _sets[key] = number
+    try:
+        if seqlens_q is not None or seqlens_k is not None or alibi is not None or sinks is not None:
+            _carry(seqlens_q, seqlens_k, alibi, sinks)
+        return _native(q, k, v, mask if bias is None else bias, number)[:2]
+    except RuntimeError as error:
+        fail(error)
+
+
+def _intern(scale: float | None, *numbers: Any) -> float:
+    """The number of a set of options in the binary; -1.0 if it keeps no more, or one is wrong."""
+    intern = _library.load().ferroattn_intern
+    long, double = ctypes.c_int64, ctypes.c_double
+    intern.argtypes = [double, ctypes.c_uint32, long, long, double, long, ctypes.c_uint32, ctypes.c_uint32]
+    intern.restype = long
+    return float(intern(math.nan if scale is None else scale, *numbers))
 
 
 def call_into(*inputs: Any) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _library, operators
-from .functions import attention
+from .functions import output
 
 _OPERATORS = {
     "CUDA": [
@@ -37,6 +37,8 @@ _OPERATORS = {
 
 # How often `enable` is in force, by device.
 _enabled = {"CUDA": 0, "CPU": 0}
+# Whether PyTorch was to use cuDNN before `enable`.
+_cudnn: list[bool] = []
 # What holds PyTorch's own kernels, by device.
 _saved: dict[str, torch.library.Library] = {}
 
@@ -103,7 +105,7 @@ def scaled_dot_product_attention(
         if full.shape[-1] != seqlen_k:
             full = full.expand(*full.shape[:3], seqlen_k)
         mask, bias = (full, None) if full.dtype == torch.bool else (None, full)
-    o, _ = attention(
+    o, _ = output(
         query, key, value, mask=mask, bias=bias, scale=scale, causal=causal, window=window, heads_first=True
     )
     return o[(0,) * (4 - rank)] if rank < 4 else o
@@ -157,6 +159,10 @@ def enable(devices: tuple[str, ...] | str = ("cuda",)) -> _Enabled:
                 # PyTorch warns of the first kernel that is replaced.
                 warnings.simplefilter("ignore")
                 _Replace.apply(key)
+            if key == "CUDA":
+                # For cuDNN, PyTorch hides keys by a finite number: rows that see none would differ from its other back ends.
+                _cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
+                torch.backends.cuda.enable_cudnn_sdp(False)
     return _Enabled(devices)
 
 
@@ -169,6 +175,8 @@ def disable(devices: tuple[str, ...] | str = ("cuda",)) -> None:
             _enabled[key] -= 1
             if _enabled[key] == 0:
                 _call("ferroattn_restore_sdpa", key)
+                if key == "CUDA":
+                    torch.backends.cuda.enable_cudnn_sdp(_cudnn.pop())
 
 
 def _key(device: str) -> str:
@@ -202,9 +210,13 @@ def _save(key: str) -> torch.library.Library:
         kernel = torch.library.get_kernel(operator, key)
 
         def saved(keys: Any, *args: Any, kernel: Any = kernel, **kwargs: Any) -> Any:
-            return kernel.call_boxed(keys, *args, **kwargs)
+            outputs = kernel.call_boxed(keys, *args, **kwargs)
+            # Lengths, which some return between tensors, the caller knows.
+            return tuple(output for output in outputs if not isinstance(output, int))
 
-        library.define(str(operator._schema).removeprefix("aten::"))
+        inputs, outputs = str(operator._schema).removeprefix("aten::").split(" -> ")
+        outputs = outputs.replace("SymInt max_q, SymInt max_k, ", "")
+        library.define(f"{inputs} -> {outputs}")
         library.impl(name, saved, key, with_keyset=True)
     return library
 

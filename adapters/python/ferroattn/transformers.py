@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
-from .functions import attention
+from .functions import output
 
 NAME = "ferroattn"
 
@@ -77,7 +77,7 @@ def attention_forward(
         cu_seq_lens_q = cu_seq_lens_k = _offsets(position_ids)
     if attention_mask is None and cu_seq_lens_q is not None:
         q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        o, _lse = attention(q, k, v, seqlens_q=cu_seq_lens_q, seqlens_k=cu_seq_lens_k, **options)
+        o, _lse = output(q, k, v, seqlens_q=cu_seq_lens_q, seqlens_k=cu_seq_lens_k, **options)
         return o.unflatten(0, (batch, -1)), None
     if attention_mask is not None and attention_mask.dim() == 2:
         # A static cache is longer than the tokens that are there.
@@ -88,7 +88,7 @@ def attention_forward(
         seen = key.shape[2]
         options["mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask[..., :seen]
         options["causal"], options["window"] = False, (-1, -1)
-    o, _lse = attention(query, key, value, heads_first=True, **options)
+    o, _lse = output(query, key, value, heads_first=True, **options)
     return o.transpose(1, 2), None
 
 

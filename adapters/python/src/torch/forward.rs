@@ -46,6 +46,9 @@ impl Inputs {
     pub fn raw(&self, options: &Options) -> Result<RawInputs, Failure> {
         let form = options.form;
         let (dtype, place) = (self.q.number("q")?, self.q.place());
+        if dtype == Dtype::F32 && place.is_cuda() {
+            return Err(Failure::dtype("q must be of float16 or bfloat16 on a GPU"));
+        }
         let raw = |name, tensor: &Tensor| -> Result<RawTensor, Failure> {
             form.expect(name, tensor)?;
             tensor.expect(name, Type::Number(dtype), place)?;

@@ -9,6 +9,7 @@
 //! | `device` | the library's devices by PyTorch's |
 //! | `options` | options of a call |
 //! | `forward`, `backward` | the passes |
+//! | `native` | calls whose gradient is PyTorch's own code |
 //! | `sdpa` | PyTorch's own operators, replaced |
 //! | `operators` | names and signatures, and their registration |
 
@@ -16,6 +17,7 @@ mod backward;
 mod device;
 mod failure;
 mod forward;
+mod native;
 mod operators;
 mod options;
 mod sdpa;
@@ -23,6 +25,7 @@ mod shim;
 mod tensor;
 mod value;
 
+use options::Numbers;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{UnwindSafe, catch_unwind};
 use std::ptr::null;
@@ -41,6 +44,34 @@ pub unsafe extern "C" fn ferroattn_register_torch(folder: *const c_char) -> *con
         shim::load(&folder.to_string_lossy())?;
         operators::register()
     })
+}
+
+/// The number of a set of options that are numbers, by which a call names them; -1 if there are too many, or one is wrong.
+///
+/// A scale of NaN is `1 / sqrt(dim)`; flags are 0 or 1.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "each is a number of an option")]
+pub extern "C" fn ferroattn_intern(
+    scale: f64,
+    causal: u32,
+    left: i64,
+    right: i64,
+    softcap: f64,
+    splits: i64,
+    deterministic: u32,
+    heads_first: u32,
+) -> i64 {
+    let numbers = Numbers {
+        scale: (!scale.is_nan()).then_some(scale),
+        causal: causal != 0,
+        left,
+        right,
+        softcap,
+        splits,
+        deterministic: deterministic != 0,
+        heads_first: heads_first != 0,
+    };
+    native::intern(numbers).map_or(-1, |set| set as i64)
 }
 
 /// Replaces PyTorch's operators behind `scaled_dot_product_attention` on a device, `CPU` or `CUDA`.

@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::options::Options;
 use super::shim::{Kernel, StableValue, shim};
-use super::{backward, forward};
+use super::{backward, forward, native};
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -30,7 +30,19 @@ pub fn register() -> Result<(), String> {
     define(&format!(
         "backward_into(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, {call}) -> (Tensor d_bias, Tensor d_sinks)"
     ))?;
+    define(
+        "carry(Tensor? seqlens_q, Tensor? seqlens_k, Tensor? alibi_slopes, Tensor? sinks) -> ()",
+    )?;
+    implement(
+        NAMESPACE,
+        c"CompositeExplicitAutograd",
+        c"carry",
+        carry_kernel,
+    )?;
     for device in DEVICES {
+        for (name, kernel) in native::OPERATORS {
+            implement(c"aten", device, name, kernel)?;
+        }
         implement(NAMESPACE, device, c"forward", forward_kernel)?;
         implement(NAMESPACE, device, c"backward", backward_kernel)?;
         implement(NAMESPACE, device, c"backward_into", backward_into_kernel)?;
@@ -88,6 +100,11 @@ unsafe extern "C-unwind" fn backward_into_kernel(
 ) {
     // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
     unsafe { run(stack, arguments.max(results), backward::operator_into) }
+}
+
+unsafe extern "C-unwind" fn carry_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
+    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
+    unsafe { run(stack, arguments.max(results), native::carry) }
 }
 
 /// Runs an operator's body on the stack; an error becomes PyTorch's.

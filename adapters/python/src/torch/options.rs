@@ -92,6 +92,59 @@ impl Form {
     }
 }
 
+/// Options that are numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Numbers {
+    /// Factor of scores; none for `1 / sqrt(dim)`.
+    pub scale: Option<f64>,
+    /// Whether queries see no later keys.
+    pub causal: bool,
+    /// Keys before a query's own that it sees; negative for all.
+    pub left: i64,
+    /// Keys after a query's own that it sees; negative for all.
+    pub right: i64,
+    /// The bound of scores; 0 for none.
+    pub softcap: f64,
+    /// Splits of the keys; 0 for as many as fill the GPU.
+    pub splits: i64,
+    /// Whether gradients are the same bits in every run.
+    pub deterministic: bool,
+    /// Whether heads come before rows in tensors of four axes.
+    pub heads_first: bool,
+}
+
+impl Numbers {
+    /// The call, without tensors of options.
+    pub fn attention(&self) -> Result<Attention<'static>, Failure> {
+        let splits = u32::try_from(self.splits).map_err(|_| {
+            Failure::value(format!("splits is {}; it must be at least 0", self.splits))
+        })?;
+        // A negative bound is none, as FlashAttention has it.
+        let bound = |keys: i64| usize::try_from(keys).ok();
+        let mut attention = Attention::new()
+            .causal(self.causal)
+            .window(bound(self.left), bound(self.right))
+            .splits(splits)
+            .deterministic(self.deterministic);
+        if let Some(scale) = self.scale {
+            attention = attention.scale(scale as f32);
+        }
+        if self.softcap != 0.0 {
+            attention = attention.softcap(self.softcap as f32);
+        }
+        Ok(attention)
+    }
+
+    /// How axes are ordered, if q has so many.
+    pub fn form(&self, rank: usize) -> Form {
+        match (rank, self.heads_first) {
+            (3, _) => Form::Packed,
+            (_, true) => Form::HeadsFirst,
+            (_, false) => Form::RowsFirst,
+        }
+    }
+}
+
 /// Options as an operator takes them.
 #[derive(Debug)]
 pub struct Options {
@@ -131,36 +184,17 @@ impl Options {
         let [bias, mask, sinks, alibi] = [tensor(), tensor(), tensor(), tensor()];
         let [seqlens_q, seqlens_k, first_keys, cache_entries] =
             [tensor(), tensor(), tensor(), tensor()];
-        let scale = arguments.optional_float();
-        let causal = arguments.bool();
-        let [left, right] = [arguments.int(), arguments.int()];
-        let softcap = arguments.float();
-        let splits = arguments.int();
-        let deterministic = arguments.bool();
-        let heads_first = arguments.bool();
-        let splits = u32::try_from(splits)
-            .map_err(|_| Failure::value(format!("splits is {splits}; it must be at least 0")))?;
-        // A negative bound is none, as FlashAttention has it.
-        let bound = |keys: i64| usize::try_from(keys).ok();
-        let mut attention = Attention::new()
-            .causal(causal)
-            .window(bound(left), bound(right))
-            .splits(splits)
-            .deterministic(deterministic);
-        if let Some(scale) = scale {
-            attention = attention.scale(scale as f32);
-        }
-        if softcap != 0.0 {
-            attention = attention.softcap(softcap as f32);
-        }
-        let form = match (rank, heads_first) {
-            (3, _) => Form::Packed,
-            (_, true) => Form::HeadsFirst,
-            (_, false) => Form::RowsFirst,
+        let numbers = Numbers {
+            scale: arguments.optional_float(),
+            causal: arguments.bool(),
+            left: arguments.int(),
+            right: arguments.int(),
+            softcap: arguments.float(),
+            splits: arguments.int(),
+            deterministic: arguments.bool(),
+            heads_first: arguments.bool(),
         };
         Ok(Options {
-            attention,
-            form,
             bias: bias.map(Tensor::in_rows).transpose()?,
             mask: mask.map(Tensor::in_rows).transpose()?,
             sinks,
@@ -168,9 +202,25 @@ impl Options {
             seqlens: [seqlens_q, seqlens_k],
             first_keys,
             cache_entries,
+            ..Self::new(numbers.attention()?, numbers.form(rank))
+        })
+    }
+
+    /// A call without tensors of options.
+    pub fn new(attention: Attention<'static>, form: Form) -> Self {
+        Options {
+            attention,
+            form,
+            bias: None,
+            mask: None,
+            sinks: None,
+            alibi: None,
+            seqlens: [None, None],
+            first_keys: None,
+            cache_entries: None,
             like_inputs: false,
             keys: None,
-        })
+        }
     }
 
     /// A new tensor for the call: an output, or a gradient, beside an input of the same axes.

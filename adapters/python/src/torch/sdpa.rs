@@ -2,7 +2,7 @@
 //!
 //! PyTorch chooses one of several operators for a call, each with its own arguments and gradient. All of those here read
 //! `[batch, heads, seqlen, dim]`. What is not served goes to the operator `ferroattn::NAME`, with the arguments of
-//! the one it replaces; the Python side registers it with PyTorch's kernel.
+//! the one it replaces; the Python side registers it with PyTorch's kernel. It returns the tensors that the other returns.
 
 use super::backward::{Outputs, Wanted, backward};
 use super::failure::Failure;
@@ -29,7 +29,7 @@ struct Operator {
     q: usize,
     /// Where the probability of dropout is.
     dropout: usize,
-    /// Where it says if a mask of dropout is returned.
+    /// Where it says if a mask of dropout is returned. Such operators return lengths, too.
     debug: Option<usize>,
     body: fn(&mut [StableValue]) -> Result<(), Failure>,
 }
@@ -127,9 +127,19 @@ unsafe extern "C-unwind" fn kernel<const I: usize>(
         if is_served(operator, slice::from_raw_parts(stack, values as usize)) {
             return run(stack, values, operator.body);
         }
+        let lengths = [0, 1].map(|i| {
+            let tensor = Tensor::owned(pointer(*stack.add(operator.q + i)));
+            ManuallyDrop::new(tensor).sizes()[2].cast_unsigned()
+        });
         let status = (shim().call)(operator.saved.as_ptr(), c"".as_ptr(), stack);
         if status != 0 {
             Failure::other("PyTorch's own kernel failed").throw();
+        }
+        if operator.debug.is_some() {
+            // The saved operator leaves lengths out: that function of PyTorch mixes up results of several types.
+            let stack = slice::from_raw_parts_mut(stack, values as usize);
+            stack.copy_within(4..7, 6);
+            stack[4..6].copy_from_slice(&lengths);
         }
     }
 }
@@ -184,20 +194,13 @@ impl Call {
             return Err(Failure::value("a causal call takes no attn_mask"));
         }
         Ok(Options {
-            attention,
-            form: Form::HeadsFirst,
             bias: self
                 .bias
                 .map(|bias| bias.of_pairs(keys as i64))
                 .transpose()?,
-            mask: None,
-            sinks: None,
-            alibi: None,
-            seqlens: [None, None],
-            first_keys: None,
-            cache_entries: None,
             like_inputs: self.like_inputs,
             keys: kept,
+            ..Options::new(attention, Form::HeadsFirst)
         })
     }
 

@@ -286,6 +286,11 @@ impl Tensor {
         code
     }
 
+    /// Whether elements are truth values.
+    pub fn is_bool(&self) -> bool {
+        self.dtype_code() == Type::Bool.code()
+    }
+
     /// The type of q, k and v.
     pub fn number(&self, name: &str) -> Result<Dtype, Failure> {
         let code = self.dtype_code();
