@@ -14,10 +14,11 @@ import platform
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 HERE = Path(__file__).resolve().parent
 BINARY = "libferroattn.so"

@@ -1,8 +1,8 @@
 """Times attention from Python on a GPU: these kernels beside PyTorch's, in turns, as text or JSON.
 
-    python benchmarks/speed.py                 # forward and backward passes at length 4096
-    python benchmarks/speed.py --host          # time of the host for a call
-    python benchmarks/speed.py --train         # a step of training of a small Llama
+python benchmarks/speed.py                 # forward and backward passes at length 4096
+python benchmarks/speed.py --host          # time of the host for a call
+python benchmarks/speed.py --train         # a step of training of a small Llama
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def passes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def shape(
-    arguments: argparse.Namespace, inputs: tuple[Tensor, ...], d_o: Tensor, causal: bool
-) -> list[dict[str, Any]]:
+def shape(arguments: argparse.Namespace, inputs: tuple[Tensor, ...], d_o: Tensor, causal: bool) -> list[dict[str, Any]]:
     batch, heads, seqlen, dim = inputs[0].shape
     calls: dict[str, tuple[Any, Call, Call]] = {}
     for name, (around, function) in contenders(causal).items():
@@ -169,8 +167,7 @@ def host(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     if turn > 0:
                         times.setdefault((name, kind), []).append(elapsed * 1e6)
     return [
-        {"contender": name, "call": kind, "us": round(statistics.median(found), 1)}
-        for (name, kind), found in times.items()
+        {"contender": name, "call": kind, "us": round(statistics.median(found), 1)} for (name, kind), found in times.items()
     ]
 
 
@@ -210,7 +207,9 @@ def train(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 elapsed = gpu_time(step, 5)
             if turn > 0:
                 times.setdefault(name, []).append(elapsed)
-    return [{"contender": name, "ms": round(statistics.median(found), 2), "loss": losses[name]} for name, found in times.items()]
+    return [
+        {"contender": name, "ms": round(statistics.median(found), 2), "loss": losses[name]} for name, found in times.items()
+    ]
 
 
 def main() -> None:

@@ -105,9 +105,7 @@ def _gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Tenso
     if d_o is None:
         d_o = torch.zeros_like(o)
     with_bias, with_sinks = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINKS]
-    dq, dk, dv, d_bias, d_sinks = backward(
-        d_o, d_lse, q, k, v, o, lse, with_bias, with_sinks, *tensors, *ctx.numbers
-    )
+    dq, dk, dv, d_bias, d_sinks = backward(d_o, d_lse, q, k, v, o, lse, with_bias, with_sinks, *tensors, *ctx.numbers)
     others = (None,) * (5 + len(ctx.numbers))
     d_bias = d_bias.to(tensors[0].dtype) if with_bias else None
     return dq, dk, dv, d_bias, None, d_sinks if with_sinks else None, *others
@@ -193,6 +191,8 @@ def call_for_output(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 def _intern(scale: float | None, *numbers: Any) -> float:
     """The number of a set of options in the binary; -1.0 if it keeps no more, or one is wrong."""
+    if scale is not None and math.isnan(scale):
+        return -1.0
     intern = _library.load().ferroattn_intern
     long, double = ctypes.c_int64, ctypes.c_double
     intern.argtypes = [double, ctypes.c_uint32, long, long, double, long, ctypes.c_uint32, ctypes.c_uint32]

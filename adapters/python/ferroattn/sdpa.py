@@ -1,9 +1,9 @@
 """PyTorch's `scaled_dot_product_attention`: a function of its signature, and these kernels under PyTorch's own.
 
-    import ferroattn
-    ferroattn.enable()           # from here on
-    with ferroattn.enable():     # or here alone
-        F.scaled_dot_product_attention(q, k, v)
+import ferroattn
+ferroattn.enable()           # from here on
+with ferroattn.enable():     # or here alone
+    F.scaled_dot_product_attention(q, k, v)
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def scaled_dot_product_attention(
         # Heads before a batch: a mask of as many axes broadcasts to them.
         query, key, value = (tensor[(None,) * (4 - rank)] for tensor in (query, key, value))
     if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise ValueError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; they must be as many, or enable_gqa true"
-        )
+        raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; they must be as many, or enable_gqa true")
     seqlen_q, seqlen_k = query.shape[2], key.shape[2]
     window = (-1, -1)
     causal = is_causal
@@ -105,9 +103,7 @@ def scaled_dot_product_attention(
         if full.shape[-1] != seqlen_k:
             full = full.expand(*full.shape[:3], seqlen_k)
         mask, bias = (full, None) if full.dtype == torch.bool else (None, full)
-    o, _ = output(
-        query, key, value, mask=mask, bias=bias, scale=scale, causal=causal, window=window, heads_first=True
-    )
+    o, _ = output(query, key, value, mask=mask, bias=bias, scale=scale, causal=causal, window=window, heads_first=True)
     return o[(0,) * (4 - rank)] if rank < 4 else o
 
 
@@ -126,9 +122,7 @@ class _Enabled:
     def __enter__(self) -> _Enabled:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         disable(self._devices)
 
 

@@ -73,7 +73,7 @@ def attention_forward(
         "causal": causal,
     }
     batch = query.shape[0]
-    if attention_mask is None and cu_seq_lens_q is None and _starts_again(position_ids, query):
+    if attention_mask is None and cu_seq_lens_q is None and position_ids is not None and _starts_again(position_ids, query):
         cu_seq_lens_q = cu_seq_lens_k = _offsets(position_ids)
     if attention_mask is None and cu_seq_lens_q is not None:
         q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
@@ -108,9 +108,9 @@ def _dtype(module: nn.Module, query: Tensor) -> torch.dtype:
     return next(weights, query.dtype)
 
 
-def _starts_again(position_ids: Tensor | None, query: Tensor) -> bool:
+def _starts_again(position_ids: Tensor, query: Tensor) -> bool:
     """Whether several sequences are packed in a batch of one, by their positions."""
-    if position_ids is None or query.shape[0] != 1 or position_ids.shape[-1] != query.shape[2] or query.shape[2] < 2:
+    if query.shape[0] != 1 or position_ids.shape[-1] != query.shape[2] or query.shape[2] < 2:
         return False
     return bool((position_ids.reshape(-1).diff() != 1).any())
 

@@ -58,9 +58,7 @@ def attention(
     return (weights @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
-def gradients(
-    function: Any, inputs: list[Tensor], d_o: Tensor, d_lse: Tensor | None = None, **options: Any
-) -> list[Tensor]:
+def gradients(function: Any, inputs: list[Tensor], d_o: Tensor, d_lse: Tensor | None = None, **options: Any) -> list[Tensor]:
     """o, lse and the gradients of the inputs, and of those options that want one."""
     inputs = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in inputs]
     wanted = [name for name in ("bias", "sinks") if options.get(name) is not None]

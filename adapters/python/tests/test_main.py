@@ -99,9 +99,7 @@ def test_numbers_of_the_case_are_those_of_every_type() -> None:
 
 @pytest.mark.parametrize("result", range(5), ids=command.RESULTS)
 @pytest.mark.parametrize("wrong", [1e-3, math.nan, math.inf], ids=str)
-def test_a_wrong_result(
-    result: int, wrong: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_result(result: int, wrong: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def compute(case: command.Case) -> command.Results:
         results = command.reference(case)
         results[result][-1] += wrong
@@ -175,9 +173,7 @@ def test_gpus_by_name(gpus: list[str | None], expected: list[tuple[str, str]]) -
     assert command.find_gpus(library) == expected
 
 
-def test_a_binary_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_binary_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(_library, "PATH", tmp_path / "libferroattn.so")
     _library.load.cache_clear()
     try:

@@ -443,9 +443,7 @@ def test_gradients_without_that_of_lse() -> None:
     rng = np.random.default_rng(7)
     q, k, v, d_o, d_lse = draw(rng, np.float32, (1, 5, 2, 8), (1, 5, 2, 8))
     o, lse = attention(q, k, v)
-    for a, b in zip(
-        attention_backward(d_o, q, k, v, o, lse), computed(q, k, v, d_o, np.zeros_like(d_lse))[2:], strict=True
-    ):
+    for a, b in zip(attention_backward(d_o, q, k, v, o, lse), computed(q, k, v, d_o, np.zeros_like(d_lse))[2:], strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -555,9 +553,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "changes, kind, reason", WRONG, ids=lambda value: None if isinstance(value, type) else str(value)[:40]
-)
+@pytest.mark.parametrize("changes, kind, reason", WRONG, ids=lambda value: None if isinstance(value, type) else str(value)[:40])
 def test_wrong_inputs(changes: dict[str, Any], kind: type[Exception], reason: str) -> None:
     right = {"q": zeros(2, 5, 4, 8), "k": zeros(2, 7, 2, 8), "v": zeros(2, 7, 2, 8)}
     arguments = right | changes
@@ -668,9 +664,7 @@ def test_jax(dtype: str) -> None:
     inputs = draw(rng, of, (2, 9, 4, 16), (2, 13, 2, 16))
     options = case("all", rng, 2, 4, 9, 13)
     expected = computed(*inputs, **options)
-    arrays = {
-        name: jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in options.items()
-    }
+    arrays = {name: jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
     found = computed(*(jax.numpy.asarray(array) for array in inputs), **arrays)
     for name, a, b in zip(NAMES, found, expected, strict=True):
         assert isinstance(a, jax.Array), name

@@ -1,4 +1,4 @@
-"""FlashAttention's package by these kernels: `from ferroattn import flash_attn`, or `from ferroattn.flash_attn import flash_attn_func`.
+"""FlashAttention's package by these kernels: `from ferroattn.flash_attn import flash_attn_func`, and so on.
 
 It is another name for an installed `flash_attn` only where a program asks for it, with `install`.
 """
