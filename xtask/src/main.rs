@@ -13,6 +13,7 @@ mod sources;
 mod table;
 mod test;
 mod times;
+mod wheel;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -42,6 +43,8 @@ enum Task {
     /// Write dist/: the command, the tests and bench, to run on a machine with a driver and no Rust; and dist/crate, the
     /// library with its kernels inside, for any stable Rust
     Package(package::Arguments),
+    /// Write the Python packages to dist/: ferroattn-*.whl, and flash-attn/flash_attn-*.whl
+    Wheel(wheel::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -75,5 +78,6 @@ fn run() -> anyhow::Result<()> {
             std::process::exit(2)
         }),
         Task::Package(arguments) => package::run(&arguments),
+        Task::Wheel(arguments) => wheel::run(&arguments),
     }
 }

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 def run(program: str, *paths: Path) -> str:
     """Standard output of a program in a Python of its own."""
-    path = [str(path) for path in (*paths, HERE.parent)]
+    path = [str(path) for path in paths]
     lines = f"import sys; sys.path[:0] = {path!r}\n{program}"
     return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout.strip()
 

@@ -5,6 +5,7 @@ mod library;
 
 use crate::shell;
 use crate::test::LADDER;
+use crate::wheel;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,6 +50,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         install(test, &staging.join("tests").join(name))?;
     }
     library::write(&staging.join("crate"))?;
+    wheel::package(&staging.join("python"))?;
     for file in ["README.md", "run-tests"] {
         std::fs::copy(
             Path::new("xtask/src/package").join(file),
