@@ -1,0 +1,12 @@
+//! The adapter against attention of candle's own operations, in f32, on every device that is there.
+//!
+//! `FERROATTN_DEVICE=cpu` or `cuda` chooses one: without it, the CPU and, with the feature `cuda`, the first GPU if there is one.
+
+mod compare;
+mod errors;
+mod functions;
+mod layouts;
+mod lengths;
+mod options;
+mod plain;
+mod varlen;
