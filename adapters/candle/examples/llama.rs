@@ -48,7 +48,12 @@ fn compare(sizes: Sizes, device: &Device, dtype: DType) -> Result<[f32; 2]> {
 }
 
 fn main() -> Result<()> {
-    let (device, dtype) = model::device()?;
+    let device = Device::cuda_if_available(0)?;
+    let dtype = if device.is_cpu() {
+        DType::F32
+    } else {
+        DType::BF16
+    };
     let sizes = Sizes {
         vocabulary: 1000,
         layers: 4,

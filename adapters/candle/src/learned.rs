@@ -5,7 +5,7 @@
 
 use crate::call::Call;
 use crate::memory::{Host, Locked, Memory};
-use crate::op::NAME;
+use crate::op::{NAME, tracked};
 use crate::tensors::in_rows;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -28,12 +28,12 @@ impl Left {
 
 /// Attention of q, k and v with tensors of the call that candle tracks.
 pub(crate) fn apply(inputs: [&Tensor; 3], call: Call) -> Result<Tensor> {
-    let tracked = call.tensors.clone();
+    let tensors = call.tensors.clone();
     let left = Left::default();
     let [q, k, v] = inputs;
     let number = q.apply_op3(k, v, Inputs(left.clone()))?;
     let call = Call {
-        tensors: tracked.detached(),
+        tensors: tensors.detached(),
         ..call
     };
     let op = Learned {
@@ -42,7 +42,7 @@ pub(crate) fn apply(inputs: [&Tensor; 3], call: Call) -> Result<Tensor> {
         left,
     };
     // The number stands in for a tensor that the call lacks.
-    let [bias, sinks] = [&tracked.bias, &tracked.sinks].map(|tensor| tensor.as_ref());
+    let [bias, sinks] = [&tensors.bias, &tensors.sinks].map(|tensor| tensor.as_ref());
     number.apply_op3(bias.unwrap_or(&number), sinks.unwrap_or(&number), op)
 }
 
@@ -88,11 +88,10 @@ impl CustomOp3 for Inputs {
         _: &Tensor,
         _: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some([dq, dk, dv]) = self.0.take() else {
-            candle_core::bail!("{NAME} has no gradients of q, k and v")
-        };
-        let tracked = |tensor: &Tensor, gradient| tensor.track_op().then_some(gradient);
-        Ok((tracked(q, dq), tracked(k, dk), tracked(v, dv)))
+        match self.0.take() {
+            Some(gradients) => Ok(tracked([q, k, v], gradients).into()),
+            None => candle_core::bail!("{NAME} has no gradients of q, k and v"),
+        }
     }
 }
 

@@ -55,10 +55,17 @@ impl CustomOp3 for Op {
         o: &Tensor,
         d_o: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let gradients = self.0.backward([q, k, v], [o, &in_rows(d_o)?], false)?;
-        let [dq, dk, dv] = gradients.inputs;
-        // What candle does not track keeps no gradient.
-        let tracked = |tensor: &Tensor, gradient| tensor.track_op().then_some(gradient);
-        Ok((tracked(q, dq), tracked(k, dk), tracked(v, dv)))
+        let inputs = [q, k, v];
+        let gradients = self.0.backward(inputs, [o, &in_rows(d_o)?], false)?;
+        Ok(tracked(inputs, gradients.inputs).into())
     }
+}
+
+/// The gradients of tensors that candle tracks: others keep none.
+pub(crate) fn tracked(tensors: [&Tensor; 3], gradients: [Tensor; 3]) -> [Option<Tensor>; 3] {
+    let mut gradients = gradients.map(Some);
+    for (tensor, gradient) in tensors.into_iter().zip(&mut gradients) {
+        gradient.take_if(|_| !tensor.track_op());
+    }
+    gradients
 }

@@ -6,9 +6,13 @@ use candle_nn::{Embedding, Linear, RmsNorm, ops, rotary_emb};
 /// Causal attention of q `[batch, rows, heads, dim]`, k and v.
 pub type Attend = fn(&Tensor, &Tensor, &Tensor, f32) -> Result<Tensor>;
 
-/// This crate's attention.
+/// This crate's attention. A GPU has none in f32: what a model has in f32 is rounded to bf16 for it.
 pub fn ferroattn(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
-    ferroattn_candle::flash_attn(q, k, v, scale, true)
+    if q.device().is_cpu() || q.dtype() != DType::F32 {
+        return ferroattn_candle::flash_attn(q, k, v, scale, true);
+    }
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.to_dtype(DType::BF16));
+    ferroattn_candle::flash_attn(&q?, &k?, &v?, scale, true)?.to_dtype(DType::F32)
 }
 
 /// Attention as candle's models write it where there is no flash attention.
@@ -196,13 +200,5 @@ impl Model {
         let v = split(of_v.forward(x)?, kv_heads)?;
         let o = attend(&q, &k, &v, (dim as f32).sqrt().recip())?;
         of_o.forward(&o.reshape((batch, rows, heads * dim))?)
-    }
-}
-
-/// The first GPU, with the type that it computes best, or the CPU.
-pub fn device() -> Result<(Device, DType)> {
-    match Device::cuda_if_available(0)? {
-        Device::Cpu => Ok((Device::Cpu, DType::F32)),
-        device => Ok((device, DType::BF16)),
     }
 }

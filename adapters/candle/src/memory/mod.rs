@@ -120,12 +120,10 @@ impl<'a, M: Memory> Addresses<'a, M> {
     ) -> Result<RawTensor<R>> {
         let (address, guard) = self.memory.write(storage)?;
         self.guards.push(guard);
-        // An axis of extent 0 would give those before it a stride of 0, as if all elements were at one place.
-        let strides = RawTensor::row_major(shape.map(|extent| extent.max(1))).strides;
+        // Candle's strides are 0 before an axis of extent 0, as if all elements were at one place.
         Ok(RawTensor {
             address,
-            shape,
-            strides,
+            ..RawTensor::row_major(shape)
         })
     }
 }

@@ -9,4 +9,6 @@ mod layouts;
 mod lengths;
 mod options;
 mod plain;
+#[cfg(feature = "cuda")]
+mod streams;
 mod varlen;

@@ -225,6 +225,20 @@ fn backward_passes_repeat() -> Result<()> {
     Ok(())
 }
 
+/// Tensors that candle does not track keep no gradient.
+#[test]
+fn a_query_alone_may_be_tracked() -> Result<()> {
+    let [q, k, v] = inputs();
+    let q = Var::from_tensor(&q)?;
+    let gradients = Attention::new()
+        .forward(&q, &k, &v)?
+        .sum_all()?
+        .backward()?;
+    let has = [q.as_tensor(), &k, &v].map(|tensor| gradients.get(tensor).is_some());
+    assert_eq!(has, [true, false, false]);
+    Ok(())
+}
+
 /// What is not tracked leaves no graph.
 #[test]
 fn inference_has_no_graph() -> Result<()> {
