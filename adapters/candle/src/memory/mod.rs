@@ -12,7 +12,8 @@ use attention::device::RawStream;
 use attention::{RawTensor, RawWorkspace};
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{DType, Error, Layout, Result, Shape, Storage, StorageRef, Tensor};
+use candle_core::{DType, Error, Layout, Result, Shape, Storage, Tensor};
+use std::ops::Deref;
 
 /// A device's memory, in candle's types.
 pub(crate) trait Memory {
@@ -53,14 +54,18 @@ pub(crate) struct Placed<'a, M: Memory> {
 
 /// A tensor whose storage nobody writes meanwhile.
 pub(crate) struct Locked<'a> {
-    storage: StorageRef<'a>,
+    /// Candle's guard, whose type candle 0.11.0 and 0.11.1 do not share.
+    storage: Box<dyn Deref<Target = Storage> + 'a>,
     layout: &'a Layout,
 }
 
 impl<'a> Locked<'a> {
     pub fn new(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
-        Locked { storage, layout }
+        Locked {
+            storage: Box::new(storage),
+            layout,
+        }
     }
 
     /// # Errors

@@ -11,4 +11,5 @@ mod options;
 mod plain;
 #[cfg(feature = "cuda")]
 mod streams;
+mod together;
 mod varlen;
