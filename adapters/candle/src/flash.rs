@@ -42,8 +42,9 @@ fn causal_right(causal: bool) -> Option<usize> {
     causal.then_some(0)
 }
 
-/// Attention, `softmax(softmax_scale * Q K^T) V`: q is `[batch, seqlen_q, heads, dim]`, k and v are
-/// `[batch, seqlen_k, kv_heads, dim]`, and the output has q's shape. With `causal`, query `i` sees keys up to
+/// Attention, `softmax(softmax_scale * Q K^T) V`, of q `[batch, seqlen_q, heads, dim]`.
+///
+/// k and v are `[batch, seqlen_k, kv_heads, dim]`, and the output has q's shape. With `causal`, query `i` sees keys up to
 /// `i + seqlen_k - seqlen_q`.
 ///
 /// ```
@@ -70,8 +71,9 @@ pub fn flash_attn(
     flash_attn_windowed(q, k, v, softmax_scale, None, causal_right(causal))
 }
 
-/// [`flash_attn`] with a sliding window: query `i` sees keys `i + offset - window_size_left ..= i + offset + window_size_right`,
-/// with `offset = seqlen_k - seqlen_q`; `None` is no bound on that side.
+/// [`flash_attn`] with a sliding window: query `i` sees keys `i + offset - window_size_left ..= i + offset + window_size_right`.
+///
+/// The offset is `seqlen_k - seqlen_q`; `None` is no bound on that side. Nor is a right bound of more keys than there are.
 ///
 /// # Errors
 /// The conditions of [`Attention::forward`].
@@ -171,9 +173,9 @@ pub fn flash_attn_alibi_windowed_softcap(
     arguments.forward([q, k, v], max_seqlen_k)
 }
 
-/// [`flash_attn`] of packed sequences: q is `[total_q, heads, dim]`, k and v are `[total_k, kv_heads, dim]`, and sequence `s` has
-/// queries `seqlens_q[s]..seqlens_q[s + 1]` and keys `seqlens_k[s]..seqlens_k[s + 1]`; these are u32 or i32.
+/// [`flash_attn`] of packed sequences: q is `[total_q, heads, dim]`, k and v are `[total_k, kv_heads, dim]`.
 ///
+/// Sequence `s` has queries `seqlens_q[s]..seqlens_q[s + 1]` and keys `seqlens_k[s]..seqlens_k[s + 1]`, of u32 or i32.
 /// No sequence has more keys than `max_seqlen_k`. `max_seqlen_q` is not read.
 ///
 /// ```

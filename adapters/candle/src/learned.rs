@@ -1,7 +1,8 @@
 //! Attention in candle's graph, with gradients of bias and sinks, too.
 //!
-//! Candle's operations take three tensors. Two of them make one of five: the first takes q, k and v and gives a number that stands
-//! for them; the second takes this number, bias and sinks, computes, and leaves the gradients of q, k and v to the first.
+//! Candle's operations take three tensors, and two of them make one of five. The first takes q, k and v and gives a number that stands
+//! for them. The second takes this number, bias and sinks, and computes. In the backward pass it leaves the gradients of q, k and v to
+//! the first.
 
 use crate::call::Call;
 use crate::memory::{Host, Locked, Memory};

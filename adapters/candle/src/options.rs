@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and the tensors of some of them.
 ///
-/// q is `[batch, seqlen_q, heads, dim]`, k is `[batch, seqlen_kv, kv_heads, dim]` and v is `[batch, seqlen_kv, kv_heads, dim_v]`, with
-/// `heads` a multiple of `kv_heads` and both head dims from 1 to 1024. [Packed](Self::packed) sequences have no axis `batch`. Any
+/// q is `[batch, seqlen_q, heads, dim]`, k is `[batch, seqlen_kv, kv_heads, dim]` and v is `[batch, seqlen_kv, kv_heads, dim_v]`.
+/// `heads` is a multiple of `kv_heads`; head dims are from 1 to 1024. [Packed](Self::packed) sequences have no axis `batch`. Any
 /// strides will do: a tensor is copied only where its last axis has another stride than 1.
 ///
 /// f16 and bf16 are computed with f32 sums; the CPU computes f32, too. Lengths, heads and the batch may be 0.
@@ -65,8 +65,9 @@ impl Attention {
         self
     }
 
-    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`, with
-    /// `offset = seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
+    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`.
+    ///
+    /// The offset is `seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
     pub fn window(
         mut self,
         left: impl Into<Option<usize>>,
@@ -82,7 +83,8 @@ impl Attention {
         self
     }
 
-    /// Slopes of ALiBi in f32, `[heads]`, `[batch, heads]` or, of packed sequences, `[sequences, heads]`:
+    /// Slopes of ALiBi in f32, `[heads]`, `[batch, heads]` or, of packed sequences, `[sequences, heads]`.
+    ///
     /// `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score of query `i` and key `j`, after a
     /// [`softcap`](Self::softcap). Slopes have no gradient: those that candle tracks are an error.
     pub fn alibi(mut self, slopes: &Tensor) -> Self {
@@ -90,8 +92,9 @@ impl Attention {
         self
     }
 
-    /// A bias that is added to scores, after softcap and ALiBi: `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`, of
-    /// f16, bf16 or f32. Axes of extent 1 are repeated. It has a gradient, summed in f32; -inf hides a key.
+    /// A bias that is added to scores, `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of f16, bf16 or f32.
+    ///
+    /// It is added after softcap and ALiBi. Axes of extent 1 are repeated. It has a gradient, summed in f32; -inf hides a key.
     ///
     /// ```
     /// # fn main() -> candle_core::Result<()> {

@@ -11,7 +11,7 @@ pub(crate) struct Tensors {
     pub alibi: Option<Tensor>,
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
     pub bias: Option<Tensor>,
-    /// As bias.
+    /// Of a bias's shape.
     pub mask: Option<Tensor>,
     /// `[heads]`.
     pub sinks: Option<Tensor>,

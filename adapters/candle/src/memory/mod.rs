@@ -30,7 +30,7 @@ pub(crate) trait Memory {
     /// The stream of candle's own work.
     fn stream(&self) -> RawStream;
 
-    /// Room for elements, of any values: for at least one, which has an address.
+    /// Room for so many elements, of any values.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Self::Storage>;
 
     /// The address of the first element, to read.

@@ -14,7 +14,7 @@ pub struct Plain {
     pub slopes: Option<Vec<f32>>,
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
     pub bias: Option<Tensor>,
-    /// As bias.
+    /// Of a bias's shape.
     pub mask: Option<Tensor>,
     /// `[heads]`.
     pub sinks: Option<Tensor>,
