@@ -17,13 +17,15 @@ struct Arguments<'a> {
 impl Arguments<'_> {
     /// The output for q, k and v, of which a sequence has no more keys than this.
     fn forward(&self, [q, k, v]: [&Tensor; 3], max_seqlen_k: usize) -> Result<Tensor> {
-        // A window of more keys than there are is none, also where there are fewer keys than queries.
+        // A bound of more keys than there are is none. Calls without a window have faster kernels.
+        let left = self.window_size_left.filter(|&left| left < max_seqlen_k);
         let right = self
             .window_size_right
             .filter(|&right| right <= max_seqlen_k);
         let mut attention = Attention::new()
             .scale(self.softmax_scale)
-            .window(self.window_size_left, right);
+            .causal(right == Some(0))
+            .window(left, right.filter(|&right| right > 0));
         if self.softcap != 0.0 {
             attention = attention.softcap(self.softcap);
         }
