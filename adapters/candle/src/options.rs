@@ -1,0 +1,256 @@
+//! The options of an attention call.
+
+use crate::call::Call;
+use crate::learned;
+use crate::op::Op;
+use crate::tensors::{Rows, Tensors, dtype, expect_device, in_rows};
+use attention::Problem;
+use candle_core::{Error, Result, Tensor};
+use std::sync::OnceLock;
+
+/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and the tensors of some of them.
+///
+/// q is `[batch, seqlen_q, heads, dim]`, k is `[batch, seqlen_kv, kv_heads, dim]` and v is `[batch, seqlen_kv, kv_heads, dim_v]`.
+/// `heads` is a multiple of `kv_heads`; head dims are from 1 to 1024. [Packed](Self::packed) sequences have no axis `batch`. Any
+/// strides will do: a tensor is copied only where its last axis has another stride than 1.
+///
+/// f16 and bf16 are computed with f32 sums; the CPU computes f32, too. Lengths, heads and the batch may be 0.
+///
+/// ```
+/// # fn main() -> candle_core::Result<()> {
+/// use candle_core::{DType, Device, Tensor, Var};
+/// use ferroattn_candle::Attention;
+///
+/// let device = Device::Cpu;
+/// let q = Var::zeros((1, 3, 4, 16), DType::F32, &device)?;
+/// let k = Tensor::zeros((1, 5, 2, 16), DType::F32, &device)?;
+/// let v = Tensor::ones((1, 5, 2, 8), DType::F32, &device)?;
+/// let sinks = Var::zeros(4, DType::F32, &device)?;
+///
+/// let o = Attention::new().causal(true).sinks(&sinks).forward(&q, &k, &v)?;
+/// assert_eq!(o.dims(), [1, 3, 4, 8]);
+/// // The first query sees three keys beside the sink.
+/// assert_eq!(o.flatten_all()?.to_vec1::<f32>()?[0], 0.75);
+///
+/// let gradients = o.sum_all()?.backward()?;
+/// assert_eq!(gradients.get(&q).expect("a gradient").dims(), q.dims());
+/// // Weight that moves to a sink takes value from o.
+/// assert!(gradients.get(&sinks).expect("a gradient").to_vec1::<f32>()?[0] < 0.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Attention {
+    options: attention::Attention<'static>,
+    tensors: Tensors,
+}
+
+impl Attention {
+    /// No mask, scale `1 / sqrt(dim)`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.options = self.options.scale(scale);
+        self
+    }
+
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right). A query that sees no key gets
+    /// `o = 0`.
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.options = self.options.causal(causal);
+        self
+    }
+
+    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`.
+    ///
+    /// The offset is `seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
+    pub fn window(
+        mut self,
+        left: impl Into<Option<usize>>,
+        right: impl Into<Option<usize>>,
+    ) -> Self {
+        self.options = self.options.window(left, right);
+        self
+    }
+
+    /// A bound of scores: a score becomes `softcap * tanh(score / softcap)`; finite and above 0. Default: none.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.options = self.options.softcap(softcap);
+        self
+    }
+
+    /// Slopes of ALiBi in f32, `[heads]`, `[batch, heads]` or, of packed sequences, `[sequences, heads]`.
+    ///
+    /// `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score of query `i` and key `j`, after a
+    /// [`softcap`](Self::softcap). Slopes have no gradient: those that candle tracks are an error.
+    pub fn alibi(mut self, slopes: &Tensor) -> Self {
+        self.tensors.alibi = Some(slopes.clone());
+        self
+    }
+
+    /// A bias that is added to scores, `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of f16, bf16 or f32.
+    ///
+    /// It is added after softcap and ALiBi. Axes of extent 1 are repeated. It has a gradient, summed in f32; -inf hides a key.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{Device, Tensor, Var};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let q = Tensor::zeros((1, 1, 1, 8), candle_core::DType::F32, &Device::Cpu)?;
+    /// let v = Tensor::new(&[[1_f32; 8], [3.0; 8]], &Device::Cpu)?.reshape((1, 2, 1, 8))?;
+    /// let bias = Var::new(&[[[[3_f32.ln(), 0.0]]]], &Device::Cpu)?;
+    /// let o = Attention::new().bias(&bias).forward(&q, &v, &v)?;
+    /// // The first key weighs 3/4.
+    /// assert!((o.mean_all()?.to_scalar::<f32>()? - 1.5).abs() < 1e-6);
+    ///
+    /// let gradients = o.mean_all()?.backward()?;
+    /// let d_bias = gradients.get(&bias).expect("a gradient").flatten_all()?.to_vec1::<f32>()?;
+    /// assert!((d_bias[0] + 0.375).abs() < 1e-6 && (d_bias[1] - 0.375).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bias(mut self, bias: &Tensor) -> Self {
+        self.tensors.bias = Some(bias.clone());
+        self
+    }
+
+    /// The keys that a query sees, if causal and window allow them, too: u8 of a bias's shape, where 0 hides a key. A hidden
+    /// pair has no part in any result, even where its numbers are NaN.
+    pub fn mask(mut self, mask: &Tensor) -> Self {
+        self.tensors.mask = Some(mask.clone());
+        self
+    }
+
+    /// Sinks, `[heads]` of f16, bf16 or f32: logits of keys without values, one more in the softmax of each row of a head. They
+    /// have gradients.
+    pub fn sinks(mut self, sinks: &Tensor) -> Self {
+        self.tensors.sinks = Some(sinks.clone());
+        self
+    }
+
+    /// Sequences of any lengths, one after another, and q, k and v of three axes, `[rows, heads, dim]`. Of `n` sequences, sequence
+    /// `s` has queries `offsets_q[s]..offsets_q[s + 1]` and keys `offsets_kv[s]..offsets_kv[s + 1]`. Offsets are `[n + 1]` of i32 or
+    /// u32, and never fall.
+    ///
+    /// A query sees keys of its own sequence alone. Causal mask, window and ALiBi count in its sequence. Rows of no sequence get
+    /// `o = 0`. The CPU checks offsets; a GPU, whose memory the host does not see, moves those that are not allowed.
+    ///
+    /// ```
+    /// # fn main() -> candle_core::Result<()> {
+    /// use candle_core::{DType, Device, Tensor};
+    /// use ferroattn_candle::Attention;
+    ///
+    /// let q = Tensor::zeros((3, 1, 8), DType::F32, &Device::Cpu)?;
+    /// let v = Tensor::new(&[[1_f32; 8], [3.0; 8], [7.0; 8]], &Device::Cpu)?.unsqueeze(1)?;
+    /// // Of two rows and of one.
+    /// let offsets = Tensor::new(&[0_u32, 2, 3], &Device::Cpu)?;
+    /// let o = Attention::new().packed(&offsets, &offsets).forward(&q, &q, &v)?;
+    /// assert_eq!(o.mean((1, 2))?.to_vec1::<f32>()?, [2.0, 2.0, 7.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed(self, offsets_q: &Tensor, offsets_kv: &Tensor) -> Self {
+        self.rows(true, offsets_q, offsets_kv)
+    }
+
+    /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and the rows after
+    /// them only fill the tensors. Both are `[batch]` of i32 or u32; a length may be 0. All else is as for [`packed`](Self::packed),
+    /// whose place it takes.
+    pub fn padded(self, lengths_q: &Tensor, lengths_kv: &Tensor) -> Self {
+        self.rows(false, lengths_q, lengths_kv)
+    }
+
+    fn rows(mut self, packed: bool, q: &Tensor, kv: &Tensor) -> Self {
+        let numbers = [q.clone(), kv.clone()];
+        self.tensors.rows = Some(Rows { packed, numbers });
+        self
+    }
+
+    /// Whether gradients have the same bits in every run on a device. Default: true; false may be faster on a GPU.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.options = self.options.deterministic(deterministic);
+        self
+    }
+
+    /// The output, `[batch, seqlen_q, heads, dim_v]` and row-major, or `[rows, heads, dim_v]` of packed sequences.
+    ///
+    /// Candle's graph has it with the gradients of q, k, v, bias and sinks. Those of the gradients themselves do not exist.
+    ///
+    /// # Errors
+    /// Says which tensor is wrong, or what the device lacks. A failure while a GPU computes shows when results are read. A GPU has no
+    /// gradients for head dims above 256, which shows in `backward`.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let problem = self.problem(q, k, v)?;
+        let tensors = self.tensors.of_call(&problem, q.device())?;
+        let learn = tensors.learn();
+        let call = Call {
+            options: self.options.clone(),
+            tensors,
+            problem,
+            dtype: q.dtype(),
+            lse: OnceLock::new(),
+        };
+        let [q, k, v] = [in_rows(q)?, in_rows(k)?, in_rows(v)?];
+        match learn {
+            true => learned::apply([&q, &k, &v], call),
+            false => q.apply_op3(&k, &v, Op(call)),
+        }
+    }
+
+    /// The problem that q, k and v pose, if they are what the call takes.
+    fn problem(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Problem> {
+        dtype(q.dtype())?;
+        for (name, tensor) in [("k", k), ("v", v)] {
+            expect_device(name, tensor, q.device())?;
+            if tensor.dtype() != q.dtype() {
+                let [found, expected] = [tensor, q].map(Tensor::dtype);
+                candle_core::bail!("{name} is of {found:?}; it must be of q's type, {expected:?}")
+            }
+        }
+        let [q, k, v] = [
+            self.sizes("q", q)?,
+            self.sizes("k", k)?,
+            self.sizes("v", v)?,
+        ];
+        let [_, kv_heads, seqlen_kv, _] = k;
+        for (name, found, dim) in [("k", k, q[3]), ("v", v, v[3])] {
+            let expected = [q[0], kv_heads, seqlen_kv, dim];
+            if found != expected {
+                let [found, expected] = [found, expected].map(|sizes| self.in_axes(sizes));
+                candle_core::bail!("{name} has shape {found}; it must be {expected}")
+            }
+        }
+        self.options.problem(q, k, v).map_err(Error::wrap)
+    }
+
+    /// The sizes of a tensor in the library's order, `[batch, heads, rows, dim]`.
+    fn sizes(&self, name: &str, tensor: &Tensor) -> Result<[usize; 4]> {
+        match (self.tensors.is_packed(), tensor.dims()) {
+            (false, &[batch, rows, heads, dim]) => Ok([batch, heads, rows, dim]),
+            (true, &[rows, heads, dim]) => Ok([1, heads, rows, dim]),
+            (false, dims) => {
+                candle_core::bail!(
+                    "{name} has shape {dims:?}; it must be [batch, rows, heads, dim]"
+                )
+            }
+            (true, dims) => {
+                candle_core::bail!(
+                    "{name} has shape {dims:?}; of packed sequences it must be [rows, heads, dim]"
+                )
+            }
+        }
+    }
+
+    /// Sizes in candle's order of axes.
+    fn in_axes(&self, [batch, heads, rows, dim]: [usize; 4]) -> String {
+        match self.tensors.is_packed() {
+            true => format!("{:?}", [rows, heads, dim]),
+            false => format!("{:?}", [batch, rows, heads, dim]),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Tensors of options.
+
+use crate::memory::{Addresses, Locked, Memory};
+use attention::{Dtype, Problem, RawBias, RawMask, RawOptions, RawTensor, Sequences};
+use candle_core::{DType, Device, Result, Tensor};
+
+/// Tensors of options, as their owner shaped them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tensors {
+    /// `[heads]`, `[batch, heads]` or, of packed sequences, `[sequences, heads]`.
+    pub alibi: Option<Tensor>,
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
+    pub bias: Option<Tensor>,
+    /// Of a bias's shape.
+    pub mask: Option<Tensor>,
+    /// `[heads]`.
+    pub sinks: Option<Tensor>,
+    pub rows: Option<Rows>,
+}
+
+/// Which rows of queries and of keys are a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    /// Whether sequences lie one after another, and the numbers are offsets; otherwise they are lengths.
+    pub packed: bool,
+    /// Numbers of queries and of keys.
+    pub numbers: [Tensor; 2],
+}
+
+impl Tensors {
+    pub fn is_packed(&self) -> bool {
+        self.rows.as_ref().is_some_and(|rows| rows.packed)
+    }
+
+    /// Whether tensors want gradients beside q, k and v.
+    pub fn learn(&self) -> bool {
+        let tensors = [&self.bias, &self.sinks];
+        tensors.into_iter().flatten().any(Tensor::track_op)
+    }
+
+    /// The tensors without their places in the graph.
+    pub fn detached(&self) -> Self {
+        let detached = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::detach);
+        Tensors {
+            alibi: detached(&self.alibi),
+            bias: detached(&self.bias),
+            mask: detached(&self.mask),
+            sinks: detached(&self.sinks),
+            rows: self.rows.clone(),
+        }
+    }
+
+    /// The tensors as calls read them: with stride 1 in their last axes, and sinks in f32.
+    ///
+    /// # Errors
+    /// If a tensor is not on the call's device, or has no shape or type that the call takes.
+    pub fn of_call(&self, problem: &Problem, device: &Device) -> Result<Self> {
+        self.expect_device(device)?;
+        self.expect_dtypes()?;
+        self.expect_shapes(problem)?;
+        if self.alibi.as_ref().is_some_and(Tensor::track_op) {
+            candle_core::bail!("alibi has no gradient; pass alibi.detach()")
+        }
+        let rows = self.rows.as_ref().map(|rows| {
+            let [q, kv] = &rows.numbers;
+            let numbers = [q.contiguous()?, kv.contiguous()?];
+            Ok::<_, candle_core::Error>(Rows { numbers, ..*rows })
+        });
+        let in_rows = |tensor: &Option<Tensor>| tensor.as_ref().map(in_rows).transpose();
+        let sinks = self.sinks.as_ref();
+        Ok(Tensors {
+            alibi: self.alibi.clone(),
+            bias: in_rows(&self.bias)?,
+            mask: in_rows(&self.mask)?,
+            sinks: sinks.map(|sinks| sinks.to_dtype(DType::F32)).transpose()?,
+            rows: rows.transpose()?,
+        })
+    }
+
+    fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        let names = match self.is_packed() {
+            true => ["offsets_q", "offsets_kv"],
+            false => ["lengths_q", "lengths_kv"],
+        };
+        let numbers = self.rows.iter().flat_map(|rows| &rows.numbers);
+        let options = [
+            ("alibi", &self.alibi),
+            ("bias", &self.bias),
+            ("mask", &self.mask),
+            ("sinks", &self.sinks),
+        ];
+        let options = options
+            .into_iter()
+            .filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
+        options.chain(names.into_iter().zip(numbers))
+    }
+
+    fn expect_device(&self, device: &Device) -> Result<()> {
+        for (name, tensor) in self.named() {
+            expect_device(name, tensor, device)?;
+        }
+        Ok(())
+    }
+
+    fn expect_dtypes(&self) -> Result<()> {
+        for (name, tensor) in self.named() {
+            let allowed: &[DType] = match name {
+                "alibi" => &[DType::F32],
+                "bias" | "sinks" => &[DType::F16, DType::BF16, DType::F32],
+                "mask" => &[DType::U8],
+                _ => &[DType::I32, DType::U32],
+            };
+            if !allowed.contains(&tensor.dtype()) {
+                let found = tensor.dtype();
+                candle_core::bail!("{name} is of {found:?}; it must be of one of {allowed:?}")
+            }
+        }
+        Ok(())
+    }
+
+    fn expect_shapes(&self, p: &Problem) -> Result<()> {
+        let groups = match &self.rows {
+            Some(rows) if rows.packed => rows.numbers[0].elem_count().saturating_sub(1),
+            _ => p.batch,
+        };
+        if self.is_packed() && groups == 0 {
+            candle_core::bail!(
+                "offsets_q must have one more element than there are sequences, 2 or more"
+            )
+        }
+        let numbers = groups + usize::from(self.is_packed());
+        let pairs = pairs(p);
+        for (name, tensor) in self.named() {
+            let dims = tensor.dims();
+            let (fits, wanted) = match name {
+                "alibi" => (
+                    dims == [p.heads] || dims == [groups, p.heads],
+                    format!("[{heads}] or [{groups}, {heads}]", heads = p.heads),
+                ),
+                "sinks" => (dims == [p.heads], format!("[{}]", p.heads)),
+                "bias" | "mask" => (
+                    dims.len() == 4 && dims[3] == pairs[3] && is_repeated(dims, &pairs),
+                    format!("{pairs:?}, with 1 for any of the first three"),
+                ),
+                _ => (dims == [numbers], format!("[{numbers}]")),
+            };
+            if !fits {
+                candle_core::bail!("{name} has shape {dims:?}; it must be {wanted}")
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors, which nobody writes meanwhile.
+    pub fn lock(&self) -> LockedTensors<'_> {
+        let lock = |tensor| Option::map(Option::as_ref(tensor), Locked::new);
+        LockedTensors {
+            alibi: lock(&self.alibi),
+            bias: lock(&self.bias),
+            mask: lock(&self.mask),
+            sinks: lock(&self.sinks),
+            rows: self
+                .rows
+                .as_ref()
+                .map(|rows| rows.numbers.each_ref().map(Locked::new)),
+            tensors: self,
+        }
+    }
+}
+
+/// Tensors of options in their devices' memory.
+pub(crate) struct LockedTensors<'a> {
+    alibi: Option<Locked<'a>>,
+    bias: Option<Locked<'a>>,
+    mask: Option<Locked<'a>>,
+    sinks: Option<Locked<'a>>,
+    rows: Option<[Locked<'a>; 2]>,
+    tensors: &'a Tensors,
+}
+
+impl LockedTensors<'_> {
+    /// The tensors by address, each in its full shape.
+    pub fn raw<'a, M: Memory>(
+        &'a self,
+        addresses: &mut Addresses<'a, M>,
+        problem: &Problem,
+    ) -> Result<RawOptions> {
+        let mut raw = RawOptions::default();
+        if let Some(alibi) = &self.alibi {
+            let alibi = alibi.placed()?;
+            raw.alibi = Some(match alibi.layout.dims().len() {
+                1 => each_entry(addresses.read(&alibi)?, problem.batch),
+                _ => addresses.read(&alibi)?,
+            });
+        }
+        if let (Some(bias), Some(tensor)) = (&self.bias, &self.tensors.bias) {
+            raw.bias = Some(RawBias {
+                dtype: dtype(tensor.dtype())?,
+                tensor: repeated(addresses.read(&bias.placed()?)?, pairs(problem)),
+            });
+        }
+        if let Some(mask) = &self.mask {
+            raw.mask = Some(RawMask {
+                bits: false,
+                tensor: repeated(addresses.read(&mask.placed()?)?, pairs(problem)),
+            });
+        }
+        if let Some(sinks) = &self.sinks {
+            raw.sinks = Some(addresses.read(&sinks.placed()?)?);
+        }
+        if let Some([q, kv]) = &self.rows {
+            // Offsets u32 are the library's i32 up to 2^31, which no length passes.
+            let [q, kv] = [
+                addresses.read(&q.placed()?)?,
+                addresses.read(&kv.placed()?)?,
+            ];
+            raw.sequences = Some(match self.tensors.is_packed() {
+                true => Sequences::Packed { q, kv },
+                false => Sequences::Padded { q, kv },
+            });
+        }
+        Ok(raw)
+    }
+}
+
+/// # Errors
+/// If the tensor is on another device than q.
+pub(crate) fn expect_device(name: &str, tensor: &Tensor, device: &Device) -> Result<()> {
+    if tensor.device().same_device(device) {
+        return Ok(());
+    }
+    let [found, expected] = [tensor.device(), device].map(Device::location);
+    candle_core::bail!("{name} is on {found:?}; it must be on the device of q, {expected:?}")
+}
+
+/// The tensor with stride 1 in its last axis: itself, or a copy.
+pub(crate) fn in_rows(tensor: &Tensor) -> Result<Tensor> {
+    match (tensor.dims().last(), tensor.stride().last()) {
+        (_, Some(1)) | (Some(0 | 1), _) => Ok(tensor.clone()),
+        _ => tensor.contiguous(),
+    }
+}
+
+/// The library's name of a type.
+pub(crate) fn dtype(dtype: DType) -> Result<Dtype> {
+    match dtype {
+        DType::F16 => Ok(Dtype::F16),
+        DType::BF16 => Ok(Dtype::Bf16),
+        DType::F32 => Ok(Dtype::F32),
+        _ => candle_core::bail!("attention computes F16, BF16 and, on the CPU, F32; not {dtype:?}"),
+    }
+}
+
+/// The shape of a tensor with an element for each pair of a query and a key.
+fn pairs(p: &Problem) -> [usize; 4] {
+    [p.batch, p.heads, p.seqlen_q, p.seqlen_kv]
+}
+
+/// Whether repeated axes of extent 1 make the shape full.
+fn is_repeated(dims: &[usize], full: &[usize]) -> bool {
+    let mut axes = dims.iter().zip(full);
+    axes.all(|(&extent, &full)| extent == full || extent == 1)
+}
+
+/// The tensor with axes of extent 1 repeated.
+fn repeated(tensor: RawTensor, full: [usize; 4]) -> RawTensor {
+    let is_single = |axis: usize| tensor.shape[axis] == 1;
+    let stride = |axis| {
+        if is_single(axis) {
+            0
+        } else {
+            tensor.strides[axis]
+        }
+    };
+    RawTensor {
+        address: tensor.address,
+        shape: full,
+        strides: [stride(0), stride(1), stride(2), 1],
+    }
+}
+
+/// Numbers of heads, for each entry of a batch.
+fn each_entry(heads: RawTensor<1>, batch: usize) -> RawTensor<2> {
+    RawTensor {
+        address: heads.address,
+        shape: [batch, heads.shape[0]],
+        strides: [0, heads.strides[0]],
+    }
+}

@@ -1,0 +1,112 @@
+//! Outputs and gradients of two functions of the same tensors.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+/// Every device that is there, with the types that it computes.
+pub fn devices() -> Vec<(Device, &'static [DType])> {
+    const ALL: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+    let wanted = std::env::var("FERROATTN_DEVICE").ok();
+    let mut devices = Vec::new();
+    if wanted.as_deref() != Some("cuda") {
+        devices.push((Device::Cpu, ALL));
+    }
+    if wanted.as_deref() != Some("cpu") && cfg!(feature = "cuda") {
+        match Device::new_cuda(0) {
+            Ok(device) => devices.push((device, &ALL[1..])),
+            Err(error) => assert!(wanted.is_none(), "{error}"),
+        }
+    }
+    devices
+}
+
+/// What a result may be off by, for each unit of the largest number that is expected.
+fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 5e-6,
+        DType::F16 => 3e-3,
+        _ => 2e-2,
+    }
+}
+
+/// Numbers from -1 to 1, of a seed.
+pub fn random(shape: &[usize], seed: u64) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        // An xorshift generator.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    for _ in 0..8 {
+        next();
+    }
+    let numbers: Vec<f32> = (0..shape.iter().product()).map(|_| next()).collect();
+    Tensor::from_vec(numbers, shape, &Device::Cpu).expect("numbers of the shape")
+}
+
+/// The output and all gradients of a weighted sum of it, as f32 on the CPU.
+fn results(inputs: &[Var], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let tensors: Vec<_> = inputs
+        .iter()
+        .map(|input| input.as_tensor().clone())
+        .collect();
+    let output = function(&tensors)?;
+    let weights = random(output.dims(), 1000).to_device(output.device())?;
+    let loss = (output.to_dtype(DType::F32)? * weights)?.sum_all()?;
+    let gradients = loss.backward()?;
+    let mut results = vec![output];
+    for input in inputs {
+        let gradient = gradients.get(input).expect("every input has a gradient");
+        assert_eq!(
+            (gradient.dims(), gradient.dtype()),
+            (input.dims(), input.dtype())
+        );
+        results.push(gradient.clone());
+    }
+    let on_host = |tensor: Tensor| tensor.to_dtype(DType::F32)?.to_device(&Device::Cpu);
+    results.into_iter().map(on_host).collect()
+}
+
+/// The largest size of a number.
+fn largest(tensor: &Tensor) -> Result<f32> {
+    let numbers = tensor.flatten_all()?.to_vec1::<f32>()?;
+    // NaN is the largest.
+    Ok(numbers
+        .into_iter()
+        .fold(0.0, |most, x| if x.abs() <= most { most } else { x.abs() }))
+}
+
+/// Checks that two functions have the same output and gradients: `actual` on each device in each of its types, `expected` on the CPU
+/// in f32. Inputs are the numbers, rounded to the type.
+pub fn compare(
+    inputs: &[Tensor],
+    actual: impl Fn(&[Tensor]) -> Result<Tensor>,
+    expected: impl Fn(&[Tensor]) -> Result<Tensor>,
+) -> Result<()> {
+    for (device, dtypes) in devices() {
+        for &dtype in dtypes {
+            let rounded: Result<Vec<_>> =
+                inputs.iter().map(|input| input.to_dtype(dtype)).collect();
+            let rounded = rounded?;
+            let on_device = |input: &Tensor| Var::from_tensor(&input.to_device(&device)?);
+            let in_f32 = |input: &Tensor| Var::from_tensor(&input.to_dtype(DType::F32)?);
+            let vars: Result<Vec<_>> = rounded.iter().map(on_device).collect();
+            let actual = results(&vars?, &actual)?;
+            let vars: Result<Vec<_>> = rounded.iter().map(in_f32).collect();
+            let expected = results(&vars?, &expected)?;
+            for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                assert_eq!(actual.dims(), expected.dims(), "result {index}");
+                let error = largest(&(actual - expected)?)?;
+                // Gradients that cancel out are sums of numbers as large as weights.
+                let bound = tolerance(dtype) * largest(expected)?.max(0.3);
+                assert!(
+                    error <= bound,
+                    "result {index} in {dtype:?} on {:?}: {error} over {bound}",
+                    device.location()
+                );
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! The adapter against attention of candle's own operations, in f32, on every device that is there.
+//!
+//! `FERROATTN_DEVICE=cpu` or `cuda` chooses one: without it, the CPU and, with the feature `cuda`, the first GPU if there is one.
+
+mod compare;
+mod errors;
+mod functions;
+mod layouts;
+mod lengths;
+mod options;
+mod plain;
+#[cfg(feature = "cuda")]
+mod streams;
+mod together;
+mod varlen;
