@@ -68,15 +68,18 @@ def contenders(causal: bool, with_flex: bool = True) -> dict[str, tuple[Any, Cal
     return found
 
 
-def gpu_time(call: Call, repeats: int) -> float:
-    """Milliseconds of a call, by events around several."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
+def gpu_times(call: Call, timed: int) -> list[float]:
+    """Milliseconds of calls, each by events of its own, queued while the GPU is busy with others."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(timed)]
+    torch.cuda._sleep(2_000_000)
+    for _ in range(2):
         call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / repeats
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in events]
 
 
 def passes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -98,7 +101,11 @@ def passes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def shape(arguments: argparse.Namespace, inputs: tuple[Tensor, ...], d_o: Tensor, causal: bool) -> list[dict[str, Any]]:
     batch, heads, seqlen, dim = inputs[0].shape
     calls: dict[str, tuple[Any, Call, Call]] = {}
-    for name, (around, function) in contenders(causal).items():
+    # PyTorch compiles it for each shape: for one type of numbers.
+    with_flex = inputs[0].dtype == torch.bfloat16
+    for name, (around, function) in contenders(causal, with_flex).items():
+        if arguments.only and name not in arguments.only:
+            continue
         try:
             with around():
                 o = function(*inputs)
@@ -111,12 +118,13 @@ def shape(arguments: argparse.Namespace, inputs: tuple[Tensor, ...], d_o: Tensor
         calls[name] = around, forward, backward
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(arguments.turns + 1):
-        for name, (around, *both) in calls.items():
+        # A contender finds a GPU that the others have heated: every second turn is in reverse order.
+        for name, (around, *both) in list(calls.items())[:: 1 if turn % 2 else -1]:
             with around():
                 for kind, call in zip(("forward", "backward"), both, strict=True):
-                    elapsed = gpu_time(call, arguments.repeats)
+                    found = gpu_times(call, arguments.repeats)
                     if turn > 0:
-                        times.setdefault((name, kind), []).append(elapsed)
+                        times.setdefault((name, kind), []).extend(found)
     flops = 4 * batch * heads * seqlen * seqlen * dim * (0.5 if causal else 1.0)
     return [
         {
@@ -136,25 +144,26 @@ def host(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Microseconds of the host for calls that are so small that the GPU waits."""
     q, k, v, d_o = (torch.randn(1, 64, 1, 64, device="cuda", dtype=torch.float16).transpose(1, 2) for _ in range(4))
     times: dict[tuple[str, str], list[float]] = {}
-    packed = [x.transpose(1, 2) for x in (q, k, v)]
+    rows_first = [x.transpose(1, 2) for x in (q, k, v)]
+    d_rows = d_o.transpose(1, 2)
     every = contenders(True, with_flex=False)
     every["flash_attn_func, its axes"] = (
         nullcontext,
-        lambda *_: ferroattn.flash_attn_func(*packed, causal=True, deterministic=True).transpose(1, 2),
+        lambda *inputs: ferroattn.flash_attn_func(*inputs, causal=True, deterministic=True),
     )
     for turn in range(arguments.turns + 1):
         for name, (around, function) in every.items():
             with around():
                 for kind in ("forward", "forward, graded", "both"):
                     graded = kind != "forward"
-                    for tensor in (*packed, q, k, v):
+                    for tensor in (*rows_first, q, k, v):
                         tensor.requires_grad_(graded)
-                    inputs = packed if "axes" in name else [q, k, v]
+                    inputs, d = (rows_first, d_rows) if "its axes" in name else ([q, k, v], d_o)
 
-                    def call(function: Any = function, kind: str = kind, inputs: list[Tensor] = inputs) -> None:
-                        o = function(q, k, v)
+                    def call(function: Any = function, kind: str = kind, inputs: list[Tensor] = inputs, d: Tensor = d) -> None:
+                        o = function(*inputs)
                         if kind == "both":
-                            torch.autograd.grad(o, inputs, d_o)
+                            torch.autograd.grad(o, inputs, d)
 
                     for _ in range(20):
                         call()
@@ -186,12 +195,12 @@ def train(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     ids = torch.randint(0, 32000, (1, 4096), device="cuda")
 
-    def step() -> float:
+    def step() -> Tensor:
         optimizer.zero_grad()
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.detach()
 
     times: dict[str, list[float]] = {}
     losses: dict[str, float] = {}
@@ -203,10 +212,10 @@ def train(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         ):
             model.set_attn_implementation(attention)
             with around():
-                losses[name] = step()
-                elapsed = gpu_time(step, 5)
+                losses[name] = float(step())
+                found = gpu_times(step, 5)
             if turn > 0:
-                times.setdefault(name, []).append(elapsed)
+                times.setdefault(name, []).extend(found)
     return [
         {"contender": name, "ms": round(statistics.median(found), 2), "loss": losses[name]} for name, found in times.items()
     ]
@@ -220,7 +229,8 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--seqlen", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=5, help="measured rounds over all contenders")
-    parser.add_argument("--repeats", type=int, default=10, help="calls of a measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="calls of a measurement")
+    parser.add_argument("--only", nargs="*", help="contenders to time, by their names")
     parser.add_argument("--output", help="file for the results as JSON")
     arguments = parser.parse_args()
     rows = host(arguments) if arguments.host else train(arguments) if arguments.train else passes(arguments)

@@ -8,6 +8,7 @@ It reads masks of padding, packed sequences, sliding windows, softcaps and sinks
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -108,11 +109,26 @@ def _dtype(module: nn.Module, query: Tensor) -> torch.dtype:
     return next(weights, query.dtype)
 
 
+# The positions that were looked at last, their version, and what was found.
+_looked_at: tuple[weakref.ref[Tensor], int, bool] | None = None
+
+
 def _starts_again(position_ids: Tensor, query: Tensor) -> bool:
-    """Whether several sequences are packed in a batch of one, by their positions."""
+    """Whether several sequences are packed in a batch of one, by their positions.
+
+    The answer waits for the GPU, so all layers of a model, which share the positions, share it.
+    """
+    global _looked_at
     if query.shape[0] != 1 or position_ids.shape[-1] != query.shape[2] or query.shape[2] < 2:
         return False
-    return bool((position_ids.reshape(-1).diff() != 1).any())
+    if torch.compiler.is_compiling():
+        return bool((position_ids.reshape(-1).diff() != 1).any())
+    version = position_ids._version
+    if _looked_at is not None and _looked_at[0]() is position_ids and _looked_at[1] == version:
+        return _looked_at[2]
+    found = bool((position_ids.reshape(-1).diff() != 1).any())
+    _looked_at = weakref.ref(position_ids), version, found
+    return found
 
 
 def _offsets(position_ids: Tensor) -> Tensor:

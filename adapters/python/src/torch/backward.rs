@@ -1,5 +1,6 @@
 //! The backward pass.
 
+use super::device::Place;
 use super::failure::Failure;
 use super::forward::{Inputs, RawInputs, workspace};
 use super::options::Options;
@@ -24,15 +25,25 @@ pub struct Wanted {
     pub sinks: bool,
 }
 
-/// Computes the gradients of q, k, v, bias and sinks, the first three in tensors that are given or new; what is not wanted has
-/// no element.
+/// Gradients of a call.
+#[derive(Debug)]
+pub struct Gradients {
+    /// Of q, k and v.
+    pub inputs: [Tensor; 3],
+    /// Of the bias, if it is wanted.
+    pub bias: Option<Tensor>,
+    /// Of the sinks, if they are wanted.
+    pub sinks: Option<Tensor>,
+}
+
+/// Computes the gradients, those of q, k and v in tensors that are given or new.
 pub fn backward(
     inputs: Inputs,
     outputs: Outputs,
     options: &Options,
     wanted: Wanted,
     given: Option<[Tensor; 3]>,
-) -> Result<[Tensor; 5], Failure> {
+) -> Result<Gradients, Failure> {
     let inputs = inputs.in_rows()?;
     let (d_o, o) = (outputs.d_o.in_rows()?, outputs.o.in_rows()?);
     let lse = outputs.lse.contiguous()?;
@@ -79,13 +90,13 @@ pub fn backward(
         Some(bias) if wanted.bias => {
             let sizes = bias.sizes().try_into();
             let sizes: [i64; 4] = sizes.map_err(|_| Failure::value("bias must have four axes"))?;
-            Tensor::ordered(sizes, [0, 1, 2, 3], float, place)?
+            Some(Tensor::ordered(sizes, [0, 1, 2, 3], float, place)?)
         }
-        _ => Tensor::ordered([0], [0], float, place)?,
+        _ => None,
     };
     let d_sinks = match wanted.sinks {
-        true => Tensor::ordered([q.shape[1] as i64], [0], float, place)?,
-        false => Tensor::ordered([0], [0], float, place)?,
+        true => Some(Tensor::ordered([q.shape[1] as i64], [0], float, place)?),
+        false => None,
     };
     let forward = RawForward {
         q,
@@ -107,12 +118,9 @@ pub fn backward(
         Some(d_lse) => Some(form.rows("d_lse", d_lse)?),
         None => None,
     };
-    if wanted.bias && options.bias.is_some() {
-        args.d_bias = Some(d_bias.raw([Some(0), Some(1), Some(2), Some(3)]));
-    }
-    if wanted.sinks {
-        args.d_sinks = Some(d_sinks.raw([Some(0)]));
-    }
+    let pairs = [Some(0), Some(1), Some(2), Some(3)];
+    args.d_bias = d_bias.as_ref().map(|tensor| tensor.raw(pairs));
+    args.d_sinks = d_sinks.as_ref().map(|tensor| tensor.raw([Some(0)]));
     let (device, stream) = place.device()?;
     let mut work = None;
     // SAFETY: tensors are PyTorch's, live in the order of its current stream; outputs and workspace are new.
@@ -123,16 +131,22 @@ pub fn backward(
             .backward_raw_with(&device, dtype, &args, allocate, stream)
     };
     done?;
-    let [dq, dk, dv] = gradients;
-    Ok([dq, dk, dv, d_bias, d_sinks])
+    Ok(Gradients {
+        inputs: gradients,
+        bias: d_bias,
+        sinks: d_sinks,
+    })
 }
 
 /// The operator `ferroattn::backward`.
 pub fn operator(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let call = Call::read(&mut arguments)?;
-    let gradients = backward(call.inputs, call.outputs, &call.options, call.wanted, None)?;
-    results(stack, gradients);
+    let place = call.inputs.q.place();
+    let gradients = call.gradients(None)?;
+    let [d_bias, d_sinks] = of_options(gradients.bias, gradients.sinks, place)?;
+    let [dq, dk, dv] = gradients.inputs;
+    results(stack, [dq, dk, dv, d_bias, d_sinks]);
     Ok(())
 }
 
@@ -141,16 +155,20 @@ pub fn operator_into(stack: &mut [StableValue]) -> Result<(), Failure> {
     let mut arguments = Arguments::new(stack);
     let given = [(); 3].map(|()| arguments.tensor());
     let call = Call::read(&mut arguments)?;
-    let gradients = backward(
-        call.inputs,
-        call.outputs,
-        &call.options,
-        call.wanted,
-        Some(given),
-    )?;
-    let [_, _, _, d_bias, d_sinks] = gradients;
-    results(stack, [d_bias, d_sinks]);
+    let place = call.inputs.q.place();
+    let gradients = call.gradients(Some(given))?;
+    results(stack, of_options(gradients.bias, gradients.sinks, place)?);
     Ok(())
+}
+
+/// Gradients of options, without an element if they are not wanted: operators return tensors.
+fn of_options(
+    bias: Option<Tensor>,
+    sinks: Option<Tensor>,
+    place: Place,
+) -> Result<[Tensor; 2], Failure> {
+    let none = || Tensor::ordered([0], [0], Type::Number(Dtype::F32), place);
+    Ok([bias.map_or_else(none, Ok)?, sinks.map_or_else(none, Ok)?])
 }
 
 /// Arguments of both operators.
@@ -162,6 +180,10 @@ struct Call {
 }
 
 impl Call {
+    fn gradients(self, given: Option<[Tensor; 3]>) -> Result<Gradients, Failure> {
+        backward(self.inputs, self.outputs, &self.options, self.wanted, given)
+    }
+
     fn read(arguments: &mut Arguments) -> Result<Self, Failure> {
         let d_o = arguments.tensor();
         let d_lse = arguments.optional_tensor();

@@ -165,11 +165,9 @@ fn backward_body(stack: &mut [StableValue]) -> Result<(), Failure> {
         o,
         lse,
     };
-    let [dq, dk, dv, d_bias, _] = backward(inputs, outputs, &options, wanted, None)?;
-    let d_bias = match wanted.bias {
-        true => d_bias,
-        false => Tensor::undefined(),
-    };
+    let gradients = backward(inputs, outputs, &options, wanted, None)?;
+    let [dq, dk, dv] = gradients.inputs;
+    let d_bias = gradients.bias.unwrap_or_else(Tensor::undefined);
     results(stack, [dq, dk, dv, d_bias]);
     Ok(())
 }

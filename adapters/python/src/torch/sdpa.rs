@@ -4,7 +4,7 @@
 //! `[batch, heads, seqlen, dim]`. What is not served goes to the operator `ferroattn::NAME`, with the arguments of
 //! the one it replaces; the Python side registers it with PyTorch's kernel. It returns the tensors that the other returns.
 
-use super::backward::{Outputs, Wanted, backward};
+use super::backward::{Gradients, Outputs, Wanted, backward};
 use super::failure::Failure;
 use super::forward::{Inputs, forward};
 use super::operators::run;
@@ -209,12 +209,7 @@ impl Call {
         forward(inputs, &options)
     }
 
-    fn backward(
-        self,
-        inputs: Inputs,
-        outputs: Outputs,
-        bias: bool,
-    ) -> Result<[Tensor; 5], Failure> {
+    fn backward(self, inputs: Inputs, outputs: Outputs, bias: bool) -> Result<Gradients, Failure> {
         let options = self.options(&inputs.q, &inputs.k)?;
         let wanted = Wanted { bias, sinks: false };
         backward(inputs, outputs, &options, wanted, None)
@@ -292,8 +287,7 @@ fn flash_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         o,
         lse,
     };
-    let [dq, dk, dv, ..] = call.backward(inputs, outputs, false)?;
-    results(stack, [dq, dk, dv]);
+    results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }
 
@@ -340,8 +334,7 @@ fn cudnn_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         o,
         lse: lse.without_last_axis()?,
     };
-    let [dq, dk, dv, ..] = call.backward(inputs, outputs, false)?;
-    results(stack, [dq, dk, dv]);
+    results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }
 
@@ -411,10 +404,11 @@ fn efficient_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         o,
         lse: lse.first(inputs.q.sizes()[2])?,
     };
-    let [dq, dk, dv, of_bias, _] = call.backward(inputs, outputs, wants_bias)?;
-    if wants_bias {
-        d_bias.copy(&of_bias)?;
+    let gradients = call.backward(inputs, outputs, wants_bias)?;
+    if let Some(found) = gradients.bias {
+        d_bias.copy(&found)?;
     }
+    let [dq, dk, dv] = gradients.inputs;
     results(stack, [dq, dk, dv, d_bias]);
     Ok(())
 }
@@ -459,7 +453,6 @@ fn cpu_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         o,
         lse,
     };
-    let [dq, dk, dv, ..] = call.backward(inputs, outputs, false)?;
-    results(stack, [dq, dk, dv]);
+    results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }
