@@ -582,10 +582,14 @@ impl<'a> Attention<'a> {
         k: [usize; 4],
         v: [usize; 4],
     ) -> Result<Problem> {
+        // A window that ends at a query's own place is the causal mask, whose kernels have no options.
+        let causal = self.causal || self.window == Window::CAUSAL;
+        let mut window = self.window;
+        window.right = window.right.filter(|_| !causal);
         let problem = Problem {
-            window: self.window,
+            window,
             softcap: self.softcap,
-            ..Problem::new(q, k, v, self.causal, self.scale)?
+            ..Problem::new(q, k, v, causal, self.scale)?
         };
         problem.validate()?;
         Ok(problem)

@@ -24,7 +24,8 @@ pub struct Arguments {
 pub const LADDER: &str = "host/ladder,bench/ladder,tests/ladder";
 
 /// Crates outside the workspace.
-const OUTSIDE: [&str; 3] = [
+const OUTSIDE: [&str; 4] = [
+    "adapters/candle",
     "examples/custom_score",
     "examples/engine",
     "tests/featureless",

@@ -54,7 +54,7 @@ fn python() -> Result<String> {
     };
     let found = ["python3", "python3.13", "python3.12", "python3.11"]
         .into_iter()
-        .find(|python| reads(&python));
+        .find(|python| reads(python));
     match found {
         Some(python) => Ok(python.to_owned()),
         None => bail!("no Python 3.11 or later is there; the wheels' backend needs one"),

@@ -171,7 +171,7 @@ def balanced(whole: Tensor, rank: int, axis: int) -> Tensor:
 def backend_alone(device: str, backend: str) -> AbstractContextManager[Any]:
     """PyTorch's function with one back end; a stand-in on the CPU, where context_parallel has no rule for PyTorch's choice."""
     if device == "cuda":
-        return sdpa_kernel(SDPBackend[backend])
+        return sdpa_kernel(getattr(SDPBackend, backend))
 
     # context_parallel replaces a function by its name.
     def scaled_dot_product_attention(

@@ -432,6 +432,21 @@ mod tests {
     }
 
     #[test]
+    fn a_window_without_later_keys_is_the_causal_mask() {
+        let shape = [2, 3, 40, 8];
+        let problem = |attention: Attention| attention.problem(shape, shape, shape);
+        let causal = problem(Attention::new().causal(true));
+        assert_eq!(problem(Attention::new().window(None, 0)), causal);
+        assert_eq!(
+            problem(Attention::new().causal(true).window(None, 9)),
+            causal
+        );
+        assert_ne!(problem(Attention::new().window(None, 1)), causal);
+        let left = problem(Attention::new().causal(true).window(5, None));
+        assert_eq!(problem(Attention::new().causal(true).window(5, 0)), left);
+    }
+
+    #[test]
     fn outputs_are_checked() {
         let lse = || tensor([1, 2, 3]);
         let refused = |mut o: Tensor<f16>, mut lse| {

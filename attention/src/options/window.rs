@@ -31,6 +31,12 @@ impl Window {
         left: None,
         right: None,
     };
+
+    /// No bound before the query's own place, which ends it.
+    pub(crate) const CAUSAL: Window = Window {
+        left: None,
+        right: Some(0),
+    };
 }
 
 /// Text that is no window.

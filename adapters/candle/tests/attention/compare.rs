@@ -98,8 +98,8 @@ pub fn compare(
             for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
                 assert_eq!(actual.dims(), expected.dims(), "result {index}");
                 let error = largest(&(actual - expected)?)?;
-                // Gradients that cancel out are sums of numbers as large as weights.
-                let bound = tolerance(dtype) * largest(expected)?.max(0.3);
+                // Gradients that cancel out are sums over many rows of numbers as large as weights.
+                let bound = tolerance(dtype) * largest(expected)?.max(0.5);
                 assert!(
                     error <= bound,
                     "result {index} in {dtype:?} on {:?}: {error} over {bound}",
