@@ -122,6 +122,8 @@ def shape(arguments: argparse.Namespace, inputs: tuple[Tensor, ...], d_o: Tensor
         for name, (around, *both) in list(calls.items())[:: 1 if turn % 2 else -1]:
             with around():
                 for kind, call in zip(("forward", "backward"), both, strict=True):
+                    if kind not in arguments.kinds:
+                        continue
                     found = gpu_times(call, arguments.repeats)
                     if turn > 0:
                         times.setdefault((name, kind), []).extend(found)
@@ -230,6 +232,7 @@ def main() -> None:
     parser.add_argument("--seqlen", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=5, help="measured rounds over all contenders")
     parser.add_argument("--repeats", type=int, default=5, help="calls of a measurement")
+    parser.add_argument("--kinds", nargs="*", default=["forward", "backward"], help="passes to time")
     parser.add_argument("--only", nargs="*", help="contenders to time, by their names")
     parser.add_argument("--output", help="file for the results as JSON")
     arguments = parser.parse_args()
