@@ -26,7 +26,7 @@ backward_into = torch.ops.ferroattn.backward_into.default
 _BIAS, _SINKS, _TENSORS = 3, 5, 11
 
 # Calls below autograd pass no kernel of Python.
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
 
 _EXCEPTIONS: dict[str, type[Exception]] = {
     "ValueError": ValueError,
@@ -174,15 +174,16 @@ def call_for_output(*inputs: Any) -> tuple[Tensor, Tensor]:
         or type(q) not in _PLAIN
     ):
         return call(*inputs)
-    key = tuple(numbers)
+    carries = seqlens_q is not None or seqlens_k is not None or alibi is not None or sinks is not None
+    key = (*numbers, carries)
     number = _sets.get(key)
     if number is None:
-        number = _intern(*numbers)
+        number = _intern(*key)
         if number < 0:
             return call(*inputs)
         _sets[key] = number
     try:
-        if seqlens_q is not None or seqlens_k is not None or alibi is not None or sinks is not None:
+        if carries:
             _carry(seqlens_q, seqlens_k, alibi, sinks)
         return _native(q, k, v, mask if bias is None else bias, number)[:2]
     except RuntimeError as error:
@@ -195,7 +196,8 @@ def _intern(scale: float | None, *numbers: Any) -> float:
         return -1.0
     intern = _library.load().ferroattn_intern
     long, double = ctypes.c_int64, ctypes.c_double
-    intern.argtypes = [double, ctypes.c_uint32, long, long, double, long, ctypes.c_uint32, ctypes.c_uint32]
+    flag = ctypes.c_uint32
+    intern.argtypes = [double, flag, long, long, double, long, flag, flag, flag]
     intern.restype = long
     return float(intern(math.nan if scale is None else scale, *numbers))
 

@@ -12,6 +12,7 @@ from reference import assert_close, attention, gradients
 from torch import Tensor
 
 import ferroattn
+from ferroattn import operators
 
 
 def types_of(device: str) -> list[torch.dtype]:
@@ -203,6 +204,20 @@ def test_empty(device: str, shapes: list[tuple[int, int]]) -> None:
     k, v = (torch.randn(batch, columns, 2, 16, device=device).to(dtype) for _ in range(2))
     d_o = torch.randn_like(q)
     assert_close(gradients(ferroattn.attention, [q, k, v], d_o), gradients(attention, [q, k, v], d_o), dtype)
+
+
+def test_a_failed_call_leaves_nothing_to_the_next(device: str) -> None:
+    """Tensors of options go to their own call alone."""
+    dtype = types_of(device)[1]
+    q, k, v = (torch.randn(1, 40, 2, 32, device=device).to(dtype) for _ in range(3))
+    slopes = torch.rand(2, device=device)
+    for wrong in (lambda: ferroattn.flash_attn_func(q, None, v, alibi_slopes=slopes), lambda: operators._carry(*[slopes] * 4)):
+        try:
+            wrong()
+        except (RuntimeError, TypeError, ValueError):
+            pass
+        found = ferroattn.flash_attn_func(q, k, v, return_attn_probs=True)[:2]
+        assert_close(list(found), list(attention(q, k, v)), dtype)
 
 
 def test_deterministic(device: str) -> None:

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn ferroattn_register_torch(folder: *const c_char) -> *con
 
 /// The number of a set of options that are numbers, by which a call names them; -1 if there are too many, or one is wrong.
 ///
-/// A scale of NaN is `1 / sqrt(dim)`; flags are 0 or 1.
+/// A scale of NaN is `1 / sqrt(dim)`; flags are 0 or 1. `carries` says that tensors of the operator `ferroattn::carry` belong to the call.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "each is a number of an option")]
 pub extern "C" fn ferroattn_intern(
@@ -60,6 +60,7 @@ pub extern "C" fn ferroattn_intern(
     splits: i64,
     deterministic: u32,
     heads_first: u32,
+    carries: u32,
 ) -> i64 {
     let numbers = Numbers {
         scale: (!scale.is_nan()).then_some(scale),
@@ -71,7 +72,11 @@ pub extern "C" fn ferroattn_intern(
         deterministic: deterministic != 0,
         heads_first: heads_first != 0,
     };
-    native::intern(numbers).map_or(-1, |set| set as i64)
+    let set = native::Set {
+        numbers,
+        carries: carries != 0,
+    };
+    native::intern(set).map_or(-1, |number| number as i64)
 }
 
 /// Replaces PyTorch's operators behind `scaled_dot_product_attention` on a device, `CPU` or `CUDA`.

@@ -7,11 +7,12 @@
 //! | in PyTorch's signature | here |
 //! |---|---|
 //! | `attn_bias` | the bias; or the mask, if it is boolean |
-//! | `dropout_p` | the number of a set of [`Numbers`], from [`intern`] |
+//! | `dropout_p` | the number of a [`Set`] of options, from [`intern`] |
 //! | `cum_seq_q`, `cum_seq_k` | lengths or offsets of queries and keys |
 //! | `philox_seed`, `philox_offset` | slopes of ALiBi, and sinks without a gradient |
 //!
-//! The last two rows are results of the forward pass, which takes them from [`carry`], called on its thread just before.
+//! The last two rows are results of the forward pass, which takes them from [`carry`], called on its thread just before, if the set
+//! says so: what a call that failed has left behind is nobody's.
 
 use super::backward::{Outputs, Wanted, backward};
 use super::failure::Failure;
@@ -37,29 +38,37 @@ pub const OPERATORS: [(&CStr, Kernel); 2] = [
     ),
 ];
 
-/// Sets of numbers that calls had.
-static SETS: RwLock<Vec<Numbers>> = RwLock::new(Vec::new());
+/// A set of options that are numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Set {
+    pub numbers: Numbers,
+    /// Whether the call has tensors that are carried.
+    pub carries: bool,
+}
+
+/// Sets that calls had.
+static SETS: RwLock<Vec<Set>> = RwLock::new(Vec::new());
 
 /// Sets that are kept: programs have few, for each kind of layer one.
 const MOST: usize = 1 << 12;
 
-/// The number of a set, which it keeps; none if there are too many, or a number is wrong.
-pub fn intern(numbers: Numbers) -> Option<usize> {
-    let _valid = numbers.attention().ok()?;
+/// The number of a set, which is kept; none if there are too many, or a number is wrong.
+pub fn intern(set: Set) -> Option<usize> {
+    let _valid = set.numbers.attention().ok()?;
     let mut sets = SETS.write().ok()?;
-    if let Some(found) = sets.iter().position(|set| *set == numbers) {
+    if let Some(found) = sets.iter().position(|kept| *kept == set) {
         return Some(found);
     }
     (sets.len() < MOST).then(|| {
-        sets.push(numbers);
+        sets.push(set);
         sets.len() - 1
     })
 }
 
-fn numbers(set: f64) -> Result<Numbers, Failure> {
+fn set(number: f64) -> Result<Set, Failure> {
     let sets = SETS.read().ok();
-    let found = sets.and_then(|sets| sets.get(set as usize).copied());
-    found.ok_or_else(|| Failure::value(format!("dropout_p is {set}, the number of no set")))
+    let found = sets.and_then(|sets| sets.get(number as usize).copied());
+    found.ok_or_else(|| Failure::value(format!("dropout_p is {number}, the number of no set")))
 }
 
 /// Tensors of options that the operator has no arguments for.
@@ -89,10 +98,9 @@ pub fn carry(stack: &mut [StableValue]) -> Result<(), Failure> {
 fn options(
     inputs: &Inputs,
     bias: Option<Tensor>,
-    set: f64,
+    numbers: Numbers,
     carried: Carried,
 ) -> Result<Options, Failure> {
-    let numbers = numbers(set)?;
     let pairs = bias.map(Tensor::in_rows).transpose()?;
     let (mask, bias) = match pairs {
         Some(pairs) if pairs.is_bool() => (Some(pairs), None),
@@ -109,14 +117,19 @@ fn options(
 }
 
 fn forward_body(stack: &mut [StableValue]) -> Result<(), Failure> {
-    let carried = CARRIED.take().unwrap_or_default();
+    let carried = CARRIED.take();
     let mut arguments = Arguments::new(stack);
     let inputs = Inputs::read(&mut arguments);
     let bias = arguments.optional_tensor();
-    let set = arguments.float();
+    let number = arguments.float();
     arguments.skip(2);
     let _scale = arguments.optional_float();
-    let options = options(&inputs, bias, set, carried)?;
+    let Set { numbers, carries } = set(number)?;
+    let carried = match carries {
+        true => carried.ok_or_else(|| Failure::other("nothing is carried to the call"))?,
+        false => Carried::default(),
+    };
+    let options = options(&inputs, bias, numbers, carried)?;
     let [o, lse] = forward(inputs, &options)?;
     let saved = |tensor: Option<Tensor>| value(tensor.unwrap_or_else(Tensor::undefined));
     let [seqlens_q, seqlens_k] = options.seqlens.map(saved);
@@ -145,7 +158,7 @@ fn backward_body(stack: &mut [StableValue]) -> Result<(), Failure> {
     let (o, lse) = (arguments.tensor(), arguments.tensor());
     let seqlens = [arguments.defined_tensor(), arguments.defined_tensor()];
     arguments.skip(2);
-    let set = arguments.float();
+    let number = arguments.float();
     arguments.skip(1);
     let (alibi, sinks) = (arguments.defined_tensor(), arguments.defined_tensor());
     let _scale = arguments.optional_float();
@@ -154,7 +167,7 @@ fn backward_body(stack: &mut [StableValue]) -> Result<(), Failure> {
         alibi,
         sinks,
     };
-    let options = options(&inputs, bias, set, carried)?;
+    let options = options(&inputs, bias, set(number)?.numbers, carried)?;
     let wanted = Wanted {
         bias: with_bias && options.bias.is_some(),
         sinks: false,
