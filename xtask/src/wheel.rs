@@ -29,11 +29,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Writes the wheels, and what tests them on another machine, to a folder.
 pub fn package(folder: &Path) -> Result<()> {
     build(&python()?, folder)?;
-    shell::run(
-        shell::command("cp", "-r")
-            .arg(format!("{FOLDER}/tests"))
-            .arg(folder),
-    )?;
+    let copy = |from: &str, to: PathBuf| {
+        let from = format!("{FOLDER}/{from}");
+        shell::run(shell::command("cp", "-r").arg(from).arg(to))
+    };
+    copy("tests", folder.to_owned())?;
+    copy("benchmarks", folder.to_owned())?;
+    // Beside its wheel, for a test.
+    copy("flash-attn/flash_attn", folder.join("flash-attn"))?;
     let script = "xtask/src/package/run-python-tests";
     std::fs::copy(script, folder.join("run-tests")).context(script)?;
     Ok(())
