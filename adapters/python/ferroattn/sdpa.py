@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """PyTorch's function by these kernels; by PyTorch's own if there is dropout or another type than the kernels have.
+    """PyTorch's function by these kernels; by its own for dropout, other types, and gradients above head dim 256 on a GPU.
 
     Args:
         query: `[batch, heads, seqlen_q, dim]`; like the others, without batch or heads, too.
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.to(dtype)
-    if dropout_p != 0.0 or not _is_served(query) or query.dim() > 4:
+    if dropout_p != 0.0 or not _is_served(query, value) or query.dim() > 4:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -107,10 +107,16 @@ def scaled_dot_product_attention(
     return o[(0,) * (4 - rank)] if rank < 4 else o
 
 
-def _is_served(query: Tensor) -> bool:
-    if query.dtype in (torch.float16, torch.bfloat16):
-        return query.device.type in ("cuda", "cpu")
-    return query.dtype == torch.float32 and query.device.type == "cpu"
+def _is_served(query: Tensor, value: Tensor) -> bool:
+    """Whether these kernels compute a call, and its gradient if there may be one."""
+    if query.device.type == "cpu":
+        return query.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    dim = max(query.shape[-1], value.shape[-1])
+    return (
+        query.device.type == "cuda"
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and dim <= (256 if torch.is_grad_enabled() else 1024)
+    )
 
 
 class _Enabled:

@@ -176,6 +176,21 @@ def test_what_is_not_served_is_pytorchs(device: str) -> None:
     assert_close([exact], [math(*doubles)], torch.float32)
 
 
+def test_large_heads(device: str) -> None:
+    """Gradients above head dim 256 are PyTorch's on a GPU."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    inputs = [torch.randn(1, 2, 20, 320, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    d_o = torch.randn_like(inputs[0])
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = passes(math, exact, None, d_o.double())
+    with ferroattn.enable(device.split(":")[0]):
+        assert_close(passes(enabled, inputs, None, d_o), expected, dtype)
+    assert_close(passes(ferroattn.scaled_dot_product_attention, inputs, None, d_o), expected, dtype)
+    with torch.no_grad():
+        found = ferroattn.scaled_dot_product_attention(*inputs)
+    assert_close([found], expected[:1], dtype)
+
+
 def test_autocast(device: str) -> None:
     inputs = [tensor.detach().float() for tensor in inputs_of(device, 16, 16)]
     with torch.autocast(device.split(":")[0], torch.bfloat16):

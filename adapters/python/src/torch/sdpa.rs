@@ -144,6 +144,9 @@ unsafe extern "C-unwind" fn kernel<const I: usize>(
     }
 }
 
+/// The largest head dim that a GPU computes gradients of: a forward pass does not tell if one follows.
+const MOST_WITH_GRADIENTS: i64 = 256;
+
 /// Whether these kernels compute the call.
 fn is_served(operator: &Operator, stack: &[StableValue]) -> bool {
     let debug = operator.debug.is_some_and(|place| stack[place] as u8 != 0);
@@ -153,10 +156,17 @@ fn is_served(operator: &Operator, stack: &[StableValue]) -> bool {
     // SAFETY: the arguments are tensors, whose references stay the stack's.
     let [q, k, v] = [0, 1, 2]
         .map(|i| unsafe { ManuallyDrop::new(Tensor::owned(pointer(stack[operator.q + i]))) });
-    let computes = |tensor: &Tensor| {
-        tensor.number("").is_ok() && matches!(tensor.sizes(), [_, _, _, 1..=1024])
-    };
     let place = q.place();
+    let most = match place.is_cuda() {
+        true => MOST_WITH_GRADIENTS,
+        false => 1024,
+    };
+    let computes = |tensor: &Tensor| {
+        let [_, _, _, dim] = tensor.sizes() else {
+            return false;
+        };
+        tensor.number("").is_ok() && (1..=most).contains(dim)
+    };
     let of_cpu = q.number("").is_ok_and(|dtype| dtype == Dtype::F32);
     [&q, &k, &v].into_iter().all(|tensor| computes(tensor))
         && !(of_cpu && place.is_cuda())
