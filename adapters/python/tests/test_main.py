@@ -9,7 +9,6 @@ import sys
 from array import array
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ import pytest
 from ferroattn import __main__ as command
 from ferroattn import _library
 
-FOLDER = Path(__file__).parent.parent
+# Where the package is, installed or not.
+FOLDER = _library.PATH.parent.parent
 
 
 def run(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
