@@ -9,6 +9,7 @@ import sys
 from array import array
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
