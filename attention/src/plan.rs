@@ -162,7 +162,7 @@ pub struct RawWorkspace {
     pub bytes: usize,
 }
 
-/// What gives a call its workspace, when the call knows the bytes: 0 if it needs none.
+/// The giver of a call's workspace, asked when the call knows the bytes: 0 if it needs none.
 pub(crate) type Allocate<'a> = dyn FnMut(usize) -> Result<RawWorkspace> + 'a;
 
 impl RawWorkspace {

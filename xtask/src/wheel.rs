@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to do with the wheels.
+/// Arguments of the task.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Install the wheel into a new virtual environment, and run its tests there: first with NumPy, then with PyTorch

@@ -3,7 +3,7 @@
 use crate::Attention;
 use candle_core::{Result, Tensor};
 
-/// What the arguments of the functions ask for.
+/// Options that the arguments of the functions ask for.
 struct Arguments<'a> {
     alibi_slopes: Option<&'a Tensor>,
     softmax_scale: f32,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _library, operators
+from . import _library
 from .functions import output
 
 _OPERATORS = {
@@ -151,8 +151,7 @@ def enable(devices: tuple[str, ...] | str = ("cuda",)) -> _Enabled:
         key = _key(device)
         if key == "CUDA" and not torch.cuda.is_available():
             continue
-        _enabled[key] += 1
-        if _enabled[key] == 1:
+        if _enabled[key] == 0:
             if key not in _saved:
                 _saved[key] = _save(key)
             with warnings.catch_warnings():
@@ -163,6 +162,7 @@ def enable(devices: tuple[str, ...] | str = ("cuda",)) -> _Enabled:
                 # For cuDNN, PyTorch hides keys by a finite number: rows that see none would differ from its other back ends.
                 _cudnn.append(torch.backends.cuda.cudnn_sdp_enabled())
                 torch.backends.cuda.enable_cudnn_sdp(False)
+        _enabled[key] += 1
     return _Enabled(devices)
 
 
@@ -219,7 +219,3 @@ def _save(key: str) -> torch.library.Library:
         library.define(f"{inputs} -> {outputs}")
         library.impl(name, saved, key, with_keyset=True)
     return library
-
-
-# The operators are registered when this module is imported.
-assert operators.forward is not None

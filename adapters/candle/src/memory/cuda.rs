@@ -44,7 +44,7 @@ impl Cuda {
 
 impl Memory for Cuda {
     type Storage = CudaStorage;
-    /// What orders other streams' work behind the call, if candle tracks events.
+    /// Guards that order other streams' work behind the call, if candle tracks events.
     type Guard<'a> = SyncOnDrop<'a>;
 
     fn device(&self) -> Result<attention::Device> {

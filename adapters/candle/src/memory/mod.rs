@@ -17,9 +17,9 @@ use std::ops::Deref;
 
 /// A device's memory, in candle's types.
 pub(crate) trait Memory {
-    /// What candle keeps a tensor's elements in.
+    /// Candle's storage of a tensor's elements.
     type Storage: BackendStorage;
-    /// What lives until the work that uses an address is queued.
+    /// A guard that lives until the work that uses an address is queued.
     type Guard<'a>
     where
         Self: 'a;

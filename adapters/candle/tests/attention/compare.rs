@@ -19,7 +19,7 @@ pub fn devices() -> Vec<(Device, &'static [DType])> {
     devices
 }
 
-/// What a result may be off by, for each unit of the largest number that is expected.
+/// The error that a result may have, for each unit of the largest number that is expected.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 5e-6,

@@ -239,7 +239,7 @@ fn a_query_alone_may_be_tracked() -> Result<()> {
     Ok(())
 }
 
-/// What is not tracked leaves no graph.
+/// Tensors that are not tracked leave no graph.
 #[test]
 fn inference_has_no_graph() -> Result<()> {
     let q = Tensor::zeros((1, 2, 1, 8), DType::F32, &Device::Cpu)?;

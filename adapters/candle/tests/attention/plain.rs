@@ -57,7 +57,7 @@ impl Plain {
         self.lengths.as_ref().map_or(full, |lengths| lengths[entry])
     }
 
-    /// What slopes take off the scores.
+    /// The part of the scores that slopes take off.
     fn penalties(
         &self,
         batch: usize,

@@ -9,13 +9,25 @@ use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
 use attention::{Dtype, RawBackward, RawForward};
 
-/// What a backward pass reads beside the inputs of its forward pass.
+/// Tensors that a backward pass reads beside the inputs of its forward pass.
 #[derive(Debug)]
 pub struct Outputs {
     pub d_o: Tensor,
     pub d_lse: Option<Tensor>,
     pub o: Tensor,
     pub lse: Tensor,
+}
+
+impl Outputs {
+    /// Those of a call whose lse has no gradient.
+    pub fn new(d_o: Tensor, o: Tensor, lse: Tensor) -> Self {
+        Outputs {
+            d_o,
+            d_lse: None,
+            o,
+            lse,
+        }
+    }
 }
 
 /// Which gradients of options are wanted.
@@ -108,7 +120,7 @@ pub fn backward(
     };
     let [dq, mut dk, mut dv] = gradients.each_ref().map(|tensor| tensor.raw(form.axes()));
     if options.keys.is_some() {
-        // What no query sees has a gradient of 0.
+        // Keys that no query sees have gradients of 0.
         gradients[1].zero()?;
         gradients[2].zero()?;
         (dk.shape, dv.shape) = (k.shape, v.shape);

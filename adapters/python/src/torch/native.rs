@@ -17,7 +17,7 @@
 use super::backward::{Outputs, Wanted, backward};
 use super::failure::Failure;
 use super::forward::{Inputs, forward};
-use super::operators::run;
+use super::operators::kernel;
 use super::options::{Numbers, Options};
 use super::shim::{Kernel, StableValue};
 use super::tensor::Tensor;
@@ -30,11 +30,11 @@ use std::sync::RwLock;
 pub const OPERATORS: [(&CStr, Kernel); 2] = [
     (
         c"_scaled_dot_product_fused_attention_overrideable",
-        forward_kernel,
+        kernel!(forward_body),
     ),
     (
         c"_scaled_dot_product_fused_attention_overrideable_backward",
-        backward_kernel,
+        kernel!(backward_body),
     ),
 ];
 
@@ -172,25 +172,10 @@ fn backward_body(stack: &mut [StableValue]) -> Result<(), Failure> {
         bias: with_bias && options.bias.is_some(),
         sinks: false,
     };
-    let outputs = Outputs {
-        d_o,
-        d_lse: None,
-        o,
-        lse,
-    };
+    let outputs = Outputs::new(d_o, o, lse);
     let gradients = backward(inputs, outputs, &options, wanted, None)?;
     let [dq, dk, dv] = gradients.inputs;
     let d_bias = gradients.bias.unwrap_or_else(Tensor::undefined);
     results(stack, [dq, dk, dv, d_bias]);
     Ok(())
-}
-
-unsafe extern "C-unwind" fn forward_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), forward_body) }
-}
-
-unsafe extern "C-unwind" fn backward_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), backward_body) }
 }

@@ -14,6 +14,18 @@ const NAMESPACE: &CStr = c"ferroattn";
 /// Keys of the devices.
 const DEVICES: [&CStr; 2] = [c"CPU", c"CUDA"];
 
+/// The function that PyTorch calls for an operator, which runs a body on the stack.
+macro_rules! kernel {
+    ($body:path) => {{
+        unsafe extern "C-unwind" fn kernel(stack: *mut u64, arguments: u64, results: u64) {
+            // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
+            unsafe { $crate::torch::operators::run(stack, arguments.max(results), $body) }
+        }
+        kernel
+    }};
+}
+pub(super) use kernel;
+
 /// Registers the operators, for good.
 pub fn register() -> Result<(), String> {
     let options = Options::SIGNATURE;
@@ -37,15 +49,16 @@ pub fn register() -> Result<(), String> {
         NAMESPACE,
         c"CompositeExplicitAutograd",
         c"carry",
-        carry_kernel,
+        kernel!(native::carry),
     )?;
     for device in DEVICES {
         for (name, kernel) in native::OPERATORS {
             implement(c"aten", device, name, kernel)?;
         }
-        implement(NAMESPACE, device, c"forward", forward_kernel)?;
-        implement(NAMESPACE, device, c"backward", backward_kernel)?;
-        implement(NAMESPACE, device, c"backward_into", backward_into_kernel)?;
+        implement(NAMESPACE, device, c"forward", kernel!(forward::operator))?;
+        implement(NAMESPACE, device, c"backward", kernel!(backward::operator))?;
+        let into = kernel!(backward::operator_into);
+        implement(NAMESPACE, device, c"backward_into", into)?;
     }
     Ok(())
 }
@@ -81,30 +94,6 @@ fn expect(status: i32, what: &str) -> Result<(), String> {
         0 => Ok(()),
         _ => Err(format!("PyTorch does not register {what}")),
     }
-}
-
-unsafe extern "C-unwind" fn forward_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), forward::operator) }
-}
-
-unsafe extern "C-unwind" fn backward_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), backward::operator) }
-}
-
-unsafe extern "C-unwind" fn backward_into_kernel(
-    stack: *mut StableValue,
-    arguments: u64,
-    results: u64,
-) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), backward::operator_into) }
-}
-
-unsafe extern "C-unwind" fn carry_kernel(stack: *mut StableValue, arguments: u64, results: u64) {
-    // SAFETY: PyTorch's word: the signature's arguments, and room for its results.
-    unsafe { run(stack, arguments.max(results), native::carry) }
 }
 
 /// Runs an operator's body on the stack; an error becomes PyTorch's.

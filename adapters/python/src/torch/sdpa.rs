@@ -76,26 +76,33 @@ unsafe impl Send for Replaced {}
 
 static REPLACED: Mutex<Vec<Replaced>> = Mutex::new(Vec::new());
 
-/// Replaces the operators of a device, `CPU` or `CUDA`. Those of GPUs, which PyTorch has no kernels of for the CPU, are there on the CPU, too.
+/// Replaces the operators of a device, `CPU` or `CUDA`: all or none. PyTorch has no kernels of those of GPUs for the CPU; these
+/// are there on the CPU, too.
 pub fn replace(device: &CStr) -> Result<(), String> {
+    let mut replaced = REPLACED.lock().map_err(|_| "a fault of the library")?;
     let mut library = null_mut();
+    let is_of = |operator: &&Operator| {
+        let of_cpu = operator
+            .name
+            .to_bytes()
+            .windows(8)
+            .any(|part| part == b"_for_cpu");
+        device == c"CPU" || !of_cpu
+    };
     // SAFETY: the strings are valid during the calls, the pointer a local's; kernels have the operators' signatures.
     unsafe {
         let (namespace, file) = (c"aten".as_ptr(), c"ferroattn".as_ptr());
-        (shim().implement_in)(namespace, device.as_ptr(), file, 0, &mut library);
-        for operator in OPERATORS {
-            let of_cpu = operator
-                .name
-                .to_bytes()
-                .windows(8)
-                .any(|part| part == b"_for_cpu");
-            if device == c"CPU" || !of_cpu {
-                (shim().implement)(library, operator.name.as_ptr(), operator.kernel);
+        if (shim().implement_in)(namespace, device.as_ptr(), file, 0, &mut library) != 0 {
+            return Err("PyTorch gives no library for its operators".to_owned());
+        }
+        for operator in OPERATORS.iter().filter(is_of) {
+            if (shim().implement)(library, operator.name.as_ptr(), operator.kernel) != 0 {
+                (shim().forget)(library);
+                return Err(format!("PyTorch does not replace {:?}", operator.name));
             }
         }
     }
     let device = device.to_string_lossy().into_owned();
-    let mut replaced = REPLACED.lock().map_err(|_| "a fault of the library")?;
     replaced.push(Replaced { device, library });
     Ok(())
 }
@@ -291,12 +298,7 @@ fn flash_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         scale: arguments.optional_float(),
         like_inputs: true,
     };
-    let outputs = Outputs {
-        d_o,
-        d_lse: None,
-        o,
-        lse,
-    };
+    let outputs = Outputs::new(d_o, o, lse);
     results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }
@@ -338,12 +340,7 @@ fn cudnn_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         scale: arguments.optional_float(),
         like_inputs: true,
     };
-    let outputs = Outputs {
-        d_o,
-        d_lse: None,
-        o,
-        lse: lse.without_last_axis()?,
-    };
+    let outputs = Outputs::new(d_o, o, lse.without_last_axis()?);
     results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }
@@ -408,12 +405,7 @@ fn efficient_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         scale: arguments.optional_float(),
         like_inputs: false,
     };
-    let outputs = Outputs {
-        d_o,
-        d_lse: None,
-        o,
-        lse: lse.first(inputs.q.sizes()[2])?,
-    };
+    let outputs = Outputs::new(d_o, o, lse.first(inputs.q.sizes()[2])?);
     let gradients = call.backward(inputs, outputs, wants_bias)?;
     if let Some(found) = gradients.bias {
         d_bias.copy(&found)?;
@@ -457,12 +449,7 @@ fn cpu_backward(stack: &mut [StableValue]) -> Result<(), Failure> {
         scale: arguments.optional_float(),
         like_inputs: false,
     };
-    let outputs = Outputs {
-        d_o,
-        d_lse: None,
-        o,
-        lse,
-    };
+    let outputs = Outputs::new(d_o, o, lse);
     results(stack, call.backward(inputs, outputs, false)?.inputs);
     Ok(())
 }

@@ -15,7 +15,7 @@ pub struct Tensor(*mut c_void);
 /// Types of elements that calls take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// What attention computes in.
+    /// Numbers that attention computes in.
     Number(Dtype),
     /// Whole numbers of 32 bits.
     Int32,
