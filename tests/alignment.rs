@@ -3,7 +3,7 @@
 //! A GPU's kernel reads a copy of such an input. Each input is also misaligned alone: a copy of the wrong
 //! tensor, or to a wrong place, must show although its neighbours are copied too.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use tests::{Case, Layout, Outcome, PASSED, Test};
 
 /// The tests of this file.

@@ -2,8 +2,8 @@
 
 use crate::references::check_backward;
 use crate::{Case, Guarded, Inputs, Layout, Outcome, PASSED, harness};
-use attention::backward::check::{Backward, Report};
-use attention::{
+use ferroattn::backward::check::{Backward, Report};
+use ferroattn::{
     Attention, Device, Dtype, Element, RawBackward, RawForward, RawOptions, Tensor, bf16, f16,
 };
 use libtest_mimic::Failed;

@@ -1,8 +1,8 @@
 //! The kernels around the main one of a backward pass: statistics of the rows, and dq rounded to 16 bits.
 
-use attention::internals::Steps;
-use attention::{Device, Tensor, bf16, f16};
 use bytemuck::NoUninit;
+use ferroattn::internals::Steps;
+use ferroattn::{Device, Tensor, bf16, f16};
 use kernels::abi::{BackwardParams, Divisor, ForwardParams, PrepareParams, ROW_PADDING, TensorRef};
 use kernels::catalog::{self, Backward, Dtype, Family};
 use kernels::layout::{fragment, sum};

@@ -1,8 +1,8 @@
 //! The kernel for `sm_90a`, on an emulated H100 and on GPUs of compute capability 9.0.
 
-use attention::emulator::Options;
-use attention::internals::Steps;
-use attention::{Class, Device, Tensor, f16};
+use ferroattn::emulator::Options;
+use ferroattn::internals::Steps;
+use ferroattn::{Class, Device, Tensor, f16};
 use kernels::abi::{BULK_BYTES, BulkCopyParams};
 use kernels::catalog::{self, Auxiliary, Family};
 use libtest_mimic::Completion;

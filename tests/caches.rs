@@ -1,6 +1,6 @@
 //! Entries of the batch that read entries of a cache.
 
-use attention::{
+use ferroattn::{
     Attention, Class, Device, Dtype, Error, Problem, RawForward, RawTensor, Sequences,
 };
 use proptest::prelude::*;
@@ -118,7 +118,7 @@ fn wrong_numbers(device: &Device) -> Outcome {
     let problem = case.problem()?;
     let tensors = case.modifiers.tensors(device, &problem, 0)?;
     let attention = tensors.of(Attention::new()).check_lengths(true);
-    let zeros = |shape| attention::Tensor::<attention::f16>::zeros(device, shape);
+    let zeros = |shape| ferroattn::Tensor::<ferroattn::f16>::zeros(device, shape);
     let (q, kv) = (zeros(case.q_shape())?, zeros(case.kv_shape())?);
     let refused = attention.forward(&q, &kv, &kv).map(drop);
     let expected = Error::Entry {
@@ -130,7 +130,7 @@ fn wrong_numbers(device: &Device) -> Outcome {
     };
     assert_eq!(refused, Err(expected));
     // Three numbers for two entries of the batch, and caches of different sizes.
-    let numbers = attention::Tensor::new(device, [3], &[0, 1, 2])?;
+    let numbers = ferroattn::Tensor::new(device, [3], &[0, 1, 2])?;
     let attention = Attention::new().cache_entries(&numbers);
     let refused = attention.forward(&q, &kv, &kv).map(drop);
     assert!(matches!(
@@ -152,7 +152,7 @@ fn wrong_numbers(device: &Device) -> Outcome {
 /// A cache has no gradients.
 fn gradients(device: &Device) -> Outcome {
     let problem = Problem::new([2, 1, 5, 64], [2, 1, 7, 64], [2, 1, 7, 64], false, None)?;
-    let mut args = attention::RawBackward::row_major(&problem);
+    let mut args = ferroattn::RawBackward::row_major(&problem);
     args.options.cache_entries = Some(RawTensor::row_major([2]));
     let plan = Attention::new().backward_plan(device.facts(), Dtype::F16, &args);
     assert_eq!(plan.map(drop), Err(Error::ForwardOnly("cache_entries")));

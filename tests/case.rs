@@ -2,8 +2,8 @@
 
 use crate::references::check_forward;
 use crate::{Guarded, Layout, Modifiers, Outcome, PASSED, harness};
-use attention::check::{Forward, Report};
-use attention::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
+use ferroattn::check::{Forward, Report};
+use ferroattn::{Attention, Device, Dtype, Element, Error, Problem, bf16, f16};
 use ladder::Ladder;
 use libtest_mimic::Failed;
 use ndarray::{Array3, Array4, Axis, s};

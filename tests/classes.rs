@@ -1,7 +1,7 @@
 //! Every class of devices, emulated, with the kernels and splits that it chooses.
 
-use attention::emulator::Options;
-use attention::{Attention, Class, Device, Error, RawOptions, Tensor, f16, kernel};
+use ferroattn::emulator::Options;
+use ferroattn::{Attention, Class, Device, Error, RawOptions, Tensor, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};
 use tests::{Case, Layout, Outcome, PASSED, Test, counting};

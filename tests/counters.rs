@@ -1,7 +1,7 @@
 //! Memory traffic of the kernels, counted by the emulator.
 
-use attention::emulator::Counters;
-use attention::{Device, Tensor, f16};
+use ferroattn::emulator::Counters;
+use ferroattn::{Device, Tensor, f16};
 use kernels::catalog::{Auxiliary, Family, KERNELS, Kernel};
 use tests::{Case, Layout, Outcome, PASSED, Test, counting};
 
@@ -78,7 +78,7 @@ fn is_whole_sectors(opcode: &str) -> bool {
 fn work_is_counted() -> Outcome {
     let device = Device::emulator(counting())?;
     let tensor = |rows: usize| Tensor::new(&device, [1, 1, rows, 64], &vec![f16::ONE; rows * 64]);
-    attention::Attention::new().forward(&tensor(128)?, &tensor(128)?, &tensor(128)?)?;
+    ferroattn::Attention::new().forward(&tensor(128)?, &tensor(128)?, &tensor(128)?)?;
     let launches = device.counters();
     let [(_, counters)] = &launches[..] else {
         return Err("one launch is enough".into());

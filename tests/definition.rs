@@ -1,7 +1,7 @@
 //! Results that follow from the definition of attention alone. The reference implementation must give
 //! them, too.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use ndarray::{Axis, s};
 use tests::{Case, Outcome, PASSED, Test};
 

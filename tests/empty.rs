@@ -1,6 +1,6 @@
 //! Calls without an entry, a head, a query or a key: results are empty, or what no key gives.
 
-use attention::{Attention, BackwardInputs, Device, Error, Gradients, Result, Tensor, f16};
+use ferroattn::{Attention, BackwardInputs, Device, Error, Gradients, Result, Tensor, f16};
 use tests::{Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {

@@ -1,9 +1,9 @@
 //! What only the emulator shows: every schedule of the warps is clean, and launches move what the algorithm moves.
 
-use attention::device::Emulator;
-use attention::emulator::{Counters, Options};
-use attention::internals::Steps;
-use attention::{Class, Device, Facts, RawTensor, Tensor, Window};
+use ferroattn::device::Emulator;
+use ferroattn::emulator::{Counters, Options};
+use ferroattn::internals::Steps;
+use ferroattn::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
 use kernels::catalog::{Dtype, Forward, KERNELS, Kernel, Kind};
 use std::mem::offset_of;

@@ -1,6 +1,6 @@
 //! Every refused argument, on every device: a typed error names the argument.
 
-use attention::{
+use ferroattn::{
     Attention, BackwardInputs, Device, Dtype, Error, Gemm, GradientsMut, Problem, RawOptions,
     Result, Tensor, f16, kernel,
 };

@@ -1,6 +1,6 @@
 //! Scores at the edge of f32: finite numbers stay finite, in both passes, and equal ones share the weight.
 
-use attention::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
+use ferroattn::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
@@ -357,7 +357,7 @@ impl Call {
     }
 
     /// Both passes on a device.
-    fn run<T: Element>(&self, device: &Device, inputs: &Inputs) -> attention::Result<Results> {
+    fn run<T: Element>(&self, device: &Device, inputs: &Inputs) -> ferroattn::Result<Results> {
         let tensor = |numbers: &[f64], heads: usize| {
             let elements: Vec<T> = numbers.iter().map(|&x| T::from_f32(x as f32)).collect();
             let shape = [1, heads, elements.len() / heads / self.dim, self.dim];
@@ -393,7 +393,7 @@ impl Call {
         };
         let (o, lse) = call.forward(&q, &k, &v)?;
         let all = call.backward_all(&BackwardInputs::new(&q, &k, &v, &o, &lse, &d_o))?;
-        let widened = |tensor: &Tensor<T>| -> attention::Result<Vec<f64>> {
+        let widened = |tensor: &Tensor<T>| -> ferroattn::Result<Vec<f64>> {
             Ok(tensor
                 .to_vec()?
                 .into_iter()

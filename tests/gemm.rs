@@ -1,9 +1,9 @@
 //! Matrix products: every kernel, every size, every layout.
 
 use crate::emulated::SCHEDULES;
-use attention::device::Emulator;
-use attention::emulator::Options;
-use attention::{Accumulation, Class, Device, Dtype, Facts, Gemm, GemmProblem, Tensor, f16};
+use ferroattn::device::Emulator;
+use ferroattn::emulator::Options;
+use ferroattn::{Accumulation, Class, Device, Dtype, Facts, Gemm, GemmProblem, Tensor, f16};
 use kernels::catalog::{KERNELS, Kernel};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// The device, or the emulated one that runs every kernel.
-fn with_all(device: &Device) -> attention::Result<Device> {
+fn with_all(device: &Device) -> ferroattn::Result<Device> {
     match device.is_emulator() {
         true => Device::emulator_of(Class::Sm90, Options::default()),
         false => Ok(device.clone()),
@@ -243,7 +243,7 @@ fn cases() -> impl Strategy<Value = GemmCase> {
     let inputs = || prop_oneof![8 => select(Rows::OUTPUTS), 1 => Just(Rows::One)];
     let kernels = prop_oneof![
         2 => Just(None),
-        3 => select(&attention::gemm::FAMILIES[..]).prop_map(Some),
+        3 => select(&ferroattn::gemm::FAMILIES[..]).prop_map(Some),
     ];
     let layouts = (inputs(), inputs(), select(Rows::OUTPUTS));
     let sizes = (size(), size(), prop_oneof![0..=300_usize, size()]);

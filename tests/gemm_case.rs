@@ -1,8 +1,8 @@
 //! One matrix product, and what must hold of it.
 
 use crate::{Guarded, Outcome, PASSED, harness};
-use attention::gemm::check::{Product, check};
-use attention::{Accumulation, Device, Dtype, Element, Gemm, GemmProblem, bf16, f16};
+use ferroattn::gemm::check::{Product, check};
+use ferroattn::{Accumulation, Device, Dtype, Element, Gemm, GemmProblem, bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::Array2;
 use rand::rngs::StdRng;

@@ -1,7 +1,7 @@
 //! Tensors in guarded memory: every write outside an element shows, and every use of what lies outside.
 
-use attention::{Device, Error, Tensor};
 use bytemuck::Pod;
+use ferroattn::{Device, Error, Tensor};
 
 /// Elements before and after a tensor.
 const MARGIN: usize = 1024;

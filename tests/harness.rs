@@ -8,8 +8,8 @@
 //! one for the seconds that each group `DEVICE::FILE` takes.
 
 use crate::passed::Passed;
-use attention::emulator::Options;
-use attention::{Attention, Class, Device, Dtype, Error, Problem, RawBackward};
+use ferroattn::emulator::Options;
+use ferroattn::{Attention, Class, Device, Dtype, Error, Problem, RawBackward};
 use host::Cust;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::cell::Cell;

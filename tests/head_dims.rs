@@ -1,6 +1,6 @@
 //! Head dims that are no multiples of 8, whose rows kernels read and write in copies.
 
-use attention::{Class, Device};
+use ferroattn::{Class, Device};
 use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
 
 /// The tests of this file.

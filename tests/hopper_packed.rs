@@ -2,8 +2,8 @@
 
 use crate::maxima::walks;
 use crate::special_values;
-use attention::emulator::Options;
-use attention::{Class, Device, Dtype, Error};
+use ferroattn::emulator::Options;
+use ferroattn::{Class, Device, Dtype, Error};
 use ndarray::s;
 use proptest::prelude::*;
 use tests::strategy::{cases, check_some, few_queries, of_dims};

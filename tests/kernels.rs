@@ -1,7 +1,7 @@
 //! Every kernel of the catalog at its own head dim and at the smallest one that it serves, aligned and not.
 
-use attention::emulator::Options;
-use attention::{Device, Error, RawOptions, kernel};
+use ferroattn::emulator::Options;
+use ferroattn::{Device, Error, RawOptions, kernel};
 use kernels::catalog::{
     Auxiliary, Dtype, Family, Forward, HEAD_DIMS, KERNELS, Kernel, MAX_HEAD_DIM, WIDE_DIMS,
 };

@@ -4,8 +4,8 @@ use crate::emulated::SCHEDULES;
 use crate::maxima::walks;
 use crate::repeats::repeat;
 use crate::special_values;
-use attention::emulator::Options;
-use attention::{Accumulation, Class, Device, Dtype, bf16, f16};
+use ferroattn::emulator::Options;
+use ferroattn::{Accumulation, Class, Device, Dtype, bf16, f16};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 use libtest_mimic::Completion;
 use proptest::prelude::*;
@@ -105,7 +105,7 @@ fn with_device(device: &Device, rung: Rung, run: impl Fn(&Device) -> Outcome) ->
 }
 
 /// An emulated GPU that runs the rung.
-fn emulated(rung: Rung, options: Options) -> attention::Result<Device> {
+fn emulated(rung: Rung, options: Options) -> ferroattn::Result<Device> {
     match rung.is_for_hopper() {
         true => Device::emulator_of(Class::Sm90, options),
         false => Device::emulator(options),

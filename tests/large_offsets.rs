@@ -1,6 +1,6 @@
 //! Tensors that span more than 2^31 elements: offsets must be 64-bit.
 
-use attention::Device;
+use ferroattn::Device;
 use libtest_mimic::Completion;
 use tests::{BackwardCase, Case, Layout, Outcome, Test};
 

@@ -1,6 +1,6 @@
 //! The sequence lengths that FlashAttention's own tests use.
 
-use attention::Dtype;
+use ferroattn::Dtype;
 use tests::{Case, PASSED, Test};
 
 /// Queries and keys.

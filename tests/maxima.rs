@@ -5,7 +5,7 @@
 //! row's maximum when a lane's probabilities in a block sum to more than 2^14.
 
 use crate::special_values::variants;
-use attention::Device;
+use ferroattn::Device;
 use ndarray::s;
 use proptest::collection::vec;
 use proptest::prelude::*;

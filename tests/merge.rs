@@ -1,6 +1,6 @@
 //! Merges of partial results and their gradients, against their definition in `f64`.
 
-use attention::{
+use ferroattn::{
     Attention, Class, Device, Dtype, Element, Tensor, bf16, f16, merge, merge_backward,
     merge_backward_into, merge_into,
 };
@@ -417,7 +417,7 @@ fn infinities_and_nan(device: &Device) -> Outcome {
         let lse: Vec<_> = rows.iter().map(|(lse, _)| lse[part]).collect();
         let o = vec![f16::from_f32(x); rows.len() * 8];
         let o = Tensor::new(device, [1, 1, rows.len(), 8], &o)?;
-        Ok::<_, attention::Error>((o, Tensor::new(device, [1, 1, rows.len()], &lse)?))
+        Ok::<_, ferroattn::Error>((o, Tensor::new(device, [1, 1, rows.len()], &lse)?))
     };
     let ((o1, lse1), (o2, lse2)) = (part(0, 2.0)?, part(1, 4.0)?);
     let (o, lse) = merge((&o1, &lse1), (&o2, &lse2))?;

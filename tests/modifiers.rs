@@ -1,10 +1,10 @@
 //! Options of a [case](crate::Case) beyond plain and causal attention, and their tensors.
 
-use attention::{
+use ferroattn::{
     Attention, Device, Dtype, Element, Problem, RawBias, RawMask, RawOptions, RawTensor, Result,
     Sequences, Tensor, Window,
 };
-use attention::{bf16, f16};
+use ferroattn::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;

@@ -1,7 +1,7 @@
 //! Windows, softcap, ALiBi, sinks, biases and masks, alone and together, against the reference.
 
-use attention::emulator::Options;
-use attention::{Attention, Class, Device, Dtype, Tensor, Window, f16};
+use ferroattn::emulator::Options;
+use ferroattn::{Attention, Class, Device, Dtype, Tensor, Window, f16};
 use proptest::prelude::*;
 use tests::modifiers::Pairs;
 use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled};
@@ -233,7 +233,7 @@ fn hidden_blocks_are_not_loaded() -> Outcome {
             let main = launches.iter().find(|(name, _)| name.contains("optional"));
             main.expect("launched").1.total().bytes_read
         };
-        let bytes = |seen: usize| -> attention::Result<[u64; 2]> {
+        let bytes = |seen: usize| -> ferroattn::Result<[u64; 2]> {
             let sees: Vec<u8> = (0..keys).map(|key| u8::from(key < seen)).collect();
             let mask = Tensor::new(&device, [1, 1, 1, keys], &sees)?;
             let call = Attention::new().splits(1).mask(&mask);

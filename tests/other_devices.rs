@@ -1,9 +1,9 @@
 //! Every tensor of every safe call, in turn on another device than the others: a typed error names it, and nothing is
 //! written.
 
-use attention::custom::{Call, Custom, Pair};
-use attention::emulator::Options;
-use attention::{
+use ferroattn::custom::{Call, Custom, Pair};
+use ferroattn::emulator::Options;
+use ferroattn::{
     Attention, BackwardInputs, Class, CustomKernels, Device, Error, Gemm, Gradients, GradientsMut,
     Result, Tensor, f16, merge, merge_backward, merge_backward_into, merge_into,
 };

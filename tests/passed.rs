@@ -5,7 +5,7 @@
 //! and beside it only kernels that are neither. Any other test depends on all. Tests on GPUs have no record, for their
 //! driver and card are not in it.
 
-use attention::internals::Entry;
+use ferroattn::internals::Entry;
 use kernels::catalog::{KERNELS, Kernel};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! Random cases against the reference.
 
-use attention::Dtype;
+use ferroattn::Dtype;
 use proptest::prelude::*;
 use tests::strategy::{cases, check_random, seqlens};
 use tests::{Case, Layout, Test};

@@ -1,7 +1,7 @@
 //! Attention of a real language model, compared with results from another implementation
 //! (`data/README.md`).
 
-use attention::{Device, Dtype, f16};
+use ferroattn::{Device, Dtype, f16};
 use ndarray::{Array, Dimension, ShapeBuilder};
 use safetensors::{SafeTensors, tensor};
 use tests::{Case, Inputs, Layout, Outcome, PASSED, Test};

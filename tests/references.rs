@@ -1,9 +1,9 @@
 //! References by their inputs: devices, kernels, schedules and layouts that compute a case share one.
 
 use crate::Modifiers;
-use attention::backward::check as backward;
-use attention::check as forward;
-use attention::{Element, Problem};
+use ferroattn::backward::check as backward;
+use ferroattn::check as forward;
+use ferroattn::{Element, Problem};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::convert::Infallible;

@@ -1,8 +1,8 @@
 //! Every run gives the same bits.
 
-use attention::device::Emulator;
-use attention::emulator::Options;
-use attention::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
+use ferroattn::device::Emulator;
+use ferroattn::emulator::Options;
+use ferroattn::{Attention, BackwardInputs, Class, Device, Dtype, Element, Tensor, bf16, f16};
 use kernels::catalog::{Backward, Family, KERNELS};
 use libtest_mimic::Failed;
 use ndarray::Array4;
@@ -163,15 +163,15 @@ fn gradient_of_a_bias(device: &Device, [batch, heads, queries]: [usize; 3]) -> O
 }
 
 /// Runs once, and shows the bytes of each result.
-trait Run: Fn(&mut dyn FnMut(&[u8])) -> attention::Result<()> {}
+trait Run: Fn(&mut dyn FnMut(&[u8])) -> ferroattn::Result<()> {}
 
-impl<F: Fn(&mut dyn FnMut(&[u8])) -> attention::Result<()>> Run for F {}
+impl<F: Fn(&mut dyn FnMut(&[u8])) -> ferroattn::Result<()>> Run for F {}
 
 /// Runs a thousand times while another stream keeps the GPU busy.
 fn beside_other_work(case: &Case, run: impl Run) -> Outcome {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let other = scope.spawn(|| -> attention::Result<()> {
+        let other = scope.spawn(|| -> ferroattn::Result<()> {
             let q = Tensor::<bf16>::zeros(&Device::cuda(0)?, [1, 16, 1000, 128])?;
             while !done.load(Ordering::Relaxed) {
                 Attention::new().forward(&q, &q, &q)?.1.to_vec()?;
@@ -202,7 +202,7 @@ fn same_bits(count: usize, case: &Case, run: impl Run) -> Result<(), Failed> {
 }
 
 /// The forward pass of a case: o and lse.
-fn forward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Run> {
+fn forward<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<impl Run> {
     let [q, k, v] = inputs::<T>(device, case)?;
     let options = case.options(device);
     Ok(move |show: &mut dyn FnMut(&[u8])| {
@@ -214,7 +214,7 @@ fn forward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl R
 }
 
 /// The backward pass of a case, deterministic: dq, dk and dv. The gradient of o is q.
-fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl Run> {
+fn backward<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<impl Run> {
     let [q, k, v] = inputs::<T>(device, case)?;
     let options = Attention::new().causal(case.causal);
     let (o, lse) = options.forward(&q, &k, &v)?;
@@ -232,7 +232,7 @@ fn backward<T: Element>(device: &Device, case: &Case) -> attention::Result<impl 
 }
 
 /// q, k and v of a case's seed.
-fn inputs<T: Element>(device: &Device, case: &Case) -> attention::Result<[Tensor<T>; 3]> {
+fn inputs<T: Element>(device: &Device, case: &Case) -> ferroattn::Result<[Tensor<T>; 3]> {
     let inputs = case.inputs();
     let upload = |values: &Array4<f32>| {
         let data: Vec<T> = values.iter().map(|&value| T::from_f32(value)).collect();

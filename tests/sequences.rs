@@ -1,6 +1,6 @@
 //! Packed and padded sequences, alone and with other options, against the reference.
 
-use attention::{Class, Device, Sequences, Window};
+use ferroattn::{Class, Device, Sequences, Window};
 use ndarray::s;
 use proptest::prelude::*;
 use tests::strategy::{

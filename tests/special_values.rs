@@ -1,6 +1,6 @@
 //! Inputs that break a careless softmax: large scores, rows that see no key, NaN and infinity.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use ndarray::s;
 use tests::{Case, Layout, Outcome, PASSED, Test};
 

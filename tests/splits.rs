@@ -1,6 +1,6 @@
 //! Splits of the keys: any number of them gives the same attention.
 
-use attention::Device;
+use ferroattn::Device;
 use ndarray::{Axis, s};
 use tests::strategy::{cases, check_random, few_queries, scheduled};
 use tests::{Case, Outcome, PASSED, Test};

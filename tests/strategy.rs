@@ -2,7 +2,7 @@
 
 use crate::modifiers::{Cache, Pairs};
 use crate::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, harness};
-use attention::{Accumulation, Device, Dtype, RawForward, Sequences, Window, kernel};
+use ferroattn::{Accumulation, Device, Dtype, RawForward, Sequences, Window, kernel};
 use ladder::{Ladder, OStore, Rung, Swizzles};
 use proptest::collection::vec;
 use proptest::option;

@@ -3,8 +3,8 @@
 mod call;
 mod gpu;
 
-use attention::{Attention, Device, Error, RawWorkspace, Tensor, f16};
 use call::{Call, KINDS};
+use ferroattn::{Attention, Device, Error, RawWorkspace, Tensor, f16};
 use std::ptr::null_mut;
 use tests::{Outcome, PASSED, Test};
 
@@ -79,7 +79,7 @@ fn workspaces(device: &Device) -> Outcome {
 /// Two streams with a call each, and one after both, whose results are read without waiting.
 fn safe_calls(device: &Device) -> Outcome {
     let shape = [2, 4, 200, 64];
-    let random = |seed: usize| -> attention::Result<Tensor<f16>> {
+    let random = |seed: usize| -> ferroattn::Result<Tensor<f16>> {
         let number = |i: usize| ((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0;
         let data: Vec<f16> = (0..2 * 4 * 200 * 64)
             .map(|i| f16::from_f32(number(i)))
@@ -91,7 +91,7 @@ fn safe_calls(device: &Device) -> Outcome {
     let chain = |first: &Attention,
                  second: &Attention,
                  last: &Attention,
-                 join: &dyn Fn() -> attention::Result<()>| {
+                 join: &dyn Fn() -> ferroattn::Result<()>| {
         let (a, _) = first.forward(&q, &k, &v)?;
         let (b, lse) = second.forward(&q, &k, &v)?;
         join()?;

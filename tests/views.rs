@@ -1,6 +1,6 @@
 //! Views of one allocation as inputs and outputs, and copies of views.
 
-use attention::{
+use ferroattn::{
     Attention, Device, Dtype, Error, RawForward, RawOptions, Tensor, TensorView, bf16, f16,
 };
 use tests::{Outcome, PASSED, Test};

@@ -4,8 +4,8 @@ use crate::emulated::SCHEDULES;
 use crate::maxima::walks;
 use crate::repeats::repeat;
 use crate::special_values;
-use attention::emulator::Options;
-use attention::{Class, Device, Dtype, RawOptions, bf16, f16, kernel};
+use ferroattn::emulator::Options;
+use ferroattn::{Class, Device, Dtype, RawOptions, bf16, f16, kernel};
 use proptest::prelude::*;
 use tests::strategy::{
     cases, check_some, few, few_queries, modified, of_dims, scheduled, sequenced,

@@ -3,9 +3,9 @@
 use crate::contender::Choice;
 use crate::grid::Grid;
 use crate::shape::Shape;
-use attention::Class;
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
+use ferroattn::Class;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

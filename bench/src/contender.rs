@@ -6,8 +6,8 @@ use crate::run::Plan;
 use crate::shape::{Pass, Shape};
 use crate::subject::{Contenders, Subject, with_rungs};
 use anyhow::{Context, Result, bail};
-use attention::check::{self, Forward};
-use attention::{
+use ferroattn::check::{self, Forward};
+use ferroattn::{
     Accumulation, Attention, BackwardInputs, Device, Element, Error, Problem, Tensor, kernel,
     random,
 };
@@ -140,7 +140,7 @@ impl Choice {
 ///
 /// # Errors
 /// If the kernel has no such option.
-pub fn on_ladder(name: &str) -> attention::Result<Option<Ladder>> {
+pub fn on_ladder(name: &str) -> ferroattn::Result<Option<Ladder>> {
     match name.parse() {
         Ok(ladder) => Ok(Some(ladder)),
         Err(Error::UnknownKernel { .. }) => Ok(None),
@@ -322,7 +322,7 @@ mod tests {
     use super::Choice;
     use crate::shape::{Dtype, Pass, Shape};
     use crate::subject::Subject;
-    use attention::Device;
+    use ferroattn::Device;
     use std::num::NonZeroUsize;
 
     const SHAPE: Shape = Shape {

@@ -3,7 +3,7 @@
 use crate::stats;
 use crate::subject::time;
 use anyhow::Result;
-use attention::{Device, Tensor};
+use ferroattn::{Device, Tensor};
 
 /// Elements of the buffer that is copied: 512 MB, far more than any cache holds.
 const ELEMENTS: u32 = 1 << 27;
@@ -34,7 +34,7 @@ fn bandwidth_of(device: &Device, elements: u32) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::bandwidth_of;
-    use attention::Device;
+    use ferroattn::Device;
 
     #[test]
     fn a_copy_takes_time() {

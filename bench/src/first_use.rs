@@ -4,7 +4,7 @@ use crate::contender::Bench;
 use crate::shape::{Dtype, Pass, Shape};
 use crate::{Failure, grid, print, table};
 use anyhow::{Context, Result};
-use attention::{Attention, Device, Facts, f16};
+use ferroattn::{Attention, Device, Facts, f16};
 use std::num::NonZeroUsize;
 use std::process::Command;
 use std::time::Instant;
@@ -95,7 +95,7 @@ fn attention(shape: &Shape, kernel: Option<&str>) -> Attention<'static> {
     }
 }
 
-fn plan(facts: Option<&Facts>, shape: &Shape, kernel: Option<&str>) -> Result<attention::Plan> {
+fn plan(facts: Option<&Facts>, shape: &Shape, kernel: Option<&str>) -> Result<ferroattn::Plan> {
     let (attention, problem) = (attention(shape, kernel), shape.problem()?);
     let dtype = shape.dtype.into();
     let plan = match shape.pass {
@@ -143,7 +143,7 @@ fn warm_ups() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{cases, plan, two_calls};
-    use attention::{Class, Device, Facts};
+    use ferroattn::{Class, Device, Facts};
     use std::collections::HashSet;
 
     /// Each on an H100.

@@ -5,8 +5,8 @@ use crate::run::Plan;
 use crate::shape::Dtype;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::{Context, Result, bail, ensure};
-use attention::gemm::check::{Product, check, sample};
-use attention::{
+use ferroattn::gemm::check::{Product, check, sample};
+use ferroattn::{
     Accumulation, Device, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct GemmShape {
 
 /// An [`Accumulation`] by its name.
 mod by_name {
-    use attention::Accumulation;
+    use ferroattn::Accumulation;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(sums: &Accumulation, to: S) -> Result<S::Ok, S::Error> {
@@ -213,7 +213,7 @@ mod tests {
     use crate::contender::Choice;
     use crate::shape::Dtype;
     use crate::subject::Subject;
-    use attention::{Accumulation, Device, GemmProblem};
+    use ferroattn::{Accumulation, Device, GemmProblem};
 
     #[test]
     fn shapes_are_distinct_and_valid() {

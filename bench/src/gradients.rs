@@ -4,13 +4,13 @@ use crate::contender::Bench;
 use crate::options::Options;
 use crate::shape::Shape;
 use anyhow::{Context, Result};
-use attention::backward::check::{Backward, all_keys, check};
-use attention::{Attention, Device, Element, Problem, Tensor, check::all_rows, random};
+use ferroattn::backward::check::{Backward, all_keys, check};
+use ferroattn::{Attention, Device, Element, Problem, Tensor, check::all_rows, random};
 
 /// The gradient of o, and the gradients that a call computes.
 pub struct Gradients<T> {
     pub d_o: Tensor<T>,
-    pub found: attention::Gradients<T>,
+    pub found: ferroattn::Gradients<T>,
 }
 
 impl<T: Element> Gradients<T> {
@@ -28,7 +28,7 @@ impl<T: Element> Gradients<T> {
         let d_bias = d_bias.map(|bias| Tensor::zeros(device, bias.shape()));
         let [dq, dk, dv] = [problem.q_shape(), problem.k_shape(), problem.v_shape()]
             .map(|shape| Tensor::zeros(device, shape));
-        let mut found = attention::Gradients::new(dq?, dk?, dv?);
+        let mut found = ferroattn::Gradients::new(dq?, dk?, dv?);
         found.d_sinks = d_sinks.transpose()?;
         found.d_bias = d_bias.transpose()?;
         Ok(Gradients {

@@ -2,7 +2,7 @@
 
 use crate::shape::{Dtype, Pass, Shape};
 use anyhow::{Context, Result, bail, ensure};
-use attention::Window;
+use ferroattn::Window;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

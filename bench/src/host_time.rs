@@ -3,8 +3,8 @@
 use crate::shape::{Dtype, Pass, Shape};
 use crate::{Failure, grid, print, stats, table};
 use anyhow::{Context, Result};
-use attention::{Attention, Device, RawBackward, RawForward, RawTensor, RawWorkspace, Tensor, f16};
 use cudarc::driver::CudaContext;
+use ferroattn::{Attention, Device, RawBackward, RawForward, RawTensor, RawWorkspace, Tensor, f16};
 use std::ptr::null_mut;
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ impl Memory {
 fn row(device: &Device, shape: &Shape) -> Result<[String; 5]> {
     let (attention, problem) = (shape.attention(), shape.problem()?);
     let tensor = || Tensor::zeros(device, problem.q_shape());
-    let parts: attention::Result<_> = (0..8).map(|_| tensor()).collect();
+    let parts: ferroattn::Result<_> = (0..8).map(|_| tensor()).collect();
     let mut memory = Memory {
         parts: parts?,
         rows: Tensor::zeros(device, problem.lse_shape())?,
@@ -101,7 +101,7 @@ fn row(device: &Device, shape: &Shape) -> Result<[String; 5]> {
 
 /// A pass by its arguments.
 trait Call {
-    fn plan(&self, attention: &Attention, device: &Device) -> attention::Result<attention::Plan>;
+    fn plan(&self, attention: &Attention, device: &Device) -> ferroattn::Result<ferroattn::Plan>;
 
     /// # Safety
     /// The tensors live until the work is done, and the workspace, too, if it is not the library's own.
@@ -110,7 +110,7 @@ trait Call {
         attention: &Attention,
         device: &Device,
         workspace: Option<RawWorkspace>,
-    ) -> attention::Result<()>;
+    ) -> ferroattn::Result<()>;
 }
 
 macro_rules! call {
@@ -120,8 +120,8 @@ macro_rules! call {
                 &self,
                 attention: &Attention,
                 device: &Device,
-            ) -> attention::Result<attention::Plan> {
-                attention.$plan(device.facts(), attention::Dtype::F16, self)
+            ) -> ferroattn::Result<ferroattn::Plan> {
+                attention.$plan(device.facts(), ferroattn::Dtype::F16, self)
             }
 
             unsafe fn queue(
@@ -129,8 +129,8 @@ macro_rules! call {
                 attention: &Attention,
                 device: &Device,
                 workspace: Option<RawWorkspace>,
-            ) -> attention::Result<()> {
-                let (dtype, stream) = (attention::Dtype::F16, null_mut());
+            ) -> ferroattn::Result<()> {
+                let (dtype, stream) = (ferroattn::Dtype::F16, null_mut());
                 // SAFETY: the caller's word; null is the default stream.
                 unsafe {
                     match workspace {
@@ -154,7 +154,7 @@ fn times(device: &Device, attention: &Attention, call: &impl Call) -> Result<[St
         address: memory.as_raw_mut().address,
         bytes: plan.workspace_bytes,
     };
-    let ways: [&dyn Fn() -> attention::Result<()>; 4] = [
+    let ways: [&dyn Fn() -> ferroattn::Result<()>; 4] = [
         &|| call.plan(attention, device).map(drop),
         // SAFETY: tensors live until the device was waited for.
         &|| unsafe { call.queue(attention, device, None) },
@@ -171,7 +171,7 @@ fn times(device: &Device, attention: &Attention, call: &impl Call) -> Result<[St
 }
 
 /// Median seconds of a call, of rounds that do not wait for the device.
-fn seconds(device: &Device, call: &dyn Fn() -> attention::Result<()>) -> Result<f64> {
+fn seconds(device: &Device, call: &dyn Fn() -> ferroattn::Result<()>) -> Result<f64> {
     let mut samples = Vec::new();
     for _ in 0..ROUNDS {
         device.synchronize()?;
@@ -186,7 +186,7 @@ fn seconds(device: &Device, call: &dyn Fn() -> attention::Result<()>) -> Result<
 #[cfg(test)]
 mod tests {
     use super::{cases, row};
-    use attention::Device;
+    use ferroattn::Device;
 
     #[test]
     fn each_way_is_timed() {

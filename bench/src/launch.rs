@@ -4,7 +4,7 @@ use crate::args::Call;
 use crate::contender::Bench;
 use crate::shape::{Dtype, Pass};
 use anyhow::Result;
-use attention::{Device, Element, bf16, f16};
+use ferroattn::{Device, Element, bf16, f16};
 
 /// Launches the call once, on the first CUDA device.
 pub fn run(call: &Call) -> Result<()> {

@@ -26,9 +26,9 @@ mod timeline;
 
 use anyhow::{Context, Result, ensure};
 use args::{Args, PeerName, Task};
-use attention::Device;
 use clap::Parser;
 use contender::Choice;
+use ferroattn::Device;
 use grid::Grid;
 use peers::Peers;
 use results::Results;
@@ -178,7 +178,7 @@ fn retain_served<S: Subject>(shapes: &mut Vec<S>, device: &Device, kernel: &Choi
 
 fn versions(peers: Option<&Peers>) -> BTreeMap<String, String> {
     let mut versions = peers.map_or_else(BTreeMap::new, |peers| peers.versions().clone());
-    versions.insert("attention".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    versions.insert("ferroattn".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     versions
 }
 

@@ -1,7 +1,7 @@
 //! Tensors of a call's options.
 
 use crate::shape::Shape;
-use attention::{Attention, Device, Element, Problem, Result, Tensor, alibi_slopes, random};
+use ferroattn::{Attention, Device, Element, Problem, Result, Tensor, alibi_slopes, random};
 
 /// Slopes, sinks, bias, mask and offsets of a shape, on a device, where it has them.
 pub struct Options<T> {

@@ -5,7 +5,7 @@ use crate::ncu;
 use crate::results::slug;
 use crate::{Failure, output, print};
 use anyhow::{Context, Result};
-use attention::Device;
+use ferroattn::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

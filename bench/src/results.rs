@@ -224,7 +224,7 @@ pub mod tests {
             device: "NVIDIA H200".to_owned(),
             date: "2026-11-21T04:26:00Z".to_owned(),
             driver: None,
-            versions: [("attention".to_owned(), "0.1.0".to_owned())].into(),
+            versions: [("ferroattn".to_owned(), "0.1.0".to_owned())].into(),
             copy_gbs: Some(4000.0),
             seed: 0,
             iters: 3,

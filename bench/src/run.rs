@@ -5,7 +5,7 @@ use crate::peers::Peers;
 use crate::results::{Measurement, Results, Speed, Timing};
 use crate::subject::{Subject, time};
 use anyhow::{Context, Result};
-use attention::Device;
+use ferroattn::Device;
 use std::collections::BTreeMap;
 
 /// Turns of each contender's timed launches. Every second turn is in reverse order, so that drifting clocks and
@@ -160,7 +160,7 @@ mod tests {
     use crate::results::Results;
     use crate::results::tests::results;
     use crate::shape::Pass;
-    use attention::Device;
+    use ferroattn::Device;
     use std::num::NonZeroUsize;
 
     #[test]

@@ -4,9 +4,9 @@ use crate::args::Profile;
 use crate::contender::on_ladder;
 use crate::{print, table};
 use anyhow::{Context, Result, ensure};
-use attention::emulator::Options;
-use attention::internals::Entry;
-use attention::{Class, Device};
+use ferroattn::emulator::Options;
+use ferroattn::internals::Entry;
+use ferroattn::{Class, Device};
 use kernel_builder::sass;
 use kernels::catalog;
 use ladder::Ladder;
@@ -66,8 +66,8 @@ fn kernel(args: &Profile) -> Result<Entry> {
 mod tests {
     use super::kernel;
     use crate::args::{Args, Task};
-    use attention::internals::ptx;
     use clap::Parser;
+    use ferroattn::internals::ptx;
 
     /// The name of the kernel that a command line means.
     fn name(line: &str) -> Result<&'static str, String> {

@@ -4,11 +4,11 @@ use crate::contender::{ANY_ORDER, Calls, Choice, on_ladder};
 use crate::run::Plan;
 use crate::subject::{Contenders, Subject, exists};
 use anyhow::Result;
-use attention::{
+use clap::ValueEnum;
+use ferroattn::{
     Attention, Device, Problem, RawBackward, RawBias, RawForward, RawMask, RawOptions, RawTensor,
     Sequences, Window, bf16, f16, kernel,
 };
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
@@ -142,7 +142,7 @@ impl From<Dtype> for kernels::catalog::Dtype {
     }
 }
 
-impl From<Dtype> for attention::Dtype {
+impl From<Dtype> for ferroattn::Dtype {
     fn from(dtype: Dtype) -> Self {
         kernels::catalog::Dtype::from(dtype).into()
     }
@@ -150,7 +150,7 @@ impl From<Dtype> for attention::Dtype {
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(attention::Dtype::from(*self).name())
+        f.write_str(ferroattn::Dtype::from(*self).name())
     }
 }
 
@@ -211,7 +211,7 @@ impl Shape {
     ///
     /// # Errors
     /// Names the size that is not allowed.
-    pub fn problem(&self) -> attention::Result<Problem> {
+    pub fn problem(&self) -> ferroattn::Result<Problem> {
         let q = [self.batch, self.heads, self.seqlen, self.dim];
         let kv = |dim| [self.batch, self.kv_heads(), self.seqlen_kv(), dim];
         let problem = self
@@ -276,7 +276,7 @@ impl Shape {
     }
 
     /// The problems that its sequences pose.
-    fn problems(&self) -> attention::Result<Vec<Problem>> {
+    fn problems(&self) -> ferroattn::Result<Vec<Problem>> {
         let problem = self.problem()?;
         let Some(offsets) = self.offsets() else {
             return Ok(vec![problem]);

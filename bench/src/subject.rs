@@ -3,7 +3,7 @@
 use crate::contender::Choice;
 use crate::run::Plan;
 use anyhow::Result;
-use attention::{Device, Error};
+use ferroattn::{Device, Error};
 use ladder::Ladder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -78,7 +78,7 @@ pub trait Contenders {
 ///
 /// # Errors
 /// If the kernel does not exist.
-pub fn exists<T>(served: attention::Result<T>) -> Result<()> {
+pub fn exists<T>(served: ferroattn::Result<T>) -> Result<()> {
     match served {
         Err(error @ Error::UnknownKernel { .. }) => Err(with_rungs(error).into()),
         _ => Ok(()),

@@ -6,7 +6,7 @@ use crate::results::slug;
 use crate::shape::{Dtype, Shape};
 use crate::{Failure, driver_version, print, stats, table};
 use anyhow::{Context, Result, ensure};
-use attention::{Accumulation, Device, Element, Tensor, bf16, f16};
+use ferroattn::{Accumulation, Device, Element, Tensor, bf16, f16};
 use kernels::abi::Event;
 use ladder::Recorder;
 use ladder::timeline::{BLOCKS, EVENTS};
@@ -276,8 +276,8 @@ pub fn activity(event: Event) -> &'static str {
 pub mod tests {
     use super::*;
     use crate::shape::Pass;
-    use attention::Class;
-    use attention::emulator::Options;
+    use ferroattn::Class;
+    use ferroattn::emulator::Options;
 
     /// A timeline of the emulated H100, whose clocks count a warp's instructions; `None` in a program without the kernels.
     pub fn emulated(shape: Shape) -> Option<Timeline> {

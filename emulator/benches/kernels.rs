@@ -1,9 +1,9 @@
 //! Kernels of attention on the emulator, in the shapes of its tests: two sequences, few heads, ragged lengths.
 //! `cargo bench -p emulator --bench kernels`.
 
-use attention::emulator::Options;
-use attention::{Attention, Class, Device, Element, Problem, Tensor, Window, f16, random};
 use divan::Bencher;
+use ferroattn::emulator::Options;
+use ferroattn::{Attention, Class, Device, Element, Problem, Tensor, Window, f16, random};
 
 fn main() {
     divan::main();

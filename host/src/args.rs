@@ -2,10 +2,10 @@
 
 use crate::gemm::GemmArgs;
 use crate::modifiers::Modifiers;
-use attention::{Accumulation, Attention, Class, Dtype, Problem};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use ferroattn::{Accumulation, Attention, Class, Dtype, Problem};
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::MAX_HEAD_DIM;
 use ladder::{Ladder, MAX_STAGES, OStore, Rung, Swizzles};

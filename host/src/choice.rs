@@ -3,8 +3,8 @@
 use crate::args::{Args, Pass};
 use crate::tensors::Pairs;
 use anyhow::{Result, bail, ensure};
-use attention::kernel;
-use attention::{
+use ferroattn::kernel;
+use ferroattn::{
     Accumulation, Attention, Device, Dtype, Error, Problem, RawBackward, RawForward, RawOptions,
     RawTensor,
 };
@@ -121,7 +121,7 @@ impl Task<'_> {
         name: String,
         acc: Accumulation,
         by: impl FnOnce(Attention<'static>) -> Attention<'static>,
-    ) -> attention::Result<Choice> {
+    ) -> ferroattn::Result<Choice> {
         let call = by(self.args.call().splits(self.args.splits));
         let tensors = RawForward {
             options: self.options(),
@@ -204,8 +204,8 @@ impl Task<'_> {
 #[cfg(test)]
 mod tests {
     use super::{Args, Choice, Pairs, Task};
-    use attention::{Accumulation, Attention, Device, Dtype, Problem};
     use clap::Parser;
+    use ferroattn::{Accumulation, Attention, Device, Dtype, Problem};
 
     #[test]
     fn the_ladder_is_what_there_is_memory_for() {

@@ -1,7 +1,7 @@
 //! What the emulator counted, in summary.
 
 use crate::report::table;
-use attention::emulator::{Counters, Line, Source, Tally};
+use ferroattn::emulator::{Counters, Line, Source, Tally};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::{fmt, iter};

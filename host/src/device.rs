@@ -2,9 +2,9 @@
 
 use crate::args::{DeviceName, Run};
 use anyhow::{Result, ensure};
-use attention::emulator::Options;
-use attention::internals::ptx;
-use attention::{Device, Error};
+use ferroattn::emulator::Options;
+use ferroattn::internals::ptx;
+use ferroattn::{Device, Error};
 use host::Cust;
 
 /// A device to run on.
@@ -92,7 +92,7 @@ fn advice(reason: &Error, compiled: bool) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::advice;
-    use attention::Error;
+    use ferroattn::Error;
 
     #[test]
     fn advice_names_each_missing_piece_and_what_to_do() {

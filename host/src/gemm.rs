@@ -7,10 +7,10 @@ use crate::memory::{bytes, expect_free, poisoned};
 use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use anyhow::{Result, bail, ensure};
-use attention::check::Comparison;
-use attention::gemm::MULTISTAGE;
-use attention::gemm::check::{Product, check, sample};
-use attention::{
+use ferroattn::check::Comparison;
+use ferroattn::gemm::MULTISTAGE;
+use ferroattn::gemm::check::{Product, check, sample};
+use ferroattn::{
     Accumulation, Device, Dtype, Element, Gemm, GemmProblem, RawGemm, Tensor, bf16, f16, random,
 };
 use kernels::abi::{MAX_DEPTH, MAX_SEQLEN};

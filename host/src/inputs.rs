@@ -4,7 +4,7 @@ use crate::args::{Args, Pass};
 use crate::safetensors::SafeTensors;
 use crate::tensors::{Pairs, Tensors, expect, of_file};
 use anyhow::{Context, Result, anyhow, ensure};
-use attention::{Dtype, Element, Error, Problem, bf16, f16, random};
+use ferroattn::{Dtype, Element, Error, Problem, bf16, f16, random};
 use safetensors::tensor::{Dtype as FileDtype, TensorInfo};
 use std::collections::HashMap;
 use std::fs::Metadata;

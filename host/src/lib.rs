@@ -2,8 +2,8 @@
 
 mod cust;
 
-use attention::{Device, Result};
 pub use cust::Cust;
+use ferroattn::{Device, Result};
 use sysinfo::System;
 
 /// Bytes of memory that can be allocated on a device now. The memory of the CPU and of the emulator is the machine's,

@@ -18,8 +18,8 @@ mod tensors;
 
 use anyhow::{Context, Result};
 use args::{Args, Task};
-use attention::Error;
 use clap::Parser;
+use ferroattn::Error;
 use rayon::ThreadPoolBuilder;
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use crate::args::Run;
 use crate::progress::Progress;
-use attention::{Device, Result};
+use ferroattn::{Device, Result};
 use std::time::{Duration, Instant};
 
 /// Calls queued before the host waits for the device, which runs them back to back: a launch takes no

@@ -3,7 +3,7 @@
 use crate::args::{Check, Pass};
 use crate::choice::{Choice, Task};
 use anyhow::{Context, Result, ensure};
-use attention::{Device, Tensor};
+use ferroattn::{Device, Tensor};
 use indicatif::HumanBytes;
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ pub fn poisoned<T: bytemuck::Pod, const R: usize>(
     device: &Device,
     shape: [usize; R],
     poison: T,
-) -> attention::Result<Tensor<T, R>> {
+) -> ferroattn::Result<Tensor<T, R>> {
     Tensor::new(device, shape, &vec![poison; shape.iter().product()])
 }
 

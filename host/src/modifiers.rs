@@ -3,11 +3,11 @@
 use crate::args::{value, whole};
 use crate::tensors::{ALIBI, BIAS, Bias, MASK, Mask, Pairs, SINKS, Tensors};
 use anyhow::ensure;
-use attention::{
+use clap::ArgAction;
+use ferroattn::{
     Attention, Device, Dtype, Problem, RawOptions, RawTensor, Result, Sequences, Tensor, Window,
     alibi_slopes, random,
 };
-use clap::ArgAction;
 use kernels::abi::MAX_SEQLEN;
 
 /// What changes the scores.

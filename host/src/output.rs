@@ -1,7 +1,7 @@
 //! The output file: a regular file appears whole or not at all; devices and pipes are written straight.
 
 use anyhow::{Context, Result, bail, ensure};
-use attention::{Dtype, Element, Problem};
+use ferroattn::{Dtype, Element, Problem};
 use rustix::fs::{AtFlags, CWD, linkat};
 use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize};
 use std::fs::{self, File, Metadata, OpenOptions};

@@ -11,12 +11,12 @@ use crate::progress::Progress;
 use crate::report::{Call, Checked, Report};
 use crate::tensors;
 use anyhow::{Result, bail};
-use attention::backward::{
+use ferroattn::backward::{
     self,
     check::{Backward, sample_keys},
 };
-use attention::check::{Forward, check, sample_rows};
-use attention::{
+use ferroattn::check::{Forward, check, sample_rows};
+use ferroattn::{
     BackwardInputs, Dtype, Element, HostOptions, Problem, Sequences, Tensor, Window, bf16, f16,
 };
 use serde::Serialize;
@@ -310,14 +310,14 @@ fn gradients<T: Element>(
     let dq = poisoned(device, problem.q_shape(), poison)?;
     let dk = poisoned(device, problem.k_shape(), poison)?;
     let dv = poisoned(device, problem.v_shape(), poison)?;
-    let mut gradients = attention::Gradients::new(dq, dk, dv);
+    let mut gradients = ferroattn::Gradients::new(dq, dk, dv);
     gradients.d_sinks = d_sinks.transpose()?;
     gradients.d_bias = d_bias.transpose()?;
     let read = BackwardInputs::new(q, k, v, &o, &lse, &d_o);
     let times = measure::times(run, device, report.progress(), name, || {
         call.backward_into(&read, gradients.view_mut())
     })?;
-    let attention::Gradients { dq, dk, dv, .. } = &gradients;
+    let ferroattn::Gradients { dq, dk, dv, .. } = &gradients;
     let d_sinks = gradients.d_sinks.as_ref().map(Tensor::to_vec);
     let d_bias = match &gradients.d_bias {
         Some(d_bias) => Some((d_bias.shape(), d_bias.to_vec()?)),

@@ -4,11 +4,11 @@ use crate::args::Run;
 use crate::counters::Summary;
 use crate::measure::median;
 use crate::progress::Progress;
-use attention::Device;
-use attention::check::Comparison;
-use attention::gemm::{HOPPER, MULTISTAGE, SIMPLE};
-use attention::kernel;
 use comfy_table::{CellAlignment, Table, presets};
+use ferroattn::Device;
+use ferroattn::check::Comparison;
+use ferroattn::gemm::{HOPPER, MULTISTAGE, SIMPLE};
+use ferroattn::kernel;
 use kernels::catalog::{Backward, BackwardMain, Dtype, Family, Forward, Gemm, KERNELS, Kernel};
 use ladder::Rung;
 use serde::Serialize;
@@ -302,9 +302,9 @@ pub fn print(line: impl Display) -> io::Result<()> {
 mod tests {
     use super::{Call, Checked, Progress, Report};
     use crate::args::Args;
-    use attention::Device;
-    use attention::check::Comparison;
     use clap::Parser;
+    use ferroattn::Device;
+    use ferroattn::check::Comparison;
     use serde::Serialize;
     use serde_json::{Value, json};
     use std::fmt;

@@ -3,11 +3,11 @@
 use crate::memory::bytes;
 use crate::safetensors::SafeTensors;
 use anyhow::{bail, ensure};
-use attention::{
+use bytemuck::Pod;
+use ferroattn::{
     Attention, Device, Dtype, Problem, RawBias, RawMask, RawTensor, Result, Sequences, Tensor,
     bf16, f16, random,
 };
-use bytemuck::Pod;
 use safetensors::tensor::{Dtype as FileDtype, TensorInfo};
 
 /// The name of slopes in a file.

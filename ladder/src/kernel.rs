@@ -3,16 +3,16 @@
 use crate::catalog::{Kernel, variants};
 use crate::options::{OStore, Rung, Swizzles};
 use crate::params::Options;
-use attention::{Accumulation, Device, Error, Facts, Problem, Result};
+use ferroattn::{Accumulation, Device, Error, Facts, Problem, Result};
 use kernels::catalog::{Dtype, MAX_HEAD_DIM};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kernel of the ladder and its options, for [`Attention::planner`](attention::Attention::planner). An option
+/// A kernel of the ladder and its options, for [`Attention::planner`](ferroattn::Attention::planner). An option
 /// that is `None` is what suits the kernel and the device best.
 ///
 /// ```
-/// use attention::{Accumulation, Attention};
+/// use ferroattn::{Accumulation, Attention};
 /// use ladder::{Ladder, OStore, Rung, Swizzles};
 ///
 /// let attention = Attention::new().planner(Ladder {
@@ -98,7 +98,7 @@ impl Ladder {
     ///
     /// # Errors
     /// Says why it cannot, and what would.
-    pub fn check(&self, device: &Device, dtype: attention::Dtype, problem: &Problem) -> Result<()> {
+    pub fn check(&self, device: &Device, dtype: ferroattn::Dtype, problem: &Problem) -> Result<()> {
         let computes = || self.unsuitable(format!("computes f16 and bf16, not {}", dtype.name()));
         let dtype = dtype.of_kernels().map_err(|_| computes())?;
         self.choose(dtype, problem, device.facts())?;
@@ -333,8 +333,8 @@ fn names(is_named: fn(Rung) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Chosen, Ladder, Rung, Swizzles};
-    use attention::device::SharedMemory;
-    use attention::{Accumulation, Class, Facts, Problem, Result};
+    use ferroattn::device::SharedMemory;
+    use ferroattn::{Accumulation, Class, Facts, Problem, Result};
     use kernels::catalog::Dtype;
 
     fn problem(dim: usize) -> Problem {

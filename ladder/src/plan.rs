@@ -4,8 +4,8 @@ use crate::catalog::{Kernel, Loop};
 use crate::kernel::Ladder;
 use crate::options::{NaivePass, Rung};
 use crate::params::{LadderParams, Options};
-use attention::internals::{Draft, Entry, MainKernel, Planner, Waves, has_map};
-use attention::{Facts, Plan, Problem, RawForward, Result};
+use ferroattn::internals::{Draft, Entry, MainKernel, Planner, Waves, has_map};
+use ferroattn::{Facts, Plan, Problem, RawForward, Result};
 use kernels::abi::Switches;
 use kernels::catalog::{Dtype, Spec};
 

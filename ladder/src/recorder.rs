@@ -2,9 +2,9 @@
 
 use crate::plan::COMPILED_MODULES;
 use crate::timeline::{TIMELINES, Timeline};
-use attention::Plan;
-use attention::internals::{Entry, Planner};
-use attention::{Attention, Error, Facts, Problem, RawForward, Result};
+use ferroattn::Plan;
+use ferroattn::internals::{Entry, Planner};
+use ferroattn::{Attention, Error, Facts, Problem, RawForward, Result};
 use kernels::catalog::Dtype;
 
 /// The library's own plan, with its kernel under watch.

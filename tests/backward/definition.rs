@@ -1,6 +1,6 @@
 //! Gradients that follow from the definition alone. The reference must give them, too.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use ndarray::{Axis, s};
 use tests::{BackwardCase, Case, Outcome, PASSED, Test};
 

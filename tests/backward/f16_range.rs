@@ -1,6 +1,6 @@
 //! P and dS are numbers of the element type where they are multiplied: in f16 P has steps of 2^-24, and dS at most 65504.
 
-use attention::{Attention, Device, Dtype, Element, Tensor, bf16, f16};
+use ferroattn::{Attention, Device, Dtype, Element, Tensor, bf16, f16};
 use tests::{Outcome, PASSED, Test};
 
 /// The tests of this file.
@@ -24,7 +24,7 @@ const DIM: usize = 64;
 fn rows<T: Element>(
     device: &Device,
     number: impl Fn(usize) -> f32,
-) -> attention::Result<Tensor<T>> {
+) -> ferroattn::Result<Tensor<T>> {
     let elements: Vec<T> = (0..ROWS * DIM)
         .map(|i| T::from_f32(number(i / DIM)))
         .collect();

@@ -1,8 +1,8 @@
 //! Every main kernel at its own head dim, by name on a device of its class, deterministic and with sums in any order.
 
-use attention::device::Emulator;
-use attention::emulator::Options;
-use attention::{Class, Device, Facts, Sequences, Window};
+use ferroattn::device::Emulator;
+use ferroattn::emulator::Options;
+use ferroattn::{Class, Device, Facts, Sequences, Window};
 use kernels::catalog::{
     Backward, Dtype, Family, HopperBackward, HopperMask, HopperWay, KERNELS, Kernel,
 };

@@ -1,7 +1,7 @@
 //! The sequence lengths that FlashAttention's own tests use, and those around which its gradients were NaN.
 
 use crate::lengths::{self, LENGTHS};
-use attention::Dtype;
+use ferroattn::Dtype;
 use tests::{BackwardCase, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {

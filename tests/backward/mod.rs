@@ -10,7 +10,7 @@ mod short;
 mod special_values;
 mod views;
 
-use attention::Class;
+use ferroattn::Class;
 use tests::Test;
 
 /// The tests of this folder.

@@ -1,6 +1,6 @@
 //! Random cases against the reference.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use proptest::prelude::*;
 use tests::strategy::{backward_of, cases, check_each, seqlens};
 use tests::{BackwardCase, Case, Outcome, Test};

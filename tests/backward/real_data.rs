@@ -1,7 +1,7 @@
 //! The gradients of a real language model's attention, whose softmax is sharp in one head and flat in another.
 
 use crate::real_data;
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use tests::{BackwardCase, Layout, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {

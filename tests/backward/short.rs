@@ -1,8 +1,8 @@
 //! Dense batches of many short sequences, which tiles share where memory allows it.
 
-use attention::device::Emulator;
-use attention::emulator::Options;
-use attention::{Device, Dtype, Sequences, Window};
+use ferroattn::device::Emulator;
+use ferroattn::emulator::Options;
+use ferroattn::{Device, Dtype, Sequences, Window};
 use ndarray::{Axis, s};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -15,7 +15,7 @@ use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test};
 const MULTIPROCESSORS: u32 = 23;
 
 /// The device or, if it is emulated, one with few multiprocessors under a schedule of this seed.
-fn of_few(device: &Device, seed: u64) -> attention::Result<Device> {
+fn of_few(device: &Device, seed: u64) -> ferroattn::Result<Device> {
     let (true, Some(&(mut facts))) = (device.is_emulator(), device.facts()) else {
         return Ok(device.clone());
     };

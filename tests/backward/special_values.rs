@@ -1,6 +1,6 @@
 //! Inputs that break a careless gradient: large scores, rows that see no key, NaN and infinity.
 
-use attention::{Device, Dtype};
+use ferroattn::{Device, Dtype};
 use ndarray::{Array4, s};
 use tests::backward_case::Saved;
 use tests::{BackwardCase, BackwardInputs, Case, Outcome, PASSED, Test};

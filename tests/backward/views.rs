@@ -1,7 +1,7 @@
 //! Gradients of views, into views.
 
 use crate::views::{BATCH, DIM, HEADS, ROWS, part};
-use attention::{Attention, Device, Dtype, RawBackward, RawForward, RawOptions, Tensor, f16};
+use ferroattn::{Attention, Device, Dtype, RawBackward, RawForward, RawOptions, Tensor, f16};
 use tests::{BackwardCase, Case, Layout, Outcome, PASSED, Test};
 
 pub fn tests() -> Vec<Test> {
@@ -35,7 +35,7 @@ fn packed_gradients(device: &Device) -> Outcome {
     let mut gradients = Tensor::new(device, shape, &vec![poison; shape.iter().product()])?;
     let whole = gradients.as_raw_mut();
     let strides = part(&gradients, 0)?.strides();
-    let gradient = |part: usize| attention::RawTensor {
+    let gradient = |part: usize| ferroattn::RawTensor {
         address: whole.address + (part * HEADS * DIM * size_of::<f16>()) as u64,
         shape: [BATCH, HEADS, ROWS, DIM],
         strides,

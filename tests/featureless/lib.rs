@@ -1,7 +1,7 @@
 //! The library without its features: tensors of the host, plans for GPUs, and errors that name what is missing.
 #![cfg(test)]
 
-use attention::{
+use ferroattn::{
     Attention, Class, Device, Dtype, Error, ErrorKind, Facts, Gemm, RawBackward, RawForward,
     Result, Tensor, merge, merge_backward,
 };

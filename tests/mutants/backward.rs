@@ -5,7 +5,7 @@ use super::{
     Mutant, Run,
     Which::{All, Last, Nth},
 };
-use attention::Device;
+use ferroattn::Device;
 use ndarray::s;
 use std::sync::Mutex;
 use tests::{BackwardCase, BackwardInputs, Case, Layout};

@@ -5,7 +5,7 @@ use super::{
     Mutant,
     Which::{All, Last, Nth},
 };
-use attention::GemmProblem;
+use ferroattn::GemmProblem;
 use kernels::catalog::Kernel;
 use tests::{GemmCase, Rows};
 

@@ -21,9 +21,9 @@ mod rungs;
 mod shared_rows;
 
 use crate::emulated::copies_are_of_every_element;
-use attention::emulator::{Module, Options};
-use attention::internals::Entry;
-use attention::{Class, Device, Facts, device::Emulator};
+use ferroattn::emulator::{Module, Options};
+use ferroattn::internals::Entry;
+use ferroattn::{Class, Device, Facts, device::Emulator};
 use kernels::abi::Switches;
 use kernels::catalog::{self, Auxiliary, Family, Kernel};
 use kernels::text;
@@ -153,7 +153,7 @@ impl Subject {
         text: &str,
         multiprocessors: u32,
         options: Options,
-    ) -> attention::Result<Device> {
+    ) -> ferroattn::Result<Device> {
         let mut facts = Facts::emulated(self.class);
         facts.multiprocessors = multiprocessors;
         Device::with_driver(Emulator::new(facts, options).with_ptx(self.entry.name, text))

@@ -6,7 +6,7 @@ use super::{
     Mutant, Run,
     Which::{All, Nth},
 };
-use attention::{Sequences, Window};
+use ferroattn::{Sequences, Window};
 use kernels::abi::{Switch, Switches};
 use kernels::catalog::Kernel;
 use tests::modifiers::Pairs;

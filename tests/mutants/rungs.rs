@@ -6,7 +6,7 @@ use super::{
     Which::{All, Last, Nth},
     runs_like,
 };
-use attention::Class;
+use ferroattn::Class;
 use ladder::Ladder;
 use ladder::catalog::{Loop, named};
 use tests::Case;

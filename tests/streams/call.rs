@@ -1,7 +1,7 @@
 //! A call of both passes with its tensors.
 
-use attention::device::RawStream;
-use attention::{
+use ferroattn::device::RawStream;
+use ferroattn::{
     Attention, Device, Dtype, Plan, RawBackward, RawForward, RawOptions, RawWorkspace, Result,
     Tensor, f16,
 };

@@ -1,9 +1,9 @@
 //! Features of the CUDA driver alone: streams of other owners, graphs, several GPUs.
 
 use super::call::{Call, KINDS, Kind};
-use attention::{Device, Error, RawWorkspace, Tensor};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
+use ferroattn::{Device, Error, RawWorkspace, Tensor};
 use libtest_mimic::Completion;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -218,7 +218,7 @@ fn two_devices(_: &Device) -> Outcome {
         .each_ref()
         .map(|device| Tensor::<f32>::zeros(device, [1, 1, 5, 8]));
     let (q, k) = (q?, k?);
-    let mixed = attention::Attention::new().forward(&q, &k, &q);
+    let mixed = ferroattn::Attention::new().forward(&q, &k, &q);
     assert!(matches!(
         mixed,
         Err(Error::DeviceMismatch { argument: "k", .. })

@@ -29,7 +29,7 @@ pub fn run() -> Result<()> {
             println!("kernel compiler: {} (installed)", compiler.rustc.display());
             // A host built without the kernels would stay without them.
             for profile in ["dev", "release"] {
-                let line = format!("clean --quiet -p attention --profile {profile}");
+                let line = format!("clean --quiet -p ferroattn --profile {profile}");
                 shell::run(&mut shell::cargo(&line))?;
             }
         }

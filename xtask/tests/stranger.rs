@@ -15,9 +15,9 @@ edition = "2024"
 
 /// Prints the devices that computed the mean of two values.
 const PROGRAM: &str = r#"
-use attention::{Attention, Device, Tensor, emulator::Options, f16};
+use ferroattn::{Attention, Device, Tensor, emulator::Options, f16};
 
-fn main() -> attention::Result<()> {
+fn main() -> ferroattn::Result<()> {
     let devices = [Ok(Device::cpu()), Device::emulator(Options::default()), Device::cuda(0)];
     for device in devices {
         let device = match device {
@@ -80,7 +80,7 @@ fn built_with(library: &Path, program: &Path) -> String {
 fn the_library_builds_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let printed = built_with(&workspace.join("attention"), &folder.path().join("path"));
+    let printed = built_with(&workspace.join("ferroattn"), &folder.path().join("path"));
     if kernel_builder::Compiler::find().is_err() {
         assert!(
             printed.contains("rustup component add rust-src"),
@@ -94,7 +94,7 @@ fn the_library_builds_anywhere() {
     let mut package = Command::new(env!("CARGO_BIN_EXE_xtask"));
     let status = package.args(["package", "--crate"]).arg(&packaged).status();
     assert!(status.expect("the task runs").success());
-    let library = packaged.join("attention");
+    let library = packaged.join("ferroattn");
     let table = library.join("ptx").join(kernel_builder::TABLE);
     assert!(table.exists(), "the kernels are inside");
     let printed = built_with(&library, &folder.path().join("packaged"));

@@ -1,8 +1,8 @@
-// Attention and its gradients through attention.h, beside plain loops: on the CPU, on an emulated GPU, or on a GPU.
+// Attention and its gradients through ferroattn.h, beside plain loops: on the CPU, on an emulated GPU, or on a GPU.
 //
 // attention [cpu | emulator | INDEX OF A CUDA DEVICE]
 
-#include "attention.h"
+#include "ferroattn.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,12 +11,12 @@
 
 enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, ROWS = 50, KEYS = 70, DIM = 64 };
 
-static AttentionDevice *device;
+static FerroattnDevice *device;
 
 // Ends the program with the library's reason if a call failed.
-static void check(AttentionStatus status) {
-  if (status != ATTENTION_STATUS_OK) {
-    fprintf(stderr, "%s: %s\n", attention_status_name(status), attention_last_error());
+static void check(FerroattnStatus status) {
+  if (status != FERROATTN_STATUS_OK) {
+    fprintf(stderr, "%s: %s\n", ferroattn_status_name(status), ferroattn_last_error());
     exit(1);
   }
 }
@@ -25,7 +25,7 @@ static void check(AttentionStatus status) {
 typedef struct {
   int heads, rows;
   double *numbers;
-  AttentionTensor tensor;
+  FerroattnTensor tensor;
 } Array;
 
 static size_t length(const Array *array) {
@@ -64,7 +64,7 @@ static Array zeros(int heads, int rows) {
   Array array = {heads, rows, NULL, {0, {BATCH, heads, rows, DIM}, {0, DIM, heads * DIM, 1}}};
   array.tensor.strides[0] = (int64_t)rows * heads * DIM;
   array.numbers = reserve(length(&array), sizeof *array.numbers);
-  check(attention_alloc(device, length(&array) * sizeof(uint16_t), &array.tensor.address));
+  check(ferroattn_alloc(device, length(&array) * sizeof(uint16_t), &array.tensor.address));
   return array;
 }
 
@@ -78,13 +78,13 @@ static Array numbers(int heads, int rows) {
     data[i] = to_bf16((state >> 8) / 8388608.0 - 1.0);
     array.numbers[i] = from_bf16(data[i]);
   }
-  check(attention_upload(device, array.tensor.address, data, length(&array) * sizeof *data));
+  check(ferroattn_upload(device, array.tensor.address, data, length(&array) * sizeof *data));
   free(data);
   return array;
 }
 
 static void release(Array *array) {
-  check(attention_free(device, array->tensor.address));
+  check(ferroattn_free(device, array->tensor.address));
   free(array->numbers);
 }
 
@@ -150,7 +150,7 @@ static int compare_array(const char *name, const Array *array) {
   const size_t count = length(array);
   uint16_t *data = reserve(count, sizeof *data);
   double *found = reserve(count, sizeof *found);
-  check(attention_download(device, data, array->tensor.address, count * sizeof *data));
+  check(ferroattn_download(device, data, array->tensor.address, count * sizeof *data));
   for (size_t i = 0; i < count; i++) {
     found[i] = from_bf16(data[i]);
   }
@@ -161,38 +161,38 @@ static int compare_array(const char *name, const Array *array) {
 }
 
 // A workspace for a plan, whose kernels are loaded and which is then freed.
-static uint64_t workspace_of(const char *pass, AttentionPlan *plan, size_t *bytes) {
+static uint64_t workspace_of(const char *pass, FerroattnPlan *plan, size_t *bytes) {
   uint64_t address = 0;
-  const AttentionPlan *plans[] = {plan};
-  check(attention_prepare(device, plans, 1));
-  *bytes = attention_plan_workspace_bytes(plan);
-  printf("%s: %s, workspace of %zu bytes\n", pass, attention_plan_kernel(plan), *bytes);
+  const FerroattnPlan *plans[] = {plan};
+  check(ferroattn_prepare(device, plans, 1));
+  *bytes = ferroattn_plan_workspace_bytes(plan);
+  printf("%s: %s, workspace of %zu bytes\n", pass, ferroattn_plan_kernel(plan), *bytes);
   if (*bytes > 0) {
-    check(attention_alloc(device, *bytes, &address));
+    check(ferroattn_alloc(device, *bytes, &address));
   }
-  attention_plan_free(plan);
+  ferroattn_plan_free(plan);
   return address;
 }
 
-static void compute(const Arrays *all, AttentionTensor lse) {
-  AttentionOptions options;
-  check(attention_options_init(&options, sizeof options));
+static void compute(const Arrays *all, FerroattnTensor lse) {
+  FerroattnOptions options;
+  check(ferroattn_options_init(&options, sizeof options));
   options.causal = 1;
   options.splits = 2;
-  AttentionPlan *plan;
+  FerroattnPlan *plan;
   size_t bytes;
 
-  AttentionForward forward = {sizeof forward,  ATTENTION_DTYPE_BF16, &options,      all->q.tensor,
+  FerroattnForward forward = {sizeof forward,  FERROATTN_DTYPE_BF16, &options,      all->q.tensor,
                               all->k.tensor, all->v.tensor,        all->o.tensor, lse};
-  check(attention_plan_forward(device, &forward, &plan));
+  check(ferroattn_plan_forward(device, &forward, &plan));
   uint64_t workspace = workspace_of("forward", plan, &bytes);
-  check(attention_forward(device, &forward, workspace, bytes, NULL));
-  check(attention_free(device, workspace));
+  check(ferroattn_forward(device, &forward, workspace, bytes, NULL));
+  check(ferroattn_free(device, workspace));
 
-  AttentionBackward backward;
+  FerroattnBackward backward;
   memset(&backward, 0, sizeof backward);
   backward.struct_size = sizeof backward;
-  backward.dtype = ATTENTION_DTYPE_BF16;
+  backward.dtype = FERROATTN_DTYPE_BF16;
   backward.options = &options;
   backward.q = all->q.tensor;
   backward.k = all->k.tensor;
@@ -203,29 +203,29 @@ static void compute(const Arrays *all, AttentionTensor lse) {
   backward.dq = all->dq.tensor;
   backward.dk = all->dk.tensor;
   backward.dv = all->dv.tensor;
-  check(attention_plan_backward(device, &backward, &plan));
+  check(ferroattn_plan_backward(device, &backward, &plan));
   workspace = workspace_of("backward", plan, &bytes);
-  check(attention_backward(device, &backward, workspace, bytes, NULL));
-  check(attention_free(device, workspace));
+  check(ferroattn_backward(device, &backward, workspace, bytes, NULL));
+  check(ferroattn_free(device, workspace));
 }
 
 int main(int argc, char **argv) {
   const char *wanted = argc > 1 ? argv[1] : "cpu";
   if (strcmp(wanted, "cpu") == 0) {
-    check(attention_open_cpu(&device));
+    check(ferroattn_open_cpu(&device));
   } else if (strcmp(wanted, "emulator") == 0) {
-    check(attention_open_emulator(&device));
+    check(ferroattn_open_emulator(&device));
   } else {
-    check(attention_open_cuda((uint32_t)atoi(wanted), &device));
+    check(ferroattn_open_cuda((uint32_t)atoi(wanted), &device));
   }
-  printf("version %u on %s\n", attention_version(), attention_device_name(device));
+  printf("version %u on %s\n", ferroattn_version(), ferroattn_device_name(device));
 
   Arrays all = {numbers(HEADS, ROWS), numbers(KV_HEADS, KEYS), numbers(KV_HEADS, KEYS),
                 zeros(HEADS, ROWS),   numbers(HEADS, ROWS),    zeros(HEADS, ROWS),
                 zeros(KV_HEADS, KEYS), zeros(KV_HEADS, KEYS)};
   enum { LSE = BATCH * HEADS * ROWS };
-  AttentionTensor lse = {0, {BATCH, HEADS, ROWS, 0}, {HEADS * ROWS, ROWS, 1, 0}};
-  check(attention_alloc(device, LSE * sizeof(float), &lse.address));
+  FerroattnTensor lse = {0, {BATCH, HEADS, ROWS, 0}, {HEADS * ROWS, ROWS, 1, 0}};
+  check(ferroattn_alloc(device, LSE * sizeof(float), &lse.address));
   compute(&all, lse);
 
   static double expected[LSE], found[LSE];
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < LSE; i++) {
     expected[i] = plain_row(&all, i / (HEADS * ROWS), i / ROWS % HEADS, i % ROWS);
   }
-  check(attention_download(device, data, lse.address, sizeof data));
+  check(ferroattn_download(device, data, lse.address, sizeof data));
   for (int i = 0; i < LSE; i++) {
     found[i] = data[i];
   }
@@ -247,7 +247,7 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
     release(arrays[i]);
   }
-  check(attention_free(device, lse.address));
-  attention_close(device);
+  check(ferroattn_free(device, lse.address));
+  ferroattn_close(device);
   return passed ? 0 : 1;
 }

@@ -1,55 +1,55 @@
 //! The backward pass.
 
-use crate::device::{AttentionDevice, opened};
-use crate::options::{self, AttentionOptions, optional};
-use crate::plan::AttentionPlan;
+use crate::device::{FerroattnDevice, opened};
+use crate::options::{self, FerroattnOptions, optional};
+use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
-use crate::status::{AttentionStatus, Failure, guarded};
-use crate::tensor::{AttentionTensor, Use, dtype};
+use crate::status::{Failure, FerroattnStatus, guarded};
+use crate::tensor::{FerroattnTensor, Use, dtype};
 use crate::work::Work;
-use attention::{Attention, Dtype, RawBackward, RawForward};
+use ferroattn::{Attention, Dtype, RawBackward, RawForward};
 use std::ffi::c_void;
 
 /// Tensors of a backward pass, and the options that its forward pass had.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionBackward {
-    /// `sizeof(AttentionBackward)`.
+pub struct FerroattnBackward {
+    /// `sizeof(FerroattnBackward)`.
     pub struct_size: u32,
-    /// The `AttentionDtype` of q, k, v, o, d_o, dq, dk and dv.
+    /// The `FerroattnDtype` of q, k, v, o, d_o, dq, dk and dv.
     pub dtype: u32,
     /// Options; NULL if all are off.
-    pub options: *const AttentionOptions,
+    pub options: *const FerroattnOptions,
     /// Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in the last.
-    pub q: AttentionTensor,
+    pub q: FerroattnTensor,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
-    pub k: AttentionTensor,
+    pub k: FerroattnTensor,
     /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
-    pub v: AttentionTensor,
+    pub v: FerroattnTensor,
     /// Output of the forward pass, `[batch, heads, seqlen_q, dim_v]`.
-    pub o: AttentionTensor,
+    pub o: FerroattnTensor,
     /// Row log-sum-exp of the forward pass, `float[batch, heads, seqlen_q]`, contiguous.
-    pub lse: AttentionTensor,
+    pub lse: FerroattnTensor,
     /// Gradient of o, `[batch, heads, seqlen_q, dim_v]`.
-    pub d_o: AttentionTensor,
+    pub d_o: FerroattnTensor,
     /// Gradient of q, an output like the following ones, `[batch, heads, seqlen_q, dim]`.
-    pub dq: AttentionTensor,
+    pub dq: FerroattnTensor,
     /// Gradient of k, `[batch, kv_heads, seqlen_kv, dim]`.
-    pub dk: AttentionTensor,
+    pub dk: FerroattnTensor,
     /// Gradient of v, `[batch, kv_heads, seqlen_kv, dim_v]`.
-    pub dv: AttentionTensor,
+    pub dv: FerroattnTensor,
     /// Gradient of lse, an input, `float[batch, heads, seqlen_q]`, contiguous; NULL for zeros.
-    pub d_lse: *const AttentionTensor,
+    pub d_lse: *const FerroattnTensor,
     /// Gradient of sinks, `float[heads]`; NULL if it is not wanted.
-    pub d_sinks: *const AttentionTensor,
+    pub d_sinks: *const FerroattnTensor,
     /// Gradient of the bias, `float[batch, heads, seqlen_q, seqlen_kv]`, summed over each of the first axes of extent 1; NULL if it
     /// is not wanted.
-    pub d_bias: *const AttentionTensor,
+    pub d_bias: *const FerroattnTensor,
 }
 
 // SAFETY: numbers, pointers and structs of numbers, the size first.
-unsafe impl Parameters for AttentionBackward {
-    const NAME: &'static str = "AttentionBackward";
+unsafe impl Parameters for FerroattnBackward {
+    const NAME: &'static str = "FerroattnBackward";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
 }
 
@@ -63,7 +63,7 @@ struct Call {
 impl Call {
     /// # Safety
     /// The pointer is null, or the struct and all that it points to are valid.
-    unsafe fn read(args: *const AttentionBackward, of: Use) -> Result<Self, Failure> {
+    unsafe fn read(args: *const FerroattnBackward, of: Use) -> Result<Self, Failure> {
         // SAFETY: the caller's word.
         let args = unsafe { pointer::parameters(args, "args")? };
         // SAFETY: the caller's word.
@@ -104,11 +104,11 @@ impl Call {
 /// # Safety
 /// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_backward(
-    device: *const AttentionDevice,
-    args: *const AttentionBackward,
-    plan: *mut *mut AttentionPlan,
-) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_plan_backward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnBackward,
+    plan: *mut *mut FerroattnPlan,
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, call) = unsafe { (opened(device)?, Call::read(args, Use::Plan)?) };
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn attention_plan_backward(
         let planned = || {
             let attention = &call.attention;
             let plan = attention.backward_plan(facts, call.dtype, &call.args)?;
-            Ok(AttentionPlan::boxed(plan))
+            Ok(FerroattnPlan::boxed(plan))
         };
         // SAFETY: the caller's word.
         unsafe { pointer::write(plan, "plan", planned) }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn attention_plan_backward(
 
 /// Computes the gradients. On a GPU the call returns before the work is done.
 ///
-/// Workspace and stream are as for `attention_forward`.
+/// Workspace and stream are as for `ferroattn_forward`.
 ///
 /// # Safety
 /// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
@@ -135,13 +135,13 @@ pub unsafe extern "C" fn attention_plan_backward(
 ///   another tensor.
 /// - The stream is NULL or a live one of the device's primary context.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_backward(
-    device: *const AttentionDevice,
-    args: *const AttentionBackward,
+pub unsafe extern "C" fn ferroattn_backward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnBackward,
     workspace: u64,
     workspace_bytes: usize,
     stream: *mut c_void,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, call) = unsafe { (opened(device)?, Call::read(args, Use::Run)?) };

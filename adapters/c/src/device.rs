@@ -2,27 +2,27 @@
 
 use crate::memory::Blocks;
 use crate::pointer;
-use crate::status::{AttentionStatus, Failure, guarded, one_line};
-use attention::Device;
-use attention::emulator::Options;
+use crate::status::{Failure, FerroattnStatus, guarded, one_line};
+use ferroattn::Device;
+use ferroattn::emulator::Options;
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 use std::sync::Mutex;
 
 /// A device that computes: a GPU, the CPU, or an emulated GPU.
 ///
-/// Threads may use one device at once; only `attention_close` must come after all other calls with it.
-pub struct AttentionDevice {
+/// Threads may use one device at once; only `ferroattn_close` must come after all other calls with it.
+pub struct FerroattnDevice {
     pub(crate) device: Device,
     name: CString,
-    /// Memory of `attention_alloc`.
+    /// Memory of `ferroattn_alloc`.
     pub(crate) blocks: Mutex<Blocks>,
 }
 
-impl AttentionDevice {
+impl FerroattnDevice {
     fn boxed(device: Device) -> *mut Self {
         let name = one_line(device.name());
-        Box::into_raw(Box::new(AttentionDevice {
+        Box::into_raw(Box::new(FerroattnDevice {
             device,
             name,
             blocks: Mutex::default(),
@@ -35,10 +35,10 @@ impl AttentionDevice {
 /// # Safety
 /// The pointer is null or may be written.
 unsafe fn open(
-    device: *mut *mut AttentionDevice,
-    open: impl FnOnce() -> attention::Result<Device>,
-) -> AttentionStatus {
-    let opened = || Ok(AttentionDevice::boxed(open()?));
+    device: *mut *mut FerroattnDevice,
+    open: impl FnOnce() -> ferroattn::Result<Device>,
+) -> FerroattnStatus {
+    let opened = || Ok(FerroattnDevice::boxed(open()?));
     // SAFETY: the caller's word.
     guarded(|| unsafe { pointer::write(device, "device", opened) })
 }
@@ -50,10 +50,10 @@ unsafe fn open(
 /// # Safety
 /// `device` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_open_cuda(
+pub unsafe extern "C" fn ferroattn_open_cuda(
     index: u32,
-    device: *mut *mut AttentionDevice,
-) -> AttentionStatus {
+    device: *mut *mut FerroattnDevice,
+) -> FerroattnStatus {
     // SAFETY: the caller's word.
     unsafe { open(device, || Device::cuda(index as usize)) }
 }
@@ -63,36 +63,36 @@ pub unsafe extern "C" fn attention_open_cuda(
 /// # Safety
 /// `device` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_open_cpu(device: *mut *mut AttentionDevice) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_open_cpu(device: *mut *mut FerroattnDevice) -> FerroattnStatus {
     // SAFETY: the caller's word.
     unsafe { open(device, || Ok(Device::cpu())) }
 }
 
 /// Opens a new emulated A100, and writes its handle: it checks each access of the kernels, and is slow.
 ///
-/// Only `attention_alloc` gives memory of it.
+/// Only `ferroattn_alloc` gives memory of it.
 ///
 /// # Safety
 /// `device` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_open_emulator(
-    device: *mut *mut AttentionDevice,
-) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_open_emulator(
+    device: *mut *mut FerroattnDevice,
+) -> FerroattnStatus {
     // SAFETY: the caller's word.
     unsafe { open(device, || Device::emulator(Options::default())) }
 }
 
-/// Closes a device and frees its memory of `attention_alloc`, after all queued work; NULL is fine.
+/// Closes a device and frees its memory of `ferroattn_alloc`, after all queued work; NULL is fine.
 ///
 /// # Safety
 /// The handle is NULL, or an opened device's that no other call uses, now or later.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_close(device: *mut AttentionDevice) {
+pub unsafe extern "C" fn ferroattn_close(device: *mut FerroattnDevice) {
     if device.is_null() {
         return;
     }
     guarded(|| {
-        // SAFETY: the handle is that of `AttentionDevice::boxed`, and this call its last.
+        // SAFETY: the handle is that of `FerroattnDevice::boxed`, and this call its last.
         let owned = unsafe { Box::from_raw(device) };
         Ok(owned.device.synchronize()?)
     });
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn attention_close(device: *mut AttentionDevice) {
 /// # Safety
 /// The handle is NULL or an open device's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_device_name(device: *const AttentionDevice) -> *const c_char {
+pub unsafe extern "C" fn ferroattn_device_name(device: *const FerroattnDevice) -> *const c_char {
     // SAFETY: the caller's word.
     let device = unsafe { device.as_ref() };
     device.map_or(null(), |device| device.name.as_ptr())
@@ -114,10 +114,10 @@ pub unsafe extern "C" fn attention_device_name(device: *const AttentionDevice) -
 /// # Safety
 /// The handle is NULL or an open device's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_synchronize(device: *const AttentionDevice) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_synchronize(device: *const FerroattnDevice) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
-        let AttentionDevice { device, .. } = unsafe { opened(device)? };
+        let FerroattnDevice { device, .. } = unsafe { opened(device)? };
         Ok(device.synchronize()?)
     })
 }
@@ -127,20 +127,20 @@ pub unsafe extern "C" fn attention_synchronize(device: *const AttentionDevice) -
 /// # Safety
 /// The handle is null or an open device's during `'a`.
 pub(crate) unsafe fn opened<'a>(
-    device: *const AttentionDevice,
-) -> Result<&'a AttentionDevice, Failure> {
+    device: *const FerroattnDevice,
+) -> Result<&'a FerroattnDevice, Failure> {
     // SAFETY: the caller's word.
     unsafe { pointer::shared(device, "device") }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::AttentionDevice;
+    use super::FerroattnDevice;
 
     /// Each thread may use a device: this compiles.
     #[test]
     fn devices_are_shared_by_threads() {
         fn shared<T: Send + Sync>() {}
-        shared::<AttentionDevice>();
+        shared::<FerroattnDevice>();
     }
 }

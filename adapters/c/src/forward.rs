@@ -1,40 +1,40 @@
 //! The forward pass.
 
-use crate::device::{AttentionDevice, opened};
-use crate::options::{self, AttentionOptions};
-use crate::plan::AttentionPlan;
+use crate::device::{FerroattnDevice, opened};
+use crate::options::{self, FerroattnOptions};
+use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
-use crate::status::{AttentionStatus, Failure, guarded};
-use crate::tensor::{AttentionTensor, Use, dtype};
+use crate::status::{Failure, FerroattnStatus, guarded};
+use crate::tensor::{FerroattnTensor, Use, dtype};
 use crate::work::Work;
-use attention::{Attention, Dtype, RawForward};
+use ferroattn::{Attention, Dtype, RawForward};
 use std::ffi::c_void;
 
 /// Tensors of a forward pass, `o = softmax(scale q k^T) v`, and its options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionForward {
-    /// `sizeof(AttentionForward)`.
+pub struct FerroattnForward {
+    /// `sizeof(FerroattnForward)`.
     pub struct_size: u32,
-    /// The `AttentionDtype` of q, k, v and o.
+    /// The `FerroattnDtype` of q, k, v and o.
     pub dtype: u32,
     /// Options; NULL if all are off.
-    pub options: *const AttentionOptions,
+    pub options: *const FerroattnOptions,
     /// Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
-    pub q: AttentionTensor,
+    pub q: FerroattnTensor,
     /// Keys, `[batch, kv_heads, seqlen_kv, dim]`.
-    pub k: AttentionTensor,
+    pub k: FerroattnTensor,
     /// Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
-    pub v: AttentionTensor,
+    pub v: FerroattnTensor,
     /// Output, `[batch, heads, seqlen_q, dim_v]`.
-    pub o: AttentionTensor,
+    pub o: FerroattnTensor,
     /// Row log-sum-exp, another output, `float[batch, heads, seqlen_q]`, contiguous.
-    pub lse: AttentionTensor,
+    pub lse: FerroattnTensor,
 }
 
 // SAFETY: numbers, pointers and structs of numbers, the size first.
-unsafe impl Parameters for AttentionForward {
-    const NAME: &'static str = "AttentionForward";
+unsafe impl Parameters for FerroattnForward {
+    const NAME: &'static str = "FerroattnForward";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
 }
 
@@ -48,7 +48,7 @@ struct Call {
 impl Call {
     /// # Safety
     /// The pointer is null, or the struct and all that it points to are valid.
-    unsafe fn read(args: *const AttentionForward, of: Use) -> Result<Self, Failure> {
+    unsafe fn read(args: *const FerroattnForward, of: Use) -> Result<Self, Failure> {
         // SAFETY: the caller's word.
         let args = unsafe { pointer::parameters(args, "args")? };
         // SAFETY: the caller's word.
@@ -76,18 +76,18 @@ impl Call {
 /// # Safety
 /// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_forward(
-    device: *const AttentionDevice,
-    args: *const AttentionForward,
-    plan: *mut *mut AttentionPlan,
-) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_plan_forward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnForward,
+    plan: *mut *mut FerroattnPlan,
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, call) = unsafe { (opened(device)?, Call::read(args, Use::Plan)?) };
         let facts = device.device.facts();
         let planned = || {
             let plan = call.attention.plan(facts, call.dtype, &call.args)?;
-            Ok(AttentionPlan::boxed(plan))
+            Ok(FerroattnPlan::boxed(plan))
         };
         // SAFETY: the caller's word.
         unsafe { pointer::write(plan, "plan", planned) }
@@ -107,13 +107,13 @@ pub unsafe extern "C" fn attention_plan_forward(
 ///   last, holds elements of other tensors.
 /// - The stream is NULL or a live one of the device's primary context.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_forward(
-    device: *const AttentionDevice,
-    args: *const AttentionForward,
+pub unsafe extern "C" fn ferroattn_forward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnForward,
     workspace: u64,
     workspace_bytes: usize,
     stream: *mut c_void,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, call) = unsafe { (opened(device)?, Call::read(args, Use::Run)?) };

@@ -1,4 +1,4 @@
-//! The C interface of the [`attention`] library: `include/attention.h`, which cbindgen writes from this crate.
+//! The C interface of the [`ferroattn`] library: `include/ferroattn.h`, which cbindgen writes from this crate.
 //!
 //! Each function reads what C gave it into types of the library, and calls it. The files are those of the interface's
 //! types: a [`device`], its [`memory`], [`tensor`]s, [`options`], the [`forward`] and [`backward`] passes, the
@@ -17,10 +17,10 @@ pub mod tensor;
 mod work;
 
 /// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
-pub const ATTENTION_VERSION: u32 = 1;
+pub const FERROATTN_VERSION: u32 = 1;
 
-/// Version of the interface that the library has, to compare with `ATTENTION_VERSION` of the header.
+/// Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
 #[unsafe(no_mangle)]
-pub extern "C" fn attention_version() -> u32 {
-    ATTENTION_VERSION
+pub extern "C" fn ferroattn_version() -> u32 {
+    FERROATTN_VERSION
 }

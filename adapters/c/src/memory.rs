@@ -1,9 +1,9 @@
 //! Memory of a device, for programs that have no other allocator of it.
 
-use crate::device::{AttentionDevice, opened};
+use crate::device::{FerroattnDevice, opened};
 use crate::pointer;
-use crate::status::{AttentionStatus, Failure, guarded};
-use attention::{Device, Tensor};
+use crate::status::{Failure, FerroattnStatus, guarded};
+use ferroattn::{Device, Tensor};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -79,12 +79,12 @@ impl Block {
         match self {
             Block::Host(address, _) => {
                 let first = with_exposed_provenance::<u8>(*address as usize + offset);
-                // SAFETY: they are in the block; `data` has as many, by the word of `attention_download`'s caller.
+                // SAFETY: they are in the block; `data` has as many, by the word of `ferroattn_download`'s caller.
                 unsafe { first.copy_to(data, bytes) };
             }
             Block::Gpu(tensor) => {
                 let found = tensor.view().narrow(0, offset, bytes)?.to_vec()?;
-                // SAFETY: `data` has as many, by the word of `attention_download`'s caller.
+                // SAFETY: `data` has as many, by the word of `ferroattn_download`'s caller.
                 unsafe { data.copy_from_nonoverlapping(found.as_ptr(), bytes) };
             }
         }
@@ -101,7 +101,7 @@ impl Drop for Block {
     }
 }
 
-impl AttentionDevice {
+impl FerroattnDevice {
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,7 +116,7 @@ fn part(blocks: &mut Blocks, address: u64, bytes: usize) -> Result<(&mut Block, 
         (end <= block.bytes()).then_some((block, offset))
     });
     inside.ok_or_else(|| {
-        let reason = format!("{bytes} bytes at {address:#x} are not memory of attention_alloc");
+        let reason = format!("{bytes} bytes at {address:#x} are not memory of ferroattn_alloc");
         Failure::argument(reason)
     })
 }
@@ -126,11 +126,11 @@ fn part(blocks: &mut Blocks, address: u64, bytes: usize) -> Result<(&mut Block, 
 /// # Safety
 /// `device` is NULL or an open device's, and `address` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_alloc(
-    device: *const AttentionDevice,
+pub unsafe extern "C" fn ferroattn_alloc(
+    device: *const FerroattnDevice,
     bytes: usize,
     address: *mut u64,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let device = unsafe { opened(device)? };
@@ -145,17 +145,17 @@ pub unsafe extern "C" fn attention_alloc(
     })
 }
 
-/// Copies host memory to memory of `attention_alloc`, in the order of the default stream.
+/// Copies host memory to memory of `ferroattn_alloc`, in the order of the default stream.
 ///
 /// # Safety
 /// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which do not overlap with those at the address. Work of other streams with the memory is done.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_upload(
-    device: *const AttentionDevice,
+pub unsafe extern "C" fn ferroattn_upload(
+    device: *const FerroattnDevice,
     address: u64,
     data: *const c_void,
     bytes: usize,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let device = unsafe { opened(device)? };
@@ -167,18 +167,18 @@ pub unsafe extern "C" fn attention_upload(
     })
 }
 
-/// Copies memory of `attention_alloc` to the host, after all work on the default stream.
+/// Copies memory of `ferroattn_alloc` to the host, after all work on the default stream.
 ///
 /// # Safety
 /// `device` is NULL or an open device's; `data` is NULL, or as many bytes of it may be written. Work of other streams with the
 /// memory is done.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_download(
-    device: *const AttentionDevice,
+pub unsafe extern "C" fn ferroattn_download(
+    device: *const FerroattnDevice,
     data: *mut c_void,
     address: u64,
     bytes: usize,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let device = unsafe { opened(device)? };
@@ -189,22 +189,22 @@ pub unsafe extern "C" fn attention_download(
     })
 }
 
-/// Frees memory of `attention_alloc`, by the address that it gave, after all work of the device; 0 is fine.
+/// Frees memory of `ferroattn_alloc`, by the address that it gave, after all work of the device; 0 is fine.
 ///
 /// # Safety
 /// `device` is NULL or an open device's, and no later work uses the memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_free(
-    device: *const AttentionDevice,
+pub unsafe extern "C" fn ferroattn_free(
+    device: *const FerroattnDevice,
     address: u64,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let device = unsafe { opened(device)? };
         if address == 0 || device.blocks().remove(&address).is_some() {
             return Ok(());
         }
-        let reason = format!("{address:#x} is not an address of attention_alloc");
+        let reason = format!("{address:#x} is not an address of ferroattn_alloc");
         Err(Failure::argument(reason))
     })
 }

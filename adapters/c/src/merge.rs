@@ -1,12 +1,12 @@
 //! The merge of two partial results, and its gradient.
 
-use crate::device::{AttentionDevice, opened};
+use crate::device::{FerroattnDevice, opened};
 use crate::options::optional;
-use crate::plan::AttentionPlan;
+use crate::plan::FerroattnPlan;
 use crate::pointer::{self, Parameters};
-use crate::status::{AttentionStatus, Failure, guarded};
-use crate::tensor::{AttentionTensor, Use, dtype};
-use attention::{
+use crate::status::{Failure, FerroattnStatus, guarded};
+use crate::tensor::{FerroattnTensor, Use, dtype};
+use ferroattn::{
     Dtype, RawMerge, RawMergeBackward, RawPart, merge_backward_plan, merge_backward_raw,
     merge_plan, merge_raw,
 };
@@ -17,64 +17,64 @@ use std::ffi::c_void;
 /// A part with an lse of -inf has no part in its row, whatever its o holds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionMerge {
-    /// `sizeof(AttentionMerge)`.
+pub struct FerroattnMerge {
+    /// `sizeof(FerroattnMerge)`.
     pub struct_size: u32,
-    /// The `AttentionDtype` of o1, o2 and o.
+    /// The `FerroattnDtype` of o1, o2 and o.
     pub dtype: u32,
     /// Output of the first part, `[batch, heads, seqlen, dim_v]`; like o2 and o, with stride 1 in dim_v.
-    pub o1: AttentionTensor,
+    pub o1: FerroattnTensor,
     /// Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like lse2 and lse, contiguous.
-    pub lse1: AttentionTensor,
+    pub lse1: FerroattnTensor,
     /// Output of the second part, of o1's shape.
-    pub o2: AttentionTensor,
+    pub o2: FerroattnTensor,
     /// Row log-sum-exp of the second part, of lse1's shape.
-    pub lse2: AttentionTensor,
+    pub lse2: FerroattnTensor,
     /// Merged output, of o1's shape.
-    pub o: AttentionTensor,
+    pub o: FerroattnTensor,
     /// Merged row log-sum-exp, another output, of lse1's shape.
-    pub lse: AttentionTensor,
+    pub lse: FerroattnTensor,
 }
 
 // SAFETY: numbers and structs of numbers, the size first.
-unsafe impl Parameters for AttentionMerge {
-    const NAME: &'static str = "AttentionMerge";
+unsafe impl Parameters for FerroattnMerge {
+    const NAME: &'static str = "FerroattnMerge";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
 }
 
 /// Tensors of a merge's gradient. The merged tensors themselves are not needed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionMergeBackward {
-    /// `sizeof(AttentionMergeBackward)`.
+pub struct FerroattnMergeBackward {
+    /// `sizeof(FerroattnMergeBackward)`.
     pub struct_size: u32,
-    /// The `AttentionDtype` of o1, o2, d_o, d_o1 and d_o2.
+    /// The `FerroattnDtype` of o1, o2, d_o, d_o1 and d_o2.
     pub dtype: u32,
     /// Output of the first part, `[batch, heads, seqlen, dim_v]`; like all tensors of four axes, with stride 1 in dim_v.
-    pub o1: AttentionTensor,
+    pub o1: FerroattnTensor,
     /// Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like all tensors of three axes, contiguous.
-    pub lse1: AttentionTensor,
+    pub lse1: FerroattnTensor,
     /// Output of the second part, of o1's shape.
-    pub o2: AttentionTensor,
+    pub o2: FerroattnTensor,
     /// Row log-sum-exp of the second part, of lse1's shape.
-    pub lse2: AttentionTensor,
+    pub lse2: FerroattnTensor,
     /// Gradient of the merged o, of o1's shape.
-    pub d_o: AttentionTensor,
+    pub d_o: FerroattnTensor,
     /// Gradient of o1, an output like the following ones, of o1's shape.
-    pub d_o1: AttentionTensor,
+    pub d_o1: FerroattnTensor,
     /// Gradient of lse1, of its shape.
-    pub d_lse1: AttentionTensor,
+    pub d_lse1: FerroattnTensor,
     /// Gradient of o2, of o1's shape.
-    pub d_o2: AttentionTensor,
+    pub d_o2: FerroattnTensor,
     /// Gradient of lse2, of lse1's shape.
-    pub d_lse2: AttentionTensor,
+    pub d_lse2: FerroattnTensor,
     /// Gradient of the merged lse, an input, of lse1's shape; NULL for zeros.
-    pub d_lse: *const AttentionTensor,
+    pub d_lse: *const FerroattnTensor,
 }
 
 // SAFETY: numbers, pointers and structs of numbers, the size first.
-unsafe impl Parameters for AttentionMergeBackward {
-    const NAME: &'static str = "AttentionMergeBackward";
+unsafe impl Parameters for FerroattnMergeBackward {
+    const NAME: &'static str = "FerroattnMergeBackward";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
 }
 
@@ -82,7 +82,7 @@ unsafe impl Parameters for AttentionMergeBackward {
 fn part(
     of: Use,
     dtype: Dtype,
-    [(o_name, o), (lse_name, lse)]: [(&str, &AttentionTensor); 2],
+    [(o_name, o), (lse_name, lse)]: [(&str, &FerroattnTensor); 2],
 ) -> Result<RawPart, Failure> {
     Ok(RawPart {
         o: of.tensor(o_name, o, dtype.bytes() as u64)?,
@@ -94,7 +94,7 @@ fn part(
 ///
 /// # Safety
 /// The pointer is null, or the struct is valid.
-unsafe fn read(args: *const AttentionMerge, of: Use) -> Result<(Dtype, RawMerge), Failure> {
+unsafe fn read(args: *const FerroattnMerge, of: Use) -> Result<(Dtype, RawMerge), Failure> {
     // SAFETY: the caller's word.
     let args = unsafe { pointer::parameters(args, "args")? };
     let dtype = dtype(args.dtype, "dtype")?;
@@ -112,7 +112,7 @@ unsafe fn read(args: *const AttentionMerge, of: Use) -> Result<(Dtype, RawMerge)
 /// # Safety
 /// The pointer is null, or the struct and all that it points to are valid.
 unsafe fn read_backward(
-    args: *const AttentionMergeBackward,
+    args: *const FerroattnMergeBackward,
     of: Use,
 ) -> Result<(Dtype, RawMergeBackward), Failure> {
     // SAFETY: the caller's word.
@@ -136,17 +136,17 @@ unsafe fn read_backward(
 /// # Safety
 /// `device` is NULL or an open device's, and `args` is NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_merge(
-    device: *const AttentionDevice,
-    args: *const AttentionMerge,
-    plan: *mut *mut AttentionPlan,
-) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_plan_merge(
+    device: *const FerroattnDevice,
+    args: *const FerroattnMerge,
+    plan: *mut *mut FerroattnPlan,
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, (dtype, args)) = unsafe { (opened(device)?, read(args, Use::Plan)?) };
         let planned = || {
             let plan = merge_plan(device.device.facts(), dtype, &args)?;
-            Ok(AttentionPlan::boxed(plan))
+            Ok(FerroattnPlan::boxed(plan))
         };
         // SAFETY: the caller's word.
         unsafe { pointer::write(plan, "plan", planned) }
@@ -158,17 +158,17 @@ pub unsafe extern "C" fn attention_plan_merge(
 /// # Safety
 /// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_merge_backward(
-    device: *const AttentionDevice,
-    args: *const AttentionMergeBackward,
-    plan: *mut *mut AttentionPlan,
-) -> AttentionStatus {
+pub unsafe extern "C" fn ferroattn_plan_merge_backward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnMergeBackward,
+    plan: *mut *mut FerroattnPlan,
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, (dtype, args)) = unsafe { (opened(device)?, read_backward(args, Use::Plan)?) };
         let planned = || {
             let plan = merge_backward_plan(device.device.facts(), dtype, &args)?;
-            Ok(AttentionPlan::boxed(plan))
+            Ok(FerroattnPlan::boxed(plan))
         };
         // SAFETY: the caller's word.
         unsafe { pointer::write(plan, "plan", planned) }
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn attention_plan_merge_backward(
 
 /// Merges two partial results into o and lse, without a workspace. On a GPU the call returns before the work is done.
 ///
-/// The stream is as for `attention_forward`. More parts are merged one after the other.
+/// The stream is as for `ferroattn_forward`. More parts are merged one after the other.
 ///
 /// # Safety
 /// - `device` is NULL or an open device's; `args` is NULL or valid during the call.
@@ -186,11 +186,11 @@ pub unsafe extern "C" fn attention_plan_merge_backward(
 ///   elements of other tensors.
 /// - The stream is NULL or a live one of the device's primary context.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_merge(
-    device: *const AttentionDevice,
-    args: *const AttentionMerge,
+pub unsafe extern "C" fn ferroattn_merge(
+    device: *const FerroattnDevice,
+    args: *const FerroattnMerge,
     stream: *mut c_void,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, (dtype, args)) = unsafe { (opened(device)?, read(args, Use::Run)?) };
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn attention_merge(
 
 /// Computes the gradients of both parts of a merge, without a workspace. On a GPU the call returns before the work is done.
 ///
-/// The stream is as for `attention_forward`. `attention_backward` takes the gradients of a part as its d_o and d_lse.
+/// The stream is as for `ferroattn_forward`. `ferroattn_backward` takes the gradients of a part as its d_o and d_lse.
 ///
 /// # Safety
 /// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
@@ -211,11 +211,11 @@ pub unsafe extern "C" fn attention_merge(
 ///   holds elements of other tensors.
 /// - The stream is NULL or a live one of the device's primary context.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_merge_backward(
-    device: *const AttentionDevice,
-    args: *const AttentionMergeBackward,
+pub unsafe extern "C" fn ferroattn_merge_backward(
+    device: *const FerroattnDevice,
+    args: *const FerroattnMergeBackward,
     stream: *mut c_void,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let (device, (dtype, args)) = unsafe { (opened(device)?, read_backward(args, Use::Run)?) };

@@ -1,16 +1,16 @@
 //! Options of a call.
 
 use crate::pointer::{self, Parameters};
-use crate::status::{AttentionStatus, Failure, guarded};
-use crate::tensor::{AttentionTensor, Use, dtype};
-use attention::{Attention, RawBias, RawMask, RawOptions, RawSequences, Sequences};
+use crate::status::{Failure, FerroattnStatus, guarded};
+use crate::tensor::{FerroattnTensor, Use, dtype};
+use ferroattn::{Attention, RawBias, RawMask, RawOptions, RawSequences, Sequences};
 use std::ffi::c_char;
 use std::ptr::null;
 
 /// Types of a mask's elements.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionMask {
+pub enum FerroattnMask {
     /// Bytes; 0 hides a key.
     Bytes = 0,
     /// Words of 32 bits: key `j` is bit `j % 32` of word `j / 32`, and 0 hides it.
@@ -20,7 +20,7 @@ pub enum AttentionMask {
 /// Sequences of several lengths in a batch: a query sees keys of its own sequence alone.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionSequences {
+pub enum FerroattnSequences {
     /// All entries of the batch fill their rows.
     None = 0,
     /// Offsets `int32[n + 1]` of `n` sequences in the one entry of the batch, which never fall.
@@ -29,13 +29,13 @@ pub enum AttentionSequences {
     Padded = 2,
 }
 
-/// Options of a call; `attention_options_init` turns all off. Flags are 0 or 1.
+/// Options of a call; `ferroattn_options_init` turns all off. Flags are 0 or 1.
 ///
 /// Tensors have full shapes: an axis that an option does not have is repeated, with a stride of 0. NULL turns an option off.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionOptions {
-    /// `sizeof(AttentionOptions)`.
+pub struct FerroattnOptions {
+    /// `sizeof(FerroattnOptions)`.
     pub struct_size: u32,
     /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
     pub causal: u32,
@@ -53,42 +53,42 @@ pub struct AttentionOptions {
     pub deterministic: u32,
     /// Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
     pub check_lengths: u32,
-    /// Which `AttentionSequences` the call has.
+    /// Which `FerroattnSequences` the call has.
     pub sequences: u32,
-    /// The `AttentionDtype` of the bias.
+    /// The `FerroattnDtype` of the bias.
     pub bias_dtype: u32,
-    /// The `AttentionMask` of the mask.
+    /// The `FerroattnMask` of the mask.
     pub mask_type: u32,
     /// Name of the kernel; NULL for the best.
     pub kernel: *const c_char,
     /// Slopes of ALiBi, `float[batch, heads]`, or of packed sequences `float[sequences, heads]`.
-    pub alibi: *const AttentionTensor,
+    pub alibi: *const FerroattnTensor,
     /// Sinks, `float[heads]`: logits of keys without values.
-    pub sinks: *const AttentionTensor,
+    pub sinks: *const FerroattnTensor,
     /// A bias that is added to scores, `[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in the last axis.
-    pub bias: *const AttentionTensor,
+    pub bias: *const FerroattnTensor,
     /// A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
-    pub mask: *const AttentionTensor,
+    pub mask: *const FerroattnTensor,
     /// Offsets or lengths of queries, with stride 1.
-    pub sequences_q: *const AttentionTensor,
+    pub sequences_q: *const FerroattnTensor,
     /// Offsets or lengths of keys, with stride 1.
-    pub sequences_kv: *const AttentionTensor,
+    pub sequences_kv: *const FerroattnTensor,
     /// The first key of each entry of the batch, `int32[batch]` with stride 1; not of packed sequences.
-    pub first_keys: *const AttentionTensor,
+    pub first_keys: *const FerroattnTensor,
     /// The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
     /// call has no gradients.
-    pub cache_entries: *const AttentionTensor,
+    pub cache_entries: *const FerroattnTensor,
 }
 
 // SAFETY: numbers and pointers, the size first.
-unsafe impl Parameters for AttentionOptions {
-    const NAME: &'static str = "AttentionOptions";
+unsafe impl Parameters for FerroattnOptions {
+    const NAME: &'static str = "FerroattnOptions";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
 }
 
-impl Default for AttentionOptions {
+impl Default for FerroattnOptions {
     fn default() -> Self {
-        AttentionOptions {
+        FerroattnOptions {
             struct_size: size_of::<Self>() as u32,
             causal: 0,
             window_left: -1,
@@ -98,9 +98,9 @@ impl Default for AttentionOptions {
             splits: 0,
             deterministic: 1,
             check_lengths: 0,
-            sequences: AttentionSequences::None as u32,
+            sequences: FerroattnSequences::None as u32,
             bias_dtype: 0,
-            mask_type: AttentionMask::Bytes as u32,
+            mask_type: FerroattnMask::Bytes as u32,
             kernel: null(),
             alibi: null(),
             sinks: null(),
@@ -114,15 +114,15 @@ impl Default for AttentionOptions {
     }
 }
 
-/// Writes options that are all off, and their size, which is `sizeof(AttentionOptions)`.
+/// Writes options that are all off, and their size, which is `sizeof(FerroattnOptions)`.
 ///
 /// # Safety
 /// `options` is NULL, or so many bytes of it may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_options_init(
-    options: *mut AttentionOptions,
+pub unsafe extern "C" fn ferroattn_options_init(
+    options: *mut FerroattnOptions,
     struct_size: u32,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     // SAFETY: the caller's word.
     guarded(|| unsafe { pointer::init(options, "options", struct_size) })
 }
@@ -132,11 +132,11 @@ pub unsafe extern "C" fn attention_options_init(
 /// # Safety
 /// The pointer is null, or the options and all that they point to are valid.
 pub(crate) unsafe fn read(
-    options: *const AttentionOptions,
+    options: *const FerroattnOptions,
     of: Use,
 ) -> Result<(Attention<'static>, RawOptions), Failure> {
     let given = match options.is_null() {
-        true => AttentionOptions::default(),
+        true => FerroattnOptions::default(),
         // SAFETY: the caller's word.
         false => unsafe { pointer::parameters(options, "options")? },
     };
@@ -147,7 +147,7 @@ pub(crate) unsafe fn read(
     Ok((given.call(kernel)?, tensors))
 }
 
-impl AttentionOptions {
+impl FerroattnOptions {
     /// A call without tensors of options.
     fn call(&self, kernel: Option<String>) -> Result<Attention<'static>, Failure> {
         let mut call = Attention::new()
@@ -204,9 +204,9 @@ impl AttentionOptions {
     /// # Safety
     /// Both pointers are null, or the tensors behind them are valid.
     unsafe fn sequences(&self, of: Use) -> Result<Option<RawSequences>, Failure> {
-        const NONE: u32 = AttentionSequences::None as u32;
-        const PACKED: u32 = AttentionSequences::Packed as u32;
-        const PADDED: u32 = AttentionSequences::Padded as u32;
+        const NONE: u32 = FerroattnSequences::None as u32;
+        const PACKED: u32 = FerroattnSequences::Packed as u32;
+        const PADDED: u32 = FerroattnSequences::Padded as u32;
         // SAFETY: the caller's word.
         let [q, kv] = unsafe {
             [
@@ -225,7 +225,7 @@ impl AttentionOptions {
                 "sequences_q or sequences_kv is NULL; packed and padded sequences have both",
             )),
             (other, ..) => Err(Failure::argument(format!(
-                "sequences is {other}, which is no AttentionSequences"
+                "sequences is {other}, which is no FerroattnSequences"
             ))),
         }
     }
@@ -238,9 +238,9 @@ impl AttentionOptions {
 pub(crate) unsafe fn optional<const R: usize>(
     of: Use,
     name: &str,
-    tensor: *const AttentionTensor,
+    tensor: *const FerroattnTensor,
     bytes: u64,
-) -> Result<Option<attention::RawTensor<R>>, Failure> {
+) -> Result<Option<ferroattn::RawTensor<R>>, Failure> {
     // SAFETY: the caller's word.
     let tensor = unsafe { pointer::optional(tensor, name)? };
     tensor
@@ -270,13 +270,13 @@ fn bound(number: i64, name: &str) -> Result<Option<usize>, Failure> {
 }
 
 fn mask_has_bits(number: u32) -> Result<bool, Failure> {
-    const BYTES: u32 = AttentionMask::Bytes as u32;
-    const BITS: u32 = AttentionMask::Bits as u32;
+    const BYTES: u32 = FerroattnMask::Bytes as u32;
+    const BITS: u32 = FerroattnMask::Bits as u32;
     match number {
         BYTES => Ok(false),
         BITS => Ok(true),
         _ => Err(Failure::argument(format!(
-            "mask_type is {number}, which is no AttentionMask"
+            "mask_type is {number}, which is no FerroattnMask"
         ))),
     }
 }

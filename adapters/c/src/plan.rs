@@ -1,22 +1,22 @@
 //! Plans behind opaque handles.
 
-use crate::device::{AttentionDevice, opened};
+use crate::device::{FerroattnDevice, opened};
 use crate::pointer;
-use crate::status::{AttentionStatus, guarded, one_line};
-use attention::Plan;
+use crate::status::{FerroattnStatus, guarded, one_line};
+use ferroattn::Plan;
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 
 /// The launches of a call, as data. A plan needs neither the tensors nor the device that it was made for.
-pub struct AttentionPlan {
+pub struct FerroattnPlan {
     plan: Plan,
     kernel: CString,
 }
 
-impl AttentionPlan {
+impl FerroattnPlan {
     pub(crate) fn boxed(plan: Plan) -> *mut Self {
         let kernel = one_line(plan.kernel);
-        Box::into_raw(Box::new(AttentionPlan { plan, kernel }))
+        Box::into_raw(Box::new(FerroattnPlan { plan, kernel }))
     }
 }
 
@@ -25,7 +25,7 @@ impl AttentionPlan {
 /// # Safety
 /// The handle is NULL or that of a plan.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_workspace_bytes(plan: *const AttentionPlan) -> usize {
+pub unsafe extern "C" fn ferroattn_plan_workspace_bytes(plan: *const FerroattnPlan) -> usize {
     // SAFETY: the caller's word.
     let plan = unsafe { plan.as_ref() };
     plan.map_or(0, |plan| plan.plan.workspace_bytes)
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn attention_plan_workspace_bytes(plan: *const AttentionPl
 /// # Safety
 /// The handle is NULL or that of a plan.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_splits(plan: *const AttentionPlan) -> u32 {
+pub unsafe extern "C" fn ferroattn_plan_splits(plan: *const FerroattnPlan) -> u32 {
     // SAFETY: the caller's word.
     let plan = unsafe { plan.as_ref() };
     plan.map_or(0, |plan| plan.plan.splits)
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn attention_plan_splits(plan: *const AttentionPlan) -> u3
 /// # Safety
 /// The handle is NULL or that of a plan.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_kernel(plan: *const AttentionPlan) -> *const c_char {
+pub unsafe extern "C" fn ferroattn_plan_kernel(plan: *const FerroattnPlan) -> *const c_char {
     // SAFETY: the caller's word.
     let plan = unsafe { plan.as_ref() };
     plan.map_or(null(), |plan| plan.kernel.as_ptr())
@@ -58,9 +58,9 @@ pub unsafe extern "C" fn attention_plan_kernel(plan: *const AttentionPlan) -> *c
 /// # Safety
 /// The handle is NULL, or that of a plan that no other call uses, now or later.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_plan_free(plan: *mut AttentionPlan) {
+pub unsafe extern "C" fn ferroattn_plan_free(plan: *mut FerroattnPlan) {
     if !plan.is_null() {
-        // SAFETY: the handle is that of `AttentionPlan::boxed`, and this call its last.
+        // SAFETY: the handle is that of `FerroattnPlan::boxed`, and this call its last.
         drop(unsafe { Box::from_raw(plan) });
     }
 }
@@ -70,11 +70,11 @@ pub unsafe extern "C" fn attention_plan_free(plan: *mut AttentionPlan) {
 /// # Safety
 /// `device` is NULL or an open device's; `plans` is NULL or has `count` handles, each NULL or that of a plan.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn attention_prepare(
-    device: *const AttentionDevice,
-    plans: *const *const AttentionPlan,
+pub unsafe extern "C" fn ferroattn_prepare(
+    device: *const FerroattnDevice,
+    plans: *const *const FerroattnPlan,
     count: usize,
-) -> AttentionStatus {
+) -> FerroattnStatus {
     guarded(|| {
         // SAFETY: the caller's word.
         let device = unsafe { opened(device)? };
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn attention_prepare(
         let plan = |i| {
             // SAFETY: the caller's word.
             let plan = unsafe { pointer::shared(*handles.add(i), "a plan") };
-            plan.map(|plan: &AttentionPlan| plan.plan.clone())
+            plan.map(|plan: &FerroattnPlan| plan.plan.clone())
         };
         let plans = (0..count).map(plan).collect::<Result<Vec<_>, _>>()?;
         Ok(device.device.warm_up(&plans)?)

@@ -1,15 +1,15 @@
 //! How calls end: a status for the caller, and a line of text for people.
 
-use attention::{Error, ErrorKind};
+use ferroattn::{Error, ErrorKind};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How a call ended. Of all but `ATTENTION_STATUS_OK`, `attention_last_error` has the reason.
+/// How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionStatus {
+pub enum FerroattnStatus {
     /// All went well.
     Ok = 0,
     /// An argument is wrong.
@@ -27,7 +27,7 @@ pub enum AttentionStatus {
 /// An error on its way to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    status: AttentionStatus,
+    status: FerroattnStatus,
     reason: String,
 }
 
@@ -35,7 +35,7 @@ impl Failure {
     /// The failure of a wrong argument.
     pub fn argument(reason: impl Into<String>) -> Self {
         Failure {
-            status: AttentionStatus::Argument,
+            status: FerroattnStatus::Argument,
             reason: reason.into(),
         }
     }
@@ -43,7 +43,7 @@ impl Failure {
     /// The failure of so many bytes that the host does not have.
     pub fn host_memory(bytes: usize) -> Self {
         Failure {
-            status: AttentionStatus::Memory,
+            status: FerroattnStatus::Memory,
             reason: format!("out of memory on the host: {bytes} bytes needed"),
         }
     }
@@ -52,7 +52,7 @@ impl Failure {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
         Failure {
-            status: AttentionStatus::Fault,
+            status: FerroattnStatus::Fault,
             reason: format!("a fault of the library: {}", text.unwrap_or("no message")),
         }
     }
@@ -61,11 +61,11 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = match error.kind() {
-            ErrorKind::Argument => AttentionStatus::Argument,
-            ErrorKind::Unsupported => AttentionStatus::Unsupported,
-            ErrorKind::Memory => AttentionStatus::Memory,
+            ErrorKind::Argument => FerroattnStatus::Argument,
+            ErrorKind::Unsupported => FerroattnStatus::Unsupported,
+            ErrorKind::Memory => FerroattnStatus::Memory,
             // Kinds that the library may add are no argument's fault.
-            _ => AttentionStatus::Device,
+            _ => FerroattnStatus::Device,
         };
         Failure {
             status,
@@ -79,12 +79,12 @@ thread_local! {
 }
 
 /// Runs the body of a function of the interface, and keeps its error. No panic leaves it.
-pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> AttentionStatus {
+pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> FerroattnStatus {
     // A panic leaves nothing half done that a later call reads: devices and plans change in one step.
     let done = catch_unwind(AssertUnwindSafe(body))
         .unwrap_or_else(|payload| Err(Failure::panicked(&*payload)));
     let Err(Failure { status, reason }) = done else {
-        return AttentionStatus::Ok;
+        return FerroattnStatus::Ok;
     };
     LAST_ERROR.set(one_line(&reason));
     status
@@ -98,7 +98,7 @@ pub(crate) fn one_line(text: &str) -> CString {
 
 /// Reason of this thread's last call that failed, in one line; empty if none has. It is valid until the thread's next call.
 #[unsafe(no_mangle)]
-pub extern "C" fn attention_last_error() -> *const c_char {
+pub extern "C" fn ferroattn_last_error() -> *const c_char {
     // Where the thread ends, its text is gone.
     LAST_ERROR
         .try_with(|error| error.borrow().as_ptr())
@@ -107,7 +107,7 @@ pub extern "C" fn attention_last_error() -> *const c_char {
 
 /// Name of a status, as a constant text; `unknown` of another number.
 #[unsafe(no_mangle)]
-pub extern "C" fn attention_status_name(status: i32) -> *const c_char {
+pub extern "C" fn ferroattn_status_name(status: i32) -> *const c_char {
     const NAMES: [&CStr; 6] = [
         c"ok",
         c"argument",
@@ -122,12 +122,12 @@ pub extern "C" fn attention_status_name(status: i32) -> *const c_char {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttentionStatus, Failure, attention_last_error, attention_status_name, guarded};
+    use super::{Failure, FerroattnStatus, ferroattn_last_error, ferroattn_status_name, guarded};
     use std::ffi::CStr;
 
     fn last_error() -> String {
         // SAFETY: the text is this thread's, which calls nothing meanwhile.
-        let text = unsafe { CStr::from_ptr(attention_last_error()) };
+        let text = unsafe { CStr::from_ptr(ferroattn_last_error()) };
         text.to_str().expect("UTF-8").to_owned()
     }
 
@@ -135,13 +135,13 @@ mod tests {
     fn panics_become_a_status() {
         assert_eq!(last_error(), "");
         let status = guarded(|| panic!("{} lines\nof text\0", 2));
-        assert_eq!(status, AttentionStatus::Fault);
+        assert_eq!(status, FerroattnStatus::Fault);
         assert_eq!(last_error(), "a fault of the library: 2 lines of text ");
         guarded(|| panic!("plain"));
         assert_eq!(last_error(), "a fault of the library: plain");
         guarded(|| std::panic::panic_any(7));
         assert_eq!(last_error(), "a fault of the library: no message");
-        assert_eq!(guarded(|| Ok(())), AttentionStatus::Ok);
+        assert_eq!(guarded(|| Ok(())), FerroattnStatus::Ok);
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
     fn statuses_have_names() {
         for (status, expected) in [(0, "ok"), (5, "fault"), (6, "unknown"), (-1, "unknown")] {
             // SAFETY: the text is constant.
-            let name = unsafe { CStr::from_ptr(attention_status_name(status)) };
+            let name = unsafe { CStr::from_ptr(ferroattn_status_name(status)) };
             assert_eq!(name.to_str(), Ok(expected));
         }
     }

@@ -1,12 +1,12 @@
 //! Tensors by address.
 
 use crate::status::Failure;
-use attention::{Dtype, RawTensor};
+use ferroattn::{Dtype, RawTensor};
 
 /// Types of elements.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionDtype {
+pub enum FerroattnDtype {
     /// IEEE half precision.
     F16 = 1,
     /// The upper half of an `F32`.
@@ -20,7 +20,7 @@ pub enum AttentionDtype {
 /// This struct has no size field, and never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttentionTensor {
+pub struct FerroattnTensor {
     /// Address of the first element, a multiple of its size. A plan takes 0, for a tensor that does not exist yet.
     pub address: u64,
     /// Extent of each axis.
@@ -43,10 +43,10 @@ impl Use {
     pub fn tensor<const R: usize>(
         self,
         name: &str,
-        tensor: &AttentionTensor,
+        tensor: &FerroattnTensor,
         bytes: u64,
     ) -> Result<RawTensor<R>, Failure> {
-        let AttentionTensor {
+        let FerroattnTensor {
             address,
             shape: extents,
             strides: steps,
@@ -78,15 +78,15 @@ impl Use {
     }
 }
 
-/// The library's element type of a number of [`AttentionDtype`].
+/// The library's element type of a number of [`FerroattnDtype`].
 pub(crate) fn dtype(number: u32, name: &str) -> Result<Dtype, Failure> {
-    const ALL: [(AttentionDtype, Dtype); 3] = [
-        (AttentionDtype::F16, Dtype::F16),
-        (AttentionDtype::Bf16, Dtype::Bf16),
-        (AttentionDtype::F32, Dtype::F32),
+    const ALL: [(FerroattnDtype, Dtype); 3] = [
+        (FerroattnDtype::F16, Dtype::F16),
+        (FerroattnDtype::Bf16, Dtype::Bf16),
+        (FerroattnDtype::F32, Dtype::F32),
     ];
     let found = ALL.into_iter().find(|&(known, _)| known as u32 == number);
     found
         .map(|(_, dtype)| dtype)
-        .ok_or_else(|| Failure::argument(format!("{name} is {number}, which is no AttentionDtype")))
+        .ok_or_else(|| Failure::argument(format!("{name} is {number}, which is no FerroattnDtype")))
 }

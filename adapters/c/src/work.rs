@@ -1,7 +1,7 @@
 //! Memory that kernels of a call share.
 
 use crate::status::Failure;
-use attention::RawWorkspace;
+use ferroattn::RawWorkspace;
 
 /// Whose memory it is.
 pub(crate) enum Work {

@@ -1,7 +1,7 @@
 //! The example in C compiles against the header, links the library, and finds what plain loops find.
 
-use attention_c::device::{attention_close, attention_open_emulator};
-use attention_c::status::AttentionStatus;
+use ferroattn_c::device::{ferroattn_close, ferroattn_open_emulator};
+use ferroattn_c::status::FerroattnStatus;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::ptr::null_mut;
@@ -12,7 +12,7 @@ fn libraries() -> PathBuf {
     let program = std::env::current_exe().expect("a program");
     let folder = program.parent().expect("a folder").to_owned();
     let name = format!(
-        "{}attention_c{}",
+        "{}ferroattn_c{}",
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
@@ -43,7 +43,7 @@ fn compiled() -> PathBuf {
         .arg(&program)
         .arg("-L")
         .arg(&libraries)
-        .arg("-lattention_c")
+        .arg("-lferroattn_c")
         .arg("-lm")
         .arg(format!("-Wl,-rpath,{}", libraries.display()))
         .output();
@@ -64,9 +64,9 @@ fn has_kernels() -> bool {
     let mut device = null_mut();
     // SAFETY: the handle is this function's, which closes it.
     unsafe {
-        let status = attention_open_emulator(&mut device);
-        attention_close(device);
-        status == AttentionStatus::Ok
+        let status = ferroattn_open_emulator(&mut device);
+        ferroattn_close(device);
+        status == FerroattnStatus::Ok
     }
 }
 

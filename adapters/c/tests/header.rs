@@ -15,13 +15,13 @@ fn header_is_of_these_sources() {
     let mut written = Vec::new();
     bindings.write(&mut written);
     let written = String::from_utf8(written).expect("UTF-8");
-    let path = folder.join("include/attention.h");
-    if std::env::var_os("ATTENTION_WRITE_HEADER").is_some() {
+    let path = folder.join("include/ferroattn.h");
+    if std::env::var_os("FERROATTN_WRITE_HEADER").is_some() {
         std::fs::write(&path, &written).expect("the folder may be written");
     }
     let header = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         header == written,
-        "include/attention.h is stale: ATTENTION_WRITE_HEADER=1 cargo test -p adapter-c --test header writes it"
+        "include/ferroattn.h is stale: FERROATTN_WRITE_HEADER=1 cargo test -p adapter-c --test header writes it"
     );
 }

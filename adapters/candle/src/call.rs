@@ -2,14 +2,14 @@
 
 use crate::memory::{self, Addresses, Locked, Memory, Placed, in_workspace};
 use crate::tensors::{Tensors, dtype};
-use attention::{Problem, RawBackward, RawForward, RawTensor};
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
+use ferroattn::{Problem, RawBackward, RawForward, RawTensor};
 use std::sync::OnceLock;
 
 /// A call: what it computes, and what its forward pass leaves for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub options: attention::Attention<'static>,
+    pub options: ferroattn::Attention<'static>,
     pub tensors: Tensors,
     pub problem: Problem,
     /// Type of q, k, v and o.

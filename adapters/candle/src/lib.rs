@@ -1,4 +1,4 @@
-//! Exact attention with gradients for [candle](candle_core), by the kernels of the crate [`attention`].
+//! Exact attention with gradients for [candle](candle_core), by the kernels of the crate [`ferroattn`].
 //!
 //! The functions have the names and arguments of the crate `candle-flash-attn`, so that a program changes its `use` line:
 //!

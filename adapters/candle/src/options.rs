@@ -4,8 +4,8 @@ use crate::call::Call;
 use crate::learned;
 use crate::op::Op;
 use crate::tensors::{Rows, Tensors, dtype, expect_device, in_rows};
-use attention::Problem;
 use candle_core::{Error, Result, Tensor};
+use ferroattn::Problem;
 use std::sync::OnceLock;
 
 /// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and the tensors of some of them.
@@ -42,7 +42,7 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Attention {
-    options: attention::Attention<'static>,
+    options: ferroattn::Attention<'static>,
     tensors: Tensors,
 }
 

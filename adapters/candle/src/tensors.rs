@@ -1,8 +1,8 @@
 //! Tensors of options.
 
 use crate::memory::{Addresses, Locked, Memory};
-use attention::{Dtype, Problem, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 use candle_core::{DType, Device, Result, Tensor};
+use ferroattn::{Dtype, Problem, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 
 /// Tensors of options, as their owner shaped them.
 #[derive(Clone, Debug, Default)]

@@ -21,7 +21,7 @@ from . import __version__, _library
 SEQLEN_Q, SEQLEN_K, HEADS, KV_HEADS, DIM = 40, 50, 4, 2, 32
 # Errors that rounding alone explains, of the largest element or of 1.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-# `ATTENTION_DTYPE_F32`.
+# `FERROATTN_DTYPE_F32`.
 F32 = 3
 RESULTS = ["o", "lse", "dq", "dk", "dv"]
 
@@ -69,7 +69,7 @@ def find_binary() -> tuple[str, ctypes.CDLL | None]:
         library = _library.load()
     except ImportError as error:
         return first_line(error), None
-    for function in (library.attention_device_name, library.attention_last_error):
+    for function in (library.ferroattn_device_name, library.ferroattn_last_error):
         function.restype = ctypes.c_char_p
     return f"{_library.PATH}, {_library.PATH.stat().st_size / 1e6:.1f} MB", library
 
@@ -89,14 +89,14 @@ def find_gpus(library: ctypes.CDLL) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for index in itertools.count():
         device = ctypes.c_void_p()
-        if library.attention_open_cuda(index, ctypes.byref(device)) != 0:
-            reason = library.attention_last_error().decode()
+        if library.ferroattn_open_cuda(index, ctypes.byref(device)) != 0:
+            reason = library.ferroattn_last_error().decode()
             # Indices end behind the last GPU.
             if index == 0 or not reason.startswith("there is no CUDA device"):
                 rows.append((f"GPU {index}" if index else "GPU", reason))
             return rows
-        rows.append((f"GPU {index}", library.attention_device_name(device).decode()))
-        library.attention_close(device)
+        rows.append((f"GPU {index}", library.ferroattn_device_name(device).decode()))
+        library.ferroattn_close(device)
     return rows
 
 
@@ -248,20 +248,20 @@ def by_interface(case: Case, library: ctypes.CDLL) -> Results:
 
     def succeed(status: int) -> None:
         if status != 0:
-            raise RuntimeError(library.attention_last_error().decode())
+            raise RuntimeError(library.ferroattn_last_error().decode())
 
     def run(function: str, words: list[int], pointers: int) -> None:
         form = f"2IP{len(words)}q{pointers}P"
         args = struct.pack(form, struct.calcsize(form), F32, ctypes.addressof(options), *words, *[0] * pointers)
         succeed(getattr(library, function)(device, args, ctypes.c_uint64(0), ctypes.c_size_t(0), None))
 
-    succeed(library.attention_open_cpu(ctypes.byref(device)))
-    succeed(library.attention_options_init(options, len(options)))
+    succeed(library.ferroattn_open_cpu(ctypes.byref(device)))
+    succeed(library.ferroattn_options_init(options, len(options)))
     # The flag `causal` follows the size.
     struct.pack_into("I", options, struct.calcsize("I"), 1)
-    run("attention_forward", [*inputs, *outputs], 0)
-    run("attention_backward", [*inputs, *outputs, *gradients], 3)
-    library.attention_close(device)
+    run("ferroattn_forward", [*inputs, *outputs], 0)
+    run("ferroattn_backward", [*inputs, *outputs, *gradients], 3)
+    library.ferroattn_close(device)
     return [list(results) for results in (o, lse, dq, dk, dv)]
 
 

@@ -102,7 +102,7 @@ def attention(
     call.set_lengths(seqlens_q, seqlens_k, first_keys, cache_entries)
     o = np.empty((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
     lse = np.empty(call.rows, np.float32)
-    _run("attention_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
+    _run("ferroattn_forward", call.args(_Forward, o=call.tensor("o", o), lse=call.tensor_of_rows("lse", lse)))
     return _like(q, o), _like(q, lse)
 
 
@@ -173,7 +173,7 @@ def attention_backward(
     if sinks is not None:
         d_sinks = np.empty(sinks.shape, np.float32)
         args.d_sinks = ctypes.pointer(call.keep(d_sinks))
-    _run("attention_backward", args)
+    _run("ferroattn_backward", args)
     if bias is not None and d_bias is not None:
         d_bias = d_bias.astype(bias.dtype, copy=False)
     return Gradients(*(_like(q, gradient) for gradient in (dq, dk, dv, d_bias, d_sinks)))
@@ -263,7 +263,7 @@ class _Call:
         self.rows = (heads, seqlen_q) if self._packed else (batch, heads, seqlen_q)
         self._repeats = (batch, heads, seqlen_q)
         self.options = _Options()
-        _check(_interface().attention_options_init(ctypes.byref(self.options), ctypes.sizeof(_Options)))
+        _check(_interface().ferroattn_options_init(ctypes.byref(self.options), ctypes.sizeof(_Options)))
 
     def set_numbers(self, scale: float | None, causal: bool, window: Window, softcap: float) -> None:
         """Sets the options that are numbers."""
@@ -414,9 +414,9 @@ def _like(q: Any, array: Array | None) -> Any:
 def _interface() -> ctypes.CDLL:
     """The binary, with the types of the functions that this module calls."""
     library = _library.load()
-    library.attention_last_error.restype = ctypes.c_char_p
-    library.attention_options_init.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-    for run in (library.attention_forward, library.attention_backward):
+    library.ferroattn_last_error.restype = ctypes.c_char_p
+    library.ferroattn_options_init.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+    for run in (library.ferroattn_forward, library.ferroattn_backward):
         run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
     return library
 
@@ -425,7 +425,7 @@ def _interface() -> ctypes.CDLL:
 def _cpu() -> ctypes.c_void_p:
     """The CPU as a device, opened once."""
     device = ctypes.c_void_p()
-    _check(_interface().attention_open_cpu(ctypes.byref(device)))
+    _check(_interface().ferroattn_open_cpu(ctypes.byref(device)))
     return device
 
 
@@ -436,5 +436,5 @@ def _run(function: str, args: ctypes.Structure) -> None:
 def _check(status: int) -> None:
     """Raises what a status means, with the library's reason."""
     if status != 0:
-        reason = _interface().attention_last_error().decode()
+        reason = _interface().ferroattn_last_error().decode()
         raise _EXCEPTIONS.get(status, RuntimeError)(reason)

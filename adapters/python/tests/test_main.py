@@ -143,8 +143,8 @@ class Library:
 
     def __init__(self, gpus: list[str | None]) -> None:
         self.opened: list[str] = []
-        self.attention_device_name = lambda device: self.opened[-1].encode()
-        self.attention_close = lambda device: None
+        self.ferroattn_device_name = lambda device: self.opened[-1].encode()
+        self.ferroattn_close = lambda device: None
 
         def last_error() -> bytes:
             return b"too old" if self._index < len(gpus) else f"there is no CUDA device {self._index}".encode()
@@ -156,7 +156,7 @@ class Library:
                 self.opened.append(name)
             return 0 if name is not None else 2
 
-        self.attention_open_cuda, self.attention_last_error = open_cuda, last_error
+        self.ferroattn_open_cuda, self.ferroattn_last_error = open_cuda, last_error
 
 
 @pytest.mark.parametrize(

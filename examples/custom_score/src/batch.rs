@@ -1,7 +1,7 @@
 //! Documents on a device, and the call that computes with them.
 
 use super::Documents;
-use attention::{Attention, CustomKernels, Device, Result, Tensor};
+use ferroattn::{Attention, CustomKernels, Device, Result, Tensor};
 
 // COMPILED_MODULES, which the build script leaves.
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));

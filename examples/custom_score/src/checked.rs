@@ -1,9 +1,9 @@
 //! Both passes with random inputs, and what the library's checks say to the results.
 
-use attention::backward::check as backward;
-use attention::check as forward;
-use attention::random;
-use attention::{Accumulation, Attention, Device, Element, HostOptions, Problem, Result, Tensor};
+use ferroattn::backward::check as backward;
+use ferroattn::check as forward;
+use ferroattn::random;
+use ferroattn::{Accumulation, Attention, Device, Element, HostOptions, Problem, Result, Tensor};
 
 /// Inputs and results in host memory.
 pub struct Passes<T> {

@@ -1,8 +1,8 @@
 //! Documents with a distance bias, forward and backward, on a GPU if there is one and on the CPU if not, checked.
 
-use attention::{Device, Element, Result, alibi_slopes, bf16, f16};
 use custom_score::Batch;
 use custom_score::checked::Passes;
+use ferroattn::{Device, Element, Result, alibi_slopes, bf16, f16};
 
 /// Lengths of the documents of two batch entries, of 1024 tokens each.
 const ENTRIES: [&[u32]; 2] = [&[300, 1, 423, 300], &[1000, 24]];

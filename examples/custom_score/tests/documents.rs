@@ -1,13 +1,13 @@
 //! Documents on the CPU and the emulator, against the library's boolean mask and ALiBi, which say the same.
 
-use attention::custom::{Call, Custom};
-use attention::emulator::Options;
-use attention::{
+use custom_score::checked::Passes;
+use custom_score::{Batch, Documents};
+use ferroattn::custom::{Call, Custom};
+use ferroattn::emulator::Options;
+use ferroattn::{
     Attention, Class, CustomKernels, Device, Dtype, Element, Error, Facts, RawBackward, RawForward,
     RawOptions, Result, Tensor, alibi_slopes, bf16, f16,
 };
-use custom_score::checked::Passes;
-use custom_score::{Batch, Documents};
 use kernels::abi::{ArrayRef, ForwardParams};
 use std::mem::offset_of;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Keys and values of requests that grow.
 
 use crate::model::{DIM, KV_HEADS};
-use attention::{Device, Result, Tensor, TensorView, f16};
+use ferroattn::{Device, Result, Tensor, TensorView, f16};
 
 /// Room for the tokens of a batch of requests, `[batch, rows, heads, dim]`: a token's row is in one piece.
 pub struct Cache {

@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::model::{DIM, HEADS, Model, VOCABULARY};
-use attention::{Attention, Device, Result, Tensor, f16};
+use ferroattn::{Attention, Device, Result, Tensor, f16};
 
 /// Offsets of sequences that lie one after another.
 pub fn offsets(device: &Device, lengths: impl Iterator<Item = usize>) -> Result<Tensor<i32, 1>> {
@@ -31,7 +31,7 @@ pub fn prefill(model: &Model, cache: &mut Cache, prompts: &[&[u8]]) -> Result<Ve
     let mut first = 0;
     let mut last = Vec::new();
     for (request, prompt) in prompts.iter().enumerate() {
-        let of_prompt = |tensor: attention::TensorView<'_, f16>| {
+        let of_prompt = |tensor: ferroattn::TensorView<'_, f16>| {
             tensor
                 .narrow(2, first, prompt.len())
                 .and_then(|rows| rows.try_clone())

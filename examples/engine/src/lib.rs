@@ -14,7 +14,7 @@ pub mod generate;
 pub mod model;
 pub mod train;
 
-use attention::Device;
+use ferroattn::Device;
 
 /// A GPU or, without one, the CPU.
 pub fn device() -> Device {

@@ -11,7 +11,7 @@ fn tokens(text: &[u8]) -> Vec<u8> {
     text.iter().map(|letter| letter - b'a').collect()
 }
 
-fn main() -> attention::Result<()> {
+fn main() -> ferroattn::Result<()> {
     let device = engine::device();
     println!("on {}", device.name());
     let mut trainer = Trainer::new(Model::new(&device, 1)?)?;

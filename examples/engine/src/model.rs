@@ -1,6 +1,6 @@
 //! A layer of attention between an embedding and logits.
 
-use attention::{Device, Gemm, Result, Tensor, TensorView, f16};
+use ferroattn::{Device, Gemm, Result, Tensor, TensorView, f16};
 
 /// Tokens that there are.
 pub const VOCABULARY: usize = 32;

@@ -2,7 +2,7 @@
 
 use crate::generate::{offsets, rows};
 use crate::model::{DIM, HEADS, KV_HEADS, Model, PROJECTED, VOCABULARY, WIDTH};
-use attention::{Attention, BackwardInputs, Gemm, GradientsMut, Result, Tensor, f16};
+use ferroattn::{Attention, BackwardInputs, Gemm, GradientsMut, Result, Tensor, f16};
 
 /// Learns to say the token behind each, of texts of any lengths in one call.
 pub struct Trainer {

@@ -1,10 +1,10 @@
 //! Decoding on a cache gives what a prefill of the whole text gives; training lowers the loss.
 
-use attention::Device;
 use engine::cache::Cache;
 use engine::generate::{Decoder, generate, prefill};
 use engine::model::Model;
 use engine::train::Trainer;
+use ferroattn::Device;
 
 /// Some tokens that follow from a seed.
 fn text(seed: usize, len: usize) -> Vec<u8> {

@@ -2,8 +2,8 @@
 
 mod symbols;
 
-use attention::device::{Binding, CudaDriver};
-use attention::{bind_cuda_functions, cuda_functions};
+use ferroattn::device::{Binding, CudaDriver};
+use ferroattn::{bind_cuda_functions, cuda_functions};
 use std::ffi::{c_char, c_void};
 
 /// cust's declarations, and those that it lacks.

@@ -78,4 +78,4 @@ macro_rules! forward {
     )*};
 }
 
-attention::cuda_functions!(forward);
+ferroattn::cuda_functions!(forward);

@@ -163,7 +163,7 @@ fn options_that_do_not_fit_are_refused() {
 fn wide_heads_are_for_the_cpu() {
     for wide in ["--dim 264", "--dim-v 264"] {
         let line = format!("--device emulator --pass both --seqlen 16 {wide}");
-        let reason = match attention::internals::ptx::COMPILED {
+        let reason = match ferroattn::internals::ptx::COMPILED {
             true => "no kernel computes the backward pass for dim 264; use the CPU",
             false => "cargo xtask setup",
         };

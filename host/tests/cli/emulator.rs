@@ -14,7 +14,7 @@ fn run_on_emulator(line: &str) -> Option<Finished> {
     };
     let line = format!("{device} {line}");
     let finished = run_line(&line);
-    if attention::internals::ptx::COMPILED {
+    if ferroattn::internals::ptx::COMPILED {
         assert_eq!(finished.status, Some(0), "{line}: {}", finished.stderr);
         assert_eq!(finished.stderr, "", "{line}");
         return Some(finished);
@@ -96,7 +96,7 @@ fn the_ladder_is_all_that_serve() {
 /// The scores of `naive` are part of the memory that is needed, though no input or output has their size.
 #[test]
 fn workspaces_beyond_the_memory_are_refused() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     for seqlen in ["2000000", "2147482624"] {
@@ -154,7 +154,7 @@ fn kernels_of_the_ladder_take_options() {
 
 #[test]
 fn kernels_of_the_ladder_refuse_what_they_do_not_have() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     let names = "split-kv, split-q, shared-kv, shared-qkv, tiled-qk, tiled-qkv";
@@ -303,7 +303,7 @@ fn values_have_a_head_dim_of_their_own_on_kernels() {
 /// is named.
 #[test]
 fn devices_of_every_class_are_emulated() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     let run_on = |class: &str, options: &str| {
@@ -335,7 +335,7 @@ fn devices_of_every_class_are_emulated() {
 fn combine_kernels_are_not_for_choice() {
     let line = "--device emulator --seqlen 64 --kernel combine_f16";
     let finished = run_line(line);
-    if attention::internals::ptx::COMPILED {
+    if ferroattn::internals::ptx::COMPILED {
         refused(line, &finished, &["combine_f16", "splits"]);
     }
 }

@@ -52,7 +52,7 @@ fn sizes_of_zero_are_no_error() {
 
 #[test]
 fn the_emulator_runs_every_family() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     let half = ["gemm_f16_f16_", "gemm_simple_f16_f16"];
@@ -93,7 +93,7 @@ fn the_emulator_runs_every_family() {
 
 #[test]
 fn every_number_of_stages_exists() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     for stages in ["3", "4", "5"] {
@@ -109,7 +109,7 @@ fn every_number_of_stages_exists() {
 
 #[test]
 fn what_would_work_is_said() {
-    if !attention::internals::ptx::COMPILED {
+    if !ferroattn::internals::ptx::COMPILED {
         return;
     }
     let large = "kernel gemm_f16_f32_256x128x64x3 needs 147456 bytes";

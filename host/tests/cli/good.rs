@@ -100,7 +100,7 @@ fn the_last_lines_say_what_is_missing_for_a_gpu() {
         let is_built = notes.iter().all(|note| !note.contains("cargo xtask setup"));
         assert_eq!(
             is_built,
-            attention::internals::ptx::COMPILED || notes.is_empty()
+            ferroattn::internals::ptx::COMPILED || notes.is_empty()
         );
     }
     // Who names the CPU misses nothing.

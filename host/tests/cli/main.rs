@@ -8,7 +8,7 @@ mod gemm;
 mod good;
 mod modifiers;
 
-use attention::{bf16, f16};
+use ferroattn::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::Value;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// The crates that a dependant needs; each is a member of the folder's own workspace.
-const MEMBERS: [&str; 4] = ["attention", "emulator", "kernels", "kernels/builder"];
+const MEMBERS: [&str; 4] = ["ferroattn", "emulator", "kernels", "kernels/builder"];
 
 /// Files that stand beside the crates.
 const FILES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
@@ -30,7 +30,7 @@ pub fn write(folder: &Path) -> Result<()> {
     });
     std::fs::write(folder.join("Cargo.toml"), lines.collect::<String>())?;
     let modules = kernel_builder::build(&Package::kernels())?;
-    let ptx = folder.join("attention/ptx");
+    let ptx = folder.join("ferroattn/ptx");
     std::fs::create_dir_all(&ptx)?;
     kernel_builder::embed(Some(&modules), &ptx)?;
     Ok(())

@@ -1,31 +1,31 @@
 //! Wrong arguments: each is refused with a status and a reason, and nothing is written.
 
 use crate::{Cpu, last_error};
-use attention_c::backward::{AttentionBackward, attention_backward, attention_plan_backward};
-use attention_c::device::{
-    attention_close, attention_device_name, attention_open_cpu, attention_open_cuda,
-    attention_synchronize,
+use ferroattn_c::backward::{FerroattnBackward, ferroattn_backward, ferroattn_plan_backward};
+use ferroattn_c::device::{
+    ferroattn_close, ferroattn_device_name, ferroattn_open_cpu, ferroattn_open_cuda,
+    ferroattn_synchronize,
 };
-use attention_c::forward::{AttentionForward, attention_forward, attention_plan_forward};
-use attention_c::memory::{attention_alloc, attention_download, attention_free, attention_upload};
-use attention_c::options::{AttentionOptions, attention_options_init};
-use attention_c::plan::{
-    AttentionPlan, attention_plan_free, attention_plan_kernel, attention_plan_splits,
-    attention_plan_workspace_bytes, attention_prepare,
+use ferroattn_c::forward::{FerroattnForward, ferroattn_forward, ferroattn_plan_forward};
+use ferroattn_c::memory::{ferroattn_alloc, ferroattn_download, ferroattn_free, ferroattn_upload};
+use ferroattn_c::options::{FerroattnOptions, ferroattn_options_init};
+use ferroattn_c::plan::{
+    FerroattnPlan, ferroattn_plan_free, ferroattn_plan_kernel, ferroattn_plan_splits,
+    ferroattn_plan_workspace_bytes, ferroattn_prepare,
 };
-use attention_c::status::AttentionStatus;
-use attention_c::tensor::{AttentionDtype, AttentionTensor};
-use attention_c::{ATTENTION_VERSION, attention_version};
+use ferroattn_c::status::FerroattnStatus;
+use ferroattn_c::tensor::{FerroattnDtype, FerroattnTensor};
+use ferroattn_c::{FERROATTN_VERSION, ferroattn_version};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
-const OK: AttentionStatus = AttentionStatus::Ok;
-const ARGUMENT: AttentionStatus = AttentionStatus::Argument;
+const OK: FerroattnStatus = FerroattnStatus::Ok;
+const ARGUMENT: FerroattnStatus = FerroattnStatus::Argument;
 
 /// Row-major, of this shape.
-fn tensor(data: &[f32], shape: [i64; 4]) -> AttentionTensor {
+fn tensor(data: &[f32], shape: [i64; 4]) -> FerroattnTensor {
     let [_, heads, rows, dim] = shape;
-    AttentionTensor {
+    FerroattnTensor {
         address: data.as_ptr().expose_provenance() as u64,
         shape,
         strides: [heads * rows * dim, rows * dim, dim, 1],
@@ -53,19 +53,19 @@ impl Small {
         }
     }
 
-    fn lse(&self) -> AttentionTensor {
-        AttentionTensor {
+    fn lse(&self) -> FerroattnTensor {
+        FerroattnTensor {
             shape: [1, 2, 3, -1],
             strides: [6, 3, 1, -1],
             ..tensor(&self.lse, SHAPE)
         }
     }
 
-    fn forward(&self, options: *const AttentionOptions) -> AttentionForward {
+    fn forward(&self, options: *const FerroattnOptions) -> FerroattnForward {
         let input = tensor(&self.input, SHAPE);
-        AttentionForward {
-            struct_size: size_of::<AttentionForward>() as u32,
-            dtype: AttentionDtype::F32 as u32,
+        FerroattnForward {
+            struct_size: size_of::<FerroattnForward>() as u32,
+            dtype: FerroattnDtype::F32 as u32,
             options,
             q: input,
             k: input,
@@ -75,12 +75,12 @@ impl Small {
         }
     }
 
-    fn backward(&self) -> AttentionBackward {
+    fn backward(&self) -> FerroattnBackward {
         let input = tensor(&self.input, SHAPE);
         let [dq, dk, dv] = self.gradients.each_ref().map(|d| tensor(d, SHAPE));
-        AttentionBackward {
-            struct_size: size_of::<AttentionBackward>() as u32,
-            dtype: AttentionDtype::F32 as u32,
+        FerroattnBackward {
+            struct_size: size_of::<FerroattnBackward>() as u32,
+            dtype: FerroattnDtype::F32 as u32,
             options: null(),
             q: input,
             k: input,
@@ -100,14 +100,14 @@ impl Small {
 
 /// Checks that a call whose arguments or options `spoil` changed is refused with such a reason.
 #[track_caller]
-fn refused(reason: &str, spoil: impl FnOnce(&mut AttentionForward, &mut AttentionOptions)) {
+fn refused(reason: &str, spoil: impl FnOnce(&mut FerroattnForward, &mut FerroattnOptions)) {
     let (cpu, small) = (Cpu::open(), Small::new());
-    let mut options = AttentionOptions::default();
+    let mut options = FerroattnOptions::default();
     let mut args = small.forward(null());
     spoil(&mut args, &mut options);
     args.options = &options;
     // SAFETY: the call is refused before it uses any memory but that of the structs.
-    let status = unsafe { attention_forward(cpu.0, &args, 0, 0, null_mut()) };
+    let status = unsafe { ferroattn_forward(cpu.0, &args, 0, 0, null_mut()) };
     assert_eq!(status, ARGUMENT, "{reason}");
     let error = last_error();
     assert!(error.contains(reason), "{error}");
@@ -117,7 +117,7 @@ fn refused(reason: &str, spoil: impl FnOnce(&mut AttentionForward, &mut Attentio
 
 #[test]
 fn versions_agree() {
-    assert_eq!(attention_version(), ATTENTION_VERSION);
+    assert_eq!(ferroattn_version(), FERROATTN_VERSION);
 }
 
 #[test]
@@ -125,18 +125,18 @@ fn right_arguments_pass() {
     let (cpu, small) = (Cpu::open(), Small::new());
     // SAFETY: the tensors are the vectors', which live on.
     unsafe {
-        let name = CStr::from_ptr(attention_device_name(cpu.0));
+        let name = CStr::from_ptr(ferroattn_device_name(cpu.0));
         assert_eq!(name, c"CPU");
-        let forward = attention_forward(cpu.0, &small.forward(null()), 0, 0, null_mut());
+        let forward = ferroattn_forward(cpu.0, &small.forward(null()), 0, 0, null_mut());
         assert_eq!(forward, OK, "{}", last_error());
-        let backward = attention_backward(cpu.0, &small.backward(), 256, 256, null_mut());
+        let backward = ferroattn_backward(cpu.0, &small.backward(), 256, 256, null_mut());
         assert_eq!(backward, OK, "{}", last_error());
     }
 }
 
 #[test]
 fn numbers_of_no_meaning_are_refused() {
-    refused("dtype is 0, which is no AttentionDtype", |args, _| {
+    refused("dtype is 0, which is no FerroattnDtype", |args, _| {
         args.dtype = 0
     });
     refused("dtype is 4", |args, _| args.dtype = 4);
@@ -168,17 +168,17 @@ fn sizes_of_structs_are_checked() {
     refused("struct_size of options is 8", |_, options| {
         options.struct_size = 8
     });
-    let mut options = AttentionOptions::default();
+    let mut options = FerroattnOptions::default();
     // SAFETY: the options may be written.
     unsafe {
-        assert_eq!(attention_options_init(&mut options, 3), ARGUMENT);
+        assert_eq!(ferroattn_options_init(&mut options, 3), ARGUMENT);
         assert_eq!(
-            attention_options_init(null_mut(), options.struct_size),
+            ferroattn_options_init(null_mut(), options.struct_size),
             ARGUMENT
         );
         options.causal = 1;
         assert_eq!(
-            attention_options_init(&mut options, options.struct_size),
+            ferroattn_options_init(&mut options, options.struct_size),
             OK
         );
     }
@@ -203,13 +203,13 @@ fn tensors_are_checked() {
 /// Tensors without elements need no memory.
 #[test]
 fn calls_without_keys_pass() {
-    let (cpu, small, options) = (Cpu::open(), Small::new(), AttentionOptions::default());
+    let (cpu, small, options) = (Cpu::open(), Small::new(), FerroattnOptions::default());
     let mut args = small.forward(&options);
     for keys in [&mut args.k, &mut args.v] {
         (keys.address, keys.shape[2]) = (0, 0);
     }
     // SAFETY: the tensors with elements are the vectors', which live on.
-    let status = unsafe { attention_forward(cpu.0, &args, 0, 0, null_mut()) };
+    let status = unsafe { ferroattn_forward(cpu.0, &args, 0, 0, null_mut()) };
     assert_eq!(status, OK, "{}", last_error());
     assert_eq!(small.o, [0.0; 48]);
 }
@@ -217,7 +217,7 @@ fn calls_without_keys_pass() {
 #[test]
 fn tensors_of_options_are_checked() {
     let data = [1.0; 18];
-    let none = AttentionTensor {
+    let none = FerroattnTensor {
         address: 0,
         ..tensor(&data, [1, 2, 3, 3])
     };
@@ -245,7 +245,7 @@ fn tensors_of_options_are_checked() {
 fn workspaces_are_checked() {
     let (cpu, small) = (Cpu::open(), Small::new());
     // SAFETY: the call is refused.
-    let status = unsafe { attention_forward(cpu.0, &small.forward(null()), 0, 8, null_mut()) };
+    let status = unsafe { ferroattn_forward(cpu.0, &small.forward(null()), 0, 8, null_mut()) };
     assert_eq!(status, ARGUMENT);
     assert_eq!(last_error(), "the workspace has 8 bytes at address 0");
 }
@@ -257,7 +257,7 @@ fn gradients_need_their_options() {
     let lse = small.lse();
     args.d_sinks = &lse;
     // SAFETY: the call is refused.
-    let status = unsafe { attention_backward(cpu.0, &args, 0, 0, null_mut()) };
+    let status = unsafe { ferroattn_backward(cpu.0, &args, 0, 0, null_mut()) };
     assert_eq!(status, ARGUMENT);
     assert!(
         last_error().contains("no gradient of sinks"),
@@ -274,8 +274,8 @@ fn plans_take_tensors_that_do_not_exist() {
     let mut plan = null_mut();
     // SAFETY: a plan uses no memory of tensors.
     unsafe {
-        assert_eq!(attention_plan_forward(cpu.0, &args, &mut plan), OK);
-        attention_plan_free(plan);
+        assert_eq!(ferroattn_plan_forward(cpu.0, &args, &mut plan), OK);
+        ferroattn_plan_free(plan);
     }
 }
 
@@ -283,8 +283,8 @@ fn plans_take_tensors_that_do_not_exist() {
 fn cuda_devices_that_are_not_there_are_no_argument() {
     let mut device = null_mut();
     // SAFETY: the handle may be written.
-    let status = unsafe { attention_open_cuda(u32::MAX, &mut device) };
-    assert_eq!(status, AttentionStatus::Unsupported);
+    let status = unsafe { ferroattn_open_cuda(u32::MAX, &mut device) };
+    assert_eq!(status, FerroattnStatus::Unsupported);
     assert!(device.is_null());
 }
 
@@ -293,51 +293,51 @@ fn null_is_refused() {
     let (cpu, small) = (Cpu::open(), Small::new());
     let (forward, backward) = (small.forward(null()), small.backward());
     let (no_device, stream) = (null(), null_mut());
-    let (mut plan, mut address): (*mut AttentionPlan, _) = (null_mut(), 0);
+    let (mut plan, mut address): (*mut FerroattnPlan, _) = (null_mut(), 0);
     let mut byte = 0_u8;
     let data = &raw mut byte;
-    let no_plan: *const AttentionPlan = null();
+    let no_plan: *const FerroattnPlan = null();
     // SAFETY: each call is refused for a pointer that is null.
     let all = unsafe {
         [
-            ("device", attention_open_cpu(null_mut())),
-            ("device", attention_open_cuda(0, null_mut())),
-            ("device", attention_synchronize(null())),
+            ("device", ferroattn_open_cpu(null_mut())),
+            ("device", ferroattn_open_cuda(0, null_mut())),
+            ("device", ferroattn_synchronize(null())),
             (
                 "device",
-                attention_plan_forward(no_device, &forward, &mut plan),
+                ferroattn_plan_forward(no_device, &forward, &mut plan),
             ),
-            ("args", attention_plan_forward(cpu.0, null(), &mut plan)),
-            ("plan", attention_plan_forward(cpu.0, &forward, null_mut())),
+            ("args", ferroattn_plan_forward(cpu.0, null(), &mut plan)),
+            ("plan", ferroattn_plan_forward(cpu.0, &forward, null_mut())),
             (
                 "device",
-                attention_plan_backward(no_device, &backward, &mut plan),
+                ferroattn_plan_backward(no_device, &backward, &mut plan),
             ),
-            ("args", attention_plan_backward(cpu.0, null(), &mut plan)),
+            ("args", ferroattn_plan_backward(cpu.0, null(), &mut plan)),
             (
                 "plan",
-                attention_plan_backward(cpu.0, &backward, null_mut()),
+                ferroattn_plan_backward(cpu.0, &backward, null_mut()),
             ),
             (
                 "device",
-                attention_forward(no_device, &forward, 0, 0, stream),
+                ferroattn_forward(no_device, &forward, 0, 0, stream),
             ),
-            ("args", attention_forward(cpu.0, null(), 0, 0, stream)),
+            ("args", ferroattn_forward(cpu.0, null(), 0, 0, stream)),
             (
                 "device",
-                attention_backward(no_device, &backward, 0, 0, stream),
+                ferroattn_backward(no_device, &backward, 0, 0, stream),
             ),
-            ("args", attention_backward(cpu.0, null(), 0, 0, stream)),
-            ("device", attention_alloc(no_device, 1, &mut address)),
-            ("address", attention_alloc(cpu.0, 1, null_mut())),
-            ("device", attention_upload(no_device, 1, data.cast(), 1)),
-            ("data", attention_upload(cpu.0, 1, null(), 1)),
-            ("device", attention_download(no_device, data.cast(), 1, 1)),
-            ("data", attention_download(cpu.0, null_mut(), 1, 1)),
-            ("device", attention_free(no_device, 1)),
-            ("device", attention_prepare(no_device, &no_plan, 1)),
-            ("plans", attention_prepare(cpu.0, null(), 1)),
-            ("a plan", attention_prepare(cpu.0, &no_plan, 1)),
+            ("args", ferroattn_backward(cpu.0, null(), 0, 0, stream)),
+            ("device", ferroattn_alloc(no_device, 1, &mut address)),
+            ("address", ferroattn_alloc(cpu.0, 1, null_mut())),
+            ("device", ferroattn_upload(no_device, 1, data.cast(), 1)),
+            ("data", ferroattn_upload(cpu.0, 1, null(), 1)),
+            ("device", ferroattn_download(no_device, data.cast(), 1, 1)),
+            ("data", ferroattn_download(cpu.0, null_mut(), 1, 1)),
+            ("device", ferroattn_free(no_device, 1)),
+            ("device", ferroattn_prepare(no_device, &no_plan, 1)),
+            ("plans", ferroattn_prepare(cpu.0, null(), 1)),
+            ("a plan", ferroattn_prepare(cpu.0, &no_plan, 1)),
         ]
     };
     for (i, (name, status)) in all.into_iter().enumerate() {
@@ -346,11 +346,11 @@ fn null_is_refused() {
     assert_eq!(last_error(), "a plan is NULL");
     // SAFETY: null is what these functions accept.
     unsafe {
-        attention_close(null_mut());
-        attention_plan_free(null_mut());
-        assert!(attention_device_name(null()).is_null());
-        assert!(attention_plan_kernel(null()).is_null());
-        assert_eq!(attention_plan_splits(null()), 0);
-        assert_eq!(attention_plan_workspace_bytes(null()), 0);
+        ferroattn_close(null_mut());
+        ferroattn_plan_free(null_mut());
+        assert!(ferroattn_device_name(null()).is_null());
+        assert!(ferroattn_plan_kernel(null()).is_null());
+        assert_eq!(ferroattn_plan_splits(null()), 0);
+        assert_eq!(ferroattn_plan_workspace_bytes(null()), 0);
     }
 }

@@ -2,19 +2,19 @@
 
 use crate::modifiers::{Modifiers, c_dtype, pointer};
 use crate::{Cpu, c_tensor, last_error};
-use attention::backward::check::{self as gradients, Backward};
-use attention::check::{self, Forward};
-use attention::{
+use ferroattn::backward::check::{self as gradients, Backward};
+use ferroattn::check::{self, Forward};
+use ferroattn::{
     Accumulation, Attention, Device, Dtype, Element, Problem, Result, Tensor, bf16, f16, random,
 };
-use attention_c::backward::{AttentionBackward, attention_backward, attention_plan_backward};
-use attention_c::forward::{AttentionForward, attention_forward, attention_plan_forward};
-use attention_c::options::AttentionOptions;
-use attention_c::plan::{
-    AttentionPlan, attention_plan_free, attention_plan_kernel, attention_plan_splits,
-    attention_plan_workspace_bytes, attention_prepare,
+use ferroattn_c::backward::{FerroattnBackward, ferroattn_backward, ferroattn_plan_backward};
+use ferroattn_c::forward::{FerroattnForward, ferroattn_forward, ferroattn_plan_forward};
+use ferroattn_c::options::FerroattnOptions;
+use ferroattn_c::plan::{
+    FerroattnPlan, ferroattn_plan_free, ferroattn_plan_kernel, ferroattn_plan_splits,
+    ferroattn_plan_workspace_bytes, ferroattn_prepare,
 };
-use attention_c::status::AttentionStatus;
+use ferroattn_c::status::FerroattnStatus;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
@@ -177,7 +177,7 @@ impl Case {
         cpu: &Cpu,
         problem: &Problem,
         inputs: &Inputs<T>,
-        options: &AttentionOptions,
+        options: &FerroattnOptions,
         o: &Tensor<T>,
         lse: &Tensor<f32, 3>,
     ) -> Result<std::result::Result<Gradients<T>, String>> {
@@ -197,8 +197,8 @@ impl Case {
         let d_sinks = &mut found.d_sinks;
         let c_d_sinks = (self.modifiers.sinks).then(|| c_tensor(d_sinks.as_raw_mut()));
         let c_d_bias = found.d_bias.as_mut().map(|d| c_tensor(d.as_raw_mut()));
-        let args = AttentionBackward {
-            struct_size: size_of::<AttentionBackward>() as u32,
+        let args = FerroattnBackward {
+            struct_size: size_of::<FerroattnBackward>() as u32,
             dtype: c_dtype(T::DTYPE),
             options,
             q: c_tensor(inputs.q.as_raw()),
@@ -216,8 +216,8 @@ impl Case {
         };
         // SAFETY: the tensors live on, hold these types, and gradients have memory of their own.
         let status = unsafe {
-            check_plan(cpu, |plan| attention_plan_backward(cpu.0, &args, plan));
-            attention_backward(cpu.0, &args, 0, 0, null_mut())
+            check_plan(cpu, |plan| ferroattn_plan_backward(cpu.0, &args, plan));
+            ferroattn_backward(cpu.0, &args, 0, 0, null_mut())
         };
         Ok(ended(status).map(|()| found))
     }
@@ -248,12 +248,12 @@ fn d_lse(problem: &Problem) -> Vec<f32> {
 fn forward<T: Element>(
     cpu: &Cpu,
     inputs: &Inputs<T>,
-    options: &AttentionOptions,
+    options: &FerroattnOptions,
     o: &mut Tensor<T>,
     lse: &mut Tensor<f32, 3>,
 ) -> std::result::Result<(), String> {
-    let args = AttentionForward {
-        struct_size: size_of::<AttentionForward>() as u32,
+    let args = FerroattnForward {
+        struct_size: size_of::<FerroattnForward>() as u32,
         dtype: c_dtype(T::DTYPE),
         options,
         q: c_tensor(inputs.q.as_raw()),
@@ -264,16 +264,16 @@ fn forward<T: Element>(
     };
     // SAFETY: the tensors live on, hold these types, and o and lse have memory of their own.
     let status = unsafe {
-        check_plan(cpu, |plan| attention_plan_forward(cpu.0, &args, plan));
-        attention_forward(cpu.0, &args, 0, 0, null_mut())
+        check_plan(cpu, |plan| ferroattn_plan_forward(cpu.0, &args, plan));
+        ferroattn_forward(cpu.0, &args, 0, 0, null_mut())
     };
     ended(status)
 }
 
 /// The reason of a call that was refused.
-pub fn ended(status: AttentionStatus) -> std::result::Result<(), String> {
+pub fn ended(status: FerroattnStatus) -> std::result::Result<(), String> {
     match status {
-        AttentionStatus::Ok => Ok(()),
+        FerroattnStatus::Ok => Ok(()),
         refused => Err(format!("{refused:?}: {}", last_error())),
     }
 }
@@ -282,16 +282,16 @@ pub fn ended(status: AttentionStatus) -> std::result::Result<(), String> {
 ///
 /// # Safety
 /// `make` writes a plan's handle where it ends well.
-pub unsafe fn check_plan(cpu: &Cpu, make: impl FnOnce(*mut *mut AttentionPlan) -> AttentionStatus) {
+pub unsafe fn check_plan(cpu: &Cpu, make: impl FnOnce(*mut *mut FerroattnPlan) -> FerroattnStatus) {
     let mut plan = null_mut();
-    assert_eq!(make(&mut plan), AttentionStatus::Ok, "{}", last_error());
+    assert_eq!(make(&mut plan), FerroattnStatus::Ok, "{}", last_error());
     // SAFETY: the plan was made, and is freed last.
     unsafe {
-        let prepared = attention_prepare(cpu.0, &plan.cast_const(), 1);
-        assert_eq!(prepared, AttentionStatus::Ok);
-        assert_eq!(CStr::from_ptr(attention_plan_kernel(plan)), c"cpu");
-        assert_eq!(attention_plan_workspace_bytes(plan), 0);
-        assert_eq!(attention_plan_splits(plan), 1);
-        attention_plan_free(plan);
+        let prepared = ferroattn_prepare(cpu.0, &plan.cast_const(), 1);
+        assert_eq!(prepared, FerroattnStatus::Ok);
+        assert_eq!(CStr::from_ptr(ferroattn_plan_kernel(plan)), c"cpu");
+        assert_eq!(ferroattn_plan_workspace_bytes(plan), 0);
+        assert_eq!(ferroattn_plan_splits(plan), 1);
+        ferroattn_plan_free(plan);
     }
 }

@@ -1,33 +1,33 @@
 //! Plans, workspaces, and options that the CPU does without, on an emulated GPU.
 
 use crate::last_error;
-use attention_c::backward::{AttentionBackward, attention_backward, attention_plan_backward};
-use attention_c::device::{
-    AttentionDevice, attention_close, attention_device_name, attention_open_emulator,
+use ferroattn_c::backward::{FerroattnBackward, ferroattn_backward, ferroattn_plan_backward};
+use ferroattn_c::device::{
+    FerroattnDevice, ferroattn_close, ferroattn_device_name, ferroattn_open_emulator,
 };
-use attention_c::forward::{AttentionForward, attention_forward, attention_plan_forward};
-use attention_c::memory::{attention_alloc, attention_download, attention_upload};
-use attention_c::merge::{
-    AttentionMerge, AttentionMergeBackward, attention_merge, attention_merge_backward,
-    attention_plan_merge, attention_plan_merge_backward,
+use ferroattn_c::forward::{FerroattnForward, ferroattn_forward, ferroattn_plan_forward};
+use ferroattn_c::memory::{ferroattn_alloc, ferroattn_download, ferroattn_upload};
+use ferroattn_c::merge::{
+    FerroattnMerge, FerroattnMergeBackward, ferroattn_merge, ferroattn_merge_backward,
+    ferroattn_plan_merge, ferroattn_plan_merge_backward,
 };
-use attention_c::options::{AttentionOptions, AttentionSequences};
-use attention_c::plan::{
-    AttentionPlan, attention_plan_free, attention_plan_kernel, attention_plan_splits,
-    attention_plan_workspace_bytes, attention_prepare,
+use ferroattn_c::options::{FerroattnOptions, FerroattnSequences};
+use ferroattn_c::plan::{
+    FerroattnPlan, ferroattn_plan_free, ferroattn_plan_kernel, ferroattn_plan_splits,
+    ferroattn_plan_workspace_bytes, ferroattn_prepare,
 };
-use attention_c::status::AttentionStatus;
-use attention_c::tensor::{AttentionDtype, AttentionTensor};
+use ferroattn_c::status::FerroattnStatus;
+use ferroattn_c::tensor::{FerroattnDtype, FerroattnTensor};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-const OK: AttentionStatus = AttentionStatus::Ok;
-const ARGUMENT: AttentionStatus = AttentionStatus::Argument;
+const OK: FerroattnStatus = FerroattnStatus::Ok;
+const ARGUMENT: FerroattnStatus = FerroattnStatus::Argument;
 
 const SHAPE: [i64; 4] = [1, 2, 200, 64];
 
 /// An emulated GPU, open as long as this lives.
-struct Emulator(*mut AttentionDevice);
+struct Emulator(*mut FerroattnDevice);
 
 /// The answers of a plan.
 #[derive(Debug, PartialEq)]
@@ -42,12 +42,12 @@ impl Emulator {
     fn open() -> Option<Self> {
         let mut device = null_mut();
         // SAFETY: the handle may be written.
-        match unsafe { attention_open_emulator(&mut device) } {
-            AttentionStatus::Unsupported => return None,
+        match unsafe { ferroattn_open_emulator(&mut device) } {
+            FerroattnStatus::Unsupported => return None,
             status => assert_eq!(status, OK),
         }
         // SAFETY: the device is open.
-        let name = unsafe { CStr::from_ptr(attention_device_name(device)) };
+        let name = unsafe { CStr::from_ptr(ferroattn_device_name(device)) };
         assert_eq!(name, c"emulator");
         Some(Emulator(device))
     }
@@ -55,15 +55,15 @@ impl Emulator {
     fn alloc(&self, bytes: usize) -> u64 {
         let mut address = 0;
         // SAFETY: the device is open, and the address may be written.
-        let status = unsafe { attention_alloc(self.0, bytes, &mut address) };
+        let status = unsafe { ferroattn_alloc(self.0, bytes, &mut address) };
         assert_eq!(status, OK, "{}", last_error());
         address
     }
 
     /// Zeros of 16 bits.
-    fn zeros(&self) -> AttentionTensor {
+    fn zeros(&self) -> FerroattnTensor {
         let [_, heads, rows, dim] = SHAPE;
-        AttentionTensor {
+        FerroattnTensor {
             address: self.alloc(2 * (heads * rows * dim) as usize),
             shape: SHAPE,
             strides: [heads * rows * dim, rows * dim, dim, 1],
@@ -71,9 +71,9 @@ impl Emulator {
     }
 
     /// Zeros of 32 bits, one a row.
-    fn lse(&self) -> AttentionTensor {
+    fn lse(&self) -> FerroattnTensor {
         let [batch, heads, rows, _] = SHAPE;
-        AttentionTensor {
+        FerroattnTensor {
             address: self.alloc(4 * (heads * rows) as usize),
             shape: [batch, heads, rows, 0],
             strides: [heads * rows, rows, 1, 0],
@@ -81,20 +81,20 @@ impl Emulator {
     }
 
     /// The numbers of an lse.
-    fn numbers(&self, lse: &AttentionTensor) -> Vec<f32> {
+    fn numbers(&self, lse: &FerroattnTensor) -> Vec<f32> {
         let [_, heads, rows, _] = SHAPE;
         let mut found = vec![0.0_f32; (heads * rows) as usize];
         let (to, bytes) = (found.as_mut_ptr().cast(), 4 * found.len());
         // SAFETY: the device is open, and so many bytes may be written.
-        let status = unsafe { attention_download(self.0, to, lse.address, bytes) };
+        let status = unsafe { ferroattn_download(self.0, to, lse.address, bytes) };
         assert_eq!(status, OK, "{}", last_error());
         found
     }
 
-    fn forward(&self, options: &AttentionOptions) -> AttentionForward {
-        AttentionForward {
-            struct_size: size_of::<AttentionForward>() as u32,
-            dtype: AttentionDtype::F16 as u32,
+    fn forward(&self, options: &FerroattnOptions) -> FerroattnForward {
+        FerroattnForward {
+            struct_size: size_of::<FerroattnForward>() as u32,
+            dtype: FerroattnDtype::F16 as u32,
             options,
             q: self.zeros(),
             k: self.zeros(),
@@ -104,9 +104,9 @@ impl Emulator {
         }
     }
 
-    fn backward(&self, forward: &AttentionForward) -> AttentionBackward {
-        AttentionBackward {
-            struct_size: size_of::<AttentionBackward>() as u32,
+    fn backward(&self, forward: &FerroattnForward) -> FerroattnBackward {
+        FerroattnBackward {
+            struct_size: size_of::<FerroattnBackward>() as u32,
             dtype: forward.dtype,
             options: forward.options,
             q: forward.q,
@@ -125,54 +125,54 @@ impl Emulator {
     }
 
     /// The answers of the plan that `make` makes, once its kernels are loaded.
-    fn planned(&self, make: impl FnOnce(*mut *mut AttentionPlan) -> AttentionStatus) -> Planned {
+    fn planned(&self, make: impl FnOnce(*mut *mut FerroattnPlan) -> FerroattnStatus) -> Planned {
         let mut plan = null_mut();
         assert_eq!(make(&mut plan), OK, "{}", last_error());
         // SAFETY: the plan was made, and is freed last.
         unsafe {
-            let prepared = attention_prepare(self.0, &plan.cast_const(), 1);
+            let prepared = ferroattn_prepare(self.0, &plan.cast_const(), 1);
             assert_eq!(prepared, OK, "{}", last_error());
-            let kernel = CStr::from_ptr(attention_plan_kernel(plan));
+            let kernel = CStr::from_ptr(ferroattn_plan_kernel(plan));
             let planned = Planned {
                 kernel: kernel.to_str().expect("UTF-8").to_owned(),
-                splits: attention_plan_splits(plan),
-                workspace_bytes: attention_plan_workspace_bytes(plan),
+                splits: ferroattn_plan_splits(plan),
+                workspace_bytes: ferroattn_plan_workspace_bytes(plan),
             };
-            attention_plan_free(plan);
+            ferroattn_plan_free(plan);
             planned
         }
     }
 
-    fn forward_plan(&self, args: &AttentionForward) -> Planned {
+    fn forward_plan(&self, args: &FerroattnForward) -> Planned {
         // SAFETY: the device is open, and the structs live.
-        self.planned(|plan| unsafe { attention_plan_forward(self.0, args, plan) })
+        self.planned(|plan| unsafe { ferroattn_plan_forward(self.0, args, plan) })
     }
 
-    fn backward_plan(&self, args: &AttentionBackward) -> Planned {
+    fn backward_plan(&self, args: &FerroattnBackward) -> Planned {
         // SAFETY: the device is open, and the structs live.
-        self.planned(|plan| unsafe { attention_plan_backward(self.0, args, plan) })
+        self.planned(|plan| unsafe { ferroattn_plan_backward(self.0, args, plan) })
     }
 
     /// Runs a forward pass on memory that is allocated as long as the device is open.
-    fn run(&self, args: &AttentionForward, workspace: u64, bytes: usize) -> AttentionStatus {
+    fn run(&self, args: &FerroattnForward, workspace: u64, bytes: usize) -> FerroattnStatus {
         // SAFETY: the tensors are the device's memory, of the call alone.
-        unsafe { attention_forward(self.0, args, workspace, bytes, null_mut()) }
+        unsafe { ferroattn_forward(self.0, args, workspace, bytes, null_mut()) }
     }
 }
 
 impl Drop for Emulator {
     fn drop(&mut self) {
         // SAFETY: it was opened once, and is closed once.
-        unsafe { attention_close(self.0) };
+        unsafe { ferroattn_close(self.0) };
     }
 }
 
 #[test]
 fn workspaces_are_the_callers() {
     let Some(gpu) = Emulator::open() else { return };
-    let options = AttentionOptions {
+    let options = FerroattnOptions {
         splits: 2,
-        ..AttentionOptions::default()
+        ..FerroattnOptions::default()
     };
     let args = gpu.forward(&options);
     let plan = gpu.forward_plan(&args);
@@ -190,9 +190,9 @@ fn workspaces_are_the_callers() {
     let workspace = gpu.alloc(bytes);
     // SAFETY: the tensors are the device's memory, of the call alone.
     unsafe {
-        let run = attention_backward(gpu.0, &args, workspace, bytes, null_mut());
+        let run = ferroattn_backward(gpu.0, &args, workspace, bytes, null_mut());
         assert_eq!(run, OK, "{}", last_error());
-        let short = attention_backward(gpu.0, &args, workspace, bytes - 1, null_mut());
+        let short = ferroattn_backward(gpu.0, &args, workspace, bytes - 1, null_mut());
         assert_eq!(short, ARGUMENT);
     }
 }
@@ -200,9 +200,9 @@ fn workspaces_are_the_callers() {
 #[test]
 fn kernels_are_those_that_options_name() {
     let Some(gpu) = Emulator::open() else { return };
-    let mut options = AttentionOptions {
+    let mut options = FerroattnOptions {
         kernel: c"forward_f16_d128".as_ptr(),
-        ..AttentionOptions::default()
+        ..FerroattnOptions::default()
     };
     let mut args = gpu.forward(&options);
     assert_eq!(gpu.forward_plan(&args).kernel, "forward_f16_d128");
@@ -225,12 +225,12 @@ fn kernels_are_those_that_options_name() {
 #[test]
 fn types_without_kernels_are_unsupported() {
     let Some(gpu) = Emulator::open() else { return };
-    let options = AttentionOptions::default();
-    let args = AttentionForward {
-        dtype: AttentionDtype::F32 as u32,
+    let options = FerroattnOptions::default();
+    let args = FerroattnForward {
+        dtype: FerroattnDtype::F32 as u32,
         ..gpu.forward(&options)
     };
-    assert_eq!(gpu.run(&args, 0, 0), AttentionStatus::Unsupported);
+    assert_eq!(gpu.run(&args, 0, 0), FerroattnStatus::Unsupported);
     assert_eq!(
         last_error(),
         "no kernel computes f32, only f16 and bf16; use the CPU"
@@ -240,20 +240,20 @@ fn types_without_kernels_are_unsupported() {
 #[test]
 fn lengths_are_checked_where_options_say_so() {
     let Some(gpu) = Emulator::open() else { return };
-    let lengths = AttentionTensor {
+    let lengths = FerroattnTensor {
         address: gpu.alloc(4),
         shape: [1, 0, 0, 0],
         strides: [1, 0, 0, 0],
     };
     let wrong = 201_i32.to_ne_bytes();
     // SAFETY: the device is open, and both sides have four bytes.
-    let uploaded = unsafe { attention_upload(gpu.0, lengths.address, wrong.as_ptr().cast(), 4) };
+    let uploaded = unsafe { ferroattn_upload(gpu.0, lengths.address, wrong.as_ptr().cast(), 4) };
     assert_eq!(uploaded, OK);
-    let mut options = AttentionOptions {
-        sequences: AttentionSequences::Padded as u32,
+    let mut options = FerroattnOptions {
+        sequences: FerroattnSequences::Padded as u32,
         sequences_q: &lengths,
         sequences_kv: &lengths,
-        ..AttentionOptions::default()
+        ..FerroattnOptions::default()
     };
     let mut args = gpu.forward(&options);
     assert_eq!(gpu.run(&args, 0, 0), OK, "{}", last_error());
@@ -269,15 +269,15 @@ fn lengths_are_checked_where_options_say_so() {
 #[test]
 fn entries_of_a_cache_are_read_and_have_no_gradients() {
     let Some(gpu) = Emulator::open() else { return };
-    let entries = AttentionTensor {
+    let entries = FerroattnTensor {
         address: gpu.alloc(4),
         shape: [1, 0, 0, 0],
         strides: [1, 0, 0, 0],
     };
-    let options = AttentionOptions {
+    let options = FerroattnOptions {
         cache_entries: &entries,
         check_lengths: 1,
-        ..AttentionOptions::default()
+        ..FerroattnOptions::default()
     };
     let mut args = gpu.forward(&options);
     // Two entries, of which the second is the first one's.
@@ -288,7 +288,7 @@ fn entries_of_a_cache_are_read_and_have_no_gradients() {
         let bytes = entry.to_ne_bytes();
         // SAFETY: the device is open, and both sides have four bytes.
         let uploaded =
-            unsafe { attention_upload(gpu.0, entries.address, bytes.as_ptr().cast(), 4) };
+            unsafe { ferroattn_upload(gpu.0, entries.address, bytes.as_ptr().cast(), 4) };
         assert_eq!(uploaded, OK);
         assert_eq!(gpu.run(&args, 0, 0), expected, "{}", last_error());
     }
@@ -299,16 +299,16 @@ fn entries_of_a_cache_are_read_and_have_no_gradients() {
     let backward = gpu.backward(&gpu.forward(&options));
     let mut plan = null_mut();
     // SAFETY: the device is open, and the structs live.
-    let status = unsafe { attention_plan_backward(gpu.0, &backward, &mut plan) };
-    assert_eq!(status, AttentionStatus::Unsupported);
+    let status = unsafe { ferroattn_plan_backward(gpu.0, &backward, &mut plan) };
+    assert_eq!(status, FerroattnStatus::Unsupported);
 }
 
 #[test]
 fn merges_need_no_workspace() {
     let Some(gpu) = Emulator::open() else { return };
-    let merge = AttentionMerge {
-        struct_size: size_of::<AttentionMerge>() as u32,
-        dtype: AttentionDtype::F16 as u32,
+    let merge = FerroattnMerge {
+        struct_size: size_of::<FerroattnMerge>() as u32,
+        dtype: FerroattnDtype::F16 as u32,
         o1: gpu.zeros(),
         lse1: gpu.lse(),
         o2: gpu.zeros(),
@@ -316,8 +316,8 @@ fn merges_need_no_workspace() {
         o: gpu.zeros(),
         lse: gpu.lse(),
     };
-    let backward = AttentionMergeBackward {
-        struct_size: size_of::<AttentionMergeBackward>() as u32,
+    let backward = FerroattnMergeBackward {
+        struct_size: size_of::<FerroattnMergeBackward>() as u32,
         dtype: merge.dtype,
         o1: merge.o1,
         lse1: merge.lse1,
@@ -334,12 +334,12 @@ fn merges_need_no_workspace() {
     // SAFETY: the device is open, the structs live, and the tensors are the device's memory, of these calls alone.
     let plans = unsafe {
         let plans = [
-            gpu.planned(|plan| attention_plan_merge(gpu.0, &merge, plan)),
-            gpu.planned(|plan| attention_plan_merge_backward(gpu.0, &backward, plan)),
+            gpu.planned(|plan| ferroattn_plan_merge(gpu.0, &merge, plan)),
+            gpu.planned(|plan| ferroattn_plan_merge_backward(gpu.0, &backward, plan)),
         ];
-        let merged = attention_merge(gpu.0, &merge, null_mut());
+        let merged = ferroattn_merge(gpu.0, &merge, null_mut());
         assert_eq!(merged, OK, "{}", last_error());
-        let done = attention_merge_backward(gpu.0, &backward, null_mut());
+        let done = ferroattn_merge_backward(gpu.0, &backward, null_mut());
         assert_eq!(done, OK, "{}", last_error());
         plans
     };

@@ -8,22 +8,22 @@ mod merge;
 mod modifiers;
 mod random;
 
-use attention::RawTensor;
-use attention_c::device::{AttentionDevice, attention_close, attention_open_cpu};
-use attention_c::status::{AttentionStatus, attention_last_error};
-use attention_c::tensor::AttentionTensor;
+use ferroattn::RawTensor;
+use ferroattn_c::device::{FerroattnDevice, ferroattn_close, ferroattn_open_cpu};
+use ferroattn_c::status::{FerroattnStatus, ferroattn_last_error};
+use ferroattn_c::tensor::FerroattnTensor;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
 /// The CPU, open as long as this lives.
-struct Cpu(*mut AttentionDevice);
+struct Cpu(*mut FerroattnDevice);
 
 impl Cpu {
     fn open() -> Self {
         let mut device = null_mut();
         // SAFETY: the handle may be written.
-        let status = unsafe { attention_open_cpu(&mut device) };
-        assert_eq!(status, AttentionStatus::Ok);
+        let status = unsafe { ferroattn_open_cpu(&mut device) };
+        assert_eq!(status, FerroattnStatus::Ok);
         Cpu(device)
     }
 }
@@ -31,25 +31,25 @@ impl Cpu {
 impl Drop for Cpu {
     fn drop(&mut self) {
         // SAFETY: it was opened once, and is closed once.
-        unsafe { attention_close(self.0) };
+        unsafe { ferroattn_close(self.0) };
     }
 }
 
 /// The text of the thread's last error.
 fn last_error() -> String {
     // SAFETY: the text is this thread's, which calls nothing meanwhile.
-    let text = unsafe { CStr::from_ptr(attention_last_error()) };
+    let text = unsafe { CStr::from_ptr(ferroattn_last_error()) };
     text.to_str().expect("UTF-8").to_owned()
 }
 
 /// A tensor as C has it; axes that it lacks hold what no call accepts.
-fn c_tensor<const R: usize>(raw: RawTensor<R>) -> AttentionTensor {
+fn c_tensor<const R: usize>(raw: RawTensor<R>) -> FerroattnTensor {
     let (mut shape, mut strides) = ([i64::MIN; 4], [i64::MIN; 4]);
     for axis in 0..R {
         shape[axis] = raw.shape[axis] as i64;
         strides[axis] = raw.strides[axis] as i64;
     }
-    AttentionTensor {
+    FerroattnTensor {
         address: raw.address,
         shape,
         strides,

@@ -1,31 +1,31 @@
 //! Memory of a device.
 
 use crate::{Cpu, last_error};
-use attention_c::device::{
-    AttentionDevice, attention_close, attention_open_emulator, attention_synchronize,
+use ferroattn_c::device::{
+    FerroattnDevice, ferroattn_close, ferroattn_open_emulator, ferroattn_synchronize,
 };
-use attention_c::memory::{attention_alloc, attention_download, attention_free, attention_upload};
-use attention_c::status::AttentionStatus;
+use ferroattn_c::memory::{ferroattn_alloc, ferroattn_download, ferroattn_free, ferroattn_upload};
+use ferroattn_c::status::FerroattnStatus;
 use std::ptr::null_mut;
 
-const OK: AttentionStatus = AttentionStatus::Ok;
-const ARGUMENT: AttentionStatus = AttentionStatus::Argument;
+const OK: FerroattnStatus = FerroattnStatus::Ok;
+const ARGUMENT: FerroattnStatus = FerroattnStatus::Argument;
 
-fn check_memory(device: *mut AttentionDevice) {
+fn check_memory(device: *mut FerroattnDevice) {
     let (mut address, mut other) = (0, 0);
     let data = [1_u8, 2, 3, 4, 5];
     let mut found = [9_u8; 8];
     // SAFETY: the device is open, and the arrays have as many bytes as the calls say.
     unsafe {
-        assert_eq!(attention_alloc(device, 1000, &mut address), OK);
-        assert_eq!(attention_alloc(device, 1, &mut other), OK);
+        assert_eq!(ferroattn_alloc(device, 1000, &mut address), OK);
+        assert_eq!(ferroattn_alloc(device, 1, &mut other), OK);
         assert!(address.is_multiple_of(256) && other.is_multiple_of(256));
         let part = address + 501;
-        assert_eq!(attention_upload(device, part, data.as_ptr().cast(), 5), OK);
+        assert_eq!(ferroattn_upload(device, part, data.as_ptr().cast(), 5), OK);
         let to = found.as_mut_ptr().cast();
-        assert_eq!(attention_download(device, to, part - 2, 8), OK);
+        assert_eq!(ferroattn_download(device, to, part - 2, 8), OK);
         assert_eq!(found, [0, 0, 1, 2, 3, 4, 5, 0]);
-        assert_eq!(attention_synchronize(device), OK);
+        assert_eq!(ferroattn_synchronize(device), OK);
 
         for (wrong, bytes) in [
             (address + 996, 5),
@@ -33,18 +33,18 @@ fn check_memory(device: *mut AttentionDevice) {
             (address, usize::MAX),
         ] {
             let from = data.as_ptr().cast();
-            assert_eq!(attention_upload(device, wrong, from, bytes), ARGUMENT);
-            assert_eq!(attention_download(device, to, wrong, bytes), ARGUMENT);
-            assert!(last_error().ends_with("are not memory of attention_alloc"));
+            assert_eq!(ferroattn_upload(device, wrong, from, bytes), ARGUMENT);
+            assert_eq!(ferroattn_download(device, to, wrong, bytes), ARGUMENT);
+            assert!(last_error().ends_with("are not memory of ferroattn_alloc"));
         }
-        assert_eq!(attention_free(device, part), ARGUMENT);
-        assert_eq!(attention_free(device, address), OK);
-        assert_eq!(attention_free(device, address), ARGUMENT);
+        assert_eq!(ferroattn_free(device, part), ARGUMENT);
+        assert_eq!(ferroattn_free(device, address), OK);
+        assert_eq!(ferroattn_free(device, address), ARGUMENT);
         assert_eq!(
-            attention_upload(device, part, data.as_ptr().cast(), 5),
+            ferroattn_upload(device, part, data.as_ptr().cast(), 5),
             ARGUMENT
         );
-        assert_eq!(attention_free(device, 0), OK);
+        assert_eq!(ferroattn_free(device, 0), OK);
     }
     // `other` is freed with the device.
 }
@@ -56,9 +56,9 @@ fn memory_of_the_cpu() {
     let mut address = 7;
     // SAFETY: the device is open.
     unsafe {
-        assert_eq!(attention_alloc(cpu.0, 0, &mut address), ARGUMENT);
-        let huge = attention_alloc(cpu.0, usize::MAX, &mut address);
-        assert_eq!(huge, AttentionStatus::Memory);
+        assert_eq!(ferroattn_alloc(cpu.0, 0, &mut address), ARGUMENT);
+        let huge = ferroattn_alloc(cpu.0, usize::MAX, &mut address);
+        assert_eq!(huge, FerroattnStatus::Memory);
     }
     assert_eq!(address, 7);
 }
@@ -68,12 +68,12 @@ fn memory_of_an_emulated_gpu() {
     let mut device = null_mut();
     // SAFETY: the handle is opened once, and closed once.
     unsafe {
-        match attention_open_emulator(&mut device) {
+        match ferroattn_open_emulator(&mut device) {
             // This build has no kernels.
-            AttentionStatus::Unsupported => return,
+            FerroattnStatus::Unsupported => return,
             status => assert_eq!(status, OK),
         }
         check_memory(device);
-        attention_close(device);
+        ferroattn_close(device);
     }
 }

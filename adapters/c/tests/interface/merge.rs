@@ -4,20 +4,20 @@ use crate::case::{Layout, check_plan, ended};
 use crate::modifiers::{c_dtype, pointer};
 use crate::random::layouts;
 use crate::{Cpu, c_tensor, last_error};
-use attention::{Device, Dtype, Element, Problem, Result, Tensor, bf16, f16, random};
-use attention_c::merge::{
-    AttentionMerge, AttentionMergeBackward, attention_merge, attention_merge_backward,
-    attention_plan_merge, attention_plan_merge_backward,
+use ferroattn::{Device, Dtype, Element, Problem, Result, Tensor, bf16, f16, random};
+use ferroattn_c::merge::{
+    FerroattnMerge, FerroattnMergeBackward, ferroattn_merge, ferroattn_merge_backward,
+    ferroattn_plan_merge, ferroattn_plan_merge_backward,
 };
-use attention_c::status::AttentionStatus;
-use attention_c::tensor::{AttentionDtype, AttentionTensor};
+use ferroattn_c::status::FerroattnStatus;
+use ferroattn_c::tensor::{FerroattnDtype, FerroattnTensor};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use std::ptr::{null, null_mut};
 
 const NONE: f32 = f32::NEG_INFINITY;
-const ARGUMENT: AttentionStatus = AttentionStatus::Argument;
+const ARGUMENT: FerroattnStatus = FerroattnStatus::Argument;
 
 /// A random merge.
 #[derive(Clone, Debug)]
@@ -115,8 +115,8 @@ impl Case {
         let [lse1, lse2] = [lse_of(0), lse_of(1)].map(|lse| Tensor::new(&cpu, rows, &lse));
         let (lse1, lse2) = (lse1?, lse2?);
         let (mut o, mut lse) = (on_o.poisoned::<T>(shape)?, poisoned()?);
-        let args = AttentionMerge {
-            struct_size: size_of::<AttentionMerge>() as u32,
+        let args = FerroattnMerge {
+            struct_size: size_of::<FerroattnMerge>() as u32,
             dtype: c_dtype(T::DTYPE),
             o1: c_tensor(inputs[0].as_raw()),
             lse1: c_tensor(lse1.as_raw()),
@@ -128,8 +128,8 @@ impl Case {
         let device = Cpu::open();
         // SAFETY: the tensors live on, hold these types, and o and lse have memory of their own.
         let merged = unsafe {
-            check_plan(&device, |plan| attention_plan_merge(device.0, &args, plan));
-            attention_merge(device.0, &args, null_mut())
+            check_plan(&device, |plan| ferroattn_plan_merge(device.0, &args, plan));
+            ferroattn_merge(device.0, &args, null_mut())
         };
 
         let placed_d_o = on_d_o.place(shape, &d_o)?;
@@ -137,8 +137,8 @@ impl Case {
         let c_d_lse = self.d_lse.then(|| c_tensor(d_merged.as_raw()));
         let mut d_first = (on_d_o1.poisoned::<T>(shape)?, poisoned()?);
         let mut d_second = (on_d_o2.poisoned::<T>(shape)?, poisoned()?);
-        let args = AttentionMergeBackward {
-            struct_size: size_of::<AttentionMergeBackward>() as u32,
+        let args = FerroattnMergeBackward {
+            struct_size: size_of::<FerroattnMergeBackward>() as u32,
             dtype: args.dtype,
             o1: args.o1,
             lse1: args.lse1,
@@ -154,9 +154,9 @@ impl Case {
         // SAFETY: the tensors live on, hold these types, and the gradients of the parts have memory of their own.
         let backward = unsafe {
             check_plan(&device, |plan| {
-                attention_plan_merge_backward(device.0, &args, plan)
+                ferroattn_plan_merge_backward(device.0, &args, plan)
             });
-            attention_merge_backward(device.0, &args, null_mut())
+            ferroattn_merge_backward(device.0, &args, null_mut())
         };
         if let Err(refused) = ended(merged).and(ended(backward)) {
             return Ok(Err(refused));
@@ -246,9 +246,9 @@ impl Small {
         Small { input, outputs }
     }
 
-    fn tensors(data: &[f32]) -> [AttentionTensor; 2] {
+    fn tensors(data: &[f32]) -> [FerroattnTensor; 2] {
         let address = data.as_ptr().expose_provenance() as u64;
-        let tensor = |shape, strides| AttentionTensor {
+        let tensor = |shape, strides| FerroattnTensor {
             address,
             shape,
             strides,
@@ -259,12 +259,12 @@ impl Small {
         ]
     }
 
-    fn merge(&self) -> AttentionMerge {
+    fn merge(&self) -> FerroattnMerge {
         let [input, input_lse] = Self::tensors(&self.input);
         let [[o, _], [_, lse], ..] = self.outputs.each_ref().map(|data| Self::tensors(data));
-        AttentionMerge {
-            struct_size: size_of::<AttentionMerge>() as u32,
-            dtype: AttentionDtype::F32 as u32,
+        FerroattnMerge {
+            struct_size: size_of::<FerroattnMerge>() as u32,
+            dtype: FerroattnDtype::F32 as u32,
             o1: input,
             lse1: input_lse,
             o2: input,
@@ -274,13 +274,13 @@ impl Small {
         }
     }
 
-    fn backward(&self) -> AttentionMergeBackward {
+    fn backward(&self) -> FerroattnMergeBackward {
         let [input, input_lse] = Self::tensors(&self.input);
         let [[d_o1, _], [_, d_lse1], [d_o2, _], [_, d_lse2]] =
             self.outputs.each_ref().map(|data| Self::tensors(data));
-        AttentionMergeBackward {
-            struct_size: size_of::<AttentionMergeBackward>() as u32,
-            dtype: AttentionDtype::F32 as u32,
+        FerroattnMergeBackward {
+            struct_size: size_of::<FerroattnMergeBackward>() as u32,
+            dtype: FerroattnDtype::F32 as u32,
             o1: input,
             lse1: input_lse,
             o2: input,
@@ -296,7 +296,7 @@ impl Small {
 
     /// Checks that a call was refused with such a reason, and wrote nothing.
     #[track_caller]
-    fn expect_refused(&self, status: AttentionStatus, reason: &str) {
+    fn expect_refused(&self, status: FerroattnStatus, reason: &str) {
         assert_eq!(status, ARGUMENT, "{reason}");
         assert!(last_error().contains(reason), "{}", last_error());
         assert!(self.outputs.iter().flatten().all(|&x| x == 7.0), "{reason}");
@@ -304,28 +304,28 @@ impl Small {
 }
 
 #[track_caller]
-fn refused(reason: &str, spoil: impl FnOnce(&mut AttentionMerge)) {
+fn refused(reason: &str, spoil: impl FnOnce(&mut FerroattnMerge)) {
     let (cpu, small) = (Cpu::open(), Small::new());
     let mut args = small.merge();
     spoil(&mut args);
     // SAFETY: the call is refused before it uses any memory but that of the struct.
-    let status = unsafe { attention_merge(cpu.0, &args, null_mut()) };
+    let status = unsafe { ferroattn_merge(cpu.0, &args, null_mut()) };
     small.expect_refused(status, reason);
 }
 
 #[track_caller]
-fn backward_refused(reason: &str, spoil: impl FnOnce(&mut AttentionMergeBackward)) {
+fn backward_refused(reason: &str, spoil: impl FnOnce(&mut FerroattnMergeBackward)) {
     let (cpu, small) = (Cpu::open(), Small::new());
     let mut args = small.backward();
     spoil(&mut args);
     // SAFETY: the call is refused before it uses any memory but that of the struct.
-    let status = unsafe { attention_merge_backward(cpu.0, &args, null_mut()) };
+    let status = unsafe { ferroattn_merge_backward(cpu.0, &args, null_mut()) };
     small.expect_refused(status, reason);
 }
 
 #[test]
 fn wrong_merges_are_refused() {
-    refused("struct_size of args is 8; AttentionMerge", |args| {
+    refused("struct_size of args is 8; FerroattnMerge", |args| {
         args.struct_size = 8
     });
     refused("dtype is 4", |args| args.dtype = 4);
@@ -342,7 +342,7 @@ fn wrong_merges_are_refused() {
 #[test]
 fn wrong_gradients_are_refused() {
     let [_, lse] = Small::tensors(&[]);
-    let none = AttentionTensor { address: 0, ..lse };
+    let none = FerroattnTensor { address: 0, ..lse };
     backward_refused("struct_size of args is 0", |args| args.struct_size = 0);
     backward_refused("dtype is 0", |args| args.dtype = 0);
     backward_refused("the address of d_o is 0", |args| args.d_o.address = 0);
@@ -370,48 +370,48 @@ fn null_is_refused() {
         [
             (
                 "device",
-                attention_merge(none, &merge, stream),
+                ferroattn_merge(none, &merge, stream),
                 last_error(),
             ),
-            ("args", attention_merge(cpu.0, null(), stream), last_error()),
+            ("args", ferroattn_merge(cpu.0, null(), stream), last_error()),
             (
                 "device",
-                attention_merge_backward(none, &backward, stream),
+                ferroattn_merge_backward(none, &backward, stream),
                 last_error(),
             ),
             (
                 "args",
-                attention_merge_backward(cpu.0, null(), stream),
+                ferroattn_merge_backward(cpu.0, null(), stream),
                 last_error(),
             ),
             (
                 "device",
-                attention_plan_merge(none, &merge, plan),
+                ferroattn_plan_merge(none, &merge, plan),
                 last_error(),
             ),
             (
                 "args",
-                attention_plan_merge(cpu.0, null(), plan),
+                ferroattn_plan_merge(cpu.0, null(), plan),
                 last_error(),
             ),
             (
                 "plan",
-                attention_plan_merge(cpu.0, &merge, null_mut()),
+                ferroattn_plan_merge(cpu.0, &merge, null_mut()),
                 last_error(),
             ),
             (
                 "device",
-                attention_plan_merge_backward(none, &backward, plan),
+                ferroattn_plan_merge_backward(none, &backward, plan),
                 last_error(),
             ),
             (
                 "args",
-                attention_plan_merge_backward(cpu.0, null(), plan),
+                ferroattn_plan_merge_backward(cpu.0, null(), plan),
                 last_error(),
             ),
             (
                 "plan",
-                attention_plan_merge_backward(cpu.0, &backward, null_mut()),
+                ferroattn_plan_merge_backward(cpu.0, &backward, null_mut()),
                 last_error(),
             ),
         ]

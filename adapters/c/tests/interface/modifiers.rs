@@ -1,12 +1,12 @@
 //! Options of a random call, and their tensors.
 
 use crate::c_tensor;
-use attention::{
+use ferroattn::{
     Attention, Device, Dtype, Element, Problem, Result, Sequences, Tensor, Window, bf16, f16,
     random,
 };
-use attention_c::options::{AttentionMask, AttentionOptions, AttentionSequences};
-use attention_c::tensor::{AttentionDtype, AttentionTensor};
+use ferroattn_c::options::{FerroattnMask, FerroattnOptions, FerroattnSequences};
+use ferroattn_c::tensor::{FerroattnDtype, FerroattnTensor};
 use std::ptr::{from_ref, null};
 
 /// Which of the first axes of a bias or mask, batch, heads and queries, have extent 1.
@@ -45,8 +45,8 @@ pub struct ModifierTensors<'m> {
     first_keys: Option<Tensor<i32, 1>>,
 }
 
-/// Tensors of options as C has them, in the order of [`AttentionOptions`].
-pub type COptionTensors = [Option<AttentionTensor>; 7];
+/// Tensors of options as C has them, in the order of [`FerroattnOptions`].
+pub type COptionTensors = [Option<FerroattnTensor>; 7];
 
 /// The shape of a bias or mask.
 fn shape_of(problem: &Problem, repeats: Repeats) -> [usize; 4] {
@@ -182,7 +182,7 @@ impl ModifierTensors<'_> {
         fn full<T: bytemuck::Pod>(
             tensor: &Option<Tensor<T>>,
             problem: &Problem,
-        ) -> Result<Option<AttentionTensor>> {
+        ) -> Result<Option<FerroattnTensor>> {
             let Some(tensor) = tensor else {
                 return Ok(None);
             };
@@ -207,21 +207,21 @@ impl ModifierTensors<'_> {
     }
 
     /// The options as C has them.
-    pub fn c_options(&self, tensors: &COptionTensors) -> AttentionOptions {
+    pub fn c_options(&self, tensors: &COptionTensors) -> FerroattnOptions {
         let [alibi, sinks, bias, mask, others @ ..] = tensors.each_ref().map(pointer);
         let [sequences_q, sequences_kv, first_keys] = others;
         let modifiers = self.modifiers;
         let bound = |keys: Option<usize>| keys.map_or(-1, |keys| keys as i64);
         let sequences = match &self.sequences {
-            None => AttentionSequences::None,
-            Some(Sequences::Packed { .. }) => AttentionSequences::Packed,
-            Some(Sequences::Padded { .. }) => AttentionSequences::Padded,
+            None => FerroattnSequences::None,
+            Some(Sequences::Packed { .. }) => FerroattnSequences::Packed,
+            Some(Sequences::Padded { .. }) => FerroattnSequences::Padded,
         };
         let mask_type = match self.bits {
-            None => AttentionMask::Bytes,
-            Some(_) => AttentionMask::Bits,
+            None => FerroattnMask::Bytes,
+            Some(_) => FerroattnMask::Bits,
         };
-        AttentionOptions {
+        FerroattnOptions {
             causal: modifiers.causal.into(),
             window_left: bound(modifiers.window.left),
             window_right: bound(modifiers.window.right),
@@ -239,22 +239,22 @@ impl ModifierTensors<'_> {
             sequences_q,
             sequences_kv,
             first_keys,
-            ..AttentionOptions::default()
+            ..FerroattnOptions::default()
         }
     }
 }
 
 /// Null for none.
-pub fn pointer(tensor: &Option<AttentionTensor>) -> *const AttentionTensor {
+pub fn pointer(tensor: &Option<FerroattnTensor>) -> *const FerroattnTensor {
     tensor.as_ref().map_or(null(), from_ref)
 }
 
 /// The number of an element type.
 pub fn c_dtype(dtype: Dtype) -> u32 {
     let dtype = match dtype {
-        Dtype::F16 => AttentionDtype::F16,
-        Dtype::Bf16 => AttentionDtype::Bf16,
-        Dtype::F32 => AttentionDtype::F32,
+        Dtype::F16 => FerroattnDtype::F16,
+        Dtype::Bf16 => FerroattnDtype::Bf16,
+        Dtype::F32 => FerroattnDtype::F32,
         other => unreachable!("no case is {}", other.name()),
     };
     dtype as u32

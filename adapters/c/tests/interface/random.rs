@@ -2,7 +2,7 @@
 
 use crate::case::{Case, Layout};
 use crate::modifiers::Modifiers;
-use attention::{Dtype, Sequences, Window};
+use ferroattn::{Dtype, Sequences, Window};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

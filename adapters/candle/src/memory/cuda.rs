@@ -1,8 +1,6 @@
 //! The memory of a CUDA device.
 
 use super::Memory;
-use attention::device::RawStream;
-use attention::{bf16, f16};
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
@@ -10,6 +8,8 @@ use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop,
 };
 use candle_core::{CudaDevice, CudaStorage, DType, Error, Result, Storage};
+use ferroattn::device::RawStream;
+use ferroattn::{bf16, f16};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Memory of one of candle's CUDA devices, from candle's allocator and in the order of candle's stream.
@@ -47,7 +47,7 @@ impl Memory for Cuda {
     /// Guards that order other streams' work behind the call, if candle tracks events.
     type Guard<'a> = SyncOnDrop<'a>;
 
-    fn device(&self) -> Result<attention::Device> {
+    fn device(&self) -> Result<ferroattn::Device> {
         opened(self.stream.context().ordinal())
     }
 
@@ -100,13 +100,13 @@ impl Memory for Cuda {
 }
 
 /// The library's device of this index, opened by the first call that wants it: kernels and plans are kept with it.
-fn opened(ordinal: usize) -> Result<attention::Device> {
-    static DEVICES: Mutex<Vec<(usize, attention::Device)>> = Mutex::new(Vec::new());
+fn opened(ordinal: usize) -> Result<ferroattn::Device> {
+    static DEVICES: Mutex<Vec<(usize, ferroattn::Device)>> = Mutex::new(Vec::new());
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, device)) = devices.iter().find(|(index, _)| *index == ordinal) {
         return Ok(device.clone());
     }
-    let device = attention::Device::cuda(ordinal).map_err(Error::wrap)?;
+    let device = ferroattn::Device::cuda(ordinal).map_err(Error::wrap)?;
     devices.push((ordinal, device.clone()));
     Ok(device)
 }

@@ -1,9 +1,9 @@
 //! The host's memory.
 
 use super::Memory;
-use attention::device::RawStream;
-use attention::{bf16, f16};
 use candle_core::{CpuStorage, DType, Result, Storage};
+use ferroattn::device::RawStream;
+use ferroattn::{bf16, f16};
 use std::ptr::null_mut;
 
 /// Memory of candle's CPU.
@@ -14,8 +14,8 @@ impl Memory for Host {
     /// Calls on the CPU are done when they return.
     type Guard<'a> = ();
 
-    fn device(&self) -> Result<attention::Device> {
-        Ok(attention::Device::cpu())
+    fn device(&self) -> Result<ferroattn::Device> {
+        Ok(ferroattn::Device::cpu())
     }
 
     fn stream(&self) -> RawStream {

@@ -8,11 +8,11 @@ mod host;
 pub(crate) use cuda::Cuda;
 pub(crate) use host::Host;
 
-use attention::device::RawStream;
-use attention::{RawTensor, RawWorkspace};
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Error, Layout, Result, Shape, Storage, Tensor};
+use ferroattn::device::RawStream;
+use ferroattn::{RawTensor, RawWorkspace};
 use std::ops::Deref;
 
 /// A device's memory, in candle's types.
@@ -25,7 +25,7 @@ pub(crate) trait Memory {
         Self: 'a;
 
     /// The library's name of the device.
-    fn device(&self) -> Result<attention::Device>;
+    fn device(&self) -> Result<ferroattn::Device>;
 
     /// The stream of candle's own work.
     fn stream(&self) -> RawStream;
@@ -137,7 +137,7 @@ impl<'a, M: Memory> Addresses<'a, M> {
 pub(crate) fn in_workspace<M: Memory>(
     memory: &M,
     bytes: usize,
-    call: impl FnOnce(RawWorkspace) -> attention::Result<()>,
+    call: impl FnOnce(RawWorkspace) -> ferroattn::Result<()>,
 ) -> Result<()> {
     if bytes == 0 {
         return call(RawWorkspace::default()).map_err(Error::wrap);

@@ -7,7 +7,7 @@ use super::options::Options;
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
-use attention::{Dtype, RawBackward, RawForward};
+use ferroattn::{Dtype, RawBackward, RawForward};
 
 /// Tensors that a backward pass reads beside the inputs of its forward pass.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::shim::{current_stream, shim};
-use attention::Device;
+use ferroattn::Device;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! Errors of operators, and how they reach Python.
 
 use super::shim::shim;
-use attention::{Error, ErrorKind};
+use ferroattn::{Error, ErrorKind};
 use std::ffi::CString;
 
 /// Why an operator failed.

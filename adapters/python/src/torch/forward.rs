@@ -6,7 +6,7 @@ use super::options::Options;
 use super::shim::StableValue;
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, results};
-use attention::{Dtype, RawForward, RawTensor, RawWorkspace};
+use ferroattn::{Dtype, RawForward, RawTensor, RawWorkspace};
 
 /// Queries, keys and values of a call.
 #[derive(Debug)]
@@ -109,11 +109,11 @@ pub fn workspace(
     bytes: usize,
     place: Place,
     kept: &mut Option<Tensor>,
-) -> attention::Result<RawWorkspace> {
+) -> ferroattn::Result<RawWorkspace> {
     if bytes == 0 {
         return Ok(RawWorkspace::default());
     }
-    let memory = Tensor::bytes(bytes, place).map_err(|_| attention::Error::OutOfMemory {
+    let memory = Tensor::bytes(bytes, place).map_err(|_| ferroattn::Error::OutOfMemory {
         device: "the GPU".to_owned(),
         needed: bytes as u64,
         free: None,

@@ -4,7 +4,7 @@ use super::device::Place;
 use super::failure::Failure;
 use super::tensor::{Tensor, Type};
 use super::value::Arguments;
-use attention::{Attention, Dtype, RawBias, RawMask, RawOptions, RawTensor, Sequences};
+use ferroattn::{Attention, Dtype, RawBias, RawMask, RawOptions, RawTensor, Sequences};
 
 /// How the axes of q, k, v and o are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::options::{Form, Options};
 use super::shim::{Kernel, StableValue, shim};
 use super::tensor::{Tensor, Type};
 use super::value::{Arguments, pointer, results, value};
-use attention::{Attention, Dtype};
+use ferroattn::{Attention, Dtype};
 use std::ffi::{CStr, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;

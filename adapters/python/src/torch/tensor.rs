@@ -3,7 +3,7 @@
 use super::device::Place;
 use super::failure::Failure;
 use super::shim::shim;
-use attention::{Dtype, RawTensor};
+use ferroattn::{Dtype, RawTensor};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::slice;

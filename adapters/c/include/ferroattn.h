@@ -1,0 +1,500 @@
+// The C interface of the attention library, which adapters/c/README.md explains.
+//
+// cbindgen writes this file: FERROATTN_WRITE_HEADER=1 cargo test -p adapter-c --test header
+
+#ifndef FERROATTN_H
+#define FERROATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Version of the interface that the header describes: a higher number has more functions, more fields or more values.
+#define FERROATTN_VERSION 1
+
+// How a call ended. Of all but `FERROATTN_STATUS_OK`, `ferroattn_last_error` has the reason.
+enum FerroattnStatus
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // All went well.
+  FERROATTN_STATUS_OK = 0,
+  // An argument is wrong.
+  FERROATTN_STATUS_ARGUMENT = 1,
+  // No kernel of the device, or none in this program, computes the call.
+  FERROATTN_STATUS_UNSUPPORTED = 2,
+  // Memory ran out.
+  FERROATTN_STATUS_MEMORY = 3,
+  // The device or its driver reports a failure, maybe of earlier work.
+  FERROATTN_STATUS_DEVICE = 4,
+  // A fault of the library.
+  FERROATTN_STATUS_FAULT = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnStatus FerroattnStatus;
+#else
+typedef int32_t FerroattnStatus;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Types of elements.
+enum FerroattnDtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // IEEE half precision.
+  FERROATTN_DTYPE_F16 = 1,
+  // The upper half of an `F32`.
+  FERROATTN_DTYPE_BF16 = 2,
+  // IEEE single precision, on the CPU alone.
+  FERROATTN_DTYPE_F32 = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnDtype FerroattnDtype;
+#else
+typedef uint32_t FerroattnDtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Types of a mask's elements.
+enum FerroattnMask
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Bytes; 0 hides a key.
+  FERROATTN_MASK_BYTES = 0,
+  // Words of 32 bits: key `j` is bit `j % 32` of word `j / 32`, and 0 hides it.
+  FERROATTN_MASK_BITS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnMask FerroattnMask;
+#else
+typedef uint32_t FerroattnMask;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Sequences of several lengths in a batch: a query sees keys of its own sequence alone.
+enum FerroattnSequences
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // All entries of the batch fill their rows.
+  FERROATTN_SEQUENCES_NONE = 0,
+  // Offsets `int32[n + 1]` of `n` sequences in the one entry of the batch, which never fall.
+  FERROATTN_SEQUENCES_PACKED = 1,
+  // Lengths `int32[batch]`.
+  FERROATTN_SEQUENCES_PADDED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum FerroattnSequences FerroattnSequences;
+#else
+typedef uint32_t FerroattnSequences;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A device that computes: a GPU, the CPU, or an emulated GPU.
+//
+// Threads may use one device at once; only `ferroattn_close` must come after all other calls with it.
+typedef struct FerroattnDevice FerroattnDevice;
+
+// The launches of a call, as data. A plan needs neither the tensors nor the device that it was made for.
+typedef struct FerroattnPlan FerroattnPlan;
+
+// A tensor in the device's memory. Tensors of fewer than four axes use the first entries of `shape` and `strides`.
+//
+// This struct has no size field, and never changes.
+typedef struct FerroattnTensor {
+  // Address of the first element, a multiple of its size. A plan takes 0, for a tensor that does not exist yet.
+  uint64_t address;
+  // Extent of each axis.
+  int64_t shape[4];
+  // Elements from one index to the next, for each axis; zero and negative ones are fine.
+  int64_t strides[4];
+} FerroattnTensor;
+
+// Options of a call; `ferroattn_options_init` turns all off. Flags are 0 or 1.
+//
+// Tensors have full shapes: an axis that an option does not have is repeated, with a stride of 0. NULL turns an option off.
+typedef struct FerroattnOptions {
+  // `sizeof(FerroattnOptions)`.
+  uint32_t struct_size;
+  // Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+  uint32_t causal;
+  // Keys before a query's own place that it sees; -1 for all.
+  int64_t window_left;
+  // Keys after a query's own place that it sees; -1 for all. With `causal`, none.
+  int64_t window_right;
+  // Factor of scores; NaN for `1 / sqrt(dim)`.
+  float scale;
+  // The bound `c` of scores, which become `c * tanh(score / c)`; 0 for none.
+  float softcap;
+  // Splits of the keys; 0 for as many as fill the GPU.
+  uint32_t splits;
+  // Whether gradients are the same bits in every run.
+  uint32_t deterministic;
+  // Whether a GPU checks the numbers of sequences, first keys and entries before it computes. The CPU always does.
+  uint32_t check_lengths;
+  // Which `FerroattnSequences` the call has.
+  uint32_t sequences;
+  // The `FerroattnDtype` of the bias.
+  uint32_t bias_dtype;
+  // The `FerroattnMask` of the mask.
+  uint32_t mask_type;
+  // Name of the kernel; NULL for the best.
+  const char *kernel;
+  // Slopes of ALiBi, `float[batch, heads]`, or of packed sequences `float[sequences, heads]`.
+  const struct FerroattnTensor *alibi;
+  // Sinks, `float[heads]`: logits of keys without values.
+  const struct FerroattnTensor *sinks;
+  // A bias that is added to scores, `[batch, heads, seqlen_q, seqlen_kv]`, with stride 1 in the last axis.
+  const struct FerroattnTensor *bias;
+  // A mask `[batch, heads, seqlen_q, seqlen_kv]`, of bits with `ceil(seqlen_kv / 32)` words in the last axis, of stride 1.
+  const struct FerroattnTensor *mask;
+  // Offsets or lengths of queries, with stride 1.
+  const struct FerroattnTensor *sequences_q;
+  // Offsets or lengths of keys, with stride 1.
+  const struct FerroattnTensor *sequences_kv;
+  // The first key of each entry of the batch, `int32[batch]` with stride 1; not of packed sequences.
+  const struct FerroattnTensor *first_keys;
+  // The entry of k and v for each entry of the batch, `int32[batch]` with stride 1: k and v have any number of entries. Such a
+  // call has no gradients.
+  const struct FerroattnTensor *cache_entries;
+} FerroattnOptions;
+
+// Tensors of a backward pass, and the options that its forward pass had.
+typedef struct FerroattnBackward {
+  // `sizeof(FerroattnBackward)`.
+  uint32_t struct_size;
+  // The `FerroattnDtype` of q, k, v, o, d_o, dq, dk and dv.
+  uint32_t dtype;
+  // Options; NULL if all are off.
+  const struct FerroattnOptions *options;
+  // Queries, `[batch, heads, seqlen_q, dim]`; like all tensors of four axes, with stride 1 in the last.
+  struct FerroattnTensor q;
+  // Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct FerroattnTensor k;
+  // Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct FerroattnTensor v;
+  // Output of the forward pass, `[batch, heads, seqlen_q, dim_v]`.
+  struct FerroattnTensor o;
+  // Row log-sum-exp of the forward pass, `float[batch, heads, seqlen_q]`, contiguous.
+  struct FerroattnTensor lse;
+  // Gradient of o, `[batch, heads, seqlen_q, dim_v]`.
+  struct FerroattnTensor d_o;
+  // Gradient of q, an output like the following ones, `[batch, heads, seqlen_q, dim]`.
+  struct FerroattnTensor dq;
+  // Gradient of k, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct FerroattnTensor dk;
+  // Gradient of v, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct FerroattnTensor dv;
+  // Gradient of lse, an input, `float[batch, heads, seqlen_q]`, contiguous; NULL for zeros.
+  const struct FerroattnTensor *d_lse;
+  // Gradient of sinks, `float[heads]`; NULL if it is not wanted.
+  const struct FerroattnTensor *d_sinks;
+  // Gradient of the bias, `float[batch, heads, seqlen_q, seqlen_kv]`, summed over each of the first axes of extent 1; NULL if it
+  // is not wanted.
+  const struct FerroattnTensor *d_bias;
+} FerroattnBackward;
+
+// Tensors of a forward pass, `o = softmax(scale q k^T) v`, and its options.
+typedef struct FerroattnForward {
+  // `sizeof(FerroattnForward)`.
+  uint32_t struct_size;
+  // The `FerroattnDtype` of q, k, v and o.
+  uint32_t dtype;
+  // Options; NULL if all are off.
+  const struct FerroattnOptions *options;
+  // Queries, `[batch, heads, seqlen_q, dim]`; like k, v and o, with stride 1 in dim.
+  struct FerroattnTensor q;
+  // Keys, `[batch, kv_heads, seqlen_kv, dim]`.
+  struct FerroattnTensor k;
+  // Values, `[batch, kv_heads, seqlen_kv, dim_v]`.
+  struct FerroattnTensor v;
+  // Output, `[batch, heads, seqlen_q, dim_v]`.
+  struct FerroattnTensor o;
+  // Row log-sum-exp, another output, `float[batch, heads, seqlen_q]`, contiguous.
+  struct FerroattnTensor lse;
+} FerroattnForward;
+
+// Tensors of a merge: the same queries' attention to two sets of keys becomes attention to all these keys.
+//
+// A part with an lse of -inf has no part in its row, whatever its o holds.
+typedef struct FerroattnMerge {
+  // `sizeof(FerroattnMerge)`.
+  uint32_t struct_size;
+  // The `FerroattnDtype` of o1, o2 and o.
+  uint32_t dtype;
+  // Output of the first part, `[batch, heads, seqlen, dim_v]`; like o2 and o, with stride 1 in dim_v.
+  struct FerroattnTensor o1;
+  // Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like lse2 and lse, contiguous.
+  struct FerroattnTensor lse1;
+  // Output of the second part, of o1's shape.
+  struct FerroattnTensor o2;
+  // Row log-sum-exp of the second part, of lse1's shape.
+  struct FerroattnTensor lse2;
+  // Merged output, of o1's shape.
+  struct FerroattnTensor o;
+  // Merged row log-sum-exp, another output, of lse1's shape.
+  struct FerroattnTensor lse;
+} FerroattnMerge;
+
+// Tensors of a merge's gradient. The merged tensors themselves are not needed.
+typedef struct FerroattnMergeBackward {
+  // `sizeof(FerroattnMergeBackward)`.
+  uint32_t struct_size;
+  // The `FerroattnDtype` of o1, o2, d_o, d_o1 and d_o2.
+  uint32_t dtype;
+  // Output of the first part, `[batch, heads, seqlen, dim_v]`; like all tensors of four axes, with stride 1 in dim_v.
+  struct FerroattnTensor o1;
+  // Row log-sum-exp of the first part, `float[batch, heads, seqlen]`; like all tensors of three axes, contiguous.
+  struct FerroattnTensor lse1;
+  // Output of the second part, of o1's shape.
+  struct FerroattnTensor o2;
+  // Row log-sum-exp of the second part, of lse1's shape.
+  struct FerroattnTensor lse2;
+  // Gradient of the merged o, of o1's shape.
+  struct FerroattnTensor d_o;
+  // Gradient of o1, an output like the following ones, of o1's shape.
+  struct FerroattnTensor d_o1;
+  // Gradient of lse1, of its shape.
+  struct FerroattnTensor d_lse1;
+  // Gradient of o2, of o1's shape.
+  struct FerroattnTensor d_o2;
+  // Gradient of lse2, of lse1's shape.
+  struct FerroattnTensor d_lse2;
+  // Gradient of the merged lse, an input, of lse1's shape; NULL for zeros.
+  const struct FerroattnTensor *d_lse;
+} FerroattnMergeBackward;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the interface that the library has, to compare with `FERROATTN_VERSION` of the header.
+uint32_t ferroattn_version(void);
+
+// Plans a backward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_backward(const struct FerroattnDevice *device,
+                                        const struct FerroattnBackward *args,
+                                        struct FerroattnPlan **plan);
+
+// Computes the gradients. On a GPU the call returns before the work is done.
+//
+// Workspace and stream are as for `ferroattn_forward`.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors, and the workspace, are live memory of the device until the work is done. Elements have the types
+//   that the structs say.
+// - Until then nothing else writes inputs, or touches a gradient or the workspace. No element of a gradient is an element of
+//   another tensor.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_backward(const struct FerroattnDevice *device,
+                                   const struct FerroattnBackward *args,
+                                   uint64_t workspace,
+                                   size_t workspace_bytes,
+                                   void *stream);
+
+// Opens the CUDA device of an index, and writes its handle.
+//
+// Its addresses and streams are those of the device's primary context, which the CUDA runtime uses.
+//
+// # Safety
+// `device` is NULL or may be written.
+FerroattnStatus ferroattn_open_cuda(uint32_t index, struct FerroattnDevice **device);
+
+// Opens the CPU, and writes its handle. Addresses are those of the host.
+//
+// # Safety
+// `device` is NULL or may be written.
+FerroattnStatus ferroattn_open_cpu(struct FerroattnDevice **device);
+
+// Opens a new emulated A100, and writes its handle: it checks each access of the kernels, and is slow.
+//
+// Only `ferroattn_alloc` gives memory of it.
+//
+// # Safety
+// `device` is NULL or may be written.
+FerroattnStatus ferroattn_open_emulator(struct FerroattnDevice **device);
+
+// Closes a device and frees its memory of `ferroattn_alloc`, after all queued work; NULL is fine.
+//
+// # Safety
+// The handle is NULL, or an opened device's that no other call uses, now or later.
+void ferroattn_close(struct FerroattnDevice *device);
+
+// Marketing name of a GPU, `CPU` or `emulator`; NULL of NULL. It is valid until the device is closed.
+//
+// # Safety
+// The handle is NULL or an open device's.
+const char *ferroattn_device_name(const struct FerroattnDevice *device);
+
+// Waits until all work on the device is done, of all streams.
+//
+// # Safety
+// The handle is NULL or an open device's.
+FerroattnStatus ferroattn_synchronize(const struct FerroattnDevice *device);
+
+// Plans a forward pass, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_forward(const struct FerroattnDevice *device,
+                                       const struct FerroattnForward *args,
+                                       struct FerroattnPlan **plan);
+
+// Computes o and lse. On a GPU the call returns before the work is done.
+//
+// The workspace is as many bytes as a plan of the call says, or more, at a multiple of 256. With address and bytes 0, the
+// library allocates and frees it in the order of the stream. The stream is a `CUstream`, NULL for the default stream.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors, and the workspace, are live memory of the device until the work is done. Elements have the types
+//   that the structs say.
+// - Until then nothing else writes inputs, or touches o, lse or the workspace. Neither o nor lse, from its first element to its
+//   last, holds elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_forward(const struct FerroattnDevice *device,
+                                  const struct FerroattnForward *args,
+                                  uint64_t workspace,
+                                  size_t workspace_bytes,
+                                  void *stream);
+
+// Allocates bytes of the device, zeros, at a multiple of 256, and writes their address.
+//
+// # Safety
+// `device` is NULL or an open device's, and `address` is NULL or may be written.
+FerroattnStatus ferroattn_alloc(const struct FerroattnDevice *device,
+                                size_t bytes,
+                                uint64_t *address);
+
+// Copies host memory to memory of `ferroattn_alloc`, in the order of the default stream.
+//
+// # Safety
+// `device` is NULL or an open device's; `data` is NULL or has as many bytes, which do not overlap with those at the address. Work of other streams with the memory is done.
+FerroattnStatus ferroattn_upload(const struct FerroattnDevice *device,
+                                 uint64_t address,
+                                 const void *data,
+                                 size_t bytes);
+
+// Copies memory of `ferroattn_alloc` to the host, after all work on the default stream.
+//
+// # Safety
+// `device` is NULL or an open device's; `data` is NULL, or as many bytes of it may be written. Work of other streams with the
+// memory is done.
+FerroattnStatus ferroattn_download(const struct FerroattnDevice *device,
+                                   void *data,
+                                   uint64_t address,
+                                   size_t bytes);
+
+// Frees memory of `ferroattn_alloc`, by the address that it gave, after all work of the device; 0 is fine.
+//
+// # Safety
+// `device` is NULL or an open device's, and no later work uses the memory.
+FerroattnStatus ferroattn_free(const struct FerroattnDevice *device,
+                               uint64_t address);
+
+// Plans a merge, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, and `args` is NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_merge(const struct FerroattnDevice *device,
+                                     const struct FerroattnMerge *args,
+                                     struct FerroattnPlan **plan);
+
+// Plans a merge's gradient, and writes the plan's handle. Plans may be made for tensors at address 0.
+//
+// # Safety
+// `device` is NULL or an open device's, `args` and what it points to are NULL or valid. `plan` is NULL or may be written.
+FerroattnStatus ferroattn_plan_merge_backward(const struct FerroattnDevice *device,
+                                              const struct FerroattnMergeBackward *args,
+                                              struct FerroattnPlan **plan);
+
+// Merges two partial results into o and lse, without a workspace. On a GPU the call returns before the work is done.
+//
+// The stream is as for `ferroattn_forward`. More parts are merged one after the other.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` is NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done. Elements have the types that the struct says.
+// - Until then nothing else writes the parts, or touches o or lse. Neither o nor lse, from its first element to its last, holds
+//   elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_merge(const struct FerroattnDevice *device,
+                                const struct FerroattnMerge *args,
+                                void *stream);
+
+// Computes the gradients of both parts of a merge, without a workspace. On a GPU the call returns before the work is done.
+//
+// The stream is as for `ferroattn_forward`. `ferroattn_backward` takes the gradients of a part as its d_o and d_lse.
+//
+// # Safety
+// - `device` is NULL or an open device's; `args` and what it points to are NULL or valid during the call.
+// - Each element of the tensors is live memory of the device until the work is done. Elements have the types that the struct says.
+// - Until then nothing else writes inputs, or touches a gradient of a part. No such gradient, from its first element to its last,
+//   holds elements of other tensors.
+// - The stream is NULL or a live one of the device's primary context.
+FerroattnStatus ferroattn_merge_backward(const struct FerroattnDevice *device,
+                                         const struct FerroattnMergeBackward *args,
+                                         void *stream);
+
+// Writes options that are all off, and their size, which is `sizeof(FerroattnOptions)`.
+//
+// # Safety
+// `options` is NULL, or so many bytes of it may be written.
+FerroattnStatus ferroattn_options_init(struct FerroattnOptions *options, uint32_t struct_size);
+
+// Bytes of the workspace that the planned call needs; 0 of NULL.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+size_t ferroattn_plan_workspace_bytes(const struct FerroattnPlan *plan);
+
+// Splits of the keys of the planned call, 1 where nothing is split; 0 of NULL.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+uint32_t ferroattn_plan_splits(const struct FerroattnPlan *plan);
+
+// Name of the kernel that does the work, `cpu` on the CPU; NULL of NULL. It is valid until the plan is freed.
+//
+// # Safety
+// The handle is NULL or that of a plan.
+const char *ferroattn_plan_kernel(const struct FerroattnPlan *plan);
+
+// Frees a plan; NULL is fine.
+//
+// # Safety
+// The handle is NULL, or that of a plan that no other call uses, now or later.
+void ferroattn_plan_free(struct FerroattnPlan *plan);
+
+// Loads the kernels of plans, several at once, and launches nothing: no call with such a plan then waits for a compiler.
+//
+// # Safety
+// `device` is NULL or an open device's; `plans` is NULL or has `count` handles, each NULL or that of a plan.
+FerroattnStatus ferroattn_prepare(const struct FerroattnDevice *device,
+                                  const struct FerroattnPlan *const *plans,
+                                  size_t count);
+
+// Reason of this thread's last call that failed, in one line; empty if none has. It is valid until the thread's next call.
+const char *ferroattn_last_error(void);
+
+// Name of a status, as a constant text; `unknown` of another number.
+const char *ferroattn_status_name(int32_t status);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FERROATTN_H */

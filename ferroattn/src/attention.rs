@@ -1,0 +1,611 @@
+//! The options of an attention call.
+
+use crate::device::{Device, RawStream, Stream};
+use crate::error::{Error, Result};
+use crate::forward::{Planner, Problem};
+use crate::options::{
+    Borrowed, BorrowedCustom, CustomArray, CustomKernels, MaskElement, Sequences, TensorOptions,
+    Window,
+};
+use crate::tensor::{Element, Storage, TensorBase, expect_device, expect_shape};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Options of scaled dot-product attention, `softmax(scale * Q K^T + mask) V`, and borrowed tensors of some of them.
+///
+/// q is `[batch, heads, seqlen_q, dim]`, k and v are `[batch, kv_heads, seqlen_kv, dim]`, with
+/// `heads` a multiple of `kv_heads` and `dim` from 1 to 1024. v and o may have a `dim_v` of their own. Any
+/// strides will do as long as dim has stride 1. A GPU works in place on inputs whose rows all start at multiples of 16
+/// bytes and are multiples of 8 elements; of each other input it first makes a copy that does, which takes memory until the
+/// work is done. So it does of outputs whose rows are no multiples of 8 elements.
+///
+/// ```
+/// # fn main() -> ferroattn::Result<()> {
+/// use ferroattn::{Attention, Device, Tensor, f16};
+///
+/// let device = Device::cpu();
+/// let [q, k, v] = [1.0, 2.0, 3.0].map(f16::from_f32);
+/// let q = Tensor::new(&device, [1, 2, 5, 16], &[q; 160])?;
+/// let k = Tensor::new(&device, [1, 1, 7, 16], &[k; 112])?;
+/// let v = Tensor::new(&device, [1, 1, 7, 16], &[v; 112])?;
+///
+/// let (o, lse) = Attention::new().causal(true).forward(&q, &k, &v)?;
+///
+/// assert_eq!(o.shape(), [1, 2, 5, 16]);
+/// assert_eq!(lse.shape(), [1, 2, 5]);
+/// assert_eq!(o.to_vec()?[0], f16::from_f32(3.0));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Options that borrow a tensor leave these as they are, so a type has both options and tensors of its own:
+///
+/// ```
+/// # fn main() -> ferroattn::Result<()> {
+/// use ferroattn::{Attention, BackwardInputs, Device, Result, Tensor};
+///
+/// /// A layer that learns its sinks.
+/// struct Layer {
+///     attention: Attention<'static>,
+///     sinks: Tensor<f32, 1>,
+/// }
+///
+/// impl Layer {
+///     fn forward(&self, x: &Tensor<f32>) -> Result<(Tensor<f32>, Tensor<f32, 3>)> {
+///         self.attention.sinks(&self.sinks).forward(x, x, x)
+///     }
+///
+///     fn step(&mut self, inputs: &BackwardInputs<f32>) -> Result<()> {
+///         let gradients = self.attention.sinks(&self.sinks).backward_all(inputs)?;
+///         let d_sinks = gradients.d_sinks.expect("the call has sinks").to_vec()?;
+///         let mut sinks = self.sinks.to_vec()?;
+///         sinks.iter_mut().zip(d_sinks).for_each(|(sink, d)| *sink -= 0.1 * d);
+///         self.sinks.copy_from_slice(&sinks)
+///     }
+/// }
+///
+/// let sinks = Tensor::zeros(&Device::cpu(), [1])?;
+/// let mut layer = Layer { attention: Attention::new().causal(true), sinks };
+/// let x = Tensor::new(&Device::cpu(), [1, 1, 3, 8], &[0.5; 24])?;
+/// let (o, lse) = layer.forward(&x)?;
+/// // A loss that wants more of o takes weight off the sink.
+/// let less = Tensor::new(&Device::cpu(), [1, 1, 3, 8], &[-1.0; 24])?;
+/// layer.step(&BackwardInputs::new(&x, &x, &x, &o, &lse, &less))?;
+/// assert!(layer.sinks.to_vec()?[0] < 0.0);
+/// assert!(layer.forward(&x)?.0.to_vec()?[0] > o.to_vec()?[0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Attention<'a> {
+    causal: bool,
+    window: Window,
+    scale: Option<f32>,
+    softcap: Option<f32>,
+    pub(crate) tensors: TensorOptions<'a>,
+    pub(crate) kernel: Wanted,
+    pub(crate) splits: u32,
+    /// Whether a gradient may be summed in any order.
+    pub(crate) any_order: bool,
+    /// Where safe calls are queued, if not on the default stream.
+    stream: Option<&'a Stream>,
+}
+
+/// Which kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Wanted {
+    #[default]
+    Best,
+    Named(Arc<str>),
+    Planned(Arc<dyn Planner>),
+}
+
+impl Wanted {
+    /// The name of a kernel of this crate.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Wanted::Named(name) => Some(name),
+            Wanted::Best | Wanted::Planned(_) => None,
+        }
+    }
+}
+
+impl<'a> Attention<'a> {
+    /// No mask, scale `1 / sqrt(dim)`, the best kernel.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q` (aligned bottom-right).
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Tensor};
+    ///
+    /// let q = Tensor::from_vec([1, 1, 2, 1], vec![0.0_f32; 2])?;
+    /// let v = Tensor::from_vec([1, 1, 2, 1], vec![1.0_f32, 5.0])?;
+    /// let (o, _) = Attention::new().causal(true).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0, 3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// The sliding window: query `i` sees only keys `i + offset - left ..= i + offset + right`, with
+    /// `offset = seqlen_kv - seqlen_q`; `None` is no bound on that side. With [`causal`](Self::causal), right is 0.
+    /// A query that sees no key gets `o = 0` and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [2.0; 8], [6.0; 8]].concat())?;
+    /// let (o, _) = Attention::new().window(1, None).forward(&q, &q, &v)?;
+    /// // Query 2 does not see key 0.
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [3.0; 8], [4.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn window(
+        mut self,
+        left: impl Into<Option<usize>>,
+        right: impl Into<Option<usize>>,
+    ) -> Self {
+        let (left, right) = (left.into(), right.into());
+        self.window = Window { left, right };
+        self
+    }
+
+    /// The softmax scale; finite, of any sign. Default: `1 / sqrt(dim)`. From 65536 in size on, kernels with options serve the call.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// A bound of scores: a score becomes `softcap * tanh(score / softcap)`; finite and above 0. Default: none.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
+    }
+
+    /// Slopes of ALiBi, `[heads]` or `[batch, heads]`: `slope * |i + seqlen_kv - seqlen_q - j|` is taken off the score
+    /// of query `i` and key `j`, after a [`softcap`](Self::softcap). Its paper has [these](crate::alibi_slopes).
+    /// [Packed](Self::packed) sequences may have slopes of their own, `[sequences, heads]`.
+    ///
+    /// Slopes with another number of axes do not compile.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let slopes = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, _) = Attention::new().alibi(&slopes).forward(&q, &q, &v)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((o.to_vec()?[0] - 2.5 / 1.5).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn alibi<'b, const R: usize>(
+        &self,
+        slopes: &'b TensorBase<impl Storage<Item = f32>, R>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.alibi = Some((R, Borrowed::slopes(slopes))))
+    }
+
+    /// Sinks, `[heads]`: logits of keys without values, one more in the softmax of each row of a head. lse counts
+    /// them: `lse = ln(exp(sink) + sum(exp(score)))`. A query that sees no key gets `o = 0` and `lse = sink`.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let sinks = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let (o, lse) = Attention::new().sinks(&sinks).forward(&q, &q, &v)?;
+    /// // The sink weighs as both keys do.
+    /// assert!((o.to_vec()?[0] - 1.0).abs() < 1e-6);
+    /// assert!((lse.to_vec()?[0] - 4_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sinks<'b>(&self, sinks: &'b TensorBase<impl Storage<Item = f32>, 1>) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.sinks = Some(sinks.into()))
+    }
+
+    /// A bias that is added to scores, after [`softcap`](Self::softcap) and [`alibi`](Self::alibi):
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` of any strides, with stride 1 in the last axis. Axes of
+    /// extent 1 are repeated. [`backward_all`](Self::backward_all) gives its gradient.
+    ///
+    /// A bias of -inf hides a key. The lowest finite number does not: where a row has no other, each key has the same weight.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [3.0; 8]].concat())?;
+    /// let bias = Tensor::new(&device, [1, 1, 1, 2], &[3_f32.ln(), 0.0])?;
+    /// let (o, _) = Attention::new().bias(&bias).forward(&q, &q, &v)?;
+    /// assert!((o.to_vec()?[0] - 6.0 / 4.0).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bias<'b, T: Element>(
+        &self,
+        bias: &'b TensorBase<impl Storage<Item = T>>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.bias = Some((T::DTYPE, bias.into())))
+    }
+
+    /// The keys that a query sees, if causal and window allow them, too:
+    /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]` bytes, of which 0 hides a key, or
+    /// `[batch or 1, heads or 1, seqlen_q or 1, ceil(seqlen_kv / 32)]` words, where key `j` is bit `j % 32` of word
+    /// `j / 32`, and 0 hides it. Any strides will do, with stride 1 in the last axis; axes of extent 1 are repeated.
+    ///
+    /// A hidden pair has no part in any result, even where its numbers are NaN. A query that sees no key gets `o = 0`
+    /// and `lse = -inf`.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let v = Tensor::new(&device, [1, 1, 2, 8], &[[1.0; 8], [f32::NAN; 8]].concat())?;
+    /// let bytes = Tensor::new(&device, [1, 1, 1, 2], &[1_u8, 0])?;
+    /// let bits = Tensor::new(&device, [1, 1, 1, 1], &[0b01_u32])?;
+    /// let (o, _) = Attention::new().mask(&bytes).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// let (o, _) = Attention::new().mask(&bits).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [1.0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn mask<'b, M: MaskElement>(
+        &self,
+        mask: &'b TensorBase<impl Storage<Item = M>>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.mask = Some((M::KEYS, mask.into())))
+    }
+
+    /// Sequences of any lengths, one after another: `batch` is 1, and of `n` sequences, sequence `s` has queries
+    /// `offsets_q[s]..offsets_q[s + 1]` and keys `offsets_kv[s]..offsets_kv[s + 1]`. Both are `[n + 1]` with stride 1
+    /// and never fall; sequences may be empty, and rows before the first and after the last are in none.
+    ///
+    /// A query sees keys of its own sequence alone. [`causal`](Self::causal), [`window`](Self::window) and
+    /// [`alibi`](Self::alibi) take seqlen_q and seqlen_kv for the sequence's lengths and count rows from its first. A
+    /// query of no sequence gets what one gets that sees no key. It takes the place of [`padded`](Self::padded).
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 3, 8], &[0.0_f32; 24])?;
+    /// let v = Tensor::new(&device, [1, 1, 3, 8], &[[1.0; 8], [3.0; 8], [7.0; 8]].concat())?;
+    /// // Of two rows and of one.
+    /// let offsets = Tensor::new(&device, [3], &[0, 2, 3])?;
+    /// let (o, _) = Attention::new().packed(&offsets, &offsets).forward(&q, &q, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [2.0; 8], [7.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn packed<'b>(
+        &self,
+        offsets_q: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        offsets_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (q, kv) = (offsets_q.into(), offsets_kv.into());
+        self.with(|call| call.tensors.sequences = Some(Sequences::Packed { q, kv }))
+    }
+
+    /// A length for each entry of the batch: entry `b` has queries `0..lengths_q[b]` and keys `0..lengths_kv[b]`, and
+    /// the rows after them only fill the tensors. Both are `[batch]` with stride 1; a length may be 0.
+    ///
+    /// All else is as for [`packed`](Self::packed), whose place it takes.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [5.0; 8], [f32::NAN; 8]].concat())?;
+    /// let lengths_q = Tensor::new(&device, [2], &[1, 1])?;
+    /// let lengths_kv = Tensor::new(&device, [2], &[2, 1])?;
+    /// let (o, _) = Attention::new().padded(&lengths_q, &lengths_kv).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn padded<'b>(
+        &self,
+        lengths_q: &'b TensorBase<impl Storage<Item = i32>, 1>,
+        lengths_kv: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let (q, kv) = (lengths_q.into(), lengths_kv.into());
+        self.with(|call| call.tensors.sequences = Some(Sequences::Padded { q, kv }))
+    }
+
+    /// The first key of each entry of the batch, `[batch]` with stride 1: keys before it only fill the tensors, as those behind
+    /// its [length](Self::padded), if it has one, do. So a batch of prompts may be padded on the left.
+    ///
+    /// [`causal`](Self::causal), [`window`](Self::window) and [`alibi`](Self::alibi) count from the last key, as ever. Packed
+    /// sequences take none.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let k = Tensor::new(&device, [2, 1, 2, 8], &[0.0_f32; 32])?;
+    /// let v = Tensor::new(&device, [2, 1, 2, 8], &[[1.0; 8], [3.0; 8], [f32::NAN; 8], [5.0; 8]].concat())?;
+    /// let first_keys = Tensor::new(&device, [2], &[0, 1])?;
+    /// let (o, _) = Attention::new().causal(true).first_keys(&first_keys).forward(&q, &k, &v)?;
+    /// assert_eq!(o.to_vec()?, [[2.0; 8], [5.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn first_keys<'b>(
+        &self,
+        first_keys: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.first_keys = Some(first_keys.into()))
+    }
+
+    /// The entry of k and v for each entry of the batch, `[batch]` with stride 1: k and v are a cache
+    /// `[entries, kv_heads, seqlen_kv, dim]` of any number of entries, which a call reads where they lie. Entries may repeat.
+    ///
+    /// There are no gradients of such a call.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [2, 1, 1, 8], &[0.0_f32; 16])?;
+    /// let cache = Tensor::new(&device, [3, 1, 1, 8], &[[1.0_f32; 8], [2.0; 8], [3.0; 8]].concat())?;
+    /// let entries = Tensor::new(&device, [2], &[2, 0])?;
+    /// let (o, _) = Attention::new().cache_entries(&entries).forward(&q, &cache, &cache)?;
+    /// assert_eq!(o.to_vec()?, [[3.0; 8], [1.0; 8]].concat());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cache_entries<'b>(
+        &self,
+        entries: &'b TensorBase<impl Storage<Item = i32>, 1>,
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.tensors.cache_entries = Some(entries.into()))
+    }
+
+    /// Whether a GPU, whose memory the host cannot see, checks offsets, lengths, first keys and entries of a cache before it
+    /// computes, and the call waits for that. Default: false; kernels then move what is not allowed, so that a call ends and stays inside its
+    /// tensors whatever they hold. The CPU always checks.
+    pub fn check_lengths(mut self, check: bool) -> Self {
+        self.tensors.check_lengths = check;
+        self
+    }
+
+    /// A score or mask of another crate, after all other options: the kernels that it made with its
+    /// [`Custom`](crate::custom::Custom) type, and the arrays that the type reads.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::custom::{Call, Custom, Pair};
+    /// use ferroattn::{Attention, CustomKernels, Device, Tensor};
+    ///
+    /// /// A penalty for each step of distance.
+    /// #[derive(Clone, Copy)]
+    /// struct Penalty;
+    ///
+    /// // SAFETY: the mask is the trait's own.
+    /// unsafe impl Custom for Penalty {
+    ///     const ARRAYS: usize = 1;
+    ///     type Head<'a> = f32;
+    ///
+    ///     fn new(call: &Call, _head: u32) -> f32 {
+    ///         call.array(0).at(0)
+    ///     }
+    ///
+    ///     fn score(penalty: f32, score: f32, pair: Pair) -> f32 {
+    ///         score - penalty * pair.distance.abs()
+    ///     }
+    /// }
+    ///
+    /// // SAFETY: there are no kernels. A crate with a build script has its COMPILED_MODULES here, for GPUs.
+    /// static PENALTY: CustomKernels = unsafe { CustomKernels::new::<Penalty>("Penalty", None) };
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::new(&device, [1, 1, 2, 8], &[0.0_f32; 16])?;
+    /// let penalty = Tensor::new(&device, [1], &[2_f32.ln()])?;
+    /// let attention = Attention::new().custom(&PENALTY, [(&penalty).into()]);
+    /// let (_, lse) = attention.forward(&q, &q, &q)?;
+    /// // A key at distance 1 weighs a half.
+    /// assert!((lse.to_vec()?[0] - 1.5_f32.ln()).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn custom<'b, const N: usize>(
+        &self,
+        kernels: &'static CustomKernels,
+        arrays: [CustomArray<'b>; N],
+    ) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let arrays = arrays.into();
+        self.with(|call| call.tensors.custom = Some(BorrowedCustom { kernels, arrays }))
+    }
+
+    /// The kernel to use, by a name from [`kernel::suitable`](crate::kernel::suitable). Default: the best one.
+    pub fn kernel(mut self, name: impl AsRef<str>) -> Self {
+        self.kernel = Wanted::Named(name.as_ref().into());
+        self
+    }
+
+    /// Kernels of another crate to use.
+    #[doc(hidden)]
+    pub fn planner(mut self, planner: impl Planner + 'static) -> Self {
+        self.kernel = Wanted::Planned(Arc::new(planner));
+        self
+    }
+
+    /// Into how many splits the keys of each query are divided, for as many blocks of a GPU to work
+    /// on at once; no more than there are blocks of keys. Default: 0, as many as fill the GPU. The
+    /// CPU does not split.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Class, Dtype, Facts, Problem, RawForward};
+    ///
+    /// let (q, kv) = ([1, 1, 1, 64], [1, 1, 5000, 64]);
+    /// let args = RawForward::row_major(&Problem::new(q, kv, kv, false, None)?);
+    /// let facts = Facts::emulated(Class::Sm90);
+    /// let plan = Attention::new().splits(2).plan(Some(&facts), Dtype::Bf16, &args)?;
+    /// assert_eq!(plan.splits, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn splits(mut self, splits: u32) -> Self {
+        self.splits = splits;
+        self
+    }
+
+    /// Whether [`backward`](Self::backward) gives the same bits in every run on a device. Default: true; false may
+    /// be faster on a GPU, where sums of dq, and of the gradient of a bias over axes that repeat, then have any order. The CPU is
+    /// always deterministic.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.any_order = !deterministic;
+        self
+    }
+
+    /// The stream on which safe calls are queued. Default: the device's default stream. Raw calls are on the one that they are given.
+    ///
+    /// ```
+    /// # fn main() -> ferroattn::Result<()> {
+    /// use ferroattn::{Attention, Device, Tensor};
+    ///
+    /// let device = Device::cuda(0).unwrap_or(Device::cpu());
+    /// let stream = device.stream()?;
+    /// let q = Tensor::new(&device, [1, 1, 1, 8], &[ferroattn::f16::ONE; 8])?;
+    /// let (o, _) = Attention::new().on(&stream).forward(&q, &q, &q)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(o.to_vec()?, [ferroattn::f16::ONE; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on<'b>(&self, stream: &'b Stream) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        self.with(|call| call.stream = Some(stream))
+    }
+
+    /// These options with another one, that borrows for a shorter time.
+    fn with<'b>(&self, set: impl FnOnce(&mut Attention<'b>)) -> Attention<'b>
+    where
+        'a: 'b,
+    {
+        let mut call: Attention<'b> = self.clone();
+        set(&mut call);
+        call
+    }
+
+    /// Where safe calls on tensors of this device are queued.
+    ///
+    /// # Errors
+    /// If the stream is of another device.
+    pub(crate) fn stream_of(&self, device: &Device) -> Result<RawStream> {
+        let Some(stream) = self.stream else {
+            return Ok(null_mut());
+        };
+        expect_device(device, [("stream", stream.device().clone())])?;
+        Ok(stream.raw())
+    }
+
+    /// The problem that q, k and v of these shapes pose with these options. Of a [cache](Self::cache_entries) it has the entries
+    /// that a call reads, one for each entry of the batch.
+    ///
+    /// # Errors
+    /// Says which argument is wrong.
+    pub fn problem(&self, q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Problem> {
+        let [k, v] = match self.tensors.cache_entries {
+            None => [k, v],
+            Some(_) => read_entries(q, k, v)?,
+        };
+        self.problem_of_entries(q, k, v)
+    }
+
+    /// The problem, on as many entries of k and v as q has.
+    pub(crate) fn problem_of_entries(
+        &self,
+        q: [usize; 4],
+        k: [usize; 4],
+        v: [usize; 4],
+    ) -> Result<Problem> {
+        // A window that ends at a query's own place is the causal mask, whose kernels have no options.
+        let causal = self.causal || self.window == Window::CAUSAL;
+        let mut window = self.window;
+        window.right = window.right.filter(|_| !causal);
+        let problem = Problem {
+            window,
+            softcap: self.softcap,
+            ..Problem::new(q, k, v, causal, self.scale)?
+        };
+        problem.validate()?;
+        Ok(problem)
+    }
+}
+
+/// The shapes of what a call reads of a cache k and v: an entry for each entry of the batch.
+///
+/// # Errors
+/// If k and v have different numbers of entries, or none.
+pub(crate) fn read_entries(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<[[usize; 4]; 2]> {
+    let [[entries, kv_heads, seqlen_kv, dim], [_, .., dim_v]] = [k, v];
+    expect_shape("v", &[entries, kv_heads, seqlen_kv, dim_v], &v)?;
+    let batch = q[0];
+    if entries == 0 && batch > 0 {
+        return Err(Error::Zero("the number of entries of k"));
+    }
+    Ok([dim, dim_v].map(|dim| [batch, kv_heads, seqlen_kv, dim]))
+}

@@ -1,0 +1,164 @@
+//! Sequences of variable lengths.
+
+use crate::error::{Error, Result};
+use crate::forward::Problem;
+use crate::tensor::RawTensor;
+use std::ops::Range;
+
+/// Which queries and keys of a call are one sequence: a query sees keys of its own sequence alone, and causal mask,
+/// window and ALiBi count from the sequence's own last query and key.
+///
+/// A query of no sequence sees no key; a key of no sequence is seen by none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Sequences<T> {
+    /// Of `n` sequences in the one entry of the batch, offsets `i32[n + 1]` that never fall: sequence `s` has queries
+    /// `q[s]..q[s + 1]` and keys `kv[s]..kv[s + 1]`.
+    Packed {
+        /// Offsets of queries, from 0 to seqlen_q.
+        q: T,
+        /// Offsets of keys, from 0 to seqlen_kv.
+        kv: T,
+    },
+    /// Lengths `i32[batch]`: entry `b` is one sequence of queries `0..q[b]` and keys `0..kv[b]`.
+    Padded {
+        /// Numbers of queries, from 0 to seqlen_q.
+        q: T,
+        /// Numbers of keys, from 0 to seqlen_kv.
+        kv: T,
+    },
+}
+
+/// Sequences by address, with stride 1.
+pub type RawSequences = Sequences<RawTensor<1>>;
+
+/// Sequences of which each begins as many rows behind the one before, whatever its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spaced {
+    /// Queries and keys from one to the next.
+    pub rows: [usize; 2],
+    /// Addresses of the lengths of queries and of keys; 0 where sequences fill their rows.
+    pub lengths: [u64; 2],
+    /// Sequences, one after another, that share a length.
+    pub sharing: usize,
+}
+
+impl Spaced {
+    /// Sequences that offsets bound.
+    pub const NONE: Self = Spaced {
+        rows: [0; 2],
+        lengths: [0; 2],
+        sharing: 1,
+    };
+}
+
+impl<T> Sequences<T> {
+    /// Queries' and keys' part, with the argument's name.
+    pub(super) fn named(&self) -> [(&'static str, &T); 2] {
+        match self {
+            Sequences::Packed { q, kv } => [("offsets_q", q), ("offsets_kv", kv)],
+            Sequences::Padded { q, kv } => [("lengths_q", q), ("lengths_kv", kv)],
+        }
+    }
+
+    /// The same with what `of` makes of each part.
+    ///
+    /// ```
+    /// use ferroattn::{RawTensor, Sequences};
+    ///
+    /// let offsets = Sequences::Packed { q: vec![0, 3, 5], kv: vec![0, 0, 9] };
+    /// let planned = offsets.map(|offsets| RawTensor::row_major([offsets.len()]));
+    /// assert_eq!(planned, Sequences::Packed { q: RawTensor::row_major([3]), kv: RawTensor::row_major([3]) });
+    /// ```
+    pub fn map<U>(&self, of: impl Fn(&T) -> U) -> Sequences<U> {
+        let [q, kv] = self.named().map(|(_, part)| of(part));
+        self.with(q, kv)
+    }
+
+    /// The same with what `of` makes of each part, unless it fails.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn try_map<U, E>(&self, of: impl Fn(&T) -> Result<U, E>) -> Result<Sequences<U>, E> {
+        let [(_, q), (_, kv)] = self.named();
+        Ok(self.with(of(q)?, of(kv)?))
+    }
+
+    /// The same with these parts.
+    pub(super) fn with<U>(&self, q: U, kv: U) -> Sequences<U> {
+        match self {
+            Sequences::Packed { .. } => Sequences::Packed { q, kv },
+            Sequences::Padded { .. } => Sequences::Padded { q, kv },
+        }
+    }
+}
+
+impl<T: AsRef<[i32]>> Sequences<T> {
+    /// How many queries and keys each sequence has; none where offsets fall or a length is negative, which no call takes.
+    ///
+    /// ```
+    /// use ferroattn::Sequences;
+    ///
+    /// let packed = Sequences::Packed { q: [2, 2, 7], kv: [0, 3, 9] };
+    /// assert_eq!(packed.lengths(), [[0, 3], [5, 6]]);
+    /// let padded = Sequences::Padded { q: [2, 7], kv: [3, 0] };
+    /// assert_eq!(padded.lengths(), [[2, 3], [7, 0]]);
+    /// let falling = Sequences::Packed { q: [0, 7, 2], kv: [0, 3, 9] };
+    /// assert_eq!(falling.lengths(), [[7, 3], [0, 6]]);
+    /// ```
+    pub fn lengths(&self) -> Vec<[usize; 2]> {
+        let between = |from: i32, to: i32| (i64::from(to) - i64::from(from)).max(0) as usize;
+        let [q, kv]: [Vec<usize>; 2] = self.named().map(|(_, numbers)| {
+            let numbers = numbers.as_ref();
+            match self {
+                Sequences::Packed { .. } => {
+                    let pairs = numbers.windows(2);
+                    pairs.map(|pair| between(pair[0], pair[1])).collect()
+                }
+                Sequences::Padded { .. } => numbers.iter().map(|&n| between(0, n)).collect(),
+            }
+        });
+        q.into_iter().zip(kv).map(|(q, kv)| [q, kv]).collect()
+    }
+}
+
+impl RawSequences {
+    /// How many numbers each part must have, and whether they are offsets, which rise.
+    pub(super) fn numbers(&self, p: &Problem) -> Result<(usize, bool)> {
+        match self {
+            Sequences::Padded { .. } => Ok((p.batch, false)),
+            Sequences::Packed { q, .. } => match (p.batch, q.shape[0]) {
+                (1, offsets @ 2..) => Ok((offsets, true)),
+                (1, offsets) => Err(Error::Offsets(offsets)),
+                (batch, _) => Err(Error::PackedBatch(batch)),
+            },
+        }
+    }
+}
+
+/// Queries and keys that may see each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub queries: Range<usize>,
+    pub keys: Range<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sequences;
+
+    #[test]
+    fn lengths_are_never_negative() {
+        let (least, most) = (i32::MIN, i32::MAX);
+        let packed = Sequences::Packed {
+            q: [3, 1, least, most],
+            kv: [0, 5, 4, 4],
+        };
+        assert_eq!(packed.lengths(), [[0, 5], [0, 0], [u32::MAX as usize, 0]]);
+        let padded = Sequences::Padded {
+            q: [-1, least, 2],
+            kv: [3, -7, most],
+        };
+        assert_eq!(padded.lengths(), [[0, 3], [0, 0], [2, most as usize]]);
+    }
+}
