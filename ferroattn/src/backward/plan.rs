@@ -163,7 +163,7 @@ impl<'a> Draft<'a> {
         let takes_turns = sum_columns > 0 && *deterministic && parts > 2;
         // Key tiles of sequences begin with the last one.
         let ascends_in_turns = takes_turns && !args.options.has_ranges();
-        let waves = [wave_heads(problem, facts, ascends_in_turns), 1];
+        let waves = [wave_heads(problem, facts, key_tiles, ascends_in_turns), 1];
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = BackwardParams {
             forward: ForwardParams {
@@ -340,15 +340,20 @@ fn parts(call: &Call, tile_keys: usize) -> usize {
 /// one size.
 ///
 /// Under the causal mask a key tile begins at its own queries: in turns, where the tile before begins at the same time, it
-/// waits until that tile gets there, in each wave once more. Half as many heads as multiprocessors leave two tiles
-/// of a head at a time. Without a mask tiles of a head wait only one step for each other.
-fn wave_heads(problem: &Problem, facts: &Facts, ascends_in_turns: bool) -> u32 {
+/// waits until that tile gets there, in each wave once more. Heads beside it fill the time, but each has fewer tiles in work
+/// that read its queries from the cache: `docs/tuning.md` has what waves measured.
+fn wave_heads(
+    problem: &Problem,
+    facts: &Facts,
+    key_tiles: usize,
+    ascends_in_turns: bool,
+) -> u32 {
     let share = facts.l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
     let least = match ascends_in_turns && problem.causal {
-        true => facts.multiprocessors as usize / 2,
+        true => facts.multiprocessors as usize / (key_tiles / 8).clamp(2, 16),
         false => 1,
     };
     let fitting = (share / bytes).max(least).max(1);
@@ -400,19 +405,23 @@ mod tests {
     }
 
     #[test]
-    fn causal_tiles_that_wait_for_their_turns_have_many_heads_beside_them() {
+    fn causal_tiles_that_wait_for_their_turns_have_heads_beside_them() {
         let facts = Facts::emulated(Class::Sm80);
-        let waves = |batch, causal, deterministic| {
-            let [q, kv] = [[batch, 16, 4096, 128], [batch, 8, 4096, 128]];
+        let waves = |[batch, seqlen]: [usize; 2], causal, in_turns| {
+            let [q, kv] = [16, 8].map(|heads| [batch, heads, seqlen, 128]);
             let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
-            wave_heads(&problem, &facts, deterministic)
+            wave_heads(&problem, &facts, seqlen.div_ceil(128), in_turns)
         };
-        // All heads, or about half of 108.
-        assert_eq!(waves(4, true, true), 32);
-        assert_eq!(waves(16, true, true), 43);
+        // All heads, or about half of 108 multiprocessors.
+        assert_eq!(waves([4, 2048], true, true), 32);
+        assert_eq!(waves([16, 2048], true, true), 43);
+        // A quarter, an eighth, a sixteenth of them.
+        for (seqlen, heads) in [(4096, 26), (8192, 13), (16384, 6), (65536, 6)] {
+            assert_eq!(waves([16, seqlen], true, true), heads, "{seqlen}");
+        }
         // A group of two heads takes 8 MB of 27.
-        for (causal, deterministic) in [(false, true), (true, false), (false, false)] {
-            assert_eq!(waves(4, causal, deterministic), 3);
+        for (causal, in_turns) in [(false, true), (true, false), (false, false)] {
+            assert_eq!(waves([4, 4096], causal, in_turns), 3);
         }
     }
 
