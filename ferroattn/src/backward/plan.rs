@@ -57,6 +57,16 @@ impl Main {
         }
     }
 
+    /// Multiprocessors for each head of a wave under the causal mask, where a head has so many key tiles and they take turns:
+    /// `docs/tuning.md` has what waves measured.
+    fn sharing(&self, key_tiles: usize) -> usize {
+        let most = match self.spec {
+            MainSpec::Plain(_) => 4,
+            MainSpec::Hopper(_) => 16,
+        };
+        (key_tiles / 8).clamp(2, most)
+    }
+
     /// Columns of the sums of dq: none if dS is stored.
     fn sum_columns(&self) -> u32 {
         match self.spec {
@@ -163,7 +173,11 @@ impl<'a> Draft<'a> {
         let takes_turns = sum_columns > 0 && *deterministic && parts > 2;
         // Key tiles of sequences begin with the last one.
         let ascends_in_turns = takes_turns && !args.options.has_ranges();
-        let waves = [wave_heads(problem, facts, key_tiles, ascends_in_turns), 1];
+        let least = match ascends_in_turns && problem.causal {
+            true => facts.multiprocessors as usize / main.sharing(key_tiles),
+            false => 1,
+        };
+        let waves = [wave_heads(problem, facts, least), 1];
         // All of these fit: the grid holds all heads, and `validate` bounds the lengths and the dim.
         let params = BackwardParams {
             forward: ForwardParams {
@@ -336,26 +350,17 @@ fn parts(call: &Call, tile_keys: usize) -> usize {
     }
 }
 
-/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, in waves of about
-/// one size.
+/// How many key/value heads take turns: as many as share the L2 cache with their q, do and sums of dq, and at least `least`,
+/// in waves of about one size.
 ///
 /// Under the causal mask a key tile begins at its own queries: in turns, where the tile before begins at the same time, it
-/// waits until that tile gets there, in each wave once more. Heads beside it fill the time, but each has fewer tiles in work
-/// that read its queries from the cache: `docs/tuning.md` has what waves measured.
-fn wave_heads(
-    problem: &Problem,
-    facts: &Facts,
-    key_tiles: usize,
-    ascends_in_turns: bool,
-) -> u32 {
+/// waits until that tile gets there, in each wave once more. More heads fill that time, but each has fewer tiles in work that
+/// read its queries from the cache.
+fn wave_heads(problem: &Problem, facts: &Facts, least: usize) -> u32 {
     let share = facts.l2_bytes as usize / 3 * 2;
     let row_bytes = (2 * size_of::<u16>() + size_of::<f32>()) * problem.dim;
     let bytes = row_bytes * problem.seqlen_q * problem.group();
     let heads = problem.batch * problem.kv_heads;
-    let least = match ascends_in_turns && problem.causal {
-        true => facts.multiprocessors as usize / (key_tiles / 8).clamp(2, 16),
-        false => 1,
-    };
     let fitting = (share / bytes).max(least).max(1);
     heads.div_ceil(heads.div_ceil(fitting)) as u32
 }
@@ -406,22 +411,36 @@ mod tests {
 
     #[test]
     fn causal_tiles_that_wait_for_their_turns_have_heads_beside_them() {
-        let facts = Facts::emulated(Class::Sm80);
-        let waves = |[batch, seqlen]: [usize; 2], causal, in_turns| {
-            let [q, kv] = [16, 8].map(|heads| [batch, heads, seqlen, 128]);
+        let waves = |kernel: &str, seqlen: usize, causal: bool, deterministic: bool| {
+            let [q, kv] = [16, 8].map(|heads| [16, heads, seqlen, 128]);
             let problem = Problem::new(q, kv, kv, causal, None).expect("a valid problem");
-            wave_heads(&problem, &facts, seqlen.div_ceil(128), in_turns)
+            let facts = Facts {
+                multiprocessors: 128,
+                ..Facts::emulated(Class::Sm90)
+            };
+            let args = RawBackward::row_major(&problem);
+            let options = Attention::new().causal(causal).deterministic(deterministic);
+            let plan = options
+                .kernel(kernel)
+                .backward_plan(Some(&facts), Dtype::F16, &args)
+                .expect("a kernel for it");
+            let place = offset_of!(PrepareParams, backward.forward.order);
+            let bytes = &prepare(&plan).params[place..][..size_of::<Order>()];
+            let tiles = seqlen.div_ceil(128) as u32;
+            let is_found =
+                |&wave: &u32| bytemuck::bytes_of(&Order::new(128, tiles, [wave, 1])) == bytes;
+            (1..=128).find(is_found).expect("an order")
         };
-        // All heads, or about half of 108 multiprocessors.
-        assert_eq!(waves([4, 2048], true, true), 32);
-        assert_eq!(waves([16, 2048], true, true), 43);
-        // A quarter, an eighth, a sixteenth of them.
-        for (seqlen, heads) in [(4096, 26), (8192, 13), (16384, 6), (65536, 6)] {
-            assert_eq!(waves([16, seqlen], true, true), heads, "{seqlen}");
+        let [plain, hopper] = ["backward_f16_d128", "backward_hopper_f16_d128_causal"];
+        // Of 128 heads about a half of the multiprocessors, a quarter, an eighth, a sixteenth.
+        for (seqlen, heads) in [(2048, 64), (4096, 32), (8192, 16), (16384, 8), (65536, 8)] {
+            assert_eq!(waves(hopper, seqlen, true, true), heads, "{seqlen}");
+            assert_eq!(waves(plain, seqlen, true, true), heads.max(32), "{seqlen}");
         }
-        // A group of two heads takes 8 MB of 27.
-        for (causal, in_turns) in [(false, true), (true, false), (false, false)] {
-            assert_eq!(waves([4, 4096], causal, in_turns), 3);
+        // A group of two heads takes 8 MB of 33.
+        assert_eq!(waves(hopper, 4096, true, false), 4);
+        for deterministic in [false, true] {
+            assert_eq!(waves(plain, 4096, false, deterministic), 4);
         }
     }
 
