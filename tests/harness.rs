@@ -5,7 +5,7 @@
 //! kernels in the program, the device's tests are reported as ignored, with the reason.
 //!
 //! The environment of `cargo xtask test` may name two files: a record of tests that passed, which need not run again, and
-//! one for the seconds that each group `DEVICE::FILE` takes.
+//! one for the seconds that each test takes.
 
 use crate::passed::Passed;
 use ferroattn::emulator::Options;
@@ -28,10 +28,10 @@ pub const PASSED: Outcome = Ok(Completion::Completed);
 /// Passes compared with the reference, for each device.
 static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-/// Time that the tests of each group took.
+/// Time that each test took.
 static TIMES: Mutex<BTreeMap<String, Duration>> = Mutex::new(BTreeMap::new());
 
-/// The file for the seconds of each group: a line `SECONDS GROUP` for each.
+/// The file for the seconds of each test: a line `SECONDS NAME` for each.
 const TIMES_FILE: &str = "ATTENTION_TIMES";
 
 thread_local! {
@@ -211,8 +211,7 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
         for Test { name, on, run } in tests {
             for (kind, device) in devices.iter().filter(|(kind, _)| on.contains(kind)) {
                 let (run, device, passed) = (Arc::clone(&run), device.clone(), Arc::clone(&passed));
-                let group = format!("{}::{group}", kind.name());
-                let (case, name) = (name.clone(), format!("{group}::{name}"));
+                let name = format!("{}::{group}::{name}", kind.name());
                 // The record knows nothing of a GPU.
                 let is_recorded = matches!(kind, Kind::Cpu | Kind::Emulator);
                 let trial_name = name.clone();
@@ -224,7 +223,7 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
                         ));
                     }
                     let outcome = match device {
-                        Ok(device) => timed(group, &case, || run(&device)),
+                        Ok(device) => timed(&name, || run(&device)),
                         Err(
                             error @ (Error::NoDriver(_)
                             | Error::NoDevice { .. }
@@ -245,21 +244,22 @@ pub fn main(groups: impl IntoIterator<Item = (&'static str, Vec<Test>)>) -> Exit
     for (device, runs) in RUNS.lock().expect("counted").iter() {
         println!("{device}: {runs} passes compared with the reference");
     }
-    write_times().expect("a file for the times of groups");
+    write_times().expect("a file for the times of tests");
     conclusion.exit_code()
 }
 
-/// Runs a test of a group with the seed of its name, and adds to the time of its group.
-fn timed(group: String, test: &str, run: impl FnOnce() -> Outcome) -> Outcome {
-    let (_, file) = group.split_once("::").expect("DEVICE::FILE");
+/// Runs a test with the seed of its name, and notes its time.
+fn timed(name: &str, run: impl FnOnce() -> Outcome) -> Outcome {
+    let (_, of_devices) = name.split_once("::").expect("DEVICE::FILE::NAME");
+    let (file, test) = of_devices.split_once("::").expect("FILE::NAME");
     // FNV-1a, which is the same on every machine and in every build.
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let bytes = file.bytes().chain(test.bytes());
     SEED.set(bytes.fold(0xcbf2_9ce4_8422_2325, fold));
     let start = Instant::now();
     let outcome = run();
-    let mut times = TIMES.lock().expect("added up");
-    *times.entry(group).or_default() += start.elapsed();
+    let mut times = TIMES.lock().expect("written");
+    times.insert(name.to_owned(), start.elapsed());
     outcome
 }
 
@@ -268,8 +268,8 @@ fn write_times() -> std::io::Result<()> {
         return Ok(());
     };
     let mut lines = String::new();
-    for (group, time) in TIMES.lock().expect("added up").iter() {
-        let _ = writeln!(lines, "{:.3} {group}", time.as_secs_f64());
+    for (name, time) in TIMES.lock().expect("written").iter() {
+        let _ = writeln!(lines, "{:.3} {name}", time.as_secs_f64());
     }
     std::fs::write(file, lines)
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Tests to run, and arguments to pass on.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Print where the time went: by step, and for the tests of devices by DEVICE::FILE
+    /// Print where the time went: by step, and for the tests of devices by DEVICE::FILE, with the longest tests
     #[arg(long)]
     times: bool,
     /// Leave out what passed before on the CPU and the emulator, where neither sources nor the PTX of its kernels changed
@@ -43,7 +43,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         })
     })?;
     let folder = folder()?;
-    let groups = folder.join("times");
+    let of_tests = folder.join("times");
     let cargo = |only: &str| {
         let mut cargo = shell::cargo(&format!("test --workspace --features {LADDER} {only}"));
         cargo.args(&arguments.cargo_test);
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     };
     times.step("compiling the tests", || shell::run(&mut cargo("--no-run")))?;
     let mut tests = cargo("");
-    tests.env("ATTENTION_TIMES", &groups);
+    tests.env("ATTENTION_TIMES", &of_tests);
     if arguments.changed {
         tests.env("ATTENTION_PASSED", folder.join("passed"));
         tests.env("ATTENTION_SOURCES", sources::digest()?);
@@ -68,12 +68,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         })?;
     }
     if arguments.times {
-        println!("{}", times.table(&groups)?);
+        println!("{}", times.table(&of_tests)?);
     }
     Ok(())
 }
 
-/// The folder for the record of passed tests and the times of groups.
+/// The folder for the record of passed tests and the times of all.
 fn folder() -> Result<PathBuf> {
     let folder = kernel_builder::target_dir().join("tests");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;

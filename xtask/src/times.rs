@@ -3,6 +3,7 @@
 use crate::table;
 use anyhow::{Context, Result};
 use comfy_table::Table;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -20,37 +21,59 @@ impl Times {
         Ok(())
     }
 
-    /// The steps, then groups of tests from a file of lines `SECONDS GROUP`. Tests run side by side, so seconds of groups add
-    /// up to more than their step took.
-    pub fn table(&self, groups: &Path) -> Result<Table> {
-        let text = fs::read_to_string(groups).with_context(|| groups.display().to_string())?;
-        let mut groups = parse(&text)?;
-        groups.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-        let of_groups: f64 = groups.iter().map(|(_, seconds)| seconds).sum();
+    /// The steps, then groups `DEVICE::FILE` and the longest tests of a file of lines `SECONDS DEVICE::FILE::NAME`. Tests run side
+    /// by side, so their seconds add up to more than their step took.
+    pub fn table(&self, tests: &Path) -> Result<Table> {
+        let text = fs::read_to_string(tests).with_context(|| tests.display().to_string())?;
+        let tests = parse(&text)?;
+        let mut groups: BTreeMap<&str, f64> = BTreeMap::new();
+        for (test, seconds) in &tests {
+            *groups.entry(group(test)).or_default() += seconds;
+        }
+        let of_groups: f64 = groups.values().sum();
         let steps = self.0.iter().map(|&(name, seconds)| (name, seconds));
         let total: f64 = self.0.iter().map(|(_, seconds)| seconds).sum();
         let heads = [("all steps", total)].into_iter();
         let rows = heads
             .chain(steps)
             .chain([("tests of devices, one after the other", of_groups)])
-            .chain(groups);
+            .chain(longest_first(groups))
+            .chain(longest_first(tests).take(LONGEST));
         let header = ["what", "seconds"].map(str::to_owned);
         let rows = rows.map(|(what, seconds)| vec![what.to_owned(), format!("{seconds:.0}")]);
         Ok(table::numbers(header, rows))
     }
 }
 
-/// Groups with their seconds.
+/// Tests that the table lists by name.
+const LONGEST: usize = 20;
+
+/// What took seconds, from the longest.
+fn longest_first<'a>(
+    times: impl IntoIterator<Item = (&'a str, f64)>,
+) -> impl Iterator<Item = (&'a str, f64)> {
+    let mut times: Vec<_> = times.into_iter().collect();
+    times.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    times.into_iter()
+}
+
+/// Tests with their seconds.
 fn parse(text: &str) -> Result<Vec<(&str, f64)>> {
     let lines = text.lines();
     lines
-        .map(|line| group(line).with_context(|| format!("not SECONDS GROUP: {line}")))
+        .map(|line| test(line).with_context(|| format!("not SECONDS TEST: {line}")))
         .collect()
 }
 
-fn group(line: &str) -> Option<(&str, f64)> {
-    let (seconds, group) = line.split_once(' ')?;
-    Some((group, seconds.parse().ok()?))
+fn test(line: &str) -> Option<(&str, f64)> {
+    let (seconds, test) = line.split_once(' ')?;
+    Some((test, seconds.parse().ok()?))
+}
+
+/// `DEVICE::FILE` of a test.
+fn group(test: &str) -> &str {
+    let mut ends = test.match_indices("::").map(|(end, _)| end);
+    &test[..ends.nth(1).unwrap_or(test.len())]
 }
 
 #[cfg(test)]
@@ -58,9 +81,11 @@ mod tests {
     use super::{Times, parse};
 
     #[test]
-    fn groups_stand_below_the_steps_from_the_longest() {
+    fn groups_and_tests_stand_below_the_steps_from_the_longest() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(&file, "1.4 cpu::lengths\n62.000 emulator::kernels\n").expect("written");
+        let lines =
+            "1.4 cpu::lengths::q1_kv1\n41.000 emulator::kernels::a::b\n21.0 emulator::kernels::c\n";
+        std::fs::write(&file, lines).expect("written");
         let times = Times(vec![("setup", 3.0), ("tests", 40.0)]);
         let table = times.table(file.path()).expect("lines").to_string();
         let places = [
@@ -69,9 +94,12 @@ mod tests {
             "setup",
             "tests",
             "63",
-            "emulator::kernels",
+            "emulator::kernels ",
             "62",
-            "cpu::lengths",
+            "cpu::lengths ",
+            "emulator::kernels::a::b",
+            "41",
+            "emulator::kernels::c",
         ]
         .map(|part| {
             table
