@@ -105,14 +105,16 @@ impl<T: Pod, const R: usize> Guarded<T, R> {
 
     /// Where the elements lie, in row-major order.
     fn positions(&self) -> Vec<usize> {
-        let position = |mut element: usize| {
-            let mut position = self.offset as isize;
-            for axis in (0..R).rev() {
-                position += (element % self.shape[axis]) as isize * self.strides[axis];
-                element /= self.shape[axis];
-            }
-            position as usize
-        };
-        (0..self.shape.iter().product()).map(position).collect()
+        let mut positions = vec![self.offset as isize];
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
+            let along = (0..extent as isize).map(|index| index * stride);
+            let of_axis = { positions.iter() }
+                .flat_map(|&start| along.clone().map(move |offset| start + offset));
+            positions = of_axis.collect();
+        }
+        positions
+            .into_iter()
+            .map(|position| position as usize)
+            .collect()
     }
 }

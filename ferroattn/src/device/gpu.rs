@@ -8,7 +8,7 @@ use crate::forward::RawForward;
 use crate::plan::{self, TensorMap};
 use foldhash::fast::FixedState;
 use kernels::abi::Switches;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -122,10 +122,10 @@ impl Gpu {
             });
         }
         let ptx = match self.driver.reads_marks() {
-            true => kernel.marked_text()?,
-            false => kernel.text()?,
+            true => kept_text(kernel)?,
+            false => kernel.text()?.into(),
         };
-        let ptx = CString::new(ptx).expect("PTX has no NUL");
+        let ptx = CString::new(&*ptx).expect("PTX has no NUL");
         let name = CString::new(kernel.name).expect("kernel names have no NUL");
         let module = self.compile(kernel.name, &ptx)?;
         // SAFETY: the module was just loaded.
@@ -212,6 +212,30 @@ impl Drop for Gpu {
 fn key(kernel: &plan::Entry) -> Key {
     let of_crate = kernel.modules.map_or(0, |modules| modules.as_ptr().addr());
     (kernel.name, of_crate, kernel.switches)
+}
+
+/// Marked texts that the process keeps, some 200 KB each.
+const KEPT_TEXTS: usize = 16;
+
+/// The [marked text](plan::Entry::marked_text) of a kernel, which is unpacked once for the many emulated devices that a program
+/// may open.
+fn kept_text(kernel: &plan::Entry) -> Result<Arc<str>> {
+    static KEPT: Mutex<VecDeque<(plan::Entry, Arc<str>)>> = Mutex::new(VecDeque::new());
+    let key = |entry: &plan::Entry| {
+        let modules = entry.modules.map(<[_]>::as_ptr);
+        (modules, entry.module, entry.name, entry.switches)
+    };
+    let mut known = lock(&KEPT);
+    if let Some((_, text)) = known.iter().find(|(of, _)| key(of) == key(kernel)) {
+        return Ok(Arc::clone(text));
+    }
+    // Other threads need other texts meanwhile.
+    drop(known);
+    let text: Arc<str> = kernel.marked_text()?.into();
+    known = lock(&KEPT);
+    known.truncate(KEPT_TEXTS - 1);
+    known.push_front((*kernel, Arc::clone(&text)));
+    Ok(text)
 }
 
 /// Locks a table of a device. A panic while one is locked leaves nothing half-changed.
