@@ -33,7 +33,7 @@ import ferroattn
 
 aten = torch.ops.aten
 # Seconds after which a call is given up.
-PATIENCE = 90.0
+PATIENCE = 300.0
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")),

@@ -27,7 +27,7 @@ def run(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedP
         f"import runpy, sys; sys.path.insert(0, {str(FOLDER)!r}); sys.modules |= dict.fromkeys({without!r}); "
         f"sys.argv = ['ferroattn', *{arguments!r}]; runpy.run_module('ferroattn', run_name='__main__')"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
 
 
 def table(text: str) -> dict[str, str]:
