@@ -15,7 +15,7 @@ const FILES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// What git knows or does not ignore.
 const LISTED: [&str; 4] = ["ls-files", "--cached", "--others", "--exclude-standard"];
 
-/// Writes the crates to a folder, for `cargo add --path FOLDER/attention`.
+/// Writes the crates to a folder, for `cargo add --path FOLDER/ferroattn`.
 pub fn write(folder: &Path) -> Result<()> {
     let listed = shell::output(Command::new("git").args(LISTED).args(MEMBERS).args(FILES))?;
     for file in listed.lines().filter(|file| Path::new(file).exists()) {
