@@ -66,7 +66,7 @@ pub struct BackwardInputs {
     pub d_lse: Array3<f32>,
 }
 
-/// What the forward pass gives.
+/// The results of the forward pass.
 pub struct Saved {
     /// `[batch, heads, seqlen_q, dim_v]`.
     pub o: Array4<f32>,
@@ -133,7 +133,7 @@ impl BackwardCase {
         Ok(gradients)
     }
 
-    /// The same after `change` changed what the forward pass gave; the report is as for what it gave.
+    /// Runs the case after `change` changed the forward pass's results; the report is as for the unchanged ones.
     ///
     /// # Errors
     /// Says what does not hold, the agreement aside.

@@ -21,7 +21,7 @@ pub fn tests() -> Vec<Test> {
     of_kernels.chain([swizzle]).collect()
 }
 
-/// What a kernel does in a case.
+/// The counters of a kernel in a case.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Counters, libtest_mimic::Failed> {
     let device = Device::emulator_of(kernel.class().into(), counting())?;
     case.check(&device)?;

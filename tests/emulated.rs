@@ -1,4 +1,4 @@
-//! What only the emulator shows: every schedule of the warps is clean, and launches move what the algorithm moves.
+//! Tests for the emulator alone: every schedule of the warps is clean, and launches move what the algorithm moves.
 
 use ferroattn::device::Emulator;
 use ferroattn::emulator::{Counters, Options};
@@ -29,7 +29,7 @@ pub fn tests() -> Vec<Test> {
         if forward.dtype != Dtype::F16 {
             continue;
         }
-        // The same tests of wide kernels would take minutes.
+        // These tests of wide kernels would take minutes.
         if !matches!(forward.kind, Kind::Wide | Kind::WideOptional) {
             tests.push(Test::emulator(name("every_schedule"), move |_| {
                 every_schedule_is_clean(kernel, forward)
@@ -175,7 +175,7 @@ fn o_lies_anywhere(kernel: &Kernel, forward: &Forward) -> Outcome {
     PASSED
 }
 
-/// What the launches of a case do.
+/// The counters of a case's launches.
 fn counters(kernel: &Kernel, case: &Case) -> Result<Vec<Counters>, libtest_mimic::Failed> {
     let device = Device::emulator_of(kernel.class().into(), counting())?;
     case.check(&device)?;

@@ -251,7 +251,7 @@ fn views_outside_the_buffer(device: &Device) -> Outcome {
     PASSED
 }
 
-/// What each tensor of the backward pass must be; the library's own tests go through all of them.
+/// The requirements on each tensor of the backward pass; the library's own tests go through all of them.
 fn backward_arguments(device: &Device) -> Outcome {
     let [batch, heads, seqlen, dim] = SHAPE;
     let longer = [batch, heads, seqlen + 1, dim];

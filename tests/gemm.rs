@@ -11,7 +11,7 @@ use proptest::sample::select;
 use tests::strategy::check_each;
 use tests::{GemmCase, Outcome, PASSED, Rows, Test, counting};
 
-/// What a test does on a device.
+/// The work of a test on a device.
 type Run = fn(&Device) -> Outcome;
 
 /// The tests of this file.

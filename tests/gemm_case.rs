@@ -28,7 +28,7 @@ pub enum Rows {
     One,
     /// So far apart that 129 of them reach beyond 2^31 elements.
     Far,
-    /// The same with a stride that is no multiple of 8.
+    /// Rows as far apart, with a stride that is no multiple of 8.
     OddFar,
 }
 

@@ -58,7 +58,7 @@ enum Kind {
     Emulator,
     /// A GPU through the library's driver.
     Cuda,
-    /// The same GPU through the command's driver.
+    /// That GPU through the command's driver.
     Cust,
 }
 
@@ -188,7 +188,7 @@ impl Test {
     }
 }
 
-/// What a device says that has no kernel for the backward pass of a common head dim.
+/// The error of a device that has no kernel for the backward pass of a common head dim.
 fn lacks_backward(device: &Device) -> Option<Error> {
     let shape = [1, 1, 1, 64];
     let problem = Problem::new(shape, shape, shape, false, None).expect("a valid problem");

@@ -35,7 +35,7 @@ pub enum Layout {
     FarHeads,
     /// Rows so far apart that 129 of them reach beyond 2^31 elements.
     FarRows,
-    /// The same with a stride that is no multiple of 8.
+    /// Rows as far apart, with a stride that is no multiple of 8.
     OddFarRows,
 }
 

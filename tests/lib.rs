@@ -1,4 +1,4 @@
-//! What the tests share: [cases](Case) of attention in guarded, poisoned memory, strategies that
+//! The library of the tests: [cases](Case) of attention in guarded, poisoned memory, strategies that
 //! draw them, and a [harness] that runs every test on every device.
 //!
 //! A test is a function of a [`Device`](ferroattn::Device): the CPU, the emulator and the GPU run the same

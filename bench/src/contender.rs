@@ -95,7 +95,7 @@ impl Choice {
         }
     }
 
-    /// The same for a backward pass: the best kernel, and the best with sums in [any order](ANY_ORDER), or the named ones.
+    /// Names of the kernels for a backward pass: the best, and the best with sums in [any order](ANY_ORDER), or the named ones.
     fn backward_kernels(&self, device: &Device, shape: &Shape) -> Result<Vec<String>> {
         let names = match self {
             Choice::Named(names) => names.clone(),
@@ -209,7 +209,7 @@ impl<T: Element> Bench<T> {
         })
     }
 
-    /// The same for a backward pass, after the forward pass.
+    /// Draws random inputs of a backward pass, after the forward pass.
     pub fn backward(device: &Device, shape: &Shape, seed: u64) -> Result<Self> {
         let mut bench = Self::new(device, shape, seed)?;
         bench.launch(&shape.attention())?;

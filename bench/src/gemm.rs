@@ -22,7 +22,7 @@ pub struct GemmShape {
     #[serde(flatten)]
     pub problem: GemmProblem,
     pub dtype: Dtype,
-    /// What products are added up in.
+    /// The type that products are summed in.
     #[serde(with = "by_name")]
     pub acc: Accumulation,
 }

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The script; its documentation has the protocol.
 const TORCH: &str = include_str!("../torch_peer.py");
 
-/// What an error says if the child has ended.
+/// The message of an error if the child has ended.
 const ENDED: &str = "the peers ended without an answer";
 
 /// A child process that times its contenders on command.

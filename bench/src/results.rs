@@ -38,7 +38,7 @@ pub struct Results<S = Shape> {
 /// How fast each contender computes one shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement<S = Shape> {
-    /// What was computed.
+    /// The computed shape.
     pub shape: S,
     /// The project's kernels, the default one first.
     pub kernels: Vec<Timing>,

@@ -96,7 +96,7 @@ fn is_off(option: &bool) -> bool {
     !option
 }
 
-/// What a call computes.
+/// The pass that a call computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pass {

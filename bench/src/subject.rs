@@ -1,4 +1,4 @@
-//! What a run measures: attention or matrix products.
+//! The subject of a run: attention or matrix products.
 
 use crate::contender::Choice;
 use crate::run::Plan;

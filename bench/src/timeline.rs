@@ -35,7 +35,7 @@ pub struct Timeline {
     pub driver: Option<String>,
     /// The kernel under watch.
     pub kernel: String,
-    /// What it computed.
+    /// The computed shape.
     pub shape: Shape,
     /// The names of points, in their order.
     pub events: Vec<String>,
@@ -46,7 +46,7 @@ pub struct Timeline {
     pub clocks: Vec<Vec<Points>>,
 }
 
-/// What a role did until it passed a point.
+/// A role's work until it passed a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
     /// The point at its end.
@@ -172,7 +172,7 @@ impl Timeline {
         }
     }
 
-    /// What a role did, in the order of time.
+    /// The phases of a role, in the order of time.
     pub fn phases(&self, role: usize) -> Vec<Phase> {
         let mut points = Vec::new();
         for (block, clocks) in self.clocks[role].iter().enumerate() {
@@ -254,7 +254,7 @@ impl Timeline {
     }
 }
 
-/// What a role does until it passes a point.
+/// A role's activity until it passes a point.
 pub fn activity(event: Event) -> &'static str {
     match event {
         Event::NeedsK | Event::NeedsV => "starts loads",

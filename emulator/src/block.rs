@@ -22,7 +22,7 @@ const BARRIERS: usize = 16;
 /// The most instructions of a turn, after which another warp may run.
 const MAX_TURN: u64 = 64;
 
-/// What an instruction works on: the active lanes of a warp and all they can reach.
+/// The context of an instruction: the active lanes of a warp and all they can reach.
 pub(crate) struct Context<'a> {
     /// The lanes that execute it.
     pub active: u32,
@@ -97,7 +97,7 @@ struct Barrier {
     expected: u32,
     /// Warps that arrived, whether they wait, and how they voted.
     arrived: Vec<(usize, bool, Option<Ballot>)>,
-    /// What these warps know.
+    /// The knowledge of these warps.
     knowledge: Knowledge,
 }
 
@@ -523,7 +523,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// What follows a stall.
+/// The consequence of a stall.
 enum Resolved {
     GoOn,
     /// Warps wait for other blocks.

@@ -14,7 +14,7 @@ use crate::random::Random;
 use crate::shared::{Accessor, BULK_ALIGNMENT, Shared};
 use crate::tensor_map::{CHUNK, TensorMap};
 
-/// What a copy reads or writes in global memory.
+/// The global memory that a copy reads or writes.
 pub(crate) enum Place {
     /// Adjacent bytes, from an address on.
     Bytes(u64),

@@ -23,7 +23,7 @@ pub(crate) fn thread(slot: usize) -> (usize, u32) {
     (slot / SLOTS, (slot % SLOTS) as u32)
 }
 
-/// What a thread knows of the accesses before it.
+/// A thread's knowledge of the accesses before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Knowledge {
     /// By slot of a thread: accesses at smaller clocks happened before.
@@ -38,7 +38,7 @@ pub(crate) struct Knowledge {
 }
 
 impl Knowledge {
-    /// What the threads of a block know at its start: nothing happened yet, and clocks start at 1.
+    /// The knowledge of a block's threads at its start: nothing happened yet, and clocks start at 1.
     pub fn at_start(warps: usize) -> Self {
         Knowledge {
             seen: vec![1; SLOTS * warps],

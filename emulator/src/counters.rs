@@ -1,4 +1,4 @@
-//! What a launch did: instructions, tensor-core work and memory transactions.
+//! Counters of a launch: instructions, tensor-core work and memory transactions.
 //!
 //! Shared memory is 32 banks of 4 bytes. The hardware splits an access into phases of 128 bytes: all
 //! 32 lanes where each moves up to 4 bytes, half-warps where each moves 8, quarter-warps where each
@@ -12,7 +12,7 @@ use crate::registers::{Row, lanes};
 use crate::source::Source;
 use std::collections::BTreeMap;
 
-/// What one instruction of a kernel did, over all warps of a launch.
+/// The work of one instruction of a kernel, over all warps of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Times that a warp executed it, with all or some of its lanes.
@@ -153,11 +153,11 @@ pub struct Line {
     pub opcode: String,
     /// The source line that it was compiled from, where the PTX has `.loc`.
     pub source: Option<Source>,
-    /// What it did.
+    /// Its work.
     pub tally: Tally,
 }
 
-/// What a launch did. Wavefronts, sectors and bytes are zero unless
+/// The work of a launch. Wavefronts, sectors and bytes are zero unless
 /// [`Options::counters`](crate::Options) is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -165,7 +165,7 @@ pub struct Counters {
     pub lines: Vec<Line>,
 }
 
-/// What a launch does for each `mma` that a warp executes.
+/// The work of a launch for each `mma` that a warp executes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerMma {
     /// Warp-instructions of all kinds, the `mma` included.

@@ -1,4 +1,4 @@
-//! What can go wrong: a module that does not load, a launch that does not fit the kernel, and a
+//! Errors: a module that does not load, a launch that does not fit the kernel, and a
 //! kernel that breaks a rule.
 
 use crate::source::Source;
@@ -14,7 +14,7 @@ pub enum Error {
         file: String,
         /// Line, from 1.
         line: u32,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
     /// An instruction is not known or its operands do not fit it.
@@ -26,7 +26,7 @@ pub enum Error {
         line: u32,
         /// The instruction's opcode.
         instruction: String,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
     /// The module has no entry of this name.
@@ -68,9 +68,9 @@ pub enum Error {
         kernel: String,
         /// Which size.
         what: &'static str,
-        /// What is allowed.
+        /// The allowed sizes.
         allowed: String,
-        /// What was given.
+        /// The given size.
         found: String,
     },
     /// The kernel broke a rule.
@@ -146,7 +146,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What a kernel must not do.
+/// A rule, named after the way in which a kernel breaks it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {
@@ -222,7 +222,7 @@ pub enum Rule {
     /// A tensor copy whose tensor map is none, or has other dimensions.
     #[error("{what}")]
     InvalidTensorMap {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
     /// A tensor copy to global memory of a box that begins at a negative coordinate: an illegal instruction on an H200.
@@ -268,7 +268,7 @@ pub enum Rule {
     /// A `wgmma` whose operand has no meaning.
     #[error("{what}")]
     ProductMisused {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
     /// A warp ends while its `wgmma` is under way.
@@ -280,7 +280,7 @@ pub enum Rule {
     /// A `setmaxnreg` that has no meaning.
     #[error("{what}")]
     RegistersMisused {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
     /// An instruction of a warpgroup in a block that lacks one of its four warps.
@@ -325,13 +325,13 @@ pub enum Rule {
     /// A use of an mbarrier that has no meaning.
     #[error("{what}")]
     MbarrierMisused {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
     /// Warps wait for each other, for bytes that no copy brings, or for registers that nobody gives.
     #[error("no warp can go on: {waiting}")]
     Deadlock {
-        /// What every warp waits for.
+        /// The wait of every warp.
         waiting: String,
     },
     /// Two threads touch a shared address, one writing, with no barrier between.
@@ -340,9 +340,9 @@ pub enum Rule {
         line.map_or(String::new(), |line| format!(" (line {line})"))
     )]
     SharedRace {
-        /// What this thread does.
+        /// This thread's access.
         access: Access,
-        /// What the other thread did.
+        /// The other thread's access.
         earlier: Access,
         /// The other thread, as warp and lane; several lanes if the access was collective.
         thread: String,
@@ -386,7 +386,7 @@ pub enum Rule {
     /// A use of a barrier that has no meaning.
     #[error("{what}")]
     BarrierMisused {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
     /// A `bra.uni` that only some lanes take.

@@ -4,7 +4,7 @@ use crate::counters::{Counters, Line};
 use crate::source::Source;
 use std::fmt;
 
-/// What a [`Finding`] is about.
+/// The subject of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -17,7 +17,7 @@ pub enum FindingKind {
 /// Instructions of one opcode that waste alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What is wasted.
+    /// The kind of waste.
     pub kind: FindingKind,
     /// The opcode, with its modifiers.
     pub opcode: String,
@@ -39,7 +39,7 @@ impl Finding {
     }
 }
 
-/// What makes two findings equal: kind, opcode, and `actual : ideal` in lowest terms.
+/// The key of equal findings: kind, opcode, and `actual : ideal` in lowest terms.
 type Key<'a> = (FindingKind, &'a str, u64, u64);
 
 /// The findings of a launch, the most wasteful first.

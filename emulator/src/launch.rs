@@ -65,7 +65,7 @@ impl Argument<'_> {
     }
 }
 
-/// What all blocks of a launch share.
+/// The state that all blocks of a launch share.
 pub(crate) struct Launch<'a> {
     pub kernel: &'a Kernel,
     pub global: Global,

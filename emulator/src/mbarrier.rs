@@ -28,9 +28,9 @@ struct Mbarrier {
     first: u32,
     /// Whether a wait saw that the phase before is complete.
     is_observed: bool,
-    /// What the threads know that arrived in this phase.
+    /// The knowledge of the threads that arrived in this phase.
     arriving: Knowledge,
-    /// What a wait learns: what the threads knew that arrived in complete phases.
+    /// The knowledge that a wait gives: that of the threads as they arrived in complete phases.
     completed: Knowledge,
     /// Slot and clock of its `mbarrier.init`.
     initialised: (usize, u32),
@@ -262,7 +262,7 @@ impl Mbarriers {
         Ok(is_complete)
     }
 
-    /// What a thread learns whose wait gave true.
+    /// The knowledge that a thread gains whose wait gave true.
     pub fn completed(&self, number: usize) -> &Knowledge {
         &self.all[number].completed
     }
@@ -272,7 +272,7 @@ impl Mbarriers {
         self.all[number].phase
     }
 
-    /// What the current phase of an mbarrier lacks, in words.
+    /// The arrivals and bytes that the current phase of an mbarrier lacks, in words.
     pub fn describe(&self, number: usize) -> String {
         let mbarrier = &self.all[number];
         let Mbarrier {

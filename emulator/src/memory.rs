@@ -16,7 +16,7 @@ const ADDRESS_BITS: u32 = 40;
 /// Generic address of a kernel's parameters, below all buffers.
 pub(crate) const PARAMETERS: u64 = 1 << (ADDRESS_BITS - 1);
 
-/// What kernels may do with a buffer.
+/// The accesses that kernels may make to a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
     /// Loads only.

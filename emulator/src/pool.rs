@@ -6,15 +6,15 @@
 /// Registers of a multiprocessor.
 const ALL: u32 = 64 << 10;
 
-/// What a thread can have at most, and the step in which counts change.
+/// The most registers of a thread, and the step in which counts change.
 pub(crate) const MOST: u32 = 256;
 pub(crate) const STEP: u32 = 8;
 
 /// The registers of a block, counted for one lane of a warp.
 pub(crate) struct Pool {
-    /// What no warp has.
+    /// Registers that no warp has.
     pub free: u32,
-    /// What each warp has.
+    /// Registers that each warp has.
     pub owned: Vec<u32>,
 }
 
@@ -39,7 +39,7 @@ impl Pool {
     }
 }
 
-/// What launch bounds give a thread: as many registers as fit `blocks` blocks of `threads` threads on a
+/// The registers that launch bounds give a thread: as many as fit `blocks` blocks of `threads` threads on a
 /// multiprocessor, and not more than `limit`.
 pub(crate) fn registers_at_launch(threads: u32, blocks: u32, limit: Option<u32>) -> u32 {
     let fitting = ALL / threads.saturating_mul(blocks).max(1) / STEP * STEP;

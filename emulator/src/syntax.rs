@@ -9,7 +9,7 @@ pub(crate) struct Token<'a> {
     pub line: u32,
 }
 
-/// What a comment begins with that gives the source line of the instructions after it, as a path and
+/// The first characters of a comment that gives the source line of the instructions after it, as a path and
 /// a number: `//@ kernels/src/tile/copy.rs:31`.
 pub(crate) const PLACE: &str = "//@ ";
 

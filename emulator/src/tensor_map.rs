@@ -83,7 +83,7 @@ pub(crate) const MAP_ALIGNMENT: u32 = 64;
 /// Bytes that a swizzle keeps together.
 pub(crate) const CHUNK: usize = 16;
 
-/// What an encoded map begins with.
+/// The first bytes of an encoded map.
 const MAGIC: u64 = u64::from_le_bytes(*b"emu.tmap");
 
 impl TensorMap {

@@ -47,9 +47,9 @@ pub(crate) struct Warp {
     pub registers: Registers,
     /// Clock of its accesses from now on; see [`crate::clocks`].
     pub clock: u32,
-    /// What all lanes know of other threads.
+    /// The knowledge that all lanes have of other threads.
     knowledge: Knowledge,
-    /// What single lanes know beyond that, since the warp last synchronised.
+    /// The knowledge of single lanes beyond that, since the warp last synchronised.
     ahead: Vec<(u32, Knowledge)>,
     /// Copies by `cp.async` under way.
     pub copies: Copies,
@@ -151,7 +151,7 @@ impl Warp {
         }
     }
 
-    /// What a lane knows, or for [`ALL_LANES`] what all lanes know.
+    /// The knowledge of a lane, or for [`ALL_LANES`] the one that all lanes have.
     #[inline(always)]
     pub fn knowledge(&self, lane: u32) -> &Knowledge {
         let mut ahead = self.ahead.iter();
@@ -207,7 +207,7 @@ impl Warp {
         }
     }
 
-    /// What another thread learns from a lane that releases: all that the lane knows and did. A
+    /// The knowledge that another thread gains from a lane that releases: all that the lane knows and did. A
     /// [tick](Self::tick) must follow.
     pub fn release(&self, lane: u32) -> Knowledge {
         let mut released = self.knowledge(lane).clone();
@@ -246,7 +246,7 @@ impl Warp {
         }
     }
 
-    /// What all lanes know, after they synchronised.
+    /// The knowledge that all lanes have, after they synchronised.
     pub fn common(&self) -> &Knowledge {
         self.knowledge(ALL_LANES)
     }

@@ -11,7 +11,7 @@ use crate::warp::Warp;
 /// Warps of a warpgroup.
 pub(crate) const WARPS: usize = 4;
 
-/// What an instruction of a warpgroup works on. All lanes of the four warps execute it.
+/// The context of a warpgroup's instruction. All lanes of the four warps execute it.
 pub(crate) struct Warpgroup<'a> {
     pub number: usize,
     pub warps: &'a mut [Warp],

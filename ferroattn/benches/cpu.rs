@@ -27,7 +27,7 @@ fn forward<T: Element>(bencher: Bencher, (seqlen, dim, causal): (usize, usize, b
         .bench_local(|| call.forward(&q, &k, &v).expect("a valid call"));
 }
 
-/// The same of the backward pass, 2.5 times as many.
+/// Items of the backward pass are floating-point operations, too, 2.5 times as many.
 #[divan::bench(
     types = [f16, f32],
     args = [(1024, 64, false), (1024, 128, false), (4096, 64, false), (4096, 64, true)],

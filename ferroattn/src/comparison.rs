@@ -21,7 +21,7 @@ pub struct Comparison {
     pub worst: [usize; 4],
     /// The worst element.
     pub found: f64,
-    /// What the reference has in its place.
+    /// The reference's element in its place.
     pub expected: f64,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct ExpectedRow {
     low: f64,
     /// `max|(ref + 0.3 - 0.3 in low precision) - ref|`.
     rounding: f64,
-    /// What the rounding of sums may add.
+    /// The error that the rounding of sums may add.
     sums: f64,
     /// The most that each element may be off, by the sizes of what it is a sum of.
     bounds: Array1<f64>,

@@ -1,4 +1,4 @@
-//! What can go wrong, and with which argument.
+//! Errors, and the arguments that cause them.
 
 use crate::plan::RawWorkspace;
 use crate::tensor::Dtype;

@@ -1,4 +1,4 @@
-//! What a call launches, as data.
+//! The launches of a call, as data.
 //!
 //! A plan is made from [`Facts`](crate::Facts), without a device: the kernels with their grids and parameter
 //! blocks, and the bytes of the workspace that they share. [`Plan::run`] launches it on any driver.
@@ -95,13 +95,13 @@ pub struct Entry {
     pub name: &'static str,
     /// The PTX module it lives in.
     pub module: &'static str,
-    /// What the module was compiled for.
+    /// The target that the module was compiled for.
     pub target: Target,
     /// Threads of a block.
     pub threads: u32,
     /// The modules of its crate.
     pub modules: Modules,
-    /// What is on in the text that the driver compiles.
+    /// The switches that are on in the text that the driver compiles.
     pub switches: Switches,
 }
 

@@ -1,4 +1,4 @@
-//! What the emulator counted, in summary.
+//! A summary of the emulator's counters.
 
 use crate::report::table;
 use ferroattn::emulator::{Counters, Line, Source, Tally};
@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::{fmt, iter};
 
-/// What a launch did: displayed, a summary; serialised, an element of `counters` in a `--json` line.
+/// The work of a launch: displayed, a summary; serialised, an element of `counters` in a `--json` line.
 pub struct Summary {
     /// Name of the kernel.
     pub kernel: &'static str,

@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// What to multiply, and with which kernels.
+/// The matrices to multiply, and the kernels.
 #[derive(Debug, clap::Args)]
 pub struct GemmArgs {
     /// Rows of A and C

@@ -40,7 +40,7 @@ pub struct Inputs<T> {
 struct InputFile {
     path: PathBuf,
     file: SafeTensors,
-    /// What is read of it.
+    /// The tensors that are read from it.
     tensors: Vec<(&'static str, TensorInfo)>,
 }
 

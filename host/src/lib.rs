@@ -1,4 +1,4 @@
-//! What the command has beside the library: [`Cust`], its driver, and the host's free memory.
+//! Parts of the command beside the library: [`Cust`], its driver, and the host's free memory.
 
 mod cust;
 

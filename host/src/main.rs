@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// What to type instead, which the library cannot know.
+/// Advice on what to type instead, which the library cannot give.
 fn tip(error: &Error) -> Option<String> {
     Some(match error {
         Error::NotOnCpu { .. } => "; type --device emulator".to_owned(),

@@ -10,7 +10,7 @@ use ferroattn::{
 };
 use kernels::abi::MAX_SEQLEN;
 
-/// What changes the scores.
+/// Options that change the scores.
 #[derive(Debug, clap::Args)]
 pub struct Modifiers {
     /// Query i sees only keys from i + seqlen_kv - seqlen - LEFT to i + seqlen_kv - seqlen + RIGHT, such as

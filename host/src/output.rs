@@ -29,7 +29,7 @@ pub struct Gradients<T> {
     pub d_bias: Option<([usize; 4], Vec<f32>)>,
 }
 
-/// What was computed: row-major tensors.
+/// Results: row-major tensors.
 pub struct Results<T> {
     /// o and lse.
     pub forward: Option<(Vec<T>, Vec<f32>)>,

@@ -43,7 +43,7 @@ struct AttentionCall {
     sinks: bool,
     /// Element type of its bias.
     bias: Option<&'static str>,
-    /// What its boolean mask has: "bytes" or "bits".
+    /// The elements of its boolean mask: "bytes" or "bits".
     mask: Option<&'static str>,
     /// Offsets or lengths.
     sequences: Option<Sequences<Vec<i32>>>,
@@ -153,9 +153,9 @@ pub fn run(args: &Args) -> Result<bool> {
 /// The tensors of a problem: in host memory, and on the device.
 struct Tensors<'a, T: Element> {
     inputs: &'a Inputs<T>,
-    /// Of options, on the device.
+    /// Tensors of options, on the device.
     options: tensors::Tensors,
-    /// The same on the CPU.
+    /// Tensors of options, on the CPU.
     host_options: HostOptions<'a>,
     q: Tensor<T>,
     k: Tensor<T>,

@@ -1,4 +1,4 @@
-//! What the command prints on standard output.
+//! The command's standard output.
 
 use crate::args::Run;
 use crate::counters::Summary;
@@ -16,7 +16,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-/// What a kernel computed: displayed, the line above the table; serialised, fields of a `--json` line.
+/// The call of a kernel: displayed, the line above the table; serialised, fields of a `--json` line.
 pub trait Call: Display + Serialize {
     /// Headings and numbers of the columns after the kernel's name.
     fn columns(&self) -> Vec<(&str, String)> {
@@ -27,13 +27,13 @@ pub trait Call: Display + Serialize {
     fn flops(&self) -> f64;
 }
 
-/// What the check of a result found.
+/// The findings of a result's check.
 pub struct Checked {
     /// Rows compared.
     pub rows: usize,
     /// The element with the largest error.
     pub worst: Comparison,
-    /// What is wrong, if anything is.
+    /// The failure, if there is one.
     pub failure: Option<String>,
 }
 

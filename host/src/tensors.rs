@@ -58,7 +58,7 @@ impl Pairs {
         bias.unwrap_or(0) + mask.unwrap_or(0)
     }
 
-    /// What the elements of the mask are.
+    /// The name of the mask's elements.
     pub fn mask_name(&self) -> Option<&'static str> {
         let (bits, _) = self.mask?;
         Some(if bits { "bits" } else { "bytes" })

@@ -25,7 +25,7 @@ pub struct Shape {
     pub main_loop: Loop,
     /// Element type of q, k, v and o.
     pub dtype: Dtype,
-    /// What products are summed in.
+    /// The type that products are summed in.
     pub acc: Accumulation,
     /// 16-row tiles of a warp.
     pub m_tiles: u32,

@@ -14,7 +14,7 @@ pub const SCALED: SoftmaxScale = SoftmaxScale {
     negative: false,
 };
 
-/// What multiplies raw scores, sign included.
+/// The factor of raw scores, sign included.
 #[inline(always)]
 pub fn signed(scale: SoftmaxScale) -> f32 {
     if scale.negative {
@@ -38,7 +38,7 @@ pub fn sums<E: Element, S: Accumulate<E>>(tiles: usize) -> bool {
     S::HALF && tiles < 16
 }
 
-/// As [`multiply`](kernels::tile::multiply), where [sums] are f16: they hold the products of one call.
+/// [`multiply`](kernels::tile::multiply) where [sums] are f16: they hold the products of one call.
 ///
 /// # Safety
 /// The conditions of [`multiply`](kernels::tile::multiply).
@@ -79,7 +79,7 @@ pub unsafe fn multiply<
     }
 }
 
-/// As [`Warp::accumulate`], summed in `S`.
+/// [`Warp::accumulate`] with sums in `S`.
 ///
 /// # Safety
 /// The conditions of [`Warp::new`].

@@ -31,7 +31,7 @@ pub struct Ladder {
     pub stages: Option<u32>,
     /// Which tiles are swizzled in shared memory.
     pub swizzles: Option<Swizzles>,
-    /// What products are summed in. f16 is for f16 inputs, with scores up to 45 000 and sums of 64 values up to
+    /// The type that products are summed in. f16 is for f16 inputs, with scores up to 45 000 and sums of 64 values up to
     /// 65 504; where O takes 128 registers, `P V` is summed in f32 all the same.
     pub acc: Option<Accumulation>,
     /// How O is stored.
@@ -81,7 +81,7 @@ impl Ladder {
         Ok(Ladder::new(*rung?))
     }
 
-    /// What products are summed in, by choice or by default.
+    /// The type that products are summed in, by choice or by default.
     #[must_use]
     pub fn sums_in(&self) -> Accumulation {
         self.acc.unwrap_or_default()
@@ -453,7 +453,7 @@ mod tests {
             message.contains("1 stage at") && message.contains("tiled-qkv would fit"),
             "{message}"
         );
-        // As many stages as were asked for need not fit the other kernel either.
+        // The number of stages that was asked for need not fit the other kernel either.
         let staged = |stages| Ladder {
             stages: Some(stages),
             ..Ladder::new(Rung::TiledQk)

@@ -70,7 +70,7 @@ impl Rung {
         }
     }
 
-    /// What the rung shows, in a line.
+    /// The rung's lesson, in a line.
     #[must_use]
     pub const fn lesson(self) -> &'static str {
         match self {

@@ -16,7 +16,7 @@ pub struct LadderParams {
     pub options: Options,
 }
 
-/// What the launch decides.
+/// The choices of a launch.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

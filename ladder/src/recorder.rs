@@ -18,7 +18,7 @@ impl Recorder {
     /// A recorder of kernels that write clocks to this address.
     ///
     /// # Safety
-    /// As many clocks as a call's kernel [writes](crate::timeline::TimelineParams::clocks) fit at the address, in memory of the
+    /// All clocks that a call's kernel [writes](crate::timeline::TimelineParams::clocks) fit at the address, in memory of the
     /// call's device that nothing else touches, for all calls with the recorder.
     pub unsafe fn new(clocks: u64) -> Self {
         Recorder { clocks }

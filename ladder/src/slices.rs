@@ -11,7 +11,7 @@ use kernels::tile::{Accumulate, Arrangement, Element, Operand, SharedTile};
 /// 16x16 tiles of V that one pass of the search loop reads.
 const LOOK: usize = 2;
 
-/// As [`Warp::accumulate_masked`]; the search for infinities and the guarded product are loops over slices of 16 keys.
+/// [`Warp::accumulate_masked`] whose search for infinities and guarded product are loops over slices of 16 keys.
 ///
 /// # Safety
 /// The conditions of [`Warp::new`].

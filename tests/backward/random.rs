@@ -46,7 +46,7 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// As many as take some seconds.
+/// Checks as many cases as take some seconds.
 fn check_random(device: &Device, cases: impl Strategy<Value = BackwardCase>) -> Outcome {
     let count = match (device.is_emulator(), device.is_cpu()) {
         (true, _) => 14,

@@ -44,7 +44,7 @@ use Which::{All, Last, Nth};
 struct Mutant {
     what: &'static str,
     kernel: &'static str,
-    /// What the changed lines contain.
+    /// The text that the changed lines contain.
     pattern: &'static str,
     which: Which,
     change: fn(&str) -> String,
@@ -111,7 +111,7 @@ struct Subject {
     entry: Entry,
     /// A class of devices that run it.
     class: Class,
-    /// What shows the faults.
+    /// The runs that show the faults.
     runs: Vec<Run>,
 }
 
@@ -207,7 +207,7 @@ fn schedules_to_try() -> Option<u64> {
     Some(number.parse().expect("a number of schedules"))
 }
 
-/// What shows a fault of a kernel.
+/// The runs that show a fault of a kernel.
 fn runs(mutated: &'static Kernel) -> Vec<Run> {
     if mutated.gemm().is_some() {
         return gemm::cases(mutated)

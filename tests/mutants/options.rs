@@ -404,14 +404,14 @@ fn options(kernel: &str) -> (Modifiers, &'static [Switch]) {
     }
 }
 
-/// What is on in the text of a kernel.
+/// The switches that are on in the text of a kernel.
 pub fn switches(kernel: &str) -> Switches {
     let (_, switches) = options(kernel);
     let on = |on: Switches, switch: &Switch| on.with(*switch, true);
     switches.iter().fold(Switches::NONE, on)
 }
 
-/// What shows faults of a kernel with options; none of other kernels.
+/// The runs that show faults of a kernel with options; none for other kernels.
 pub fn runs(kernel: &Kernel) -> Option<Vec<Run>> {
     let kernels = [
         FORWARD, HOPPER, VECTORS, BACKWARD, SUMS, STORED, RANGES, PREPARE, BLOCKS,

@@ -10,7 +10,7 @@ use super::{
 const PACKED: &str = "packed_f16_d64";
 /// Packs heads, and consumers copy Q.
 const HOPPER: &str = "hopper_packed_f16_d128";
-/// As [`HOPPER`], on two sides.
+/// Packs heads like [`HOPPER`], on two sides.
 const SIDES: &str = "hopper_packed_f16_d64";
 
 pub const MUTANTS: &[Mutant] = &[

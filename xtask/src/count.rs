@@ -48,7 +48,7 @@ pub fn run(seqlen: u32, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What the table has of a launch.
+/// The columns of a launch in the table.
 fn columns(launch: &Value) -> [(&'static str, u64); 12] {
     let number = |name: &str| launch[name].as_u64().unwrap_or_default();
     let instructions = launch["instructions"].as_object().into_iter().flatten();

@@ -26,7 +26,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command prints; its standard error shares the terminal.
+/// The output of a command; its standard error shares the terminal.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())

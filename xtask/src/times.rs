@@ -48,7 +48,7 @@ impl Times {
 /// Tests that the table lists by name.
 const LONGEST: usize = 20;
 
-/// What took seconds, from the longest.
+/// Names with their seconds, from the longest.
 fn longest_first<'a>(
     times: impl IntoIterator<Item = (&'a str, f64)>,
 ) -> impl Iterator<Item = (&'a str, f64)> {

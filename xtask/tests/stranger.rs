@@ -40,7 +40,7 @@ fn main() -> ferroattn::Result<()> {
 }
 "#;
 
-/// What a stranger's program prints that depends on the library in this folder.
+/// The output of a stranger's program that depends on the library in this folder.
 fn built_with(library: &Path, program: &Path) -> String {
     std::fs::create_dir_all(program.join("src")).expect("a folder");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -51,7 +51,7 @@ fn built_with(library: &Path, program: &Path) -> String {
     let dependency = format!("[dependencies]\nattention = {{ path = {library:?}, {features} }}\n");
     write("Cargo.toml", &format!("{MANIFEST}{dependency}"));
     write("src/main.rs", PROGRAM);
-    // The same versions of everything, so that nothing is downloaded again.
+    // The lock file keeps all versions, so that nothing is downloaded again.
     std::fs::copy(root.join("Cargo.lock"), program.join("Cargo.lock")).expect("a file");
 
     let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");

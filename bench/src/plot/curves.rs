@@ -50,7 +50,7 @@ pub fn charts(results: &Results, pass: Pass) -> Result<Vec<Chart>> {
     Ok(charts)
 }
 
-/// What the shapes of one chart have in common.
+/// The properties that the shapes of one chart have in common.
 #[derive(Clone, Copy)]
 struct Kind {
     pass: Pass,

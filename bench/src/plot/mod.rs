@@ -29,7 +29,7 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// What a legend calls the kernel that the library takes by itself.
+/// The legend's name of the kernel that the library takes by itself.
 const DEFAULT: &str = "this project";
 
 /// A chart: the end of its file's name, and the SVG.

@@ -1,4 +1,4 @@
-//! What the roles of a block do over time: a row for each role, and two for the products of each consumer.
+//! The timeline of a block's roles: a row for each role, and two for the products of each consumer.
 
 use super::{Area, COLORS, Chart, FAINT, GRID, INK, text};
 use crate::timeline::{Phase, Timeline};

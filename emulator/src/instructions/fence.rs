@@ -16,7 +16,7 @@ pub(super) fn decode(d: &mut Decoder) -> Decoded {
             c.warp.fence(c.active);
             Ok(())
         }),
-        // What threads wrote to global memory has no shadow.
+        // Writes of threads to global memory have no shadow.
         "proxy.async.global" => lanes!(|_| Ok(())),
         "mbarrier_init.release.cluster" => lanes!(|c| {
             for_each_lane(c.active, |lane| {

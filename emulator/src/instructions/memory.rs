@@ -13,7 +13,7 @@ enum Space {
     Shared,
 }
 
-/// What an access moves: `count` values of `bits` bits.
+/// The shape of an access: `count` values of `bits` bits.
 #[derive(Clone, Copy)]
 struct Shape {
     space: Space,

@@ -51,7 +51,7 @@ enum Bound {
     Least,
     /// Sources must not be above it.
     Most,
-    /// As `Most`, with the source counted from the segment's start.
+    /// Sources, counted from the segment's start, must not be above it.
     Index,
 }
 

@@ -98,7 +98,7 @@ struct Product {
     right: Matrix,
     /// Whether to add to the accumulators, or to overwrite them.
     adds: Pred,
-    /// What multiplies A times B: 1 or -1.
+    /// The factor of A times B: 1 or -1.
     sign: f32,
 }
 

@@ -292,7 +292,7 @@ fn arrivals_release_and_waits_acquire() {
         let caught = matches!(&rule, Rule::SharedRace { earlier, .. } if *earlier == write);
         assert!(caught, "{to}: {rule}");
     }
-    // What a thread does after it arrived is not released.
+    // Accesses of a thread after it arrived are not released.
     let late = two(&format!("{arrive} {write}"), &format!("{} {read}", wait(0)));
     let rule = match run(&format!("{SETUP} {late}"), 64) {
         Err(Error::Fault(fault)) => fault.rule,

@@ -3,10 +3,10 @@
 use emulator::Error;
 use std::ops::Range;
 
-/// What a mutant changes, all places where it stands, what replaces it, and a part of what catches it.
+/// A mutant: its name, the text that it replaces at all places, the new text, and a part of the report that catches it.
 pub type Mutant = (&'static str, &'static str, &'static str, &'static str);
 
-/// What is wrong with a run, if anything; `outcome` says whether its result is right.
+/// The fault of a run, if it has one; `outcome` says whether its result is right.
 pub fn fault(outcome: Result<bool, Error>) -> Option<String> {
     match outcome {
         Ok(is_right) => (!is_right).then(|| "wrong result".to_owned()),

@@ -1,5 +1,5 @@
 //! A pipeline of Hopper's instructions: a producer loads tiles by tensor copies, two warpgroups multiply
-//! them, and the result leaves by `stmatrix` and a tensor copy. What can go wrong between them.
+//! them, and the result leaves by `stmatrix` and a tensor copy. The mutants go wrong between them.
 
 use crate::mutants::{self, Mutant};
 use crate::tiny::schedule;
@@ -479,7 +479,7 @@ pub fn run(text: &str, options: &Options) -> Result<(bool, Counters), Error> {
     Ok((is_right, counters))
 }
 
-/// What is wrong with a module, if anything.
+/// The fault of a module, if it has one.
 fn fault(text: &str, seed: u64) -> Option<String> {
     let outcome = run(text, &schedule(seed));
     mutants::fault(outcome.map(|(is_right, _)| is_right))

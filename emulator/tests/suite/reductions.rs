@@ -68,7 +68,7 @@ fn reductions_add_in_any_order() {
     assert_eq!(ordered, [0.0; 30]);
 }
 
-/// What is written over a source that was read is not added.
+/// Values written over a source after it was read are not added.
 #[test]
 fn a_reduction_adds_what_it_read() {
     let text = format!(

@@ -208,7 +208,7 @@ fn boxes_of_random_tensors() {
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         let in_shared = tensors.read(tensors.out, box_bytes);
         let stored = tensors.read(tensors.to.address, content.len());
-        // What was never written reads as ones.
+        // Bytes that were never written read as ones.
         let mut expected = vec![0xff; content.len()];
         let found = |place| &in_shared[swizzled(place, swizzle)..][..element];
         for (place, inside) in places {

@@ -13,7 +13,7 @@ pub fn module(body: &str) -> String {
     module_for("sm_80", WORDS, &format!("{registers}\n{body}"))
 }
 
-/// As [`module`], for a target and with `words` words of a thread. The body declares other registers.
+/// [`module`] for a target and with `words` words of a thread. The body declares other registers.
 pub fn module_for(target: &str, words: usize, body: &str) -> String {
     format!(
         "

@@ -282,7 +282,7 @@ const CHAIN: &str = "
     st.global.b32 [%out], %d0; st.global.b32 [%out+4], %d1;
     st.global.b32 [%out+8], %d2; st.global.b32 [%out+12], %d3;";
 
-/// What a body comes to: nothing, or the report of the rule that it breaks under each schedule.
+/// The report of a body: nothing, or the rule that it breaks under each schedule.
 fn report(body: &str, threads: u32) -> Option<String> {
     let text = module(threads, 4, body);
     let image: Vec<u8> = (0..BYTES / 2)
@@ -341,7 +341,7 @@ fn products_that_keep_the_rules() {
     let other = changed(UNDER_WAY, OTHER).replace("aligned 0;", "aligned 1;");
     let end = format!("{COMPLETE} wgmma.wait_group.sync.aligned 0;");
     clean(&other.replace(COMPLETE, &end), 128);
-    // What the products read may be written after the wait, and before them with a fence.
+    // Operands of the products may be written after the wait, and before them with a fence.
     let write = by_first("st.shared.b32 [smem], %tid;");
     clean(&changed(COMPLETE, &write), 128);
     clean(

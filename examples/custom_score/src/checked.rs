@@ -25,7 +25,7 @@ impl<T: Element> Passes<T> {
     /// Computes `call` on a device, for q of a shape and as many key/value heads.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's errors.
     pub fn compute(
         device: &Device,
         call: &Attention,

@@ -17,7 +17,7 @@ pub struct Head<'a> {
     firsts: Array<'a, u32>,
     /// The token after the last one of each token's document.
     ends: Array<'a, u32>,
-    /// What a step of distance takes off a score.
+    /// The amount that a step of distance takes off a score.
     slope: f32,
 }
 

@@ -215,7 +215,7 @@ fn plans_name_the_kernels() {
     }
 }
 
-/// What a document holds stays in it, even if it is no number.
+/// Values of a document stay in it, even if they are no numbers.
 #[test]
 fn documents_do_not_see_each_other() {
     let case = CASES[1];
@@ -339,7 +339,7 @@ static WITHOUT: CustomKernels = unsafe { CustomKernels::new::<Documents>("Docume
 #[test]
 #[should_panic = "entries differ"]
 fn entries_have_as_many_tokens() {
-    // As many as three entries of 3 tokens.
+    // These 9 tokens are as many as those of three entries of 3 tokens.
     let _ = Batch::new(&Device::cpu(), &[&[3], &[5], &[1]], &[0.5]);
 }
 

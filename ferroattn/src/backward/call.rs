@@ -84,7 +84,7 @@ impl RawBackward {
 }
 
 impl Attention<'_> {
-    /// What a [backward](Self::backward) call launches on a device with these facts; nothing on the CPU, which is
+    /// The launches of a [backward](Self::backward) call on a device with these facts; none on the CPU, which is
     /// `None`.
     ///
     /// ```

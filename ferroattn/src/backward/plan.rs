@@ -29,7 +29,7 @@ pub(super) struct Draft<'a> {
     pub rows: usize,
     /// Whether key tiles add to dq in turns.
     pub takes_turns: bool,
-    /// What all steps have in common, with [places](Steps::places) in the workspace.
+    /// The arguments that all steps have in common, with [places](Steps::places) in the workspace.
     pub params: BackwardParams,
     /// The part of the workspace that holds zeros before the main kernel.
     pub zeros: Range<u64>,

@@ -182,7 +182,7 @@ impl<'a> Reference<'a> {
         sum
     }
 
-    /// What the rows `visited` give: dq of the rows among `rows`, and their part in dk and dv of `keys`.
+    /// The part of the rows `visited`: dq of the rows among `rows`, and their part in dk and dv of `keys`.
     fn part(
         &self,
         visited: &[usize],

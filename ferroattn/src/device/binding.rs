@@ -99,7 +99,7 @@ macro_rules! declare {
                 /// The driver's function of this name, which returns its status.
                 ///
                 /// # Safety
-                /// What the driver's documentation asks for.
+                /// The conditions in the driver's documentation.
                 unsafe fn $name($($argument: $type),*) -> u32;
             )*
         }

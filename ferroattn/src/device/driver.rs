@@ -1,4 +1,4 @@
-//! What a device must offer to launch kernels: memory, modules, launches, streams and events.
+//! The interface that a device must offer to launch kernels: memory, modules, launches, streams and events.
 //!
 //! A driver knows nothing of attention, and keeps no record: the file `gpu` remembers what is loaded.
 //! `Cuda` launches through `cudarc`, `Emulator` on the CPU; a program may bring its own for
@@ -93,7 +93,7 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// Marketing name of the device.
     fn name(&self) -> &str;
 
-    /// What plans depend on.
+    /// The facts that plans depend on.
     fn facts(&self) -> &Facts;
 
     /// Index among the machine's GPUs; `None` if the device is emulated. Drivers with one index share memory.
@@ -161,13 +161,13 @@ pub unsafe trait Driver: Debug + Send + Sync {
     /// Copies host memory to the device, in the order of the default stream.
     ///
     /// # Safety
-    /// As many bytes from the address are allocated.
+    /// `data.len()` bytes from the address are allocated.
     unsafe fn upload(&self, to: u64, data: &[u8]) -> Result<()>;
 
     /// Copies device memory to the host, after all work on the default stream.
     ///
     /// # Safety
-    /// As many bytes from the address are allocated and written.
+    /// `data.len()` bytes from the address are allocated and written.
     unsafe fn download(&self, from: u64, data: &mut [u8]) -> Result<()>;
 
     /// Copies memory of the device, in the order of the default stream.

@@ -1,4 +1,4 @@
-//! What plans depend on: the device, as numbers.
+//! The facts of a device that plans depend on, as numbers.
 
 use super::Class;
 use crate::error::{Error, Result, expect_at_most};
@@ -23,7 +23,7 @@ impl SharedMemory {
     }
 }
 
-/// What a device offers, for the choice of kernels and the division of work.
+/// The facts of a device, for the choice of kernels and the division of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Facts {

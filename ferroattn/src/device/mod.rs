@@ -214,12 +214,12 @@ impl Device {
             .map_or(Ok(None), |gpu| gpu.driver().free_memory())
     }
 
-    /// What plans depend on; `None` on the CPU.
+    /// The facts that plans depend on; `None` on the CPU.
     pub fn facts(&self) -> Option<&Facts> {
         self.gpu().map(|gpu| gpu.driver().facts())
     }
 
-    /// What launches kernels; `None` on the CPU.
+    /// The GPU that launches kernels; `None` on the CPU.
     pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
         self.0.as_ref()
     }
@@ -233,7 +233,7 @@ impl Device {
     }
 }
 
-/// The same memory is reachable: both are the CPU, the same emulated GPU, or the same GPU through any driver.
+/// Equal devices reach the same memory: both are the CPU, the same emulated GPU, or the same GPU through any driver.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (self.gpu(), other.gpu()) {

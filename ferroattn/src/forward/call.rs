@@ -49,7 +49,7 @@ impl RawForward {
 }
 
 impl Attention<'_> {
-    /// What a call launches on a device with these facts; nothing on the CPU, which is `None`.
+    /// The launches of a call on a device with these facts; none on the CPU, which is `None`.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {

@@ -55,7 +55,7 @@ use ndarray::Array1;
 use rayon::prelude::*;
 use std::fmt;
 
-/// What a forward pass read and wrote: row-major tensors in host memory.
+/// The inputs and results of a forward pass: row-major tensors in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'a, T> {
     /// Sizes and options.
@@ -72,7 +72,7 @@ pub struct Forward<'a, T> {
     pub o: &'a [T],
     /// `[batch, heads, seqlen_q]`.
     pub lse: &'a [f32],
-    /// What products were summed in.
+    /// The type that products were summed in.
     pub acc: Accumulation,
 }
 
@@ -278,7 +278,7 @@ mod tests {
         spoilt_with(|_| (), spoil)
     }
 
-    /// The same after `prepare` changed V.
+    /// Checks all rows of a right result in which `prepare` changed V, after `spoil` changed its o and lse.
     fn spoilt_with<T: Element>(
         prepare: impl Fn(&mut [T]),
         spoil: impl Fn(&mut [T], &mut [f32]),

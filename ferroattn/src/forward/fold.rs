@@ -5,7 +5,7 @@ use super::{Problem, RawForward};
 use crate::options;
 use crate::tensor::RawTensor;
 
-/// The same work with `heads / kv_heads` queries of `kv_heads` heads, if each head has one query, and the options treat
+/// The call as `heads / kv_heads` queries of `kv_heads` heads, if each head has one query, and the options treat
 /// these queries alike.
 pub(super) fn folded(problem: &Problem, args: &RawForward) -> Option<(Problem, RawForward)> {
     let plain = Problem {

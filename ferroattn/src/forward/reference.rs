@@ -37,10 +37,10 @@ pub(crate) struct Query<'a> {
 const SLICE: usize = 16;
 /// Half a unit in the last place of f16, relative to numbers of any size.
 const UNIT: f64 = 1.0 / 2048.0;
-/// The same of f32.
+/// Half a unit in the last place of f32, relative to numbers of any size.
 pub(crate) const F32_UNIT: f64 = 1.0 / (1 << 24) as f64;
 
-/// What a query row should give.
+/// The results that a query row should give.
 pub(crate) struct Row {
     /// The output.
     pub o: Array1<f64>,
@@ -191,7 +191,7 @@ impl<'a> Reference<'a> {
         scores
     }
 
-    /// What the row makes of the values by its scaled products.
+    /// The row's results, from the values and its scaled products.
     fn attend(&self, query: &Query, products: Array1<f64>, round: impl Fn(f64) -> f64) -> Row {
         let scores = self.scores(query, products, &round);
         let sink = f64::from(query.options.sink());

@@ -15,14 +15,14 @@ use kernels::catalog::select::Request;
 /// Splits that the heuristic goes up to.
 const MAX_SPLITS: u32 = 128;
 
-/// What a split costs beside its keys, in steps of a block of keys: a prologue, a partial result, and its
+/// The cost of a split beside its keys, in steps of a block of keys: a prologue, a partial result, and its
 /// part of the combination. A split has at least as many steps of its own.
 const SPLIT_STEPS: u32 = 8;
 
 /// How much of the best time is good enough if it takes fewer splits.
 const NEAR_BEST: f64 = 0.99;
 
-/// What the choice of a kernel depends on; for [valid](Problem::validate) problems.
+/// The request that chooses a kernel, for [valid](Problem::validate) problems.
 pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Facts) -> Request {
     Request {
         dtype,
@@ -128,7 +128,7 @@ fn waves(kernel: &MainKernel, problem: &Problem, facts: &Facts) -> [u32; 2] {
     let share = l2_bytes / 3 * if kernel.slices == 1 { 2 } else { 6 };
     let waves = match kernel.waves {
         Waves::Heads => [1, 1],
-        // As many as share the L2 cache with their keys and values.
+        // Waves of as many heads as share the L2 cache with their keys and values.
         Waves::Even => [heads.div_ceil(heads.div_ceil(fitting(share))), 1],
         // Smaller ones, so that tiles that read new keys run beside others. The last has half as many heads as
         // multiprocessors, if they share the cache: its light tiles fill the time until the last block is done.

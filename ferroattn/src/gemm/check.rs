@@ -16,7 +16,7 @@ use crate::tensor::{Dtype, Element};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// What a product reads and writes: row-major matrices in host memory.
+/// The operands and the result of a product: row-major matrices in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a, T> {
     /// Sizes.

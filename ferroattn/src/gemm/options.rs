@@ -159,7 +159,7 @@ impl Gemm {
         unsafe { cpu::gemm_raw(dtype, args) }
     }
 
-    /// What a call launches on a device with these facts; nothing on the CPU, which is `None`, or if C has no
+    /// The launches of a call on a device with these facts; none on the CPU, which is `None`, or if C has no
     /// elements.
     ///
     /// # Errors

@@ -164,7 +164,7 @@ mod tests {
             (64, 64, 1 << 21, [false, false]),
             (64, 65, 1 << 21, [true, false]),
             (64, 72, 2 + (1 << 21), [false, true]),
-            // What lies behind the rows must not count.
+            // Memory behind the rows must not count.
             (61, 64, 1 << 21, [true, true]),
             // Nothing is read.
             (0, 65, 2, [false, false]),

@@ -55,7 +55,7 @@ impl CustomKernels {
         }
     }
 
-    /// What the crate made of a kernel of the catalog.
+    /// The entry that the crate made of a kernel of the catalog.
     pub(crate) fn entry(&self, kernel: &'static Kernel) -> Option<Entry> {
         let name = catalog::Custom::name_of(self.of, kernel.name);
         let name = ptx::name(self.modules, &name)?;

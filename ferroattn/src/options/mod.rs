@@ -1,4 +1,4 @@
-//! What an attention call computes beyond plain and causal attention, and the tensors that it takes for it.
+//! Options of an attention call beyond plain and causal attention, and the tensors that it takes for them.
 
 mod blocks;
 mod custom;
@@ -105,7 +105,7 @@ pub(crate) fn expect_best(name: Option<&str>) -> Result<()> {
     name.map_or(Ok(()), refused)
 }
 
-/// What a kernel with options reads.
+/// The options in the form that kernels read.
 pub(crate) fn of_kernels(p: &Problem, tensors: &RawOptions) -> Options {
     let bound =
         |keys: Option<usize>| keys.map_or(i32::MAX, |keys| keys.min(i32::MAX as usize) as i32);
@@ -154,7 +154,7 @@ pub(crate) fn pairs(tensor: Option<RawTensor>) -> PairsRef {
     })
 }
 
-/// What is on in a kernel with options.
+/// The switches that are on in a kernel with options.
 pub(crate) fn switches(p: &Problem, tensors: &RawOptions) -> Switches {
     let of_sequences = tensors.has_slopes_of_sequences();
     let bias = |dtype| tensors.bias.is_some_and(|bias| bias.dtype == dtype);

@@ -11,7 +11,7 @@ use kernels::catalog::{self, Auxiliary, Family};
 use std::mem::offset_of;
 
 impl Steps {
-    /// What kernels read of the options, which stand at `place` of the parameter blocks of the launches to come. With
+    /// The options that kernels read, which stand at `place` of the parameter blocks of the launches to come. With
     /// sequences, which may be `spaced` in place of what the options say, a launch finds the ranges of keys and, for
     /// `gradients`, of queries.
     ///

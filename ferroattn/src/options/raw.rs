@@ -136,7 +136,7 @@ impl RawOptions {
 
 /// The axes of a tensor with an element for each pair.
 pub(crate) const PAIRS: &str = "[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]";
-/// The same of words of bits.
+/// The axes of a tensor with a bit for each pair, in words.
 pub(super) const PAIRS_OF_BITS: &str =
     "[batch or 1, heads or 1, seqlen_q or 1, ceil(seqlen_kv / 32)]";
 

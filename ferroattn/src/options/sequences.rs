@@ -61,7 +61,7 @@ impl<T> Sequences<T> {
         }
     }
 
-    /// The same with what `of` makes of each part.
+    /// Sequences of this kind, with what `of` makes of each part.
     ///
     /// ```
     /// use ferroattn::{RawTensor, Sequences};
@@ -75,7 +75,7 @@ impl<T> Sequences<T> {
         self.with(q, kv)
     }
 
-    /// The same with what `of` makes of each part, unless it fails.
+    /// Sequences of this kind, with what `of` makes of each part, unless it fails.
     ///
     /// # Errors
     /// The first failure.
@@ -84,7 +84,7 @@ impl<T> Sequences<T> {
         Ok(self.with(of(q)?, of(kv)?))
     }
 
-    /// The same with these parts.
+    /// Sequences of this kind, with these parts.
     pub(super) fn with<U>(&self, q: U, kv: U) -> Sequences<U> {
         match self {
             Sequences::Packed { .. } => Sequences::Packed { q, kv },

@@ -18,7 +18,7 @@ pub(crate) struct TensorOptions<'a> {
     pub sinks: Option<Borrowed<'a, 1>>,
     /// `[batch or 1, heads or 1, seqlen_q or 1, seqlen_kv]`.
     pub bias: Option<(Dtype, Borrowed<'a, 4>)>,
-    /// As bias; the last axis has this many keys in an element.
+    /// `[batch or 1, heads or 1, seqlen_q or 1, elements]`, with this many keys in an element.
     pub mask: Option<(usize, Borrowed<'a, 4>)>,
     pub sequences: Option<Sequences<Borrowed<'a, 1>>>,
     /// `[batch]`.

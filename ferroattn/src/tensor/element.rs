@@ -14,7 +14,7 @@ pub trait Element:
     /// The type's name.
     const DTYPE: Dtype;
 
-    /// The same value in `f32`.
+    /// The value in `f32`.
     fn to_f32(self) -> f32 {
         self.into()
     }

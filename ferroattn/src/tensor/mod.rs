@@ -187,7 +187,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         self.storage.borrow().device()
     }
 
-    /// The same tensor, borrowed.
+    /// The tensor, borrowed.
     pub fn view(&self) -> TensorView<'_, S::Item, R> {
         TensorBase {
             storage: self.storage.borrow(),
@@ -196,7 +196,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         }
     }
 
-    /// The same tensor, borrowed to write.
+    /// The tensor, borrowed to write.
     pub fn view_mut(&mut self) -> TensorViewMut<'_, S::Item, R>
     where
         S: StorageMut,

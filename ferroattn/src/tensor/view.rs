@@ -127,7 +127,7 @@ impl<S: Storage, const R: usize> TensorBase<S, R> {
         Ok(self.with_layout(layout))
     }
 
-    /// The same elements, in row-major order, in another shape.
+    /// The elements, in row-major order, in another shape.
     ///
     /// ```
     /// # fn main() -> ferroattn::Result<()> {

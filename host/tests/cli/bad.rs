@@ -199,7 +199,7 @@ fn options_of_the_ladder() {
         let reasons = ["not on the CPU; type --device emulator"];
         refuse(&format!("--kernel {kernel}"), &reasons);
     }
-    // What no device does is said first.
+    // Errors on every device are reported before those of one device.
     for (line, reason) in [
         ("--kernel naive --stages 3", "naive has no option stages"),
         (

@@ -321,7 +321,7 @@ fn a_replaced_file_keeps_its_mode() {
     assert_eq!(file_names(&folder), [OsStr::new("o")]);
 }
 
-/// As devices are, such as /dev/null.
+/// Pipes are written like devices, such as /dev/null.
 #[test]
 fn pipes_are_written_straight() {
     let folder = folder();

@@ -220,7 +220,7 @@ fn a_file_can_be_converted() {
     assert_eq!(objects[0]["passed"], true);
 }
 
-/// What f16 would round away is in the result.
+/// Digits that f16 would round away are in the result.
 #[test]
 fn the_cpu_computes_in_f32() {
     const MORE: f32 = 1e-4;

@@ -65,13 +65,13 @@ fn succeed(line: &str) -> String {
     finished.stdout
 }
 
-/// What a `--json` run printed: an outcome on each line.
+/// The outcomes that a `--json` run printed, one on each line.
 fn outcomes(stdout: &str) -> Vec<Value> {
     let parse = |line| serde_json::from_str(line).expect("JSON");
     stdout.lines().map(parse).collect()
 }
 
-/// What a `--json` run of one kernel printed.
+/// The outcome that a `--json` run of one kernel printed.
 fn outcome(stdout: &str) -> Value {
     let [outcome] = <[Value; 1]>::try_from(outcomes(stdout)).expect("one line");
     outcome

@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
     /// Compiles the libraries.
     ///
     /// # Errors
-    /// What the compiler said.
+    /// The compiler's message, if it fails.
     pub fn new(compiler: &'a Compiler, package: &'a Package) -> Result<Self, Error> {
         let mut session = Session {
             compiler,
@@ -114,7 +114,7 @@ impl<'a> Session<'a> {
     /// source lines.
     ///
     /// # Errors
-    /// What the compiler said.
+    /// The compiler's message, if it fails.
     pub fn compile(&self, kernels: &[&dyn Spec]) -> Result<String, Error> {
         let target = kernels[0].target();
         let cpu = format!("-Ctarget-cpu={}", target.name());
@@ -231,8 +231,8 @@ type Sources = BTreeMap<PathBuf, Vec<String>>;
 /// Folders that are not compiled to PTX: the catalog, which speaks through entry points, and what is made of the text.
 const OF_HOST: [&str; 2] = ["kernels/src/catalog", "kernels/src/text"];
 
-/// What decides the PTX of a crate of kernels, in a folder of its sources: all but the lines that are
-/// comments, and what is [the host's](OF_HOST).
+/// The sources that decide the PTX of a crate of kernels, in a folder of them: all but the lines that are
+/// comments, and all but [the host's](OF_HOST).
 fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
     let mut sources = BTreeMap::new();
     for entry in std::fs::read_dir(folder).map_err(Error::file(folder))? {
@@ -258,7 +258,7 @@ fn sources(folder: &Path, code: &mut Lines) -> Result<Sources, Error> {
 mod tests {
     use super::*;
 
-    /// What decides whether a kernel is compiled again.
+    /// Sources decide whether a kernel is compiled again.
     #[test]
     fn comments_and_code_of_the_host_do_not_change_sources() {
         let folder = tempfile::tempdir().expect("a folder");

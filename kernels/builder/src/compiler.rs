@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct Compiler {
     /// The compiler.
     pub rustc: PathBuf,
-    /// What it says of its version.
+    /// The version that it prints.
     pub version: String,
     /// The library source.
     pub library: PathBuf,

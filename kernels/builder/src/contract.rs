@@ -1,4 +1,4 @@
-//! What an entry may and must contain.
+//! The contract of an entry: what it may and must contain.
 
 use crate::{Entry, Error};
 use kernels::catalog::collectives::Collectives;

@@ -1,6 +1,6 @@
 //! Compiles crates of kernels to PTX and checks what came out.
 //!
-//! The same code runs in the library's build script and in `cargo xtask build-ptx`:
+//! The library's build script and `cargo xtask build-ptx` run this code:
 //!
 //! 1. [`Compiler::find`]: a rustc whose library source is installed.
 //! 2. [`Session::compile`]: kernels of a [`Package`] as one PTX text, several texts in parallel.

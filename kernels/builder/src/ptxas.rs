@@ -21,7 +21,7 @@ pub fn targets(kernel: &dyn Spec) -> Vec<&'static str> {
     classes.flat_map(|class| class.targets()).copied().collect()
 }
 
-/// What `ptxas -v` says of an entry on an architecture.
+/// The resources of an entry on an architecture, as `ptxas -v` reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The kernel.
@@ -150,7 +150,7 @@ fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the entries of a PTX text use on an architecture.
+/// The resources that the entries of a PTX text use on an architecture.
 ///
 /// # Errors
 /// [`Error::Ptxas`] if it is rejected.
@@ -164,7 +164,7 @@ pub fn usages(
     Ok(parse(&cache::read(&assembled.join(REPORT))?, target))
 }
 
-/// What `ptxas -v` printed, in the folder of an [assembled] text.
+/// The report of `ptxas -v`, in the folder of an [assembled] text.
 const REPORT: &str = "report";
 /// The machine code, in the folder of an [assembled] text.
 pub(crate) const CUBIN: &str = "cubin";
@@ -207,7 +207,7 @@ pub(crate) fn version(tool: &Path) -> Result<String, Error> {
     Ok(version)
 }
 
-/// What a program printed, unless it failed.
+/// The standard output of a program, unless it failed.
 pub(crate) fn printed(command: &mut Command) -> Result<String, Error> {
     let output = output(command)?;
     if output.status.success() {
@@ -218,7 +218,7 @@ pub(crate) fn printed(command: &mut Command) -> Result<String, Error> {
     Err(Error::Run(command.get_program().into(), source))
 }
 
-/// What a program wrote, whether it failed or not.
+/// The output of a program, whether it failed or not.
 pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
     let output = command.output();
     output.map_err(|source| Error::Run(command.get_program().into(), source))

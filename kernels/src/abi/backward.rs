@@ -69,7 +69,7 @@ pub struct BackwardParams {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PrepareParams {
-    /// What all kernels of the pass have in common.
+    /// The arguments that all kernels of the pass have in common.
     pub backward: BackwardParams,
     /// Device address of the memory that holds zeros before the main kernel, a multiple of 16.
     pub zeros: u64,

@@ -1,4 +1,4 @@
-//! What a watch notes of a Hopper kernel's roles.
+//! Points in the work of a Hopper kernel's roles, which a watch notes.
 
 /// A point in a role's work on a block of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -62,7 +62,7 @@ pub const MAX_DEPTH: u32 = 1 << 28;
 pub struct HopperGemmParams {
     /// Boxes of a tile's rows of a, as one head of one batch entry, and 64 columns.
     pub a: TensorMap,
-    /// The same of b.
+    /// Boxes of b, with the layout of [`a`](Self::a)'s.
     pub b: TensorMap,
     /// The rest; of the references to a and b none is used.
     pub gemm: GemmParams,

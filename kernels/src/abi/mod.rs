@@ -1,4 +1,4 @@
-//! What both sides of a launch agree on: the argument block that the host passes to a kernel by value.
+//! The interface of a launch: the argument block that the host passes to a kernel by value.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -2,7 +2,7 @@
 
 use super::{BlockMapRef, Divisor};
 
-/// What a call asks for beside q, k and v. Only kernels with options read it.
+/// The options of a call, beside q, k and v. Only kernels with options read them.
 ///
 /// Lengths, windows and sinks are data. What would cost an instruction for each score stands behind a
 /// [`Switch`], which is decided when the PTX is loaded.
@@ -33,7 +33,7 @@ pub struct Options {
     /// Device address of the [`QueryRange`] of each key, `[batch, seqlen_kv]`, where [`Switch::Ranges`] is on; for
     /// backward kernels.
     pub query_ranges: u64,
-    /// What is added to scores, where a switch of a bias is on.
+    /// The bias of scores, where a switch of a bias is on.
     pub bias: PairsRef,
     /// The number of batch entries, which alternate in the order of tiles, where all share a bias; else 1.
     pub entries: Divisor,
@@ -126,15 +126,15 @@ pub enum Switch {
     Ranges,
     /// A bias of this type is added to each score.
     BiasF16,
-    /// As `BiasF16`.
+    /// A bias of this type is added to each score.
     BiasBf16,
-    /// As `BiasF16`.
+    /// A bias of this type is added to each score.
     BiasF32,
     /// Rows of the bias are whole vectors of 8 elements, of 16 bits, at multiples of 16 bytes.
     BiasVectors,
     /// The gradient of the bias is wanted.
     BiasGradient,
-    /// The same, whose rows are whole vectors of 4 elements at multiples of 16 bytes.
+    /// The gradient of the bias is wanted, and its rows are whole vectors of 4 elements at multiples of 16 bytes.
     BiasGradientVectors,
     /// Bytes say which pairs see each other: 0 hides a key.
     MaskBytes,

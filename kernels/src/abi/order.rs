@@ -61,8 +61,8 @@ impl Order {
         self.place_in(split, wave, in_wave, heads)
     }
 
-    /// The same where the last wave may have more heads. In [`place`](Self::place) this would cost kernels by `mma.sync`
-    /// registers, and some a spill.
+    /// A block's place where the last wave may have more heads. In [`place`](Self::place) this would cost kernels by
+    /// `mma.sync` registers, and some a spill.
     #[inline(always)]
     pub const fn place_in_uneven(&self, block: u32) -> (u32, u32, u32) {
         let (split, in_split) = self.split.divide(block);

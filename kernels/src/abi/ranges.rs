@@ -13,7 +13,7 @@ pub struct RangesParams {
     /// Device address of the queries' offsets, `i32[sequences + 1]`, the same for all batch entries; or of lengths of sequences
     /// that are [a step apart](Self::queries), 0 if they fill it.
     pub q: u64,
-    /// As `q`, of the keys.
+    /// Device address of the keys' offsets or lengths, in the form of [`q`](Self::q).
     pub kv: u64,
     /// Device address of a [`KeyRange`](super::KeyRange) for each query, `[batch, seqlen_q]`.
     pub key_ranges: u64,
@@ -38,13 +38,13 @@ pub struct RangesParams {
     pub seqlen_q: u32,
     /// Keys of a batch entry.
     pub seqlen_kv: u32,
-    /// As [`Options::left`](super::Options::left), in the sequence.
+    /// The window's [left bound](super::Options::left), in the sequence.
     pub left: i32,
-    /// As [`Options::right`](super::Options::right), in the sequence.
+    /// The window's [right bound](super::Options::right), in the sequence.
     pub right: i32,
     /// Queries from the begin of a sequence to the next one's, where all are alike; 0 where offsets say where they begin.
     pub queries: u32,
-    /// As `queries`, keys.
+    /// Keys from the begin of a sequence to the next one's, or 0, like [`queries`](Self::queries).
     pub keys: u32,
     /// Sequences, one after another through all entries, that share a length.
     pub sharing: u32,

@@ -53,9 +53,9 @@ pub struct Sm90BackwardParams {
     pub q: TensorMap,
     /// Boxes of 128 rows of k, 64 above head dim 128, `[batch, kv_heads, seqlen_kv, dim]`, and one panel's columns.
     pub k: TensorMap,
-    /// As `k`, of v.
+    /// Boxes of v, with the shape of [`k`](Self::k)'s.
     pub v: TensorMap,
-    /// As `q`, of the gradient of o.
+    /// Boxes of the gradient of o, with the shape of [`q`](Self::q)'s.
     pub d_o: TensorMap,
     /// The rest. A turn counts the halves of key tiles that are added.
     pub backward: BackwardParams,

@@ -171,7 +171,7 @@ impl Stored {
         2 * wave + 1
     }
 
-    /// What jobs of queries of a wave wait for: all of the wave's dS.
+    /// The count that jobs of queries of a wave wait for: all of the wave's dS.
     #[inline(always)]
     pub const fn all_stored(&self, wave: u32) -> Awaited {
         let left = self.kv_heads - wave * self.wave.value;
@@ -186,7 +186,7 @@ impl Stored {
         }
     }
 
-    /// What jobs of keys of a wave wait for before they store dS: that dS of the wave that they overwrite is read. None
+    /// The count that jobs of keys wait for before they store a wave's dS: the dS that they overwrite is read. None
     /// where they overwrite nothing.
     #[inline(always)]
     pub const fn memory_free(&self, wave: u32) -> Option<Awaited> {

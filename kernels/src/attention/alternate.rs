@@ -23,7 +23,7 @@ pub fn tile_head<M: Mask>(params: &ForwardParams, number: u32) -> (u32, u32) {
     params.tile_heads.divide(number)
 }
 
-/// The same of query head `number`, where an entry has `heads` of them. Tile heads are key/value heads.
+/// The batch entry, and the number in it, of query head `number`; an entry has `heads` of them. Tile heads are key/value heads.
 #[inline(always)]
 pub fn query_head<M: Mask>(params: &ForwardParams, heads: Divisor, number: u32) -> (u32, u32) {
     if alternates::<M>(params) {

@@ -65,7 +65,7 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
     }
     // SAFETY: all branches so far depend on the warp, or reach no shuffle.
     let max = unsafe { shuffle::reduce::<32>(max, f32::max) };
-    // As in the online softmax: a row that saw no key must not subtract -inf from -inf.
+    // A row that saw no key must not subtract -inf from -inf, here or in the online softmax.
     let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
 
     let (mut o, mut sum) = ([0.0; 4], 0.0);

@@ -116,7 +116,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, C: Scor
 /// `column(0..OT)` of 16 columns; and m and l, where `totals` has them. Four lanes fill a 32-byte sector.
 ///
 /// # Safety
-/// As [`Warp::new`]; no other warp stores these rows and columns.
+/// The conditions of [`Warp::new`]; no other warp stores these rows and columns.
 #[inline(always)]
 pub unsafe fn store_partial<H: Heads, C: Score, const MT: usize, const OT: usize>(
     params: &ForwardParams,

@@ -187,8 +187,8 @@ fn found_in<const LOG: u32>(words: Words, [low, high]: [u32; 2]) -> [u32; 2] {
     [words[0] & own, hidden]
 }
 
-/// What a lane finds from a query on, in as many queries as the warp reads at once: bits that show a pair, and bits that hide one.
-/// Returns their number, too.
+/// A lane's findings from a query on, in as many queries as the warp reads at once: bits that show a pair, and bits that
+/// hide one. Returns their number, too.
 ///
 /// Lanes share a row as far as it has elements for them, and rows beside.
 ///

@@ -204,7 +204,7 @@ pub fn whole_blocks<I: Interval>(ends: [I; 2], size: u32) -> Range<u32> {
     }
 }
 
-/// The same where intervals may have gaps, which other blocks show.
+/// [`whole_blocks`] of intervals with gaps, which other blocks show.
 #[inline(always)]
 pub fn whole_spans([first, last]: [impl Interval; 2], size: u32) -> Range<u32> {
     (last.start() as u32).div_ceil(size)..first.end() as u32 / size

@@ -141,7 +141,7 @@ impl Ranges {
         }
     }
 
-    /// What a query sees of a span of keys that counts from `first_key` of the split.
+    /// The keys that a query sees of a span, which counts from `first_key` of the split.
     #[inline(always)]
     fn seen_by(self, query: i32, span: Span, first_key: i32) -> Seen<KeyLine> {
         let mut line = KeyLine::default();

@@ -84,7 +84,7 @@ impl<const T: usize> Team<T> {
     /// results, because each applies `f` in the order of the warps.
     ///
     /// # Safety
-    /// As [`sync`](Self::sync); and the team passes a barrier between two calls.
+    /// The conditions of [`sync`](Self::sync); and the team passes a barrier between two calls.
     #[inline(always)]
     pub unsafe fn combine<const MT: usize>(
         &self,

@@ -59,7 +59,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// key 0 of the split.
     ///
     /// # Safety
-    /// As for all of these: every lane of the warp makes the same call, and so does every warp of a given
+    /// The conditions of all functions here: every lane of the warp makes the same call, and so does every warp of a given
     /// team; shared tiles are written and visible.
     #[inline(always)]
     pub unsafe fn new<const T: usize>(

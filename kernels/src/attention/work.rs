@@ -1,4 +1,4 @@
-//! What a block computes: the rows of a query tile, on a split of the keys.
+//! A block's work: the rows of a query tile, on a split of the keys.
 
 use super::heads::Heads;
 use super::mask::Mask;

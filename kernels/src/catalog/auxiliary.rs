@@ -17,7 +17,7 @@ pub enum Auxiliary {
     Pack,
     /// Outputs whose rows are no whole pieces of 16 bytes, from copies.
     Unpack,
-    /// What queries and keys see where a batch consists of sequences.
+    /// The ranges that queries and keys see where a batch consists of sequences.
     Ranges,
     /// The blocks of keys that a boolean mask shows to query tiles.
     Blocks,
@@ -73,7 +73,8 @@ impl Spec for Auxiliary {
         }
     }
 
-    /// What the warps pack at a time: 16 bytes a lane. A word for each warp that looks for blocks. The bulk copy's ring, and two barriers of 8 bytes a stage.
+    /// The pieces of 16 bytes a lane that warps pack at a time. A word for each warp that looks for blocks. The bulk copy's ring,
+    /// and two barriers of 8 bytes a stage.
     fn shared_bytes(&self) -> u32 {
         match self {
             Auxiliary::Pack => 16 * self.threads(),

@@ -9,14 +9,14 @@
 /// Shared memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedMemory {
-    /// What a block can have if it asks for it.
+    /// The most that a block can have, if it asks for it.
     pub block: u32,
-    /// What the blocks on a multiprocessor have together.
+    /// The most that the blocks on a multiprocessor have together.
     pub multiprocessor: u32,
 }
 
 impl SharedMemory {
-    /// What the system takes of each block's.
+    /// Bytes of each block that the system takes.
     const RESERVED: u32 = 1 << 10;
 
     /// Blocks with so many bytes each that a multiprocessor holds.
@@ -31,13 +31,13 @@ impl SharedMemory {
 /// Devices with the same tiles, named after the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// As an A100.
+    /// Devices like an A100.
     Sm80,
-    /// As the GPUs for workstations and games from compute capability 8.6 on.
+    /// GPUs for workstations and games from compute capability 8.6 on.
     Sm86,
-    /// As an H100.
+    /// Devices like an H100.
     Sm90,
-    /// As a B200: the shared memory of an H100, but the assembler allocates registers worse.
+    /// Devices like a B200: the shared memory of an H100, but the assembler allocates registers worse.
     Sm100,
 }
 
@@ -76,7 +76,7 @@ impl Class {
         self.facts().1
     }
 
-    /// What its devices have.
+    /// The shared memory of its devices.
     pub const fn shared_memory(self) -> SharedMemory {
         let multiprocessor = self.facts().2;
         SharedMemory {

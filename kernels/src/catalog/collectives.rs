@@ -75,7 +75,7 @@ collectives! {
     bulk_add: "bulk add" = "cp.reduce.async.bulk.global.shared::cta.";
 }
 
-/// What the parts of a main loop imply: products of 16x16 tiles take two instructions.
+/// The parts of a main loop, which give its collectives: products of 16x16 tiles take two instructions.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
     /// 16-row tiles of a warp.

@@ -18,7 +18,7 @@ pub const MAX_HEAD_DIM: u32 = 1024;
 /// A kernel that computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Forward {
-    /// What the rows of a query tile are, and under which mask.
+    /// The rows of a query tile, and their mask.
     pub kind: Kind,
     /// Element type of q, k, v and o.
     pub dtype: Dtype,
@@ -28,7 +28,7 @@ pub struct Forward {
     pub tile: Tile,
 }
 
-/// What the rows of a query tile are, and under which mask.
+/// The rows of a query tile, and their mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Rows of one query head.
@@ -38,22 +38,22 @@ pub enum Kind {
     },
     /// Rows of all query heads that share a key/value head, causal or not.
     Packed,
-    /// The same rows, few of them, on many keys.
+    /// Few rows of all query heads that share a key/value head, on many keys.
     Decode,
     /// Rows of one query head, causal or not, with head dims above 256.
     Wide,
-    /// As plain, by the instructions of Hopper.
+    /// Rows of a plain kernel, by the instructions of Hopper.
     Hopper {
-        /// As of plain kernels.
+        /// Whether query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
         causal: bool,
     },
-    /// As packed, by the instructions of Hopper.
+    /// Rows of a packed kernel, by the instructions of Hopper.
     HopperPacked,
-    /// As plain, with [options](crate::abi::Options).
+    /// Rows of a plain kernel, with [options](crate::abi::Options).
     Optional,
-    /// As optional, by the instructions of Hopper.
+    /// Rows of an optional kernel, by the instructions of Hopper.
     HopperOptional,
-    /// As wide, with options.
+    /// Rows of a wide kernel, with options.
     WideOptional,
 }
 

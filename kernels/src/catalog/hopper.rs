@@ -155,7 +155,7 @@ pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
     }
 }
 
-/// The same where O is stored from registers.
+/// [`collectives`] where O is stored from registers.
 fn counts(parts: &Parts, causal: bool) -> Collectives {
     let (dt, ot, nt, stages) = (parts.dt, parts.ot, parts.kt, parts.tile.stages);
     let memory = memory(&parts.tile, parts.dim);
@@ -195,9 +195,9 @@ pub(super) fn products_of_masks(parts: &Parts) -> u32 {
     parts.dt + parts.kt
 }
 
-/// As [`collectives`] of the causal code; blocks are passed by at both edges and, where a boolean mask hides them, between. Behind
-/// these is a masked block without a product before it, and before them a product without scores. Scores of these masked blocks, of
-/// the first, of the whole and of recomputed ones may gain a bias.
+/// [`collectives`] of kernels with options, all of the causal code. Blocks are passed by at both edges and, where a boolean mask
+/// hides them, between. Behind these is a masked block without a product before it, and before them a product without scores.
+/// Scores of these masked blocks, of the first, of the whole and of recomputed ones may gain a bias.
 pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
     let causal = collectives(parts, true);
     let memory = memory(&parts.tile, parts.dim);
@@ -219,8 +219,8 @@ pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
     }
 }
 
-/// As [`counts`], of the causal code, whether causal or not; but consumers copy Q, before a barrier, and two sides
-/// exchange O between two more.
+/// [`counts`] of packed kernels, all of the causal code; but consumers copy Q, before a barrier, and two sides exchange O
+/// between two more.
 pub(super) fn packed_collectives(parts: &Parts) -> Collectives {
     let (causal, sides) = (counts(parts, true), sides(&parts.tile));
     Collectives {

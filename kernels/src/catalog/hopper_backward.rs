@@ -13,7 +13,7 @@ pub struct HopperBackward {
     pub dtype: Dtype,
     /// Largest head dim.
     pub dim: u32,
-    /// What it is for.
+    /// The mask that it is for.
     pub mask: HopperMask,
 }
 

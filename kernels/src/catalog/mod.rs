@@ -96,7 +96,7 @@ impl Accumulation {
     }
 }
 
-/// What the specification of a kernel, of whatever family and crate, says.
+/// The specification of a kernel, of whatever family and crate.
 pub trait Spec: Sync {
     /// The entry point's symbol in the PTX and the name on the command line.
     fn name(&self) -> String;
@@ -182,7 +182,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// What every specification says.
+    /// The kernel's specification, of whatever family.
     pub fn spec(&self) -> &(dyn Spec + 'static) {
         match self {
             Family::Forward(spec) => spec,

@@ -4,7 +4,7 @@ use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
 use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target, kernel};
 
-/// What a kernel is chosen by.
+/// The properties of a call that choose its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Element type.
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(select(&old), None);
     }
 
-    /// What a device of each compute capability reports.
+    /// The compute capabilities that devices report, with their classes.
     const DEVICES: [((i32, i32), Class); 8] = [
         ((8, 0), Class::Sm80),
         ((8, 6), Class::Sm86),
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// What users and results know by name.
+    /// Users and results know these kernels by name.
     #[test]
     fn the_choice_for_long_sequences_is_known() {
         let of = |class: Class, dim| {

@@ -1,6 +1,6 @@
 //! PTX targets.
 
-/// What the PTX of a kernel is compiled for.
+/// The target that the PTX of a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// Compute capability 8.0 and all later ones: PTX is forward compatible.

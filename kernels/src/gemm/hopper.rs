@@ -108,7 +108,7 @@ impl<const S: u32> Stage<S> {
 /// Loads the tiles of A and B for all of the block's tiles of C.
 ///
 /// # Safety
-/// As [`hopper`], with initialised barriers, in one thread of the block.
+/// The conditions of [`hopper`], with initialised barriers, in one thread of the block.
 #[inline(always)]
 unsafe fn produce<const W: u32, const NT: usize, const S: u32>(
     params: &HopperGemmParams,
@@ -122,7 +122,7 @@ unsafe fn produce<const W: u32, const NT: usize, const S: u32>(
         let mut k = 0;
         while k < params.gemm.k {
             let Stage { a, b, full, .. } = Stage::<S>::at::<W, NT>(place);
-            // What lies past the last row or column arrives as zeros, and counts.
+            // Elements past the last row or column arrive as zeros, and count.
             // SAFETY: the barriers count the bytes of both tiles; the boxes fit their places.
             unsafe {
                 place.acquire(full);
@@ -140,7 +140,7 @@ unsafe fn produce<const W: u32, const NT: usize, const S: u32>(
 /// Computes a warpgroup's rows of the block's tiles of C.
 ///
 /// # Safety
-/// As [`produce`], in all threads of the warpgroup.
+/// The conditions of [`produce`], in all threads of the warpgroup.
 #[inline(always)]
 unsafe fn consume<E: Element, const W: u32, const NT: usize, const S: u32>(
     params: &HopperGemmParams,
@@ -210,7 +210,7 @@ unsafe fn multiply<E: Element, const NT: usize, const S: u32>(
 /// Stores a warp's 16 rows of a tile, rounded.
 ///
 /// # Safety
-/// As [`consume`]; every lane of the warp makes the same call.
+/// The conditions of [`consume`]; every lane of the warp makes the same call.
 #[inline(always)]
 unsafe fn store<E: Element, const W: u32, const NT: usize>(
     params: &GemmParams,

@@ -10,7 +10,7 @@
 //! row 1: columns 0..64    ...
 //! ```
 //!
-//! The same tile serves both products: its rows as the rows of Q or K, 16 columns at a time
+//! One tile serves both products: its rows as the rows of Q or K, 16 columns at a time
 //! ([`Panels::rows`]), and its columns as the columns of V, 16 rows at a time ([`Panels::columns`]).
 
 /// A matrix descriptor (PTX manual, "Matrix Descriptor Format"), as two words.
@@ -210,7 +210,7 @@ mod tests {
             }
         }
 
-        /// What `ldmatrix` reads at once, and what TMA writes of a column.
+        /// The rows that `ldmatrix` reads at once, and that TMA writes of a column.
         #[test]
         fn eight_rows_of_a_chunk_lie_in_distinct_banks((panels, dim) in panels(), row in 0u32..40, chunk in 0u32..32) {
             let (row, column) = (row % (panels.rows / 8) * 8, chunk % (dim / 8) * 8);

@@ -155,14 +155,14 @@ impl Sm90Memory {
         self.zeros() + Self::ZERO_BYTES + slot * 16
     }
 
-    /// As [`q_full`](Self::q_full), of K of a stage, or of its first chunk; every chunk's barriers are 16 bytes.
+    /// The barrier of K of a stage, or of its first chunk, like [`q_full`](Self::q_full); every chunk's barriers are 16 bytes.
     #[must_use]
     #[inline(always)]
     pub const fn k_full(&self, stage: u32) -> u32 {
         self.q_full(self.q_rows / 64) + stage * 16
     }
 
-    /// As [`k_full`](Self::k_full), of V of a stage.
+    /// The barrier of V of a stage, like [`k_full`](Self::k_full).
     #[must_use]
     #[inline(always)]
     pub const fn v_full(&self, stage: u32) -> u32 {

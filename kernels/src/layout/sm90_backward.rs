@@ -77,7 +77,7 @@ impl Sm90BackwardMemory {
         if self.queries > 64 { 1 } else { 2 }
     }
 
-    /// What the block adds to dQ in a stage, of each of two warpgroups.
+    /// The block's part of dQ in a stage, of each of two warpgroups.
     #[must_use]
     #[inline(always)]
     pub const fn dq(&self, stage: u32, warpgroup: u32) -> u32 {
@@ -119,7 +119,7 @@ impl Sm90BackwardMemory {
         self.k_full() + 16 + stage * 16
     }
 
-    /// As [`q_full`](Self::q_full), of dO and delta.
+    /// The barrier of dO and delta, like [`q_full`](Self::q_full).
     #[must_use]
     #[inline(always)]
     pub const fn d_o_full(&self, stage: u32) -> u32 {

@@ -30,7 +30,7 @@ instructions! {
     warp() = "bar.warp.sync 0xffffffff;";
 }
 
-/// As [`block`]; returns whether `value` is true for any thread of the block.
+/// Waits like [`block`]; returns whether `value` is true for any thread of the block.
 ///
 /// # Safety
 /// The conditions of [`block`].
@@ -46,7 +46,7 @@ pub unsafe fn block_any(value: bool) -> bool {
     any != 0
 }
 
-/// As [`some`]; returns whether `value` is true for any of these threads.
+/// Waits like [`some`]; returns whether `value` is true for any of these threads.
 ///
 /// # Safety
 /// The conditions of [`some`].

@@ -23,10 +23,10 @@ instructions! {
     store(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
         "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};";
 
-    /// As [`store`], in the open group of the warp's first lane: once for the warp, without a branch.
+    /// [`store`] in the open group of the warp's first lane: once for the warp, without a branch.
     ///
     /// # Safety
-    /// As [`store`]; all lanes make the same call.
+    /// The conditions of [`store`]; all lanes make the same call.
     store_once(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
         "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
         "@first cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {}; }}";
@@ -36,7 +36,7 @@ instructions! {
     /// before the next.
     ///
     /// # Safety
-    /// As [`store`]; `global` is readable, too. All lanes make the same call.
+    /// The conditions of [`store`]; `global` is readable, too. All lanes make the same call.
     add_f32_once(global: u64 in reg64, shared: u32 in reg32, bytes: u32 in reg32) =
         "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
         "@first cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{}], [{}], {}; }}";

@@ -26,7 +26,7 @@ instructions! {
     /// Every lane of the warp must reach the same call.
     wait<PENDING>() = "cp.async.wait_group {};";
 
-    /// As [`wait`] for `pending` groups, 0 to 4, a number that only the launch knows: the instruction takes a constant.
+    /// [`wait`] for `pending` groups, 0 to 4, a number that only the launch knows: the instruction takes a constant.
     /// This is assembly because the compiler would turn a `match` into a table of branches.
     ///
     /// # Safety
@@ -40,7 +40,7 @@ instructions! {
         "setp.eq.u32 is, {0}, 4; @is cp.async.wait_group 4; }}";
 }
 
-/// As [`wait`] for `S - N` groups.
+/// [`wait`] for `S - N` groups.
 ///
 /// # Safety
 /// The conditions of [`wait`].

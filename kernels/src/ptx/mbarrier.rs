@@ -19,26 +19,26 @@ instructions! {
     /// `barrier` is initialised, and its phase expects this arrival.
     arrive(barrier: u32 in reg32) = "mbarrier.arrive.shared::cta.b64 _, [{}];";
 
-    /// As [`arrive`], once for the warp, without a branch and without a register that holds the lane.
+    /// [`arrive`] once for the warp, without a branch and without a register that holds the lane.
     ///
     /// # Safety
-    /// As [`arrive`]. All lanes make the same call, after a barrier of the warp or an instruction that waits for all of
-    /// them.
+    /// The conditions of [`arrive`]. All lanes make the same call, after a barrier of the warp or an instruction that waits
+    /// for all of them.
     arrive_once(barrier: u32 in reg32) =
         "{{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0;"
         "@first mbarrier.arrive.shared::cta.b64 _, [{}]; }}";
 
-    /// As [`arrive`]; the phase then also waits for `bytes` bytes of copies.
+    /// Arrives like [`arrive`]; the phase then also waits for `bytes` bytes of copies.
     ///
     /// # Safety
-    /// As [`arrive`]; copies of as many bytes report to the barrier.
+    /// The conditions of [`arrive`]; copies of as many bytes report to the barrier.
     arrive_expect(barrier: u32 in reg32, bytes: u32 in reg32) =
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};";
 
-    /// As [`arrive_expect`], by one lane of the warp.
+    /// [`arrive_expect`] by one lane of the warp.
     ///
     /// # Safety
-    /// As [`arrive_expect`]; every lane of the warp makes the same call.
+    /// The conditions of [`arrive_expect`]; every lane of the warp makes the same call.
     arrive_expect_once(barrier: u32 in reg32, bytes: u32 in reg32) =
         "{{ .reg .pred first; elect.sync _|first, 0xffffffff;"
         "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {}; }}";

@@ -19,10 +19,10 @@ instructions! {
     ) = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
          [{}], [{}, {{{}, {}, {}, {}}}], [{}];";
 
-    /// As [`load`], by one lane of the warp.
+    /// [`load`] by one lane of the warp.
     ///
     /// # Safety
-    /// As [`load`]; every lane of the warp makes the same call.
+    /// The conditions of [`load`]; every lane of the warp makes the same call.
     load_once(
         shared: u32 in reg32, map: u64 in reg64, a: i32 in reg32, b: i32 in reg32, c: i32 in reg32,
         d: i32 in reg32, barrier: u32 in reg32
@@ -31,7 +31,7 @@ instructions! {
          [{}], [{}, {{{}, {}, {}, {}}}], [{}]; }}";
 
     /// Starts to store the box in shared memory to the tensor, in the open group of one lane of the warp, always the same.
-    /// What lies past the tensor's end is left out.
+    /// Elements past the tensor's end are left out.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call. `map` is the generic address of a tensor map whose tensor is writable.

@@ -59,7 +59,7 @@ pub trait Product {
     /// [`wait`] for the product's group.
     unsafe fn rows<E: Element>(&mut self, a: Descriptor, b: Descriptor, add: bool);
 
-    /// As [`rows`](Self::rows), with 16 rows of `b`, whose columns lie along memory: `a * b`.
+    /// [`rows`](Self::rows) with 16 rows of `b`, whose columns lie along memory: `a * b`.
     ///
     /// # Safety
     /// The conditions of [`rows`](Self::rows).

@@ -74,7 +74,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
         });
     }
 
-    /// As [`load`](Self::load) of rows that all exist or, unless `there`, of zeros. It has no branch, so that the
+    /// [`load`](Self::load) of rows that all exist or, unless `there`, of zeros. It has no branch, so that the
     /// assembler mixes the copies with the instructions after them.
     ///
     /// # Safety

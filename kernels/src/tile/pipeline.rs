@@ -13,9 +13,9 @@ use crate::ptx::{barrier, cp_async};
 /// Buffers that a stream of tiles passes through, in order. The caller computes their addresses.
 ///
 /// # Safety
-/// As for all of these: all copying threads of the block make the same calls, and so do all working threads. A
-/// thread writes only into acquired buffers, reads only tiles that it waited for, and neither after their
-/// commit and release.
+/// The conditions of all functions here: all copying threads of the block make the same calls, and so do all working threads.
+/// A thread writes only into acquired buffers, reads only tiles that it waited for, and neither after their commit and
+/// release.
 pub trait Pipeline {
     /// Waits until the next buffer to fill is free.
     unsafe fn acquire(&mut self);
@@ -73,7 +73,7 @@ impl<const S: usize> Pipeline for CpAsync<S> {
 }
 
 impl<const S: usize> CpAsync<S> {
-    /// As [`wait`](Pipeline::wait) for the first tile, when all `S` buffers are filled.
+    /// [`wait`](Pipeline::wait) for the first tile, when all `S` buffers are filled.
     ///
     /// # Safety
     /// The conditions of [`Pipeline`].
@@ -86,7 +86,7 @@ impl<const S: usize> CpAsync<S> {
         }
     }
 
-    /// As [`wait`](Pipeline::wait), for the tile that the next `wait` waits for, too.
+    /// [`wait`](Pipeline::wait) for the tile that the next `wait` waits for, too.
     ///
     /// # Safety
     /// The conditions of [`Pipeline`].

@@ -7,7 +7,7 @@ use super::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 /// `16 * dt..16 * dt + 16`.
 ///
 /// # Safety
-/// As for all of these: every lane of the warp makes the same call, and the shared tile is written and
+/// The conditions of all products: every lane of the warp makes the same call, and the shared tile is written and
 /// visible.
 #[inline(always)]
 pub unsafe fn multiply_transposed<

@@ -46,7 +46,7 @@ impl<const S: u32> Ring<S> {
     /// Gives the stage back, once for the warp.
     ///
     /// # Safety
-    /// As [`acquire`](Self::acquire); all lanes of the warp have waited for the tile, and no longer read it.
+    /// The conditions of [`acquire`](Self::acquire); all lanes of the warp have waited for the tile, and no longer read it.
     #[inline(always)]
     pub unsafe fn release(self, full: u32) {
         // SAFETY: the caller's promise.

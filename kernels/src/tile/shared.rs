@@ -133,7 +133,7 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         Operand(unsafe { ldmatrix::x4_trans(self.operand_address(row, chunk, row16, d16)) })
     }
 
-    /// As [`b_trans`](Self::b_trans) of the tile `beside` slices right of `(row16, d16)`: `d16` is a multiple of a power
+    /// [`b_trans`](Self::b_trans) of the tile `beside` slices right of `(row16, d16)`: `d16` is a multiple of a power
     /// of two above `beside`, so that what depends on the warp is added once.
     ///
     /// # Safety

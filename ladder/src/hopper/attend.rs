@@ -16,7 +16,7 @@ use kernels::tile::registers::again;
 use kernels::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use kernels::tile::{Accumulator, Element};
 
-/// What a block computes: a tile of queries, on a split of the keys.
+/// A block's work: a tile of queries, on a split of the keys.
 pub struct Work {
     /// The tile.
     pub place: WorkTile<OneHead>,
@@ -167,7 +167,7 @@ impl<const TAKEN: bool> Turns<TAKEN> {
     /// Warpgroup 0 has the first turn.
     ///
     /// # Safety
-    /// As for all of these: all lanes of both warpgroups make the same calls, the same number of times.
+    /// The conditions of all functions here: all lanes of both warpgroups make the same calls, the same number of times.
     #[inline(always)]
     unsafe fn start(&self) {
         if TAKEN && self.0 == 1 {

@@ -35,7 +35,7 @@ use tiles::{Boxes, Copied, Produced, Sent, produce};
 /// The head dim is at most `16 * DT`, and a step takes `16 * NT` keys; there are `S` stages.
 ///
 /// # Safety
-/// As [`forward`](kernels::attention::forward), launched as [`LadderParams`] says.
+/// The conditions of [`forward`](kernels::attention::forward), launched as [`LadderParams`] says.
 #[inline(always)]
 pub unsafe fn wgmma<E: Element, const W: u32, const DT: usize, const NT: usize, const S: usize>(
     params: &LadderParams,
@@ -59,7 +59,7 @@ pub unsafe fn wgmma<E: Element, const W: u32, const DT: usize, const NT: usize, 
 /// `tma`: one thread loads, `W` warpgroups multiply.
 ///
 /// # Safety
-/// As [`wgmma`], launched as [`Sm90Params`] says; `maps` is the generic address of `params`.
+/// The conditions of [`wgmma`], launched as [`Sm90Params`] says; `maps` is the generic address of `params`.
 #[inline(always)]
 pub unsafe fn tma<E: Element, const W: u32, const DT: usize, const NT: usize, const S: u32>(
     params: &Sm90Params,

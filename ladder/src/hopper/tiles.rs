@@ -13,7 +13,8 @@ use kernels::tile::{Copier, Ring, SharedTile};
 /// A stream of tiles: K of the last block of keys, its V, K of the block before, and so on.
 ///
 /// # Safety
-/// As for all of these: all lanes of the warpgroup make the same calls, a wait and a release for each tile in turn.
+/// The conditions of all functions here: all lanes of the warpgroup make the same calls, a wait and a release for each
+/// tile in turn.
 pub trait Tiles {
     /// Waits until Q has landed.
     unsafe fn wait_q(&self);
@@ -172,7 +173,7 @@ impl<const W: u32, const DT: usize, const NT: usize, const S: u32> Boxes<W, DT, 
     /// Starts to load Q.
     ///
     /// # Safety
-    /// As for all of these: one thread makes the call, with initialised barriers; the place is free.
+    /// The conditions of all functions here: one thread makes the call, with initialised barriers; the place is free.
     #[inline(always)]
     unsafe fn load_q(&self) {
         let full = self.memory.q_full();

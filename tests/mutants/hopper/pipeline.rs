@@ -1,4 +1,4 @@
-//! What passes between the producer and the consumers: barriers, tiles, copies and registers.
+//! Mutants of what passes between the producer and the consumers: barriers, tiles, copies and registers.
 
 use super::{CAUSAL, FULL, WIDE, WIDE_CAUSAL};
 use crate::mutants::change::{diverge, remove, zero};
@@ -8,7 +8,7 @@ use crate::mutants::{
 };
 
 pub const MUTANTS: &[Mutant] = &[
-    // What the barriers count.
+    // Counts of the barriers.
     Mutant {
         what: "a transaction count too small",
         kernel: FULL,

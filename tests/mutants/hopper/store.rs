@@ -102,7 +102,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What stands before a store's coordinates, these four, and what follows.
+/// The text before a store's coordinates, these four, and the text after them.
 fn coordinates(line: &str) -> [&str; 6] {
     let (start, rest) = line.rsplit_once(", {").expect("coordinates");
     let (place, end) = rest.split_once('}').expect("coordinates");

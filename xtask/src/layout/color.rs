@@ -48,7 +48,7 @@ impl Color {
         }
     }
 
-    /// As `#rrggbb`.
+    /// The colour in the form `#rrggbb`.
     pub fn hex(self) -> String {
         let [red, green, blue] = self.0;
         format!("#{red:02x}{green:02x}{blue:02x}")

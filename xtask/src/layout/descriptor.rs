@@ -22,7 +22,7 @@ pub struct Arguments {
     slice: u32,
 }
 
-/// What a product reads from a tile.
+/// The part of a tile that a product reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operand {
     /// All rows of 16 columns: Q or K.
@@ -60,8 +60,8 @@ impl Fields {
         }
     }
 
-    /// What the tensor cores read (PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): the chunk of a
-    /// row at a byte of a panel.
+    /// The address that the tensor cores read (PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): the
+    /// chunk of a row at a byte of a panel.
     fn address(self, row: u32, byte: u32, panel: u32) -> u32 {
         let linear = self.start + panel * self.leading + row / 8 * self.stride;
         let linear = linear + row % 8 * self.swizzle + byte;

@@ -4,7 +4,7 @@ use super::color::Color;
 
 /// The drawing of one command.
 pub struct Drawing {
-    /// What it shows.
+    /// The subject of the drawing.
     pub title: String,
     /// The explanation, at the left of the first row.
     pub notes: Vec<Note>,
@@ -61,7 +61,7 @@ pub fn four(group: u32) -> String {
 pub struct Note {
     /// Colours, and what they stand for.
     pub swatches: Vec<(Color, String)>,
-    /// What the line says.
+    /// The words of the line.
     pub text: String,
 }
 
@@ -124,9 +124,9 @@ impl Cell {
 
 /// A grid of cells.
 pub struct Panel {
-    /// What it shows.
+    /// The subject of the panel.
     pub title: String,
-    /// What its rows and columns count.
+    /// The label of its corner: what its rows and columns count.
     pub corner: String,
     /// From top to bottom.
     pub rows: Axis,

@@ -21,7 +21,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use terminal::Palette;
 
-/// What to draw, and into which file.
+/// The drawing to make, and its file.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -13,7 +13,7 @@ fn name(tile: u32) -> String {
     format!("{matrix}{}", BLOCKS - 1 - tile / 2)
 }
 
-/// What a buffer is doing.
+/// The state of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,

@@ -123,7 +123,7 @@ fn describe(swizzle: Arrangement, dim: u32) -> (String, String) {
     }
 }
 
-/// What a matrix of `ldmatrix` costs.
+/// The cost of a matrix of `ldmatrix`.
 fn cost(rows: u32, chunks: u32, offset: impl Fn(u32, u32) -> u32) -> String {
     let columns = (0..rows).step_by(8);
     let columns = columns.flat_map(|row| (0..chunks).map(move |chunk| (row, chunk)));

@@ -12,7 +12,7 @@ const MEMBERS: [&str; 4] = ["ferroattn", "emulator", "kernels", "kernels/builder
 /// Files that stand beside the crates.
 const FILES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
-/// What git knows or does not ignore.
+/// Arguments of git that list the files that it knows or does not ignore.
 const LISTED: [&str; 4] = ["ls-files", "--cached", "--others", "--exclude-standard"];
 
 /// Writes the crates to a folder, for `cargo add --path FOLDER/ferroattn`.

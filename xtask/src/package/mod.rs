@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to package.
+/// The parts to package.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Write only the crate, to this folder

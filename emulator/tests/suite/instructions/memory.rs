@@ -3,7 +3,7 @@
 use crate::tiny::{broken, run, warp};
 use emulator::Rule;
 
-/// What is there need not be written yet.
+/// Memory under a prefetch need not be written yet.
 #[test]
 fn a_prefetch_needs_memory() {
     run(

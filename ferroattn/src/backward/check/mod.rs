@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(wrong(2, KEY), ([true, true, false], [1, 0, 40, 3]));
     }
 
-    /// What kernels get wrong: a block of keys left out, a mask one off, a head of the group, delta, the scale.
+    /// Mistakes of kernels: a block of keys left out, a mask one off, a head of the group, delta, the scale.
     #[test]
     fn wrong_sums_are_noticed() {
         let expect_failures = |other: Problem, change: fn(&mut Right<bf16>), failing: [bool; 3]| {

@@ -317,7 +317,7 @@ impl Queries {
     }
 }
 
-/// What a pair of blocks makes of its scores.
+/// The matrices that a pair of blocks makes of its scores.
 struct Products {
     /// S, then P, then dS.
     s: Array2<f32>,

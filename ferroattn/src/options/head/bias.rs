@@ -31,7 +31,7 @@ impl HeadBias<'_> {
         }
     }
 
-    /// What is added to the score of a query and a key.
+    /// The number that is added to the score of a query and a key.
     pub fn at(&self, place: [usize; 2]) -> f64 {
         match self {
             HeadBias::F16(bias) => bias[place].to_f64(),

@@ -1,4 +1,4 @@
-//! What options make of the scores of one query head, on the host.
+//! The scores of one query head under options, on the host.
 
 mod bias;
 mod custom;
@@ -186,7 +186,7 @@ impl Head<'_> {
             return 0.0;
         }
         let biases = self.biases(place).into_iter().flatten();
-        // What another crate's score does to its product, it does in f32.
+        // Another crate's score works on its product in f32.
         let custom = self.custom.map_or(0.0, |_| product);
         let sizes: f64 = biases.chain([capped, score, custom]).map(f64::abs).sum();
         let cap = f64::from(self.p.softcap.unwrap_or(0.0));
@@ -209,7 +209,7 @@ impl Head<'_> {
         self.hide(rows, keys, products, f32::NEG_INFINITY);
     }
 
-    /// What ALiBi and the bias add to a score.
+    /// The terms that ALiBi and the bias add to a score.
     fn biases(&self, [row, key]: [usize; 2]) -> [Option<f64>; 2] {
         let of_alibi = |slopes: ArrayView1<f32>| {
             let Sequence { queries, keys } = self.sequences.of(row);

@@ -60,7 +60,7 @@ impl<M: Mask> Job<M> {
         }
     }
 
-    /// What [`of`](Self::of) makes the job from: no divisions.
+    /// The words that [`of`](Self::of) makes the job from, without divisions.
     #[inline(always)]
     pub fn words(&self) -> [u32; 4] {
         [self.tile, self.sequence.batch, self.kv_head, self.first]

@@ -3,7 +3,7 @@
 //! Heads are padded to whole query tiles. In padding, in rows of no sequence, and where a row sees no key and has no sink,
 //! lse is infinity and delta 0: they have no part in any gradient.
 //!
-//! What later kernels count or sum in begins as zeros: all blocks write them, which saves a launch that would.
+//! Memory in which later kernels count or sum begins as zeros: all blocks write them, which saves a launch that would.
 
 use crate::abi::{FAR_LSE, PrepareParams};
 use crate::attention::ranges::is_in_sequence;

@@ -86,7 +86,7 @@ pub unsafe fn sm80<
     let passed = |stage: u32, step: u32| ds_tile(stage).skip(warp_key(step));
 
     let words = rows_of(2);
-    // What the block does, read where it is used.
+    // The block's job, read where it is used.
     // SAFETY: written below, before the first use.
     let job = || Job::<M>::of(forward, unsafe { shared::load_u32x4(words) }, bc, br);
     // Barrier 0 is of all threads, 1 to W / 2 of the pairs.

@@ -1,4 +1,4 @@
-//! What a [`Custom`](super::Custom) type reads.
+//! The part of a call that a [`Custom`](super::Custom) type reads.
 
 use crate::abi::{ARRAYS, ArrayRef};
 use core::marker::PhantomData;

@@ -59,7 +59,7 @@ pub unsafe fn sm80<
     let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = work.mask::<M>(params, split);
-    // What the first and the last of the rows `first..end` see. No `map`: it would leave an array in memory.
+    // The keys that the first and the last of the rows `first..end` see. A `map` would leave an array in memory.
     let ends = |first: u32, end: u32| {
         let last = end.min(rows) - 1;
         [mask.keys(work.query(first)), mask.keys(work.query(last))]

@@ -25,7 +25,7 @@ use crate::tile::whole::{counted_from, map_rows, to_operands};
 use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, SharedTile};
 use core::hint::cold_path;
 
-/// As [`sm80`](super::sm80), with teams of `T` warps, each team with `MT` tiles of 16 query rows. A
+/// [`sm80`](super::sm80) with teams of `T` warps, each team with `MT` tiles of 16 query rows. A
 /// warp has `16 * NT` of the `16 * KT` keys of a step, and `OT` of the `DT` slices of O's columns.
 ///
 /// # Safety

@@ -262,7 +262,7 @@ pub unsafe fn wide<
 /// memory, from where it leaves in 16-byte pieces.
 ///
 /// # Safety
-/// As [`wide`]; all threads of the block make the call.
+/// The conditions of [`wide`]; all threads of the block make the call.
 #[inline(always)]
 unsafe fn store<
     E: Element,

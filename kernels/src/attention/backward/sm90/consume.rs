@@ -23,7 +23,7 @@ use core::hint::cold_path;
 /// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ, or dS where `STORES`.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
+/// The conditions of [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
 #[inline(always)]
 pub unsafe fn consume<
     E: Element,
@@ -136,8 +136,8 @@ pub unsafe fn consume<
                 shown = Shown::new::<NT>(queries);
             }
 
-            // What the next step adds to its scores comes from device memory while this one computes: each warp takes a quarter
-            // of the queries.
+            // The terms that the next step adds to its scores come from device memory while this one computes: each warp takes a
+            // quarter of the queries.
             let next = query_tile::<M, STORES>(&job, step.next(&job), br) * br;
             let rows = br / 4;
             let next = Corner {

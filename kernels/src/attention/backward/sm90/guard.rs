@@ -15,7 +15,7 @@ use crate::tile::{Accumulator, Element, Operand};
 /// The first of the barriers by which each warpgroup shares what it found.
 pub const SEARCH: u32 = 9;
 
-/// What the products of a step leave out.
+/// The operands that the products of a step leave out.
 #[derive(Clone, Copy, Default)]
 pub struct LeaveOut {
     /// Q and dO.

@@ -28,7 +28,7 @@ pub struct DsPanel {
 /// Stores a panel of dS, step by step, and counts it. Waits first until jobs of queries have read what the memory held.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), in all lanes of one warp; the panel is written between its two barriers.
+/// The conditions of [`sm90`](super::sm90), in all lanes of one warp; the panel is written between its two barriers.
 #[inline(always)]
 pub unsafe fn keep<M: Mask>(params: &Sm90BackwardParams, job: &Job<M>, panel: DsPanel) {
     let (backward, forward) = (&params.backward, &params.backward.forward);

@@ -7,7 +7,7 @@ use crate::tile::registers::opaque;
 /// Starts the copies of a tile's panels, with all `16 * DT` columns, from row `row` of a head on.
 ///
 /// # Safety
-/// As [`tensor::load`], for each panel.
+/// The conditions of [`tensor::load`], for each panel.
 #[inline(always)]
 pub unsafe fn load<const DT: usize>(to: Panels, map: u64, [row, head, batch]: [u32; 3], full: u32) {
     let mut panel = 0;

@@ -100,7 +100,7 @@ pub unsafe fn sm90<
 /// The job of a key tile: dK and dV. It adds its part of dQ to the sums, or stores dS.
 ///
 /// # Safety
-/// As [`sm90`], in all threads of the block.
+/// The conditions of [`sm90`], in all threads of the block.
 #[inline(always)]
 unsafe fn keys<
     E: Element,

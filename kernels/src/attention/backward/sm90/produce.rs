@@ -12,7 +12,7 @@ use crate::tile::Ring;
 /// Loads all that the consumers read.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with initialised barriers, in one thread of the block.
+/// The conditions of [`sm90`](super::sm90), with initialised barriers, in one thread of the block.
 #[inline(always)]
 pub unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const STORES: bool>(
     params: &Sm90BackwardParams,

@@ -6,7 +6,7 @@ use crate::ptx::{bulk, global};
 /// Waits for a counter. Bulk copies after the call see what was written before it was counted.
 ///
 /// # Safety
-/// As [`sm90_stored`](super::sm90_stored), in all lanes of one warp.
+/// The conditions of [`sm90_stored`](super::sm90_stored), in all lanes of one warp.
 #[inline(always)]
 pub unsafe fn wait_for(params: &Sm90BackwardParams, awaited: Awaited) {
     // SAFETY: the caller's promise.
@@ -19,7 +19,7 @@ pub unsafe fn wait_for(params: &Sm90BackwardParams, awaited: Awaited) {
 /// Counts one more panel of dS stored, or one more job that has read its dS.
 ///
 /// # Safety
-/// As [`sm90_stored`](super::sm90_stored), in all lanes of one warp, when its copies are done.
+/// The conditions of [`sm90_stored`](super::sm90_stored), in all lanes of one warp, when its copies are done.
 #[inline(always)]
 pub unsafe fn count(params: &Sm90BackwardParams, counter: u32) {
     // SAFETY: the caller's promise.

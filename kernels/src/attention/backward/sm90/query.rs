@@ -103,7 +103,7 @@ impl<M: Mask> Job<M> {
 /// stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// As [`sm90_stored`](super::sm90_stored), in all threads of the block.
+/// The conditions of [`sm90_stored`](super::sm90_stored), in all threads of the block.
 #[inline(always)]
 pub unsafe fn queries<
     E: Element,
@@ -157,7 +157,7 @@ pub unsafe fn queries<
 /// Loads dS and K.
 ///
 /// # Safety
-/// As [`queries`], with initialised barriers, in one thread of the block.
+/// The conditions of [`queries`], with initialised barriers, in one thread of the block.
 #[inline(always)]
 unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
     params: &Sm90BackwardParams,
@@ -208,7 +208,7 @@ unsafe fn produce<M: Mask, const DT: usize, const NT: usize, const S: u32>(
 /// Computes dQ of a warpgroup's queries.
 ///
 /// # Safety
-/// As [`produce`], in all threads of the warpgroup.
+/// The conditions of [`produce`], in all threads of the warpgroup.
 #[inline(always)]
 unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
     params: &Sm90BackwardParams,

@@ -36,7 +36,7 @@ pub fn read(stage: u32, warpgroup: u32) -> u32 {
 /// Adds a warpgroup's part of dQ, step by step.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), in all lanes of one warp for each warpgroup.
+/// The conditions of [`sm90`](super::sm90), in all lanes of one warp for each warpgroup.
 #[inline(always)]
 pub unsafe fn reduce<M: Mask, const DT: usize, const NT: usize>(
     params: &BackwardParams,

@@ -18,7 +18,7 @@ use crate::tile::{Accumulator, Element};
 /// `GIVEN` registers stay with the producer's threads, `TAKEN` are a consumer's.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with writable dS and dq, and zeros at `progress`.
+/// The conditions of [`sm90`](super::sm90), with writable dS and dq, and zeros at `progress`.
 #[inline(always)]
 pub unsafe fn sm90_stored<
     E: Element,

@@ -1,4 +1,4 @@
-//! What a warp computes by itself, by `mma.sync` from the same tiles: scores that do not fit the maxima so far, and
+//! The work of a warp by itself, by `mma.sync` from the same tiles: scores that do not fit the maxima so far, and
 //! products with infinities and NaN that some rows must not see.
 
 use super::consumer::Consumer;

@@ -33,7 +33,7 @@ impl<H: Heads, const DT: usize> ByMap<H, DT> {
 /// Computes the warpgroup's rows of the block's tiles.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
+/// The conditions of [`sm90`](super::sm90), with initialised barriers, in all threads of the warpgroup.
 #[inline(always)]
 pub unsafe fn consume<
     E: Element,

@@ -41,8 +41,8 @@ where
     /// Passes a block by that the warpgroup does not see.
     ///
     /// # Safety
-    /// As for all of these: all lanes of the warpgroup make the same calls, in the order of the blocks; the barriers are
-    /// initialised, and the producer loads what they wait for.
+    /// The conditions of all functions here: all lanes of the warpgroup make the same calls, in the order of the blocks; the
+    /// barriers are initialised, and the producer loads what they wait for.
     #[inline(always)]
     pub unsafe fn pass(&mut self) {
         let (k, v) = (

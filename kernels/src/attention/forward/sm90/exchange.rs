@@ -1,4 +1,4 @@
-//! What two sides of a block tell each other: O, m and l of their keys.
+//! The exchange between two sides of a block: O, m and l of their keys.
 
 use crate::attention::{Softmax, Total};
 use crate::layout::sm90::Sm90Memory;

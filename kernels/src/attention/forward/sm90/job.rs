@@ -125,7 +125,7 @@ impl<H: Heads, M: Mask> Part<H, M> {
         }
     }
 
-    /// What the first and the last of `count` rows see that exist.
+    /// The keys that the first and the last of `count` rows see, among rows that exist.
     #[inline(always)]
     pub fn ends(&self, count: u32) -> [M::Keys; 2] {
         let last = self.first + count as i32 - 1;

@@ -18,7 +18,7 @@ use crate::tile::registers::opaque;
 /// Loads Q, K and V of the block's tiles for a side of it.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
+/// The conditions of [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
 #[inline(always)]
 pub unsafe fn produce<
     M: Mask,

@@ -1,4 +1,4 @@
-//! What consumers do to their rows of Q before the products: negate them, or copy them.
+//! The rows of Q, which consumers negate or copy before the products.
 
 use super::consumer::Consumer;
 use crate::abi::ForwardParams;

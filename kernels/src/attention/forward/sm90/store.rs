@@ -18,7 +18,7 @@ use crate::tile::{Accumulator, Element};
 /// to store.
 ///
 /// # Safety
-/// As [`sm90`](super::sm90); every lane of the warp makes the same call.
+/// The conditions of [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
 pub unsafe fn store<E: Element, H: Heads, M: Mask, const G: u32, const W: u32, const OT: usize>(
     params: &ForwardParams,
@@ -43,12 +43,12 @@ fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
     (Part::new(params, job, row), row, thread % 32)
 }
 
-/// As [`store`], by the copy engine: through the 64 rows of the warpgroup at `to`, of which the warp uses its 16. They are in
+/// [`store`] by the copy engine: through the 64 rows of the warpgroup at `to`, of which the warp uses its 16. They are in
 /// use until every lane's [`wait_read`](bulk::wait_read). `map` is the address of the map of o.
 ///
 /// # Safety
-/// As [`store`], without splits. The warp's first row is not before row 0, and no product reads the rows at `to` any
-/// more.
+/// The conditions of [`store`], without splits. The warp's first row is not before row 0, and no product reads the rows at
+/// `to` any more.
 #[inline(always)]
 pub unsafe fn store_by_map<
     E: Element,
@@ -104,10 +104,10 @@ pub unsafe fn store_by_map<
     }
 }
 
-/// As [`store`], for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
+/// [`store`] for the rows from `first` on of `work`'s heads, of which those before row 0 do not exist.
 ///
 /// # Safety
-/// As [`store`], in lane `lane`.
+/// The conditions of [`store`], in lane `lane`.
 #[inline(always)]
 pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
     params: &ForwardParams,
@@ -177,7 +177,7 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
 /// of one row for both leaves O of some `sm80` kernels in local memory.
 ///
 /// # Safety
-/// As [`store`]; the row exists.
+/// The conditions of [`store`]; the row exists.
 #[inline(always)]
 unsafe fn store_partial_row<H: Heads, const OT: usize>(
     params: &ForwardParams,

@@ -1,4 +1,4 @@
-//! What watches the roles of a block at work: nothing, or a kernel of its own that notes when they pass a point.
+//! The watch of a block's roles: it does nothing or, in a kernel of its own, notes when they pass a point.
 
 use crate::abi::{Event, Sm90Params};
 
@@ -17,7 +17,7 @@ pub trait Watch {
     /// Notes that the warpgroup passed a point of its work on a block of keys, which counts over all tiles.
     ///
     /// # Safety
-    /// As [`sm90`](super::sm90): all lanes of the producer's warp make the call, or all of a consumer.
+    /// The conditions of [`sm90`](super::sm90): all lanes of the producer's warp make the call, or all of a consumer.
     unsafe fn note(notes: u64, block: u32, event: Event);
 }
 

@@ -109,7 +109,7 @@ impl Consumer {
 /// Computes dV or dK of the block's keys.
 ///
 /// # Safety
-/// As [`produce`](super::produce::produce), in all threads of the warpgroup.
+/// The conditions of [`produce`](super::produce::produce), in all threads of the warpgroup.
 #[inline(always)]
 pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     params: &BackwardParams,

@@ -14,7 +14,7 @@ use crate::tile::registers::opaque;
 /// Loads all that the consumers read.
 ///
 /// # Safety
-/// As [`keys`](super::keys), with initialised barriers, in one thread of the block.
+/// The conditions of [`keys`](super::keys), with initialised barriers, in one thread of the block.
 #[inline(always)]
 pub unsafe fn produce<M: Mask, const DT: usize>(
     params: &Sm90BackwardParams,
