@@ -41,7 +41,7 @@ pub(super) fn may_store(problem: &Problem) -> bool {
 }
 
 /// Key/value heads of a wave, waves whose keys come before the first queries, and waves whose dS is stored at a time, as
-/// measured on an H200: `docs/tuning.md`. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
+/// measured on an H200: `docs/diary.md`. dS of a head takes `head_bytes`, and a head has `key_jobs` jobs of keys.
 ///
 /// Small waves take less memory, and the cache holds more of it: keys are three jobs ahead for two multiprocessors. Few jobs
 /// and, under the causal mask, few heads that begin together leave multiprocessors idle at the end: there waves are large. At

@@ -249,7 +249,7 @@ mod tests {
         assert!(name.starts_with("gemm_f16_f32"), "{name}");
     }
 
-    /// The fastest on an H200 (`docs/tuning.md`).
+    /// The fastest on an H200 (`docs/diary.md`).
     #[test]
     fn tiles_leave_little_of_the_gpu_idle() {
         for (tile, sizes) in [
