@@ -3,7 +3,6 @@
 use crate::options::{HopperMemory, NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
 use crate::timeline::TIMELINES;
-use kernels::catalog::collectives::{Collectives, Parts, bar, ldmatrix, mma, redux, shfl};
 use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Target, Tile};
 use std::sync::LazyLock;
 
@@ -304,17 +303,6 @@ impl Spec for Shape {
         }
     }
 
-    fn collectives(&self) -> Collectives {
-        let parts = Parts::new(self.tile(), self.dim());
-        match self.main_loop {
-            Loop::Naive => Collectives::NONE,
-            Loop::Fa1 => fa1(&parts),
-            Loop::Rows | Loop::RowsInRegisters => rows(&parts, self.acc),
-            Loop::Teams => teams(&parts),
-            Loop::Hopper(rung) => hopper(&parts, rung),
-        }
-    }
-
     fn target(&self) -> Target {
         match self.is_hopper() {
             true => Target::Sm90a,
@@ -333,100 +321,6 @@ impl Spec for Shape {
     fn most_spills(&self) -> u32 {
         if self.is_hopper() { 0 } else { MOST_SPILLS }
     }
-}
-
-/// Copies of K, V and Q, and a masked step of the causal code whether causal or not.
-fn fa1(parts: &Parts) -> Collectives {
-    let copies = parts.copies(2 * parts.tile.keys);
-    let step = parts.scores() + parts.maxima() + product_masked(parts);
-    copies + parts.around() + step + bar(1)
-}
-
-/// A copy before the first step, and one for each wait in the loops, two a step. Masked steps, of the causal
-/// code whether causal or not; and others, where kernels that sum in f16 follow every maximum.
-fn rows(parts: &Parts, acc: Accumulation) -> Collectives {
-    let copy = parts.copies(parts.tile.keys);
-    let wait = bar(2) + copy;
-    let step = wait + wait + parts.scores();
-    let masked = step + parts.maxima() + product_masked(parts);
-    let softmax = match acc {
-        Accumulation::Single => parts.softmax(),
-        Accumulation::Half => parts.maxima(),
-    };
-    let unmasked = step + softmax + parts.product();
-    copy + parts.around() + bar(1) + masked + unmasked + o_store(parts.mt * parts.dt)
-}
-
-/// `P V` under a mask: the look for infinities is a loop over windows of two 16x16 tiles of V, and the guarded
-/// product one over slices of the keys.
-fn product_masked(parts: &Parts) -> Collectives {
-    let tiles = parts.mt * parts.dt;
-    let look = ldmatrix(2) + redux(1);
-    look + mma(2 * 2 * tiles) + ldmatrix(tiles) + parts.product()
-}
-
-/// A wait for a slice of K, then for a slice of V; a team's exchange between them and at the end; P read from
-/// shared memory. Copies are loops whose counts the launch decides.
-fn teams(parts: &Parts) -> Collectives {
-    const WINDOW: u32 = 4;
-    const KEYS: u32 = 2;
-    let exchanges = match parts.tile.team {
-        1 => bar(0),
-        _ => bar(2),
-    };
-    let softmax = parts.maxima() + parts.maxima();
-    bar(4) + exchanges + softmax + parts.in_loops(WINDOW, KEYS) + o_store(parts.mt * parts.ot)
-}
-
-/// Both products, the softmax and O by shuffles, once each; by `mma` the product with infinities that the mask hides.
-fn hopper(parts: &Parts, rung: Rung) -> Collectives {
-    let (dt, kt, stages) = (parts.dt, parts.kt, parts.tile.stages);
-    // The loads that wait for nothing, and one after each of the two waits of a step.
-    let copies = parts.copies(parts.tile.q_rows) + parts.copies((stages - 1 + 2) * parts.tile.keys);
-    let products = Collectives {
-        mma: 2 * 2 * dt,
-        ldmatrix: dt,
-        // A vote on V, and the same answer for the assembler.
-        bar: 1,
-        vote: 1,
-        // The number of the warpgroup; maxima and sums, in two rounds for two rows; O transposed.
-        shfl: 1 + 4 + 4 + 4 * dt,
-        wgmma: dt + kt,
-        wgmma_fence: 2,
-        wgmma_commit: 2,
-        wgmma_wait: 2,
-        ..Collectives::NONE
-    };
-    let tma = Collectives {
-        // Q, the first tiles, and one after each release.
-        tensor_load: 4,
-        mbarrier_init: 1 + stages,
-        mbarrier_arrive: 4,
-        // Q, K and V.
-        mbarrier_wait: 3,
-        ..bar(1 + 2)
-    };
-    let specialised = Collectives {
-        setmaxnreg: 2,
-        tensor_load: 2,
-        mbarrier_init: 1 + 2 * stages,
-        mbarrier_arrive: 2 + 2,
-        mbarrier_wait: 3 + 1,
-        ..bar(1)
-    };
-    products
-        + match rung {
-            Rung::Wgmma => copies + bar(2),
-            Rung::Tma => tma,
-            Rung::Specialised => specialised,
-            // The first turn, and a turn taken and passed.
-            _ => specialised + bar(3),
-        }
-}
-
-/// O by shuffles, four for each 16x16 tile, or through shared memory.
-fn o_store(tiles: u32) -> Collectives {
-    shfl(4 * tiles) + bar(2)
 }
 
 /// A compiled kernel of the ladder.

@@ -24,7 +24,6 @@ pub struct TimelineParams {
 #[cfg(not(target_arch = "nvptx64"))]
 mod catalog {
     use kernels::catalog::class::Class;
-    use kernels::catalog::collectives::Collectives;
     use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Spec, Target};
     use std::sync::LazyLock;
 
@@ -92,10 +91,6 @@ mod catalog {
             watched
                 .replace("Unwatched", "Stamps")
                 .replace("attention::forward::", "")
-        }
-
-        fn collectives(&self) -> Collectives {
-            self.kernel.collectives()
         }
 
         fn takes_maps(&self) -> bool {

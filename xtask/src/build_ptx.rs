@@ -6,10 +6,9 @@ use clap::builder::PossibleValuesParser;
 use comfy_table::Table;
 use glob::Pattern;
 use kernel_builder::ptxas::Usage;
-use kernel_builder::{Entry, Module, Package, ptxas, sass};
+use kernel_builder::{Collectives, Entry, Module, Package, ptxas, sass};
 use kernels::catalog::Target;
 use kernels::catalog::class::Class;
-use kernels::catalog::collectives::Collectives;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -29,6 +28,9 @@ pub struct Arguments {
     /// `target/ptx` of another checkout
     #[arg(long, value_name = "FOLDER")]
     pub compare: Option<PathBuf>,
+    /// Write how often each instruction of whole warps stands in the kernels to the files collectives.txt
+    #[arg(long)]
+    pub bless: bool,
 }
 
 /// The kernels of the ladder.
@@ -47,13 +49,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut modules = Vec::new();
     let packages = [Some(Package::kernels()), arguments.ladder.then(ladder)];
     for mut package in packages.into_iter().flatten() {
+        let all = package.kernels.clone();
         package.kernels.retain(|kernel| {
             let (name, target) = (kernel.name(), kernel.target().name());
             let mut patterns = arguments.kernel.iter();
             (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(&name)))
                 && arguments.target.as_ref().is_none_or(|only| only == target)
         });
-        modules.extend(kernel_builder::build(&package)?);
+        modules.extend(match arguments.bless {
+            true => kernel_builder::bless(&package, &all)?,
+            false => kernel_builder::build(&package)?,
+        });
     }
     ensure!(!modules.is_empty(), "no kernel has such a name and target");
     let folder = kernel_builder::target_dir().join("ptx");
@@ -159,10 +165,10 @@ fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
     let counts = entries
         .iter()
-        .map(|entry| Collectives::count(&entry.body).named());
+        .map(|entry| Collectives::count(&entry.body).named().collect::<Vec<_>>());
     let counts: Vec<_> = counts.collect();
     // Only instructions that some kernel has.
-    let names = Collectives::NONE.named().into_iter().enumerate();
+    let names = Collectives::default().named().enumerate();
     let present = names.filter(|(place, _)| counts.iter().any(|counts| counts[*place].1 > 0));
     let header = ["entry", "shared B"].into_iter().chain(targets.clone());
     let header = header.chain(present.clone().map(|(_, (name, _))| name));

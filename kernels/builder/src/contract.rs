@@ -1,7 +1,6 @@
 //! The contract of an entry: what it may and must contain.
 
-use crate::{Entry, Error};
-use kernels::catalog::collectives::Collectives;
+use crate::{Collectives, Entry, Error, Golden};
 
 /// Text that no entry may contain, and what it means.
 const FORBIDDEN: &[(&str, &str)] = &[
@@ -15,29 +14,34 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// Checks an entry.
+/// Checks an entry, and that its instructions of whole warps are those of the [golden](Golden) counts; without `golden` they may
+/// be any.
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the rule that it breaks.
-pub fn check(entry: &Entry) -> Result<(), Error> {
+pub fn check(entry: &Entry, golden: Option<&Golden>) -> Result<(), Error> {
     let Entry { name, kernel, .. } = entry;
     for (text, meaning) in FORBIDDEN {
         if let Some(line) = entry.body.lines().find(|line| line.contains(text)) {
             return Err(Error::contract(name, format!("{meaning}: {}", line.trim())));
         }
     }
+    let found = Collectives::count(&entry.body);
     // The assembler then gives consumers no more registers than a launch gives all.
-    if kernel.collectives().setmaxnreg > 0 && entry.body.contains("trap;") {
+    if found.of("setmaxnreg") > 0 && entry.body.contains("trap;") {
         let rule = "panics in code that both roles share".to_owned();
         return Err(Error::contract(name, rule));
     }
-    let found = Collectives::count(&entry.body).named();
-    let expected = kernel.collectives().named();
-    for ((instruction, found), (_, expected)) in found.into_iter().zip(expected) {
+    let Some(golden) = golden else { return Ok(()) };
+    let expected = golden.of(*kernel).ok_or_else(|| {
+        let rule = "has no line in collectives.txt; cargo xtask build-ptx --bless writes it";
+        Error::contract(name, rule)
+    })?;
+    for ((instruction, found), (_, expected)) in found.named().zip(expected.named()) {
         let is_implied = instruction != "cp.async" || kernel.implies_copies();
         let is_kept = found == expected || found < expected && kernel.may_share();
         if !is_kept && is_implied {
-            let rule = format!("{found} {instruction}, the source implies {expected}");
+            let rule = format!("{found} {instruction}, collectives.txt has {expected}");
             return Err(Error::contract(name, rule));
         }
     }
@@ -48,36 +52,20 @@ pub fn check(entry: &Entry) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::Package;
+    use crate::collectives::INSTRUCTIONS;
     use kernels::catalog::{Custom, Spec};
 
+    /// The library's counts.
+    fn golden() -> Golden {
+        Golden::read(&Package::kernels().folder).unwrap()
+    }
+
     /// A body that fulfils the contract.
-    fn entry(kernel: &'static dyn Spec) -> Entry {
+    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> Entry {
         let mut body = String::from("{\n");
-        let instructions = [
-            "mma.sync.",
-            "ldmatrix.sync.",
-            "stmatrix.sync.",
-            "cp.async.cg.",
-            "bar.sync ",
-            "shfl.sync.",
-            "redux.sync.",
-            "vote.sync.",
-            "wgmma.mma_async.",
-            "wgmma.fence.",
-            "wgmma.commit_group.",
-            "wgmma.wait_group.",
-            "setmaxnreg.",
-            "cp.async.bulk.tensor.4d.shared::cluster.",
-            "cp.async.bulk.tensor.4d.global.",
-            "mbarrier.init.",
-            "mbarrier.arrive.",
-            "mbarrier.try_wait.",
-            "cp.async.bulk.shared::cluster.global.",
-            "cp.async.bulk.global.shared::cta.",
-            "cp.reduce.async.bulk.global.shared::cta.",
-        ];
-        for (instruction, (_, count)) in instructions.iter().zip(kernel.collectives().named()) {
-            body += &format!("\t{instruction}x;\n").repeat(count as usize);
+        let counts = golden.of(kernel).expect("a line");
+        for ((_, texts), (_, count)) in INSTRUCTIONS.iter().zip(counts.named()) {
+            body += &format!("\t{}x;\n", texts[0]).repeat(count as usize);
         }
         Entry {
             name: kernel.name(),
@@ -88,8 +76,11 @@ mod tests {
 
     #[test]
     fn every_breach_is_named() {
+        let golden = golden();
+        let check = |entry: &Entry| check(entry, Some(&golden));
         for kernel in Package::kernels().kernels {
-            let good = entry(kernel);
+            let good = entry(kernel, &golden);
+            let counts = golden.of(kernel).unwrap();
             check(&good).unwrap();
             for (breach, rule) in [
                 ("\tst.local.b32 [%r1], %r2;", "local memory"),
@@ -108,30 +99,44 @@ mod tests {
             }
             let mut bad = good.clone();
             bad.body = bad.body.replacen("shfl.sync.x;\n", "", 1);
-            match kernel.collectives().shfl {
+            match counts.of("shfl.sync") {
                 0 => check(&bad).unwrap(),
                 _ => assert!(check(&bad).unwrap_err().to_string().contains("shfl")),
             }
             let mut bad = good.clone();
             bad.body += "\ttrap;";
-            match kernel.collectives().setmaxnreg {
+            match counts.of("setmaxnreg") {
                 0 => check(&bad).unwrap(),
                 _ => assert!(check(&bad).unwrap_err().to_string().contains("both roles")),
             }
         }
     }
 
+    #[test]
+    fn a_kernel_without_counts_is_named() {
+        let kernel = Package::kernels().kernels[0];
+        let entry = entry(kernel, &golden());
+        let message = check(&entry, Some(&Golden::default())).unwrap_err();
+        assert!(
+            message.to_string().contains("build-ptx --bless"),
+            "{message}"
+        );
+        check(&entry, None).unwrap();
+    }
+
     /// Of a type's kernels the compiler may share instructions, and may double none.
     #[test]
     fn types_of_other_crates_may_share_instructions() {
+        let golden = golden();
         for kernel in Custom::all("Penalty", &[64]) {
             let load = "ldmatrix.sync.x;\n";
-            let mut fewer = entry(kernel);
+            let mut fewer = entry(kernel, &golden);
             fewer.body = fewer.body.replacen(load, "", 1);
-            check(&fewer).unwrap();
-            let mut more = entry(kernel);
+            check(&fewer, Some(&golden)).unwrap();
+            let mut more = entry(kernel, &golden);
             more.body += load;
-            assert!(check(&more).unwrap_err().to_string().contains("ldmatrix"));
+            let message = check(&more, Some(&golden)).unwrap_err().to_string();
+            assert!(message.contains("ldmatrix"), "{message}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Modules as a crate includes them in its program.
 
-use crate::{Error, Module, Package, build, cache, workspace};
+use crate::{Error, Golden, Module, Package, build, cache, workspace};
 use lzma_rust2::{LzmaOptions, LzmaWriter, MfType};
 use rayon::prelude::*;
 use std::io::Write;
@@ -63,6 +63,10 @@ pub fn script(package: &Package) {
     let used = package.uses.iter().map(|name| workspace().join(name));
     for folder in used.chain([package.folder.clone()]) {
         println!("cargo::rerun-if-changed={}", folder.join("src").display());
+        let golden = Golden::path(&folder);
+        if golden.exists() {
+            println!("cargo::rerun-if-changed={}", golden.display());
+        }
     }
     let toolchain = workspace().join("rust-toolchain.toml");
     if toolchain.exists() {

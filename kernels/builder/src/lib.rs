@@ -20,6 +20,7 @@
 //! ```
 
 mod cache;
+mod collectives;
 mod compile;
 mod compiler;
 pub mod contract;
@@ -31,6 +32,7 @@ pub mod sass;
 mod split;
 mod twins;
 
+pub use collectives::{Collectives, Golden};
 pub use compile::{Package, Session};
 pub use compiler::Compiler;
 pub use embed::{TABLE, embed, script};
@@ -52,6 +54,22 @@ const PART: usize = 8;
 /// # Errors
 /// [`Error::NoCompiler`] if there is nothing to compile with; else what failed.
 pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
+    let golden = Golden::read(&package.folder)?;
+    compiled(package, Some(&golden))
+}
+
+/// [Builds](build) kernels of a package that has `all` of these, and writes their [golden counts](Golden).
+///
+/// # Errors
+/// [`Error::NoCompiler`] if there is nothing to compile with; else what failed.
+pub fn bless(package: &Package, all: &[&dyn Spec]) -> Result<Vec<Module>, Error> {
+    let modules = compiled(package, None)?;
+    Golden::bless(&package.folder, all, &modules)?;
+    Ok(modules)
+}
+
+/// The modules of a package, whose counts are to be `golden`'s.
+fn compiled(package: &Package, golden: Option<&Golden>) -> Result<Vec<Module>, Error> {
     if package.kernels.is_empty() {
         return Ok(Vec::new());
     }
@@ -67,7 +85,7 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
     }
     // The longest part first, so that no core works alone at the end.
     let mut parts: Vec<_> = parts.into_iter().enumerate().collect();
-    parts.sort_by_key(|(_, kernels)| Reverse(instructions(kernels)));
+    parts.sort_by_key(|(_, kernels)| Reverse(instructions(kernels, golden)));
     let built = parts.into_iter().par_bridge().map(|(place, kernels)| {
         let compiled = split(&session.compile(&kernels)?, &kernels)?;
         let mut modules = compiled.clone();
@@ -75,7 +93,7 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
             modules.extend(twins.module(module)?);
         }
         for entry in modules.iter().flat_map(|module| &module.entries) {
-            contract::check(entry)?;
+            contract::check(entry, golden)?;
         }
         Ok((place, modules))
     });
@@ -85,9 +103,12 @@ pub fn build(package: &Package) -> Result<Vec<Module>, Error> {
 }
 
 /// Instructions of whole warps in kernels, which tell about how long they take to compile.
-fn instructions(kernels: &[&dyn Spec]) -> u32 {
-    let counts = kernels.iter().map(|kernel| kernel.collectives().named());
-    counts.flatten().map(|(_, count)| count).sum()
+fn instructions(kernels: &[&dyn Spec], golden: Option<&Golden>) -> u32 {
+    let counts = { kernels.iter() }.filter_map(|&kernel| golden?.of(kernel));
+    counts
+        .flat_map(Collectives::named)
+        .map(|(_, count)| count)
+        .sum()
 }
 
 /// Whether the next kernel of a package is compiled with those before it: one module is one part.

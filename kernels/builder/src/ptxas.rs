@@ -87,7 +87,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
         if *target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
             let code = sass::disassemble(&module.name, &module.text, target)?;
             for entry in &module.entries {
-                sass::check(entry.kernel, &code, false)?;
+                sass::check(entry, &code, false)?;
             }
         }
         Ok(usages)
@@ -124,7 +124,7 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
         let masks = [Switch::MaskBytes, Switch::MaskBits];
         let has_mask = combination.iter().any(|switch| masks.contains(switch));
         let code = sass::disassemble(&module.name, &text, target)?;
-        sass::check(kernel, &code, has_mask)?;
+        sass::check(&module.entries[0], &code, has_mask)?;
     }
     Ok(())
 }

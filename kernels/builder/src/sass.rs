@@ -1,8 +1,7 @@
 //! Machine code: what the assembler makes of PTX, disassembled and counted.
 
 use crate::ptxas::{self, CUBIN, find_tool, printed, version};
-use crate::{Error, cache};
-use kernels::catalog::Spec;
+use crate::{Collectives, Entry, Error, cache};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -29,18 +28,18 @@ pub fn disassemble(module: &str, text: &str, target: &str) -> Result<String, Err
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the instruction.
-pub fn check(kernel: &dyn Spec, sass: &str, has_mask: bool) -> Result<(), Error> {
-    let all = kernel.collectives().wgmma;
+pub fn check(entry: &Entry, sass: &str, has_mask: bool) -> Result<(), Error> {
+    let all = Collectives::count(&entry.body).of("wgmma");
     if all == 0 {
         return Ok(());
     }
     let removed = match has_mask {
         true => 0,
-        false => kernel.products_of_masks(),
+        false => entry.kernel.products_of_masks(),
     };
     let expected = (all - removed) as usize;
-    let name = kernel.name();
-    let opcodes = opcodes(sass, &name);
+    let name = &entry.name;
+    let opcodes = opcodes(sass, name);
     let count = |what: &str| -> usize {
         let named = opcodes
             .iter()
@@ -50,8 +49,8 @@ pub fn check(kernel: &dyn Spec, sass: &str, has_mask: bool) -> Result<(), Error>
     for (what, expected) in [("HGMMA", expected), ("WARPSYNC", 0)] {
         let found = count(what);
         if found != expected {
-            let rule = format!("{found} {what} in the machine code, the source implies {expected}");
-            return Err(Error::contract(&name, rule));
+            let rule = format!("{found} {what} in the machine code for {expected} in the PTX");
+            return Err(Error::contract(name, rule));
         }
     }
     Ok(())
@@ -85,7 +84,7 @@ pub fn name(code: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::{check, opcodes};
-    use crate::Package;
+    use crate::{Entry, Package};
 
     #[test]
     fn instructions_of_one_entry_are_counted() {
@@ -117,17 +116,22 @@ mod tests {
         let mut kernels = Package::kernels().kernels.into_iter();
         let kernel = kernels.find(|kernel| kernel.name() == "hopper_f16_d32");
         let kernel = kernel.expect("in the catalog");
-        let products = kernel.collectives().wgmma as usize;
+        let products = 24;
+        let entry = Entry {
+            name: kernel.name(),
+            kernel,
+            body: "wgmma.mma_async.x;\n".repeat(products),
+        };
         let sass = |products, syncs| {
             let line = |code| format!("        /*0000*/    {code} ;\n");
             let products = line("HGMMA.64x64x16.F32 R24, gdesc[UR4], R24").repeat(products);
             let syncs = line("WARPSYNC.ALL").repeat(syncs);
             format!(".text.hopper_f16_d32:\n{products}{syncs}")
         };
-        assert!(check(kernel, &sass(products, 0), false).is_ok());
+        assert!(check(&entry, &sass(products, 0), false).is_ok());
         for (products, syncs) in [(products, 1), (products - 1, 0), (products + 1, 0)] {
             let error =
-                check(kernel, &sass(products, syncs), false).map_err(|error| error.to_string());
+                check(&entry, &sass(products, syncs), false).map_err(|error| error.to_string());
             assert!(error.is_err_and(|error| error.contains("in the machine code")));
         }
     }

@@ -1,6 +1,5 @@
 //! Kernels around the others: sums of partial results, and copies.
 
-use super::collectives::{Collectives, bar, shfl, vote};
 use super::{Dtype, Spec, Target};
 use crate::abi::BULK_BYTES;
 
@@ -109,30 +108,6 @@ impl Spec for Auxiliary {
                 format!("(BlockMapParams) = attention::find_blocks::find_blocks::<{warps}>")
             }
             Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
-        }
-    }
-
-    fn collectives(&self) -> Collectives {
-        match self {
-            // Five rounds for the maximum, five for the sum, and the weights of eight splits.
-            Auxiliary::Combine(_) => shfl(5 + 5 + 8),
-            // Two rounds for the product of a row.
-            Auxiliary::MergeBackward(_) => shfl(2),
-            Auxiliary::Merge(_) | Auxiliary::Pack | Auxiliary::Unpack | Auxiliary::Ranges => {
-                Collectives::NONE
-            }
-            // Whether a pair is shown, and whether one is hidden.
-            Auxiliary::Blocks => bar(2) + vote(2),
-            // A wait and an arrival of each role.
-            Auxiliary::BulkCopy => Collectives {
-                bar: 1,
-                mbarrier_init: 2 * Self::BULK_STAGES,
-                mbarrier_arrive: 2,
-                mbarrier_wait: 2,
-                bulk_load: 1,
-                bulk_store: 1,
-                ..Collectives::NONE
-            },
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The backward pass: the specifications of its kernels, and their list.
 
 use super::class::Class;
-use super::collectives::{Collectives, bar, cp_async, ldmatrix, mma, redux, shfl, vote};
 use super::{Dtype, HEAD_DIMS, Spec, generics};
 
 /// A kernel of the backward pass.
@@ -175,36 +174,6 @@ impl BackwardMain {
         let ds = self.tile.ds_stages * 2 * keys * queries;
         2 * rows * self.dim + ds + 2 * 2 * 4 * queries + 16
     }
-
-    fn collectives(&self) -> Collectives {
-        let [mt, dt, nt, qt, qm, qn, qc, kt] = self.parts();
-        let threads = 32 * self.tile.warps;
-        let BackwardTile { keys, queries, .. } = self.tile;
-        let copies = |rows: u32| cp_async(rows * self.dim / 8 / threads);
-        // Q, dO and a piece of the statistics, by half of the threads.
-        let load = copies(2 * 2 * queries) + cp_async(1);
-        // K and V are kept, and K is searched for infinities.
-        let before = copies(2 * keys) + load + ldmatrix(mt * qt + mt * dt) + redux(1) + bar(3);
-        let first = mma(2 * mt * nt * dt) + ldmatrix(mt * (dt - qt) + nt * dt);
-        let look = ldmatrix(nt * dt) + redux(1);
-        // A product, or guarded: by slices in a loop, or the sum first, and a loop that counts.
-        let product = |mt: u32, kt: u32, nt: u32, left: u32| {
-            let whole = mma(2 * mt * nt * kt) + ldmatrix(kt * (nt + left));
-            let slice = mma(2 * mt * nt) + ldmatrix(nt);
-            let guarded = match self.optional {
-                true => slice + mma(2 * mt * nt) + ldmatrix(left),
-                false => whole + slice + vote(nt),
-            };
-            whole + guarded
-        };
-        let second = product(mt, nt, dt, 0);
-        let third = product(qm, kt, qn, qm * (qn / qc));
-        // The tiles of a step, the two sides of P, and dS with its turn; after the last step once more.
-        let bars = bar(1 + 2 + 2 + 1);
-        // P once more, for the gradient of a bias under a softcap: two barriers of a pair on each side.
-        let again = bar(if self.optional { 2 * 2 } else { 0 });
-        before + load + first + look + second + third + bars + again + vote(1)
-    }
 }
 
 impl Backward {
@@ -372,33 +341,6 @@ impl Spec for Backward {
             Backward::Main(main) => !main.optional,
             Backward::FarSums(_) | Backward::Far(_) | Backward::SumBias(_) => false,
             _ => true,
-        }
-    }
-
-    fn collectives(&self) -> Collectives {
-        match self {
-            // Two rounds of a sum and of a maximum over a row's lanes; whether a row is far.
-            Backward::Prepare(_) => shfl(2 * 2) + vote(1),
-            // A product; the exchange of a bias, of two rows' maxima and sums; and whether rows are far.
-            Backward::FarSums(_) => mma(2) + ldmatrix(2) + shfl(8 + 2 * 2 * 2) + redux(2),
-            // Two products and a guarded one of queries, two of keys, each with a look at the rows.
-            Backward::Far(_) => {
-                let guarded = mma(4 * 4) + ldmatrix(4);
-                let products = mma(2 * 2) + ldmatrix(2 * 2);
-                let of_queries = products + guarded + ldmatrix(1) + redux(1);
-                of_queries + products + guarded + guarded + redux(2)
-            }
-            Backward::Main(main) => main.collectives(),
-            // Two transpositions of 4x4 pairs.
-            Backward::Convert(_) => shfl(2 * 4),
-            // A sum over a warp, and over the block's warps.
-            Backward::Sinks => shfl(2 * 5) + bar(1),
-            Backward::ZeroBias => Collectives::NONE,
-            // Two products, two barriers, and a sum of two rows over their lanes.
-            Backward::SumBias(sums) => {
-                let [dt, nt] = sums.parts();
-                mma(2 * 2 * nt * dt) + ldmatrix(2 * dt * (1 + nt)) + bar(2) + shfl(2 * 2)
-            }
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Kernels with the score or mask of another crate: the catalog's kernels with options, made with its type.
 
 use super::class::Class;
-use super::collectives::Collectives;
 use super::{
     Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, HopperBackward, HopperMask,
     HopperWay, Kind, Spec, Target,
@@ -103,12 +102,8 @@ impl Spec for Custom {
         instance
     }
 
-    /// No gradient of a bias is computed beside a type.
-    fn collectives(&self) -> Collectives {
-        match self.kernel {
-            Family::HopperBackward(kernel) => kernel.without_bias_gradient(),
-            kernel => kernel.spec().collectives(),
-        }
+    fn counted_as(&self) -> String {
+        self.kernel.spec().name()
     }
 
     fn products_of_masks(&self) -> u32 {

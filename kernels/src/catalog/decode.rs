@@ -1,8 +1,7 @@
-//! Few queries on many keys: the tiles of each class, and what the main loop contains.
+//! Few queries on many keys: the tiles of each class.
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{Collectives, Parts, bar};
 
 /// The tile of a class for a head dim.
 pub(super) fn tile(class: Class, dim: u32) -> Tile {
@@ -68,15 +67,4 @@ fn sm86(dim: u32) -> Tile {
         192 => own(16, 2, 12, 2),
         _ => sm90(dim),
     }
-}
-
-/// Copies into all buffers but one; masked steps, of the causal code whether causal or not, and
-/// others, each with the copies of a later block.
-pub(super) fn collectives(parts: &Parts) -> Collectives {
-    let keys = parts.tile.keys;
-    let first = parts.copies(2 * (parts.tile.stages - 1) * keys);
-    let step = parts.copies(2 * keys) + bar(1) + parts.scores();
-    let masked = step + parts.maxima() + parts.product_masked(true);
-    let unmasked = step + parts.softmax() + parts.product();
-    parts.around() + first + masked + unmasked
 }

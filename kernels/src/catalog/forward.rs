@@ -1,8 +1,8 @@
 //! Attention: the specification of its kernels, and their list.
 
 use super::class::Class;
-use super::collectives::{Collectives, Parts};
 use super::hopper::Roles;
+use super::parts::Parts;
 use super::{Dtype, Spec, Target, decode, generics, hopper, packed, plain, wide};
 use crate::layout::sm90::Sm90Memory;
 
@@ -395,25 +395,8 @@ impl Spec for Forward {
 
     fn products_of_masks(&self) -> u32 {
         match self.kind {
-            Kind::HopperOptional => hopper::products_of_masks(&Parts::new(self.tile, self.dim)),
+            Kind::HopperOptional => hopper::products_of_masks(&self.tile, self.dim),
             _ => 0,
-        }
-    }
-
-    fn collectives(&self) -> Collectives {
-        let parts = Parts::new(self.tile, self.dim);
-        // The code for the causal mask serves both, where heads share tiles.
-        let causal = self.kind != Kind::Plain { causal: false };
-        match self.kind {
-            Kind::Decode => decode::collectives(&parts),
-            Kind::Wide => wide::collectives(&parts),
-            Kind::WideOptional => wide::collectives(&parts) + parts.bias(),
-            Kind::Hopper { causal } => hopper::collectives(&parts, causal),
-            Kind::HopperOptional => hopper::optional_collectives(&parts),
-            Kind::HopperPacked => hopper::packed_collectives(&parts),
-            Kind::Optional => plain::optional_rows(&parts),
-            _ if self.tile.team == 1 => plain::own_rows(&parts, causal),
-            _ => plain::shared_rows(&parts, causal),
         }
     }
 }

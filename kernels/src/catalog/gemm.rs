@@ -1,6 +1,5 @@
 //! Matrix products, and how their blocks divide the work.
 
-use super::collectives::{Collectives, bar, cp_async, ldmatrix, mma};
 use super::{Accumulation, Dtype, Spec, Target, generics};
 
 /// A matrix product.
@@ -140,23 +139,6 @@ impl Spec for Gemm {
         };
         format!("(GemmParams) = gemm::{kernel}::<{element:?}, {sums:?}, {sizes}>")
     }
-
-    /// A step: the products of each slice and, with stages, the operands of the next slice and the
-    /// copies of a later tile. Before the loop the copies into all tiles but one and the first
-    /// operands; barriers before, in and after it.
-    fn collectives(&self) -> Collectives {
-        let [mt, nt] = self.tile.warp_tiles();
-        let slices = self.tile.depth / 16;
-        let products = mma(slices * 2 * mt * nt);
-        match self.kind {
-            GemmKind::Simple => return products,
-            GemmKind::Multistage => {}
-            GemmKind::Hopper => return self.tile.hopper_collectives(),
-        }
-        let chunks = (self.tile.rows + self.tile.columns) * self.tile.depth / 8;
-        let copies = cp_async(self.tile.stages * chunks / self.threads());
-        products + ldmatrix((slices + 1) * (mt + nt)) + copies + bar(3)
-    }
 }
 
 /// A block's tile of C, and its steps along k.
@@ -241,27 +223,6 @@ impl GemmTile {
         match self.rows {
             64 => [40, 256],
             _ => [40, 232],
-        }
-    }
-
-    /// Products of the first stage and of the others; a warp releases a stage at two places. C is transposed among four
-    /// lanes.
-    fn hopper_collectives(&self) -> Collectives {
-        let [_, nt] = self.warp_tiles();
-        Collectives {
-            bar: 1,
-            // The number of the warpgroup; four for each 16 columns of C.
-            shfl: 1 + 4 * nt,
-            wgmma: 2 * self.depth / 16,
-            wgmma_fence: 2,
-            wgmma_commit: 2,
-            wgmma_wait: 2,
-            setmaxnreg: 2,
-            tensor_load: 2,
-            mbarrier_init: 2 * self.stages,
-            mbarrier_arrive: 1 + 2,
-            mbarrier_wait: 1 + 2,
-            ..Collectives::NONE
         }
     }
 

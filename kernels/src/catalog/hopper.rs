@@ -1,8 +1,6 @@
-//! A query tile for each query head, on Hopper: the tiles, and what the main loop contains.
+//! A query tile for each query head, on Hopper: the tiles.
 
 use super::Tile;
-use super::collectives::{Collectives, Parts};
-use crate::abi::Sm90Params;
 use crate::layout::sm90::Sm90Memory;
 
 /// Rows of a warpgroup of consumers.
@@ -135,100 +133,9 @@ pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
     }
 }
 
-/// Scores of the first block, of masked ones and of whole ones; the product of a block before the latter two, and of
-/// the last block. By `mma`, scores that do not fit, unless K passes in chunks, and products with infinities that the
-/// mask hides.
-pub(super) fn collectives(parts: &Parts, causal: bool) -> Collectives {
-    let counts = counts(parts, causal);
-    if !Sm90Params::stores_by_map(parts.dim) {
-        return counts;
-    }
-    // O, a panel at a time, behind a barrier, and sums of P once more. Q is released at three places: during the next
-    // tile, where a tile has no keys, and at the end.
-    Collectives {
-        stmatrix: parts.ot,
-        tensor_store: parts.ot / 4,
-        bar: counts.bar + 1,
-        shfl: counts.shfl + 4,
-        mbarrier_arrive: counts.mbarrier_arrive + 1,
-        ..counts
-    }
-}
-
-/// [`collectives`] where O is stored from registers.
-fn counts(parts: &Parts, causal: bool) -> Collectives {
-    let (dt, ot, nt, stages) = (parts.dt, parts.ot, parts.kt, parts.tile.stages);
-    let memory = memory(&parts.tile, parts.dim);
-    let (k, v) = (memory.k_chunks(), memory.v_chunks());
-    let causal = u32::from(causal);
-    let roles = Roles::new(&parts.tile);
-    let again = u32::from(stages > 1);
-    // Q, V, and K of the first block and of others.
-    let loads = 1 + v + 2 * k;
-    Collectives {
-        mma: again * 2 * nt + causal * 2 * 4 * ot,
-        ldmatrix: again * (1 + nt) + causal * 2 * ot,
-        // The block's, and before a negated Q; on V of the first block, and of other masked ones.
-        bar: 2 + causal * 2,
-        // Whether scores fit; as the barriers on V.
-        vote: 1 + causal * 2,
-        // The numbers of the warpgroup, the side and the tile; maxima at three places and sums, in two rounds for two rows; O
-        // transposed.
-        shfl: 3 + 4 * 4 + 4 * ot,
-        wgmma: 3 * dt + 3 * nt,
-        wgmma_fence: 6,
-        wgmma_commit: 3 * (k + v),
-        wgmma_wait: 3 * (k + v),
-        setmaxnreg: 2,
-        tensor_load: loads,
-        mbarrier_init: 2 * roles.q_slots + 2 * memory.chunks(),
-        // Loads, and no more tiles; a block passed by; K and V released three times, Q twice.
-        mbarrier_arrive: loads + 1 + 4 * (k + v) + 2,
-        // The compiler writes the consumers' wait for Q twice, before the loop over tiles and at its end.
-        mbarrier_wait: loads + 1 + 2 + 4 * (k + v) + causal * 2 * v,
-        ..Collectives::NONE
-    }
-}
-
 /// Products of a block behind hidden ones, and of the block before them.
-pub(super) fn products_of_masks(parts: &Parts) -> u32 {
-    parts.dt + parts.kt
-}
-
-/// [`collectives`] of kernels with options, all of the causal code. Blocks are passed by at both edges and, where a boolean mask
-/// hides them, between. Behind these is a masked block without a product before it, and before them a product without scores.
-/// Scores of these masked blocks, of the first, of the whole and of recomputed ones may gain a bias.
-pub(super) fn optional_collectives(parts: &Parts) -> Collectives {
-    let causal = collectives(parts, true);
-    let memory = memory(&parts.tile, parts.dim);
-    let (ot, k, v) = (parts.ot, memory.k_chunks(), memory.v_chunks());
-    let biases = 4 + u32::from(parts.tile.stages > 1);
-    Collectives {
-        mma: causal.mma + 4 * ot,
-        ldmatrix: causal.ldmatrix + ot,
-        bar: causal.bar + 1,
-        vote: causal.vote + 1,
-        shfl: causal.shfl + 4 + biases * 4 * 2 * parts.kt.div_ceil(2),
-        wgmma: causal.wgmma + products_of_masks(parts),
-        wgmma_fence: causal.wgmma_fence + 2,
-        wgmma_commit: causal.wgmma_commit + k + v,
-        wgmma_wait: causal.wgmma_wait + k + v,
-        mbarrier_arrive: causal.mbarrier_arrive + 3 * (k + v),
-        mbarrier_wait: causal.mbarrier_wait + 3 * (k + v) + v,
-        ..causal
-    }
-}
-
-/// [`counts`] of packed kernels, all of the causal code; but consumers copy Q, before a barrier, and two sides exchange O
-/// between two more.
-pub(super) fn packed_collectives(parts: &Parts) -> Collectives {
-    let (causal, sides) = (counts(parts, true), sides(&parts.tile));
-    Collectives {
-        tensor_load: causal.tensor_load - 1,
-        bar: causal.bar + 1 + 2 * (sides - 1),
-        mbarrier_init: causal.mbarrier_init * sides,
-        ..causal
-    }
+pub(super) fn products_of_masks(tile: &Tile, dim: u32) -> u32 {
+    dim / 16 + tile.keys / 16
 }
 
 #[cfg(test)]

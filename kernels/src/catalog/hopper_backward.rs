@@ -1,6 +1,5 @@
 //! The backward pass on Hopper: dk and dv, and dq in one of two ways.
 
-use super::collectives::{Collectives, bar, shfl};
 use super::{Dtype, Spec, Target, generics};
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
 
@@ -73,11 +72,6 @@ impl HopperBackward {
         self.mask == HopperMask::Optional
     }
 
-    /// Whether the mask hides pairs, in which products are guarded: 1 or 0.
-    fn guarded(&self) -> u32 {
-        u32::from(self.mask != HopperMask::Full)
-    }
-
     /// Queries of a step (Br).
     pub const fn queries(&self) -> u32 {
         if self.dim > 64 { 64 } else { 128 }
@@ -110,105 +104,6 @@ impl HopperBackward {
             64 => 4,
             128 => 3,
             _ => 2,
-        }
-    }
-
-    /// A job of queries, with the product dS K of a step, guarded under a mask.
-    fn of_queries(&self) -> Collectives {
-        let (dt, guarded) = (self.dim / 16, self.guarded());
-        Collectives {
-            mma: guarded * 4 * dt,
-            ldmatrix: guarded * (dt + 1),
-            bar: 1 + guarded,
-            // Whether dS is stored, and what was found.
-            vote: 1 + guarded,
-            // Roles, the warp that counts, and dq in rows.
-            shfl: 3 + 4 * dt,
-            wgmma: 8,
-            wgmma_fence: 1,
-            wgmma_commit: 1,
-            wgmma_wait: 1,
-            setmaxnreg: 2,
-            tensor_load: 1,
-            bulk_load: 1,
-            mbarrier_init: 2 * self.stages(),
-            mbarrier_arrive: 2,
-            mbarrier_wait: 2,
-            ..Collectives::NONE
-        }
-    }
-
-    /// A job of keys of wide heads: the first step, and the others. Each has a product of rows, elements, and the product of
-    /// columns of the step before.
-    fn of_wide_keys(&self) -> Collectives {
-        let (dt, guarded) = (self.dim / 16, self.guarded());
-        Collectives {
-            mma: guarded * 2 * 4 * dt,
-            ldmatrix: guarded * 2 * dt,
-            stmatrix: 2 * 4,
-            // The block's; in the warp that stores; before the first step; P, dS, and what was found.
-            bar: 1 + 3 + 1 + 2 * 6 + guarded * 2,
-            // Whether memory is free, and what was found.
-            vote: 1 + guarded * 2,
-            shfl: 2 + 4 * dt,
-            wgmma: 2 * dt + 2 * 4,
-            wgmma_fence: 4,
-            wgmma_commit: 4,
-            wgmma_wait: 4,
-            setmaxnreg: 2,
-            tensor_load: 2,
-            bulk_load: 1,
-            bulk_store: 1,
-            mbarrier_init: 2 + 2 * 4,
-            mbarrier_arrive: 2 + 3,
-            mbarrier_wait: 1 + 1 + 2 * 2 + guarded * 2,
-            ..Collectives::NONE
-        }
-    }
-
-    /// The collectives without the gradient of a bias.
-    pub(super) fn without_bias_gradient(&self) -> Collectives {
-        let taken = bar(1) + shfl(1);
-        taken
-            + match self.way {
-                HopperWay::Sums => self.of_keys(),
-                HopperWay::Stored if self.is_wide() => self.of_wide_keys() + self.of_queries(),
-                HopperWay::Stored => self.of_keys() + self.of_queries(),
-            }
-    }
-
-    /// A job of keys, with the products of a step: five, or four where dS is stored.
-    fn of_keys(&self) -> Collectives {
-        let (dt, nt) = (self.dim / 16, self.queries() / 16);
-        let guarded = self.guarded();
-        let sums = u32::from(self.way == HopperWay::Sums);
-        let stages = match self.way {
-            HopperWay::Sums => Sm90BackwardMemory::new(0, self.queries(), self.dim).dq_stages(),
-            HopperWay::Stored => 1,
-        };
-        Collectives {
-            // dV, dK, and dQ with dS beside.
-            mma: guarded * 4 * (2 * dt + sums * 4),
-            ldmatrix: guarded * (2 * dt + sums * 5),
-            // The block's; around dQ or dS, in both roles, and for each stage before the first step; what was found.
-            bar: 1 + 4 + stages + guarded * (2 + sums),
-            shfl: 2 + 2 * 4 * dt,
-            stmatrix: nt,
-            wgmma: 2 * dt + 2 * nt + sums * 8,
-            wgmma_fence: 3 + sums,
-            wgmma_commit: 4 + sums,
-            wgmma_wait: 4,
-            setmaxnreg: 2,
-            tensor_load: 4,
-            bulk_load: 2,
-            bulk_add: sums * 4,
-            bulk_store: 1 - sums,
-            // The turn, or whether memory is free, and what was found.
-            vote: 1 + guarded * (2 + sums),
-            mbarrier_init: 1 + 10,
-            mbarrier_arrive: 3 + 2 + sums,
-            mbarrier_wait: 2 + 3 + sums,
-            ..Collectives::NONE
         }
     }
 }
@@ -289,12 +184,6 @@ impl Spec for HopperBackward {
         format!(
             "(Sm90BackwardParams, maps) = attention::backward::{kernel}::<{element:?}, {rows}, {sizes}>"
         )
-    }
-
-    fn collectives(&self) -> Collectives {
-        // Vectors of a bias's gradient, of each half of a tile's rows, exchanged.
-        let vectors = u32::from(self.is_optional()) * 2 * 4 * self.queries() / 16;
-        self.without_bias_gradient() + shfl(vectors)
     }
 }
 

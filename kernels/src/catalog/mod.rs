@@ -12,13 +12,11 @@
 //! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
 //! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
 //! | `custom` | kernels with scores and masks of other crates |
-//! | [`collectives`] | how often an instruction of a whole warp stands in a kernel |
 //! | [`select`](mod@select) | which kernel serves a request |
 
 mod auxiliary;
 mod backward;
 pub mod class;
-pub mod collectives;
 mod custom;
 mod decode;
 mod forward;
@@ -26,6 +24,7 @@ mod gemm;
 mod hopper;
 mod hopper_backward;
 mod packed;
+mod parts;
 mod plain;
 pub mod select;
 mod target;
@@ -40,7 +39,6 @@ pub use hopper_backward::{HopperBackward, HopperMask, HopperWay};
 pub use target::Target;
 
 use class::Class;
-use collectives::Collectives;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -129,16 +127,17 @@ pub trait Spec: Sync {
     /// Parameter block and body of the entry point: `(PARAMS) = KERNEL::<GENERICS>`, as Rust.
     fn instance(&self) -> String;
 
-    /// How often each instruction of a whole warp stands in the kernel, as its source implies.
-    fn collectives(&self) -> Collectives;
+    /// The kernel whose instructions of whole warps this one has.
+    fn counted_as(&self) -> String {
+        self.name()
+    }
 
     /// How many `wgmma` the assembler removes where no boolean mask is on.
     fn products_of_masks(&self) -> u32 {
         0
     }
 
-    /// Whether the source implies the number of copies: not in loops that the compiler unrolls as
-    /// it likes.
+    /// Whether all compilers make equally many copies: not in loops that it unrolls as it likes.
     fn implies_copies(&self) -> bool {
         true
     }

@@ -1,8 +1,7 @@
-//! A query tile for each query head: the tiles of each class, and what their main loops contain.
+//! A query tile for each query head: the tiles of each class.
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{Collectives, Parts, bar, ldmatrix};
 
 /// The tile of a class for a head dim.
 pub(super) fn tile(class: Class, dim: u32, causal: bool) -> Tile {
@@ -108,48 +107,4 @@ pub(super) fn optional_tile(dim: u32) -> Tile {
         192 => own(64, 16, 4, 6),
         _ => sm86(dim, true),
     }
-}
-
-/// Copies of the first V and the first two K, the first scores; steps that only copy, masked steps
-/// and others, each with the copies of two later tiles; and the last block, without.
-pub(super) fn own_rows(parts: &Parts, causal: bool) -> Collectives {
-    rows(parts, parts.product_masked(causal))
-}
-
-/// Counts of [`own_rows`], of which a masked step has this product.
-fn rows(parts: &Parts, product: Collectives) -> Collectives {
-    let keys = parts.tile.keys;
-    let ahead = parts.copies(2 * keys) + bar(1);
-    let first = parts.copies(3 * keys) + parts.scores();
-    let masked = parts.maxima() + product;
-    let unmasked = parts.softmax() + parts.product();
-    let idle = ahead;
-    let steps = masked + ahead + parts.scores() + unmasked + ahead + parts.scores();
-    parts.around() + first + idle + steps + masked + bar(1)
-}
-
-/// Counts of [`own_rows`] under the causal mask; behind the last block a warp copies on, for warps that see earlier ones. Scores of the
-/// masked, the unmasked and the last block may gain a bias, and recomputed scores too.
-pub(super) fn optional_rows(parts: &Parts) -> Collectives {
-    let ahead = parts.copies(2 * parts.tile.keys);
-    let bias = parts.bias();
-    rows(parts, parts.product_optional()) + ahead + ahead + bar(1) + bias + bias + bias + bias
-}
-
-/// Copies of the first K and V; masked steps, where all of P comes from shared memory, guarded in a
-/// loop; and others, with scores and maxima once more if need be. Each step has two barriers and
-/// the copies of the next K and V, and an exchange of maxima takes one more of the team. Teams also
-/// meet once Q is negated, for the row sums, and before and after O is in shared memory.
-pub(super) fn shared_rows(parts: &Parts, causal: bool) -> Collectives {
-    let keys = parts.tile.keys;
-    let step = parts.scores() + parts.copies(2 * keys) + bar(2) + parts.product();
-    let exchange = parts.maxima() + bar(1);
-    let guarded = match causal {
-        true => parts.guarded(),
-        false => Collectives::NONE,
-    };
-    let masked = step + exchange + ldmatrix(parts.mt * parts.kt) + guarded;
-    let again = parts.scores() + exchange + bar(1);
-    let unmasked = step + ldmatrix(parts.mt * (parts.kt - parts.nt)) + again;
-    parts.around() + bar(4) + parts.copies(2 * keys) + masked + unmasked
 }

@@ -1,9 +1,8 @@
-//! Head dims above 256: the tiles of each class, and what the main loop contains.
+//! Head dims above 256: the tiles of each class.
 
 use super::Tile;
 use super::class::Class;
-use super::collectives::{Collectives, Parts, bar, cp_async};
-use crate::layout::wide::{WINDOW, WideMemory};
+use crate::layout::wide::WideMemory;
 
 /// A warp has 32 rows, 32 keys of a step, and 96 or 128 of O's columns: as many warps form a team as hold O.
 ///
@@ -40,21 +39,11 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> WideMemory {
     WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, dim)
 }
 
-/// A wait for each window of Q and K, and one for each slice of V; either starts the next copy of both. Before
-/// the loop all buffers but one are filled. Teams exchange maxima in the loop and sums after it; O leaves between two barriers.
-pub(super) fn collectives(parts: &Parts) -> Collectives {
-    let tile = parts.tile;
-    let v_keys = tile.keys / tile.v_slices;
-    let chunks = (tile.q_rows + tile.keys) * WINDOW / 8 + v_keys * parts.dim / 8;
-    let loads = cp_async((tile.stages + 1) * chunks / (32 * tile.warps));
-    let step = parts.in_loops(WINDOW / 16, (v_keys / 16).min(2));
-    loads + step + parts.maxima() + parts.maxima() + bar(6)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::catalog::WIDE_DIMS;
+    use crate::layout::wide::WINDOW;
 
     /// Every class has a tile that fits, with a slice on its way while another is in use.
     #[test]
