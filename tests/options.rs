@@ -114,9 +114,9 @@ fn narrow_windows(device: &Device) -> Outcome {
         (Some(70), None),
     ] {
         let case = Case {
-            heads: 2,
-            seqlen_q: 450,
-            seqlen_kv: 500,
+            heads: 1,
+            seqlen_q: 280,
+            seqlen_kv: 330,
             modifiers: Modifiers {
                 window: Window { left, right },
                 ..Modifiers::default()

@@ -151,7 +151,7 @@ fn offsets(first: i32, lengths: &[i32]) -> Vec<i32> {
 fn of_all_sizes(device: &Device) -> Outcome {
     let lengths = [1, 200, 0, 1, 64, 3, 128, 53];
     let case = Case {
-        heads: 2,
+        heads: 1,
         seqlen_q: 450,
         seqlen_kv: 450,
         ..Case::default()
@@ -176,12 +176,12 @@ fn of_all_sizes(device: &Device) -> Outcome {
 /// Gradients of sequences of many key tiles, which take turns, bit for bit.
 fn gradients_repeat(device: &Device) -> Outcome {
     for dim in [64, 128] {
-        let q = offsets(2, &[700, 0, 1, 330]);
-        let kv = offsets(0, &[900, 10, 140, 280]);
+        let q = offsets(2, &[300, 0, 1, 130]);
+        let kv = offsets(0, &[500, 10, 140, 80]);
         let case = BackwardCase::from(Case {
             heads: 2,
-            seqlen_q: 1040,
-            seqlen_kv: 1340,
+            seqlen_q: 440,
+            seqlen_kv: 740,
             dim,
             causal: true,
             modifiers: Modifiers {
@@ -192,7 +192,8 @@ fn gradients_repeat(device: &Device) -> Outcome {
         });
         let inputs = case.inputs();
         let first = case.run(device, &inputs)?;
-        for _ in 0..3 {
+        // The emulator's schedule comes from its seed.
+        for _ in 0..if device.is_emulator() { 1 } else { 3 } {
             assert_eq!(first, case.run(device, &inputs)?);
         }
     }
@@ -202,7 +203,7 @@ fn gradients_repeat(device: &Device) -> Outcome {
 /// Sequences that begin and end beside edges of tiles, between rows of no sequence.
 fn at_edges_of_tiles(device: &Device) -> Outcome {
     let case = Case {
-        heads: 2,
+        heads: 1,
         seqlen_q: 400,
         seqlen_kv: 400,
         ..Case::default()

@@ -14,7 +14,7 @@ use tests::{Case, Outcome, PASSED, Test};
 
 /// Random cases of each kind.
 fn count(device: &Device) -> u32 {
-    if device.is_emulator() { 16 } else { 128 }
+    if device.is_emulator() { 12 } else { 128 }
 }
 
 /// The tests of this file.
