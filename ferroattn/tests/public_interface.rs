@@ -448,7 +448,7 @@ fn the_interface_names_no_kernels() {
     let listed = std::fs::read_to_string(path).expect("there is a list");
     let names_kernels = |line: &&str| {
         let mut rest = line.split("kernels::").skip(1);
-        rest.any(|path| !path.starts_with("ferroattn::custom"))
+        rest.any(|path| !path.starts_with("attention::custom"))
     };
     let named: Vec<_> = listed.lines().filter(names_kernels).collect();
     assert!(named.is_empty(), "{}", named.join("\n"));

@@ -48,7 +48,7 @@ fn built_with(library: &Path, program: &Path) -> String {
         std::fs::write(program.join(name), text).expect("a file");
     };
     let features = r#"features = ["emulator"]"#;
-    let dependency = format!("[dependencies]\nattention = {{ path = {library:?}, {features} }}\n");
+    let dependency = format!("[dependencies]\nferroattn = {{ path = {library:?}, {features} }}\n");
     write("Cargo.toml", &format!("{MANIFEST}{dependency}"));
     write("src/main.rs", PROGRAM);
     // The lock file keeps all versions, so that nothing is downloaded again.

@@ -27,7 +27,7 @@ pub fn listing() -> String {
         .status()
         .expect("cargo runs");
     assert!(written.success(), "rustdoc wrote no JSON");
-    let json = target.join("doc/attention.json");
+    let json = target.join("doc/ferroattn.json");
     let items = public_api::Builder::from_rustdoc_json(json)
         .omit_blanket_impls(true)
         .omit_auto_trait_impls(true)
