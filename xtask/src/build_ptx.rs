@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     println!("{} modules in {}", modules.len(), folder.display());
     match ptxas {
         Some(_) => println!(
-            "registers for each target that the kernel is for; only a few kernels of the ladder spill"
+            "registers for each target that the kernel is for, of bf16 for the first; only a few kernels of the ladder spill"
         ),
         None => println!("no ptxas: registers and spills not checked; type: cargo xtask setup"),
     }
