@@ -14,7 +14,11 @@ use tests::{Case, Outcome, PASSED, Test};
 
 /// Random cases of each kind.
 fn count(device: &Device) -> u32 {
-    if device.is_emulator() { 12 } else { 128 }
+    match device.is_emulator() {
+        true => 12,
+        false if device.is_cpu() => 40,
+        false => 128,
+    }
 }
 
 /// The tests of this file.
