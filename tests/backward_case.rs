@@ -16,7 +16,7 @@ use std::fmt;
 
 /// A forward pass, and the memory layouts of its gradients.
 ///
-/// Displays as JSON on one line, which `ATTENTION_CASE='...' cargo test -p tests --test devices` runs again.
+/// Displays as JSON on one line, which `FERROATTN_CASE='...' cargo test -p tests --test devices` runs again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BackwardCase {
     /// The forward pass; its kernel is the backward pass's.
@@ -93,7 +93,7 @@ impl BackwardCase {
     pub fn check(&self, device: &Device) -> Outcome {
         self.run(device, &self.inputs()).map_err(|failed| {
             let reason = failed.message().unwrap_or_default();
-            format!("{reason}\nATTENTION_CASE='{self}' cargo test -p tests --test devices")
+            format!("{reason}\nFERROATTN_CASE='{self}' cargo test -p tests --test devices")
         })?;
         PASSED
     }

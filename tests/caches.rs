@@ -37,7 +37,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn check(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
-    let count = if device.is_emulator() { 12 } else { 64 };
+    let count = if device.is_emulator() { 8 } else { 40 };
     check_each(few(device, count), cases, |case| case.check(device))
 }
 

@@ -16,7 +16,7 @@ use std::fmt;
 
 /// Sizes, options and memory layouts of a forward pass.
 ///
-/// Displays as JSON on one line, which `ATTENTION_CASE='...' cargo test -p tests --test devices` runs
+/// Displays as JSON on one line, which `FERROATTN_CASE='...' cargo test -p tests --test devices` runs
 /// again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
@@ -160,7 +160,7 @@ impl Case {
     pub fn check(&self, device: &Device) -> Outcome {
         self.run(device, &self.inputs()).map_err(|failed| {
             let reason = failed.message().unwrap_or_default();
-            format!("{reason}\nATTENTION_CASE='{self}' cargo test -p tests --test devices")
+            format!("{reason}\nFERROATTN_CASE='{self}' cargo test -p tests --test devices")
         })?;
         PASSED
     }

@@ -1,4 +1,4 @@
-//! Every test that runs alike on every device; with `ATTENTION_CASE` set to a case as a failed test
+//! Every test that runs alike on every device; with `FERROATTN_CASE` set to a case as a failed test
 //! printed it, that case alone.
 
 mod alignment;
@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use tests::{BackwardCase, Case, Test, harness};
 
 fn main() -> ExitCode {
-    if let Ok(case) = std::env::var("ATTENTION_CASE") {
+    if let Ok(case) = std::env::var("FERROATTN_CASE") {
         // A backward case holds a forward case; no field of a forward case is required.
         let test = match serde_json::from_str::<BackwardCase>(&case) {
             Ok(case) => Test::new("case", move |device| case.check(device)),

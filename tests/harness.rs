@@ -32,7 +32,7 @@ static RUNS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 static TIMES: Mutex<BTreeMap<String, Duration>> = Mutex::new(BTreeMap::new());
 
 /// The file for the seconds of each test: a line `SECONDS NAME` for each.
-const TIMES_FILE: &str = "ATTENTION_TIMES";
+const TIMES_FILE: &str = "FERROATTN_TIMES";
 
 thread_local! {
     static SEED: Cell<u64> = const { Cell::new(0) };

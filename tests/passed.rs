@@ -15,9 +15,9 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// The file of the record, if there is to be one.
-const FILE: &str = "ATTENTION_PASSED";
+const FILE: &str = "FERROATTN_PASSED";
 /// A digest of all sources but those of kernels.
-const SOURCES: &str = "ATTENTION_SOURCES";
+const SOURCES: &str = "FERROATTN_SOURCES";
 
 /// Tests that passed, by name, with a digest of all that they depend on.
 pub(crate) struct Passed {

@@ -40,7 +40,7 @@ pub fn tests() -> Vec<Test> {
         Test::backward("each_length", each_length),
         Test::backward("any", |device| {
             let device = of_few(device, 0)?;
-            let count = if device.is_emulator() { 16 } else { 40 };
+            let count = if device.is_emulator() { 10 } else { 25 };
             check_each(few(&device, count), cases(enough(&device)), |case| {
                 case.check(&device)
             })

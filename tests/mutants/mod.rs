@@ -1,7 +1,7 @@
 //! Mutants of the real kernels: each has one fault, as a slip in a kernel or a compiler's wrong
 //! turn would make it, and each must be reported, by a rule of the emulator or by a wrong result.
 //!
-//! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each. With `ATTENTION_SURVEY=8` it also
+//! `cargo test -p tests --test devices mutants -- --nocapture` prints what caught each. With `FERROATTN_SURVEY=8` it also
 //! prints which runs and which of 8 schedules catch it.
 
 mod backward;
@@ -203,7 +203,7 @@ impl Subject {
 
 /// How many schedules to try for a table of what each fault needs: a number in the environment.
 fn schedules_to_try() -> Option<u64> {
-    let number = std::env::var("ATTENTION_SURVEY").ok()?;
+    let number = std::env::var("FERROATTN_SURVEY").ok()?;
     Some(number.parse().expect("a number of schedules"))
 }
 

@@ -51,10 +51,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     };
     times.step("compiling the tests", || shell::run(&mut cargo("--no-run")))?;
     let mut tests = cargo("");
-    tests.env("ATTENTION_TIMES", &of_tests);
+    tests.env("FERROATTN_TIMES", &of_tests);
     if arguments.changed {
-        tests.env("ATTENTION_PASSED", folder.join("passed"));
-        tests.env("ATTENTION_SOURCES", sources::digest()?);
+        tests.env("FERROATTN_PASSED", folder.join("passed"));
+        tests.env("FERROATTN_SOURCES", sources::digest()?);
     }
     times.step("tests", || shell::run(&mut tests))?;
     if arguments.cargo_test.is_empty() {

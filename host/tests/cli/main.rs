@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// The command; `ATTENTION_BIN` names it if this test was copied to another machine.
+/// The command; `FERROATTN_BIN` names it if this test was copied to another machine.
 fn command() -> Command {
     let built = || OsString::from(env!("CARGO_BIN_EXE_host"));
-    Command::new(std::env::var_os("ATTENTION_BIN").unwrap_or_else(built))
+    Command::new(std::env::var_os("FERROATTN_BIN").unwrap_or_else(built))
 }
 
 struct Finished {

@@ -31,6 +31,11 @@ pub(crate) const INSTRUCTIONS: [(&str, &[&str]); 21] = [
     ("bulk add", &["cp.reduce.async.bulk.global.shared::cta."]),
 ];
 
+/// The place of an instruction among all.
+fn place(name: &str) -> Option<usize> {
+    INSTRUCTIONS.iter().position(|(of, _)| *of == name)
+}
+
 /// The text of no instruction.
 const NONE: &str = "none";
 
@@ -58,9 +63,7 @@ impl Collectives {
     /// # Panics
     /// If no instruction has it.
     pub fn of(self, name: &str) -> u32 {
-        let mut named = self.named();
-        let found = named.find(|(instruction, _)| *instruction == name);
-        found.expect("an instruction's name").1
+        self.0[place(name).expect("an instruction's name")]
     }
 
     /// Reads what [`Display`] wrote.
@@ -71,8 +74,7 @@ impl Collectives {
         }
         for count in text.split(", ") {
             let (count, name) = count.split_once(' ')?;
-            let place = INSTRUCTIONS.iter().position(|(of, _)| *of == name)?;
-            counts.0[place] = count.parse().ok()?;
+            counts.0[place(name)?] = count.parse().ok()?;
         }
         Some(counts)
     }
@@ -109,10 +111,11 @@ impl Golden {
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let mut golden = Golden::default();
         let library = workspace().join("kernels/entries");
-        for path in [library.as_path(), folder].map(Self::path) {
-            if !path.exists() {
-                continue;
-            }
+        let own = Some(folder).filter(|folder| *folder != library);
+        let paths = { own.into_iter() }
+            .chain([library.as_path()])
+            .map(Self::path);
+        for path in paths.filter(|path| path.exists()) {
             for line in cache::read(&path)?.lines() {
                 let count = |(name, counts): (&str, _)| {
                     Some((name.to_owned(), Collectives::parse(counts)?))
@@ -127,7 +130,9 @@ impl Golden {
 
     /// The counts of a kernel.
     pub fn of(&self, kernel: &dyn Spec) -> Option<Collectives> {
-        self.0.get(&Self::line(&kernel.counted_as())).copied()
+        let mut counts = *self.0.get(&Self::line(&kernel.counted_as()))?;
+        counts.0[place("shfl.sync")?] -= kernel.shuffles_left_out();
+        Some(counts)
     }
 
     /// Writes the file of a folder: counts of these modules, and of other `kernels` what the file had.

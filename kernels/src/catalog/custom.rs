@@ -106,6 +106,14 @@ impl Spec for Custom {
         self.kernel.spec().name()
     }
 
+    /// No gradient of a bias is computed beside a type.
+    fn shuffles_left_out(&self) -> u32 {
+        match self.kernel {
+            Family::HopperBackward(kernel) => kernel.shuffles_of_bias_gradient(),
+            _ => 0,
+        }
+    }
+
     fn products_of_masks(&self) -> u32 {
         self.kernel.spec().products_of_masks()
     }

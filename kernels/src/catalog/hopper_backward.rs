@@ -72,6 +72,11 @@ impl HopperBackward {
         self.mask == HopperMask::Optional
     }
 
+    /// Instructions that exchange vectors of a bias's gradient, of each half of a tile's rows.
+    pub(super) fn shuffles_of_bias_gradient(&self) -> u32 {
+        2 * 4 * self.queries() / 16
+    }
+
     /// Queries of a step (Br).
     pub const fn queries(&self) -> u32 {
         if self.dim > 64 { 64 } else { 128 }

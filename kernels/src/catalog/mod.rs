@@ -127,9 +127,14 @@ pub trait Spec: Sync {
     /// Parameter block and body of the entry point: `(PARAMS) = KERNEL::<GENERICS>`, as Rust.
     fn instance(&self) -> String;
 
-    /// The kernel whose instructions of whole warps this one has.
+    /// The kernel whose instructions of whole warps this one has, but for [some](Self::shuffles_left_out).
     fn counted_as(&self) -> String {
         self.name()
+    }
+
+    /// How many `shfl.sync` of that kernel this one leaves out.
+    fn shuffles_left_out(&self) -> u32 {
+        0
     }
 
     /// How many `wgmma` the assembler removes where no boolean mask is on.
