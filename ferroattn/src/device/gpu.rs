@@ -33,8 +33,8 @@ pub struct Gpu {
     pub backward: Plans<RawBackward>,
 }
 
-/// A kernel's name, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
-type Key = (&'static str, usize, Switches);
+/// A kernel's name, its module, the address of its crate's modules, since kernels of two crates may have one name, and what is on.
+type Key = (&'static str, &'static str, usize, Switches);
 
 /// A kernel that is loaded, or not yet. It is locked while the driver compiles it: who wants this kernel waits, others do not.
 type Slot = Arc<Mutex<Option<Loaded>>>;
@@ -211,7 +211,7 @@ impl Drop for Gpu {
 
 fn key(kernel: &plan::Entry) -> Key {
     let of_crate = kernel.modules.map_or(0, |modules| modules.as_ptr().addr());
-    (kernel.name, of_crate, kernel.switches)
+    (kernel.name, kernel.module, of_crate, kernel.switches)
 }
 
 /// Marked texts that the process keeps, some 200 KB each.
