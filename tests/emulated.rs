@@ -5,7 +5,7 @@ use ferroattn::emulator::{Counters, Options};
 use ferroattn::internals::Steps;
 use ferroattn::{Class, Device, Facts, RawTensor, Tensor, Window};
 use kernels::abi::{PackParams, Sm90Params};
-use kernels::catalog::{Dtype, Forward, KERNELS, Kernel, Kind};
+use kernels::catalog::{Dtype, Forward, KERNELS, Kernel, Loop};
 use std::mem::offset_of;
 use tests::{Case, Layout, Modifiers, Outcome, PASSED, Test, counting};
 
@@ -30,11 +30,11 @@ pub fn tests() -> Vec<Test> {
             continue;
         }
         // These tests of wide kernels would take minutes.
-        if !matches!(forward.kind, Kind::Wide | Kind::WideOptional) {
+        if forward.kind.main_loop != Loop::Wide {
             tests.push(Test::emulator(name("every_schedule"), move |_| {
                 every_schedule_is_clean(kernel, forward)
             }));
-            if forward.kind.serves(false) {
+            if forward.kind.mask.serves(false) {
                 tests.push(Test::emulator(name("counters"), move |_| {
                     counters_follow_the_algorithm(kernel, forward)
                 }));
@@ -45,13 +45,13 @@ pub fn tests() -> Vec<Test> {
                 blocks_with_several_tiles(kernel, forward)
             }));
         }
-        let has_own_rows = kernel.takes_maps() && !forward.kind.is_packed();
+        let has_own_rows = kernel.takes_maps() && !forward.kind.is_grouped();
         if has_own_rows && Sm90Params::stores_by_map(forward.dim) {
             tests.push(Test::emulator(name("o_lies_anywhere"), move |_| {
                 o_lies_anywhere(kernel, forward)
             }));
         }
-        if forward.kind.is_packed() {
+        if forward.kind.is_grouped() {
             tests.push(Test::emulator(name("keys_are_read_once"), move |_| {
                 packed_kernels_read_keys_once(kernel, forward)
             }));
@@ -67,7 +67,7 @@ fn case(kernel: &Kernel, forward: &Forward, seqlen_q: u64, seqlen_kv: u64) -> Ca
         seqlen_q: seqlen_q as usize,
         seqlen_kv: seqlen_kv as usize,
         dim: forward.dim as usize,
-        causal: !forward.kind.serves(false),
+        causal: !forward.kind.mask.serves(false),
         kernel: Some(kernel.name.to_owned()),
         splits: 1,
         ..Case::default()
@@ -117,7 +117,7 @@ fn blocks_with_several_tiles(kernel: &Kernel, forward: &Forward) -> Outcome {
             ..alone
         };
         case.check(&device)?;
-        if forward.kind.is_optional() {
+        if forward.kind.mask.has_options() {
             // Tiles that begin behind the first keys.
             let modifiers = Modifiers {
                 window: Window {

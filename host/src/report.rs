@@ -230,7 +230,7 @@ fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
         Family::Forward(Forward {
             kind, dim, tile, ..
         }) => {
-            let causal = match [false, true].map(|causal| kind.serves(causal)) {
+            let causal = match [false, true].map(|causal| kind.mask.serves(causal)) {
                 [true, true] => "both",
                 [_, causal] if causal => "yes",
                 _ => "no",

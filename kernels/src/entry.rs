@@ -1,17 +1,17 @@
 //! Entry points.
 
-/// Defines an entry point: `NAME(PARAMS) = KERNEL`, or `NAME(PARAMS, maps) = KERNEL` of a kernel that also takes the
-/// generic address of its parameters.
+/// Defines an entry point: `NAME(PARAMS) = KERNEL<TYPES; NUMBERS>`, or `NAME(PARAMS, maps) = ...` of a kernel that also takes
+/// the generic address of its parameters. Numbers have their names for the reader, and for the builder's check of their order.
 #[macro_export]
 macro_rules! entry {
-    ($name:ident($params:ty) = $kernel:expr) => {
+    ($name:ident($params:ty) = $($kernel:ident)::+<$($type:ty),*; $($number:ident = $value:literal),*>) => {
         #[unsafe(no_mangle)]
         unsafe extern "ptx-kernel" fn $name(params: $params) {
             // SAFETY: the launch is the caller's promise.
-            unsafe { $kernel(&params) }
+            unsafe { $($kernel)::+::<$($type,)* $($value),*>(&params) }
         }
     };
-    ($name:ident($params:ty, maps) = $kernel:expr) => {
+    ($name:ident($params:ty, maps) = $($kernel:ident)::+<$($type:ty),*; $($number:ident = $value:literal),*>) => {
         #[unsafe(no_mangle)]
         unsafe extern "ptx-kernel" fn $name(params: $params) {
             let maps: u64;
@@ -25,7 +25,7 @@ macro_rules! entry {
                     ),
                     out(reg64) maps, options(nomem, nostack)
                 );
-                $kernel(&params, maps)
+                $($kernel)::+::<$($type,)* $($value),*>(&params, maps)
             }
         }
     };

@@ -3,17 +3,26 @@
 use crate::options::{HopperMemory, NAIVE_ROWS, Rung, TeamsMemory, pitch};
 use crate::params::Options;
 use crate::timeline::TIMELINES;
-use kernels::catalog::{Accumulation, Dtype, MAX_HEAD_DIM, Spec, Target, Tile};
+use kernels::catalog::{
+    Accumulation, Code, Dtype, Feature, Instance, Launch, MAX_HEAD_DIM, Spec, Target, Tile,
+};
+use kernels::numbers;
 use std::sync::LazyLock;
 
 impl Rung {
+    /// The instructions that decide the PTX target of its kernels.
+    fn features(self) -> &'static [Feature] {
+        match self {
+            Rung::Wgmma => &[Feature::Wgmma],
+            _ if self.is_for_hopper() => &[Feature::TensorMaps, Feature::Wgmma],
+            _ => &[],
+        }
+    }
+
     /// PTX target of its kernels.
     #[must_use]
     pub fn target(self) -> Target {
-        match self.is_for_hopper() {
-            true => Target::Sm90a,
-            false => Target::Sm80,
-        }
+        Target::with(self.features())
     }
 }
 
@@ -204,11 +213,11 @@ impl Shape {
         matches!(self.main_loop, Loop::Hopper(_))
     }
 
-    /// Registers of a thread that loads and of one that multiplies, as generics: together no more than a launch gives.
-    fn registers(&self) -> &'static str {
+    /// Registers of a thread that loads and of one that multiplies: together no more than a launch gives.
+    fn registers(&self) -> [u32; 2] {
         match self.tile().blocks_per_sm {
-            2 => "24, 104",
-            _ => "40, 232",
+            2 => [24, 104],
+            _ => [40, 232],
         }
     }
 
@@ -244,22 +253,24 @@ impl Spec for Shape {
         }
     }
 
-    fn threads(&self) -> u32 {
-        32 * self.tile().warps
+    fn features(&self) -> &'static [Feature] {
+        match self.main_loop {
+            Loop::Hopper(rung) => rung.features(),
+            _ => &[],
+        }
     }
 
-    fn blocks_per_sm(&self) -> u32 {
-        self.tile().blocks_per_sm
+    fn launch(&self) -> Launch {
+        let tile = self.tile();
+        Launch {
+            threads: 32 * tile.warps,
+            blocks_per_sm: tile.blocks_per_sm,
+            shared_bytes: self.shared_bytes_with(&Options::LEAST, self.dim()),
+        }
     }
 
-    fn shared_bytes(&self) -> u32 {
-        self.shared_bytes_with(&Options::LEAST, self.dim())
-    }
-
-    fn instance(&self) -> String {
+    fn instance(&self) -> Instance {
         let Shape {
-            dtype,
-            acc,
             m_tiles: mt,
             n_tiles: nt,
             o_tiles: ot,
@@ -272,54 +283,54 @@ impl Spec for Shape {
             stages,
             ..
         } = self.tile();
-        let kernel = match self.main_loop {
+        let (dtype, acc) = (format!("{:?}", self.dtype), format!("{:?}", self.acc));
+        let of_sums = matches!(
+            self.main_loop,
+            Loop::Rows | Loop::RowsInRegisters | Loop::Teams
+        );
+        let types = [&*dtype, &*acc];
+        let types = if of_sums { &types[..] } else { &types[..1] };
+        let (kernel, numbers) = match self.main_loop {
             Loop::Hopper(rung) => {
-                let sizes = format!("{}, {ot}, {nt}, {stages}", Self::WARPGROUPS);
-                let registers = self.registers();
+                let warpgroups = Self::WARPGROUPS;
+                let numbers = numbers! { W = warpgroups, DT = ot, NT = nt, S = stages };
                 match rung {
-                    Rung::Wgmma => format!("hopper::wgmma::<{dtype:?}, {sizes}>"),
-                    Rung::Tma => format!("hopper::tma::<{dtype:?}, {sizes}>"),
+                    Rung::Wgmma => ("hopper::wgmma", numbers),
+                    Rung::Tma => ("hopper::tma", numbers),
                     _ => {
-                        let turns = rung == Rung::PingPong;
-                        format!("hopper::specialised::<{dtype:?}, {turns}, {sizes}, {registers}>")
+                        let [given, taken] = self.registers();
+                        let mut all = numbers! { TURNS = rung == Rung::PingPong };
+                        all.extend(numbers);
+                        all.extend(numbers! { GIVEN = given, TAKEN = taken });
+                        ("hopper::specialised", all)
                     }
                 }
             }
-            Loop::Naive => format!("naive::naive::<{dtype:?}>"),
-            Loop::Fa1 => format!("fa1::fa1::<{dtype:?}, {warps}, {ot}, {nt}>"),
+            Loop::Naive => ("naive::naive", Vec::new()),
+            Loop::Fa1 => ("fa1::fa1", numbers! { W = warps, DT = ot, NT = nt }),
             Loop::Rows | Loop::RowsInRegisters => {
-                format!("rows::rows::<{dtype:?}, {acc:?}, {warps}, {mt}, {ot}, {nt}, {q_slices}>")
+                let numbers = numbers! { W = warps, MT = mt, DT = ot, NT = nt, QT = q_slices };
+                ("rows::rows", numbers)
             }
             Loop::Teams => {
                 let kt = nt * team;
-                format!(
-                    "teams::teams::<{dtype:?}, {acc:?}, {warps}, {team}, {mt}, {nt}, {kt}, {ot}>"
-                )
+                let numbers = numbers! { W = warps, T = team, MT = mt, NT = nt, KT = kt, OT = ot };
+                ("teams::teams", numbers)
             }
         };
-        match self.takes_maps() {
-            true => format!("(Sm90Params, maps) = {kernel}"),
-            false => format!("(LadderParams) = {kernel}"),
+        let params = match self.takes_maps() {
+            true => "Sm90Params",
+            false => "LadderParams",
+        };
+        Instance::new(params, kernel, types, numbers)
+    }
+
+    fn code(&self) -> Code {
+        Code {
+            copies_vary: self.main_loop == Loop::Teams,
+            most_spills: if self.is_hopper() { 0 } else { MOST_SPILLS },
+            ..Code::default()
         }
-    }
-
-    fn target(&self) -> Target {
-        match self.is_hopper() {
-            true => Target::Sm90a,
-            false => Target::Sm80,
-        }
-    }
-
-    fn takes_maps(&self) -> bool {
-        self.is_hopper() && self.main_loop != Loop::Hopper(Rung::Wgmma)
-    }
-
-    fn implies_copies(&self) -> bool {
-        self.main_loop != Loop::Teams
-    }
-
-    fn most_spills(&self) -> u32 {
-        if self.is_hopper() { 0 } else { MOST_SPILLS }
     }
 }
 

@@ -5,7 +5,6 @@ use crate::stamps::Stamps;
 use crate::timeline::TimelineParams;
 use crate::{fa1, hopper, naive, rows, teams};
 use kernels::abi::Sm90Params;
-use kernels::attention::forward::sm90;
 use kernels::attention::heads::OneHead;
 use kernels::attention::mask::{Causal, Full};
 use kernels::attention::score::Scaled;

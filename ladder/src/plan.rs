@@ -56,7 +56,7 @@ unsafe impl Planner for Ladder {
             keys: tile.keys,
             shared_bytes: chosen.shared_bytes,
             blocks_per_sm: tile.blocks_per_sm,
-            is_packed: false,
+            is_grouped: false,
             waves: Waves::Heads,
             slices: 1,
             sides: 1,

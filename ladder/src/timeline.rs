@@ -24,7 +24,9 @@ pub struct TimelineParams {
 #[cfg(not(target_arch = "nvptx64"))]
 mod catalog {
     use kernels::catalog::class::Class;
-    use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Spec, Target};
+    use kernels::catalog::{
+        self, Dtype, Family, Feature, Forward, Instance, Kernel, Kind, Launch, Loop, MaskKind, Spec,
+    };
     use std::sync::LazyLock;
 
     /// A kernel under watch.
@@ -44,9 +46,9 @@ mod catalog {
         let kernels = [128, 256].map(|dim| [false, true].map(|causal| (dim, causal)));
         let kernels = kernels.into_iter().flatten();
         let kernels = kernels.map(|(dim, causal)| {
-            let kind = Kind::Hopper { causal };
+            let kind = Kind::of_head(Loop::Hopper, MaskKind::of(causal));
             let forward = Forward::of(kind, Dtype::F16, dim, Class::Sm90);
-            let kernel = catalog::kernel(Family::Forward(forward));
+            let kernel = catalog::kernel(Family::Forward(forward.expect("a kernel")));
             Timeline {
                 name: format!("timeline_{}", kernel.name).leak(),
                 module: format!("timeline_{}", kernel.module).leak(),
@@ -65,36 +67,25 @@ mod catalog {
             self.module.to_owned()
         }
 
-        fn target(&self) -> Target {
-            self.kernel.target()
+        fn features(&self) -> &'static [Feature] {
+            self.kernel.features()
         }
 
-        fn threads(&self) -> u32 {
-            self.kernel.threads()
-        }
-
-        fn blocks_per_sm(&self) -> u32 {
-            self.kernel.blocks_per_sm()
-        }
-
-        fn shared_bytes(&self) -> u32 {
-            self.kernel.shared_bytes()
+        fn launch(&self) -> Launch {
+            self.kernel.launch()
         }
 
         fn is_for(&self, class: Class) -> bool {
             self.kernel.is_for(class)
         }
 
-        fn instance(&self) -> String {
-            let instance = self.kernel.instance();
-            let watched = instance.replace("Sm90Params", "TimelineParams");
-            watched
-                .replace("Unwatched", "Stamps")
-                .replace("attention::forward::", "")
-        }
-
-        fn takes_maps(&self) -> bool {
-            self.kernel.takes_maps()
+        fn instance(&self) -> Instance {
+            let instance = self.kernel.instance().with("Unwatched", "Stamps");
+            Instance {
+                params: "TimelineParams",
+                kernel: format!("kernels::{}", instance.kernel),
+                ..instance
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use ferroattn::device::Emulator;
 use ferroattn::emulator::Options;
 use ferroattn::{Class, Device, Facts, Sequences, Window};
 use kernels::catalog::{
-    Backward, Dtype, Family, HopperBackward, HopperMask, HopperWay, KERNELS, Kernel,
+    Backward, Dtype, Family, HopperBackward, HopperWay, KERNELS, Kernel, MaskKind,
 };
 use tests::modifiers::Pairs;
 use tests::{BackwardCase, Case, Modifiers, Outcome, PASSED, Test};
@@ -22,8 +22,8 @@ pub fn tests() -> Vec<Test> {
     }
     for kernel in KERNELS.iter() {
         let dim = match kernel.family {
-            Family::Backward(Backward::Main(main)) if main.optional => main.dim,
-            Family::HopperBackward(hopper) if hopper.is_optional() => hopper.dim,
+            Family::Backward(Backward::Main(main)) if main.has_options() => main.dim,
+            Family::HopperBackward(hopper) if hopper.mask.has_options() => hopper.dim,
             _ => continue,
         };
         if is_twin(kernel) {
@@ -37,7 +37,7 @@ pub fn tests() -> Vec<Test> {
     tests.extend(KERNELS.iter().filter_map(|kernel| {
         let (dim, causal) = match kernel.family {
             Family::Backward(Backward::Main(main)) => (main.dim, true),
-            Family::HopperBackward(hopper) => (hopper.dim, hopper.mask == HopperMask::Causal),
+            Family::HopperBackward(hopper) => (hopper.dim, hopper.mask == MaskKind::Causal),
             _ => return None,
         };
         Some(Test::emulator(kernel.name, move |_| {
@@ -158,10 +158,10 @@ fn in_waves(kernel: &Kernel, hopper: HopperBackward) -> Outcome {
             seqlen_q,
             seqlen_kv,
             dim: hopper.dim as usize - 8,
-            causal: hopper.mask == HopperMask::Causal,
+            causal: hopper.mask == MaskKind::Causal,
             kernel: Some(kernel.name.to_owned()),
             modifiers: Modifiers {
-                bias: hopper.is_optional().then_some(shared),
+                bias: hopper.mask.has_options().then_some(shared),
                 ..Modifiers::default()
             },
             ..Case::default()

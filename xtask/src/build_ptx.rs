@@ -161,7 +161,8 @@ fn changes(entry: &str, texts: [&(Vec<Usage>, String); 2]) -> Vec<String> {
 /// Shared memory, registers and collective instructions of each entry.
 fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let targets = Class::ALL.iter().flat_map(|class| class.targets());
-    let targets = targets.copied().chain([Target::Sm90a.name()]);
+    let alone = Target::ALL.iter().filter(|target| !target.is_portable());
+    let targets = targets.copied().chain(alone.map(|target| target.name()));
     let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
     let counts = entries
         .iter()

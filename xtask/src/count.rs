@@ -4,8 +4,8 @@ use crate::{shell, table};
 use anyhow::{Context, Result, ensure};
 use kernels::catalog::class::Class;
 use kernels::catalog::{
-    Auxiliary, Backward, Dtype, Family, Forward, Gemm, HopperBackward, HopperMask, KERNELS, Kernel,
-    Kind, MAX_HEAD_DIM,
+    Auxiliary, Backward, Dtype, Family, Forward, Gemm, HopperBackward, KERNELS, Kernel,
+    MAX_HEAD_DIM, MaskKind,
 };
 use ladder::Rung;
 use serde_json::Value;
@@ -159,7 +159,7 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             accumulation.name()
         ),
         Family::Forward(Forward { kind, dim, .. }) => {
-            attention(name, dim, kind == Kind::Plain { causal: true })
+            attention(name, dim, kind.mask == MaskKind::Causal)
         }
         // A call of the kernel that computes dk and dv launches prepare and convert, too.
         Family::Backward(backward) => {
@@ -170,7 +170,7 @@ fn of_kernel(kernel: &Kernel, seqlen: u32) -> Call {
             format!("--pass backward {}", attention(&main, dim, false))
         }
         Family::HopperBackward(HopperBackward { dim, mask, .. }) => {
-            let causal = mask == HopperMask::Causal;
+            let causal = mask == MaskKind::Causal;
             format!("--pass backward {}", attention(name, dim, causal))
         }
         _ => format!(

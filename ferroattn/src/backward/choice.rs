@@ -9,8 +9,8 @@ use crate::plan::{EMPTY, Entry};
 use crate::tensor::Dtype;
 use crate::tensor_map::has_map;
 use kernels::catalog::{
-    self, Backward, BackwardMain, Family, HEAD_DIMS, HopperBackward, HopperMask, HopperWay, Kernel,
-    Target, named,
+    self, Backward, BackwardMain, Family, HEAD_DIMS, HopperBackward, HopperWay, Kernel, MaskKind,
+    named,
 };
 
 /// The kernel that computes dk and dv.
@@ -63,33 +63,34 @@ pub(crate) fn candidates(
     call: &Call,
 ) -> impl Iterator<Item = &'static Kernel> + use<> {
     let Call { problem, args, .. } = call;
-    let is_optional = options::first(problem, &args.options).is_some();
-    let mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
-    let runs = mapped && Target::Sm90a.runs_on(facts.compute_capability);
+    let has_options = options::first(problem, &args.options).is_some();
+    let is_mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     // Memory may not hold dS, and sums are always there for head dims up to 128.
     let ways: &[HopperWay] = match best_way(call) {
         HopperWay::Stored => &[HopperWay::Stored, HopperWay::Sums],
         HopperWay::Sums => &[HopperWay::Sums],
     };
-    let mask = match is_optional {
-        true => HopperMask::Optional,
-        false => HopperMask::of(problem.causal),
+    let mask = match has_options {
+        true => MaskKind::Options,
+        false => MaskKind::of(problem.causal),
     };
     let widest = problem.widest();
     let dims = HEAD_DIMS.iter().filter(move |&&dim| widest <= dim as usize);
-    let hopper = dims.clone().filter(move |_| runs).flat_map(move |&dim| {
+    let hopper = dims.clone().flat_map(move |&dim| {
         let of = move |&way| HopperBackward::of(way, dtype, dim, mask);
         ways.iter().filter_map(of).map(Family::HopperBackward)
     });
     let class = facts.class().into();
-    let plain = dims.map(move |&dim| {
-        let main = match is_optional {
-            true => BackwardMain::with_options(dtype, dim, class),
-            false => BackwardMain::of(dtype, dim, class),
-        };
-        Family::Backward(Backward::Main(main))
+    let sm80 = dims.filter_map(move |&dim| {
+        let main = BackwardMain::of(dtype, dim, class, has_options)?;
+        Some(Family::Backward(Backward::Main(main)))
     });
-    hopper.chain(plain).map(catalog::kernel)
+    let compute_capability = facts.compute_capability;
+    let kernels = hopper.chain(sm80).map(catalog::kernel);
+    kernels.filter(move |kernel| {
+        let runs = kernel.target().runs_on(compute_capability);
+        runs && (is_mapped || !kernel.takes_maps())
+    })
 }
 
 /// The faster way to compute dq, as measured on an H200: stored dS above head dim 64. Narrow heads have as much dS as wide
@@ -109,9 +110,9 @@ fn best_way(call: &Call) -> HopperWay {
 pub(super) fn takes_packed(name: Option<&str>) -> bool {
     let Some(name) = name else { return true };
     match named(name).map(|kernel| kernel.family) {
-        Some(Family::Backward(Backward::Main(main))) => main.optional,
+        Some(Family::Backward(Backward::Main(main))) => main.has_options(),
         Some(Family::HopperBackward(kernel)) => {
-            kernel.is_optional() && kernel.way == HopperWay::Sums
+            kernel.mask.has_options() && kernel.way == HopperWay::Sums
         }
         _ => false,
     }
@@ -139,22 +140,18 @@ pub(super) fn resolve(
     };
     let kernel = of_gradients(name)?;
     let main = Main::from(kernel);
-    let (optional, of, most, masks) = match main.spec {
-        MainSpec::Plain(main) => (main.optional, main.dtype, main.dim, [true; 2]),
-        MainSpec::Hopper(kernel) => {
-            let masks = [HopperMask::Full, HopperMask::Causal];
-            let masks = masks.map(|mask| kernel.is_optional() || kernel.mask == mask);
-            (kernel.is_optional(), kernel.dtype, kernel.dim, masks)
-        }
+    let (mask, of, most) = match main.spec {
+        MainSpec::Plain(main) => (main.mask, main.dtype, main.dim),
+        MainSpec::Hopper(kernel) => (kernel.mask, kernel.dtype, kernel.dim),
     };
     let option = options::first(problem, &args.options);
-    let obstacle = if let Some(option) = option.filter(|_| !optional) {
+    let obstacle = if let Some(option) = option.filter(|_| !mask.has_options()) {
         format!("computes no {option}")
     } else if of != element {
         format!("is for dtype {}, not {}", of.name(), dtype.name())
     } else if most < dim {
         format!("is for dims up to {most}, not {}", problem.widest())
-    } else if !masks[usize::from(problem.causal)] {
+    } else if !mask.serves(problem.causal) {
         "is for the other mask".to_owned()
     } else if !facts.fits(kernel.shared_bytes()) {
         let (needed, available) = (kernel.shared_bytes(), facts.shared.block);

@@ -401,7 +401,7 @@ impl Attention<'_> {
             None => Ok(Steps::default().finish(CPU, 1)),
             Some((kernel, facts)) => {
                 let (problem, args) = folded(problem, args).unwrap_or((*problem, *args));
-                let kernel = suited(kernel, &problem, facts, &args);
+                let kernel = suited(kernel, facts, &args);
                 plan(kernel.into(), &problem, facts, &args, splits)
             }
         }

@@ -10,7 +10,7 @@ pub use crate::plan::{CPU, EMPTY};
 use crate::tensor::Dtype;
 use kernels::abi::MAX_SEQLEN;
 use kernels::catalog::select::{is_wide, select};
-use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Kind};
+use kernels::catalog::{self, Auxiliary, Family, KERNELS, Kernel, Loop};
 
 /// Names of the kernels that can compute a problem with options on a device with these facts, the default one first; on
 /// the CPU, which is `None`, its own.
@@ -134,9 +134,9 @@ pub(crate) fn resolve(
     if facts.fits(kernel.shared_bytes()) {
         return Ok(Some(kernel));
     }
-    let instead = kernel.forward().map(|forward| {
-        let counterpart = forward.counterpart(facts.class().into());
-        catalog::kernel(Family::Forward(counterpart))
+    let instead = kernel.forward().and_then(|forward| {
+        let counterpart = forward.counterpart(facts.class().into())?;
+        Some(catalog::kernel(Family::Forward(counterpart)))
     });
     Err(Error::SharedMemory {
         kernel: kernel.name,
@@ -204,13 +204,13 @@ fn obstacle(
     if Dtype::from(forward.dtype) != dtype {
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
-    } else if let Some(option) = match forward.kind {
-        kind if kind.is_optional() => None,
-        Kind::Decode => options::first_beside_cache(problem, options),
+    } else if let Some(option) = match forward.kind.main_loop {
+        _ if forward.kind.mask.has_options() => None,
+        Loop::Decode => options::first_beside_cache(problem, options),
         _ => options::first(problem, options),
     } {
         Some(format!("computes no {option}"))
-    } else if !forward.kind.serves(problem.causal) {
+    } else if !forward.kind.mask.serves(problem.causal) {
         let mask = if problem.causal {
             "attention without a mask"
         } else {
@@ -225,7 +225,7 @@ fn obstacle(
         Some(format!("serves dim up to {}, not {most}", forward.dim))
     } else if is_wide(forward.dim) && !is_wide(most) {
         Some(format!("serves dim above 256, not {most}"))
-    } else if forward.kind.is_packed()
+    } else if forward.kind.is_grouped()
         && problem.heads > 0
         && problem.seqlen_q as u128 * problem.group() as u128 > u128::from(MAX_SEQLEN)
     {

@@ -12,19 +12,16 @@ use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;
 use kernels::abi::{Divisor, ForwardParams, Order, Sm90Params, Switch};
 use kernels::catalog::select::is_wide;
-use kernels::catalog::{self, Auxiliary, Dtype, Family, Forward, Kernel, Kind};
+use kernels::catalog::{
+    self, Auxiliary, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind, Rows,
+};
 use std::fmt::Debug;
 use std::mem::offset_of;
 
 /// The kernel, or the one that computes the same without tensor maps, where they cannot describe a tensor.
-pub(super) fn suited(
-    kernel: &'static Kernel,
-    problem: &Problem,
-    facts: &Facts,
-    args: &RawForward,
-) -> &'static Kernel {
+pub(super) fn suited(kernel: &'static Kernel, facts: &Facts, args: &RawForward) -> &'static Kernel {
     match lacks_map(kernel, args) {
-        true => without_maps(kernel, problem, facts),
+        true => without_maps(kernel, facts),
         false => kernel,
     }
 }
@@ -53,31 +50,34 @@ pub(super) fn plan(
     draft.finish()
 }
 
-/// Whether a kernel loads a tensor by a map, and no map can describe it. Packed kernels copy q without one.
+/// Whether a kernel loads a tensor by a map, and no map can describe it. Grouped kernels copy q without one.
 fn lacks_map(kernel: &Kernel, args: &RawForward) -> bool {
     let forward = kernel.forward().expect("it computes attention");
-    let by_maps: &[_] = match forward.kind {
-        Kind::Hopper { .. } | Kind::HopperOptional => &[args.q, args.k, args.v],
-        Kind::HopperPacked => &[args.k, args.v],
-        _ => &[],
+    let by_maps: &[_] = match forward.kind.rows {
+        _ if !kernel.takes_maps() => &[],
+        Rows::Head => &[args.q, args.k, args.v],
+        Rows::Group => &[args.k, args.v],
     };
     !by_maps.iter().all(has_map)
 }
 
 /// The kernel that computes the same without tensor maps.
-fn without_maps(kernel: &Kernel, problem: &Problem, facts: &Facts) -> &'static Kernel {
+fn without_maps(kernel: &Kernel, facts: &Facts) -> &'static Kernel {
     let forward = kernel.forward().expect("it computes attention");
-    let kind = match forward.kind {
-        Kind::HopperPacked => Kind::Packed,
-        Kind::HopperOptional if is_wide(forward.dim) => Kind::WideOptional,
-        Kind::HopperOptional => Kind::Optional,
-        _ if is_wide(forward.dim) => Kind::Wide,
-        _ => Kind::Plain {
-            causal: problem.causal,
-        },
+    let (main_loop, mask) = match forward.kind.mask {
+        mask if !is_wide(forward.dim) => (Loop::Sm80, mask),
+        MaskKind::Options => (Loop::Wide, MaskKind::Options),
+        _ => (Loop::Wide, MaskKind::Either),
+    };
+    let kind = Kind {
+        main_loop,
+        mask,
+        ..forward.kind
     };
     let instead = Forward::of(kind, forward.dtype, forward.dim, facts.class().into());
-    catalog::kernel(Family::Forward(instead))
+    catalog::kernel(Family::Forward(
+        instead.expect("every head dim has a kernel"),
+    ))
 }
 
 /// Plans attention calls by kernels of another crate, for [`Attention::planner`](crate::Attention::planner).
@@ -134,7 +134,7 @@ pub struct MainKernel {
     /// Blocks of a multiprocessor that the registers are bounded for.
     pub blocks_per_sm: u32,
     /// Whether query heads that share a key/value head share query tiles.
-    pub is_packed: bool,
+    pub is_grouped: bool,
     /// In which waves heads take turns.
     pub waves: Waves,
     /// Slices of O's columns, each with query tiles of its own.
@@ -168,17 +168,11 @@ impl From<&'static Kernel> for MainKernel {
             keys: forward.tile.keys,
             shared_bytes: kernel.shared_bytes(),
             blocks_per_sm: kernel.blocks_per_sm(),
-            is_packed: forward.kind.is_packed(),
-            waves: match forward.kind {
-                Kind::Hopper { causal: true } | Kind::HopperOptional if forward.slices() == 1 => {
-                    Waves::Uneven
-                }
-                Kind::Plain { causal: true }
-                | Kind::Hopper { causal: true }
-                | Kind::Optional
-                | Kind::WideOptional
-                | Kind::HopperOptional => Waves::Even,
-                _ => Waves::Heads,
+            is_grouped: forward.kind.is_grouped(),
+            waves: match (forward.kind.mask, forward.kind.main_loop) {
+                (MaskKind::Full | MaskKind::Either, _) => Waves::Heads,
+                (_, Loop::Hopper) if forward.slices() == 1 => Waves::Uneven,
+                _ => Waves::Even,
             },
             slices: forward.slices(),
             sides: forward.sides(),
@@ -378,9 +372,9 @@ impl Draft {
             [problem.batch, heads, queries, problem.dim_v],
             Sm90Params::O_ROWS,
         );
-        let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_packed;
+        let by_map = Sm90Params::stores_by_map(dim) && !kernel.is_grouped;
         let o_by_map = by_map && self.schedule.splits == 1 && self.o_has_map;
-        let maps = (!kernel.is_packed).then_some(q_map).into_iter();
+        let maps = (!kernel.is_grouped).then_some(q_map).into_iter();
         let maps = maps.chain(kv_maps).chain(o_by_map.then_some(o_map));
         let maps = maps.map(|(place, tensor, address, sizes, box_rows)| MapPlace {
             place,

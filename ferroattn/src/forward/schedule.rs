@@ -65,7 +65,11 @@ impl Schedule {
         facts: &Facts,
         splits: Option<u32>,
     ) -> Result<Self> {
-        let packed = if kernel.is_packed { problem.group() } else { 1 };
+        let packed = if kernel.is_grouped {
+            problem.group()
+        } else {
+            1
+        };
         // No overflow in 128 bits: `validate` has `batch * heads` below 2^63 and lengths below 2^31.
         let heads = (problem.batch * problem.heads / packed) as u128 * u128::from(kernel.slices);
         let rows = problem.seqlen_q as u128 * packed as u128;
@@ -80,7 +84,7 @@ impl Schedule {
             Some(splits) => splits,
             None if !facts.has_pools => 1,
             // Partial results of many rows cost more than a last wave that is not full.
-            None if tiles >= slots && !kernel.is_packed => 1,
+            None if tiles >= slots && !kernel.is_grouped => 1,
             None => self::splits(tiles, key_blocks, slots),
         };
         let split_blocks = key_blocks.div_ceil(splits.max(1));

@@ -9,7 +9,7 @@ use crate::tensor::{Storage, TensorBase};
 use crate::tensor_map::has_map;
 use kernels::abi::{ARRAYS, ArrayRef};
 use kernels::attention::custom::{Call, Custom, Pair, Word};
-use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Target};
+use kernels::catalog::{self, Dtype, Family, Forward, Kernel, Kind, Loop, MaskKind};
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -97,17 +97,19 @@ impl CustomKernels {
         args: &RawForward,
     ) -> Result<(&'static Kernel, Entry)> {
         let is_mapped = [args.q, args.k, args.v].iter().all(has_map);
-        let is_hopper = Target::Sm90a.runs_on(facts.compute_capability) && is_mapped;
-        let hopper = is_hopper.then_some(Kind::HopperOptional).into_iter();
-        let kinds = hopper.chain([Kind::Optional]);
-        let families = kinds.flat_map(|kind| {
-            let most = problem.widest();
-            let dims = kind.dims().iter().filter(move |&&dim| dim as usize >= most);
-            dims.map(move |&dim| {
-                Family::Forward(Forward::of(kind, dtype, dim, facts.class().into()))
-            })
+        let kinds = [Loop::Hopper, Loop::Sm80].map(|of| Kind::of_head(of, MaskKind::Options));
+        let kernels = kinds.into_iter().flat_map(|kind| {
+            let dims = kind.dims().filter(|&dim| dim as usize >= problem.widest());
+            let of = move |dim| Forward::of(kind, dtype, dim, facts.class().into());
+            dims.filter_map(of)
+                .map(Family::Forward)
+                .map(catalog::kernel)
         });
-        self.first(families.map(catalog::kernel), dtype, problem, facts)
+        let kernels = kernels.filter(|kernel| {
+            let runs = kernel.target().runs_on(facts.compute_capability);
+            runs && (is_mapped || !kernel.takes_maps())
+        });
+        self.first(kernels, dtype, problem, facts)
     }
 }
 

@@ -131,7 +131,7 @@ impl Golden {
     /// The counts of a kernel.
     pub fn of(&self, kernel: &dyn Spec) -> Option<Collectives> {
         let mut counts = *self.0.get(&Self::line(&kernel.counted_as()))?;
-        counts.0[place("shfl.sync")?] -= kernel.shuffles_left_out();
+        counts.0[place("shfl.sync")?] -= kernel.code().shuffles_left_out;
         Some(counts)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::locations::{self, Lines};
 use crate::ptxas::output;
-use crate::{Compiler, Error, cache, workspace};
+use crate::{Compiler, Error, cache, generics, workspace};
 use kernels::catalog::{self, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,9 +119,11 @@ impl<'a> Session<'a> {
         let target = kernels[0].target();
         let cpu = format!("-Ctarget-cpu={}", target.name());
         let feature = format!("-Ctarget-feature=+{}", target.ptx_version());
-        let entry =
-            |kernel: &&dyn Spec| format!("entry!({}{});\n", kernel.name(), kernel.instance());
-        let entries: String = kernels.iter().map(entry).collect();
+        for &kernel in kernels {
+            let sources = self.sources.iter().flatten();
+            generics::check(kernel, sources.map(|(path, lines)| (&**path, &**lines)))?;
+        }
+        let entries: String = kernels.iter().map(|&kernel| entry(kernel)).collect();
         let name = self.package.name;
         let own = ["--crate-name", name, &cpu, &feature];
         let flags = [&own, KERNELS, locations::FLAGS].concat();
@@ -183,6 +185,13 @@ impl<'a> Session<'a> {
         };
         folder.join("src")
     }
+}
+
+/// The line that makes a kernel's entry point.
+fn entry(kernel: &dyn Spec) -> String {
+    let (name, instance) = (kernel.name(), kernel.instance());
+    let maps = if kernel.takes_maps() { ", maps" } else { "" };
+    format!("entry!({name}({}{maps}) = {instance});\n", instance.params)
 }
 
 /// The folder of the compiled `core`, which rustc ships as source only for this target, and of

@@ -26,6 +26,7 @@ mod compiler;
 pub mod contract;
 mod embed;
 mod error;
+mod generics;
 mod locations;
 pub mod ptxas;
 pub mod sass;

@@ -3,7 +3,7 @@
 use crate::{Error, Module, cache, sass, target_dir};
 use kernels::abi::{Switch, Switches};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Spec, Target};
+use kernels::catalog::{Feature, Spec};
 use kernels::text;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 /// The architectures that a kernel must assemble for: its own target if no other runs it, else all of
 /// the classes that it is for.
 pub fn targets(kernel: &dyn Spec) -> Vec<&'static str> {
-    if kernel.target() == Target::Sm90a {
+    if !kernel.target().is_portable() {
         return vec![kernel.target().name()];
     }
     let classes = Class::ALL.iter().filter(|class| kernel.is_for(**class));
@@ -89,7 +89,7 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
             let usage = usage.ok_or_else(|| Error::contract(&entry.name, "has no report"))?;
             check(entry.kernel, usage)?;
         }
-        if *target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
+        if module.target.has(Feature::Wgmma) && find_tool("nvdisasm").is_some() {
             let code = sass::disassemble(&module.name, &module.text, target)?;
             for entry in &module.entries {
                 sass::check(entry, &code, false)?;
@@ -113,9 +113,9 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
         Error::contract(&module.name, format!("has no switch {}", switch.name()))
     })?;
     let kernel = module.entries[0].kernel;
-    let target = match kernel.target() {
-        Target::Sm90a => Target::Sm90a.name(),
-        Target::Sm80 => Class::Sm90.name(),
+    let target = match kernel.target().is_portable() {
+        true => Class::Sm90.name(),
+        false => kernel.target().name(),
     };
     for usage in usages(ptxas, &module.name, &text, target)? {
         if usage.spills > MOST_SPILLS_OF_OPTIONS {
@@ -125,7 +125,7 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
             return Err(Error::contract(&module.name, rule));
         }
     }
-    if target == Target::Sm90a.name() && find_tool("nvdisasm").is_some() {
+    if kernel.target().has(Feature::Wgmma) && find_tool("nvdisasm").is_some() {
         let masks = [Switch::MaskBytes, Switch::MaskBits];
         let has_mask = combination.iter().any(|switch| masks.contains(switch));
         let code = sass::disassemble(&module.name, &text, target)?;
@@ -140,7 +140,7 @@ const MOST_SPILLS_OF_OPTIONS: u32 = 704;
 fn check(kernel: &dyn Spec, usage: &Usage) -> Result<(), Error> {
     let target = usage.target;
     let broken = |rule| Err(Error::contract(&kernel.name(), rule));
-    if usage.spills > kernel.most_spills() {
+    if usage.spills > kernel.code().most_spills {
         return broken(format!("spills {} bytes on {target}", usage.spills));
     }
     let shared = usage.shared + kernel.shared_bytes();

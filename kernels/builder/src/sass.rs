@@ -35,7 +35,7 @@ pub fn check(entry: &Entry, sass: &str, has_mask: bool) -> Result<(), Error> {
     }
     let removed = match has_mask {
         true => 0,
-        false => entry.kernel.products_of_masks(),
+        false => entry.kernel.code().products_of_masks,
     };
     let expected = (all - removed) as usize;
     let name = &entry.name;

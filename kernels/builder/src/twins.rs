@@ -17,7 +17,7 @@ impl Twins {
     pub fn of(kernels: &[&'static dyn Spec]) -> Self {
         let traits = |kernel: &dyn Spec| {
             let bounds = (kernel.threads(), kernel.blocks_per_sm(), kernel.target());
-            (kernel.name(), kernel.instance(), bounds)
+            (kernel.name(), kernel.instance().to_string(), bounds)
         };
         let all: HashSet<_> = kernels.iter().map(|&kernel| traits(kernel)).collect();
         let mut twins = Twins {

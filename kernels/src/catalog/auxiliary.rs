@@ -1,7 +1,8 @@
 //! Kernels around the others: sums of partial results, and copies.
 
-use super::{Dtype, Spec, Target};
+use super::{Dtype, Feature, Instance, Launch, Spec};
 use crate::abi::BULK_BYTES;
+use crate::numbers;
 
 /// A kernel of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,14 +35,33 @@ impl Auxiliary {
     /// Rows of a head that a block packs or unpacks.
     pub const PACK_ROWS: u32 = 64;
     const BULK_STAGES: u32 = 2;
+
+    /// Element type; kernels that serve all types have none.
+    pub fn dtype(self) -> Option<Dtype> {
+        match self {
+            Auxiliary::Combine(dtype)
+            | Auxiliary::Merge(dtype)
+            | Auxiliary::MergeBackward(dtype) => Some(dtype),
+            _ => None,
+        }
+    }
+}
+
+/// All kernels but the bulk copy.
+pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
+    use Auxiliary::{Blocks, Combine, Merge, MergeBackward, Pack, Ranges, Unpack};
+    let of_types = [Combine, Merge, MergeBackward].into_iter();
+    let of_types = of_types.flat_map(|of: fn(Dtype) -> Auxiliary| Dtype::ALL.map(of));
+    of_types.chain([Pack, Unpack, Ranges, Blocks])
 }
 
 impl Spec for Auxiliary {
     fn name(&self) -> String {
+        let dtype = self.dtype().map_or("", Dtype::name);
         match self {
-            Auxiliary::Combine(dtype) => format!("combine_{}", dtype.name()),
-            Auxiliary::Merge(dtype) => format!("merge_{}", dtype.name()),
-            Auxiliary::MergeBackward(dtype) => format!("merge_backward_{}", dtype.name()),
+            Auxiliary::Combine(_) => format!("combine_{dtype}"),
+            Auxiliary::Merge(_) => format!("merge_{dtype}"),
+            Auxiliary::MergeBackward(_) => format!("merge_backward_{dtype}"),
             Auxiliary::Pack => "pack".into(),
             Auxiliary::Unpack => "unpack".into(),
             Auxiliary::Ranges => "ranges".into(),
@@ -50,64 +70,49 @@ impl Spec for Auxiliary {
         }
     }
 
-    fn target(&self) -> Target {
+    fn features(&self) -> &'static [Feature] {
         match self {
-            Auxiliary::BulkCopy => Target::Sm90a,
-            _ => Target::Sm80,
+            Auxiliary::BulkCopy => &[Feature::BulkCopies],
+            _ => &[],
         }
     }
 
-    fn threads(&self) -> u32 {
-        match self {
-            Auxiliary::Blocks => 32 * Self::BLOCKS_WARPS,
-            Auxiliary::BulkCopy => 64,
-            _ => 32 * Self::WARPS,
+    /// Shared memory: the pieces of 16 bytes a lane that warps pack at a time; a word for each warp that looks for blocks; the
+    /// bulk copy's ring, and two barriers of 8 bytes a stage.
+    fn launch(&self) -> Launch {
+        let (warps, blocks_per_sm, shared_bytes) = match self {
+            Auxiliary::Pack => (Self::WARPS, 8, 16 * 32 * Self::WARPS),
+            Auxiliary::Blocks => (Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
+            Auxiliary::BulkCopy => (2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),
+            _ => (Self::WARPS, 8, 0),
+        };
+        Launch {
+            threads: 32 * warps,
+            blocks_per_sm,
+            shared_bytes,
         }
     }
 
-    fn blocks_per_sm(&self) -> u32 {
-        match self {
-            Auxiliary::Blocks | Auxiliary::BulkCopy => 1,
-            _ => 8,
-        }
-    }
-
-    /// The pieces of 16 bytes a lane that warps pack at a time. A word for each warp that looks for blocks. The bulk copy's ring,
-    /// and two barriers of 8 bytes a stage.
-    fn shared_bytes(&self) -> u32 {
-        match self {
-            Auxiliary::Pack => 16 * self.threads(),
-            Auxiliary::Blocks => 4 * Self::BLOCKS_WARPS,
-            Auxiliary::BulkCopy => Self::BULK_STAGES * (BULK_BYTES + 16),
-            _ => 0,
-        }
-    }
-
-    fn instance(&self) -> String {
-        let (warps, rows, stages) = (Self::WARPS, Self::PACK_ROWS, Self::BULK_STAGES);
-        match self {
-            Auxiliary::Combine(element) => {
-                format!("(ForwardParams) = attention::combine::combine::<{element:?}, {warps}>")
+    fn instance(&self) -> Instance {
+        let (params, kernel) = match self {
+            Auxiliary::Combine(_) => ("ForwardParams", "attention::combine::combine"),
+            Auxiliary::Merge(_) => ("MergeParams", "attention::merge::merge"),
+            Auxiliary::MergeBackward(_) => {
+                ("MergeBackwardParams", "attention::merge::merge_backward")
             }
-            Auxiliary::Merge(element) => {
-                format!("(MergeParams) = attention::merge::merge::<{element:?}, {warps}>")
-            }
-            Auxiliary::MergeBackward(element) => {
-                let kernel = "attention::merge::merge_backward";
-                format!("(MergeBackwardParams) = {kernel}::<{element:?}, {warps}>")
-            }
-            Auxiliary::Pack => format!("(PackParams) = attention::pack::pack::<{warps}, {rows}>"),
-            Auxiliary::Unpack => {
-                format!("(PackParams) = attention::pack::unpack::<{warps}, {rows}>")
-            }
-            Auxiliary::Ranges => {
-                format!("(RangesParams) = attention::find_ranges::find_ranges::<{warps}>")
-            }
-            Auxiliary::Blocks => {
-                let warps = Self::BLOCKS_WARPS;
-                format!("(BlockMapParams) = attention::find_blocks::find_blocks::<{warps}>")
-            }
-            Auxiliary::BulkCopy => format!("(BulkCopyParams) = bulk_copy::bulk_copy::<{stages}>"),
-        }
+            Auxiliary::Pack => ("PackParams", "attention::pack::pack"),
+            Auxiliary::Unpack => ("PackParams", "attention::pack::unpack"),
+            Auxiliary::Ranges => ("RangesParams", "attention::find_ranges::find_ranges"),
+            Auxiliary::Blocks => ("BlockMapParams", "attention::find_blocks::find_blocks"),
+            Auxiliary::BulkCopy => ("BulkCopyParams", "bulk_copy::bulk_copy"),
+        };
+        let warps = self.threads() / 32;
+        let numbers = match self {
+            Auxiliary::Pack | Auxiliary::Unpack => numbers! { W = warps, BR = Self::PACK_ROWS },
+            Auxiliary::BulkCopy => numbers! { STAGES = Self::BULK_STAGES },
+            _ => numbers! { W = warps },
+        };
+        let element = self.dtype().map(|dtype| format!("{dtype:?}"));
+        Instance::new(params, kernel, element.as_deref().as_slice(), numbers)
     }
 }

@@ -1,7 +1,10 @@
 //! The backward pass: the specifications of its kernels, and their list.
 
 use super::class::Class;
-use super::{Dtype, HEAD_DIMS, Spec, generics};
+use super::kind::MaskKind;
+use super::tile::{Tiles, of_dim};
+use super::{Code, Dtype, Instance, Launch, Spec};
+use crate::numbers;
 
 /// A kernel of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,14 +46,9 @@ impl SumBias {
     pub const fn queries(self) -> u32 {
         if self.dim > 128 { 32 } else { 64 }
     }
-
-    /// Counts of 16-wide tiles of the head dim and of the queries.
-    const fn parts(self) -> [u32; 2] {
-        [self.dim / 16, self.queries() / 16]
-    }
 }
 
-/// The kernel that computes dk, dv and the sums of dq, causal or not.
+/// The kernel that computes dk, dv and the sums of dq.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackwardMain {
     /// Element type.
@@ -59,8 +57,8 @@ pub struct BackwardMain {
     pub dim: u32,
     /// Work division.
     pub tile: BackwardTile,
-    /// Whether it takes [options](crate::abi::Options).
-    pub optional: bool,
+    /// [`MaskKind::Either`], or [`MaskKind::Options`].
+    pub mask: MaskKind,
 }
 
 /// How a block divides the work.
@@ -82,88 +80,90 @@ pub struct BackwardTile {
     pub ds_stages: u32,
 }
 
-impl BackwardTile {
-    /// The tile of a class for a head dim: eight warps on a multiprocessor.
-    ///
-    /// # Panics
-    /// If `dim` is none of [`HEAD_DIMS`].
-    pub fn of(class: Class, dim: u32) -> Self {
-        let own = |keys, queries, warps, kept, side_by_side, at_once| BackwardTile {
-            keys,
-            queries,
-            warps,
-            kept,
-            side_by_side,
-            at_once,
-            // Two leave no room for the rest.
-            ds_stages: if (class, dim) == (Class::Sm86, 256) {
-                1
-            } else {
-                2
-            },
-        };
-        match (class, dim) {
-            (_, 32) => own(128, 64, 8, 2, 2, 1),
-            (Class::Sm86, 64) => own(128, 64, 8, 4, 2, 2),
-            (_, 64) => own(128, 128, 8, 0, 2, 1),
-            (Class::Sm86, 96) => own(64, 64, 4, 0, 2, 1),
-            (_, 96) => own(128, 64, 8, 0, 2, 1),
-            (Class::Sm86, 128) => own(64, 32, 8, 8, 4, 2),
-            (_, 128) => own(128, 64, 8, 0, 2, 2),
-            (Class::Sm86, 192) => own(32, 32, 4, 0, 2, 2),
-            (_, 192) => own(64, 64, 8, 0, 4, 1),
-            (Class::Sm86, 256) => own(32, 32, 4, 0, 2, 2),
-            (Class::Sm80, 256) => own(64, 32, 8, 0, 4, 2),
-            (_, 256) => own(64, 64, 8, 0, 2, 2),
-            _ => panic!("no tile for this head dim"),
-        }
+/// A tile with two stages of dS.
+const fn own(
+    [keys, queries, warps]: [u32; 3],
+    kept: u32,
+    side_by_side: u32,
+    at_once: u32,
+) -> BackwardTile {
+    BackwardTile {
+        keys,
+        queries,
+        warps,
+        kept,
+        side_by_side,
+        at_once,
+        ds_stages: 2,
     }
 }
 
+/// Eight warps on a multiprocessor.
+const TILES: Tiles<BackwardTile> = &[
+    (32, own([128, 64, 8], 2, 2, 1)),
+    (64, own([128, 128, 8], 0, 2, 1)),
+    (96, own([128, 64, 8], 0, 2, 1)),
+    (128, own([128, 64, 8], 0, 2, 2)),
+    (192, own([64, 64, 8], 0, 4, 1)),
+    (256, own([64, 64, 8], 0, 2, 2)),
+];
+
+/// Half the queries, which fit an A100.
+const SM80: Tiles<BackwardTile> = &[(256, own([64, 32, 8], 0, 4, 2))];
+
+/// Two stages of dS leave no room for the rest at D = 256.
+const SM86: Tiles<BackwardTile> = &[
+    (64, own([128, 64, 8], 4, 2, 2)),
+    (96, own([64, 64, 4], 0, 2, 1)),
+    (128, own([64, 32, 8], 8, 4, 2)),
+    (192, own([32, 32, 4], 0, 2, 2)),
+    (
+        256,
+        BackwardTile {
+            ds_stages: 1,
+            ..own([32, 32, 4], 0, 2, 2)
+        },
+    ),
+];
+
+/// With options the larger tile spills, and so would K and V in registers.
+const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], 0, 2, 2))];
+
 impl BackwardMain {
-    /// The kernel for a class's devices.
-    pub fn of(dtype: Dtype, dim: u32, class: Class) -> Self {
-        BackwardMain {
+    /// The kernel for a class's devices, if there is one of the head dim. With options a head dim has at most two tiles, the
+    /// larger one where blocks have the shared memory.
+    pub fn of(dtype: Dtype, dim: u32, class: Class, has_options: bool) -> Option<Self> {
+        let (mask, tables): (_, &[_]) = match (has_options, class) {
+            (false, Class::Sm80) => (MaskKind::Either, &[SM80, TILES]),
+            (false, Class::Sm86) => (MaskKind::Either, &[SM86, TILES]),
+            (false, Class::Sm90 | Class::Sm100) => (MaskKind::Either, &[TILES]),
+            (true, Class::Sm80 | Class::Sm86) => (MaskKind::Options, &[OPTIONS, SM86, TILES]),
+            (true, Class::Sm90 | Class::Sm100) => (MaskKind::Options, &[OPTIONS, TILES]),
+        };
+        let tile = of_dim(dim, tables)?;
+        Some(BackwardMain {
             dtype,
             dim,
-            tile: BackwardTile::of(class, dim),
-            optional: false,
-        }
+            tile,
+            mask,
+        })
     }
 
-    /// The kernel with options for a class's devices. A head dim has at most two tiles, the larger one where blocks have the
-    /// shared memory. At 64 it spills, and so would K and V in registers.
-    pub fn with_options(dtype: Dtype, dim: u32, class: Class) -> Self {
-        let class = match class {
-            Class::Sm90 | Class::Sm100 if dim != 64 => Class::Sm90,
-            _ => Class::Sm86,
-        };
-        let mut main = BackwardMain {
-            optional: true,
-            ..Self::of(dtype, dim, class)
-        };
-        if dim == 64 {
-            main.tile.kept = 0;
-        }
-        main
+    /// Whether it takes [options](crate::abi::Options).
+    pub fn has_options(&self) -> bool {
+        self.mask.has_options()
     }
 
-    /// Counts of 16-wide tiles: of a pair's keys, the head dim, the queries; what is kept; a warp's part of dQ, as rows
-    /// and columns, and the columns at once; and the block's keys.
-    fn parts(&self) -> [u32; 8] {
-        let tile = self.tile;
-        let (dt, nt) = (self.dim / 16, tile.queries / 16);
-        let one_below_other = tile.warps / 2 / tile.side_by_side;
-        [
-            2 * tile.keys / tile.warps / 16,
-            dt,
-            nt,
-            tile.kept,
-            nt / one_below_other,
-            dt / tile.side_by_side,
-            tile.at_once,
-            tile.keys / 16,
-        ]
+    /// 16-wide slices of a warp's part of dQ: down and across.
+    const fn parts_of_dq(&self) -> [u32; 2] {
+        let BackwardTile {
+            warps,
+            side_by_side,
+            queries,
+            ..
+        } = self.tile;
+        let one_below_other = warps / 2 / side_by_side;
+        [queries / 16 / one_below_other, self.dim / 16 / side_by_side]
     }
 
     /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; the stages of dS; two stages of two statistics of
@@ -205,14 +205,12 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
         kernels.extend([Backward::FarSums(dtype), Backward::Far(dtype)]);
         kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
-        for &dim in HEAD_DIMS {
+        for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                for main in [
-                    BackwardMain::of(dtype, dim, class),
-                    BackwardMain::with_options(dtype, dim, class),
-                ] {
-                    if !kernels.contains(&Backward::Main(main)) {
-                        kernels.push(Backward::Main(main));
+                let of = |has_options| BackwardMain::of(dtype, dim, class, has_options);
+                for main in [false, true].into_iter().filter_map(of).map(Backward::Main) {
+                    if !kernels.contains(&main) {
+                        kernels.push(main);
                     }
                 }
             }
@@ -226,121 +224,108 @@ impl Spec for Backward {
     /// Of a main kernel, a tile that `sm_90` does not have is in the name: `BcxBr`.
     fn name(&self) -> String {
         let dtype = self.dtype().map_or("", Dtype::name);
-        let name = format!("backward_{dtype}");
         match self {
             Backward::Sinks => "backward_sinks".to_owned(),
             Backward::ZeroBias => "backward_zero_bias".to_owned(),
-            Backward::Prepare(_) => name + "_prepare",
-            Backward::Convert(_) => name + "_convert",
-            Backward::FarSums(_) => name + "_far_sums",
-            Backward::Far(_) => name + "_far",
-            Backward::SumBias(sums) => format!("{name}_sum_bias_d{}", sums.dim),
+            Backward::Prepare(_) => format!("backward_{dtype}_prepare"),
+            Backward::Convert(_) => format!("backward_{dtype}_convert"),
+            Backward::FarSums(_) => format!("backward_{dtype}_far_sums"),
+            Backward::Far(_) => format!("backward_{dtype}_far"),
+            Backward::SumBias(sums) => format!("backward_{dtype}_sum_bias_d{}", sums.dim),
             Backward::Main(main) => {
-                let BackwardMain { dim, tile, .. } = main;
-                let name = match main.optional {
-                    true => format!("backward_optional_{dtype}_d{dim}"),
-                    false => format!("{name}_d{dim}"),
-                };
+                let optional = if main.has_options() { "optional_" } else { "" };
+                let name = format!("backward_{optional}{dtype}_d{}", main.dim);
                 match self.is_for(Class::Sm90) {
                     true => name,
-                    false => format!("{name}_{}x{}", tile.keys, tile.queries),
+                    false => format!("{name}_{}x{}", main.tile.keys, main.tile.queries),
                 }
             }
         }
     }
 
-    fn threads(&self) -> u32 {
-        match self {
-            Backward::Main(main) => 32 * main.tile.warps,
-            Backward::Sinks => 32 * Self::SINK_WARPS,
-            Backward::FarSums(_) | Backward::Far(_) => 32,
-            _ => 32 * Self::WARPS,
-        }
-    }
-
-    fn blocks_per_sm(&self) -> u32 {
-        match self {
-            Backward::Main(main) => 8 / main.tile.warps,
-            Backward::Sinks => 1,
-            Backward::SumBias(sums) => {
-                if sums.dim > 128 {
-                    2
-                } else {
-                    3
-                }
-            }
-            _ => 8,
-        }
-    }
-
-    fn shared_bytes(&self) -> u32 {
-        match self {
-            Backward::Main(main) => main.shared_bytes(),
-            Backward::Sinks => 4 * Self::SINK_WARPS,
+    fn launch(&self) -> Launch {
+        let (warps, blocks_per_sm, shared_bytes) = match self {
+            Backward::Main(main) => (main.tile.warps, 8 / main.tile.warps, main.shared_bytes()),
+            Backward::Sinks => (Self::SINK_WARPS, 1, 4 * Self::SINK_WARPS),
             // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
-            Backward::FarSums(_) => 2 * 2 * 16 * 256,
-            Backward::SumBias(sums) => 2 * 2 * (SumBias::KEYS + sums.queries()) * sums.dim,
-            Backward::Far(_) => 4 * 2 * 16 * 256 + 2 * 16 * 32,
-            _ => 0,
+            Backward::FarSums(_) => (1, 8, 2 * 2 * 16 * 256),
+            Backward::Far(_) => (1, 8, 4 * 2 * 16 * 256 + 2 * 16 * 32),
+            Backward::SumBias(sums) => {
+                let rows = SumBias::KEYS + sums.queries();
+                let blocks = if sums.dim > 128 { 2 } else { 3 };
+                (Self::WARPS, blocks, 2 * 2 * rows * sums.dim)
+            }
+            _ => (Self::WARPS, 8, 0),
+        };
+        Launch {
+            threads: 32 * warps,
+            blocks_per_sm,
+            shared_bytes,
         }
     }
 
     fn is_for(&self, class: Class) -> bool {
-        match self {
-            Backward::Main(main) if main.optional => {
-                *main == BackwardMain::with_options(main.dtype, main.dim, class)
-            }
-            Backward::Main(main) => *main == BackwardMain::of(main.dtype, main.dim, class),
-            _ => true,
-        }
+        let Backward::Main(main) = self else {
+            return true;
+        };
+        Some(*main) == BackwardMain::of(main.dtype, main.dim, class, main.has_options())
     }
 
-    fn instance(&self) -> String {
+    fn instance(&self) -> Instance {
         let warps = self.threads() / 32;
-        let kernel = match self {
-            Backward::Prepare(element) => format!("prepare::<{element:?}, {warps}>"),
-            Backward::Convert(element) => format!("convert::<{element:?}, {warps}>"),
-            Backward::FarSums(element) => format!("far_sums::<{element:?}, Ranges, Optional>"),
-            Backward::Far(element) => format!("far_gradients::<{element:?}, Ranges, Optional>"),
-            Backward::Sinks => format!("sinks::<{warps}>"),
-            Backward::ZeroBias => format!("zero_bias::<{warps}>"),
+        let of_warps = numbers! { W = warps };
+        let (kernel, mask, numbers) = match self {
+            Backward::Prepare(_) => ("prepare", None, of_warps),
+            Backward::Convert(_) => ("convert", None, of_warps),
+            Backward::FarSums(_) => ("far_sums", Some(MaskKind::Options), Vec::new()),
+            Backward::Far(_) => ("far_gradients", Some(MaskKind::Options), Vec::new()),
+            Backward::Sinks => ("sinks", None, of_warps),
+            Backward::ZeroBias => ("zero_bias", None, of_warps),
             Backward::SumBias(sums) => {
-                let (element, sizes) = (sums.dtype, generics(&sums.parts()));
-                format!("sum_bias::<{element:?}, Ranges, Optional, {warps}, {sizes}>")
+                let numbers = numbers! { W = warps, DT = sums.dim / 16, NT = sums.queries() / 16 };
+                ("sum_bias", Some(MaskKind::Options), numbers)
             }
             Backward::Main(main) => {
-                let element = main.dtype;
-                let sizes = generics(&main.parts());
-                let ds_stages = main.tile.ds_stages;
-                let rows = match main.optional {
-                    true => "Ranges, Optional",
-                    false => "Either, Scaled",
+                let (tile, [qm, qn]) = (main.tile, main.parts_of_dq());
+                let numbers = numbers! {
+                    W = warps, MT = 2 * tile.keys / warps / 16, DT = main.dim / 16, NT = tile.queries / 16,
+                    QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once, KT = tile.keys / 16, DS = tile.ds_stages
                 };
-                format!("sm80::<{element:?}, {rows}, {warps}, {sizes}, {ds_stages}>")
+                ("sm80", Some(main.mask), numbers)
             }
         };
         let params = match self {
             Backward::Prepare(_) => "PrepareParams",
             _ => "BackwardParams",
         };
-        format!("({params}) = attention::backward::{kernel}")
+        let element = self.dtype().map(|dtype| format!("{dtype:?}"));
+        let mask = mask.map(MaskKind::types);
+        let types: Vec<_> = element
+            .as_deref()
+            .into_iter()
+            .chain(mask.into_iter().flatten())
+            .collect();
+        Instance::new(
+            params,
+            format!("attention::backward::{kernel}"),
+            &types,
+            numbers,
+        )
     }
 
-    /// Options take registers: at D = 96 the tile of the smaller devices spills, outside the products.
-    fn most_spills(&self) -> u32 {
-        match self {
-            Backward::Main(main) if main.optional => 64,
-            Backward::SumBias(_) => 64,
-            _ => 0,
-        }
-    }
-
-    /// With options the compiler leaves some copies in loops.
-    fn implies_copies(&self) -> bool {
-        match self {
-            Backward::Main(main) => !main.optional,
-            Backward::FarSums(_) | Backward::Far(_) | Backward::SumBias(_) => false,
-            _ => true,
+    /// With options the compiler leaves some copies in loops. Options take registers: at D = 96 the tile of the smaller
+    /// devices spills, outside the products.
+    fn code(&self) -> Code {
+        let (copies_vary, most_spills) = match self {
+            Backward::Main(main) if main.has_options() => (true, 64),
+            Backward::SumBias(_) => (true, 64),
+            Backward::FarSums(_) | Backward::Far(_) => (true, 0),
+            _ => (false, 0),
+        };
+        Code {
+            copies_vary,
+            most_spills,
+            ..Code::default()
         }
     }
 }
@@ -353,24 +338,19 @@ mod tests {
     #[test]
     fn tiles_fit_their_class() {
         for &class in Class::ALL {
-            for &dim in HEAD_DIMS {
-                let main = BackwardMain::of(Dtype::F16, dim, class);
+            for &(dim, _) in TILES {
+                let main = BackwardMain::of(Dtype::F16, dim, class, false).expect("a tile");
                 let (spec, tile) = (Backward::Main(main), main.tile);
                 let blocks = class.shared_memory().resident_blocks(spec.shared_bytes());
                 assert!(blocks > 0, "{class:?}: {main:?}");
-                // Warps share out dQ, and a thread copies whole columns of tiles.
-                let [mt, .., qm, qn, qc, _] = main.parts();
-                assert_eq!(
-                    qm * qn * tile.warps / 2 * 256,
-                    tile.queries * dim,
-                    "{main:?}"
-                );
-                assert_eq!(qn % qc, 0, "{main:?}");
-                assert_eq!(mt * 16 * tile.warps, 2 * tile.keys, "{main:?}");
-                for (threads, rows) in [
-                    (spec.threads(), tile.keys),
-                    (spec.threads() / 2, tile.queries),
-                ] {
+                // Warps share out dQ and the keys, and a thread copies whole columns of tiles.
+                let [qm, qn] = main.parts_of_dq();
+                let dq = qm * qn * tile.warps / 2 * 256;
+                assert_eq!(dq, tile.queries * dim, "{main:?}");
+                assert_eq!(qn % tile.at_once, 0, "{main:?}");
+                assert_eq!(2 * tile.keys % (tile.warps * 16), 0, "{main:?}");
+                let threads = spec.threads();
+                for (threads, rows) in [(threads, tile.keys), (threads / 2, tile.queries)] {
                     let share = Share::new(0, threads, dim / 8);
                     assert_eq!(rows % share.rows_per_step, 0, "{class:?}: {main:?}");
                 }

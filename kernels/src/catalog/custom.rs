@@ -2,8 +2,8 @@
 
 use super::class::Class;
 use super::{
-    Backward, BackwardMain, Dtype, Family, Forward, HEAD_DIMS, HopperBackward, HopperMask,
-    HopperWay, Kind, Spec, Target,
+    Backward, BackwardMain, Code, Dtype, Family, Feature, Forward, HEAD_DIMS, HopperBackward,
+    HopperWay, Instance, Kind, Launch, Loop, MaskKind, Spec,
 };
 
 /// A kernel with options, made with a [`Custom`](crate::attention::custom::Custom) type.
@@ -48,19 +48,20 @@ impl Custom {
 
 /// The kernels with options of a head dim, for every device.
 fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
-    let forward = |kind, class| Family::Forward(Forward::of(kind, dtype, dim, class));
+    let forward = |main_loop, class| {
+        let kind = Kind::of_head(main_loop, MaskKind::Options);
+        Forward::of(kind, dtype, dim, class).map(Family::Forward)
+    };
     let far = [Backward::FarSums(dtype), Backward::Far(dtype)];
     let mut families: Vec<_> = far.map(Family::Backward).into();
     for &class in Class::ALL {
-        let main = BackwardMain::with_options(dtype, dim, class);
-        families.push(forward(Kind::Optional, class));
-        families.push(Family::Backward(Backward::Main(main)));
+        let main = BackwardMain::of(dtype, dim, class, true).map(Backward::Main);
+        families.extend(forward(Loop::Sm80, class));
+        families.extend(main.map(Family::Backward));
     }
-    if Kind::HopperOptional.dims().contains(&dim) {
-        families.push(forward(Kind::HopperOptional, Class::Sm90));
-    }
+    families.extend(forward(Loop::Hopper, Class::Sm90));
     for way in [HopperWay::Sums, HopperWay::Stored] {
-        let hopper = HopperBackward::of(way, dtype, dim, HopperMask::Optional);
+        let hopper = HopperBackward::of(way, dtype, dim, MaskKind::Options);
         families.extend(hopper.map(Family::HopperBackward));
     }
     families
@@ -71,20 +72,12 @@ impl Spec for Custom {
         Self::name_of(self.of, &self.kernel.spec().name())
     }
 
-    fn target(&self) -> Target {
-        self.kernel.spec().target()
+    fn features(&self) -> &'static [Feature] {
+        self.kernel.spec().features()
     }
 
-    fn threads(&self) -> u32 {
-        self.kernel.spec().threads()
-    }
-
-    fn blocks_per_sm(&self) -> u32 {
-        self.kernel.spec().blocks_per_sm()
-    }
-
-    fn shared_bytes(&self) -> u32 {
-        self.kernel.spec().shared_bytes()
+    fn launch(&self) -> Launch {
+        self.kernel.spec().launch()
     }
 
     fn is_for(&self, class: Class) -> bool {
@@ -92,49 +85,32 @@ impl Spec for Custom {
     }
 
     /// The catalog's, with the mask and the score of the type.
-    fn instance(&self) -> String {
-        let mut instance = self.kernel.spec().instance();
-        for (part, custom) in [("Ranges", "CustomMask"), ("Optional", "CustomScore")] {
-            let place = format!(", {part}");
-            assert!(instance.contains(&place), "{instance} has options");
-            instance = instance.replace(&place, &format!(", {custom}<{}>", self.of));
-        }
-        instance
+    fn instance(&self) -> Instance {
+        let instance = self.kernel.spec().instance();
+        let instance = instance.with("Ranges", &format!("CustomMask<{}>", self.of));
+        instance.with("Optional", &format!("CustomScore<{}>", self.of))
     }
 
     fn counted_as(&self) -> String {
         self.kernel.spec().name()
     }
 
-    /// No gradient of a bias is computed beside a type.
-    fn shuffles_left_out(&self) -> u32 {
-        match self.kernel {
-            Family::HopperBackward(kernel) => kernel.shuffles_of_bias_gradient(),
-            _ => 0,
+    fn code(&self) -> Code {
+        let code = self.kernel.spec().code();
+        Code {
+            // No gradient of a bias is computed beside a type.
+            shuffles_left_out: match self.kernel {
+                Family::HopperBackward(kernel) => kernel.shuffles_of_bias_gradient(),
+                _ => 0,
+            },
+            // The compiler may leave them in loops beside a longer score.
+            copies_vary: true,
+            // It depends on the type's code.
+            may_share: true,
+            // A score's numbers take registers.
+            most_spills: code.most_spills + 64,
+            ..code
         }
-    }
-
-    fn products_of_masks(&self) -> u32 {
-        self.kernel.spec().products_of_masks()
-    }
-
-    /// The compiler may leave them in loops beside a longer score.
-    fn implies_copies(&self) -> bool {
-        false
-    }
-
-    /// It depends on the type's code.
-    fn may_share(&self) -> bool {
-        true
-    }
-
-    fn takes_maps(&self) -> bool {
-        self.kernel.spec().takes_maps()
-    }
-
-    /// A score's numbers take registers.
-    fn most_spills(&self) -> u32 {
-        self.kernel.spec().most_spills() + 64
     }
 }
 
@@ -159,12 +135,10 @@ mod tests {
             assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
         }
         for kernel in kernels {
-            let instance = kernel.instance();
-            let parts = ["CustomMask<Penalty>", "CustomScore<Penalty>"];
-            assert!(
-                parts.iter().all(|part| instance.contains(part)),
-                "{instance}"
-            );
+            let types = kernel.instance().types;
+            for custom in ["CustomMask<Penalty>", "CustomScore<Penalty>"] {
+                assert!(types.iter().any(|name| name == custom), "{types:?}");
+            }
         }
     }
 }

@@ -1,28 +1,23 @@
-//! Few queries on many keys: the tiles of each class.
+//! The tiles of few queries on many keys.
 
-use super::Tile;
 use super::class::Class;
+use super::tile::{Tile, Tiles};
 
-/// The tile of a class for a head dim.
-pub(super) fn tile(class: Class, dim: u32) -> Tile {
+/// The tables for a class's devices.
+pub(super) const fn tables(class: Class) -> &'static [Tiles] {
     match class {
-        Class::Sm80 => sm80(dim),
-        Class::Sm86 => sm86(dim),
-        Class::Sm90 | Class::Sm100 => sm90(dim),
+        Class::Sm80 => &[SM80, SM90],
+        Class::Sm86 => &[SM86, SM90],
+        Class::Sm90 | Class::Sm100 => &[SM90],
     }
 }
 
 /// A tile of four warps with 16 rows each.
-fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
+const fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
     Tile {
-        q_rows: 64,
-        keys,
-        warps: 4,
-        team: 1,
-        stages,
-        v_slices: 1,
         q_slices,
         blocks_per_sm,
+        ..Tile::new(64, keys, 4, stages)
     }
 }
 
@@ -35,36 +30,44 @@ fn own(keys: u32, stages: u32, q_slices: u32, blocks_per_sm: u32) -> Tile {
 ///
 /// Losers, on an H200 (`docs/tuning.md`): 64: 64 keys in three blocks, -7 to -20 % where blocks nearly
 /// fill the GPU, level elsewhere.
-fn sm90(dim: u32) -> Tile {
-    match dim {
-        32 => own(64, 4, 2, 4),
-        64 => own(48, 4, 2, 4),
-        96 => own(32, 4, 6, 3),
-        128 => own(32, 3, 0, 3),
-        192 => own(32, 3, 8, 2),
-        256 => own(16, 4, 0, 2),
-        _ => panic!("no tile for this head dim"),
-    }
-}
+const SM90: Tiles = &[
+    (32, own(64, 4, 2, 4)),
+    (64, own(48, 4, 2, 4)),
+    (96, own(32, 4, 6, 3)),
+    (128, own(32, 3, 0, 3)),
+    (192, own(32, 3, 8, 2)),
+    (256, own(16, 4, 0, 2)),
+];
 
 /// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks are enough: the
 /// tiles of `sm_90` up to D = 128. Above 128 less is on its way: 72 and 64 KB.
-fn sm80(dim: u32) -> Tile {
-    match dim {
-        192 => own(16, 4, 12, 2),
-        256 => own(16, 3, 0, 2),
-        _ => sm90(dim),
-    }
-}
+const SM80: Tiles = &[(192, own(16, 4, 12, 2)), (256, own(16, 3, 0, 2))];
 
 /// A multiprocessor gets about 10 bytes a nanosecond, a third of an H200's: 24 KB on their way are
 /// enough. Two blocks of 49 KB or less; at D = 256 the 32 KB of Q leave room for one block of `sm_90`'s tile.
-fn sm86(dim: u32) -> Tile {
-    match dim {
-        64 => own(32, 4, 4, 2),
-        96 => own(32, 3, 6, 2),
-        128 => own(16, 4, 8, 2),
-        192 => own(16, 2, 12, 2),
-        _ => sm90(dim),
+const SM86: Tiles = &[
+    (64, own(32, 4, 4, 2)),
+    (96, own(32, 3, 6, 2)),
+    (128, own(16, 4, 8, 2)),
+    (192, own(16, 2, 12, 2)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::forward::tests::every;
+    use crate::catalog::{Kind, Loop, Spec};
+
+    #[test]
+    fn two_blocks_share_a_multiprocessor() {
+        for (class, kernel) in every(Kind::of_group(Loop::Decode)) {
+            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
+            let wanted = match (class, kernel.dim) {
+                (Class::Sm86, 256) => 1,
+                (Class::Sm80 | Class::Sm86, _) => 2,
+                _ => kernel.tile.blocks_per_sm,
+            };
+            assert!(blocks >= wanted, "{class:?}: {blocks} blocks of {kernel:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Matrix products, and how their blocks divide the work.
 
-use super::{Accumulation, Dtype, Spec, Target, generics};
+use super::{Accumulation, Dtype, Feature, Instance, Launch, Spec};
+use crate::numbers;
 
 /// A matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,60 +85,59 @@ impl Spec for Gemm {
         }
     }
 
-    fn target(&self) -> Target {
+    fn features(&self) -> &'static [Feature] {
         match self.kind {
-            GemmKind::Hopper => Target::Sm90a,
-            _ => Target::Sm80,
+            GemmKind::Hopper => &[Feature::TensorMaps, Feature::Wgmma],
+            _ => &[],
         }
     }
 
-    fn takes_maps(&self) -> bool {
-        self.kind == GemmKind::Hopper
-    }
-
-    /// A warpgroup more produces, on Hopper.
-    fn threads(&self) -> u32 {
-        let producers = if self.takes_maps() { 4 } else { 0 };
-        32 * (self.tile.warps_down * self.tile.warps_across + producers)
-    }
-
-    fn blocks_per_sm(&self) -> u32 {
-        self.tile.blocks_per_sm
-    }
-
-    /// The tiles of A and B of each stage; later C, or on Hopper two barriers a stage.
-    fn shared_bytes(&self) -> u32 {
+    /// Shared memory: the tiles of A and B of each stage; later C, or on Hopper two barriers a stage.
+    fn launch(&self) -> Launch {
         let GemmTile {
             rows,
             columns,
             stages,
             ..
         } = self.tile;
+        let warps = self.tile.warps_down * self.tile.warps_across;
         let ring = stages * (rows + columns) * self.tile.depth * 2;
-        match self.kind {
-            GemmKind::Simple => 0,
-            GemmKind::Multistage => ring.max(rows * columns * 2),
-            GemmKind::Hopper => ring + stages * 16,
+        let (warps, shared_bytes) = match self.kind {
+            GemmKind::Simple => (warps, 0),
+            GemmKind::Multistage => (warps, ring.max(rows * columns * 2)),
+            // A warpgroup more produces.
+            GemmKind::Hopper => (warps + 4, ring + stages * 16),
+        };
+        Launch {
+            threads: 32 * warps,
+            blocks_per_sm: self.tile.blocks_per_sm,
+            shared_bytes,
         }
     }
 
-    fn instance(&self) -> String {
-        let (element, sums, tile) = (self.dtype, self.accumulation, self.tile);
-        let [mt, nt] = tile.warp_tiles();
-        let warps = [tile.warps_down, tile.warps_across, mt, nt];
-        let (kernel, sizes) = match self.kind {
-            GemmKind::Simple => ("simple", generics(&warps)),
+    fn instance(&self) -> Instance {
+        let element = format!("{:?}", self.dtype);
+        let sums = format!("{:?}", self.accumulation);
+        let (tile, [mt, nt]) = (self.tile, self.tile.warp_tiles());
+        let (wm, wn, stages) = (tile.warps_down, tile.warps_across, tile.stages);
+        let (kernel, numbers) = match self.kind {
+            GemmKind::Simple => (
+                "gemm::simple",
+                numbers! { WM = wm, WN = wn, MT = mt, NT = nt },
+            ),
             GemmKind::Multistage => {
-                let ring = [tile.depth / 16, tile.stages];
-                ("multistage", generics(&[&warps[..], &ring].concat()))
+                let kt = tile.depth / 16;
+                let numbers = numbers! { WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = stages };
+                ("gemm::multistage", numbers)
             }
             GemmKind::Hopper => {
                 let [given, taken] = tile.hopper_registers();
-                let sizes = generics(&[tile.warps_down / 4, nt, tile.stages, given, taken]);
-                return format!("(HopperGemmParams, maps) = gemm::hopper::<{element:?}, {sizes}>");
+                let numbers =
+                    numbers! { W = wm / 4, NT = nt, S = stages, GIVEN = given, TAKEN = taken };
+                return Instance::new("HopperGemmParams", "gemm::hopper", &[&element], numbers);
             }
         };
-        format!("(GemmParams) = gemm::{kernel}::<{element:?}, {sums:?}, {sizes}>")
+        Instance::new("GemmParams", kernel, &[&element, &sums], numbers)
     }
 }
 

@@ -1,16 +1,77 @@
-//! A query tile for each query head, on Hopper: the tiles.
+//! The tiles of the main loop on Hopper, and what its warpgroups do.
 
-use super::Tile;
+use super::kind::{MaskKind, Rows};
+use super::tile::{Tile, Tiles};
 use crate::layout::sm90::Sm90Memory;
 
+/// The tables of tiles.
+pub(super) const fn tables(rows: Rows, mask: MaskKind) -> &'static [Tiles] {
+    match (rows, mask) {
+        (Rows::Group, _) => &[GROUP],
+        (Rows::Head, MaskKind::Options) => &[OPTIONS, HEAD],
+        (Rows::Head, _) => &[HEAD],
+    }
+}
+
 /// Rows of a warpgroup of consumers.
-pub(super) const ROWS: u32 = 64;
+const ROWS: u32 = 64;
+
+/// A tile of this many warpgroups that consume.
+const fn of_roles(consumers: u32, keys: u32, stages: u32) -> Tile {
+    Tile::new(ROWS * consumers, keys, 4 * (consumers + 1), stages)
+}
+
+/// A tile whose O is shared by two blocks: they have half of its columns each, and both compute the scores.
+const fn halved(keys: u32) -> Tile {
+    Tile {
+        team: 2,
+        ..of_roles(2, keys, 1)
+    }
+}
+
+/// O takes `dim / 2` registers, S `keys / 2`, and P half as many. Above 256 O does not fit.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 %. 96: keys 64, -3 %; under the causal mask +8 % at 1024
+/// queries, -4 % at 4096. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
+/// to -3 %. 192, 256: a third slot of Q, level. 256: keys 80, -1 to -7 %.
+const HEAD: Tiles = &[
+    (32, of_roles(4, 64, 8)),
+    (64, of_roles(4, 64, 4)),
+    (96, of_roles(3, 96, 4)),
+    (128, of_roles(3, 64, 4)),
+    (192, of_roles(2, 96, 2)),
+    (256, of_roles(2, 64, 2)),
+    (384, halved(96)),
+    (512, halved(64)),
+];
+
+/// Options take registers.
+const OPTIONS: Tiles = &[(64, of_roles(3, 96, 4)), (96, of_roles(3, 64, 4))];
+
+/// Rows of a group. Device memory is to bound them, so bytes on their way count: 128 to 160 KB of K and V. At 64 two sides
+/// of a block share rows.
+///
+/// Losers, on an H200 (`docs/tuning.md`): 128: keys 64, -2 to -10 %; keys 96, 0 to -5 %; keys 128 in two stages, -4 to
+/// -15 %.
+const GROUP: Tiles = &[
+    (
+        64,
+        Tile {
+            q_rows: 2 * ROWS,
+            ..of_roles(4, 64, 4)
+        },
+    ),
+    (128, of_roles(2, 80, 4)),
+    (256, of_roles(2, 64, 2)),
+];
 
 /// How the warpgroups of a tile's block share its registers and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Roles {
+pub(super) struct Roles {
     /// Warpgroups that consume; one more produces.
     pub consumers: u32,
+    /// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
+    pub sides: u32,
     /// Slots for a warpgroup's Q: two for each where there is room.
     pub q_slots: u32,
     /// Registers of a producer's thread.
@@ -19,94 +80,20 @@ pub struct Roles {
     pub taken: u32,
 }
 
-/// Head dims of the Hopper kernels, ascending.
-pub(super) const DIMS: &[u32] = &[32, 64, 96, 128, 192, 256, 384, 512];
-
-/// The tile for a head dim. O takes `dim / 2` registers, S `keys / 2`, and P half as many. Above 256 O does not fit:
-/// two blocks have half of its columns each, and both compute the scores.
-///
-/// Losers, on an H200 (`docs/tuning.md`): 32: keys 128, -10 %. 96: keys 64, -3 %; under the causal mask +8 % at 1024
-/// queries, -4 % at 4096. 128: two warpgroups and keys 128, -3 to -18 %; keys 80, -2 to -10 %. 192: keys 64, -1
-/// to -3 %. 192, 256: a third slot of Q, level. 256: keys 80, -1 to -7 %.
-pub(super) fn tile(dim: u32) -> Tile {
-    let (consumers, keys, stages) = match dim {
-        32 => (4, 64, 8),
-        64 => (4, 64, 4),
-        96 => (3, 96, 4),
-        128 => (3, 64, 4),
-        192 => (2, 96, 2),
-        256 => (2, 64, 2),
-        384 => (2, 96, 1),
-        512 => (2, 64, 1),
-        _ => panic!("no tile for this head dim"),
-    };
-    Tile {
-        team: if dim > 256 { 2 } else { 1 },
-        ..of_roles(consumers, keys, stages)
-    }
-}
-
-/// The tile of a kernel with options, which take registers.
-pub(super) fn optional_tile(dim: u32) -> Tile {
-    match dim {
-        64 => of_roles(3, 96, 4),
-        96 => of_roles(3, 64, 4),
-        _ => tile(dim),
-    }
-}
-
-/// Head dims of [`packed_tile`], ascending.
-pub(super) const PACKED_DIMS: &[u32] = &[64, 128, 256];
-
-/// The tile of rows of all heads that share keys. Device memory is to bound it, so bytes on their way count: 128 to 160
-/// KB of K and V.
-///
-/// Losers, on an H200 (`docs/tuning.md`): 128: keys 64, -2 to -10 %; keys 96, 0 to -5 %; keys 128 in two stages, -4 to
-/// -15 %.
-pub(super) fn packed_tile(dim: u32) -> Tile {
-    match dim {
-        64 => Tile {
-            q_rows: 2 * ROWS,
-            ..of_roles(4, 64, 4)
-        },
-        128 => of_roles(2, 80, 4),
-        256 => of_roles(2, 64, 2),
-        _ => panic!("no tile for this head dim"),
-    }
-}
-
-/// A tile of this many warpgroups that consume.
-fn of_roles(consumers: u32, keys: u32, stages: u32) -> Tile {
-    Tile {
-        q_rows: ROWS * consumers,
-        keys,
-        warps: 4 * (consumers + 1),
-        team: 1,
-        stages,
-        v_slices: 1,
-        q_slices: 0,
-        blocks_per_sm: 1,
-    }
-}
-
-/// Sides of a block: groups of warpgroups that have the same rows, and every other block of keys.
-pub(super) fn sides(tile: &Tile) -> u32 {
-    (tile.warps / 4 - 1) / (tile.q_rows / ROWS)
-}
-
 impl Roles {
     /// The roles in a tile. Together they have no more registers than the launch gave all warpgroups alike.
-    #[must_use]
     pub fn new(tile: &Tile) -> Self {
         let consumers = tile.warps / 4 - 1;
-        let (q_slots, given, taken) = match consumers {
-            4 if sides(tile) == 2 => (2, 24, 112),
-            4 => (8, 24, 112),
-            3 => (6, 32, 160),
+        let sides = consumers / (tile.q_rows / ROWS);
+        let (q_slots, given, taken) = match (consumers, sides) {
+            (4, 2) => (2, 24, 112),
+            (4, _) => (8, 24, 112),
+            (3, _) => (6, 32, 160),
             _ => (2, 40, 232),
         };
         Roles {
             consumers,
+            sides,
             q_slots,
             given,
             taken,
@@ -124,7 +111,7 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> Sm90Memory {
 /// Bytes of all sides' memory, and of what they tell each other.
 pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
     let memory = memory(tile, dim);
-    match sides(tile) {
+    match Roles::new(tile).sides {
         1 => memory.bytes(),
         sides => {
             let exchanged = tile.q_rows / ROWS * Sm90Memory::exchange_bytes(dim);
@@ -143,27 +130,15 @@ mod tests {
     use super::*;
     use crate::catalog::class::Class;
 
-    /// Every tile, with its head dim.
-    fn tiles() -> impl Iterator<Item = (u32, Tile)> {
-        let plain = DIMS.iter().map(|&dim| (dim, tile(dim)));
-        plain.chain(PACKED_DIMS.iter().map(|&dim| (dim, packed_tile(dim))))
-    }
-
-    /// The registers of a multiprocessor, in the granularity of an allocation.
+    /// The registers of a multiprocessor, in the granularity of an allocation, and its shared memory.
     #[test]
-    fn registers_suffice() {
-        for (dim, tile) in tiles() {
+    fn registers_and_shared_memory_suffice() {
+        for &(dim, tile) in [HEAD, OPTIONS, GROUP].into_iter().flatten() {
             let roles = Roles::new(&tile);
             let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
             let needed = roles.given + roles.consumers * roles.taken;
             assert!(needed <= at_launch * (roles.consumers + 1), "{dim}");
             assert!(roles.given < at_launch && at_launch < roles.taken, "{dim}");
-        }
-    }
-
-    #[test]
-    fn tiles_fit_their_class() {
-        for (dim, tile) in tiles() {
             let bytes = shared_bytes(&tile, dim);
             assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
         }

@@ -1,7 +1,9 @@
 //! The backward pass on Hopper: dk and dv, and dq in one of two ways.
 
-use super::{Dtype, Spec, Target, generics};
+use super::kind::MaskKind;
+use super::{Dtype, Feature, Instance, Launch, Spec};
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
+use crate::numbers;
 
 /// A kernel of the backward pass for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,26 +14,8 @@ pub struct HopperBackward {
     pub dtype: Dtype,
     /// Largest head dim.
     pub dim: u32,
-    /// The mask that it is for.
-    pub mask: HopperMask,
-}
-
-/// The mask that a kernel of the backward pass for Hopper is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HopperMask {
-    /// None.
-    Full,
-    /// The causal mask.
-    Causal,
-    /// Any mask, and scores with [options](crate::abi::Options).
-    Optional,
-}
-
-impl HopperMask {
-    /// The mask of a call without options.
-    pub const fn of(causal: bool) -> Self {
-        if causal { Self::Causal } else { Self::Full }
-    }
+    /// The mask that it is for; kernels for either there are none.
+    pub mask: MaskKind,
 }
 
 /// How dq is computed on Hopper.
@@ -52,11 +36,11 @@ impl HopperBackward {
 
     /// The kernel of a way for a head dim, if there is one. With options narrow heads have sums alone, and wide ones have no
     /// registers for them.
-    pub fn of(way: HopperWay, dtype: Dtype, dim: u32, mask: HopperMask) -> Option<Self> {
+    pub fn of(way: HopperWay, dtype: Dtype, dim: u32, mask: MaskKind) -> Option<Self> {
         let dim = *DIMS.iter().find(|&&largest| dim <= largest)?;
         let serves = match (way, mask) {
             (HopperWay::Sums, _) => dim <= 128,
-            (HopperWay::Stored, HopperMask::Optional) => dim == 128,
+            (HopperWay::Stored, MaskKind::Options) => dim == 128,
             (HopperWay::Stored, _) => true,
         };
         serves.then_some(HopperBackward {
@@ -65,11 +49,6 @@ impl HopperBackward {
             dim,
             mask,
         })
-    }
-
-    /// Whether it takes [options](crate::abi::Options).
-    pub fn is_optional(&self) -> bool {
-        self.mask == HopperMask::Optional
     }
 
     /// Instructions that exchange vectors of a bias's gradient, of each half of a tile's rows.
@@ -115,14 +94,16 @@ impl HopperBackward {
 
 /// All kernels.
 pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
-    let ways = [HopperWay::Sums, HopperWay::Stored];
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         for &dim in DIMS {
-            for way in ways {
+            for way in [HopperWay::Sums, HopperWay::Stored] {
                 let of = |mask| HopperBackward::of(way, dtype, dim, mask);
-                let masks = [HopperMask::Full, HopperMask::Causal, HopperMask::Optional];
-                kernels.extend(masks.into_iter().filter_map(of));
+                kernels.extend(
+                    [MaskKind::Full, MaskKind::Causal, MaskKind::Options]
+                        .into_iter()
+                        .filter_map(of),
+                );
             }
         }
     }
@@ -131,11 +112,7 @@ pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
 
 impl Spec for HopperBackward {
     fn name(&self) -> String {
-        let causal = match self.mask {
-            HopperMask::Causal => "_causal",
-            HopperMask::Full | HopperMask::Optional => "",
-        };
-        self.module() + causal
+        self.module() + self.mask.suffix()
     }
 
     fn module(&self) -> String {
@@ -143,51 +120,51 @@ impl Spec for HopperBackward {
             HopperWay::Sums => "",
             HopperWay::Stored => "_stored",
         };
-        let optional = if self.is_optional() { "_optional" } else { "" };
+        let optional = if self.mask.has_options() {
+            "_optional"
+        } else {
+            ""
+        };
         let dtype = self.dtype.name();
         format!("backward_hopper{way}{optional}_{dtype}_d{}", self.dim)
     }
 
-    fn target(&self) -> Target {
-        Target::Sm90a
-    }
-
-    fn takes_maps(&self) -> bool {
-        true
+    fn features(&self) -> &'static [Feature] {
+        &[Feature::TensorMaps, Feature::Wgmma]
     }
 
     /// Two warpgroups that consume, and one more.
-    fn threads(&self) -> u32 {
-        3 * 128
-    }
-
-    fn blocks_per_sm(&self) -> u32 {
-        1
-    }
-
-    fn shared_bytes(&self) -> u32 {
+    fn launch(&self) -> Launch {
         let (dim, queries) = (self.dim, self.queries());
-        match self.way {
-            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
-            _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
+        Launch {
+            threads: 3 * 128,
+            blocks_per_sm: 1,
+            shared_bytes: match self.way {
+                HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
+                _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
+            },
         }
     }
 
     /// 504 registers a thread of each warpgroup: 24 and twice 240.
-    fn instance(&self) -> String {
+    fn instance(&self) -> Instance {
         let (dt, nt) = (self.dim / 16, self.queries() / 16);
-        let (kernel, sizes) = match self.way {
-            HopperWay::Sums => ("sm90", generics(&[dt, nt, 4, 24, 240])),
-            HopperWay::Stored => ("sm90_stored", generics(&[dt, nt, self.stages(), 24, 240])),
+        let (kernel, numbers) = match self.way {
+            HopperWay::Sums => (
+                "attention::backward::sm90",
+                numbers! { DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
+            ),
+            HopperWay::Stored => (
+                "attention::backward::sm90_stored",
+                numbers! { DT = dt, NT = nt, S = self.stages(), GIVEN = 24, TAKEN = 240 },
+            ),
         };
-        let rows = match self.mask {
-            HopperMask::Full => "Full, Scaled",
-            HopperMask::Causal => "Causal, Scaled",
-            HopperMask::Optional => "Ranges, Optional",
-        };
-        let element = self.dtype;
-        format!(
-            "(Sm90BackwardParams, maps) = attention::backward::{kernel}::<{element:?}, {rows}, {sizes}>"
+        let ([mask, score], element) = (self.mask.types(), format!("{:?}", self.dtype));
+        Instance::new(
+            "Sm90BackwardParams",
+            kernel,
+            &[&element, mask, score],
+            numbers,
         )
     }
 }

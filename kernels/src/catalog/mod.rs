@@ -6,10 +6,12 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `target` | PTX targets, and which devices run them |
+//! | `target` | PTX targets, their instructions, and which devices run them |
 //! | [`class`] | classes of devices, told apart by what decides tiles |
+//! | `instance` | the instance of a generic kernel that an entry point calls |
+//! | `kind` | attention: its axes, which are main loop, rows and mask |
 //! | `forward` | attention: the specification and the list |
-//! | `plain`, `packed`, `decode`, `wide`, `hopper` | attention: the tiles of each class, losers included |
+//! | `sm80`, `decode`, `wide`, `hopper` | attention: the tiles of each main loop, losers included |
 //! | `backward`, `hopper_backward`, `gemm`, `auxiliary` | the other families |
 //! | `custom` | kernels with scores and masks of other crates |
 //! | [`select`](mod@select) | which kernel serves a request |
@@ -23,20 +25,24 @@ mod forward;
 mod gemm;
 mod hopper;
 mod hopper_backward;
-mod packed;
-mod parts;
-mod plain;
+mod instance;
+mod kind;
 pub mod select;
+mod sm80;
 mod target;
+mod tile;
 mod wide;
 
 pub use auxiliary::Auxiliary;
 pub use backward::{Backward, BackwardMain, BackwardTile, SumBias};
 pub use custom::Custom;
-pub use forward::{Forward, HEAD_DIMS, Kind, MAX_HEAD_DIM, Tile, WIDE_DIMS};
+pub use forward::{Forward, HEAD_DIMS, MAX_HEAD_DIM, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
-pub use hopper_backward::{HopperBackward, HopperMask, HopperWay};
-pub use target::Target;
+pub use hopper_backward::{HopperBackward, HopperWay};
+pub use instance::Instance;
+pub use kind::{Kind, Loop, MaskKind, Rows};
+pub use target::{Feature, Target};
+pub use tile::Tile;
 
 use class::Class;
 use foldhash::fast::FixedState;
@@ -94,6 +100,33 @@ impl Accumulation {
     }
 }
 
+/// What a launch of a kernel needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
+    pub blocks_per_sm: u32,
+    /// Dynamic shared memory of a block, in bytes; the least, where a launch may ask for more.
+    pub shared_bytes: u32,
+}
+
+/// What the machine code of a kernel may be like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Code {
+    /// How many `shfl.sync` it leaves out of the kernel that it is [counted as](Spec::counted_as).
+    pub shuffles_left_out: u32,
+    /// How many `wgmma` the assembler removes where no boolean mask is on.
+    pub products_of_masks: u32,
+    /// Whether compilers make different numbers of copies: in loops that they unroll as they like.
+    pub copies_vary: bool,
+    /// Whether there may be fewer instructions of whole warps: where both arms of a branch begin with one, the compiler may
+    /// keep a single one.
+    pub may_share: bool,
+    /// Bytes that a thread may spill, stores and loads together.
+    pub most_spills: u32,
+}
+
 /// The specification of a kernel, of whatever family and crate.
 pub trait Spec: Sync {
     /// The entry point's symbol in the PTX and the name on the command line.
@@ -104,19 +137,16 @@ pub trait Spec: Sync {
         self.name()
     }
 
-    /// PTX target.
-    fn target(&self) -> Target {
-        Target::Sm80
+    /// The instructions that decide its target.
+    fn features(&self) -> &'static [Feature] {
+        &[]
     }
 
-    /// Threads of a block.
-    fn threads(&self) -> u32;
+    /// What a launch needs.
+    fn launch(&self) -> Launch;
 
-    /// Blocks that should fit on one multiprocessor: bounds the registers (`.minnctapersm`).
-    fn blocks_per_sm(&self) -> u32;
-
-    /// Dynamic shared memory of a block, in bytes; the least, where a launch may ask for more.
-    fn shared_bytes(&self) -> u32;
+    /// What the entry point calls.
+    fn instance(&self) -> Instance;
 
     /// Whether the library may take the kernel on devices of a class.
     fn is_for(&self, class: Class) -> bool {
@@ -124,50 +154,40 @@ pub trait Spec: Sync {
         fits && self.target().runs_on(class.compute_capability())
     }
 
-    /// Parameter block and body of the entry point: `(PARAMS) = KERNEL::<GENERICS>`, as Rust.
-    fn instance(&self) -> String;
-
-    /// The kernel whose instructions of whole warps this one has, but for [some](Self::shuffles_left_out).
+    /// The kernel whose instructions of whole warps this one has, but for [some](Code::shuffles_left_out).
     fn counted_as(&self) -> String {
         self.name()
     }
 
-    /// How many `shfl.sync` of that kernel this one leaves out.
-    fn shuffles_left_out(&self) -> u32 {
-        0
+    /// What its machine code may be like.
+    fn code(&self) -> Code {
+        Code::default()
     }
 
-    /// How many `wgmma` the assembler removes where no boolean mask is on.
-    fn products_of_masks(&self) -> u32 {
-        0
+    /// PTX target.
+    fn target(&self) -> Target {
+        Target::with(self.features())
     }
 
-    /// Whether all compilers make equally many copies: not in loops that it unrolls as it likes.
-    fn implies_copies(&self) -> bool {
-        true
-    }
-
-    /// Whether there may be fewer instructions of whole warps: where both arms of a branch begin with one, the compiler may
-    /// keep a single one.
-    fn may_share(&self) -> bool {
-        false
-    }
-
-    /// Whether the parameter block starts with tensor maps, which must lie at multiples of 64.
+    /// Whether the parameter block starts with tensor maps.
     fn takes_maps(&self) -> bool {
-        false
+        self.features().contains(&Feature::TensorMaps)
     }
 
-    /// Bytes that a thread may spill, stores and loads together.
-    fn most_spills(&self) -> u32 {
-        0
+    /// [`Launch::threads`].
+    fn threads(&self) -> u32 {
+        self.launch().threads
     }
-}
 
-/// Numbers as the last generics of an [instance](Spec::instance).
-fn generics(numbers: &[u32]) -> String {
-    let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
-    numbers.join(", ")
+    /// [`Launch::blocks_per_sm`].
+    fn blocks_per_sm(&self) -> u32 {
+        self.launch().blocks_per_sm
+    }
+
+    /// [`Launch::shared_bytes`].
+    fn shared_bytes(&self) -> u32 {
+        self.launch().shared_bytes
+    }
 }
 
 /// The specification of a kernel, by family.
@@ -232,15 +252,10 @@ impl Kernel {
     pub fn dtype(&self) -> Option<Dtype> {
         match self.family {
             Family::Forward(Forward { dtype, .. })
-            | Family::Gemm(Gemm { dtype, .. })
-            | Family::Auxiliary(
-                Auxiliary::Combine(dtype)
-                | Auxiliary::Merge(dtype)
-                | Auxiliary::MergeBackward(dtype),
-            ) => Some(dtype),
+            | Family::HopperBackward(HopperBackward { dtype, .. })
+            | Family::Gemm(Gemm { dtype, .. }) => Some(dtype),
             Family::Backward(backward) => backward.dtype(),
-            Family::HopperBackward(kernel) => Some(kernel.dtype),
-            Family::Auxiliary(_) => None,
+            Family::Auxiliary(auxiliary) => auxiliary.dtype(),
         }
     }
 
@@ -273,20 +288,7 @@ impl Deref for Kernel {
 /// Every kernel.
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let families = forward::all().map(Family::Forward);
-    let of_types = [
-        Auxiliary::Combine,
-        Auxiliary::Merge,
-        Auxiliary::MergeBackward,
-    ];
-    let of_types = of_types.into_iter().flat_map(|of| Dtype::ALL.map(of));
-    let families = families.chain(of_types.map(Family::Auxiliary));
-    let around = [
-        Auxiliary::Pack,
-        Auxiliary::Unpack,
-        Auxiliary::Ranges,
-        Auxiliary::Blocks,
-    ];
-    let families = families.chain(around.map(Family::Auxiliary));
+    let families = families.chain(auxiliary::all().map(Family::Auxiliary));
     let families = families.chain(backward::all().map(Family::Backward));
     let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));

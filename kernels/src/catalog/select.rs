@@ -2,7 +2,9 @@
 
 use crate::abi::MAX_SEQLEN;
 use crate::catalog::class::Class;
-use crate::catalog::{Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Target, kernel};
+use crate::catalog::{
+    Dtype, Family, Forward, HEAD_DIMS, Kernel, Kind, Loop, MaskKind, Spec, kernel,
+};
 
 /// The properties of a call that choose its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,95 +32,84 @@ pub struct Request {
     pub class: Class,
 }
 
-/// The largest head dim that Hopper's packed kernels leave to `mma.sync`: they would pad it to 64.
-const MMA_PACKED_DIM: u32 = 32;
+/// The largest head dim that Hopper's grouped kernels leave to `mma.sync`: they would pad it to 64.
+const MMA_GROUP_DIM: u32 = 32;
 
 /// Whether a head dim is above [`HEAD_DIMS`].
 pub fn is_wide(dim: u32) -> bool {
     HEAD_DIMS.last().is_some_and(|&most| dim > most)
 }
 
-/// The best kernel for a request, of the device's class and the smallest head dim that serves it. Above
-/// [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
-/// queries. Else the decode kernel if one of its tiles holds the rows of all
-/// heads that share a key/value head; the packed kernel if each head alone would leave half of a tile empty; else the
-/// plain one. On compute capability 9.0 the latter two are Hopper's, where it has them. With options it is Hopper's kernel with
-/// options, or the one for other devices.
+/// The best kernel for a request, of the device's class and the smallest head dim that serves it.
 pub fn select(request: &Request) -> Option<&'static Kernel> {
-    let causal = request.causal;
-    let of = |kind: Kind| {
-        let dim = kind.smallest(request.dim, request.dim_v)?;
-        Some(Forward::of(kind, request.dtype, dim, request.class))
-    };
-    let is_hopper = Target::Sm90a.runs_on(request.compute_capability);
-    let optional = || {
-        let hopper = of(Kind::HopperOptional).filter(|_| is_hopper);
-        let other = match is_wide(request.dim.max(request.dim_v)) {
-            true => Kind::WideOptional,
-            false => Kind::Optional,
-        };
-        found(hopper.or(of(other))?, request)
-    };
-    if request.optional || request.cached && is_wide(request.dim) {
-        return optional();
-    }
-    if is_wide(request.dim) {
-        let hopper = of(Kind::Hopper { causal }).filter(|hopper| {
-            // With fewer the other half of a tile, which the wide kernel does not have, costs what it gains.
-            is_hopper && request.seqlen_q > hopper.tile.q_rows / 2
-        });
-        return found(hopper.or(of(Kind::Wide))?, request);
-    }
-    let decode = of(Kind::Decode)?;
-    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
-    let packed = match of(Kind::HopperPacked) {
-        Some(packed) if is_hopper && request.dim > MMA_PACKED_DIM => packed,
-        _ => of(Kind::Packed)?,
-    };
-    let has_packed = packed.kind == Kind::HopperPacked && request.group > 1;
-    let decode_rows = match decode.dim {
-        // Products take the time, from half a tile of rows on: with 64 rows packed kernels were 1.28 times as fast on
-        // an H200.
-        193.. => decode.tile.q_rows / 2,
-        // Hopper's packed kernel was 1.14 times as fast with 16 rows.
-        96 if has_packed => decode.tile.q_rows / 8,
-        // It was level with 48 rows, and 1.04 times as fast with 56.
-        128 if has_packed => decode.tile.q_rows / 4 * 3,
-        _ => decode.tile.q_rows,
-    };
-    // A padded packed kernel has to win by more.
-    let plain = of(Kind::Plain { causal })?;
-    let alone = match is_hopper {
-        true => of(Kind::Hopper { causal })?,
-        false => plain,
-    };
-    let half = match packed.kind == Kind::HopperPacked && packed.dim == alone.dim {
-        true => alone.tile.q_rows / 2,
-        false => plain.tile.q_rows / 2,
-    };
-    let chosen = if rows <= u64::from(decode_rows) {
-        decode
-    } else if request.cached {
-        return optional();
-    } else if request.group > 1 && request.seqlen_q <= half && rows <= u64::from(MAX_SEQLEN) {
-        packed
-    } else {
-        alone
-    };
-    found(chosen, request)
+    Some(kernel(Family::Forward(best(request)?)))
 }
 
-/// The kernel of a specification, if the device runs it.
-fn found(forward: Forward, request: &Request) -> Option<&'static Kernel> {
-    let kernel = kernel(Family::Forward(forward));
-    let runs = kernel.target().runs_on(request.compute_capability);
-    runs.then_some(kernel)
+/// Above [`HEAD_DIMS`] it is the wide kernel, or a Hopper kernel if one has the head dim and there is more than half a tile of
+/// queries. Else the decode kernel if one of its tiles holds the rows of all
+/// heads that share a key/value head; the grouped kernel if each head alone would leave half of a tile empty; else the
+/// kernel of one head. The latter two are Hopper's, where it has them and the device runs them. With options it is Hopper's
+/// kernel with options, or the one for other devices.
+fn best(request: &Request) -> Option<Forward> {
+    let of = |kind: Kind| {
+        let dim = kind.smallest(request.dim, request.dim_v)?;
+        let forward = Forward::of(kind, request.dtype, dim, request.class)?;
+        let runs = forward.target().runs_on(request.compute_capability);
+        runs.then_some(forward)
+    };
+    let of_head = |main_loop, mask| of(Kind::of_head(main_loop, mask));
+    let with_options = || {
+        let other = match is_wide(request.dim.max(request.dim_v)) {
+            true => Loop::Wide,
+            false => Loop::Sm80,
+        };
+        of_head(Loop::Hopper, MaskKind::Options).or(of_head(other, MaskKind::Options))
+    };
+    let mask = MaskKind::of(request.causal);
+    let hopper = of_head(Loop::Hopper, mask);
+    if request.optional || request.cached && is_wide(request.dim) {
+        return with_options();
+    }
+    if is_wide(request.dim) {
+        // With fewer the other half of a tile, which the wide kernel does not have, costs what it gains.
+        let hopper = hopper.filter(|hopper| request.seqlen_q > hopper.tile.q_rows / 2);
+        return hopper.or(of_head(Loop::Wide, MaskKind::Either));
+    }
+    let decode = of(Kind::of_group(Loop::Decode))?;
+    let rows = u64::from(request.seqlen_q) * u64::from(request.group);
+    let hopper_group = of(Kind::of_group(Loop::Hopper)).filter(|_| request.dim > MMA_GROUP_DIM);
+    let shares_tiles = hopper_group.is_some() && request.group > 1;
+    let decode_rows = match decode.dim {
+        // Products take the time, from half a tile of rows on: with 64 rows grouped kernels were 1.28 times as fast on
+        // an H200.
+        193.. => decode.tile.q_rows / 2,
+        // Hopper's grouped kernel was 1.14 times as fast with 16 rows.
+        96 if shares_tiles => decode.tile.q_rows / 8,
+        // It was level with 48 rows, and 1.04 times as fast with 56.
+        128 if shares_tiles => decode.tile.q_rows / 4 * 3,
+        _ => decode.tile.q_rows,
+    };
+    let sm80 = of_head(Loop::Sm80, mask)?;
+    let alone = hopper.unwrap_or(sm80);
+    // A padded grouped kernel has to win by more.
+    let half = match hopper_group {
+        Some(group) if group.dim == alone.dim => alone.tile.q_rows / 2,
+        _ => sm80.tile.q_rows / 2,
+    };
+    if rows <= u64::from(decode_rows) {
+        Some(decode)
+    } else if request.cached {
+        with_options()
+    } else if request.group > 1 && request.seqlen_q <= half && rows <= u64::from(MAX_SEQLEN) {
+        hopper_group.or(of(Kind::of_group(Loop::Sm80)))
+    } else {
+        Some(alone)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::WIDE_DIMS;
 
     fn request(seqlen_q: u32, group: u32) -> Request {
         Request {
@@ -161,7 +152,7 @@ mod tests {
         for (seqlen_q, group) in [(1, 1), (1, 48), (16, 1), (16, 3), (64, 1), (24, 2)] {
             assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
         }
-        // Of more rows Hopper's packed kernel makes more.
+        // Of more rows Hopper's grouped kernel makes more.
         for (seqlen_q, group) in [(1, 49), (1, 64), (16, 4), (32, 2)] {
             let request = request(seqlen_q, group);
             assert_eq!(name(request), "hopper_packed_f16_d128");
@@ -171,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_kernels_serve_heads_that_fill_tiles_together() {
+    fn grouped_kernels_serve_heads_that_fill_tiles_together() {
         for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
             let request = request(seqlen_q, group);
             assert_eq!(name(request), "hopper_packed_f16_d128");
@@ -258,71 +249,46 @@ mod tests {
     fn every_device_has_its_kernel_for_every_request() {
         for (compute_capability, class) in DEVICES {
             let device = class.shared_memory();
-            for (dtype, causal) in [Dtype::F16, Dtype::Bf16]
-                .into_iter()
-                .flat_map(|dtype| [(dtype, false), (dtype, true)])
-            {
-                for dim in (8..=256).step_by(8) {
-                    let padded = *HEAD_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    for (seqlen_q, group, kind) in [
-                        (1, 1, Kind::Decode),
-                        (16, 8, Kind::Packed),
-                        (4096, 1, Kind::Plain { causal }),
-                    ] {
-                        let kernel = select(&Request {
-                            dtype,
-                            dim,
-                            dim_v: dim,
-                            causal,
-                            optional: false,
-                            cached: false,
-                            seqlen_q,
-                            group,
-                            compute_capability,
-                            class: Class::of(compute_capability, device),
-                        });
-                        let kernel = kernel.expect("a kernel");
-                        let (kind, padded) = match kind {
-                            Kind::Plain { causal } if compute_capability == (9, 0) => {
-                                (Kind::Hopper { causal }, padded)
-                            }
-                            Kind::Packed if compute_capability == (9, 0) && dim > 32 => {
-                                (Kind::HopperPacked, dim.max(64).next_power_of_two())
-                            }
-                            kind => (kind, padded),
-                        };
-                        let forward = Forward::of(kind, dtype, padded, class);
-                        assert_eq!(kernel.family, Family::Forward(forward));
-                        let blocks = device.resident_blocks(kernel.shared_bytes());
-                        assert!(blocks >= 1, "{} on {compute_capability:?}", kernel.name);
-                        // Decode kernels are compiled for as many blocks as fit an H100; two are
-                        // meant to do elsewhere.
-                        let wanted = match (kind, class, padded) {
-                            (Kind::Decode, Class::Sm86, 256) => 1,
-                            (Kind::Decode, Class::Sm80 | Class::Sm86, _) => 2,
-                            _ => kernel.blocks_per_sm(),
-                        };
-                        assert!(blocks >= wanted, "{}: {blocks} blocks", kernel.name);
+            let is_hopper = compute_capability == (9, 0);
+            for (dim, dtype, causal) in (8..=1024).step_by(8).flat_map(|dim| {
+                let masks = Dtype::ALL.map(|dtype| [(dim, dtype, false), (dim, dtype, true)]);
+                masks.into_iter().flatten()
+            }) {
+                let mask = MaskKind::of(causal);
+                let expected = |seqlen_q, group| match (seqlen_q, group) {
+                    _ if dim > 512 || dim > 256 && !is_hopper => {
+                        Kind::of_head(Loop::Wide, MaskKind::Either)
                     }
-                }
-                for dim in (264..=1024).step_by(8) {
-                    let class = Class::of(compute_capability, device);
+                    _ if dim > 256 => Kind::of_head(Loop::Hopper, mask),
+                    (1, _) => Kind::of_group(Loop::Decode),
+                    (_, 8) if is_hopper && dim > 32 => Kind::of_group(Loop::Hopper),
+                    (_, 8) => Kind::of_group(Loop::Sm80),
+                    _ if is_hopper => Kind::of_head(Loop::Hopper, mask),
+                    _ => Kind::of_head(Loop::Sm80, mask),
+                };
+                for (seqlen_q, group) in [(1, 1), (16, 8), (4096, 1)] {
+                    if is_wide(dim) && seqlen_q != 4096 {
+                        continue;
+                    }
                     let kernel = select(&Request {
                         dtype,
                         causal,
                         compute_capability,
-                        class,
-                        ..of_dim(dim, request(4096, 1))
+                        class: Class::of(compute_capability, device),
+                        ..of_dim(dim, request(seqlen_q, group))
                     });
                     let kernel = kernel.expect("a kernel");
-                    let padded = *WIDE_DIMS.iter().find(|&&d| d >= dim).expect("served");
-                    let kind = match compute_capability {
-                        (9, 0) if dim <= 512 => Kind::Hopper { causal },
-                        _ => Kind::Wide,
+                    let kind = expected(seqlen_q, group);
+                    let padded = kind.smallest(dim, dim).expect("served");
+                    let forward = Forward::of(kind, dtype, padded, class).expect("a tile");
+                    assert_eq!(kernel.family, Family::Forward(forward));
+                    let blocks = device.resident_blocks(kernel.shared_bytes());
+                    // Decode kernels are compiled for as many blocks as fit an H100; tests beside their tiles count them.
+                    let least = match kind.main_loop {
+                        Loop::Decode => 1,
+                        _ => kernel.blocks_per_sm(),
                     };
-                    let expected = Forward::of(kind, dtype, padded, class);
-                    assert_eq!(kernel.family, Family::Forward(expected));
-                    assert!(device.resident_blocks(kernel.shared_bytes()) == 1);
+                    assert!(blocks >= least, "{}: {blocks} blocks", kernel.name);
                 }
             }
         }

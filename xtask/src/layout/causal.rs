@@ -6,7 +6,7 @@ use kernels::abi::{ForwardParams, Order};
 use kernels::attention::mask::{Causal, Mask, seen_blocks, whole_blocks};
 use kernels::attention::sequence::Sequence;
 use kernels::catalog::class::Class;
-use kernels::catalog::{Kind, Tile};
+use kernels::catalog::{Kind, Loop, MaskKind, Tile};
 
 /// Lengths of the drawn head.
 #[derive(clap::Args)]
@@ -40,8 +40,9 @@ struct Head {
 
 impl Head {
     fn new(arguments: &Arguments) -> Self {
+        let kind = Kind::of_head(Loop::Sm80, MaskKind::Causal);
         Head {
-            tile: Kind::Plain { causal: true }.tile(Class::Sm90, DIM),
+            tile: kind.tile(Class::Sm90, DIM).expect("a tile"),
             params: ForwardParams {
                 seqlen_q: arguments.seqlen,
                 seqlen_kv: arguments.seqlen_kv.unwrap_or(arguments.seqlen),

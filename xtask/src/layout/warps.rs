@@ -3,7 +3,7 @@
 use super::color::Color;
 use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::catalog::class::Class;
-use kernels::catalog::{Kind, Tile};
+use kernels::catalog::{Kind, Loop, MaskKind, Tile};
 use ladder::catalog::named;
 
 /// The way that a block's warps share its work.
@@ -53,8 +53,9 @@ fn divisions() -> [(&'static str, Division); 3] {
             interleaved: shape.team > 1,
         }
     };
+    let kind = Kind::of_head(Loop::Sm80, MaskKind::Full);
     let wide = Division {
-        tile: Kind::Plain { causal: false }.tile(Class::Sm90, 256),
+        tile: kind.tile(Class::Sm90, 256).expect("a tile"),
         dim: 256,
         interleaved: false,
     };

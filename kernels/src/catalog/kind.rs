@@ -1,0 +1,208 @@
+//! The axes of attention kernels.
+
+use super::class::Class;
+use super::tile::{Tile, Tiles, of_dim};
+use super::{decode, hopper, sm80, wide};
+
+/// The axes of a kernel that computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// Its main loop.
+    pub main_loop: Loop,
+    /// The rows of a query tile.
+    pub rows: Rows,
+    /// Their mask.
+    pub mask: MaskKind,
+}
+
+/// The main loops of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loop {
+    /// By the instructions of all devices.
+    Sm80,
+    /// For few rows on many keys.
+    Decode,
+    /// For head dims above 256.
+    Wide,
+    /// By the instructions of Hopper.
+    Hopper,
+}
+
+/// The rows of a query tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// Of one query head.
+    Head,
+    /// Of all query heads that share a key/value head.
+    Group,
+}
+
+/// The mask that a kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskKind {
+    /// None.
+    Full,
+    /// The causal one: query `i` sees only keys up to `i + seqlen_kv - seqlen_q`.
+    Causal,
+    /// None or the causal one, as the launch says.
+    Either,
+    /// Any mask, and scores with [options](crate::abi::Options).
+    Options,
+}
+
+impl MaskKind {
+    /// The mask of a call without options.
+    pub const fn of(causal: bool) -> Self {
+        if causal {
+            MaskKind::Causal
+        } else {
+            MaskKind::Full
+        }
+    }
+
+    /// Whether it serves calls with or without the causal mask.
+    pub fn serves(self, causal: bool) -> bool {
+        !matches!(
+            (self, causal),
+            (MaskKind::Full, true) | (MaskKind::Causal, false)
+        )
+    }
+
+    /// Whether kernels take [options](crate::abi::Options).
+    pub fn has_options(self) -> bool {
+        self == MaskKind::Options
+    }
+
+    /// What it adds to the name of a kernel, whose module has the kernel without a mask, too.
+    pub(super) const fn suffix(self) -> &'static str {
+        if matches!(self, MaskKind::Causal) {
+            "_causal"
+        } else {
+            ""
+        }
+    }
+
+    /// The types of the mask and of the scores.
+    pub(super) const fn types(self) -> [&'static str; 2] {
+        match self {
+            MaskKind::Full => ["Full", "Scaled"],
+            MaskKind::Causal => ["Causal", "Scaled"],
+            MaskKind::Either => ["Either", "Scaled"],
+            MaskKind::Options => ["Ranges", "Optional"],
+        }
+    }
+}
+
+impl Kind {
+    /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
+    pub(super) const ALL: [&[Self]; 9] = [
+        &[
+            Kind::of_head(Loop::Sm80, MaskKind::Full),
+            Kind::of_head(Loop::Sm80, MaskKind::Causal),
+        ],
+        &[Kind::of_group(Loop::Sm80)],
+        &[Kind::of_group(Loop::Decode)],
+        &[Kind::of_head(Loop::Wide, MaskKind::Either)],
+        &[
+            Kind::of_head(Loop::Hopper, MaskKind::Full),
+            Kind::of_head(Loop::Hopper, MaskKind::Causal),
+        ],
+        &[Kind::of_group(Loop::Hopper)],
+        &[Kind::of_head(Loop::Sm80, MaskKind::Options)],
+        &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
+        &[Kind::of_head(Loop::Wide, MaskKind::Options)],
+    ];
+
+    /// Kernels whose tiles have rows of one head.
+    pub const fn of_head(main_loop: Loop, mask: MaskKind) -> Self {
+        let rows = Rows::Head;
+        Kind {
+            main_loop,
+            rows,
+            mask,
+        }
+    }
+
+    /// Kernels whose tiles have rows of all heads of a group.
+    pub const fn of_group(main_loop: Loop) -> Self {
+        let (rows, mask) = (Rows::Group, MaskKind::Either);
+        Kind {
+            main_loop,
+            rows,
+            mask,
+        }
+    }
+
+    /// Whether query heads that share a key/value head share query tiles.
+    pub fn is_grouped(self) -> bool {
+        self.rows == Rows::Group
+    }
+
+    /// What the names of its kernels begin with. Grouped rows are called packed there.
+    pub(super) fn name(self) -> &'static str {
+        match (self.main_loop, self.is_grouped(), self.mask.has_options()) {
+            (Loop::Sm80, false, false) => "forward",
+            (Loop::Sm80, true, _) => "packed",
+            (Loop::Sm80, _, true) => "optional",
+            (Loop::Hopper, false, false) => "hopper",
+            (Loop::Hopper, true, _) => "hopper_packed",
+            (Loop::Hopper, _, true) => "hopper_optional",
+            (Loop::Wide, _, false) => "wide",
+            (Loop::Wide, _, true) => "wide_optional",
+            (Loop::Decode, ..) => "decode",
+        }
+    }
+
+    /// The tables of tiles for a class's devices; the last one has all head dims.
+    fn tables(self, class: Class) -> &'static [Tiles] {
+        match self.main_loop {
+            Loop::Sm80 => sm80::tables(self.rows, self.mask, class),
+            Loop::Decode => decode::tables(class),
+            // With options the tiles that fit all classes.
+            Loop::Wide if self.mask.has_options() => wide::tables(Class::Sm86),
+            Loop::Wide => wide::tables(class),
+            Loop::Hopper => hopper::tables(self.rows, self.mask),
+        }
+    }
+
+    /// The head dims that have a kernel, ascending.
+    pub fn dims(self) -> impl Iterator<Item = u32> {
+        let all = self.tables(Class::Sm90).last().copied();
+        all.unwrap_or_default().iter().map(|(dim, _)| *dim)
+    }
+
+    /// The smallest of [`dims`](Self::dims) that serves rows of q and k with `dim` elements, and of v and o with `dim_v`. Q
+    /// and K pass wide kernels in windows, so with options only `dim_v` counts there.
+    pub fn smallest(self, dim: u32, dim_v: u32) -> Option<u32> {
+        let least = match (self.main_loop, self.mask) {
+            (Loop::Wide, MaskKind::Options) => dim_v,
+            _ => dim.max(dim_v),
+        };
+        self.dims().find(|&dim| dim >= least)
+    }
+
+    /// The tile that suits a class's devices, if `dim` is one of [`dims`](Self::dims).
+    pub fn tile(self, class: Class, dim: u32) -> Option<Tile> {
+        of_dim(dim, self.tables(class))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tile of a head dim that the last table lacks would serve no call.
+    #[test]
+    fn tables_have_the_same_dims() {
+        for kind in Kind::ALL.into_iter().flatten() {
+            assert!(kind.dims().is_sorted());
+            for table in Class::ALL.iter().flat_map(|class| kind.tables(*class)) {
+                assert!(
+                    table
+                        .iter()
+                        .all(|(dim, _)| kind.dims().any(|of| of == *dim))
+                );
+            }
+        }
+    }
+}
