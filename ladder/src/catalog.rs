@@ -6,7 +6,7 @@ use crate::timeline::TIMELINES;
 use kernels::catalog::{
     Accumulation, Code, Dtype, Feature, Instance, Launch, MAX_HEAD_DIM, Spec, Target, Tile,
 };
-use kernels::numbers;
+use kernels::generic;
 use std::sync::LazyLock;
 
 impl Rung {
@@ -261,12 +261,11 @@ impl Spec for Shape {
     }
 
     fn launch(&self) -> Launch {
-        let tile = self.tile();
-        Launch {
-            threads: 32 * tile.warps,
-            blocks_per_sm: tile.blocks_per_sm,
-            shared_bytes: self.shared_bytes_with(&Options::LEAST, self.dim()),
-        }
+        let (tile, bytes) = (
+            self.tile(),
+            self.shared_bytes_with(&Options::LEAST, self.dim()),
+        );
+        Launch::new(tile.warps, tile.blocks_per_sm, bytes)
     }
 
     fn instance(&self) -> Instance {
@@ -283,46 +282,43 @@ impl Spec for Shape {
             stages,
             ..
         } = self.tile();
-        let (dtype, acc) = (format!("{:?}", self.dtype), format!("{:?}", self.acc));
-        let of_sums = matches!(
-            self.main_loop,
-            Loop::Rows | Loop::RowsInRegisters | Loop::Teams
-        );
-        let types = [&*dtype, &*acc];
-        let types = if of_sums { &types[..] } else { &types[..1] };
-        let (kernel, numbers) = match self.main_loop {
+        let sums = [&*format!("{:?}", self.acc)];
+        let types = match self.main_loop {
+            Loop::Rows | Loop::RowsInRegisters | Loop::Teams => &sums[..],
+            _ => &[],
+        };
+        let (module, generic) = match self.main_loop {
             Loop::Hopper(rung) => {
-                let warpgroups = Self::WARPGROUPS;
-                let numbers = numbers! { W = warpgroups, DT = ot, NT = nt, S = stages };
-                match rung {
-                    Rung::Wgmma => ("hopper::wgmma", numbers),
-                    Rung::Tma => ("hopper::tma", numbers),
+                let (w, s, [given, taken]) = (Self::WARPGROUPS, stages, self.registers());
+                let generic = match rung {
+                    Rung::Wgmma => generic! { wgmma: W = w, DT = ot, NT = nt, S = s },
+                    Rung::Tma => generic! { tma: W = w, DT = ot, NT = nt, S = s },
                     _ => {
-                        let [given, taken] = self.registers();
-                        let mut all = numbers! { TURNS = rung == Rung::PingPong };
-                        all.extend(numbers);
-                        all.extend(numbers! { GIVEN = given, TAKEN = taken });
-                        ("hopper::specialised", all)
+                        let turns = rung == Rung::PingPong;
+                        generic! { specialised: TURNS = turns, W = w, DT = ot, NT = nt, S = s, GIVEN = given, TAKEN = taken }
                     }
-                }
+                };
+                ("hopper", generic)
             }
-            Loop::Naive => ("naive::naive", Vec::new()),
-            Loop::Fa1 => ("fa1::fa1", numbers! { W = warps, DT = ot, NT = nt }),
+            Loop::Naive => ("naive", generic! { naive: }),
+            Loop::Fa1 => ("fa1", generic! { fa1: W = warps, DT = ot, NT = nt }),
             Loop::Rows | Loop::RowsInRegisters => {
-                let numbers = numbers! { W = warps, MT = mt, DT = ot, NT = nt, QT = q_slices };
-                ("rows::rows", numbers)
+                let generic =
+                    generic! { rows: W = warps, MT = mt, DT = ot, NT = nt, QT = q_slices };
+                ("rows", generic)
             }
             Loop::Teams => {
                 let kt = nt * team;
-                let numbers = numbers! { W = warps, T = team, MT = mt, NT = nt, KT = kt, OT = ot };
-                ("teams::teams", numbers)
+                let generic =
+                    generic! { teams: W = warps, T = team, MT = mt, NT = nt, KT = kt, OT = ot };
+                ("teams", generic)
             }
         };
         let params = match self.takes_maps() {
             true => "Sm90Params",
             false => "LadderParams",
         };
-        Instance::new(params, kernel, types, numbers)
+        Instance::new((params, module), self.dtype, types, generic)
     }
 
     fn code(&self) -> Code {

@@ -83,7 +83,7 @@ mod catalog {
             let instance = self.kernel.instance().with("Unwatched", "Stamps");
             Instance {
                 params: "TimelineParams",
-                kernel: format!("kernels::{}", instance.kernel),
+                module: format!("kernels::{}", instance.module),
                 ..instance
             }
         }

@@ -1,7 +1,7 @@
 //! The generics of kernels, as their sources declare them.
 
 use crate::Error;
-use kernels::catalog::Spec;
+use kernels::catalog::{Instance, Spec};
 use std::path::Path;
 
 /// Checks that an instance gives a kernel as many types as it declares, and its numbers by their names, in their order.
@@ -12,23 +12,25 @@ pub fn check<'a>(
     kernel: &dyn Spec,
     sources: impl IntoIterator<Item = (&'a Path, &'a [String])>,
 ) -> Result<(), Error> {
-    let instance = kernel.instance();
-    let path = instance.kernel.trim_start_matches("kernels::");
-    let (module, name) = path.rsplit_once("::").unwrap_or(("", path));
-    let folder = module.replace("::", "/");
+    let Instance {
+        module,
+        types,
+        generic: (name, numbers),
+        ..
+    } = kernel.instance();
+    let folder = module.trim_start_matches("kernels::").replace("::", "/");
     let found = sources.into_iter().find_map(|(path, lines)| {
-        let is_inside = path.starts_with(&folder) || path.with_extension("") == Path::new(&folder);
+        let is_inside = path.with_extension("").starts_with(&folder);
         is_inside.then(|| declared(lines, name)).flatten()
     });
     let rule = |rule| Error::contract(&kernel.name(), rule);
-    let declared = found.ok_or_else(|| rule(format!("no source declares {}", instance.kernel)))?;
-    let numbers = instance.numbers.iter().map(|(number, _)| *number);
-    let numbers = numbers.collect::<Vec<_>>().join(", ");
-    let given = (instance.types.len(), numbers);
+    let declared = found.ok_or_else(|| rule(format!("{module} declares no {name}")))?;
+    let numbers = numbers.iter().map(|(number, _)| *number);
+    let given = (types.len(), numbers.collect::<Vec<_>>().join(", "));
     match given == declared {
         true => Ok(()),
         false => Err(rule(format!(
-            "has {given:?}, and {path} declares {declared:?}"
+            "gives {given:?} to {module}::{name}, which declares {declared:?}"
         ))),
     }
 }
@@ -51,8 +53,8 @@ fn declared(lines: &[String], name: &str) -> Option<(usize, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::catalog::{Instance, Launch};
-    use kernels::numbers;
+    use kernels::catalog::Launch;
+    use kernels::generic;
 
     struct Kernel(Instance);
 
@@ -74,36 +76,24 @@ mod tests {
     fn numbers_have_the_names_of_the_kernel() {
         let source = "pub unsafe fn sm80<\nE: Element,\nM: Mask<Keys = Prefix>,\nconst W: u32,\nconst S: usize,\n>(";
         let lines: Vec<_> = source.lines().map(str::to_owned).collect();
-        let check = |kernel: &str, types: &[&str], numbers| {
-            let kernel = Kernel(Instance::new("Params", kernel, types, numbers));
+        let check = |module: &str, types: &[&str], generic| {
+            let kernel = Kernel(Instance::new(("Params", module), None, types, generic));
             let path = Path::new("attention/forward/sm80.rs");
-            check(&kernel, [(path, &lines[..])]).map_err(|error| error.to_string())
+            check(&kernel, [(path, &lines[..])])
         };
-        let (kernel, types) = ("attention::forward::sm80", ["F16", "Full"]);
-        for module in [
-            "attention::forward",
-            "kernels::attention",
-            "attention::forward::sm80",
-        ] {
-            let kernel = format!("{module}::sm80");
-            check(&kernel, &types, numbers! { W = 4, S = 2 }).expect("as declared");
+        let (forward, types) = ("attention::forward", &["F16", "Full"][..]);
+        let declared = || generic! { sm80: W = 4, S = 2 };
+        for module in [forward, "kernels::attention", "attention::forward::sm80"] {
+            check(module, types, declared()).expect("as declared");
         }
-        for (kernel, types, numbers) in [
-            (kernel, &types[..], numbers! { S = 4, W = 2 }),
-            (kernel, &types, numbers! { W = 4 }),
-            (kernel, &types[1..], numbers! { W = 4, S = 2 }),
-            (
-                "attention::backward::sm80",
-                &types,
-                numbers! { W = 4, S = 2 },
-            ),
-            (
-                "attention::forward::sm90",
-                &types,
-                numbers! { W = 4, S = 2 },
-            ),
+        for (module, types, generic) in [
+            (forward, types, generic! { sm80: S = 4, W = 2 }),
+            (forward, types, generic! { sm80: W = 4 }),
+            (forward, types, generic! { sm90: W = 4, S = 2 }),
+            (forward, &types[1..], declared()),
+            ("attention::backward", types, declared()),
         ] {
-            check(kernel, types, numbers).expect_err("another");
+            check(module, types, generic).expect_err("another");
         }
     }
 }

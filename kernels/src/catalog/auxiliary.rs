@@ -1,8 +1,8 @@
 //! Kernels around the others: sums of partial results, and copies.
 
-use super::{Dtype, Feature, Instance, Launch, Spec};
+use super::{Dtype, Feature, Generic, Instance, Launch, Spec};
 use crate::abi::BULK_BYTES;
-use crate::numbers;
+use crate::generic;
 
 /// A kernel of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +45,28 @@ impl Auxiliary {
             _ => None,
         }
     }
+
+    /// Its name, without the element type; its parameter block, the module of what it calls, and that.
+    #[rustfmt::skip]
+    fn facts(self) -> (&'static str, &'static str, &'static str, Generic) {
+        let w = self.threads() / 32;
+        match self {
+            Auxiliary::Combine(_) => ("combine", "ForwardParams", "attention::combine", generic! { combine: W = w }),
+            Auxiliary::Merge(_) => ("merge", "MergeParams", "attention::merge", generic! { merge: W = w }),
+            Auxiliary::MergeBackward(_) => {
+                ("merge_backward", "MergeBackwardParams", "attention::merge", generic! { merge_backward: W = w })
+            }
+            Auxiliary::Pack => ("pack", "PackParams", "attention::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
+            Auxiliary::Unpack => {
+                ("unpack", "PackParams", "attention::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
+            }
+            Auxiliary::Ranges => ("ranges", "RangesParams", "attention::find_ranges", generic! { find_ranges: W = w }),
+            Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::find_blocks", generic! { find_blocks: W = w }),
+            Auxiliary::BulkCopy => {
+                ("bulk_copy", "BulkCopyParams", "bulk_copy", generic! { bulk_copy: STAGES = Self::BULK_STAGES })
+            }
+        }
+    }
 }
 
 /// All kernels but the bulk copy.
@@ -57,16 +79,10 @@ pub(super) fn all() -> impl Iterator<Item = Auxiliary> {
 
 impl Spec for Auxiliary {
     fn name(&self) -> String {
-        let dtype = self.dtype().map_or("", Dtype::name);
-        match self {
-            Auxiliary::Combine(_) => format!("combine_{dtype}"),
-            Auxiliary::Merge(_) => format!("merge_{dtype}"),
-            Auxiliary::MergeBackward(_) => format!("merge_backward_{dtype}"),
-            Auxiliary::Pack => "pack".into(),
-            Auxiliary::Unpack => "unpack".into(),
-            Auxiliary::Ranges => "ranges".into(),
-            Auxiliary::Blocks => "blocks".into(),
-            Auxiliary::BulkCopy => "bulk_copy".into(),
+        let (name, ..) = self.facts();
+        match self.dtype() {
+            Some(dtype) => format!("{name}_{}", dtype.name()),
+            None => name.to_owned(),
         }
     }
 
@@ -80,39 +96,16 @@ impl Spec for Auxiliary {
     /// Shared memory: the pieces of 16 bytes a lane that warps pack at a time; a word for each warp that looks for blocks; the
     /// bulk copy's ring, and two barriers of 8 bytes a stage.
     fn launch(&self) -> Launch {
-        let (warps, blocks_per_sm, shared_bytes) = match self {
-            Auxiliary::Pack => (Self::WARPS, 8, 16 * 32 * Self::WARPS),
-            Auxiliary::Blocks => (Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
-            Auxiliary::BulkCopy => (2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),
-            _ => (Self::WARPS, 8, 0),
-        };
-        Launch {
-            threads: 32 * warps,
-            blocks_per_sm,
-            shared_bytes,
+        match self {
+            Auxiliary::Pack => Launch::new(Self::WARPS, 8, 16 * 32 * Self::WARPS),
+            Auxiliary::Blocks => Launch::new(Self::BLOCKS_WARPS, 1, 4 * Self::BLOCKS_WARPS),
+            Auxiliary::BulkCopy => Launch::new(2, 1, Self::BULK_STAGES * (BULK_BYTES + 16)),
+            _ => Launch::new(Self::WARPS, 8, 0),
         }
     }
 
     fn instance(&self) -> Instance {
-        let (params, kernel) = match self {
-            Auxiliary::Combine(_) => ("ForwardParams", "attention::combine::combine"),
-            Auxiliary::Merge(_) => ("MergeParams", "attention::merge::merge"),
-            Auxiliary::MergeBackward(_) => {
-                ("MergeBackwardParams", "attention::merge::merge_backward")
-            }
-            Auxiliary::Pack => ("PackParams", "attention::pack::pack"),
-            Auxiliary::Unpack => ("PackParams", "attention::pack::unpack"),
-            Auxiliary::Ranges => ("RangesParams", "attention::find_ranges::find_ranges"),
-            Auxiliary::Blocks => ("BlockMapParams", "attention::find_blocks::find_blocks"),
-            Auxiliary::BulkCopy => ("BulkCopyParams", "bulk_copy::bulk_copy"),
-        };
-        let warps = self.threads() / 32;
-        let numbers = match self {
-            Auxiliary::Pack | Auxiliary::Unpack => numbers! { W = warps, BR = Self::PACK_ROWS },
-            Auxiliary::BulkCopy => numbers! { STAGES = Self::BULK_STAGES },
-            _ => numbers! { W = warps },
-        };
-        let element = self.dtype().map(|dtype| format!("{dtype:?}"));
-        Instance::new(params, kernel, element.as_deref().as_slice(), numbers)
+        let (_, params, module, generic) = self.facts();
+        Instance::new((params, module), self.dtype(), &[], generic)
     }
 }

@@ -3,8 +3,8 @@
 use super::class::Class;
 use super::kind::MaskKind;
 use super::tile::{Tiles, of_dim};
-use super::{Code, Dtype, Instance, Launch, Spec};
-use crate::numbers;
+use super::{Code, Dtype, Instance, Launch, Spec, distinct};
+use crate::generic;
 
 /// A kernel of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,9 +83,7 @@ pub struct BackwardTile {
 /// A tile with two stages of dS.
 const fn own(
     [keys, queries, warps]: [u32; 3],
-    kept: u32,
-    side_by_side: u32,
-    at_once: u32,
+    [kept, side_by_side, at_once]: [u32; 3],
 ) -> BackwardTile {
     BackwardTile {
         keys,
@@ -98,36 +96,39 @@ const fn own(
     }
 }
 
-/// Eight warps on a multiprocessor.
+impl BackwardTile {
+    const fn with_one_stage(self) -> Self {
+        BackwardTile {
+            ds_stages: 1,
+            ..self
+        }
+    }
+}
+
+/// The tiles of any class.
 const TILES: Tiles<BackwardTile> = &[
-    (32, own([128, 64, 8], 2, 2, 1)),
-    (64, own([128, 128, 8], 0, 2, 1)),
-    (96, own([128, 64, 8], 0, 2, 1)),
-    (128, own([128, 64, 8], 0, 2, 2)),
-    (192, own([64, 64, 8], 0, 4, 1)),
-    (256, own([64, 64, 8], 0, 2, 2)),
+    (32, own([128, 64, 8], [2, 2, 1])),
+    (64, own([128, 128, 8], [0, 2, 1])),
+    (96, own([128, 64, 8], [0, 2, 1])),
+    (128, own([128, 64, 8], [0, 2, 2])),
+    (192, own([64, 64, 8], [0, 4, 1])),
+    (256, own([64, 64, 8], [0, 2, 2])),
 ];
 
 /// Half the queries, which fit an A100.
-const SM80: Tiles<BackwardTile> = &[(256, own([64, 32, 8], 0, 4, 2))];
+const SM80: Tiles<BackwardTile> = &[(256, own([64, 32, 8], [0, 4, 2]))];
 
 /// Two stages of dS leave no room for the rest at D = 256.
 const SM86: Tiles<BackwardTile> = &[
-    (64, own([128, 64, 8], 4, 2, 2)),
-    (96, own([64, 64, 4], 0, 2, 1)),
-    (128, own([64, 32, 8], 8, 4, 2)),
-    (192, own([32, 32, 4], 0, 2, 2)),
-    (
-        256,
-        BackwardTile {
-            ds_stages: 1,
-            ..own([32, 32, 4], 0, 2, 2)
-        },
-    ),
+    (64, own([128, 64, 8], [4, 2, 2])),
+    (96, own([64, 64, 4], [0, 2, 1])),
+    (128, own([64, 32, 8], [8, 4, 2])),
+    (192, own([32, 32, 4], [0, 2, 2])),
+    (256, own([32, 32, 4], [0, 2, 2]).with_one_stage()),
 ];
 
 /// With options the larger tile spills, and so would K and V in registers.
-const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], 0, 2, 2))];
+const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], [0, 2, 2]))];
 
 impl BackwardMain {
     /// The kernel for a class's devices, if there is one of the head dim. With options a head dim has at most two tiles, the
@@ -156,23 +157,22 @@ impl BackwardMain {
 
     /// 16-wide slices of a warp's part of dQ: down and across.
     const fn parts_of_dq(&self) -> [u32; 2] {
-        let BackwardTile {
-            warps,
-            side_by_side,
-            queries,
-            ..
-        } = self.tile;
-        let one_below_other = warps / 2 / side_by_side;
-        [queries / 16 / one_below_other, self.dim / 16 / side_by_side]
+        let tile = self.tile;
+        let one_below_other = tile.warps / 2 / tile.side_by_side;
+        [
+            tile.queries / 16 / one_below_other,
+            self.dim / 16 / tile.side_by_side,
+        ]
     }
 
-    /// Shared memory of a block, in bytes: K, V, and two stages of Q and dO; the stages of dS; two stages of two statistics of
-    /// each row; and the job.
-    pub const fn shared_bytes(&self) -> u32 {
-        let BackwardTile { keys, queries, .. } = self.tile;
-        let rows = 2 * keys + 2 * 2 * queries;
-        let ds = self.tile.ds_stages * 2 * keys * queries;
-        2 * rows * self.dim + ds + 2 * 2 * 4 * queries + 16
+    /// Eight warps on a multiprocessor. Shared memory: K, V, and two stages of Q and dO; the stages of dS; two stages of two
+    /// statistics of each row; and the job.
+    const fn launch(&self) -> Launch {
+        let tile = self.tile;
+        let rows = 2 * tile.keys + 2 * 2 * tile.queries;
+        let ds = tile.ds_stages * 2 * tile.keys * tile.queries;
+        let bytes = 2 * rows * self.dim + ds + 2 * 2 * 4 * tile.queries + 16;
+        Launch::new(tile.warps, 8 / tile.warps, bytes)
     }
 }
 
@@ -199,7 +199,7 @@ impl Backward {
 }
 
 /// All kernels: of equal tiles of several classes one.
-pub(super) fn all() -> impl Iterator<Item = Backward> {
+pub(super) fn all() -> Vec<Backward> {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         kernels.extend([Backward::Prepare(dtype), Backward::Convert(dtype)]);
@@ -208,16 +208,17 @@ pub(super) fn all() -> impl Iterator<Item = Backward> {
         for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 let of = |has_options| BackwardMain::of(dtype, dim, class, has_options);
-                for main in [false, true].into_iter().filter_map(of).map(Backward::Main) {
-                    if !kernels.contains(&main) {
-                        kernels.push(main);
-                    }
-                }
+                kernels.extend(
+                    [of(false), of(true)]
+                        .into_iter()
+                        .flatten()
+                        .map(Backward::Main),
+                );
             }
         }
     }
     kernels.extend([Backward::Sinks, Backward::ZeroBias]);
-    kernels.into_iter()
+    distinct(kernels)
 }
 
 impl Spec for Backward {
@@ -244,23 +245,18 @@ impl Spec for Backward {
     }
 
     fn launch(&self) -> Launch {
-        let (warps, blocks_per_sm, shared_bytes) = match self {
-            Backward::Main(main) => (main.tile.warps, 8 / main.tile.warps, main.shared_bytes()),
-            Backward::Sinks => (Self::SINK_WARPS, 1, 4 * Self::SINK_WARPS),
+        match self {
+            Backward::Main(main) => main.launch(),
+            Backward::Sinks => Launch::new(Self::SINK_WARPS, 1, 4 * Self::SINK_WARPS),
             // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
-            Backward::FarSums(_) => (1, 8, 2 * 2 * 16 * 256),
-            Backward::Far(_) => (1, 8, 4 * 2 * 16 * 256 + 2 * 16 * 32),
+            Backward::FarSums(_) => Launch::new(1, 8, 2 * 2 * 16 * 256),
+            Backward::Far(_) => Launch::new(1, 8, 4 * 2 * 16 * 256 + 2 * 16 * 32),
             Backward::SumBias(sums) => {
                 let rows = SumBias::KEYS + sums.queries();
                 let blocks = if sums.dim > 128 { 2 } else { 3 };
-                (Self::WARPS, blocks, 2 * 2 * rows * sums.dim)
+                Launch::new(Self::WARPS, blocks, 2 * 2 * rows * sums.dim)
             }
-            _ => (Self::WARPS, 8, 0),
-        };
-        Launch {
-            threads: 32 * warps,
-            blocks_per_sm,
-            shared_bytes,
+            _ => Launch::new(Self::WARPS, 8, 0),
         }
     }
 
@@ -272,44 +268,38 @@ impl Spec for Backward {
     }
 
     fn instance(&self) -> Instance {
-        let warps = self.threads() / 32;
-        let of_warps = numbers! { W = warps };
-        let (kernel, mask, numbers) = match self {
-            Backward::Prepare(_) => ("prepare", None, of_warps),
-            Backward::Convert(_) => ("convert", None, of_warps),
-            Backward::FarSums(_) => ("far_sums", Some(MaskKind::Options), Vec::new()),
-            Backward::Far(_) => ("far_gradients", Some(MaskKind::Options), Vec::new()),
-            Backward::Sinks => ("sinks", None, of_warps),
-            Backward::ZeroBias => ("zero_bias", None, of_warps),
+        let w = self.threads() / 32;
+        let generic = match self {
+            Backward::Prepare(_) => generic! { prepare: W = w },
+            Backward::Convert(_) => generic! { convert: W = w },
+            Backward::FarSums(_) => generic! { far_sums: },
+            Backward::Far(_) => generic! { far_gradients: },
+            Backward::Sinks => generic! { sinks: W = w },
+            Backward::ZeroBias => generic! { zero_bias: W = w },
             Backward::SumBias(sums) => {
-                let numbers = numbers! { W = warps, DT = sums.dim / 16, NT = sums.queries() / 16 };
-                ("sum_bias", Some(MaskKind::Options), numbers)
+                generic! { sum_bias: W = w, DT = sums.dim / 16, NT = sums.queries() / 16 }
             }
             Backward::Main(main) => {
                 let (tile, [qm, qn]) = (main.tile, main.parts_of_dq());
-                let numbers = numbers! {
-                    W = warps, MT = 2 * tile.keys / warps / 16, DT = main.dim / 16, NT = tile.queries / 16,
-                    QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once, KT = tile.keys / 16, DS = tile.ds_stages
-                };
-                ("sm80", Some(main.mask), numbers)
+                let (mt, nt, kt) = (2 * tile.keys / w / 16, tile.queries / 16, tile.keys / 16);
+                generic! { sm80:
+                    W = w, MT = mt, DT = main.dim / 16, NT = nt, QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once,
+                    KT = kt, DS = tile.ds_stages
+                }
             }
         };
-        let params = match self {
-            Backward::Prepare(_) => "PrepareParams",
-            _ => "BackwardParams",
+        let (params, types) = match self {
+            Backward::Prepare(_) => ("PrepareParams", None),
+            Backward::Convert(_) | Backward::Sinks | Backward::ZeroBias => ("BackwardParams", None),
+            Backward::Main(main) => ("BackwardParams", Some(main.mask.types())),
+            _ => ("BackwardParams", Some(MaskKind::Options.types())),
         };
-        let element = self.dtype().map(|dtype| format!("{dtype:?}"));
-        let mask = mask.map(MaskKind::types);
-        let types: Vec<_> = element
-            .as_deref()
-            .into_iter()
-            .chain(mask.into_iter().flatten())
-            .collect();
+        let types = types.as_ref().map_or(&[][..], |types| types);
         Instance::new(
-            params,
-            format!("attention::backward::{kernel}"),
-            &types,
-            numbers,
+            (params, "attention::backward"),
+            self.dtype(),
+            types,
+            generic,
         )
     }
 

@@ -3,7 +3,7 @@
 use super::class::Class;
 use super::{
     Backward, BackwardMain, Code, Dtype, Family, Feature, Forward, HEAD_DIMS, HopperBackward,
-    HopperWay, Instance, Kind, Launch, Loop, MaskKind, Spec,
+    HopperWay, Instance, Kind, Launch, Loop, MaskKind, Spec, distinct,
 };
 
 /// A kernel with options, made with a [`Custom`](crate::attention::custom::Custom) type.
@@ -22,21 +22,15 @@ impl Custom {
     /// # Panics
     /// If a head dim is above 256.
     pub fn all(of: &'static str, dims: &[u32]) -> Vec<&'static dyn Spec> {
-        let mut kernels: Vec<Custom> = Vec::new();
-        for dtype in Dtype::ALL {
-            for &dim in dims {
-                let dim = HEAD_DIMS.iter().copied().find(|&served| served >= dim);
-                let dim = dim.expect("head dims up to 256 have kernels");
-                for kernel in families(dtype, dim) {
-                    let kernel = Custom { of, kernel };
-                    if !kernels.contains(&kernel) {
-                        kernels.push(kernel);
-                    }
-                }
-            }
-        }
-        let kernels = kernels.into_iter();
-        let specs = kernels.map(|kernel| Box::leak(Box::new(kernel)) as &dyn Spec);
+        let padded = |&dim: &u32| HEAD_DIMS.iter().copied().find(|&served| served >= dim);
+        let kernels = Dtype::ALL.into_iter().flat_map(|dtype| {
+            let dims = dims.iter().map(padded);
+            dims.flat_map(move |dim| {
+                families(dtype, dim.expect("head dims up to 256 have kernels"))
+            })
+        });
+        let kernels = distinct(kernels).into_iter();
+        let specs = kernels.map(|kernel| Box::leak(Box::new(Custom { of, kernel })) as &dyn Spec);
         specs.collect()
     }
 
@@ -53,18 +47,16 @@ fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
         Forward::of(kind, dtype, dim, class).map(Family::Forward)
     };
     let far = [Backward::FarSums(dtype), Backward::Far(dtype)];
-    let mut families: Vec<_> = far.map(Family::Backward).into();
+    let mut families: Vec<_> = far.map(|far| Some(Family::Backward(far))).into();
     for &class in Class::ALL {
         let main = BackwardMain::of(dtype, dim, class, true).map(Backward::Main);
-        families.extend(forward(Loop::Sm80, class));
-        families.extend(main.map(Family::Backward));
+        families.extend([forward(Loop::Sm80, class), main.map(Family::Backward)]);
     }
-    families.extend(forward(Loop::Hopper, Class::Sm90));
-    for way in [HopperWay::Sums, HopperWay::Stored] {
-        let hopper = HopperBackward::of(way, dtype, dim, MaskKind::Options);
-        families.extend(hopper.map(Family::HopperBackward));
-    }
-    families
+    families.push(forward(Loop::Hopper, Class::Sm90));
+    let hopper = |way| HopperBackward::of(way, dtype, dim, MaskKind::Options);
+    let hopper = [HopperWay::Sums, HopperWay::Stored].map(hopper);
+    families.extend(hopper.map(|kernel| kernel.map(Family::HopperBackward)));
+    families.into_iter().flatten().collect()
 }
 
 impl Spec for Custom {

@@ -2,11 +2,11 @@
 
 use super::class::Class;
 use super::hopper::Roles;
-use super::kind::{Kind, Loop};
+use super::kind::{Kind, Loop, Rows};
 use super::tile::{Tile, dims};
-use super::{Code, Dtype, Feature, Instance, Launch, Spec, hopper, sm80, wide};
+use super::{Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, hopper, sm80, wide};
+use crate::generic;
 use crate::layout::sm90::Sm90Memory;
-use crate::numbers;
 
 /// Head dims of all kernels but the wide ones, ascending.
 pub const HEAD_DIMS: &[u32] = &dims::<_, { sm80::SM90.len() }>(sm80::SM90);
@@ -70,73 +70,45 @@ impl Forward {
         is_hopper.then(|| hopper::memory(&self.tile, self.dim))
     }
 
-    /// The main loop's name, and its numbers: counts of 16-wide slices but for warps, stages, and registers.
-    fn main_loop(&self) -> (&'static str, Vec<(&'static str, String)>) {
-        let Tile {
-            warps,
-            team,
-            stages,
-            q_slices,
-            ..
-        } = self.tile;
-        let [dt, kt] = [self.dim / 16, self.tile.keys / 16];
-        let [ot, nt] = [dt / team, kt / team];
-        let mt = self.tile.q_rows * team / warps / 16;
+    /// The main loop, with its numbers: counts of 16-wide slices but for warps, stages, and registers.
+    fn generic(&self) -> Generic {
+        let (tile, dt, kt) = (self.tile, self.dim / 16, self.tile.keys / 16);
+        let (w, t, s, qt) = (tile.warps, tile.team, tile.stages, tile.q_slices);
+        let (mt, ot, nt) = (tile.q_rows * t / w / 16, dt / t, kt / t);
         match self.kind.main_loop {
-            Loop::Hopper => {
-                let roles = Roles::new(&self.tile);
-                let warpgroups = roles.consumers / roles.sides;
-                let numbers = numbers! {
-                    G = roles.sides, W = warpgroups, DT = dt, OT = ot, NT = kt, NQ = roles.q_slots, S = stages,
-                    GIVEN = roles.given, TAKEN = roles.taken
-                };
-                ("sm90", numbers)
-            }
-            Loop::Decode => (
-                "decode",
-                numbers! { W = warps, DT = dt, NT = kt, QT = q_slices, S = stages },
-            ),
-            Loop::Wide => {
-                let vt = kt / self.tile.v_slices;
-                let numbers = numbers! {
-                    W = warps, T = team, DT = dt, OT = ot, KT = kt, VT = vt, RUN = vt.min(2), S = stages
-                };
-                ("wide", numbers)
-            }
-            Loop::Sm80 if team == 1 => (
-                "sm80",
-                numbers! { W = warps, MT = mt, DT = dt, NT = kt, QT = q_slices },
-            ),
+            Loop::Sm80 if t == 1 => generic! { sm80: W = w, MT = mt, DT = dt, NT = kt, QT = qt },
             Loop::Sm80 => {
-                let numbers = numbers! {
-                    W = warps, T = team, MT = mt, DT = dt, OT = ot, KT = kt, NT = nt, QT = q_slices
-                };
-                ("team", numbers)
+                generic! { team: W = w, T = t, MT = mt, DT = dt, OT = ot, KT = kt, NT = nt, QT = qt }
+            }
+            Loop::Decode => generic! { decode: W = w, DT = dt, NT = kt, QT = qt, S = s },
+            Loop::Wide => {
+                let vt = kt / tile.v_slices;
+                generic! { wide: W = w, T = t, DT = dt, OT = ot, KT = kt, VT = vt, RUN = vt.min(2), S = s }
+            }
+            Loop::Hopper => {
+                let roles = Roles::new(&tile);
+                generic! { sm90:
+                    G = roles.sides, W = roles.consumers / roles.sides, DT = dt, OT = ot, NT = kt,
+                    NQ = roles.q_slots, S = s, GIVEN = roles.given, TAKEN = roles.taken
+                }
             }
         }
     }
 }
 
 /// All kernels: of equal tiles of several classes one.
-pub(super) fn all() -> impl Iterator<Item = Forward> {
+pub(super) fn all() -> Vec<Forward> {
+    let of_modules = |kinds: &'static [Kind]| Dtype::ALL.map(|dtype| (kinds, dtype));
     let mut kernels = Vec::new();
-    for kinds in Kind::ALL {
-        for dtype in Dtype::ALL {
-            for dim in kinds[0].dims() {
-                for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                    for kernel in kinds
-                        .iter()
-                        .filter_map(|&kind| Forward::of(kind, dtype, dim, class))
-                    {
-                        if !kernels.contains(&kernel) {
-                            kernels.push(kernel);
-                        }
-                    }
-                }
+    for (kinds, dtype) in Kind::ALL.into_iter().flat_map(of_modules) {
+        for dim in kinds[0].dims() {
+            for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
+                let of = |&kind| Forward::of(kind, dtype, dim, class);
+                kernels.extend(kinds.iter().filter_map(of));
             }
         }
     }
-    kernels.into_iter()
+    distinct(kernels)
 }
 
 impl Spec for Forward {
@@ -150,18 +122,13 @@ impl Spec for Forward {
     fn module(&self) -> String {
         let (kind, dtype, dim) = (self.kind.name(), self.dtype.name(), self.dim);
         let name = format!("{kind}_{dtype}_d{dim}");
-        let Tile {
-            q_rows,
-            keys,
-            stages,
-            v_slices,
-            ..
-        } = self.tile;
+        let tile = self.tile;
+        let (rows, keys, stages, slices) = (tile.q_rows, tile.keys, tile.stages, tile.v_slices);
         match self.kind.main_loop {
             _ if self.is_for(Class::Sm90) => name,
-            Loop::Decode => format!("{name}_{q_rows}x{keys}x{stages}"),
-            Loop::Wide => format!("{name}_{q_rows}x{keys}x{stages}x{v_slices}"),
-            _ => format!("{name}_{q_rows}x{keys}"),
+            Loop::Decode => format!("{name}_{rows}x{keys}x{stages}"),
+            Loop::Wide => format!("{name}_{rows}x{keys}x{stages}x{slices}"),
+            _ => format!("{name}_{rows}x{keys}"),
         }
     }
 
@@ -173,15 +140,13 @@ impl Spec for Forward {
     }
 
     fn launch(&self) -> Launch {
-        Launch {
-            threads: 32 * self.tile.warps,
-            blocks_per_sm: self.tile.blocks_per_sm,
-            shared_bytes: match self.kind.main_loop {
-                Loop::Wide => wide::memory(&self.tile, self.dim).bytes,
-                Loop::Hopper => hopper::shared_bytes(&self.tile, self.dim),
-                _ => self.tile.shared_bytes(self.dim),
-            },
-        }
+        let (tile, dim) = (self.tile, self.dim);
+        let shared_bytes = match self.kind.main_loop {
+            Loop::Wide => wide::memory(&tile, dim).bytes,
+            Loop::Hopper => hopper::shared_bytes(&tile, dim),
+            Loop::Sm80 | Loop::Decode => tile.shared_bytes(dim),
+        };
+        Launch::new(tile.warps, tile.blocks_per_sm, shared_bytes)
     }
 
     fn is_for(&self, class: Class) -> bool {
@@ -190,37 +155,36 @@ impl Spec for Forward {
     }
 
     fn instance(&self) -> Instance {
-        let element = format!("{:?}", self.dtype);
         let [mask, score] = self.kind.mask.types();
-        let heads = match self.slices() {
-            _ if self.kind.is_grouped() => "HeadGroup".to_owned(),
-            1 => "OneHead".to_owned(),
-            slices => format!("HeadSlice<{slices}>"),
+        let slice = format!("HeadSlice<{}>", self.slices());
+        let heads = match (self.kind.rows, self.slices()) {
+            (Rows::Group, _) => "HeadGroup",
+            (Rows::Head, 1) => "OneHead",
+            (Rows::Head, _) => &*slice,
         };
-        let mut types = vec![&*element, mask, &*heads, score];
-        let params = match self.is_hopper() {
-            true => "Sm90Params",
-            false => "ForwardParams",
+        let types = [mask, heads, score, "Unwatched"];
+        let (params, types) = match self.is_hopper() {
+            true => ("Sm90Params", &types[..]),
+            false => ("ForwardParams", &types[..3]),
         };
-        types.extend(self.is_hopper().then_some("Unwatched"));
-        let (main_loop, numbers) = self.main_loop();
-        let kernel = format!("attention::forward::{main_loop}");
-        Instance::new(params, kernel, &types, numbers)
+        let kernel = (params, "attention::forward");
+        Instance::new(kernel, self.dtype, types, self.generic())
     }
 
     fn code(&self) -> Code {
-        let (main_loop, has_options) = (self.kind.main_loop, self.kind.mask.has_options());
-        let products_of_masks = match main_loop {
-            Loop::Hopper if has_options => hopper::products_of_masks(&self.tile, self.dim),
-            _ => 0,
-        };
+        if !self.kind.mask.has_options() {
+            return Code::default();
+        }
         Code {
-            products_of_masks,
-            // With options the compiler leaves some in loops.
-            copies_vary: main_loop == Loop::Sm80 && has_options,
-            // Windows take registers: two kernels with options spill on `sm_120`.
-            most_spills: match (main_loop, self.dim) {
-                (Loop::Sm80, 256) | (Loop::Wide, 512) if has_options => 64,
+            products_of_masks: match self.is_hopper() {
+                true => hopper::products_of_masks(&self.tile, self.dim),
+                false => 0,
+            },
+            // The compiler leaves some in loops.
+            copies_vary: self.kind.main_loop == Loop::Sm80,
+            // Windows take registers: two kernels spill on `sm_120`.
+            most_spills: match (self.kind.main_loop, self.dim) {
+                (Loop::Sm80, 256) | (Loop::Wide, 512) => 64,
                 _ => 0,
             },
             ..Code::default()

@@ -1,7 +1,7 @@
 //! Matrix products, and how their blocks divide the work.
 
 use super::{Accumulation, Dtype, Feature, Instance, Launch, Spec};
-use crate::numbers;
+use crate::generic;
 
 /// A matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,56 +27,46 @@ pub enum GemmKind {
     Hopper,
 }
 
-/// Rows, columns, depth and stages of the multistage kernels' tiles.
+/// Rows, columns, depth and stages of tiles.
+#[rustfmt::skip]
 const MULTISTAGE: [[u32; 4]; 9] = [
-    [256, 128, 64, 3],
-    [256, 128, 32, 4],
-    [256, 128, 32, 3],
-    [128, 256, 32, 4],
-    [128, 256, 32, 3],
-    [128, 128, 32, 3],
-    [128, 128, 32, 4],
-    [128, 128, 32, 5],
+    [256, 128, 64, 3], [256, 128, 32, 4], [256, 128, 32, 3],
+    [128, 256, 32, 4], [128, 256, 32, 3],
+    [128, 128, 32, 3], [128, 128, 32, 4], [128, 128, 32, 5],
     [64, 64, 64, 4],
 ];
 
-/// Rows, columns, depth and stages of the Hopper kernels' tiles.
+/// The numbers of Hopper's tiles.
 const HOPPER: [[u32; 4]; 3] = [[128, 256, 64, 4], [128, 192, 64, 4], [64, 128, 64, 8]];
 
 /// All matrix products.
 pub(super) fn all() -> impl Iterator<Item = Gemm> {
-    let types = [
-        (Dtype::F16, Accumulation::Single),
-        (Dtype::Bf16, Accumulation::Single),
-        (Dtype::F16, Accumulation::Half),
-    ];
-    let multistage = MULTISTAGE.map(GemmTile::multistage);
-    let hopper = HOPPER.map(GemmTile::hopper);
     let simple = [(GemmKind::Simple, GemmTile::SIMPLE)].into_iter();
-    let tiles = simple
-        .chain(multistage.map(|tile| (GemmKind::Multistage, tile)))
-        .chain(hopper.map(|tile| (GemmKind::Hopper, tile)));
-    let gemms = tiles.flat_map(move |(kind, tile)| {
-        types.map(|(dtype, accumulation)| Gemm {
-            kind,
-            dtype,
-            accumulation,
-            tile,
+    let multistage = MULTISTAGE.map(|tile| (GemmKind::Multistage, GemmTile::multistage(tile)));
+    let hopper = HOPPER.map(|tile| (GemmKind::Hopper, GemmTile::hopper(tile)));
+    simple
+        .chain(multistage)
+        .chain(hopper)
+        .flat_map(|(kind, tile)| {
+            let of = move |dtype, accumulation| Gemm {
+                kind,
+                dtype,
+                accumulation,
+                tile,
+            };
+            let single = Dtype::ALL
+                .map(|dtype| of(dtype, Accumulation::Single))
+                .into_iter();
+            let half = of(Dtype::F16, Accumulation::Half);
+            single.chain((kind != GemmKind::Hopper).then_some(half))
         })
-    });
-    gemms.filter(|gemm| (gemm.kind, gemm.accumulation) != (GemmKind::Hopper, Accumulation::Half))
 }
 
 impl Spec for Gemm {
     fn name(&self) -> String {
         let types = format!("{}_{}", self.dtype.name(), self.accumulation.name());
-        let GemmTile {
-            rows,
-            columns,
-            depth,
-            stages,
-            ..
-        } = self.tile;
+        let tile = self.tile;
+        let (rows, columns, depth, stages) = (tile.rows, tile.columns, tile.depth, tile.stages);
         let tile = format!("{types}_{rows}x{columns}x{depth}x{stages}");
         match self.kind {
             GemmKind::Simple => format!("gemm_simple_{types}"),
@@ -94,50 +84,46 @@ impl Spec for Gemm {
 
     /// Shared memory: the tiles of A and B of each stage; later C, or on Hopper two barriers a stage.
     fn launch(&self) -> Launch {
-        let GemmTile {
-            rows,
-            columns,
-            stages,
-            ..
-        } = self.tile;
-        let warps = self.tile.warps_down * self.tile.warps_across;
-        let ring = stages * (rows + columns) * self.tile.depth * 2;
+        let tile = self.tile;
+        let warps = tile.warps_down * tile.warps_across;
+        let ring = tile.stages * (tile.rows + tile.columns) * tile.depth * 2;
         let (warps, shared_bytes) = match self.kind {
             GemmKind::Simple => (warps, 0),
-            GemmKind::Multistage => (warps, ring.max(rows * columns * 2)),
+            GemmKind::Multistage => (warps, ring.max(tile.rows * tile.columns * 2)),
             // A warpgroup more produces.
-            GemmKind::Hopper => (warps + 4, ring + stages * 16),
+            GemmKind::Hopper => (warps + 4, ring + tile.stages * 16),
         };
-        Launch {
-            threads: 32 * warps,
-            blocks_per_sm: self.tile.blocks_per_sm,
-            shared_bytes,
-        }
+        Launch::new(warps, tile.blocks_per_sm, shared_bytes)
     }
 
     fn instance(&self) -> Instance {
-        let element = format!("{:?}", self.dtype);
-        let sums = format!("{:?}", self.accumulation);
         let (tile, [mt, nt]) = (self.tile, self.tile.warp_tiles());
-        let (wm, wn, stages) = (tile.warps_down, tile.warps_across, tile.stages);
-        let (kernel, numbers) = match self.kind {
+        let [given, taken] = tile.hopper_registers();
+        let (wm, wn, kt, s) = (
+            tile.warps_down,
+            tile.warps_across,
+            tile.depth / 16,
+            tile.stages,
+        );
+        let sums = [&*format!("{:?}", self.accumulation)];
+        let (params, types, generic) = match self.kind {
             GemmKind::Simple => (
-                "gemm::simple",
-                numbers! { WM = wm, WN = wn, MT = mt, NT = nt },
+                "GemmParams",
+                &sums[..],
+                generic! { simple: WM = wm, WN = wn, MT = mt, NT = nt },
             ),
             GemmKind::Multistage => {
-                let kt = tile.depth / 16;
-                let numbers = numbers! { WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = stages };
-                ("gemm::multistage", numbers)
+                let generic =
+                    generic! { multistage: WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = s };
+                ("GemmParams", &sums[..], generic)
             }
             GemmKind::Hopper => {
-                let [given, taken] = tile.hopper_registers();
-                let numbers =
-                    numbers! { W = wm / 4, NT = nt, S = stages, GIVEN = given, TAKEN = taken };
-                return Instance::new("HopperGemmParams", "gemm::hopper", &[&element], numbers);
+                let generic =
+                    generic! { hopper: W = wm / 4, NT = nt, S = s, GIVEN = given, TAKEN = taken };
+                ("HopperGemmParams", &[][..], generic)
             }
         };
-        Instance::new("GemmParams", kernel, &[&element, &sums], numbers)
+        Instance::new((params, "gemm"), self.dtype, types, generic)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::kind::MaskKind;
 use super::{Dtype, Feature, Instance, Launch, Spec};
+use crate::generic;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
-use crate::numbers;
 
 /// A kernel of the backward pass for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,15 +99,11 @@ pub(super) fn all() -> impl Iterator<Item = HopperBackward> {
         for &dim in DIMS {
             for way in [HopperWay::Sums, HopperWay::Stored] {
                 let of = |mask| HopperBackward::of(way, dtype, dim, mask);
-                kernels.extend(
-                    [MaskKind::Full, MaskKind::Causal, MaskKind::Options]
-                        .into_iter()
-                        .filter_map(of),
-                );
+                kernels.extend([MaskKind::Full, MaskKind::Causal, MaskKind::Options].map(of));
             }
         }
     }
-    kernels.into_iter()
+    kernels.into_iter().flatten()
 }
 
 impl Spec for HopperBackward {
@@ -135,37 +131,24 @@ impl Spec for HopperBackward {
 
     /// Two warpgroups that consume, and one more.
     fn launch(&self) -> Launch {
-        let (dim, queries) = (self.dim, self.queries());
-        Launch {
-            threads: 3 * 128,
-            blocks_per_sm: 1,
-            shared_bytes: match self.way {
-                HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, dim).bytes(),
-                _ => Sm90BackwardMemory::new(0, queries, dim).bytes(),
-            },
-        }
+        let bytes = match self.way {
+            HopperWay::Stored if self.is_wide() => Sm90WideMemory::new(0, self.dim).bytes(),
+            _ => Sm90BackwardMemory::new(0, self.queries(), self.dim).bytes(),
+        };
+        Launch::new(3 * 4, 1, bytes)
     }
 
     /// 504 registers a thread of each warpgroup: 24 and twice 240.
     fn instance(&self) -> Instance {
-        let (dt, nt) = (self.dim / 16, self.queries() / 16);
-        let (kernel, numbers) = match self.way {
-            HopperWay::Sums => (
-                "attention::backward::sm90",
-                numbers! { DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
-            ),
-            HopperWay::Stored => (
-                "attention::backward::sm90_stored",
-                numbers! { DT = dt, NT = nt, S = self.stages(), GIVEN = 24, TAKEN = 240 },
-            ),
+        let (dt, nt, s) = (self.dim / 16, self.queries() / 16, self.stages());
+        let generic = match self.way {
+            HopperWay::Sums => generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
+            HopperWay::Stored => {
+                generic! { sm90_stored: DT = dt, NT = nt, S = s, GIVEN = 24, TAKEN = 240 }
+            }
         };
-        let ([mask, score], element) = (self.mask.types(), format!("{:?}", self.dtype));
-        Instance::new(
-            "Sm90BackwardParams",
-            kernel,
-            &[&element, mask, score],
-            numbers,
-        )
+        let kernel = ("Sm90BackwardParams", "attention::backward");
+        Instance::new(kernel, self.dtype, &self.mask.types(), generic)
     }
 }
 
@@ -173,6 +156,7 @@ impl Spec for HopperBackward {
 mod tests {
     use super::*;
     use crate::catalog::class::Class;
+    use crate::generic;
     use crate::layout::sm90_backward::Sm90QueryMemory;
 
     #[test]

@@ -1,5 +1,6 @@
 //! Instances of generic kernels.
 
+use super::Dtype;
 use std::fmt::{Display, Formatter, Result};
 
 /// A generic kernel with its types and numbers, which an entry point calls.
@@ -7,35 +8,40 @@ use std::fmt::{Display, Formatter, Result};
 pub struct Instance {
     /// The type of the parameter block.
     pub params: &'static str,
-    /// The kernel's path in Rust.
-    pub kernel: String,
+    /// The kernel's module in Rust.
+    pub module: String,
     /// Its types, in their order.
     pub types: Vec<String>,
-    /// Its numbers, in their order, each with its name in the kernel: the builder compares the names.
-    pub numbers: Vec<(&'static str, String)>,
+    /// Its name and numbers.
+    pub generic: Generic,
 }
 
-/// The numbers of an [`Instance`]: `numbers! { W = 4, DT = dim / 16 }`.
+/// The name of a generic kernel, and its numbers in their order, each with its name: the builder compares them with the kernel.
+pub type Generic = (&'static str, Vec<(&'static str, String)>);
+
+/// A [`Generic`](crate::catalog::Generic): `generic! { sm80: W = 4, DT = dim / 16 }`.
 #[macro_export]
-macro_rules! numbers {
-    ($($name:ident = $value:expr),*) => {
-        vec![$((stringify!($name), $value.to_string())),*]
+macro_rules! generic {
+    ($kernel:ident: $($name:ident = $value:expr),*) => {
+        (stringify!($kernel), vec![$((stringify!($name), $value.to_string())),*])
     };
 }
 
 impl Instance {
-    /// An instance of a kernel.
+    /// An instance of a kernel, whose first type is that of elements, if it has one.
     pub fn new(
-        params: &'static str,
-        kernel: impl Into<String>,
+        (params, module): (&'static str, &str),
+        element: impl Into<Option<Dtype>>,
         types: &[&str],
-        numbers: Vec<(&'static str, String)>,
+        generic: Generic,
     ) -> Self {
+        let element = element.into().map(|dtype| format!("{dtype:?}"));
+        let types = types.iter().copied().map(str::to_owned);
         Instance {
             params,
-            kernel: kernel.into(),
-            types: types.iter().copied().map(str::to_owned).collect(),
-            numbers,
+            module: module.to_owned(),
+            types: element.into_iter().chain(types).collect(),
+            generic,
         }
     }
 
@@ -53,11 +59,14 @@ impl Instance {
 /// The kernel with its generics, as the macro `entry` takes it.
 impl Display for Instance {
     fn fmt(&self, f: &mut Formatter) -> Result {
-        let numbers = self
-            .numbers
+        let (kernel, numbers) = &self.generic;
+        let numbers = numbers
             .iter()
             .map(|(name, value)| format!("{name} = {value}"));
-        let numbers = numbers.collect::<Vec<_>>().join(", ");
-        write!(f, "{}<{}; {numbers}>", self.kernel, self.types.join(", "))
+        let (types, numbers) = (
+            self.types.join(", "),
+            numbers.collect::<Vec<_>>().join(", "),
+        );
+        write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
     }
 }

@@ -95,23 +95,26 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 9] = [
-        &[
-            Kind::of_head(Loop::Sm80, MaskKind::Full),
-            Kind::of_head(Loop::Sm80, MaskKind::Causal),
-        ],
-        &[Kind::of_group(Loop::Sm80)],
-        &[Kind::of_group(Loop::Decode)],
-        &[Kind::of_head(Loop::Wide, MaskKind::Either)],
-        &[
-            Kind::of_head(Loop::Hopper, MaskKind::Full),
-            Kind::of_head(Loop::Hopper, MaskKind::Causal),
-        ],
-        &[Kind::of_group(Loop::Hopper)],
-        &[Kind::of_head(Loop::Sm80, MaskKind::Options)],
-        &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
-        &[Kind::of_head(Loop::Wide, MaskKind::Options)],
-    ];
+    pub(super) const ALL: [&[Self]; 9] = {
+        use MaskKind::{Causal, Either, Full, Options};
+        [
+            &[
+                Kind::of_head(Loop::Sm80, Full),
+                Kind::of_head(Loop::Sm80, Causal),
+            ],
+            &[Kind::of_group(Loop::Sm80)],
+            &[Kind::of_group(Loop::Decode)],
+            &[Kind::of_head(Loop::Wide, Either)],
+            &[
+                Kind::of_head(Loop::Hopper, Full),
+                Kind::of_head(Loop::Hopper, Causal),
+            ],
+            &[Kind::of_group(Loop::Hopper)],
+            &[Kind::of_head(Loop::Sm80, Options)],
+            &[Kind::of_head(Loop::Hopper, Options)],
+            &[Kind::of_head(Loop::Wide, Options)],
+        ]
+    };
 
     /// Kernels whose tiles have rows of one head.
     pub const fn of_head(main_loop: Loop, mask: MaskKind) -> Self {

@@ -39,7 +39,7 @@ pub use custom::Custom;
 pub use forward::{Forward, HEAD_DIMS, MAX_HEAD_DIM, WIDE_DIMS};
 pub use gemm::{Gemm, GemmKind, GemmTile};
 pub use hopper_backward::{HopperBackward, HopperWay};
-pub use instance::Instance;
+pub use instance::{Generic, Instance};
 pub use kind::{Kind, Loop, MaskKind, Rows};
 pub use target::{Feature, Target};
 pub use tile::Tile;
@@ -109,6 +109,17 @@ pub struct Launch {
     pub blocks_per_sm: u32,
     /// Dynamic shared memory of a block, in bytes; the least, where a launch may ask for more.
     pub shared_bytes: u32,
+}
+
+impl Launch {
+    /// A launch of blocks of whole warps.
+    pub const fn new(warps: u32, blocks_per_sm: u32, shared_bytes: u32) -> Self {
+        Launch {
+            threads: 32 * warps,
+            blocks_per_sm,
+            shared_bytes,
+        }
+    }
 }
 
 /// What the machine code of a kernel may be like.
@@ -285,11 +296,22 @@ impl Deref for Kernel {
     }
 }
 
+/// Kernels, of equal ones the first.
+fn distinct<T: PartialEq>(kernels: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for kernel in kernels {
+        if !distinct.contains(&kernel) {
+            distinct.push(kernel);
+        }
+    }
+    distinct
+}
+
 /// Every kernel.
 pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
-    let families = forward::all().map(Family::Forward);
+    let families = forward::all().into_iter().map(Family::Forward);
     let families = families.chain(auxiliary::all().map(Family::Auxiliary));
-    let families = families.chain(backward::all().map(Family::Backward));
+    let families = families.chain(backward::all().into_iter().map(Family::Backward));
     let families = families.chain(hopper_backward::all().map(Family::HopperBackward));
     let families = families.chain(gemm::all().map(Family::Gemm));
     let families = families.chain([Family::Auxiliary(Auxiliary::BulkCopy)]);

@@ -111,11 +111,12 @@ fn best(request: &Request) -> Option<Forward> {
 mod tests {
     use super::*;
 
-    fn request(seqlen_q: u32, group: u32) -> Request {
+    /// A causal call on an H100.
+    fn request(dim: u32, seqlen_q: u32, group: u32) -> Request {
         Request {
             dtype: Dtype::F16,
-            dim: 128,
-            dim_v: 128,
+            dim,
+            dim_v: dim,
             causal: true,
             optional: false,
             cached: false,
@@ -123,15 +124,6 @@ mod tests {
             group,
             compute_capability: (9, 0),
             class: Class::Sm90,
-        }
-    }
-
-    /// The request with another head dim.
-    fn of_dim(dim: u32, request: Request) -> Request {
-        Request {
-            dim,
-            dim_v: dim,
-            ..request
         }
     }
 
@@ -148,91 +140,71 @@ mod tests {
     }
 
     #[test]
-    fn decode_kernels_serve_few_rows() {
+    fn rows_decide() {
         for (seqlen_q, group) in [(1, 1), (1, 48), (16, 1), (16, 3), (64, 1), (24, 2)] {
-            assert_eq!(name(request(seqlen_q, group)), "decode_f16_d128");
+            assert_eq!(name(request(128, seqlen_q, group)), "decode_f16_d128");
         }
         // Of more rows Hopper's grouped kernel makes more.
         for (seqlen_q, group) in [(1, 49), (1, 64), (16, 4), (32, 2)] {
-            let request = request(seqlen_q, group);
-            assert_eq!(name(request), "hopper_packed_f16_d128");
-            assert_eq!(name(of_dim(64, request)), "decode_f16_d64");
-            assert_eq!(name(older(request)), "decode_f16_d128");
+            let of_dim = |dim| request(dim, seqlen_q, group);
+            assert_eq!(name(of_dim(128)), "hopper_packed_f16_d128");
+            assert_eq!(name(of_dim(64)), "decode_f16_d64");
+            assert_eq!(name(older(of_dim(128))), "decode_f16_d128");
         }
-    }
-
-    #[test]
-    fn grouped_kernels_serve_heads_that_fill_tiles_together() {
         for (seqlen_q, group) in [(1, 65), (13, 5), (16, 8), (33, 2), (64, 2), (64, 128)] {
-            let request = request(seqlen_q, group);
-            assert_eq!(name(request), "hopper_packed_f16_d128");
-            let narrow = of_dim(64, request);
-            assert_eq!(name(narrow), "hopper_packed_f16_d64");
-            assert_eq!(name(older(request)), "packed_f16_d128");
+            let of_dim = |dim| request(dim, seqlen_q, group);
+            assert_eq!(name(of_dim(128)), "hopper_packed_f16_d128");
+            assert_eq!(name(of_dim(64)), "hopper_packed_f16_d64");
+            assert_eq!(name(older(of_dim(128))), "packed_f16_d128");
         }
-        assert_eq!(name(request(96, 2)), "hopper_packed_f16_d128");
+        assert_eq!(name(request(128, 96, 2)), "hopper_packed_f16_d128");
         // Heads of more rows, one alone, and more rows than have a number.
         for (seqlen_q, group) in [(97, 2), (4096, 8), (65, 1), (4096, 1), (64, 1 << 25)] {
-            assert_eq!(name(request(seqlen_q, group)), "hopper_f16_d128_causal");
-        }
-        // Padded kernels take fewer queries; none serves 32.
-        for (dim, seqlen_q, expected) in [
-            (192, 8, "decode_f16_d192"),
-            (192, 9, "hopper_packed_f16_d256"),
-            (192, 32, "hopper_packed_f16_d256"),
-            (192, 33, "hopper_f16_d192_causal"),
-            (96, 1, "decode_f16_d96"),
-            (96, 2, "hopper_packed_f16_d128"),
-            (96, 64, "hopper_packed_f16_d128"),
-            (96, 65, "hopper_f16_d96_causal"),
-            (64, 128, "hopper_packed_f16_d64"),
-            (64, 129, "hopper_f16_d64_causal"),
-            (40, 32, "hopper_packed_f16_d64"),
-            (32, 64, "packed_f16_d32"),
-            (32, 65, "hopper_f16_d32_causal"),
-        ] {
-            let request = of_dim(dim, request(seqlen_q, 8));
-            assert_eq!(name(request), expected, "{dim}, {seqlen_q}");
+            assert_eq!(
+                name(request(128, seqlen_q, group)),
+                "hopper_f16_d128_causal"
+            );
         }
     }
 
     #[test]
-    fn dtype_mask_and_dim_decide() {
-        let long = request(4096, 1);
-        assert_eq!(
-            name(Request {
-                causal: false,
-                ..of_dim(40, long)
-            }),
-            "hopper_f16_d64"
-        );
-        assert_eq!(
-            name(Request {
-                dtype: Dtype::Bf16,
-                ..of_dim(136, request(1, 4))
-            }),
-            "decode_bf16_d192"
-        );
-        for (dim, rows, expected) in [
-            (264, 4096, "hopper_f16_d384_causal"),
-            (512, 65, "hopper_f16_d512_causal"),
-            (512, 64, "wide_f16_d512"),
-            (264, 1, "wide_f16_d384"),
-            (520, 4096, "wide_f16_d768"),
-            (1024, 1, "wide_f16_d1024"),
+    fn head_dims_decide() {
+        for (dim, seqlen_q, group, expected) in [
+            // Padded kernels take fewer queries; none serves 32.
+            (192, 8, 8, "decode_f16_d192"),
+            (192, 9, 8, "hopper_packed_f16_d256"),
+            (192, 32, 8, "hopper_packed_f16_d256"),
+            (192, 33, 8, "hopper_f16_d192_causal"),
+            (96, 1, 8, "decode_f16_d96"),
+            (96, 2, 8, "hopper_packed_f16_d128"),
+            (96, 64, 8, "hopper_packed_f16_d128"),
+            (96, 65, 8, "hopper_f16_d96_causal"),
+            (64, 128, 8, "hopper_packed_f16_d64"),
+            (64, 129, 8, "hopper_f16_d64_causal"),
+            (40, 32, 8, "hopper_packed_f16_d64"),
+            (32, 64, 8, "packed_f16_d32"),
+            (32, 65, 8, "hopper_f16_d32_causal"),
+            (136, 1, 4, "decode_f16_d192"),
+            (264, 4096, 1, "hopper_f16_d384_causal"),
+            (512, 65, 1, "hopper_f16_d512_causal"),
+            (512, 64, 1, "wide_f16_d512"),
+            (264, 1, 1, "wide_f16_d384"),
+            (520, 4096, 1, "wide_f16_d768"),
+            (1024, 1, 1, "wide_f16_d1024"),
         ] {
-            let request = of_dim(dim, request(rows, 1));
-            assert_eq!(name(request), expected);
+            let found = name(request(dim, seqlen_q, group));
+            assert_eq!(found, expected, "{dim}, {seqlen_q}");
         }
-        assert_eq!(select(&of_dim(1032, long)), None);
+        assert_eq!(select(&request(1032, 4096, 1)), None);
+        let compute_capability = (7, 5);
         let old = Request {
-            compute_capability: (7, 5),
-            ..long
+            compute_capability,
+            ..request(128, 4096, 1)
         };
         assert_eq!(select(&old), None);
     }
 
-    /// The compute capabilities that devices report, with their classes.
+    /// The compute capabilities that devices report, with their classes; the last is not known yet.
     const DEVICES: [((i32, i32), Class); 8] = [
         ((8, 0), Class::Sm80),
         ((8, 6), Class::Sm86),
@@ -241,53 +213,54 @@ mod tests {
         ((10, 0), Class::Sm100),
         ((10, 3), Class::Sm100),
         ((12, 0), Class::Sm86),
-        // Not known yet.
         ((13, 0), Class::Sm100),
     ];
 
+    /// The kind for one query, for 16 of each of 8 heads, and for 4096.
+    fn kinds(dim: u32, causal: bool, is_hopper: bool) -> [Kind; 3] {
+        let alone = |main_loop| Kind::of_head(main_loop, MaskKind::of(causal));
+        let wide = Kind::of_head(Loop::Wide, MaskKind::Either);
+        let of_loops = |group, long| {
+            let [decode, group] = [Loop::Decode, group].map(Kind::of_group);
+            [decode, group, alone(long)]
+        };
+        match dim {
+            ..=32 if is_hopper => of_loops(Loop::Sm80, Loop::Hopper),
+            ..=256 if is_hopper => of_loops(Loop::Hopper, Loop::Hopper),
+            ..=256 => of_loops(Loop::Sm80, Loop::Sm80),
+            ..=512 if is_hopper => [wide, wide, alone(Loop::Hopper)],
+            _ => [wide; 3],
+        }
+    }
+
     #[test]
     fn every_device_has_its_kernel_for_every_request() {
-        for (compute_capability, class) in DEVICES {
+        let calls = DEVICES.into_iter().flat_map(|device| {
+            let dims = (8..=1024).step_by(8);
+            dims.flat_map(move |dim| [false, true].map(|causal| (device, dim, causal)))
+        });
+        for ((compute_capability, class), dim, causal) in calls {
+            let kinds = kinds(dim, causal, compute_capability == (9, 0));
             let device = class.shared_memory();
-            let is_hopper = compute_capability == (9, 0);
-            for (dim, dtype, causal) in (8..=1024).step_by(8).flat_map(|dim| {
-                let masks = Dtype::ALL.map(|dtype| [(dim, dtype, false), (dim, dtype, true)]);
-                masks.into_iter().flatten()
-            }) {
-                let mask = MaskKind::of(causal);
-                let expected = |seqlen_q, group| match (seqlen_q, group) {
-                    _ if dim > 512 || dim > 256 && !is_hopper => {
-                        Kind::of_head(Loop::Wide, MaskKind::Either)
-                    }
-                    _ if dim > 256 => Kind::of_head(Loop::Hopper, mask),
-                    (1, _) => Kind::of_group(Loop::Decode),
-                    (_, 8) if is_hopper && dim > 32 => Kind::of_group(Loop::Hopper),
-                    (_, 8) => Kind::of_group(Loop::Sm80),
-                    _ if is_hopper => Kind::of_head(Loop::Hopper, mask),
-                    _ => Kind::of_head(Loop::Sm80, mask),
-                };
-                for (seqlen_q, group) in [(1, 1), (16, 8), (4096, 1)] {
-                    if is_wide(dim) && seqlen_q != 4096 {
-                        continue;
-                    }
-                    let kernel = select(&Request {
+            for (kind, (seqlen_q, group)) in kinds.into_iter().zip([(1, 1), (16, 8), (4096, 1)]) {
+                for dtype in Dtype::ALL {
+                    let request = Request {
                         dtype,
                         causal,
                         compute_capability,
                         class: Class::of(compute_capability, device),
-                        ..of_dim(dim, request(seqlen_q, group))
-                    });
-                    let kernel = kernel.expect("a kernel");
-                    let kind = expected(seqlen_q, group);
+                        ..request(dim, seqlen_q, group)
+                    };
+                    let kernel = select(&request).expect("a kernel");
                     let padded = kind.smallest(dim, dim).expect("served");
                     let forward = Forward::of(kind, dtype, padded, class).expect("a tile");
                     assert_eq!(kernel.family, Family::Forward(forward));
-                    let blocks = device.resident_blocks(kernel.shared_bytes());
-                    // Decode kernels are compiled for as many blocks as fit an H100; tests beside their tiles count them.
+                    // Decode kernels are compiled for as many blocks as fit an H100.
                     let least = match kind.main_loop {
                         Loop::Decode => 1,
                         _ => kernel.blocks_per_sm(),
                     };
+                    let blocks = device.resident_blocks(kernel.shared_bytes());
                     assert!(blocks >= least, "{}: {blocks} blocks", kernel.name);
                 }
             }
@@ -297,53 +270,34 @@ mod tests {
     /// Users and results know these kernels by name.
     #[test]
     fn the_choice_for_long_sequences_is_known() {
-        let of = |class: Class, dim| {
-            name(Request {
-                class,
-                compute_capability: class.compute_capability(),
-                ..of_dim(dim, request(4096, 1))
-            })
-        };
-        let names = |class| HEAD_DIMS.iter().map(move |&dim| of(class, dim));
-        let plain = |dim| format!("forward_f16_d{dim}_causal");
-        let tiled = |dim, tile| format!("forward_f16_d{dim}_{tile}_causal");
-        let hopper = |dim| format!("hopper_f16_d{dim}_causal");
-        assert!(names(Class::Sm90).eq(HEAD_DIMS.iter().map(hopper)));
-        assert!(names(Class::Sm80).eq([
-            plain(&32),
-            plain(&64),
-            plain(&96),
-            plain(&128),
-            plain(&192),
-            tiled(256, "128x32")
-        ]));
-        assert!(names(Class::Sm86).eq([
-            plain(&32),
-            tiled(64, "128x48"),
-            tiled(96, "64x32"),
-            tiled(128, "64x32"),
-            tiled(192, "64x16"),
-            tiled(256, "128x16")
-        ]));
-        assert!(names(Class::Sm100).eq([
-            plain(&32),
-            plain(&64),
-            plain(&96),
-            tiled(128, "128x16"),
-            plain(&192),
-            tiled(256, "128x16")
-        ]));
+        for (class, expected) in [
+            (Class::Sm80, ["", "", "", "", "", "_128x32"]),
+            (
+                Class::Sm86,
+                ["", "_128x48", "_64x32", "_64x32", "_64x16", "_128x16"],
+            ),
+            (Class::Sm90, [""; 6]),
+            (Class::Sm100, ["", "", "", "_128x16", "", "_128x16"]),
+        ] {
+            let main_loop = if class == Class::Sm90 {
+                "hopper"
+            } else {
+                "forward"
+            };
+            for (&dim, tile) in HEAD_DIMS.iter().zip(expected) {
+                let found = name(Request {
+                    class,
+                    compute_capability: class.compute_capability(),
+                    ..request(dim, 4096, 1)
+                });
+                assert_eq!(found, format!("{main_loop}_f16_d{dim}{tile}_causal"));
+            }
+        }
     }
 
     /// Wide kernels hold the columns of o alone; all others hold rows of q, too.
     #[test]
     fn rows_of_v_may_differ() {
-        let of = |dim, dim_v| Request {
-            dim,
-            dim_v,
-            optional: true,
-            ..request(4096, 1)
-        };
         for (dim, dim_v, hopper, other) in [
             (192, 128, "hopper_optional_f16_d192", "optional_f16_d192"),
             (128, 192, "hopper_optional_f16_d192", "optional_f16_d192"),
@@ -362,8 +316,13 @@ mod tests {
             ),
             (1024, 8, "wide_optional_f16_d384", "wide_optional_f16_d384"),
         ] {
-            assert_eq!(name(of(dim, dim_v)), hopper);
-            assert_eq!(name(older(of(dim, dim_v))), other);
+            let request = Request {
+                dim_v,
+                optional: true,
+                ..request(dim, 4096, 1)
+            };
+            assert_eq!(name(request), hopper);
+            assert_eq!(name(older(request)), other);
         }
     }
 }
