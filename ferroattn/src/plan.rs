@@ -459,7 +459,7 @@ mod tests {
     const ENTRY: Entry = Entry {
         name: "kernel",
         module: "module",
-        target: Target::Sm80,
+        target: Target::SM80,
         threads: 32,
         modules: None,
         switches: Switches::NONE,

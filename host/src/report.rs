@@ -195,7 +195,7 @@ pub fn list_kernels() -> io::Result<()> {
         let options = if rung.has_options() { "all" } else { "none" };
         ladder.add_row([
             rung.name(),
-            rung.target().name(),
+            rung.target().name,
             &rung.max_dim().to_string(),
             options,
             rung.lesson(),
@@ -253,7 +253,7 @@ fn kernel_row(kernel: &Kernel) -> [(&str, String); 10] {
     let dtype = kernel.dtype().map_or("any", Dtype::name);
     [
         ("kernel", kernel.name.to_owned()),
-        ("target", kernel.target().name().to_owned()),
+        ("target", kernel.target().name.to_owned()),
         ("dtype", dtype.to_owned()),
         ("dim up to", number(dim)),
         ("causal", causal.to_owned()),

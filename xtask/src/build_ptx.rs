@@ -22,7 +22,7 @@ pub struct Arguments {
     #[arg(long)]
     pub ladder: bool,
     /// Only kernels of this PTX target
-    #[arg(long, value_parser = PossibleValuesParser::new(Target::ALL.iter().map(|target| target.name())))]
+    #[arg(long, value_parser = PossibleValuesParser::new(Target::ALL.iter().map(|target| target.name)))]
     pub target: Option<String>,
     /// Compare registers, spills and machine code with the PTX in another folder, such as the
     /// `target/ptx` of another checkout
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for mut package in packages.into_iter().flatten() {
         let all = package.kernels.clone();
         package.kernels.retain(|kernel| {
-            let (name, target) = (kernel.name(), kernel.target().name());
+            let (name, target) = (kernel.name(), kernel.target().name);
             let mut patterns = arguments.kernel.iter();
             (arguments.kernel.is_empty() || patterns.any(|pattern| pattern.matches(&name)))
                 && arguments.target.as_ref().is_none_or(|only| only == target)
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 /// Where a module lies in a folder of PTX.
 fn path(folder: &Path, module: &Module) -> PathBuf {
-    let file = format!("{}/{}.ptx", module.target.name(), module.name);
+    let file = format!("{}/{}.ptx", module.target.name, module.name);
     folder.join(file)
 }
 
@@ -161,8 +161,8 @@ fn changes(entry: &str, texts: [&(Vec<Usage>, String); 2]) -> Vec<String> {
 /// Shared memory, registers and collective instructions of each entry.
 fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let targets = Class::ALL.iter().flat_map(|class| class.targets());
-    let alone = Target::ALL.iter().filter(|target| !target.is_portable());
-    let targets = targets.copied().chain(alone.map(|target| target.name()));
+    let alone = Target::ALL.iter().filter(|target| !target.is_portable);
+    let targets = targets.copied().chain(alone.map(|target| target.name));
     let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
     let counts = entries
         .iter()

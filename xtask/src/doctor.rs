@@ -155,11 +155,11 @@ impl Findings {
 /// The targets whose PTX the driver knows, or the ones that it does not.
 fn ptx_versions(driver: &Driver) -> Result<String, String> {
     let line = |target: &Target| {
-        let digits = target.ptx_version().trim_start_matches("ptx");
+        let digits = target.ptx_version.trim_start_matches("ptx");
         let (major, minor) = digits.split_at(1);
-        format!("{major}.{minor} for {}", target.name())
+        format!("{major}.{minor} for {}", target.name)
     };
-    let knows = |target: &&Target| driver.knows(target.ptx_version());
+    let knows = |target: &&Target| driver.knows(target.ptx_version);
     let (known, unknown): (Vec<_>, Vec<_>) = Target::ALL.iter().partition(knows);
     let lines = |targets: Vec<&Target>| Vec::from_iter(targets.into_iter().map(line)).join(", ");
     match unknown.is_empty() {

@@ -118,7 +118,7 @@ impl Gpu {
                 device: self.driver.name().to_owned(),
                 found,
                 needed_by: kernel.name,
-                needed: kernel.target.devices(),
+                needed: kernel.target.devices,
             });
         }
         let ptx = match self.driver.reads_marks() {
@@ -265,7 +265,7 @@ mod tests {
         names.map(|name| plan::Entry {
             name,
             module: "m",
-            target: Target::Sm80,
+            target: Target::SM80,
             threads: 32,
             modules,
             switches: Switches::NONE,

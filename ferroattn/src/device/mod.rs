@@ -89,13 +89,13 @@ impl Device {
         driver.facts().validate()?;
         let found = driver.facts().compute_capability;
         // All devices that run another target run this one.
-        let needed = Target::Sm80;
+        let needed = Target::SM80;
         if !needed.runs_on(found) {
             return Err(Error::ComputeCapability {
                 device: driver.name().to_owned(),
                 found,
                 needed_by: "every kernel",
-                needed: needed.devices(),
+                needed: needed.devices,
             });
         }
         Ok(Device(Some(Arc::new(Gpu::new(driver)))))

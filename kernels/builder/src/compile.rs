@@ -117,8 +117,8 @@ impl<'a> Session<'a> {
     /// The compiler's message, if it fails.
     pub fn compile(&self, kernels: &[&dyn Spec]) -> Result<String, Error> {
         let target = kernels[0].target();
-        let cpu = format!("-Ctarget-cpu={}", target.name());
-        let feature = format!("-Ctarget-feature=+{}", target.ptx_version());
+        let cpu = format!("-Ctarget-cpu={}", target.name);
+        let feature = format!("-Ctarget-feature=+{}", target.ptx_version);
         for &kernel in kernels {
             let sources = self.sources.iter().flatten();
             generics::check(kernel, sources.map(|(path, lines)| (&**path, &**lines)))?;

@@ -14,8 +14,8 @@ use std::sync::{Mutex, PoisonError};
 /// The architectures that a kernel must assemble for: its own target if no other runs it, else all of
 /// the classes that it is for.
 pub fn targets(kernel: &dyn Spec) -> Vec<&'static str> {
-    if !kernel.target().is_portable() {
-        return vec![kernel.target().name()];
+    if !kernel.target().is_portable {
+        return vec![kernel.target().name];
     }
     let classes = Class::ALL.iter().filter(|class| kernel.is_for(**class));
     classes.flat_map(|class| class.targets()).copied().collect()
@@ -113,9 +113,9 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
         Error::contract(&module.name, format!("has no switch {}", switch.name()))
     })?;
     let kernel = module.entries[0].kernel;
-    let target = match kernel.target().is_portable() {
+    let target = match kernel.target().is_portable {
         true => Class::Sm90.name(),
-        false => kernel.target().name(),
+        false => kernel.target().name,
     };
     for usage in usages(ptxas, &module.name, &text, target)? {
         if usage.spills > MOST_SPILLS_OF_OPTIONS {

@@ -51,23 +51,3 @@ const SM86: Tiles = &[
     (128, own(16, 4, 8, 2)),
     (192, own(16, 2, 12, 2)),
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::catalog::forward::tests::every;
-    use crate::catalog::{Kind, Loop, Spec};
-
-    #[test]
-    fn two_blocks_share_a_multiprocessor() {
-        for (class, kernel) in every(Kind::of_group(Loop::Decode)) {
-            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
-            let wanted = match (class, kernel.dim) {
-                (Class::Sm86, 256) => 1,
-                (Class::Sm80 | Class::Sm86, _) => 2,
-                _ => kernel.tile.blocks_per_sm,
-            };
-            assert!(blocks >= wanted, "{class:?}: {blocks} blocks of {kernel:?}");
-        }
-    }
-}

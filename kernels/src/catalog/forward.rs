@@ -193,33 +193,60 @@ impl Spec for Forward {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::layout::share::Share;
 
-    /// The kernels of a kind, for each class's devices.
-    pub fn every(kind: Kind) -> impl Iterator<Item = (Class, Forward)> {
-        Class::ALL.iter().flat_map(move |&class| {
-            let of = move |dim| Some((class, Forward::of(kind, Dtype::F16, dim, class)?));
-            kind.dims().filter_map(of)
-        })
+    /// The kernels of all kinds, for each class that runs them.
+    fn every() -> impl Iterator<Item = (Class, Forward)> {
+        let kinds = Kind::ALL.into_iter().flatten();
+        let kernels = kinds.flat_map(|&kind| {
+            let of = move |dim| {
+                Class::ALL
+                    .iter()
+                    .map(move |&class| (class, Forward::of(kind, Dtype::F16, dim, class)))
+            };
+            kind.dims().flat_map(of)
+        });
+        let kernels = kernels.map(|(class, kernel)| (class, kernel.expect("a tile")));
+        kernels.filter(|(class, kernel)| kernel.is_for(*class))
     }
 
-    /// A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's. What main loops ask of tiles.
+    /// Eight warps, or four where eight spill. Two blocks of decode kernels, or one where two do not fit.
+    #[test]
+    fn blocks_share_a_multiprocessor() {
+        for (class, kernel) in every() {
+            let (kind, tile) = (kernel.kind, kernel.tile);
+            let least = match (kind.main_loop, class, kernel.dim) {
+                (Loop::Decode, Class::Sm86, 256) => 1,
+                (Loop::Decode, Class::Sm80 | Class::Sm86, _) => 2,
+                _ => tile.blocks_per_sm,
+            };
+            let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
+            assert!(blocks >= least, "{class:?}: {blocks} blocks of {kernel:?}");
+            let warps = match (class, kind.rows, kernel.dim) {
+                (Class::Sm86, Rows::Group, 256) => 4,
+                _ => 8,
+            };
+            let is_sm80 = kind.main_loop == Loop::Sm80;
+            assert!(
+                !is_sm80 || tile.blocks_per_sm * tile.warps == warps,
+                "{kernel:?}"
+            );
+        }
+    }
+
+    /// What main loops ask of tiles. A thread copies whole columns of a tile, so a tile's rows are a multiple of a step's.
     #[test]
     fn tiles_suit_their_main_loops() {
-        for (_, kernel) in Kind::ALL
-            .into_iter()
-            .flatten()
-            .flat_map(|kind| every(*kind))
-        {
+        for (_, kernel) in every() {
             let tile = kernel.tile;
             let [rows, keys] = [tile.q_rows / tile.warps, tile.keys / tile.team];
             assert!(match kernel.kind.main_loop {
                 Loop::Hopper => continue,
                 Loop::Decode => tile.stages >= 2 && rows == 16,
                 Loop::Wide => tile.stages >= 2 && rows * tile.team == 32 && keys == 32,
-                // A buffer each for K and V, or two.
+                // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },
             });
             if kernel.kind.main_loop != Loop::Wide {

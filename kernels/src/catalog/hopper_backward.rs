@@ -156,7 +156,6 @@ impl Spec for HopperBackward {
 mod tests {
     use super::*;
     use crate::catalog::class::Class;
-    use crate::generic;
     use crate::layout::sm90_backward::Sm90QueryMemory;
 
     #[test]

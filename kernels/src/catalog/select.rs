@@ -216,53 +216,35 @@ mod tests {
         ((13, 0), Class::Sm100),
     ];
 
-    /// The kind for one query, for 16 of each of 8 heads, and for 4096.
-    fn kinds(dim: u32, causal: bool, is_hopper: bool) -> [Kind; 3] {
-        let alone = |main_loop| Kind::of_head(main_loop, MaskKind::of(causal));
-        let wide = Kind::of_head(Loop::Wide, MaskKind::Either);
-        let of_loops = |group, long| {
-            let [decode, group] = [Loop::Decode, group].map(Kind::of_group);
-            [decode, group, alone(long)]
-        };
-        match dim {
-            ..=32 if is_hopper => of_loops(Loop::Sm80, Loop::Hopper),
-            ..=256 if is_hopper => of_loops(Loop::Hopper, Loop::Hopper),
-            ..=256 => of_loops(Loop::Sm80, Loop::Sm80),
-            ..=512 if is_hopper => [wide, wide, alone(Loop::Hopper)],
-            _ => [wide; 3],
-        }
-    }
-
     #[test]
-    fn every_device_has_its_kernel_for_every_request() {
+    fn every_device_has_a_kernel_for_every_request() {
         let calls = DEVICES.into_iter().flat_map(|device| {
             let dims = (8..=1024).step_by(8);
-            dims.flat_map(move |dim| [false, true].map(|causal| (device, dim, causal)))
+            dims.flat_map(move |dim| [(1, 1), (16, 8), (4096, 1)].map(|rows| (device, dim, rows)))
         });
-        for ((compute_capability, class), dim, causal) in calls {
-            let kinds = kinds(dim, causal, compute_capability == (9, 0));
+        for ((compute_capability, class), dim, (seqlen_q, group)) in calls {
             let device = class.shared_memory();
-            for (kind, (seqlen_q, group)) in kinds.into_iter().zip([(1, 1), (16, 8), (4096, 1)]) {
-                for dtype in Dtype::ALL {
-                    let request = Request {
-                        dtype,
-                        causal,
-                        compute_capability,
-                        class: Class::of(compute_capability, device),
-                        ..request(dim, seqlen_q, group)
-                    };
-                    let kernel = select(&request).expect("a kernel");
-                    let padded = kind.smallest(dim, dim).expect("served");
-                    let forward = Forward::of(kind, dtype, padded, class).expect("a tile");
-                    assert_eq!(kernel.family, Family::Forward(forward));
-                    // Decode kernels are compiled for as many blocks as fit an H100.
-                    let least = match kind.main_loop {
-                        Loop::Decode => 1,
-                        _ => kernel.blocks_per_sm(),
-                    };
-                    let blocks = device.resident_blocks(kernel.shared_bytes());
-                    assert!(blocks >= least, "{}: {blocks} blocks", kernel.name);
-                }
+            for (dtype, causal) in Dtype::ALL
+                .into_iter()
+                .flat_map(|of| [(of, false), (of, true)])
+            {
+                let request = Request {
+                    dtype,
+                    causal,
+                    compute_capability,
+                    class: Class::of(compute_capability, device),
+                    ..request(dim, seqlen_q, group)
+                };
+                let kernel = select(&request).expect("a kernel");
+                let &Forward {
+                    kind, dim: served, ..
+                } = kernel.forward().expect("of attention");
+                assert_eq!(kind.smallest(dim, dim), Some(served), "{}", kernel.name);
+                assert!(kind.mask.serves(causal) && kernel.dtype() == Some(dtype));
+                assert!(kernel.is_for(class) && kernel.target().runs_on(compute_capability));
+                let is_long = seqlen_q == 4096;
+                let has_hopper = compute_capability == (9, 0) && dim <= 512;
+                assert!(!is_long || (kind.main_loop == Loop::Hopper) == has_hopper);
             }
         }
     }

@@ -111,30 +111,3 @@ const GROUP_SM90: Tiles = &[(128, own(128, 32, 4, 0)), (256, shared(1))];
 
 /// Half the rows, since 8 warps would spill on `sm_120`.
 const GROUP_SM86: Tiles = &[(256, Tile::new(64, 16, 4, 2))];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::catalog::forward::tests::every;
-    use crate::catalog::{Kind, Loop, Spec};
-
-    /// Eight warps on a multiprocessor; four where eight spill.
-    #[test]
-    fn eight_warps_share_a_multiprocessor() {
-        let kinds = [MaskKind::Full, MaskKind::Causal].map(|mask| Kind::of_head(Loop::Sm80, mask));
-        for kind in kinds.into_iter().chain([Kind::of_group(Loop::Sm80)]) {
-            for (class, kernel) in every(kind) {
-                let blocks = class.shared_memory().resident_blocks(kernel.shared_bytes());
-                let tile = kernel.tile;
-                let warps = match (class, kind.rows, kernel.dim) {
-                    (Class::Sm86, Rows::Group, 256) => 4,
-                    _ => 8,
-                };
-                assert!(
-                    tile.blocks_per_sm <= blocks && tile.blocks_per_sm * tile.warps == warps,
-                    "{class:?}: {blocks} blocks of {kernel:?}"
-                );
-            }
-        }
-    }
-}

@@ -1,7 +1,7 @@
 //! PTX targets, and the instructions that they have.
 
 /// Instructions that not all devices have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// Copies of bytes by the copy engine.
     BulkCopies,
@@ -12,53 +12,44 @@ pub enum Feature {
 }
 
 /// The target that the PTX of a kernel is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Target {
-    /// Compute capability 8.0 and all later ones: PTX is forward compatible.
-    Sm80,
-    /// Compute capability 9.0 alone: the `a` marks instructions that no other device has.
-    Sm90a,
-}
-
-/// What a target is: its row.
-struct Facts {
-    /// In PTX, for `-Ctarget-cpu` and `ptxas`.
-    name: &'static str,
-    /// As a target feature of rustc.
-    ptx_version: &'static str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// The name in PTX, for `-Ctarget-cpu` and `ptxas`.
+    pub name: &'static str,
+    /// The PTX version, as a target feature of rustc.
+    pub ptx_version: &'static str,
     /// The compute capability of its first devices.
     first: (i32, i32),
+    /// Whether later devices run its PTX.
+    pub is_portable: bool,
     /// The devices that run it, in words.
-    devices: &'static str,
-    /// Whether later devices run it.
-    is_portable: bool,
+    pub devices: &'static str,
     features: &'static [Feature],
 }
 
 impl Target {
-    /// All targets. A kernel's is the first that has its instructions.
-    pub const ALL: &[Target] = &[Target::Sm80, Target::Sm90a];
+    /// Compute capability 8.0 and all later ones: PTX is forward compatible.
+    pub const SM80: Self = Target {
+        name: "sm_80",
+        ptx_version: "ptx70",
+        first: (8, 0),
+        is_portable: true,
+        devices: "8.0 or later",
+        features: &[],
+    };
 
-    const fn facts(self) -> Facts {
-        match self {
-            Target::Sm80 => Facts {
-                name: "sm_80",
-                ptx_version: "ptx70",
-                first: (8, 0),
-                devices: "8.0 or later",
-                is_portable: true,
-                features: &[],
-            },
-            Target::Sm90a => Facts {
-                name: "sm_90a",
-                ptx_version: "ptx81",
-                first: (9, 0),
-                devices: "9.0",
-                is_portable: false,
-                features: &[Feature::BulkCopies, Feature::TensorMaps, Feature::Wgmma],
-            },
-        }
-    }
+    /// Compute capability 9.0 alone: the `a` marks instructions that no other device has.
+    const SM90A: Self = Target {
+        name: "sm_90a",
+        ptx_version: "ptx81",
+        first: (9, 0),
+        is_portable: false,
+        devices: "9.0",
+        features: &[Feature::BulkCopies, Feature::TensorMaps, Feature::Wgmma],
+    };
+
+    /// All targets. A kernel's is the first that has its instructions.
+    pub const ALL: &[Self] = &[Self::SM80, Self::SM90A];
 
     /// The target of a kernel with these instructions.
     ///
@@ -71,33 +62,13 @@ impl Target {
 
     /// Whether it has instructions.
     pub fn has(self, feature: Feature) -> bool {
-        self.facts().features.contains(&feature)
-    }
-
-    /// The name in PTX, for `-Ctarget-cpu` and `ptxas`.
-    pub const fn name(self) -> &'static str {
-        self.facts().name
-    }
-
-    /// The PTX version, as a target feature of rustc.
-    pub const fn ptx_version(self) -> &'static str {
-        self.facts().ptx_version
-    }
-
-    /// The devices that run it, in words.
-    pub const fn devices(self) -> &'static str {
-        self.facts().devices
-    }
-
-    /// Whether later devices than its first ones run the target's PTX.
-    pub const fn is_portable(self) -> bool {
-        self.facts().is_portable
+        self.features.contains(&feature)
     }
 
     /// Whether devices of a compute capability run the target's PTX.
     pub fn runs_on(self, compute_capability: (i32, i32)) -> bool {
-        let first = self.facts().first;
-        compute_capability == first || self.is_portable() && compute_capability > first
+        let is_later = self.is_portable && compute_capability > self.first;
+        compute_capability == self.first || is_later
     }
 }
 
@@ -110,9 +81,9 @@ mod tests {
         let runs = |target: Target| {
             [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 1)].map(|c| target.runs_on(c))
         };
-        let any = Target::with(&[]);
-        assert_eq!(runs(any), [false, true, true, true, true, true]);
-        let hopper = Target::with(&[Feature::Wgmma]);
-        assert_eq!(runs(hopper), [false, false, false, true, false, false]);
+        let of_all = [false, true, true, true, true, true];
+        assert_eq!(runs(Target::with(&[])), of_all);
+        let of_hopper = [false, false, false, true, false, false];
+        assert_eq!(runs(Target::with(&[Feature::Wgmma])), of_hopper);
     }
 }

@@ -52,7 +52,7 @@ impl Driver {
         };
         let names = Vec::from_iter(self.gpus.iter().map(name)).join(", ");
         let mut gpus = self.gpus.iter();
-        match gpus.any(|gpu| Target::Sm80.runs_on(gpu.compute_capability)) {
+        match gpus.any(|gpu| Target::SM80.runs_on(gpu.compute_capability)) {
             true => Ok(names),
             false if names.is_empty() => Err("the driver finds no GPU".to_owned()),
             false => Err(format!("{names} is too old")),
