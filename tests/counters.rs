@@ -44,7 +44,7 @@ fn moves_no_more_than_needed(kernel: &Kernel) -> Outcome {
             kv_heads: 1,
             // A combine kernel serves every head dim.
             dim: forward.map_or(256, |forward| forward.dim as usize),
-            causal: forward.is_some_and(|forward| !forward.kind.serves(false)),
+            causal: forward.is_some_and(|forward| !forward.kind.mask.serves(false)),
             kernel: (!combines).then(|| kernel.name.to_owned()),
             splits: if combines { 2 } else { 1 },
             q: layout,

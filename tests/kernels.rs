@@ -109,7 +109,7 @@ fn cases(kernel: &'static Kernel, is_emulated: bool) -> impl Iterator<Item = Cas
     };
     let masks = [false, true].into_iter();
     let masks =
-        masks.filter(move |&causal| forward.is_none_or(|forward| forward.kind.serves(causal)));
+        masks.filter(move |&causal| forward.is_none_or(|forward| forward.kind.mask.serves(causal)));
     let sizes = move |causal| Size::both(dims, is_emulated).map(|size| (causal, size));
     masks.flat_map(sizes).flat_map(move |(causal, size)| {
         let [batch, heads, kv_heads] = size.heads;

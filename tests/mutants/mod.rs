@@ -247,7 +247,7 @@ fn runs(mutated: &'static Kernel) -> Vec<Run> {
         seqlen_q,
         seqlen_kv,
         dim,
-        causal: forward.kind.serves(true),
+        causal: forward.kind.mask.serves(true),
         kernel: Some(kernel.name.to_owned()),
         ..Case::default()
     };

@@ -35,7 +35,7 @@ fn every_kernel_that_serves_a_problem_passes() {
     // All from head dim 64 on, also kernels for other devices: an A100 has the shared memory.
     let serve = KERNELS.iter().filter(|kernel| {
         kernel.forward().is_some_and(|forward| {
-            let serves = forward.kind.serves(true) && !is_wide(forward.dim);
+            let serves = forward.kind.mask.serves(true) && !is_wide(forward.dim);
             let serves = serves && !kernel.takes_maps();
             forward.dtype == Dtype::Bf16 && forward.dim >= 64 && serves
         })

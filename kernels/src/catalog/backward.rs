@@ -157,12 +157,9 @@ impl BackwardMain {
 
     /// 16-wide slices of a warp's part of dQ: down and across.
     const fn parts_of_dq(&self) -> [u32; 2] {
-        let tile = self.tile;
+        let (tile, dt, nt) = (self.tile, self.dim / 16, self.tile.queries / 16);
         let one_below_other = tile.warps / 2 / tile.side_by_side;
-        [
-            tile.queries / 16 / one_below_other,
-            self.dim / 16 / tile.side_by_side,
-        ]
+        [nt / one_below_other, dt / tile.side_by_side]
     }
 
     /// Eight warps on a multiprocessor. Shared memory: K, V, and two stages of Q and dO; the stages of dS; two stages of two
@@ -208,12 +205,8 @@ pub(super) fn all() -> Vec<Backward> {
         for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
                 let of = |has_options| BackwardMain::of(dtype, dim, class, has_options);
-                kernels.extend(
-                    [of(false), of(true)]
-                        .into_iter()
-                        .flatten()
-                        .map(Backward::Main),
-                );
+                let mains = [of(false), of(true)].into_iter().flatten();
+                kernels.extend(mains.map(Backward::Main));
             }
         }
     }
@@ -294,13 +287,11 @@ impl Spec for Backward {
             Backward::Main(main) => ("BackwardParams", Some(main.mask.types())),
             _ => ("BackwardParams", Some(MaskKind::Options.types())),
         };
-        let types = types.as_ref().map_or(&[][..], |types| types);
-        Instance::new(
+        let (kernel, types) = (
             (params, "attention::backward"),
-            self.dtype(),
-            types,
-            generic,
-        )
+            types.map_or(vec![], Vec::from),
+        );
+        Instance::new(kernel, self.dtype(), &types, generic)
     }
 
     /// With options the compiler leaves some copies in loops. Options take registers: at D = 96 the tile of the smaller

@@ -44,22 +44,18 @@ pub(super) fn all() -> impl Iterator<Item = Gemm> {
     let simple = [(GemmKind::Simple, GemmTile::SIMPLE)].into_iter();
     let multistage = MULTISTAGE.map(|tile| (GemmKind::Multistage, GemmTile::multistage(tile)));
     let hopper = HOPPER.map(|tile| (GemmKind::Hopper, GemmTile::hopper(tile)));
-    simple
-        .chain(multistage)
-        .chain(hopper)
-        .flat_map(|(kind, tile)| {
-            let of = move |dtype, accumulation| Gemm {
-                kind,
-                dtype,
-                accumulation,
-                tile,
-            };
-            let single = Dtype::ALL
-                .map(|dtype| of(dtype, Accumulation::Single))
-                .into_iter();
-            let half = of(Dtype::F16, Accumulation::Half);
-            single.chain((kind != GemmKind::Hopper).then_some(half))
-        })
+    let tiles = simple.chain(multistage).chain(hopper);
+    tiles.flat_map(|(kind, tile)| {
+        let of = move |(dtype, accumulation)| Gemm {
+            kind,
+            dtype,
+            accumulation,
+            tile,
+        };
+        let half = (kind != GemmKind::Hopper).then_some((Dtype::F16, Accumulation::Half));
+        let single = Dtype::ALL.map(|dtype| (dtype, Accumulation::Single));
+        single.into_iter().chain(half).map(of)
+    })
 }
 
 impl Spec for Gemm {

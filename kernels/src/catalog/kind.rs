@@ -62,10 +62,11 @@ impl MaskKind {
 
     /// Whether it serves calls with or without the causal mask.
     pub fn serves(self, causal: bool) -> bool {
-        !matches!(
-            (self, causal),
-            (MaskKind::Full, true) | (MaskKind::Causal, false)
-        )
+        match self {
+            MaskKind::Full => !causal,
+            MaskKind::Causal => causal,
+            MaskKind::Either | MaskKind::Options => true,
+        }
     }
 
     /// Whether kernels take [options](crate::abi::Options).
@@ -95,26 +96,25 @@ impl MaskKind {
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 9] = {
-        use MaskKind::{Causal, Either, Full, Options};
+    pub(super) const ALL: [&[Self]; 9] = [
+        &Kind::with_masks(Loop::Sm80),
+        &[Kind::of_group(Loop::Sm80)],
+        &[Kind::of_group(Loop::Decode)],
+        &[Kind::of_head(Loop::Wide, MaskKind::Either)],
+        &Kind::with_masks(Loop::Hopper),
+        &[Kind::of_group(Loop::Hopper)],
+        &[Kind::of_head(Loop::Sm80, MaskKind::Options)],
+        &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
+        &[Kind::of_head(Loop::Wide, MaskKind::Options)],
+    ];
+
+    const fn with_masks(main_loop: Loop) -> [Self; 2] {
+        let [full, causal] = [MaskKind::Full, MaskKind::Causal];
         [
-            &[
-                Kind::of_head(Loop::Sm80, Full),
-                Kind::of_head(Loop::Sm80, Causal),
-            ],
-            &[Kind::of_group(Loop::Sm80)],
-            &[Kind::of_group(Loop::Decode)],
-            &[Kind::of_head(Loop::Wide, Either)],
-            &[
-                Kind::of_head(Loop::Hopper, Full),
-                Kind::of_head(Loop::Hopper, Causal),
-            ],
-            &[Kind::of_group(Loop::Hopper)],
-            &[Kind::of_head(Loop::Sm80, Options)],
-            &[Kind::of_head(Loop::Hopper, Options)],
-            &[Kind::of_head(Loop::Wide, Options)],
+            Kind::of_head(main_loop, full),
+            Kind::of_head(main_loop, causal),
         ]
-    };
+    }
 
     /// Kernels whose tiles have rows of one head.
     pub const fn of_head(main_loop: Loop, mask: MaskKind) -> Self {
@@ -200,11 +200,8 @@ mod tests {
         for kind in Kind::ALL.into_iter().flatten() {
             assert!(kind.dims().is_sorted());
             for table in Class::ALL.iter().flat_map(|class| kind.tables(*class)) {
-                assert!(
-                    table
-                        .iter()
-                        .all(|(dim, _)| kind.dims().any(|of| of == *dim))
-                );
+                let mut dims = table.iter().map(|(dim, _)| *dim);
+                assert!(dims.all(|dim| kind.dims().any(|of| of == dim)));
             }
         }
     }
