@@ -22,7 +22,7 @@ pub fn tests() -> Vec<Test> {
     }
     for kernel in KERNELS.iter() {
         let dim = match kernel.family {
-            Family::Backward(Backward::Main(main)) if main.has_options() => main.dim,
+            Family::Backward(Backward::Main(main)) if main.mask.has_options() => main.dim,
             Family::HopperBackward(hopper) if hopper.mask.has_options() => hopper.dim,
             _ => continue,
         };

@@ -63,16 +63,15 @@ pub(crate) fn candidates(
     call: &Call,
 ) -> impl Iterator<Item = &'static Kernel> + use<> {
     let Call { problem, args, .. } = call;
-    let has_options = options::first(problem, &args.options).is_some();
     let is_mapped = [args.q, args.k, args.v, args.d_o].iter().all(has_map);
     // Memory may not hold dS, and sums are always there for head dims up to 128.
     let ways: &[HopperWay] = match best_way(call) {
         HopperWay::Stored => &[HopperWay::Stored, HopperWay::Sums],
         HopperWay::Sums => &[HopperWay::Sums],
     };
-    let mask = match has_options {
-        true => MaskKind::Options,
-        false => MaskKind::of(problem.causal),
+    let mask = match options::first(problem, &args.options) {
+        Some(_) => MaskKind::Options,
+        None => MaskKind::of(problem.causal),
     };
     let widest = problem.widest();
     let dims = HEAD_DIMS.iter().filter(move |&&dim| widest <= dim as usize);
@@ -82,7 +81,7 @@ pub(crate) fn candidates(
     });
     let class = facts.class().into();
     let sm80 = dims.filter_map(move |&dim| {
-        let main = BackwardMain::of(dtype, dim, class, has_options)?;
+        let main = BackwardMain::of(dtype, dim, class, mask)?;
         Some(Family::Backward(Backward::Main(main)))
     });
     let compute_capability = facts.compute_capability;
@@ -110,7 +109,7 @@ fn best_way(call: &Call) -> HopperWay {
 pub(super) fn takes_packed(name: Option<&str>) -> bool {
     let Some(name) = name else { return true };
     match named(name).map(|kernel| kernel.family) {
-        Some(Family::Backward(Backward::Main(main))) => main.has_options(),
+        Some(Family::Backward(Backward::Main(main))) => main.mask.has_options(),
         Some(Family::HopperBackward(kernel)) => {
             kernel.mask.has_options() && kernel.way == HopperWay::Sums
         }

@@ -131,15 +131,15 @@ const SM86: Tiles<BackwardTile> = &[
 const OPTIONS: Tiles<BackwardTile> = &[(64, own([128, 64, 8], [0, 2, 2]))];
 
 impl BackwardMain {
-    /// The kernel for a class's devices, if there is one of the head dim. With options a head dim has at most two tiles, the
-    /// larger one where blocks have the shared memory.
-    pub fn of(dtype: Dtype, dim: u32, class: Class, has_options: bool) -> Option<Self> {
-        let (mask, tables): (_, &[_]) = match (has_options, class) {
-            (false, Class::Sm80) => (MaskKind::Either, &[SM80, TILES]),
-            (false, Class::Sm86) => (MaskKind::Either, &[SM86, TILES]),
-            (false, Class::Sm90 | Class::Sm100) => (MaskKind::Either, &[TILES]),
-            (true, Class::Sm80 | Class::Sm86) => (MaskKind::Options, &[OPTIONS, SM86, TILES]),
-            (true, Class::Sm90 | Class::Sm100) => (MaskKind::Options, &[OPTIONS, TILES]),
+    /// The kernel for a class's devices that serves a mask, if there is one of the head dim. With options a head dim has at
+    /// most two tiles, the larger one where blocks have the shared memory.
+    pub fn of(dtype: Dtype, dim: u32, class: Class, mask: MaskKind) -> Option<Self> {
+        let (mask, tables): (_, &[_]) = match (mask, class) {
+            (MaskKind::Options, Class::Sm80 | Class::Sm86) => (mask, &[OPTIONS, SM86, TILES]),
+            (MaskKind::Options, _) => (mask, &[OPTIONS, TILES]),
+            (_, Class::Sm80) => (MaskKind::Either, &[SM80, TILES]),
+            (_, Class::Sm86) => (MaskKind::Either, &[SM86, TILES]),
+            (_, Class::Sm90 | Class::Sm100) => (MaskKind::Either, &[TILES]),
         };
         let tile = of_dim(dim, tables)?;
         Some(BackwardMain {
@@ -148,11 +148,6 @@ impl BackwardMain {
             tile,
             mask,
         })
-    }
-
-    /// Whether it takes [options](crate::abi::Options).
-    pub fn has_options(&self) -> bool {
-        self.mask.has_options()
     }
 
     /// 16-wide slices of a warp's part of dQ: down and across.
@@ -204,8 +199,10 @@ pub(super) fn all() -> Vec<Backward> {
         kernels.extend(SumBias::DIMS.map(|dim| Backward::SumBias(SumBias { dtype, dim })));
         for &(dim, _) in TILES {
             for class in [Class::Sm90, Class::Sm80, Class::Sm86, Class::Sm100] {
-                let of = |has_options| BackwardMain::of(dtype, dim, class, has_options);
-                let mains = [of(false), of(true)].into_iter().flatten();
+                let of = |mask| BackwardMain::of(dtype, dim, class, mask);
+                let mains = [MaskKind::Either, MaskKind::Options]
+                    .into_iter()
+                    .filter_map(of);
                 kernels.extend(mains.map(Backward::Main));
             }
         }
@@ -227,7 +224,11 @@ impl Spec for Backward {
             Backward::Far(_) => format!("backward_{dtype}_far"),
             Backward::SumBias(sums) => format!("backward_{dtype}_sum_bias_d{}", sums.dim),
             Backward::Main(main) => {
-                let optional = if main.has_options() { "optional_" } else { "" };
+                let optional = if main.mask.has_options() {
+                    "optional_"
+                } else {
+                    ""
+                };
                 let name = format!("backward_{optional}{dtype}_d{}", main.dim);
                 match self.is_for(Class::Sm90) {
                     true => name,
@@ -257,7 +258,7 @@ impl Spec for Backward {
         let Backward::Main(main) = self else {
             return true;
         };
-        Some(*main) == BackwardMain::of(main.dtype, main.dim, class, main.has_options())
+        Some(*main) == BackwardMain::of(main.dtype, main.dim, class, main.mask)
     }
 
     fn instance(&self) -> Instance {
@@ -298,7 +299,7 @@ impl Spec for Backward {
     /// devices spills, outside the products.
     fn code(&self) -> Code {
         let (copies_vary, most_spills) = match self {
-            Backward::Main(main) if main.has_options() => (true, 64),
+            Backward::Main(main) if main.mask.has_options() => (true, 64),
             Backward::SumBias(_) => (true, 64),
             Backward::FarSums(_) | Backward::Far(_) => (true, 0),
             _ => (false, 0),
@@ -320,7 +321,8 @@ mod tests {
     fn tiles_fit_their_class() {
         for &class in Class::ALL {
             for &(dim, _) in TILES {
-                let main = BackwardMain::of(Dtype::F16, dim, class, false).expect("a tile");
+                let main =
+                    BackwardMain::of(Dtype::F16, dim, class, MaskKind::Either).expect("a tile");
                 let (spec, tile) = (Backward::Main(main), main.tile);
                 let blocks = class.shared_memory().resident_blocks(spec.shared_bytes());
                 assert!(blocks > 0, "{class:?}: {main:?}");

@@ -49,7 +49,7 @@ fn families(dtype: Dtype, dim: u32) -> Vec<Family> {
     let far = [Backward::FarSums(dtype), Backward::Far(dtype)];
     let mut families: Vec<_> = far.map(|far| Some(Family::Backward(far))).into();
     for &class in Class::ALL {
-        let main = BackwardMain::of(dtype, dim, class, true).map(Backward::Main);
+        let main = BackwardMain::of(dtype, dim, class, MaskKind::Options).map(Backward::Main);
         families.extend([forward(Loop::Sm80, class), main.map(Family::Backward)]);
     }
     families.push(forward(Loop::Hopper, Class::Sm90));
