@@ -21,8 +21,8 @@
 
 use super::job::{Job, Step, below};
 use crate::abi::BackwardParams;
+use crate::attention::guard::{has_non_finite, in_turn};
 use crate::attention::mask::{Interval, Mask};
-use crate::attention::non_finite::{has_non_finite, in_turn};
 use crate::attention::score::{Corner, Score};
 use crate::layout::sum;
 use crate::ptx::{barrier, cp_async, global, math, shared, special};

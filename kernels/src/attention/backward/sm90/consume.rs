@@ -1,6 +1,6 @@
 //! The consumers' loop over blocks of queries: Algorithm 2 of FlashAttention-2 (Dao 2023), with S and dP transposed.
 
-use super::guard::{Columns, LeaveOut, SEARCH, add_guarded_rows, keys_of_rows};
+use super::guard::{Columns, LeaveOut, SEARCH, keys_of_rows};
 use super::job::{job_at, query_tile, share};
 use super::reduce::{SHARING, read, written};
 use super::shown::Shown;
@@ -8,7 +8,7 @@ use super::store::store;
 use super::{CONSUMERS, KEYS, THREADS};
 use crate::abi::{BackwardParams, Share};
 use crate::attention::backward::job::{Job, Step, below};
-use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
+use crate::attention::guard::panels::{add_guarded, add_guarded_rows, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
 use crate::attention::score::{Corner, Score};
 use crate::layout::rows::Rows;
@@ -310,7 +310,7 @@ pub unsafe fn consume<
                     let mask = job.of_head(&params.forward, step.head).mask;
                     let first = first_query + row as i32;
                     let keys = keys_of_rows(mask, first, job.first_key as i32);
-                    add_guarded_rows::<E, QT>(ds_tile, row, k_part, &mut dq, keys);
+                    add_guarded_rows::<E, QT, 8>((ds_tile, row), k_part, &mut dq, keys);
                 }
                 let dq_stage = stage % memory.dq_stages();
                 barrier::some(read(dq_stage, warpgroup), SHARING);

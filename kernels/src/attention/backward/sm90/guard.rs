@@ -4,13 +4,10 @@
 //! there. A warpgroup searches them. Where it finds one, each warp adds its products by `mma.sync`, guarded as in the
 //! forward pass, and the `wgmma` that follows reads zeros. So no `wgmma` stands behind a branch.
 
-use crate::attention::forward::sm90::alone::add_guarded;
 use crate::attention::mask::{Interval, Mask};
 use crate::layout::descriptor::{Descriptor, Panels};
-use crate::layout::fragment;
-use crate::ptx::{ldmatrix, special};
+use crate::ptx::special;
 use crate::tile::registers::opaque;
-use crate::tile::{Accumulator, Element, Operand};
 
 /// The first of the barriers by which each warpgroup shares what it found.
 pub const SEARCH: u32 = 9;
@@ -68,29 +65,4 @@ pub fn keys_of_rows<M: Mask>(mask: M, first: i32, origin: i32) -> [M::Keys; 2] {
     let query = first + (special::lane() / 4) as i32;
     let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
     [upper.counted_from(origin), lower.counted_from(origin)]
-}
-
-/// Adds the guarded product of 16 rows of dS, from row `row` on, and K to dQ, where the lane's two rows see `keys`.
-///
-/// # Safety
-/// Every lane of the warp makes the same call, with dS and K landed.
-#[inline(always)]
-pub unsafe fn add_guarded_rows<E: Element, const QT: usize>(
-    ds: Panels,
-    row: u32,
-    k: Panels,
-    dq: &mut [Accumulator; QT],
-    keys: [impl Interval; 2],
-) {
-    let (lane_row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    let (mut key, end) = (0, opaque(k.rows));
-    while key < end {
-        // SAFETY: the caller's promise; the address lies in the tile.
-        unsafe {
-            let ds = ldmatrix::x4(ds.chunk(row + lane_row, key + 8 * chunk));
-            let keys = keys.map(|keys| keys.counted_from(key as i32));
-            add_guarded::<E, QT, 1>(k.skip_rows(key), dq, &mut [Operand(ds)], keys);
-        }
-        key += 16;
-    }
 }

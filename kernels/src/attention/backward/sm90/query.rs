@@ -4,7 +4,7 @@
 //! warpgroup loads dS as it was stored, and K by TMA. dQ is complete in registers: nothing is summed in memory, so the
 //! result is the same from run to run.
 
-use super::guard::{Columns, SEARCH, add_guarded_rows, keys_of_rows};
+use super::guard::{Columns, SEARCH, keys_of_rows};
 use super::load::load;
 use super::progress;
 use super::store::store;
@@ -12,7 +12,7 @@ use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
 use crate::attention::Visits;
 use crate::attention::alternate::{query_head, query_head_number};
-use crate::attention::forward::sm90::alone::has_non_finite;
+use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
@@ -253,7 +253,7 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
                 let first = job.first + 64 * warpgroup + who() / 32 * 16;
                 let mask = job.mask.of_head(forward, job.head);
                 let keys = keys_of_rows(mask, first as i32, (tile * KEYS) as i32);
-                add_guarded_rows::<E, DT>(ds, row, k, &mut dq, keys);
+                add_guarded_rows::<E, DT, 8>((ds, row), k, &mut dq, keys);
                 barrier::warp();
             }
             ring.release(full);

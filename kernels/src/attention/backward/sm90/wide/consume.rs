@@ -8,7 +8,7 @@ use super::super::store::store;
 use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, half_at};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::forward::sm90::alone::{add_guarded, has_non_finite};
+use crate::attention::guard::panels::{add_guarded, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
