@@ -7,6 +7,7 @@
 use super::guard::{Columns, SEARCH, keys_of_rows};
 use super::load::load;
 use super::progress;
+use super::roles::{init_stage, take_roles};
 use super::store::store;
 use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
@@ -18,7 +19,7 @@ use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
 use crate::ptx::wgmma::{self, Product};
-use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::ptx::{barrier, bulk, global, mbarrier, shared, shuffle, special};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Ring};
 use core::hint::{assert_unchecked, cold_path};
@@ -121,37 +122,28 @@ pub unsafe fn queries<
     [Accumulator; DT]: Product,
 {
     let memory = Sm90QueryMemory::new(shared::base(), 16 * DT as u32, 16 * NT as u32, S);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
-    unsafe {
-        let thread = special::thread(THREADS);
-        if thread == 0 {
-            for stage in 0..S {
-                mbarrier::init(memory.full(stage), 1);
-                mbarrier::init(memory.full(stage) + 8, 4 * CONSUMERS);
+    let init = || {
+        for stage in 0..S {
+            // SAFETY: one thread calls it, before others use the barriers.
+            unsafe { init_stage(memory.full(stage)) }
+        }
+    };
+    // SAFETY: the caller's promise; `take_roles` calls each in the threads of its role, with initialised barriers.
+    let copy = |warp, lane| unsafe {
+        if warp == 0 {
+            let wave = Job::<M>::at(params, place).wave(params);
+            progress::wait_for(params, params.stored.all_stored(wave));
+            if lane == 0 {
+                produce::<M, DT, NT, S>(params, maps, memory, place);
             }
-            mbarrier::fence_init();
         }
-        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
-            bulk::fence();
-        }
-        barrier::block();
-        let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == CONSUMERS {
-            setmaxnreg::decrease::<GIVEN>();
-            if shuffle::first(thread / 32 % 4) == 0 {
-                let wave = Job::<M>::at(params, place).wave(params);
-                progress::wait_for(params, params.stored.all_stored(wave));
-                if thread % 32 == 0 {
-                    produce::<M, DT, NT, S>(params, maps, memory, place);
-                }
-            }
-        } else {
-            setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT, S>(params, memory, place, warpgroup);
-        }
-    }
+    };
+    // SAFETY: likewise.
+    let consume = |warpgroup| unsafe {
+        consume::<E, M, DT, S>(params, memory, place, warpgroup);
+    };
+    // SAFETY: the caller's promise.
+    unsafe { take_roles::<M, GIVEN, TAKEN>(memory.zeros(), init, copy, consume) }
 }
 
 /// Loads dS and K.
