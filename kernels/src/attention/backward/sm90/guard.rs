@@ -4,13 +4,17 @@
 //! there. A warpgroup searches them. Where it finds one, each warp adds its products by `mma.sync`, guarded as in the
 //! forward pass, and the `wgmma` that follows reads zeros. So no `wgmma` stands behind a branch.
 
+use super::roles::thread;
+use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
 use crate::layout::descriptor::{Descriptor, Panels};
 use crate::ptx::special;
 use crate::tile::registers::opaque;
+use crate::tile::{Accumulator, Element};
+use core::hint::cold_path;
 
 /// The first of the barriers by which each warpgroup shares what it found.
-pub const SEARCH: u32 = 9;
+const SEARCH: u32 = 9;
 
 /// The operands that the products of a step leave out.
 #[derive(Clone, Copy, Default)]
@@ -59,10 +63,36 @@ impl Columns {
     }
 }
 
-/// The keys that two rows of a lane see, of the 16 queries from `first` on; counted from key `origin`.
+/// Whether a tile of `16 * ROWS` rows holds an infinity or a NaN: the same answer for the whole warpgroup.
+///
+/// # Safety
+/// All lanes of the warpgroup make the same call, with the tile landed.
 #[inline(always)]
-pub fn keys_of_rows<M: Mask>(mask: M, first: i32, origin: i32) -> [M::Keys; 2] {
-    let query = first + (special::lane() / 4) as i32;
-    let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
-    [upper.counted_from(origin), lower.counted_from(origin)]
+pub unsafe fn search<E: Element, const DT: usize, const ROWS: usize>(
+    tile: Panels,
+    warpgroup: u32,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { has_non_finite::<E, DT, ROWS>(tile, thread(), SEARCH + warpgroup) }
+}
+
+/// Adds product 5 of a warpgroup's 64 queries and a tile of 128 keys, which was left out: of dS from row `row` on, where the first
+/// pair is of query and key `first`.
+///
+/// # Safety
+/// All lanes of the warpgroup make the same call, with dS and K landed.
+#[inline(always)]
+pub unsafe fn add_left_out<E: Element, M: Mask, const DT: usize>(
+    mask: M,
+    first: [i32; 2],
+    (ds, row): (Panels, u32),
+    k: Panels,
+    dq: &mut [Accumulator; DT],
+) {
+    cold_path();
+    let warp_row = thread() / 32 * 16;
+    let query = first[0] + (warp_row + special::lane() / 4) as i32;
+    let keys = [query, query + 8].map(|query| mask.keys(query).counted_from(first[1]));
+    // SAFETY: the caller's promise.
+    unsafe { add_guarded_rows::<E, DT, 8>((ds, row + warp_row), k, dq, keys) }
 }

@@ -28,11 +28,14 @@
 //! | `store` | rows of a gradient, stored |
 
 mod consume;
+mod consumer;
+mod elements;
 mod guard;
 mod job;
 mod keep;
 mod load;
 mod produce;
+mod products;
 mod progress;
 mod query;
 mod reduce;
@@ -41,6 +44,7 @@ mod shown;
 mod store;
 mod stored;
 mod wide;
+mod write;
 
 use crate::abi::Sm90BackwardParams;
 use crate::attention::mask::Mask;
