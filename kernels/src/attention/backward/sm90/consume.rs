@@ -3,9 +3,9 @@
 use super::KEYS;
 use super::consumer::Consumer;
 use super::elements::Elements;
-use super::guard::{Columns, LeaveOut, search};
+use super::guard::{Columns, search};
 use super::job::job_at;
-use super::products::{add_columns, multiply_columns, multiply_rows};
+use super::products::{add_columns, multiply_columns, multiply_rows, wait};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
 use crate::attention::mask::Mask;
@@ -64,10 +64,7 @@ pub unsafe fn consume<
             let scores = this.scores::<C>(block);
             ring.wait(memory.q_full(stage));
             ring.wait(memory.d_o_full(stage));
-            let leave_out = match masked && !M::UNIFORM {
-                true => this.leave_out::<E, DT>(block, in_keys),
-                false => LeaveOut::default(),
-            };
+            let leave_out = this.leave_out::<E, DT>(block, masked, in_keys);
             // Before the products: behind their reads of shared memory its loads would wait.
             let statistics = [memory.lse(stage), memory.delta(stage)];
             let mut elements =
@@ -83,16 +80,13 @@ pub unsafe fn consume<
             this.prefetch(scores, block);
 
             // P = exp(S - lse)
-            wgmma::wait::<1>();
-            wgmma::pin(&mut s);
+            wait::<1, _>(&mut s);
             elements.probabilities::<E>(&mut s);
 
             // dS = P * (dP - delta)
-            wgmma::wait::<0>();
-            wgmma::pin(&mut dp);
+            wait::<0, _>(&mut dp);
             elements.subtract_delta(&mut dp);
-            elements.zero_hidden(&mut s, &mut dp, || this.queries(block));
-            let mut p = elements.rounded::<E>(s);
+            let mut p = elements.mask::<E>(&mut s, &mut dp, || this.queries(block));
             let mut ds = elements.gradients::<E>(params, this.head(block), &s, &dp);
 
             // 3. dV += Pᵀ dO. Where the other warpgroup waits for dS, dS goes first: measured in docs/tuning.md.
@@ -116,8 +110,7 @@ pub unsafe fn consume<
             let q = Columns::new::<M>(block.q, zeros, leave_out.queries);
             add_columns::<E, DT, NT>(&mut dk, &ds, q);
 
-            wgmma::wait::<1>();
-            wgmma::pin(&mut dv);
+            wait::<1, _>(&mut dv);
             if leave_out.queries {
                 this.add_left_out::<E, DT>(block, &mut dv, &mut p, block.d_o);
             }
@@ -129,8 +122,7 @@ pub unsafe fn consume<
                 }
                 this.pass_dq(block, &dq);
             }
-            wgmma::wait::<0>();
-            wgmma::pin(&mut dk);
+            wait::<0, _>(&mut dk);
             if leave_out.queries {
                 this.add_left_out::<E, DT>(block, &mut dk, &mut ds, block.q);
             }

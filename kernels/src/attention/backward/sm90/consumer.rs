@@ -6,7 +6,7 @@ use super::job::{query_tile, share};
 use super::reduce::{SHARING, read, written};
 use super::roles::thread;
 use super::store::store;
-use super::write::{write_dq, write_ds};
+use super::write::write_ds;
 use crate::abi::{BackwardParams, Share};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::guard::panels::add_guarded;
@@ -15,7 +15,8 @@ use crate::attention::score::{Corner, Score};
 use crate::layout::descriptor::Panels;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
-use crate::ptx::{barrier, mbarrier};
+use crate::layout::sum;
+use crate::ptx::{barrier, bulk, mbarrier, shared, special};
 use crate::tile::{Accumulator, Element, Operand};
 use core::hint::cold_path;
 
@@ -143,7 +144,7 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         unsafe { score.prefetch(next, [rows, KEYS]) }
     }
 
-    /// What the products of a masked block leave out, where `keys` says whether K is not finite.
+    /// What the products of a block leave out, where `keys` says whether K is not finite.
     ///
     /// # Safety
     /// All lanes of the warpgroup make the same call, with Q and dO landed.
@@ -151,8 +152,12 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
     pub unsafe fn leave_out<E: Element, const DT: usize>(
         &self,
         block: Block,
+        masked: bool,
         keys: bool,
     ) -> LeaveOut {
+        if M::UNIFORM || !masked {
+            return LeaveOut::default();
+        }
         // SAFETY: the caller's promise.
         let queries = unsafe {
             search::<E, DT, NT>(block.q, self.warpgroup)
@@ -229,7 +234,7 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         }
     }
 
-    /// Passes the warpgroup's part of dQ to the warp that adds it to the sums.
+    /// Passes the warpgroup's part of dQ, in the order of the sums, to the warp that adds it to them.
     ///
     /// # Safety
     /// All lanes of the warpgroup make the same call, once for each step.
@@ -239,7 +244,15 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         // SAFETY: the caller's promise. The barriers say that the place is read, and that it is written.
         unsafe {
             barrier::some(read(stage, self.warpgroup), SHARING);
-            write_dq(self.memory.dq(stage, self.warpgroup), dq);
+            let to = self.memory.dq(stage, self.warpgroup);
+            let to = to + thread() / 32 * QT as u32 * sum::BYTES;
+            for qt in 0..QT {
+                for i in 0..8 {
+                    let place = sum::place(special::lane(), i as u32);
+                    shared::store_f32(to + qt as u32 * sum::BYTES + 4 * place, dq[qt].0[i]);
+                }
+            }
+            bulk::fence();
             barrier::arrive(written(stage, self.warpgroup), SHARING);
         }
     }

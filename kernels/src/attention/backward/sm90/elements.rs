@@ -131,31 +131,25 @@ impl<C: Score, I: Interval, const NT: usize> Elements<C, I, NT> {
         }
     }
 
-    /// Puts 0 where a pair does not see each other, into dP - delta, and into P unless [rounded](Self::probabilities).
+    /// Puts 0 into P and dP - delta where a pair does not see each other. Gives P, rounded.
     #[inline(always)]
-    pub fn zero_hidden(
+    pub fn mask<E: Element>(
         &mut self,
         p: &mut [Accumulator; NT],
         dp: &mut [Accumulator; NT],
         queries: impl FnOnce() -> [I; 2],
-    ) {
-        if !self.masked {
-            return;
-        }
-        if C::SCALED {
-            self.shown = Shown::new::<NT>(queries());
-        }
-        for nt in 0..NT {
+    ) -> [Operand; NT] {
+        if self.masked {
             if C::SCALED {
-                self.shown.zero_hidden(&mut p[nt], nt);
+                self.shown = Shown::new::<NT>(queries());
             }
-            self.shown.zero_hidden(&mut dp[nt], nt);
+            for nt in 0..NT {
+                if C::SCALED {
+                    self.shown.zero_hidden(&mut p[nt], nt);
+                }
+                self.shown.zero_hidden(&mut dp[nt], nt);
+            }
         }
-    }
-
-    /// P, rounded.
-    #[inline(always)]
-    pub fn rounded<E: Element>(&self, p: [Accumulator; NT]) -> [Operand; NT] {
         match C::SCALED {
             true => p.map(Accumulator::to_operand::<E>),
             false => self.p,

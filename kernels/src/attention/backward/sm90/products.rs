@@ -83,3 +83,14 @@ pub unsafe fn multiply_columns<E: Element, const DT: usize>(
         wgmma::commit();
     }
 }
+
+/// Waits until all but the `PENDING` last products are complete, whose sums `tiles` then has.
+///
+/// # Safety
+/// All lanes of the warp make the same call.
+#[inline(always)]
+pub unsafe fn wait<const PENDING: u32, const NT: usize>(tiles: &mut [Accumulator; NT]) {
+    // SAFETY: the caller's promise.
+    unsafe { wgmma::wait::<PENDING>() }
+    wgmma::pin(tiles);
+}

@@ -6,7 +6,7 @@
 
 use super::guard::{Columns, add_left_out, search};
 use super::load::load;
-use super::products::multiply_columns;
+use super::products::{multiply_columns, wait};
 use super::progress;
 use super::roles::{init_stage, take_roles, thread};
 use super::store::store;
@@ -229,8 +229,7 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             wgmma::pin(&mut dq);
             let columns = Columns::new::<M>(k, memory.zeros(), leave_out);
             multiply_columns::<E, DT>(&mut dq, (ds, row), columns, true);
-            wgmma::wait::<0>();
-            wgmma::pin(&mut dq);
+            wait::<0, _>(&mut dq);
             if leave_out {
                 let mask = job.mask.of_head(forward, job.head);
                 let first = [job.first + 64 * warpgroup, tile * KEYS].map(|first| first as i32);

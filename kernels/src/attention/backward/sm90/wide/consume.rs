@@ -3,7 +3,7 @@
 use super::super::elements::of_columns;
 use super::super::guard::{Columns, search};
 use super::super::job::job_at;
-use super::super::products::{add_columns, multiply_rows};
+use super::super::products::{add_columns, multiply_rows, wait};
 use super::super::reduce::SHARING;
 use super::super::roles::thread;
 use super::super::store::store;
@@ -33,6 +33,8 @@ struct Consumer<'a, M: Mask> {
     memory: Sm90WideMemory,
     job: Job<M>,
     first_key: u32,
+    /// The queries that see all keys.
+    whole: M::Queries,
     /// 0 has dV, 1 has dK.
     warpgroup: u32,
 }
@@ -57,11 +59,11 @@ impl<M: Mask> Consumer<'_, M> {
         [key, key + 8].map(|key| self.job.queries(key).counted_from(first))
     }
 
-    /// Whether some pairs of a step do not see each other, where queries of `whole` see all keys.
+    /// Whether some pairs of a step do not see each other.
     #[inline(always)]
-    fn masks(&self, step: Step, whole: M::Queries) -> bool {
+    fn masks(&self, step: Step) -> bool {
         let first = (step.tile * SIZE) as i32;
-        first < whole.start() || first + SIZE as i32 > whole.end()
+        first < self.whole.start() || first + SIZE as i32 > self.whole.end()
     }
 
     /// Issues the first product of a step: S or dP. Gives it, and lse or delta of the lane's columns.
@@ -122,7 +124,6 @@ impl<M: Mask> Consumer<'_, M> {
         x: &mut [Accumulator; NT],
         statistics: [[[f32; 2]; 2]; NT],
         step: Step,
-        whole: M::Queries,
     ) {
         let scale = self.params.forward.scale * LOG2_E;
         for nt in 0..NT {
@@ -145,7 +146,7 @@ impl<M: Mask> Consumer<'_, M> {
             } else {
                 self.multiply_by_p(x);
             }
-            if self.masks(step, whole) {
+            if self.masks(step) {
                 let queries = self.queries(step);
                 for nt in 0..NT {
                     let queries = queries.map(|queries| queries.counted_from(16 * nt as i32));
@@ -231,9 +232,8 @@ impl<M: Mask> Consumer<'_, M> {
         sum: &mut [Accumulator; DT],
         p: &mut [Operand; NT],
         step: Step,
-        whole: M::Queries,
     ) -> bool {
-        if M::UNIFORM || !self.masks(step, whole) {
+        if M::UNIFORM || !self.masks(step) {
             return false;
         }
         let (tile, full) = self.tile(ring, 1);
@@ -289,16 +289,17 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
     let (place, half) = half_at(place);
     let consumer = || {
         let job = job_at::<M, true>(params, place, SIZE);
+        let first_key = job.first_key + half * SIZE;
         Consumer {
             params,
             memory,
             job,
-            first_key: job.first_key + half * SIZE,
+            first_key,
+            whole: job.queries(first_key + SIZE - 1),
             warpgroup,
         }
     };
     let this = consumer();
-    let whole = this.job.queries(this.first_key + SIZE - 1);
     let mut sum = [Accumulator::ZERO; DT];
     let mut ring: Stages = Ring(0);
     let mut step = Step::first(&this.job);
@@ -311,14 +312,13 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
         }
         mbarrier::wait(memory.keys_full(warpgroup), 0);
         let (mut x, statistics) = this.issue_rows::<E, DT>(ring);
-        wgmma::wait::<0>();
-        wgmma::pin(&mut x);
-        this.elements(&mut x, statistics, step, whole);
+        wait::<0, _>(&mut x);
+        this.elements(&mut x, statistics, step);
         barrier::warp();
         ring.release(this.tile(ring, 0).1);
         let mut p = x.map(Accumulator::to_operand::<E>);
         this.pass_ds(&p);
-        let mut leave_out = this.guard::<E, DT>(ring, &mut sum, &mut p, step, whole);
+        let mut leave_out = this.guard::<E, DT>(ring, &mut sum, &mut p, step);
         // No product is under way from a step to the next.
         while left > 1 {
             let last = ring;
@@ -326,22 +326,19 @@ pub unsafe fn consume<E: Element, M: Mask, const DT: usize>(
             step = step.next(&this.job);
             let (mut x, statistics) = this.issue_rows::<E, DT>(ring);
             this.issue_columns::<E, DT>(last, &mut sum, &p, leave_out);
-            wgmma::wait::<1>();
-            wgmma::pin(&mut x);
-            this.elements(&mut x, statistics, step, whole);
+            wait::<1, _>(&mut x);
+            this.elements(&mut x, statistics, step);
             barrier::warp();
             ring.release(this.tile(ring, 0).1);
-            wgmma::wait::<0>();
-            wgmma::pin(&mut sum);
+            wait::<0, _>(&mut sum);
             last.release(this.tile(last, 1).1);
             p = x.map(Accumulator::to_operand::<E>);
             this.pass_ds(&p);
-            leave_out = this.guard::<E, DT>(ring, &mut sum, &mut p, step, whole);
+            leave_out = this.guard::<E, DT>(ring, &mut sum, &mut p, step);
             left = opaque(left - 1);
         }
         this.issue_columns::<E, DT>(ring, &mut sum, &p, leave_out);
-        wgmma::wait::<0>();
-        wgmma::pin(&mut sum);
+        wait::<0, _>(&mut sum);
         again(consumer).store::<E, DT>(sum);
     }
 }
