@@ -46,7 +46,9 @@ pub unsafe fn consume<
         warpgroup,
     };
     let this = consumer();
-    let (whole, row, zeros) = (this.whole(), this.first_row(), memory.zeros());
+    let (row, zeros) = (this.first_row(), memory.zeros());
+    // Blocks of queries within these need no mask.
+    let whole = this.job.whole(this.first_key(), KEYS);
     let mut dk = [Accumulator::ZERO; DT];
     let mut dv = [Accumulator::ZERO; DT];
     let mut ring = Ring::<{ Sm90BackwardMemory::STAGES }>(0);

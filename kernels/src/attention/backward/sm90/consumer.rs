@@ -1,4 +1,4 @@
-//! A consuming warpgroup: its keys, the block of queries of a step, and how dS, dQ, dK and dV leave it.
+//! A consuming warpgroup: its keys, the queries of a step, and how dS, dQ, dK and dV leave it.
 
 use super::KEYS;
 use super::guard::{LeaveOut, add_left_out, search};
@@ -57,12 +57,6 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         self.job.first_key + self.first_row()
     }
 
-    /// The queries that see all of its keys.
-    #[inline(always)]
-    pub fn whole(&self) -> Span {
-        self.job.whole(self.first_key(), KEYS)
-    }
-
     /// The block of queries of a step, in a stage.
     #[inline(always)]
     pub fn block(&self, step: Step, stage: u32) -> Block {
@@ -76,6 +70,7 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         }
     }
 
+    /// The first query of a step.
     #[inline(always)]
     fn first_query(&self, step: Step) -> u32 {
         query_tile::<M, STORES>(&self.job, step, Self::BR) * Self::BR

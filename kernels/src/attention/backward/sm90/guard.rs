@@ -1,8 +1,8 @@
-//! Infinities and NaN in pairs that the mask hides: `0 * NaN` must not appear.
+//! [Guarded products](crate::attention::guard) by `wgmma`: it reads zeros where a warp adds the product by itself.
 //!
 //! In a block at the edge of the mask, dS and P are 0 where it hides a pair, but Q, dO and K may hold infinities and NaN
-//! there. A warpgroup searches them. Where it finds one, each warp adds its products by `mma.sync`, guarded as in the
-//! forward pass, and the `wgmma` that follows reads zeros. So no `wgmma` stands behind a branch.
+//! there. A warpgroup searches them. Where it finds one, each warp adds the guarded product by `mma.sync`, and the `wgmma`
+//! reads zeros. So no `wgmma` stands behind a branch.
 
 use super::roles::thread;
 use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};

@@ -17,6 +17,10 @@
 //! | `load` | a tile, loaded by TMA |
 //! | `produce` | what is loaded, step by step |
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
+//! | `products` | its five products |
+//! | `elements` | what it computes element by element |
+//! | `consumer` | a consuming warpgroup, and what enters and leaves its loop |
+//! | `write` | dS, written to shared memory |
 //! | `shown` | which elements of S and dP have a pair that sees each other |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
