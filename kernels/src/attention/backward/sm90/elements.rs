@@ -65,8 +65,8 @@ impl<C: Score, I: Interval, const NT: usize> Elements<C, I, NT> {
         }
     }
 
-    /// Reads which pairs see each other before the products are there, where the mask may lie in device memory: `queries` of the
-    /// block see the lane's two keys.
+    /// Reads which pairs see each other, where the mask may lie in device memory: before the products are there. `queries` see the
+    /// lane's two keys.
     #[inline(always)]
     pub fn read_mask(&mut self, queries: impl FnOnce() -> [I; 2]) {
         if self.masked && !C::SCALED {

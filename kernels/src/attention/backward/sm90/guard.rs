@@ -76,8 +76,8 @@ pub unsafe fn search<E: Element, const DT: usize, const ROWS: usize>(
     unsafe { has_non_finite::<E, DT, ROWS>(tile, thread(), SEARCH + warpgroup) }
 }
 
-/// Adds product 5 of a warpgroup's 64 queries and a tile of 128 keys, which was left out: of dS from row `row` on, where the first
-/// pair is of query and key `first`.
+/// Adds product 5, which was left out: of a warpgroup's 64 queries, from row `row` of dS on, and a tile of 128 keys. `first` are the
+/// first query and key.
 ///
 /// # Safety
 /// All lanes of the warpgroup make the same call, with dS and K landed.
