@@ -2,8 +2,8 @@
 
 use crate::half;
 use kernels::attention::Warp;
+use kernels::attention::guard::has_non_finite;
 use kernels::attention::mask::Interval;
-use kernels::attention::non_finite::has_non_finite;
 use kernels::attention::score::Score;
 use kernels::tile::registers::opaque;
 use kernels::tile::{Accumulate, Arrangement, Element, Operand, SharedTile};

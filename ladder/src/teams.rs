@@ -19,9 +19,9 @@ use crate::options::{TeamsMemory, swizzles};
 use crate::params::LadderParams;
 use crate::ring::Ring;
 use crate::store::{Part, store};
+use kernels::attention::guard::{has_non_finite, multiply_guarded_tile};
 use kernels::attention::heads::OneHead;
 use kernels::attention::mask::{Either, Interval, Mask, Prefix, seen_blocks, whole_blocks};
-use kernels::attention::non_finite::{has_non_finite, multiply_guarded};
 use kernels::attention::{Softmax, SoftmaxScale};
 use kernels::attention::{Team, WorkTile};
 use kernels::layout::swizzle::Swizzle;
@@ -237,7 +237,7 @@ pub unsafe fn teams<
                     if masked && has_non_finite::<E, Swizzle, KEYS, OT, WINDOW>(v_tile, column) {
                         let visible = visible(key);
                         let p = (p_tile.skip(team.row), key as usize / 16);
-                        multiply_guarded::<E, Swizzle, MT, KEYS, KT, OT, WINDOW>(
+                        multiply_guarded_tile::<E, Swizzle, MT, KEYS, KT, OT, WINDOW>(
                             &mut o, p, v_tile, visible, column,
                         );
                     } else if half::sums::<E, S>(MT * OT) {

@@ -9,7 +9,7 @@
 
 use super::sequence::{Sequence, Split};
 #[cfg(target_arch = "nvptx64")]
-use super::{non_finite::multiply_seen, score::Score, warp::Warp};
+use super::{guard::multiply_seen, score::Score, warp::Warp};
 use crate::abi::{ForwardParams, Share};
 #[cfg(target_arch = "nvptx64")]
 use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
@@ -95,11 +95,11 @@ pub trait Interval: Copy + Default {
         unsafe { warp.accumulate_guarded::<E, NT>(p, v_tile, keys) }
     }
 
-    /// [`multiply_seen`](super::non_finite::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice
+    /// [`multiply_seen`](super::guard::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice
     /// `a(.., kt)`.
     ///
     /// # Safety
-    /// The conditions of [`multiply_seen`](super::non_finite::multiply_seen).
+    /// The conditions of [`multiply_seen`](super::guard::multiply_seen).
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(

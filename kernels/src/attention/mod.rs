@@ -14,7 +14,7 @@
 //! | `team` | warps that share query rows | PTX |
 //! | `score` | what happens to a score between `Q K^T` and the softmax | PTX |
 //! | `softmax` | the online softmax | PTX |
-//! | `non_finite` | infinities and NaN in V that a row must not see | PTX |
+//! | `guard` | products that keep infinities and NaN from rows that do not see them | PTX |
 //! | `epilogue` | O and lse, or partial results of a split, stored | PTX |
 //! | `combine` | partial results of all splits, combined | PTX |
 //! | `merge` | results on two parts of the keys, merged, and the gradient of that | PTX |
@@ -46,9 +46,9 @@ pub mod find_ranges;
 #[cfg(target_arch = "nvptx64")]
 pub mod forward;
 #[cfg(target_arch = "nvptx64")]
-pub mod merge;
+pub mod guard;
 #[cfg(target_arch = "nvptx64")]
-pub mod non_finite;
+pub mod merge;
 #[cfg(target_arch = "nvptx64")]
 pub mod pack;
 #[cfg(target_arch = "nvptx64")]

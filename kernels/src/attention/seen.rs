@@ -1,7 +1,7 @@
 //! Spans of numbers with gaps: the pairs that a boolean mask shows to a query or a key.
 
+use super::guard::{in_turn, multiply_guarded};
 use super::mask::{Interval, Span};
-use super::non_finite::{in_turn, multiply_slices_guarded};
 use super::score::Score;
 use super::warp::Warp;
 use crate::abi::{Share, Switch};
@@ -352,7 +352,7 @@ impl<L: Line> Interval for Seen<L> {
                 fence();
                 v_tile.skip(16 * nt).b_trans(special::lane(), 0, dt)
             };
-            multiply_slices_guarded::<E, MT, NT, OT>(&mut warp.o, in_turn(p), v, keys);
+            multiply_guarded::<E, MT, NT, OT>(&mut warp.o, in_turn(p), v, keys);
         }
     }
 
@@ -371,6 +371,6 @@ impl<L: Line> Interval for Seen<L> {
             b(kt, nt)
         };
         // SAFETY: the caller's promise.
-        unsafe { multiply_slices_guarded::<E, MT, KT, NT>(sum, next, b, seen) }
+        unsafe { multiply_guarded::<E, MT, KT, NT>(sum, next, b, seen) }
     }
 }

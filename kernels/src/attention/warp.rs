@@ -16,8 +16,8 @@
 //! | `T` | warps of a team |
 
 use super::Softmax;
+use super::guard::has_non_finite;
 use super::mask::{Interval, Mask};
-use super::non_finite::has_non_finite;
 use super::score::{Corner, Scaled, Score};
 use super::team::Team;
 use crate::ptx::{special, vote};

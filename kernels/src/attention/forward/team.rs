@@ -14,9 +14,9 @@
 //! Shared memory holds the Q tile, later O; K and V; P; and what the warps of a team exchange.
 
 use crate::abi::ForwardParams;
+use crate::attention::guard::multiply_guarded_tile;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::non_finite::multiply_guarded;
 use crate::attention::score::{Corner, Score};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
@@ -146,7 +146,7 @@ pub unsafe fn team<
             if guarded {
                 cold_path();
                 let p = (team_p(), 0);
-                multiply_guarded::<E, _, MT, KT, KT, OT, DT>(
+                multiply_guarded_tile::<E, _, MT, KT, KT, OT, DT>(
                     &mut warp.o,
                     p,
                     own_v(j),

@@ -12,9 +12,9 @@
 //! Shared memory: [`WideMemory`].
 
 use crate::abi::ForwardParams;
+use crate::attention::guard::{has_non_finite, multiply_guarded_tile};
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
-use crate::attention::non_finite::{has_non_finite, multiply_guarded};
 use crate::attention::score::{Corner, Score};
 use crate::attention::sequence::Sequence;
 use crate::attention::softmax::Total;
@@ -241,7 +241,7 @@ pub unsafe fn wide<
                     };
                     if is_masked && has_non_finite::<E, _, RUN, OT, DT>(v_tile, column) {
                         let (p, keys) = ((team_p, first_kt), keys(16 * first_kt as u32));
-                        multiply_guarded::<E, _, MT, RUN, KT, OT, DT>(
+                        multiply_guarded_tile::<E, _, MT, RUN, KT, OT, DT>(
                             &mut o, p, v_tile, keys, column,
                         );
                     } else {

@@ -4,8 +4,8 @@ use super::heads::Heads;
 use super::tiles::{D_O, Q, TILE, for_each_element, slice, tile};
 use super::{PART, ROWS, is_any_far, mark_of};
 use crate::abi::{BackwardParams, TensorRef};
+use crate::attention::guard::multiply_guarded;
 use crate::attention::mask::{Interval, Mask};
-use crate::attention::non_finite::multiply_slices_guarded;
 use crate::attention::score::Score;
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
@@ -59,13 +59,13 @@ pub unsafe fn gradients<E: Element, M: Mask, C: Score>(
                         let found = heads.probabilities::<E>(params, head_index, row, key);
                         let seen =
                             map_rows::<_, 1>(|i| heads.queries(key + i).counted_from(row as i32));
-                        multiply_slices_guarded::<E, 1, 1, PART>(
+                        multiply_guarded::<E, 1, 1, PART>(
                             &mut dv,
                             |_| [found.p.to_operand::<E>()],
                             |_, nt| tile(D_O).b_trans(lane, 0, slice(part, nt)),
                             seen,
                         );
-                        multiply_slices_guarded::<E, 1, 1, PART>(
+                        multiply_guarded::<E, 1, 1, PART>(
                             &mut dk,
                             |_| [found.by_products().to_operand::<E>()],
                             |_, nt| tile(Q).b_trans(lane, 0, slice(part, nt)),

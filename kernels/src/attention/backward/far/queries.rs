@@ -4,8 +4,8 @@ use super::heads::Heads;
 use super::tiles::{K, TILE, ds_tile, for_each_element, slice, tile};
 use super::{PART, ROWS, inverse_of, is_any_far};
 use crate::abi::BackwardParams;
+use crate::attention::guard::multiply_guarded;
 use crate::attention::mask::{Interval, Mask};
-use crate::attention::non_finite::multiply_slices_guarded;
 use crate::attention::score::Score;
 use crate::layout::rows::Rows;
 use crate::ptx::{barrier, global, special};
@@ -50,7 +50,7 @@ pub unsafe fn gradients<E: Element, M: Mask, C: Score>(
                     ds_tile().set(lane, 0, 0, ds);
                     barrier::warp();
                     let seen = map_rows::<_, 1>(|i| heads.keys(row + i).counted_from(key as i32));
-                    multiply_slices_guarded::<E, 1, 1, PART>(
+                    multiply_guarded::<E, 1, 1, PART>(
                         &mut dq,
                         |_| [ds_tile().a_trans(lane, 0, 0, 0)],
                         |_, nt| tile(K).b_trans(lane, 0, slice(part, nt)),

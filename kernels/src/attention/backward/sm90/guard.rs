@@ -1,19 +1,20 @@
-//! Infinities and NaN in pairs that the mask hides: `0 * NaN` must not appear.
+//! [Guarded products](crate::attention::guard) by `wgmma`: it reads zeros where a warp adds the product by itself.
 //!
 //! In a block at the edge of the mask, dS and P are 0 where it hides a pair, but Q, dO and K may hold infinities and NaN
-//! there. A warpgroup searches them. Where it finds one, each warp adds its products by `mma.sync`, guarded as in the
-//! forward pass, and the `wgmma` that follows reads zeros. So no `wgmma` stands behind a branch.
+//! there. A warpgroup searches them. Where it finds one, each warp adds the guarded product by `mma.sync`, and the `wgmma`
+//! reads zeros. So no `wgmma` stands behind a branch.
 
-use crate::attention::forward::sm90::alone::add_guarded;
+use super::roles::thread;
+use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};
 use crate::attention::mask::{Interval, Mask};
 use crate::layout::descriptor::{Descriptor, Panels};
-use crate::layout::fragment;
-use crate::ptx::{ldmatrix, special};
+use crate::ptx::special;
 use crate::tile::registers::opaque;
-use crate::tile::{Accumulator, Element, Operand};
+use crate::tile::{Accumulator, Element};
+use core::hint::cold_path;
 
 /// The first of the barriers by which each warpgroup shares what it found.
-pub const SEARCH: u32 = 9;
+const SEARCH: u32 = 9;
 
 /// The operands that the products of a step leave out.
 #[derive(Clone, Copy, Default)]
@@ -62,35 +63,36 @@ impl Columns {
     }
 }
 
-/// The keys that two rows of a lane see, of the 16 queries from `first` on; counted from key `origin`.
-#[inline(always)]
-pub fn keys_of_rows<M: Mask>(mask: M, first: i32, origin: i32) -> [M::Keys; 2] {
-    let query = first + (special::lane() / 4) as i32;
-    let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
-    [upper.counted_from(origin), lower.counted_from(origin)]
-}
-
-/// Adds the guarded product of 16 rows of dS, from row `row` on, and K to dQ, where the lane's two rows see `keys`.
+/// Whether a tile of `16 * ROWS` rows holds an infinity or a NaN: the same answer for the whole warpgroup.
 ///
 /// # Safety
-/// Every lane of the warp makes the same call, with dS and K landed.
+/// All lanes of the warpgroup make the same call, with the tile landed.
 #[inline(always)]
-pub unsafe fn add_guarded_rows<E: Element, const QT: usize>(
-    ds: Panels,
-    row: u32,
+pub unsafe fn search<E: Element, const DT: usize, const ROWS: usize>(
+    tile: Panels,
+    warpgroup: u32,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { has_non_finite::<E, DT, ROWS>(tile, thread(), SEARCH + warpgroup) }
+}
+
+/// Adds product 5, which was left out: of a warpgroup's 64 queries, from row `row` of dS on, and a tile of 128 keys. `first` are the
+/// first query and key.
+///
+/// # Safety
+/// All lanes of the warpgroup make the same call, with dS and K landed.
+#[inline(always)]
+pub unsafe fn add_left_out<E: Element, M: Mask, const DT: usize>(
+    mask: M,
+    first: [i32; 2],
+    (ds, row): (Panels, u32),
     k: Panels,
-    dq: &mut [Accumulator; QT],
-    keys: [impl Interval; 2],
+    dq: &mut [Accumulator; DT],
 ) {
-    let (lane_row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    let (mut key, end) = (0, opaque(k.rows));
-    while key < end {
-        // SAFETY: the caller's promise; the address lies in the tile.
-        unsafe {
-            let ds = ldmatrix::x4(ds.chunk(row + lane_row, key + 8 * chunk));
-            let keys = keys.map(|keys| keys.counted_from(key as i32));
-            add_guarded::<E, QT, 1>(k.skip_rows(key), dq, &mut [Operand(ds)], keys);
-        }
-        key += 16;
-    }
+    cold_path();
+    let warp_row = thread() / 32 * 16;
+    let query = first[0] + (warp_row + special::lane() / 4) as i32;
+    let keys = [query, query + 8].map(|query| mask.keys(query).counted_from(first[1]));
+    // SAFETY: the caller's promise.
+    unsafe { add_guarded_rows::<E, DT, 8>((ds, row + warp_row), k, dq, keys) }
 }

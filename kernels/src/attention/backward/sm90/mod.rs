@@ -12,10 +12,15 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `roles` | the roles of a block's warpgroups, and what all of them begin with |
 //! | `job` | which job a block takes, and which keys a job has |
 //! | `load` | a tile, loaded by TMA |
 //! | `produce` | what is loaded, step by step |
 //! | `consume` | the loop over blocks of queries: Algorithm 2 of FlashAttention-2 |
+//! | `products` | its five products |
+//! | `elements` | what it computes element by element |
+//! | `consumer` | a consuming warpgroup, and what enters and leaves its loop |
+//! | `write` | dS, written to shared memory |
 //! | `shown` | which elements of S and dP have a pair that sees each other |
 //! | `guard` | products without infinities and NaN that the mask hides |
 //! | `reduce` | dQ added to the sums |
@@ -27,30 +32,36 @@
 //! | `store` | rows of a gradient, stored |
 
 mod consume;
+mod consumer;
+mod elements;
 mod guard;
 mod job;
 mod keep;
 mod load;
 mod produce;
+mod products;
 mod progress;
 mod query;
 mod reduce;
+mod roles;
 mod shown;
 mod store;
 mod stored;
 mod wide;
+mod write;
 
 use crate::abi::Sm90BackwardParams;
 use crate::attention::mask::Mask;
 use crate::attention::score::Score;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::wgmma::Product;
-use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::ptx::{mbarrier, shared};
 use crate::tile::{Accumulator, Element};
 use consume::consume;
 use keep::{DsPanel, keep};
 use produce::produce;
 use reduce::reduce;
+use roles::{init_stage, take_roles};
 pub use stored::sm90_stored;
 
 /// Keys of a warpgroup.
@@ -122,54 +133,45 @@ unsafe fn keys<
     [Accumulator; QT]: Product,
 {
     let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, 16 * DT as u32);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
-    unsafe {
-        let thread = special::thread(THREADS);
-        if thread == 0 {
+    let init = || {
+        // SAFETY: one thread calls it, before others use the barriers.
+        unsafe {
             mbarrier::init(memory.k_full(), 1);
             for stage in 0..Sm90BackwardMemory::STAGES {
-                mbarrier::init(memory.q_full(stage), 1);
-                mbarrier::init(memory.q_full(stage) + 8, 4 * CONSUMERS);
-                mbarrier::init(memory.d_o_full(stage), 1);
-                mbarrier::init(memory.d_o_full(stage) + 8, 4 * CONSUMERS);
+                init_stage(memory.q_full(stage));
+                init_stage(memory.d_o_full(stage));
                 mbarrier::init(memory.ds_full(stage), 4 * CONSUMERS);
             }
-            mbarrier::fence_init();
         }
-        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
-            bulk::fence();
-        }
-        barrier::block();
-        let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == CONSUMERS {
-            setmaxnreg::decrease::<GIVEN>();
-            let warp = shuffle::first(thread / 32 % 4);
-            if warp == 0 {
-                if thread % 32 == 0 {
-                    produce::<M, DT, NT, STORES>(params, maps, memory, place);
-                }
-            } else if warp <= CONSUMERS {
-                if STORES {
-                    let queries = 16 * NT as u32;
-                    let job = job::job_at::<M, true>(&params.backward, place, queries);
-                    let number = warp - 1;
-                    let panel = DsPanel {
-                        base: memory.ds(0).skip_panels(number).base,
-                        number,
-                        queries,
-                        written: reduce::written(0, number),
-                        read: reduce::read(0, number),
-                    };
-                    keep(params, &job, panel);
-                } else {
-                    reduce::<M, DT, NT>(&params.backward, memory, place, warp - 1);
-                }
+    };
+    // SAFETY: the caller's promise; `take_roles` calls each in the threads of its role, with initialised barriers.
+    let copy = |warp, lane| unsafe {
+        if warp == 0 {
+            if lane == 0 {
+                produce::<M, DT, NT, STORES>(params, maps, memory, place);
             }
-        } else {
-            setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, C, DT, NT, QT, STORES>(&params.backward, memory, place, warpgroup);
+        } else if warp <= CONSUMERS {
+            if STORES {
+                let queries = 16 * NT as u32;
+                let job = job::job_at::<M, true>(&params.backward, place, queries);
+                let number = warp - 1;
+                let panel = DsPanel {
+                    base: memory.ds(0).skip_panels(number).base,
+                    number,
+                    queries,
+                    written: reduce::written(0, number),
+                    read: reduce::read(0, number),
+                };
+                keep(params, &job, panel);
+            } else {
+                reduce::<M, DT, NT>(&params.backward, memory, place, warp - 1);
+            }
         }
-    }
+    };
+    // SAFETY: likewise.
+    let consume = |warpgroup| unsafe {
+        consume::<E, M, C, DT, NT, QT, STORES>(&params.backward, memory, place, warpgroup);
+    };
+    // SAFETY: the caller's promise.
+    unsafe { take_roles::<M, GIVEN, TAKEN>(memory.zeros(), init, copy, consume) }
 }

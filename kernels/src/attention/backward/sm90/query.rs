@@ -4,24 +4,24 @@
 //! warpgroup loads dS as it was stored, and K by TMA. dQ is complete in registers: nothing is summed in memory, so the
 //! result is the same from run to run.
 
-use super::guard::{Columns, SEARCH, add_guarded_rows, keys_of_rows};
+use super::guard::{Columns, add_left_out, search};
 use super::load::load;
+use super::products::{multiply_columns, wait};
 use super::progress;
+use super::roles::{init_stage, take_roles, thread};
 use super::store::store;
-use super::{CONSUMERS, THREADS};
 use crate::abi::{MAX_SEQLEN, Sm90BackwardParams, Stored};
 use crate::attention::Visits;
 use crate::attention::alternate::{query_head, query_head_number};
-use crate::attention::forward::sm90::alone::has_non_finite;
-use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
+use crate::attention::mask::{Mask, seen_blocks, whole_blocks};
 use crate::attention::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::{DsImage, Sm90BackwardMemory, Sm90QueryMemory};
 use crate::ptx::wgmma::{self, Product};
-use crate::ptx::{barrier, bulk, global, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::ptx::{barrier, bulk, global, mbarrier, shared, shuffle, special};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element, Ring};
-use core::hint::{assert_unchecked, cold_path};
+use core::hint::assert_unchecked;
 use core::ops::Range;
 
 /// Queries of a job.
@@ -121,37 +121,28 @@ pub unsafe fn queries<
     [Accumulator; DT]: Product,
 {
     let memory = Sm90QueryMemory::new(shared::base(), 16 * DT as u32, 16 * NT as u32, S);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
-    unsafe {
-        let thread = special::thread(THREADS);
-        if thread == 0 {
-            for stage in 0..S {
-                mbarrier::init(memory.full(stage), 1);
-                mbarrier::init(memory.full(stage) + 8, 4 * CONSUMERS);
+    let init = || {
+        for stage in 0..S {
+            // SAFETY: one thread calls it, before others use the barriers.
+            unsafe { init_stage(memory.full(stage)) }
+        }
+    };
+    // SAFETY: the caller's promise; `take_roles` calls each in the threads of its role, with initialised barriers.
+    let copy = |warp, lane| unsafe {
+        if warp == 0 {
+            let wave = Job::<M>::at(params, place).wave(params);
+            progress::wait_for(params, params.stored.all_stored(wave));
+            if lane == 0 {
+                produce::<M, DT, NT, S>(params, maps, memory, place);
             }
-            mbarrier::fence_init();
         }
-        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
-            bulk::fence();
-        }
-        barrier::block();
-        let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == CONSUMERS {
-            setmaxnreg::decrease::<GIVEN>();
-            if shuffle::first(thread / 32 % 4) == 0 {
-                let wave = Job::<M>::at(params, place).wave(params);
-                progress::wait_for(params, params.stored.all_stored(wave));
-                if thread % 32 == 0 {
-                    produce::<M, DT, NT, S>(params, maps, memory, place);
-                }
-            }
-        } else {
-            setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT, S>(params, memory, place, warpgroup);
-        }
-    }
+    };
+    // SAFETY: likewise.
+    let consume = |warpgroup| unsafe {
+        consume::<E, M, DT, S>(params, memory, place, warpgroup);
+    };
+    // SAFETY: the caller's promise.
+    unsafe { take_roles::<M, GIVEN, TAKEN>(memory.zeros(), init, copy, consume) }
 }
 
 /// Loads dS and K.
@@ -220,8 +211,6 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
 {
     let forward = &params.backward.forward;
     let job = Job::<M>::at(params, place);
-    // SAFETY: the block has this many threads.
-    let who = || unsafe { special::thread(THREADS) % 128 };
     let mut dq = [Accumulator::ZERO; DT];
     let mut ring = Ring::<S>(0);
     let mut left = job.end - job.start;
@@ -235,25 +224,16 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             let tile = job.visits.block(job.end - left);
             let mut leave_out = false;
             if !M::UNIFORM && (tile < job.whole[0] || tile >= job.whole[1]) {
-                leave_out = has_non_finite::<E, DT, 8>(k, who(), SEARCH + warpgroup);
+                leave_out = search::<E, DT, 8>(k, warpgroup);
             }
             wgmma::pin(&mut dq);
-            wgmma::fence();
             let columns = Columns::new::<M>(k, memory.zeros(), leave_out);
-            for i in 0..KEYS / 16 {
-                let a = ds.rows(row).skip(ds.to_columns(i));
-                dq.rows_columns::<E>(a, columns.slice(i), true);
-            }
-            wgmma::commit();
-            wgmma::wait::<0>();
-            wgmma::pin(&mut dq);
+            multiply_columns::<E, DT>(&mut dq, (ds, row), columns, true);
+            wait::<0, _>(&mut dq);
             if leave_out {
-                cold_path();
-                let row = row + who() / 32 * 16;
-                let first = job.first + 64 * warpgroup + who() / 32 * 16;
                 let mask = job.mask.of_head(forward, job.head);
-                let keys = keys_of_rows(mask, first as i32, (tile * KEYS) as i32);
-                add_guarded_rows::<E, DT>(ds, row, k, &mut dq, keys);
+                let first = [job.first + 64 * warpgroup, tile * KEYS].map(|first| first as i32);
+                add_left_out::<E, M, DT>(mask, first, (ds, row), k, &mut dq);
                 barrier::warp();
             }
             ring.release(full);
@@ -261,7 +241,7 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
             left = opaque(left - 1);
         }
         let job = again(|| Job::<M>::at(params, place));
-        if shuffle::first(who() / 32) == 0 && warpgroup == 0 {
+        if shuffle::first(thread() / 32) == 0 && warpgroup == 0 {
             // All of the job's dS has landed.
             progress::count(params, Stored::read(job.wave(params)));
         }
@@ -269,7 +249,7 @@ unsafe fn consume<E: Element, M: Mask, const DT: usize, const S: u32>(
         let rows = job
             .sequence
             .head_rows(&params.backward.dq, job.head, forward.dim);
-        let lane_row = first + who() / 32 * 16 + special::lane() / 4;
+        let lane_row = first + thread() / 32 * 16 + special::lane() / 4;
         let head = job.head;
         let is_zero = [lane_row, lane_row + 8].map(|row| {
             // A row that sees no key: 0, whatever infinities K has.

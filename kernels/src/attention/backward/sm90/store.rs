@@ -1,8 +1,8 @@
 //! Rows of a gradient, rounded and stored.
 
-use super::{KEYS, THREADS};
+use super::roles::thread;
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{global, special};
+use crate::ptx::global;
 use crate::tile::whole::row_chunk;
 use crate::tile::{Accumulator, Element};
 
@@ -18,9 +18,9 @@ pub unsafe fn store<E: Element, const DT: usize>(
     count: u32,
     aligned: u32,
 ) {
-    // SAFETY: the block has this many threads. No branch on a row or column holds an instruction of a warp.
+    // SAFETY: the caller's promise. No branch on a row or column holds an instruction of a warp.
     unsafe {
-        let thread = special::thread(THREADS) % (2 * KEYS);
+        let thread = thread();
         let lane = thread % 32;
         for pair in 0..DT / 2 {
             for r in 0..2 {

@@ -2,11 +2,11 @@
 //! products with infinities and NaN that some rows must not see.
 
 use super::consumer::Consumer;
+use crate::attention::guard::panels::{add_guarded, has_non_finite};
 use crate::attention::mask::Interval;
-use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
-use crate::ptx::{barrier, ldmatrix, shared, special, vote};
-use crate::tile::registers::{fence, opaque};
+use crate::ptx::{ldmatrix, special};
+use crate::tile::registers::opaque;
 use crate::tile::{Accumulator, Element, Operand};
 
 impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
@@ -72,79 +72,5 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
         let v = self.memory.v(self.block.stage());
         // SAFETY: the caller's promise.
         unsafe { add_guarded::<E, OT, NT>(v, o, p, keys) }
-    }
-}
-
-/// Whether V of a block holds an infinity or a NaN: the same answer for the whole warpgroup, which shares barrier
-/// `number` and where the thread is number `thread`.
-///
-/// # Safety
-/// Every lane of the warpgroup makes the same call, with V landed.
-#[inline(always)]
-pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
-    v: Panels,
-    thread: u32,
-    number: u32,
-) -> bool {
-    // 16-byte chunks of a thread, a few of which are read at once.
-    let chunks = NT * DT / 4;
-    let at_once = if chunks.is_multiple_of(4) { 4 } else { 1 };
-    let mut found = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (mut skipped, end) = (0, opaque(2048 * chunks as u32));
-        // The count of rounds and the answer are the same in all lanes, and the assembler sees it. Else it takes the
-        // warps for divergent from here on, and moves each word of a descriptor to a uniform register.
-        while skipped < end {
-            for i in 0..at_once {
-                let chunk = v.base + thread * 16 + skipped + 2048 * i;
-                let pairs = shared::load_u32x4(chunk);
-                for i in 0..4 {
-                    found = E::add_zero_times(found, pairs[i]);
-                }
-            }
-            skipped += 2048 * at_once;
-        }
-        vote::any(barrier::some_any(number, 128, found != 0))
-    }
-}
-
-/// Line 10 for the 16 rows of a warp: with 0 for the elements of V that are not finite, and NaN where a row sees such an
-/// element.
-///
-/// # Safety
-/// Every lane of the warp makes the same call, with V of the block landed.
-#[inline(always)]
-pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
-    v: Panels,
-    o: &mut [Accumulator; DT],
-    p: &mut [Operand; NT],
-    keys: [impl Interval; 2],
-) {
-    let (mut row, end) = (0, opaque(16 * NT as u32));
-    while row < end {
-        let lane = special::lane();
-        let (lane_row, chunk) = fragment::ldmatrix_rows_first(lane);
-        let seen = Operand::ones::<E>(lane, keys.map(|keys| keys.counted_from(row as i32)));
-        for dt in 0..DT {
-            let mut count = Accumulator::ZERO;
-            // SAFETY: the caller's promise; the address lies in the tile.
-            unsafe {
-                fence();
-                let column = 16 * dt as u32 + 8 * chunk;
-                let v = Operand(ldmatrix::x4_trans(v.chunk(row + lane_row, column)));
-                let (finite, non_finite) = v.split_non_finite::<E>();
-                o[dt].mma::<E>(p[0], finite);
-                count.mma::<E>(seen, non_finite);
-            }
-            o[dt].spoil(count);
-        }
-        // Registers have no index, so the next slice moves to the front. In the end P is as before.
-        let first = p[0];
-        for nt in 1..NT {
-            p[nt - 1] = p[nt];
-        }
-        p[NT - 1] = first;
-        row += 16;
     }
 }

@@ -15,14 +15,15 @@
 mod consume;
 mod produce;
 
+use super::CONSUMERS;
 use super::job::job_at;
 use super::keep::{DsPanel, keep};
-use super::{CONSUMERS, THREADS};
+use super::roles::{init_stage, take_roles};
 use crate::abi::Sm90BackwardParams;
 use crate::attention::mask::Mask;
-use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
+use crate::layout::sm90_backward::Sm90WideMemory;
 use crate::ptx::wgmma::Product;
-use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::ptx::{mbarrier, shared};
 use crate::tile::{Accumulator, Element};
 use consume::consume;
 use produce::produce;
@@ -65,49 +66,39 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
     [Accumulator; DT]: Product,
 {
     let memory = Sm90WideMemory::new(shared::base(), 16 * DT as u32);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
-    unsafe {
-        let thread = special::thread(THREADS);
-        if thread == 0 {
-            for which in 0..2 {
-                mbarrier::init(memory.keys_full(which), 1);
-                for stage in 0..Sm90WideMemory::STAGES {
-                    mbarrier::init(memory.queries_full(which, stage), 1);
-                    // Warps of both warpgroups read each tile.
-                    mbarrier::init(memory.queries_full(which, stage) + 8, 4 * CONSUMERS);
-                }
+    let init = || {
+        for which in 0..2 {
+            // SAFETY: one thread calls it, before others use the barriers.
+            unsafe { mbarrier::init(memory.keys_full(which), 1) }
+            for stage in 0..Sm90WideMemory::STAGES {
+                // SAFETY: likewise. Warps of both warpgroups read each tile.
+                unsafe { init_stage(memory.queries_full(which, stage)) }
             }
-            mbarrier::fence_init();
         }
-        if !M::UNIFORM && thread < Sm90BackwardMemory::ZERO_BYTES / 16 {
-            shared::store_u32x4(memory.zeros() + 16 * thread, [0; 4]);
-            bulk::fence();
-        }
-        barrier::block();
-        let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == CONSUMERS {
-            setmaxnreg::decrease::<GIVEN>();
-            let warp = shuffle::first(thread / 32 % 4);
-            if warp == 0 {
-                if thread % 32 == 0 {
-                    produce::<M, DT>(params, maps, memory, place);
-                }
-            } else if warp == 1 {
-                let (place, half) = half_at(place);
-                let job = job_at::<M, true>(&params.backward, place, SIZE);
-                let panel = DsPanel {
-                    base: memory.ds().base,
-                    number: half,
-                    queries: SIZE,
-                    written: DS_FULL,
-                    read: DS_EMPTY,
-                };
-                keep(params, &job, panel);
+    };
+    // SAFETY: the caller's promise; `take_roles` calls each in the threads of its role, with initialised barriers.
+    let copy = |warp, lane| unsafe {
+        if warp == 0 {
+            if lane == 0 {
+                produce::<M, DT>(params, maps, memory, place);
             }
-        } else {
-            setmaxnreg::increase::<TAKEN>();
-            consume::<E, M, DT>(&params.backward, memory, place, warpgroup);
+        } else if warp == 1 {
+            let (place, half) = half_at(place);
+            let job = job_at::<M, true>(&params.backward, place, SIZE);
+            let panel = DsPanel {
+                base: memory.ds().base,
+                number: half,
+                queries: SIZE,
+                written: DS_FULL,
+                read: DS_EMPTY,
+            };
+            keep(params, &job, panel);
         }
-    }
+    };
+    // SAFETY: likewise.
+    let consume = |warpgroup| unsafe {
+        consume::<E, M, DT>(&params.backward, memory, place, warpgroup);
+    };
+    // SAFETY: the caller's promise.
+    unsafe { take_roles::<M, GIVEN, TAKEN>(memory.zeros(), init, copy, consume) }
 }

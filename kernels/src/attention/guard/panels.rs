@@ -1,0 +1,104 @@
+//! Hopper's tiles: a warpgroup searches them, and each warp multiplies by itself, by `mma.sync`.
+
+use super::multiply_guarded;
+use crate::attention::mask::Interval;
+use crate::layout::descriptor::Panels;
+use crate::layout::fragment;
+use crate::ptx::{barrier, ldmatrix, shared, special, vote};
+use crate::tile::registers::{fence, opaque};
+use crate::tile::{Accumulator, Element, Operand};
+use core::array;
+
+/// Whether a tile of `16 * NT` rows and `16 * DT` columns holds an infinity or a NaN: the same answer for the whole
+/// warpgroup, which shares barrier `number` and where the thread is number `thread`.
+///
+/// # Safety
+/// Every lane of the warpgroup makes the same call, with the tile landed.
+#[inline(always)]
+pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
+    tile: Panels,
+    thread: u32,
+    number: u32,
+) -> bool {
+    // 16-byte chunks of a thread, a few of which are read at once.
+    let chunks = NT * DT / 4;
+    let at_once = if chunks.is_multiple_of(4) { 4 } else { 1 };
+    let mut found = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut skipped, end) = (0, opaque(2048 * chunks as u32));
+        // The count of rounds and the answer are the same in all lanes, and the assembler sees it. Else it takes the
+        // warps for divergent from here on, and moves each word of a descriptor to a uniform register.
+        while skipped < end {
+            for i in 0..at_once {
+                let chunk = tile.base + thread * 16 + skipped + 2048 * i;
+                let pairs = shared::load_u32x4(chunk);
+                for i in 0..4 {
+                    found = E::add_zero_times(found, pairs[i]);
+                }
+            }
+            skipped += 2048 * at_once;
+        }
+        vote::any(barrier::some_any(number, 128, found != 0))
+    }
+}
+
+/// Adds the guarded product of P and a tile of V to 16 rows of O, where the lane's two rows see `keys`. In the end P is as
+/// before: each slice has had its turn.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, with V landed.
+#[inline(always)]
+pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
+    v: Panels,
+    o: &mut [Accumulator; DT],
+    p: &mut [Operand; NT],
+    keys: [impl Interval; 2],
+) {
+    let p = |_| [Operand::take_turn(p)];
+    // SAFETY: the caller's promise; the addresses lie in the tile.
+    unsafe {
+        multiply_guarded::<E, 1, NT, DT>(array::from_mut(o), p, columns(v), [keys]);
+    }
+}
+
+/// Adds the guarded product of 16 rows of dS, from row `row` on, and a tile of K to dQ, where the lane's two rows see `keys`.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, with dS and K landed.
+#[inline(always)]
+pub unsafe fn add_guarded_rows<E: Element, const DT: usize, const NT: usize>(
+    (ds, row): (Panels, u32),
+    k: Panels,
+    dq: &mut [Accumulator; DT],
+    keys: [impl Interval; 2],
+) {
+    let (lane_row, chunk) = fragment::ldmatrix_rows_first(special::lane());
+    // SAFETY: the caller's promise; the addresses lie in the tiles.
+    unsafe {
+        let ds = |kt| {
+            [Operand(ldmatrix::x4(
+                ds.chunk(row + lane_row, 16 * kt + 8 * chunk),
+            ))]
+        };
+        multiply_guarded::<E, 1, NT, DT>(array::from_mut(dq), ds, columns(k), [keys]);
+    }
+}
+
+/// The B operands of a tile, whose columns lie along memory: of a slice of 16 rows, and one of 16 columns.
+///
+/// # Safety
+/// Every lane of the warp makes the same calls, with the tile landed.
+#[inline(always)]
+unsafe fn columns(tile: Panels) -> impl Fn(u32, usize) -> Operand {
+    let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
+    move |slice, column| {
+        let at = tile.chunk(16 * slice + row, 16 * column as u32 + 8 * chunk);
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Else the assembler reads the tile far ahead.
+            fence();
+            Operand(ldmatrix::x4_trans(at))
+        }
+    }
+}
