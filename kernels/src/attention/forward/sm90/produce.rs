@@ -2,11 +2,11 @@
 //! keeps addresses in uniform registers, and needs no loop over lanes.
 
 use super::ROWS;
-use super::job::{Job, Part, Turns};
+use super::job::{Job, Part, SideBlocks};
+use super::kernel::Kernel;
 use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
-use crate::attention::mask::Mask;
 use crate::attention::score::{Corner, Score};
 use crate::attention::work::cache_entry;
 use crate::layout::descriptor::Panels;
@@ -20,30 +20,16 @@ use crate::tile::registers::opaque;
 /// # Safety
 /// The conditions of [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
 #[inline(always)]
-pub unsafe fn produce<
-    M: Mask,
-    H: Heads,
-    C: Score,
-    T: Watch,
-    const G: u32,
-    const W: u32,
-    const DT: usize,
-    const OT: usize,
-    const NT: usize,
-    const NQ: u32,
-    const S: u32,
->(
+pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     params: &Sm90Params,
     maps: u64,
     memory: Sm90Memory,
     notes: u64,
     side: u32,
 ) {
-    let (br, bc) = (W * ROWS, 16 * NT as u32);
-    let (dim, columns) = (16 * DT as u32, 16 * OT as u32);
     let [q_map, k_map, v_map] = [maps, maps + 128, maps + 256];
-    let turns = Turns::<G>(side);
-    let width = Panels::width_for(16 * DT as u32);
+    let blocks = SideBlocks::<K>::of(side);
+    let width = Panels::width_for(K::D);
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
         // Loads panels: so many columns from the first of `columns` on.
@@ -75,51 +61,51 @@ pub unsafe fn produce<
         let mut tile = special::block();
         // There are no more blocks than tiles.
         loop {
-            let job = Job::at::<H, M>(&params.forward, tile, br);
-            let part = Part::<H, M>::new(&params.forward, job, 0);
+            let job = Job::at::<K>(&params.forward, tile);
+            let part = Part::<K>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
-            let entry = match C::SCALED {
+            let entry = match K::Score::SCALED {
                 true => batch,
                 false => cache_entry(&params.forward, batch),
             };
             let split = part.work.keys(&params.forward);
-            let visits = job.visits::<H, M>(&params.forward, &part.work, split, [br, bc]);
-            let score = C::new(&params.forward, batch, part.work.heads.first());
+            let visits = job.visits::<K>(&params.forward, &part.work, split);
+            let score = K::Score::new(&params.forward, batch, part.work.heads.first());
             let load_k = |place: Ring<S>, j: u32| {
-                T::note(notes, place.0, Event::NeedsK);
+                K::Watch::note(notes, place.0, Event::NeedsK);
                 let chunks = memory.k_chunks();
-                each::<S>(chunks, |chunk| {
+                each::<K>(chunks, |chunk| {
                     let full = memory.k_full(place.stage()) + 16 * chunk;
-                    let columns = dim / chunks;
+                    let columns = K::D / chunks;
                     let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
                     place.acquire(full);
-                    T::note(notes, place.0, Event::LoadsK);
-                    let row = (part.keys + visits.block(turns.block(j)) * bc) as i32;
+                    K::Watch::note(notes, place.0, Event::LoadsK);
+                    let row = (part.keys + visits.block(blocks.block(j)) * K::BC) as i32;
                     let bytes = memory.k_bytes() / chunks;
                     let columns = [chunk * columns, columns];
                     load(k, k_map, full, bytes, columns, (row, head, entry));
                 });
-                let key = (visits.block(turns.block(j)) * bc) as i32;
+                let key = (visits.block(blocks.block(j)) * K::BC) as i32;
                 let corner = Corner::new(part.first, key, part.work.sequence, split);
-                score.prefetch(corner, [br, bc]);
+                score.prefetch(corner, [K::BR, K::BC]);
             };
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
-            let seen = visits.of(part.blocks(br, bc));
-            let (start, mut j) = (seen.start, turns.count(seen.end));
+            let seen = visits.of(part.blocks(K::BR));
+            let (start, mut j) = (seen.start, blocks.count(seen.end));
             if j > start {
                 load_k(place, j - 1);
             }
             // Each warpgroup goes on when its own rows are there: they do not wait for one another.
             let mut warpgroup = 0;
-            while warpgroup < W {
+            while warpgroup < K::WARPGROUPS {
                 let (slot, full) = (q.stage(), memory.q_full(q.stage()));
                 q.acquire(full);
                 store(job, memory.job(slot));
-                if H::STRIDED {
+                if K::Heads::STRIDED {
                     let row = part.first + (warpgroup * ROWS) as i32;
                     let place = (row, part.work.heads.first(), batch);
                     let (to, bytes) = (memory.q(slot), memory.q_bytes());
-                    load(to, q_map, full, bytes, [0, dim], place);
+                    load(to, q_map, full, bytes, [0, K::D], place);
                 } else {
                     // The warpgroup copies its rows itself.
                     mbarrier::arrive_once(full);
@@ -132,17 +118,17 @@ pub unsafe fn produce<
                 if j > start {
                     load_k(place.next(), j - 1);
                 }
-                T::note(notes, place.0, Event::NeedsV);
+                K::Watch::note(notes, place.0, Event::NeedsV);
                 let chunks = memory.v_chunks();
-                each::<S>(chunks, |chunk| {
+                each::<K>(chunks, |chunk| {
                     let full = memory.v_full(place.stage()) + 16 * chunk;
-                    let skipped = chunk * (bc / chunks);
+                    let skipped = chunk * (K::BC / chunks);
                     let v = memory.v(place.stage()).skip_rows(skipped);
                     place.acquire(full);
-                    T::note(notes, place.0, Event::LoadsV);
-                    let row = (part.keys + visits.block(turns.block(j)) * bc + skipped) as i32;
+                    K::Watch::note(notes, place.0, Event::LoadsV);
+                    let row = (part.keys + visits.block(blocks.block(j)) * K::BC + skipped) as i32;
                     let bytes = memory.v_bytes() / chunks;
-                    let columns = [part.work.heads.slice() * columns, columns];
+                    let columns = [part.work.heads.slice() * K::DV, K::DV];
                     load(v, v_map, full, bytes, columns, (row, head, entry));
                 });
                 place = place.next();
@@ -164,7 +150,7 @@ pub unsafe fn produce<
             }
         }
         let mut warpgroup = 0;
-        while warpgroup < W {
+        while warpgroup < K::WARPGROUPS {
             let (slot, full) = (q.stage(), memory.q_full(q.stage()));
             q.acquire(full);
             store(Job::NONE, memory.job(slot));
@@ -175,12 +161,12 @@ pub unsafe fn produce<
     }
 }
 
-/// Calls `f` with the number of each chunk of a stage, of `S` stages.
+/// Calls `f` with the number of each chunk of a stage.
 #[inline(always)]
-fn each<const S: u32>(count: u32, f: impl Fn(u32)) {
+fn each<K: Kernel>(count: u32, f: impl Fn(u32)) {
     f(0);
     // A loop of one step would change how the compiler orders the instructions of kernels without chunks.
-    if S == 1 {
+    if K::CHUNKS {
         for chunk in 1..count {
             f(chunk);
         }

@@ -1,18 +1,67 @@
 //! After the loop over blocks of keys: a warp stores O and lse of its rows, or partial results of a split.
 
 use super::ROWS;
+use super::consumer::Consumer;
+use super::exchange::Exchange;
 use super::job::{Job, Part};
-use crate::abi::ForwardParams;
+use super::kernel::Kernel;
+use super::step::Rows;
+use crate::abi::{ForwardParams, Sm90Params};
 use crate::attention::heads::Heads;
-use crate::attention::mask::Mask;
 use crate::attention::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
-use crate::layout::rows::Rows;
-use crate::ptx::{barrier, bulk, global, shuffle, special, stmatrix, tensor};
+use crate::layout::rows::Rows as _;
+use crate::layout::sm90::Sm90Memory;
+use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor};
 use crate::tile::registers::again;
 use crate::tile::{Accumulator, Element};
+use core::mem::offset_of;
+
+/// Lines 12 to 15 for the warpgroup's rows of a tile. Of two sides the first one adds up, in the memory `behind` both, and
+/// stores.
+///
+/// # Safety
+/// The conditions of [`sm90`](super::sm90); every lane of the warpgroup makes the same call, on all sides, after its last product.
+#[inline(always)]
+pub unsafe fn store_tile<K: Kernel, const OT: usize, const NT: usize, const S: u32>(
+    launch: &Sm90Params,
+    maps: u64,
+    consumer: &Consumer<K, OT, NT, S>,
+    behind: Sm90Memory,
+    side: u32,
+    job: Job,
+    mut rows: Rows<OT, NT>,
+) {
+    let params = &launch.forward;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K::SIDES > 1 {
+            let exchange = Exchange::new::<OT>(behind, consumer.warpgroup, K::thread() % 128);
+            let number = 1 + K::SIDES * K::WARPGROUPS + consumer.warpgroup;
+            if side > 0 {
+                exchange.give(&rows.o, &rows.softmax);
+            }
+            barrier::some(number, 128 * K::SIDES);
+            if side == 0 {
+                exchange.take(&mut rows.o, &mut rows.softmax);
+            }
+            barrier::some(number, 128 * K::SIDES);
+        }
+        let first = || Part::<K>::new(params, job, consumer.warpgroup * ROWS).first;
+        // No box may begin before row 0.
+        if K::O_BY_MAP && (launch.o_by_map != 0) & (first() >= 0) {
+            // The products of all warps have read Q.
+            barrier::some(1 + consumer.number, 128);
+            let to = consumer.memory.q(consumer.slot);
+            let map = maps + offset_of!(Sm90Params, o) as u64;
+            store_by_map::<K, OT>(params, map, to, job, rows.o, &rows.softmax);
+        } else if K::SIDES == 1 || side == 0 {
+            store::<K, OT>(params, job, rows.o, &rows.softmax);
+        }
+    }
+}
 
 /// Lines 12 to 15: stores the results of the warp's 16 rows. Four lanes of a row exchange pairs, so that each has 16 bytes
 /// to store.
@@ -20,25 +69,21 @@ use crate::tile::{Accumulator, Element};
 /// # Safety
 /// The conditions of [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
-pub unsafe fn store<E: Element, H: Heads, M: Mask, const G: u32, const W: u32, const OT: usize>(
+unsafe fn store<K: Kernel, const OT: usize>(
     params: &ForwardParams,
     job: Job,
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, _, lane) = again(|| warp_part::<H, M, G, W>(params, job));
+    let (part, _, lane) = again(|| warp_part::<K>(params, job));
     // SAFETY: the caller's promise.
-    unsafe { store_rows::<E, H, OT>(params, &part.work, part.first, lane, o, softmax) }
+    unsafe { store_rows::<K::Element, _, OT>(params, &part.work, part.first, lane, o, softmax) }
 }
 
 /// The warp's 16 rows of the job, the number of the first one in the tile, and the lane.
 #[inline(always)]
-fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
-    params: &ForwardParams,
-    job: Job,
-) -> (Part<H, M>, u32, u32) {
-    // SAFETY: the block has this many threads.
-    let thread = unsafe { special::thread(128 * (G * W + 1)) };
+fn warp_part<K: Kernel>(params: &ForwardParams, job: Job) -> (Part<K>, u32, u32) {
+    let thread = K::thread();
     let row = thread / 32 * 16;
     (Part::new(params, job, row), row, thread % 32)
 }
@@ -50,14 +95,7 @@ fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
 /// The conditions of [`store`], without splits. The warp's first row is not before row 0, and no product reads the rows at
 /// `to` any more.
 #[inline(always)]
-pub unsafe fn store_by_map<
-    E: Element,
-    H: Heads,
-    M: Mask,
-    const G: u32,
-    const W: u32,
-    const OT: usize,
->(
+unsafe fn store_by_map<K: Kernel, const OT: usize>(
     params: &ForwardParams,
     map: u64,
     to: Panels,
@@ -65,7 +103,7 @@ pub unsafe fn store_by_map<
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, row, lane) = again(|| warp_part::<H, M, G, W>(params, job));
+    let (part, row, lane) = again(|| warp_part::<K>(params, job));
     let warp_row = row % ROWS;
     // SAFETY: the caller's promise.
     unsafe {
@@ -78,7 +116,7 @@ pub unsafe fn store_by_map<
             let tile = o[dt].0;
             let pair = |r: usize, half: usize| {
                 let i = 4 * half + 2 * r;
-                E::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
+                K::Element::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
             };
             // The chunk's bits of an address change without a carry.
             let in_first_panel = first ^ (dt % in_panel * 32) as u32;
