@@ -52,7 +52,7 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
             if K::CHUNKS {
                 self.block.wait(self.memory.v_full(self.block.stage()) + 16);
             }
-            has_non_finite::<K::Element, OT, NT>(v, thread, 1 + self.number)
+            has_non_finite::<K::Element, OT, NT>(v, thread, 1 + K::consumer())
         }
     }
 

@@ -43,7 +43,6 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
     let mut consumer = Consumer::<K, OT, NT, S> {
         memory,
         warpgroup,
-        number: side * K::WARPGROUPS + warpgroup,
         slot: warpgroup,
         block: Ring(0),
         notes,

@@ -15,8 +15,6 @@ pub struct Consumer<K, const OT: usize, const NT: usize, const S: u32> {
     pub memory: Sm90Memory,
     /// The warpgroup's number in its side.
     pub warpgroup: u32,
-    /// Its number among all that consume.
-    pub number: u32,
     /// Where Q of its tile lies.
     pub slot: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.

@@ -68,6 +68,22 @@ pub trait Kernel {
         unsafe { special::thread(Self::THREADS) }
     }
 
+    /// The number of the warpgroup among all that consume, read where it is used: held, it spills at D = 128.
+    #[inline(always)]
+    fn consumer() -> u32 {
+        Self::thread() / 128
+    }
+
+    /// The number of the warp's first row in the tile.
+    #[inline(always)]
+    fn tile_row() -> u32 {
+        let row = Self::thread() / 32 * 16;
+        match Self::SIDES {
+            1 => row,
+            _ => row % Self::BR,
+        }
+    }
+
     /// The number of the warp's first row among its warpgroup's.
     #[inline(always)]
     fn warp_row() -> u32 {

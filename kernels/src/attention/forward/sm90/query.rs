@@ -22,11 +22,11 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
             if !K::Heads::STRIDED {
                 let row = K::warp_row();
                 self.copy_q(params, &part.work, part.first + row as i32, row);
-                barrier::some(1 + self.number, 128);
+                barrier::some(1 + K::consumer(), 128);
             }
             if is_negative {
                 self.negate_q(K::warp_row());
-                barrier::some(1 + self.number, 128);
+                barrier::some(1 + K::consumer(), 128);
             }
         }
     }

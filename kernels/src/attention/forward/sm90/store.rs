@@ -14,7 +14,7 @@ use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
 use crate::layout::rows::Rows as _;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor};
+use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor, vote};
 use crate::tile::registers::again;
 use crate::tile::{Accumulator, Element};
 use core::mem::offset_of;
@@ -49,11 +49,11 @@ pub unsafe fn store_tile<K: Kernel, const OT: usize, const NT: usize, const S: u
             }
             barrier::some(number, 128 * K::SIDES);
         }
-        let first = || Part::<K>::new(params, job, consumer.warpgroup * ROWS).first;
-        // No box may begin before row 0.
-        if K::O_BY_MAP && (launch.o_by_map != 0) & (first() >= 0) {
+        let first = || Part::<K>::new(params, job, K::tile_row() / ROWS * ROWS).first;
+        // No box may begin before row 0. The vote makes the branch uniform.
+        if K::O_BY_MAP && (launch.o_by_map != 0) & vote::any(first() >= 0) {
             // The products of all warps have read Q.
-            barrier::some(1 + consumer.number, 128);
+            barrier::some(1 + K::consumer(), 128);
             let to = consumer.memory.q(consumer.slot);
             let map = maps + offset_of!(Sm90Params, o) as u64;
             store_by_map::<K, OT>(params, map, to, job, rows.o, &rows.softmax);

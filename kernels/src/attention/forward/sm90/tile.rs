@@ -108,13 +108,12 @@ impl<'a, K: Kernel> Tile<'a, K> {
             || !self.spans.contains(&self.visits.block(self.side.block(j)))
     }
 
-    /// The warpgroup's rows of the job, and the number among them of the warp's first one.
+    /// The warp's rows of the job.
     #[inline(always)]
-    fn part(&self) -> (Part<K>, u32) {
+    fn warp_part(&self) -> Part<K> {
         // SAFETY: the job stays in its slot as long as the tile is in work.
         let job = unsafe { Job::load(self.memory.job(self.slot)) };
-        let part = Part::new(self.params, job, self.warpgroup * ROWS);
-        (part, K::warp_row())
+        Part::new(self.params, job, K::tile_row())
     }
 
     /// The keys of a block that each of the lane's rows sees: all, unless the block `is_edge`.
@@ -123,9 +122,9 @@ impl<'a, K: Kernel> Tile<'a, K> {
         if !is_edge {
             return [Keys::<K>::unbounded(); 2];
         }
-        let (part, warp_row) = again(|| self.part());
+        let part = again(|| self.warp_part());
         let [keys] = map_rows::<_, 1>(|i| {
-            let row = part.first + (warp_row + i) as i32;
+            let row = part.first + i as i32;
             let query = part.work.query(row.max(0) as u32);
             part.mask
                 .keys_of_block(query, self.first_key(j) as i32)
@@ -140,10 +139,9 @@ impl<'a, K: Kernel> Tile<'a, K> {
         if K::Score::SCALED {
             return;
         }
-        let (part, warp_row) = again(|| self.part());
+        let part = again(|| self.warp_part());
         let (sequence, split) = (part.work.sequence, part.work.keys(self.params));
-        let query = part.first + warp_row as i32;
-        let corner = Corner::new(query, self.first_key(j) as i32, sequence, split);
+        let corner = Corner::new(part.first, self.first_key(j) as i32, sequence, split);
         let mut tiles = [*s];
         self.score.apply::<false, 1, NT>(&mut tiles, corner);
         [*s] = tiles;
