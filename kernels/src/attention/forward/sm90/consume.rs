@@ -69,6 +69,8 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
             consumer.note(consumer.block, Event::Q);
             let slot = q.stage();
             consumer.slot = slot;
+            // Not held over the tiles: at D = 128 it would spill.
+            let warpgroup = q.0 % K::WARPGROUPS;
             let part = Part::<K>::new(params, job, warpgroup * ROWS);
             let (heads, split) = (part.work.heads.first(), part.work.keys(params));
             let score = K::Score::new(params, part.work.sequence.batch, heads);

@@ -15,7 +15,7 @@ use crate::layout::fragment;
 use crate::layout::rows::Rows as _;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor, vote};
-use crate::tile::registers::again;
+use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element};
 use core::mem::offset_of;
 
@@ -229,15 +229,17 @@ unsafe fn store_partial_row<H: Heads, const OT: usize>(
     let index = work.partial(params, row);
     let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
     let first_column = 16 * OT as u32 * work.heads.slice();
+    // Opaque: each row compares again, since two rows' predicates spill at D = 64.
+    let dim = opaque(params.dim);
     for dt in 0..OT {
         let [a, b, c, d] = o[dt].row(r);
         let column = first_column + 16 * dt as u32;
         // SAFETY: the caller's promise.
         unsafe {
-            if column < params.dim {
+            if column < dim {
                 global::store_f32x2(address + 4 * u64::from(column), [a, b]);
             }
-            if column + 8 < params.dim {
+            if column + 8 < dim {
                 global::store_f32x2(address + 4 * u64::from(column) + 32, [c, d]);
             }
         }
