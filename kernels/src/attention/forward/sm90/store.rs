@@ -162,10 +162,16 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
     unsafe {
         let [totals] = softmax.totals();
         if Sequence::split_count(params) > 1 {
+            // Opaque: what is known of columns would be held over the tile, 32 bytes of spills at D = 96, 8 where heads share
+            // rows; at D = 64 it is little, and held for less.
+            let dim = match H::STRIDED && OT <= 4 {
+                true => params.dim,
+                false => opaque(params.dim),
+            };
             for r in 0..2 {
                 let row = row_of(r);
                 if row >= 0 && row < rows {
-                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r]);
+                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r], dim);
                 }
             }
             return;
@@ -225,12 +231,11 @@ unsafe fn store_partial_row<H: Heads, const OT: usize>(
     o: &[Accumulator; OT],
     r: usize,
     total: Total,
+    dim: u32,
 ) {
     let index = work.partial(params, row);
     let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
     let first_column = 16 * OT as u32 * work.heads.slice();
-    // Opaque: each row compares again, since two rows' predicates spill at D = 64.
-    let dim = opaque(params.dim);
     for dt in 0..OT {
         let [a, b, c, d] = o[dt].row(r);
         let column = first_column + 16 * dt as u32;
