@@ -196,10 +196,12 @@ fn visits<I: Interval>(walk: &Walk<I>, whole: Range<u32>) -> Vec<(u32, Visit)> {
     if walk.sees(j) {
         let mut runs = Runs::<I>::new(walk.own_start(), j, whole);
         loop {
-            while runs.next_edge(&mut j) {
+            while j > runs.edge() {
+                j -= 1;
                 visits.push((j, Visit::Edge));
             }
-            while runs.next_whole(&mut j) {
+            while j > runs.whole() {
+                j -= 1;
                 visits.push((j, Visit::Whole));
             }
             if !runs.has_other_edge(j) {

@@ -60,6 +60,12 @@ impl<I: Interval> Walk<I> {
         I::HAS_START && j > self.start
     }
 
+    /// Visits that are left to the tile before block `j`.
+    #[inline(always)]
+    pub fn left(&self, j: u32) -> u32 {
+        j - self.start
+    }
+
     /// The first own block.
     #[inline(always)]
     pub fn own_start(&self) -> u32 {
@@ -83,22 +89,22 @@ impl<I: Interval> Runs<I> {
     pub fn new(first: u32, j: u32, whole: Range<u32>) -> Self {
         Runs {
             first,
-            edge: whole.end.min(j - 1).max(first),
+            edge: whole.end.min(j.saturating_sub(1)).max(first),
             whole: whole.start.max(first),
             keys: PhantomData,
         }
     }
 
-    /// Goes down to the next block at the edge: in `j`, unless the run is at its end.
+    /// Blocks `edge..j` are at the edge.
     #[inline(always)]
-    pub fn next_edge(&self, j: &mut u32) -> bool {
-        next(j, self.edge)
+    pub fn edge(&self) -> u32 {
+        self.edge
     }
 
-    /// Goes down to the next whole block.
+    /// Blocks `whole..j`, below the ones at the edge, are whole.
     #[inline(always)]
-    pub fn next_whole(&self, j: &mut u32) -> bool {
-        next(j, self.whole)
+    pub fn whole(&self) -> u32 {
+        self.whole
     }
 
     /// Goes on to the other edge, below the whole blocks, if blocks are left there.
@@ -110,13 +116,4 @@ impl<I: Interval> Runs<I> {
         self.edge = self.first;
         true
     }
-}
-
-#[inline(always)]
-fn next(j: &mut u32, end: u32) -> bool {
-    let is_left = *j > end;
-    if is_left {
-        *j -= 1;
-    }
-    is_left
 }

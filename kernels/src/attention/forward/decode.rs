@@ -11,6 +11,7 @@ use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
+use crate::attention::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;
@@ -61,7 +62,7 @@ pub unsafe fn decode<
     let last = (first + br).min(rows) - 1;
     let ends = [first, last].map(|row| mask.keys(work.query(row)));
     let blocks = seen_blocks(ends, bc).end;
-    let whole = whole_blocks(ends, bc).end;
+    let runs = Runs::<Prefix>::new(0, blocks, whole_blocks(ends, bc));
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
@@ -104,10 +105,8 @@ pub unsafe fn decode<
         let mut warp = Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
         warp.softmax
             .take_sink(C::sink(params, split, work.heads.first()), true);
-        // The first block always sets the maxima.
-        let whole = whole.min(blocks.saturating_sub(1));
         let mut j = blocks;
-        while j > whole {
+        while j > runs.edge() {
             j -= 1;
             pipeline.wait();
             pipeline.fill(|| load_next(j));
@@ -119,7 +118,7 @@ pub unsafe fn decode<
             }
             pipeline.release();
         }
-        while j > 0 {
+        while j > runs.whole() {
             j -= 1;
             pipeline.wait();
             pipeline.fill(|| load_next(j));

@@ -100,7 +100,8 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 j -= 1;
                 rows.step::<First, _, _>(&mut consumer, &tile, j, || release_last(q));
                 loop {
-                    while runs.next_edge(&mut j) {
+                    while j > runs.edge() {
+                        j -= 1;
                         if tile.is_hidden(j) {
                             rows.pass(&mut consumer);
                         } else if rows.has_product::<K>() {
@@ -109,7 +110,8 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                             rows.step::<Resumed, _, _>(&mut consumer, &tile, j, || ());
                         }
                     }
-                    while runs.next_whole(&mut j) {
+                    while j > runs.whole() {
+                        j -= 1;
                         rows.step::<Whole, _, _>(&mut consumer, &tile, j, || ());
                     }
                     if !runs.has_other_edge(j) {
