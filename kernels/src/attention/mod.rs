@@ -8,6 +8,7 @@
 //! | [`walk`] | the walk of query rows over blocks of keys | both |
 //! | [`heads`] | which head and which query a row of a tile is | both |
 //! | `work` | the query tile and the split of the keys that a block takes | PTX |
+//! | [`key_rows`] | where the rows of k and v lie | PTX |
 //! | `alternate` | the batch entry and the head of a number in the order of tiles | PTX |
 //! | `forward` | the main loops, one a file | PTX |
 //! | `backward` | the kernels of the backward pass, one a file | PTX |
@@ -47,6 +48,8 @@ pub mod find_blocks;
 pub mod find_ranges;
 #[cfg(target_arch = "nvptx64")]
 pub mod forward;
+#[cfg(target_arch = "nvptx64")]
+pub mod key_rows;
 #[cfg(target_arch = "nvptx64")]
 pub mod merge;
 #[cfg(target_arch = "nvptx64")]

@@ -9,6 +9,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
+use crate::attention::key_rows::EntryRows;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
 use crate::attention::walk::Runs;
@@ -47,16 +48,9 @@ pub unsafe fn decode<
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let k = Copier::new(
-        work.cached_rows(params, &params.k, split.first),
-        thread,
-        threads,
-    );
-    let v = Copier::new(
-        work.cached_rows(params, &params.v, split.first),
-        thread,
-        threads,
-    );
+    let keys = |tensor| work.key_rows::<EntryRows<true>>(params, tensor, split.first);
+    let k = Copier::new(keys(&params.k), thread, threads);
+    let v = Copier::new(keys(&params.v), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
     let last = (first + br).min(rows) - 1;

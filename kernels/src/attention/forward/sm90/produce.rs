@@ -7,8 +7,8 @@ use super::kernel::Kernel;
 use super::watch::Watch;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::heads::Heads;
+use crate::attention::key_rows::KeyRows;
 use crate::attention::score::{Corner, Score};
-use crate::attention::work::cache_entry;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
@@ -64,12 +64,13 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
             let job = Job::at::<K>(&params.forward, tile);
             let part = Part::<K>::new(&params.forward, job, 0);
             let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
-            let entry = match K::Score::SCALED {
-                true => batch,
-                false => cache_entry(&params.forward, batch),
-            };
+            let rows = <K::Score as Score>::Keys::new(&params.forward, part.work.sequence);
             let split = part.work.keys(&params.forward);
             let visits = job.visits::<K>(&params.forward, &part.work, split);
+            let place_of = |j: u32| {
+                let key = part.keys + visits.block(blocks.block(j)) * K::BC;
+                rows.place_in_map(key)
+            };
             let score = K::Score::new(&params.forward, batch, part.work.heads.first());
             let load_k = |place: Ring<S>, j: u32| {
                 K::Watch::note(notes, place.0, Event::NeedsK);
@@ -80,10 +81,10 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                     let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
                     place.acquire(full);
                     K::Watch::note(notes, place.0, Event::LoadsK);
-                    let row = (part.keys + visits.block(blocks.block(j)) * K::BC) as i32;
+                    let [row, entry] = place_of(j);
                     let bytes = memory.k_bytes() / chunks;
                     let columns = [chunk * columns, columns];
-                    load(k, k_map, full, bytes, columns, (row, head, entry));
+                    load(k, k_map, full, bytes, columns, (row as i32, head, entry));
                 });
                 let key = (visits.block(blocks.block(j)) * K::BC) as i32;
                 let corner = Corner::new(part.first, key, part.work.sequence, split);
@@ -126,9 +127,10 @@ pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
                     let v = memory.v(place.stage()).skip_rows(skipped);
                     place.acquire(full);
                     K::Watch::note(notes, place.0, Event::LoadsV);
-                    let row = (part.keys + visits.block(blocks.block(j)) * K::BC + skipped) as i32;
+                    let [row, entry] = place_of(j);
                     let bytes = memory.v_bytes() / chunks;
                     let columns = [part.work.heads.slice() * K::DV, K::DV];
+                    let row = (row + skipped) as i32;
                     load(v, v_map, full, bytes, columns, (row, head, entry));
                 });
                 place = place.next();
