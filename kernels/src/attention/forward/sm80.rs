@@ -19,8 +19,7 @@ use crate::attention::heads::Heads;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
 use crate::attention::walk::{Runs, Walk};
-use crate::attention::{Team, Visits, Warp, WorkTile};
-use crate::layout::rows::Rows;
+use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
 use crate::tile::whole::map_rows;
@@ -57,6 +56,8 @@ pub unsafe fn sm80<
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
+    let k = Copier::new(work.k_rows::<C>(params, split.first), thread, threads);
+    let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = work.mask::<M>(params, split);
     // The keys that the first and the last of the rows `first..end` see. A `map` would leave an array in memory.
@@ -77,13 +78,19 @@ pub unsafe fn sm80<
     let walk = Walk::<M::Keys>::new(seen, own);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
-    let stream = Stream {
-        k: Copier::new(work.k_rows::<C>(params, split.first), thread, threads),
-        v: Copier::new(work.v_rows::<C>(params, split.first), thread, threads),
-        visits,
-        qo_tile,
-        br,
-        bc,
+    let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
+    let v_tile = |j: u32| k_tile(j).skip(bc);
+    // The first key of a visit.
+    let key = |j: u32| visits.block(j) * bc;
+    let key_before = |j: u32, visits: u32| match M::HAS_HEADS {
+        true => key(j.wrapping_sub(visits)),
+        false => (j * bc).wrapping_sub(visits * bc),
+    };
+    // The stage after block j's: V of block j - 1 and K of block j - 2, if so many blocks are left.
+    // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
+    let load_next = |j: u32, left: u32| unsafe {
+        k.load_whole(k_tile(j), key_before(j, 2), bc, left > 1);
+        v.load_whole(v_tile(j + 1), key_before(j, 1), bc, left > 0);
     };
     let mut pipeline = CpAsync::<2>;
 
@@ -94,7 +101,22 @@ pub unsafe fn sm80<
     unsafe {
         pipeline.acquire();
         q.load(qo_tile, first, br, rows - first);
-        stream.begin(&mut pipeline, &walk, split.keys);
+        // The last block may end beyond the last key.
+        let last = walk.end().wrapping_sub(1);
+        let last_key = visits.block(last).wrapping_mul(bc);
+        let exist = split.keys.wrapping_sub(last_key);
+        if walk.left(walk.end()) > 0 {
+            k.load(k_tile(last), last_key, bc, exist);
+        }
+        pipeline.commit();
+        pipeline.acquire();
+        if walk.left(walk.end()) > 0 {
+            v.load(v_tile(last), last_key, bc, exist);
+        }
+        if walk.left(walk.end()) > 1 {
+            k.load(k_tile(last - 1), key(last - 1), bc, bc);
+        }
+        pipeline.commit();
         pipeline.wait_first();
         let q_tile = qo_tile.skip(warp_row);
         let score = C::new(params, work.sequence.batch, work.heads.first());
@@ -104,7 +126,7 @@ pub unsafe fn sm80<
             .take_sink(C::sink(params, split, work.heads.first()), true);
 
         let keys_of = |mask: &M, work: &WorkTile<H>, row: u32, j: u32| {
-            let (first_key, share) = (stream.key(j) as i32, stream.visits.share(j, 0));
+            let (first_key, share) = (key(j) as i32, visits.share(j, 0));
             map_rows(|i| {
                 let keys = mask.keys_of_block(work.query(row + i), first_key);
                 keys.of_share(share)
@@ -116,13 +138,13 @@ pub unsafe fn sm80<
             j -= 1;
             pipeline.release();
             pipeline.wait();
-            pipeline.fill(|| stream.load_next(j, walk.left(j)));
+            pipeline.fill(|| load_next(j, walk.left(j)));
         }
         if walk.sees(j) {
             let last = walk.own_start();
             // The last block ends the loop, since line 8 is a block ahead of the other lines.
             let mut runs = Runs::<M::Keys>::new(last + 1, j, whole);
-            let mut s = warp.scores::<E, Accumulator, NT>(stream.k_tile(j - 1), stream.key(j - 1));
+            let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
             pipeline.release();
             loop {
                 while j > runs.edge() {
@@ -130,18 +152,18 @@ pub unsafe fn sm80<
                     let keys = keys_of(&mask, &work, row, j);
                     let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
                     pipeline.wait();
-                    pipeline.fill(|| stream.load_next(j, walk.left(j)));
-                    warp.accumulate_masked::<E, M, _, NT>(p, stream.v_tile(j), keys);
-                    s = warp.scores::<E, Accumulator, NT>(stream.k_tile(j - 1), stream.key(j - 1));
+                    pipeline.fill(|| load_next(j, walk.left(j)));
+                    warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 while j > runs.whole() {
                     j -= 1;
-                    let p = warp.softmax::<E, NT>(s, stream.k_tile(j), stream.key(j));
+                    let p = warp.softmax::<E, NT>(s, k_tile(j), key(j));
                     pipeline.wait();
-                    pipeline.fill(|| stream.load_next(j, walk.left(j)));
-                    warp.accumulate::<E, NT>(p, stream.v_tile(j));
-                    s = warp.scores::<E, Accumulator, NT>(stream.k_tile(j - 1), stream.key(j - 1));
+                    pipeline.fill(|| load_next(j, walk.left(j)));
+                    warp.accumulate::<E, NT>(p, v_tile(j));
+                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 if !runs.has_other_edge(j) {
@@ -158,101 +180,17 @@ pub unsafe fn sm80<
             pipeline.wait();
             if M::Keys::HAS_START {
                 j = last;
-                pipeline.fill(|| stream.load_next(j, walk.left(j)));
+                pipeline.fill(|| load_next(j, walk.left(j)));
             }
-            warp.accumulate_masked::<E, M, _, NT>(p, stream.v_tile(last), keys);
+            warp.accumulate_masked::<E, M, _, NT>(p, v_tile(last), keys);
         }
         while walk.passes_last(j) {
             j -= 1;
             pipeline.release();
             pipeline.wait();
-            pipeline.fill(|| stream.load_next(j, walk.left(j)));
+            pipeline.fill(|| load_next(j, walk.left(j)));
         }
 
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);
-    }
-}
-
-/// K and V of the blocks on their way through two stages. A stage has V of a block, and K of the block after it.
-struct Stream<M, R: Rows, const DT: usize> {
-    k: Copier<DT, R>,
-    v: Copier<DT, R>,
-    visits: Visits<M>,
-    qo_tile: SharedTile<DT>,
-    br: u32,
-    bc: u32,
-}
-
-impl<M: Mask, R: Rows, const DT: usize> Stream<M, R, DT> {
-    /// K of block `j`.
-    #[inline(always)]
-    fn k_tile(&self, j: u32) -> SharedTile<DT> {
-        self.qo_tile.skip(self.br + j % 2 * 2 * self.bc)
-    }
-
-    /// V of block `j`.
-    #[inline(always)]
-    fn v_tile(&self, j: u32) -> SharedTile<DT> {
-        self.k_tile(j).skip(self.bc)
-    }
-
-    /// The first key of block `j`.
-    #[inline(always)]
-    fn key(&self, j: u32) -> u32 {
-        self.visits.block(j) * self.bc
-    }
-
-    /// The first key of the block `count` blocks before `j`, which exists where it is used.
-    #[inline(always)]
-    fn key_before(&self, j: u32, count: u32) -> u32 {
-        match M::HAS_HEADS {
-            true => self.key(j.wrapping_sub(count)),
-            false => (j * self.bc).wrapping_sub(count * self.bc),
-        }
-    }
-
-    /// Starts to load the last two blocks, after what the caller put into the first stage. The last one may end beyond the last of
-    /// `keys` keys.
-    ///
-    /// # Safety
-    /// All threads of the block make the calls; the stages are free.
-    #[inline(always)]
-    unsafe fn begin<I: Interval>(&self, pipeline: &mut CpAsync<2>, walk: &Walk<I>, keys: u32) {
-        let (bc, blocks) = (self.bc, walk.left(walk.end()));
-        let last = walk.end().wrapping_sub(1);
-        let last_key = self.visits.block(last).wrapping_mul(bc);
-        let exist = keys.wrapping_sub(last_key);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if blocks > 0 {
-                self.k.load(self.k_tile(last), last_key, bc, exist);
-            }
-            pipeline.commit();
-            pipeline.acquire();
-            if blocks > 0 {
-                self.v.load(self.v_tile(last), last_key, bc, exist);
-            }
-            if blocks > 1 {
-                self.k
-                    .load(self.k_tile(last - 1), self.key(last - 1), bc, bc);
-            }
-            pipeline.commit();
-        }
-    }
-
-    /// Starts to load the stage after block `j`'s: V of block `j - 1` and K of block `j - 2`, if so many blocks are `left`.
-    ///
-    /// # Safety
-    /// The conditions of [`begin`](Self::begin): the buffers of K of block `j` and V of block `j + 1` are free.
-    #[inline(always)]
-    unsafe fn load_next(&self, j: u32, left: u32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (k, v) = (self.k_tile(j), self.v_tile(j + 1));
-            self.k
-                .load_whole(k, self.key_before(j, 2), self.bc, left > 1);
-            self.v
-                .load_whole(v, self.key_before(j, 1), self.bc, left > 0);
-        }
     }
 }
