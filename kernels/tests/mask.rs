@@ -6,6 +6,7 @@ use kernels::attention::mask::{
     Causal, Either, Full, Interval, Mask, Prefix, Span, Window, seen_blocks, whole_blocks,
 };
 use kernels::attention::sequence::{Sequence, Split};
+use kernels::attention::walk::{Runs, Walk};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -116,6 +117,13 @@ impl Case {
                 }
             }
         }
+        for first in all_queries.clone().step_by(q_rows as usize) {
+            let tile = first..self.queries.min(first + q_rows);
+            for part in tile.clone().step_by(16) {
+                let part = part..tile.end.min(part + 16);
+                self.check_walk::<D, _>(&mask, [tile.clone(), part], keys)?;
+            }
+        }
         blocks_are_exact(
             [all_queries.clone(), all_keys.clone()],
             [q_rows, keys],
@@ -130,10 +138,82 @@ impl Case {
         )
     }
 
+    /// Checks the walk of a part of a tile's rows: it visits each block of the tile once, from the last to the first; passes what
+    /// the part does not see; and calls nothing whole that a row sees in part.
+    fn check_walk<D: Definition, M: Mask>(
+        &self,
+        mask: &M,
+        [tile, part]: [Range<u32>; 2],
+        bc: u32,
+    ) -> Result<(), TestCaseError> {
+        let ends = |rows: &Range<u32>| [rows.start, rows.end - 1].map(|row| mask.keys(row as i32));
+        let seen = seen_blocks(ends(&tile), bc);
+        let walk = Walk::<M::Keys>::new(seen.clone(), seen_blocks(ends(&part), bc));
+        let visits = visits(&walk, whole_blocks(ends(&part), bc));
+        let order = visits.iter().map(|&(j, _)| j);
+        prop_assert!(order.eq(seen.clone().rev()), "{:?} of {:?}", visits, seen);
+        let mut is_first = true;
+        for (j, visit) in visits {
+            let keys = j * bc..(j + 1) * bc;
+            let count = |row: u32| {
+                let keys = keys.clone().filter(|&key| key < self.split.keys);
+                keys.filter(|&key| self.sees::<D>(row, key)).count()
+            };
+            match visit {
+                Visit::Passed => prop_assert!(part.clone().all(|row| count(row) == 0)),
+                Visit::Edge => is_first = false,
+                Visit::Whole => {
+                    prop_assert!(!is_first, "the first own block sets the maxima");
+                    prop_assert!(part.clone().all(|row| count(row) == bc as usize));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a kernel asks for this key: one that exists, or a ragged end, which only the last split has.
     fn may_be_masked(&self, key: u32) -> bool {
         key < self.split.keys || self.split.first + self.split.keys == self.keys
     }
+}
+
+/// What rows do with a block that their tile visits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Visit {
+    Passed,
+    Edge,
+    Whole,
+}
+
+/// The visits of a walk, in the loops of the kernels.
+fn visits<I: Interval>(walk: &Walk<I>, whole: Range<u32>) -> Vec<(u32, Visit)> {
+    let mut visits = Vec::new();
+    let mut j = walk.end();
+    while walk.passes_first(j) {
+        j -= 1;
+        visits.push((j, Visit::Passed));
+    }
+    if walk.sees(j) {
+        let mut runs = Runs::<I>::new(walk.own_start(), j, whole);
+        loop {
+            while j > runs.edge() {
+                j -= 1;
+                visits.push((j, Visit::Edge));
+            }
+            while j > runs.whole() {
+                j -= 1;
+                visits.push((j, Visit::Whole));
+            }
+            if !runs.has_other_edge(j) {
+                break;
+            }
+        }
+    }
+    while walk.passes_last(j) {
+        j -= 1;
+        visits.push((j, Visit::Passed));
+    }
+    visits
 }
 
 /// Checks the blocks of columns that tiles of rows see: no more and no fewer than needed.

@@ -5,8 +5,10 @@
 //! | [`sequence`] | lengths of a batch entry, where its rows start, its splits | both |
 //! | [`mask`] | which keys a query sees, which queries see a key, and the blocks that follow | both |
 //! | [`custom`] | scores and masks of other crates | both |
+//! | [`walk`] | the walk of query rows over blocks of keys | both |
 //! | [`heads`] | which head and which query a row of a tile is | both |
 //! | `work` | the query tile and the split of the keys that a block takes | PTX |
+//! | [`key_rows`] | where the rows of k and v lie | PTX |
 //! | `alternate` | the batch entry and the head of a number in the order of tiles | PTX |
 //! | `forward` | the main loops, one a file | PTX |
 //! | `backward` | the kernels of the backward pass, one a file | PTX |
@@ -30,6 +32,7 @@ pub mod custom;
 pub mod heads;
 pub mod mask;
 pub mod sequence;
+pub mod walk;
 
 #[cfg(target_arch = "nvptx64")]
 mod alternate;
@@ -47,6 +50,8 @@ pub mod find_ranges;
 pub mod forward;
 #[cfg(target_arch = "nvptx64")]
 pub mod guard;
+#[cfg(target_arch = "nvptx64")]
+pub mod key_rows;
 #[cfg(target_arch = "nvptx64")]
 pub mod merge;
 #[cfg(target_arch = "nvptx64")]

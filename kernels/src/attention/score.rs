@@ -1,6 +1,7 @@
 //! Scores: from the products `Q K^T` to the softmax.
 
 use super::SoftmaxScale;
+use super::key_rows::{EntryRows, KeyRows};
 use super::pairs::Pairs;
 use super::ranges::load_range;
 use super::sequence::{Sequence, Split};
@@ -49,6 +50,9 @@ impl Corner {
 pub trait Score: Copy {
     /// Whether scores are no more than products times the scale.
     const SCALED: bool;
+
+    /// Where the keys of a kernel with such scores lie.
+    type Keys: KeyRows;
 
     /// The scores of a batch entry's query head.
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self;
@@ -122,6 +126,7 @@ pub struct Scaled(pub SoftmaxScale);
 
 impl Score for Scaled {
     const SCALED: bool = true;
+    type Keys = EntryRows<false>;
 
     #[inline(always)]
     fn new(params: &ForwardParams, _batch: u32, _head: u32) -> Self {
@@ -173,6 +178,7 @@ pub struct Optional {
 
 impl Score for Optional {
     const SCALED: bool = false;
+    type Keys = EntryRows<true>;
 
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {

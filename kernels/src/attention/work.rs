@@ -1,27 +1,15 @@
 //! A block's work: the rows of a query tile, on a split of the keys.
 
 use super::heads::Heads;
+use super::key_rows::KeyRows;
 use super::mask::Mask;
 use super::score::Score;
 use super::sequence::{Sequence, Split};
 use super::visits::Visits;
 use crate::abi::{ForwardParams, TensorRef};
 use crate::layout::rows::{Rows, Strided};
-use crate::ptx::{global, special};
+use crate::ptx::special;
 use crate::tile::registers::opaque;
-
-/// The entry of k and v that serves a batch entry: the [cache's](crate::abi::Options::cache), if there is one.
-#[inline(always)]
-pub fn cache_entry(params: &ForwardParams, batch: u32) -> u32 {
-    let options = &params.options;
-    if options.cache == 0 {
-        return batch;
-    }
-    let address = options.cache + 4 * u64::from(batch);
-    // SAFETY: a launch with a cache has a number for each batch entry.
-    let entry = unsafe { global::load_u32(address) } as i32;
-    entry.max(0).min(options.cache_entries as i32 - 1) as u32
-}
 
 /// A query tile of a batch entry and its heads, and a split of the keys.
 pub struct WorkTile<H> {
@@ -103,39 +91,44 @@ impl<H: Heads> WorkTile<H> {
         self.rows_of_heads(&params.o, self.value_dim::<C>(params))
     }
 
-    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on.
+    /// The batch entry's own rows of k, or of v where `dim_v` is `dim`, from key `first` on.
     #[inline(always)]
     pub fn kv_rows(&self, tensor: &TensorRef, first: u32) -> Strided {
-        self.rows_of_entry(self.sequence.batch, tensor, first, self.dim)
+        let head = self.heads.kv_head();
+        let rows = self.sequence.head_rows(tensor, head, self.dim);
+        rows.skip(first)
     }
 
-    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on, of the entry that serves the batch entry.
+    /// The rows of k, or of v where `dim_v` is `dim`, from key `first` on, where `R` says.
     #[inline(always)]
-    pub fn cached_rows(&self, params: &ForwardParams, tensor: &TensorRef, first: u32) -> Strided {
-        let entry = cache_entry(params, self.sequence.batch);
-        self.rows_of_entry(entry, tensor, first, self.dim)
+    pub fn key_rows<R: KeyRows>(
+        &self,
+        params: &ForwardParams,
+        tensor: &TensorRef,
+        first: u32,
+    ) -> R::Rows {
+        self.rows_of_keys::<R>(params, tensor, first, self.dim)
     }
 
-    /// The rows of k from key `first` on, in a kernel with such scores: with options it reads a cache.
+    /// The rows of k from key `first` on, in a kernel with such scores.
     #[inline(always)]
-    pub fn k_rows<C: Score>(&self, params: &ForwardParams, first: u32) -> Strided {
-        self.rows_of_entry(self.entry::<C>(params), &params.k, first, self.dim)
+    pub fn k_rows<C: Score>(
+        &self,
+        params: &ForwardParams,
+        first: u32,
+    ) -> <C::Keys as KeyRows>::Rows {
+        self.rows_of_keys::<C::Keys>(params, &params.k, first, self.dim)
     }
 
     /// The rows of v from key `first` on, in a kernel with such scores.
     #[inline(always)]
-    pub fn v_rows<C: Score>(&self, params: &ForwardParams, first: u32) -> Strided {
+    pub fn v_rows<C: Score>(
+        &self,
+        params: &ForwardParams,
+        first: u32,
+    ) -> <C::Keys as KeyRows>::Rows {
         let elements = self.value_dim::<C>(params);
-        self.rows_of_entry(self.entry::<C>(params), &params.v, first, elements)
-    }
-
-    /// The entry of k and v in a kernel with such scores.
-    #[inline(always)]
-    fn entry<C: Score>(&self, params: &ForwardParams) -> u32 {
-        match C::SCALED {
-            true => self.sequence.batch,
-            false => cache_entry(params, self.sequence.batch),
-        }
+        self.rows_of_keys::<C::Keys>(params, &params.v, first, elements)
     }
 
     /// Elements of a row of v or o: without options they take no register of their own.
@@ -155,10 +148,15 @@ impl<H: Heads> WorkTile<H> {
     }
 
     #[inline(always)]
-    fn rows_of_entry(&self, batch: u32, tensor: &TensorRef, first: u32, elements: u32) -> Strided {
-        let (head, sequence) = (self.heads.kv_head(), self.sequence);
-        let sequence = Sequence { batch, ..sequence };
-        sequence.head_rows(tensor, head, elements).skip(first)
+    fn rows_of_keys<R: KeyRows>(
+        &self,
+        params: &ForwardParams,
+        tensor: &TensorRef,
+        first: u32,
+        elements: u32,
+    ) -> R::Rows {
+        let keys = R::new(params, self.sequence);
+        keys.rows(tensor, self.heads.kv_head(), first, elements)
     }
 
     /// The blocks of `bc` keys that query tile number `tile` visits, on a split.

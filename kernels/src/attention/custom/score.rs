@@ -23,6 +23,7 @@ pub struct CustomScore<C: Custom> {
 
 impl<C: Custom> Score for CustomScore<C> {
     const SCALED: bool = false;
+    type Keys = <Optional as Score>::Keys;
 
     #[inline(always)]
     fn new(params: &ForwardParams, batch: u32, head: u32) -> Self {

@@ -9,8 +9,10 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
+use crate::attention::key_rows::EntryRows;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
+use crate::attention::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;
@@ -46,22 +48,15 @@ pub unsafe fn decode<
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
     let q = Copier::new(work.q_rows(&params.q), thread, threads);
-    let k = Copier::new(
-        work.cached_rows(params, &params.k, split.first),
-        thread,
-        threads,
-    );
-    let v = Copier::new(
-        work.cached_rows(params, &params.v, split.first),
-        thread,
-        threads,
-    );
+    let keys = |tensor| work.key_rows::<EntryRows<true>>(params, tensor, split.first);
+    let k = Copier::new(keys(&params.k), thread, threads);
+    let v = Copier::new(keys(&params.v), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
     let last = (first + br).min(rows) - 1;
     let ends = [first, last].map(|row| mask.keys(work.query(row)));
     let blocks = seen_blocks(ends, bc).end;
-    let whole = whole_blocks(ends, bc).end;
+    let runs = Runs::<Prefix>::new(0, blocks, whole_blocks(ends, bc));
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
@@ -104,10 +99,8 @@ pub unsafe fn decode<
         let mut warp = Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
         warp.softmax
             .take_sink(C::sink(params, split, work.heads.first()), true);
-        // The first block always sets the maxima.
-        let whole = whole.min(blocks.saturating_sub(1));
         let mut j = blocks;
-        while j > whole {
+        while j > runs.edge() {
             j -= 1;
             pipeline.wait();
             pipeline.fill(|| load_next(j));
@@ -119,7 +112,7 @@ pub unsafe fn decode<
             }
             pipeline.release();
         }
-        while j > 0 {
+        while j > runs.whole() {
             j -= 1;
             pipeline.wait();
             pipeline.fill(|| load_next(j));

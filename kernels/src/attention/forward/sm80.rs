@@ -18,6 +18,7 @@ use crate::abi::ForwardParams;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
+use crate::attention::walk::{Runs, Walk};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
@@ -67,16 +68,14 @@ pub unsafe fn sm80<
     // From here on `j` is the number of a visit.
     let visits = work.visits::<M>(params, split, first / br, bc);
     let seen = visits.of(seen_blocks(ends(first, first + br), bc));
-    let (start, blocks) = (seen.start, seen.end);
     // The warp's first row, and the blocks that the warp sees: none if its rows lie past the last one.
     let row = first + warp_row;
-    let (warp_start, warp_blocks) = if row < rows {
-        let seen = visits.of(seen_blocks(ends(row, row + warp_rows), bc));
-        (seen.start, seen.end)
-    } else {
-        (start, start)
+    let own = match row < rows {
+        true => visits.of(seen_blocks(ends(row, row + warp_rows), bc)),
+        false => seen.start..seen.start,
     };
     let whole = whole_blocks(ends(row, row + warp_rows), bc);
+    let walk = Walk::<M::Keys>::new(seen, own);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
@@ -103,18 +102,18 @@ pub unsafe fn sm80<
         pipeline.acquire();
         q.load(qo_tile, first, br, rows - first);
         // The last block may end beyond the last key.
-        let last = blocks.wrapping_sub(1);
+        let last = walk.end().wrapping_sub(1);
         let last_key = visits.block(last).wrapping_mul(bc);
         let exist = split.keys.wrapping_sub(last_key);
-        if blocks > start {
+        if walk.left(walk.end()) > 0 {
             k.load(k_tile(last), last_key, bc, exist);
         }
         pipeline.commit();
         pipeline.acquire();
-        if blocks > start {
+        if walk.left(walk.end()) > 0 {
             v.load(v_tile(last), last_key, bc, exist);
         }
-        if blocks > start + 1 {
+        if walk.left(walk.end()) > 1 {
             k.load(k_tile(last - 1), key(last - 1), bc, bc);
         }
         pipeline.commit();
@@ -126,80 +125,70 @@ pub unsafe fn sm80<
         warp.softmax
             .take_sink(C::sink(params, split, work.heads.first()), true);
 
-        // Blocks `start..j` are left. Where the warp sees nothing of a block, it only copies.
-        let mut j = blocks;
-        while j > warp_blocks {
+        let keys_of = |mask: &M, work: &WorkTile<H>, row: u32, j: u32| {
+            let (first_key, share) = (key(j) as i32, visits.share(j, 0));
+            map_rows(|i| {
+                let keys = mask.keys_of_block(work.query(row + i), first_key);
+                keys.of_share(share)
+            })
+        };
+        // Where the warp sees nothing of a block, it only copies.
+        let mut j = walk.end();
+        while walk.passes_first(j) {
             j -= 1;
             pipeline.release();
             pipeline.wait();
-            pipeline.fill(|| load_next(j, j - start));
+            pipeline.fill(|| load_next(j, walk.left(j)));
         }
-        if j > warp_start {
-            let keys = |j: u32| {
-                let first_key = key(j) as i32;
-                let share = visits.share(j, 0);
-                map_rows(|i| {
-                    let keys = mask.keys_of_block(work.query(row + i), first_key);
-                    keys.of_share(share)
-                })
-            };
-            // The first block always sets the maxima; the last one ends the loop.
-            let last = warp_start;
-            let mut masked_end = whole.end.min(j - 1).max(last + 1);
-            let whole_end = whole.start.max(last + 1);
-            // Line 8, a block ahead of the other lines.
+        if walk.sees(j) {
+            let last = walk.own_start();
+            // The last block ends the loop, since line 8 is a block ahead of the other lines.
+            let mut runs = Runs::<M::Keys>::new(last + 1, j, whole);
             let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
             pipeline.release();
             loop {
-                while j > masked_end {
+                while j > runs.edge() {
                     j -= 1;
-                    let keys = keys(j);
+                    let keys = keys_of(&mask, &work, row, j);
                     let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
                     pipeline.wait();
-                    pipeline.fill(|| load_next(j, j - start));
+                    pipeline.fill(|| load_next(j, walk.left(j)));
                     warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
                     s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
-                while j > whole_end {
+                while j > runs.whole() {
                     j -= 1;
                     let p = warp.softmax::<E, NT>(s, k_tile(j), key(j));
                     pipeline.wait();
-                    pipeline.fill(|| load_next(j, j - start));
+                    pipeline.fill(|| load_next(j, walk.left(j)));
                     warp.accumulate::<E, NT>(p, v_tile(j));
                     s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
                     pipeline.release();
                 }
-                // Below the whole blocks there are masked ones again, at the other edge.
-                if !M::Keys::HAS_START || j == last + 1 {
+                if !runs.has_other_edge(j) {
                     break;
                 }
-                masked_end = last + 1;
             }
             let keys = again(|| {
                 let work = WorkTile::<H>::of_block(params, br);
                 let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
-                let first_key = key(last) as i32;
-                let share = visits.share(last, 0);
-                map_rows(|i| {
-                    let keys = mask.keys_of_block(work.query(row + i), first_key);
-                    keys.of_share(share)
-                })
+                keys_of(&mask, &work, row, last)
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
             pipeline.wait();
             if M::Keys::HAS_START {
                 j = last;
-                pipeline.fill(|| load_next(j, j - start));
+                pipeline.fill(|| load_next(j, walk.left(j)));
             }
             warp.accumulate_masked::<E, M, _, NT>(p, v_tile(last), keys);
         }
-        while M::Keys::HAS_START && j > start {
+        while walk.passes_last(j) {
             j -= 1;
             pipeline.release();
             pipeline.wait();
-            pipeline.fill(|| load_next(j, j - start));
+            pipeline.fill(|| load_next(j, walk.left(j)));
         }
 
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);

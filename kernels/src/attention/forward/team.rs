@@ -18,6 +18,7 @@ use crate::attention::guard::multiply_guarded_tile;
 use crate::attention::heads::Heads;
 use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::score::{Corner, Score};
+use crate::attention::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::registers::{again, opaque_in};
@@ -62,8 +63,7 @@ pub unsafe fn team<
     let last = (first + br).min(rows) - 1;
     let ends = [first, last].map(|row| mask.keys(work.query(row)));
     let blocks = seen_blocks(ends, bc).end;
-    // The first block always sets the maxima.
-    let whole = whole_blocks(ends, bc).end.min(blocks.saturating_sub(1));
+    let runs = Runs::<Prefix>::new(0, blocks, whole_blocks(ends, bc));
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| SharedTile::<DT>::new(opaque_in(qo_tile.skip(br).base, j));
@@ -128,7 +128,7 @@ pub unsafe fn team<
         };
 
         let mut j = blocks;
-        while j > whole {
+        while j > runs.edge() {
             j -= 1;
             let s = warp.scores::<E, Accumulator, NT>(own_k(j), j * bc);
             let keys = keys(j);
@@ -161,7 +161,7 @@ pub unsafe fn team<
             }
             next_v(&mut pipeline, j);
         }
-        while j > 0 {
+        while j > runs.whole() {
             j -= 1;
             let mut s = warp.scores::<E, Accumulator, NT>(own_k(j), j * bc);
             let sums = warp.softmax.apply(&mut s);

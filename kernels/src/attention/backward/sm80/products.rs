@@ -2,8 +2,8 @@
 
 use super::block::{Block, QueryTile};
 use super::kernel::Kernel;
-use crate::attention::mask::{Interval, Mask};
 use crate::attention::guard::{has_non_finite, in_turn};
+use crate::attention::mask::{Interval, Mask};
 use crate::ptx::{barrier, special};
 use crate::tile::registers::opaque_in;
 use crate::tile::{Accumulator, Fixed, Operand, multiply, multiply_transposed};

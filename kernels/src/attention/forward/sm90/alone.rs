@@ -2,28 +2,27 @@
 //! products with infinities and NaN that some rows must not see.
 
 use super::consumer::Consumer;
+use super::kernel::Kernel;
 use crate::attention::guard::panels::{add_guarded, has_non_finite};
 use crate::attention::mask::Interval;
 use crate::layout::fragment;
 use crate::ptx::{ldmatrix, special};
 use crate::tile::registers::opaque;
-use crate::tile::{Accumulator, Element, Operand};
+use crate::tile::{Accumulator, Operand};
 
-impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
-    Consumer<T, DT, OT, NT, S>
-{
+impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, NT, S> {
     /// Line 8 for the 16 rows of a warp from `row` on.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call, with Q and K of the block landed.
     #[inline(always)]
-    pub unsafe fn warp_scores<E: Element>(&self, row: u32) -> [Accumulator; NT] {
+    pub unsafe fn warp_scores(&self, row: u32) -> [Accumulator; NT] {
         let (q, k) = (self.memory.q(self.slot), self.memory.k(self.block.stage()));
         let lane = special::lane();
         let (a_row, a_chunk) = fragment::ldmatrix_rows_first(lane);
         let (b_row, b_chunk) = fragment::ldmatrix_chunks_first(lane);
         let mut s = [Accumulator::ZERO; NT];
-        let (mut column, end) = (0, opaque(16 * DT as u32));
+        let (mut column, end) = (0, opaque(K::D));
         while column < end {
             // SAFETY: the caller's promise; the addresses lie in the tiles.
             unsafe {
@@ -31,7 +30,7 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
                 for nt in 0..NT {
                     let b_row = 16 * nt as u32 + b_row;
                     let b = ldmatrix::x4(k.chunk(b_row, column + 8 * b_chunk));
-                    s[nt].mma::<E>(Operand(a), Operand(b));
+                    s[nt].mma::<K::Element>(Operand(a), Operand(b));
                 }
             }
             column += 16;
@@ -45,15 +44,15 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
     /// # Safety
     /// Every lane of the warpgroup makes the same call.
     #[inline(always)]
-    pub unsafe fn has_non_finite<E: Element>(&self, thread: u32) -> bool {
+    pub unsafe fn has_non_finite(&self, thread: u32) -> bool {
         let v = self.memory.v(self.block.stage());
         // SAFETY: the caller's promise.
         unsafe {
             self.block.wait(self.memory.v_full(self.block.stage()));
-            if S == 1 {
+            if K::CHUNKS {
                 self.block.wait(self.memory.v_full(self.block.stage()) + 16);
             }
-            has_non_finite::<E, OT, NT>(v, thread, 1 + self.number)
+            has_non_finite::<K::Element, OT, NT>(v, thread, 1 + K::consumer())
         }
     }
 
@@ -63,7 +62,7 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
     /// # Safety
     /// Every lane of the warp makes the same call, with V of the block landed.
     #[inline(always)]
-    pub unsafe fn add_guarded<E: Element>(
+    pub unsafe fn add_guarded(
         &self,
         o: &mut [Accumulator; OT],
         p: &mut [Operand; NT],
@@ -71,6 +70,6 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
     ) {
         let v = self.memory.v(self.block.stage());
         // SAFETY: the caller's promise.
-        unsafe { add_guarded::<E, OT, NT>(v, o, p, keys) }
+        unsafe { add_guarded::<K::Element, OT, NT>(v, o, p, keys) }
     }
 }

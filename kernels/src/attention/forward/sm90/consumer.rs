@@ -1,43 +1,35 @@
 //! The consumers' products: issued on the tensor cores, and waited for.
 
+use super::kernel::Kernel;
 use super::watch::Watch;
 use crate::abi::Event;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::{self, Product};
 use crate::tile::registers::opaque;
-use crate::tile::{Accumulator, Element, Operand, Ring};
+use crate::tile::{Accumulator, Operand, Ring};
 use core::marker::PhantomData;
 
 /// A warpgroup's way through the stages, and where it reads.
-pub struct Consumer<T, const DT: usize, const OT: usize, const NT: usize, const S: u32> {
+pub struct Consumer<K, const OT: usize, const NT: usize, const S: u32> {
     /// The block's shared memory.
     pub memory: Sm90Memory,
     /// The warpgroup's number in its side.
     pub warpgroup: u32,
-    /// Its number among all that consume.
-    pub number: u32,
     /// Where Q of its tile lies.
     pub slot: u32,
     /// The block of keys whose scores are in work. V of the block before may be in work, too.
     pub block: Ring<S>,
     /// Where its watch notes.
     pub notes: u64,
-    /// Its watch.
-    pub watch: PhantomData<T>,
+    /// Its kernel.
+    pub kernel: PhantomData<K>,
 }
 
-impl<T: Watch, const DT: usize, const OT: usize, const NT: usize, const S: u32>
-    Consumer<T, DT, OT, NT, S>
+impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, NT, S>
 where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
-    /// Whether K and V pass in chunks: then K is gone when its scores are there, and V of a block comes after V of the
-    /// block before it is released.
-    pub const CHUNKS: bool = S == 1;
-    const K_CHUNKS: u32 = Sm90Memory::k_chunks_of(S, 16 * DT as u32);
-    const V_CHUNKS: u32 = Sm90Memory::v_chunks_of(S);
-
     /// Passes a block by that the warpgroup does not see.
     ///
     /// # Safety
@@ -54,13 +46,13 @@ where
         unsafe {
             self.block.wait(k);
             self.block.release(k);
-            if Self::CHUNKS {
-                self.pass_chunks(k, Self::K_CHUNKS);
+            if K::CHUNKS {
+                self.pass_chunks(k, K::K_CHUNKS);
             }
             self.block.wait(v);
             self.block.release(v);
-            if Self::CHUNKS {
-                self.pass_chunks(v, Self::V_CHUNKS);
+            if K::CHUNKS {
+                self.pass_chunks(v, K::V_CHUNKS);
             }
         }
         self.block = self.block.next();
@@ -83,7 +75,7 @@ where
     /// # Safety
     /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
-    pub unsafe fn issue_scores<E: Element>(&self, s: &mut [Accumulator; NT]) {
+    pub unsafe fn issue_scores(&self, s: &mut [Accumulator; NT]) {
         // Opaque: the compiler would hold each operand's word over the tile.
         let q = self.memory.q(opaque(self.slot));
         let k = self.memory.k(self.block.stage());
@@ -93,18 +85,18 @@ where
             self.note(self.block, Event::K);
             wgmma::fence();
             let (a, b) = (q.rows(0), k.rows(0));
-            for dt in 0..DT as u32 {
-                let in_chunk = DT as u32 / Self::K_CHUNKS;
-                if Self::CHUNKS && dt > 0 && dt.is_multiple_of(in_chunk) {
+            for dt in 0..K::D / 16 {
+                let in_chunk = K::D / 16 / K::K_CHUNKS;
+                if K::CHUNKS && dt > 0 && dt.is_multiple_of(in_chunk) {
                     self.next_chunk(dt / in_chunk);
                 }
                 let (a, b) = (a.skip(q.to_columns(dt)), b.skip(k.to_columns(dt)));
-                s.rows::<E>(a, b, dt > 0);
+                s.rows::<K::Element>(a, b, dt > 0);
             }
             wgmma::commit();
             self.note(self.block, Event::ScoresIssued);
-            if Self::CHUNKS {
-                self.release_chunk(Self::K_CHUNKS - 2);
+            if K::CHUNKS {
+                self.release_chunk(K::K_CHUNKS - 2);
             }
         }
     }
@@ -136,7 +128,7 @@ where
 
     /// Line 10: `O += P V`, issued as a group for each chunk of V; `O += P 0` where `V` is to be left out.
     #[inline(always)]
-    unsafe fn issue_product<E: Element>(
+    unsafe fn issue_product(
         &self,
         block: Ring<S>,
         o: &mut [Accumulator; OT],
@@ -161,13 +153,13 @@ where
             b.high = opaque(b.high);
             let step = opaque(if leave_out { 0 } else { v.to_rows(1) / 16 });
             for nt in 0..NT {
-                if Self::CHUNKS && nt == NT / 2 {
+                if K::CHUNKS && nt == NT / 2 {
                     wgmma::commit();
                     block.wait(self.memory.v_full(block.stage()) + 16);
                 }
                 let mut b = b;
                 b.low += nt as u32 * step;
-                o.columns::<E>(p[nt], b);
+                o.columns::<K::Element>(p[nt], b);
             }
             wgmma::commit();
             self.note(block, Event::ProductIssued);
@@ -179,7 +171,7 @@ where
     /// # Safety
     /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
-    pub unsafe fn issue_step<E: Element>(
+    pub unsafe fn issue_step(
         &mut self,
         s: &mut [Accumulator; NT],
         o: &mut [Accumulator; OT],
@@ -190,8 +182,8 @@ where
         self.block = last.next();
         // SAFETY: the caller's promise.
         unsafe {
-            self.issue_scores::<E>(s);
-            self.issue_product::<E>(last, o, p, leave_out);
+            self.issue_scores(s);
+            self.issue_product(last, o, p, leave_out);
         }
     }
 
@@ -205,14 +197,14 @@ where
         unsafe {
             match of_step {
                 // The groups of the product come after them.
-                true if Self::CHUNKS => wgmma::wait::<2>(),
+                true if K::CHUNKS => wgmma::wait::<2>(),
                 true => wgmma::wait::<1>(),
                 false => wgmma::wait::<0>(),
             }
             wgmma::pin(s);
             self.note(self.block, Event::Scores);
-            if Self::CHUNKS {
-                let last = Self::K_CHUNKS - 1;
+            if K::CHUNKS {
+                let last = K::K_CHUNKS - 1;
                 self.block
                     .release(self.memory.k_full(self.block.stage()) + 16 * last);
             }
@@ -234,7 +226,7 @@ where
     /// # Safety
     /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
-    pub unsafe fn finish<E: Element>(
+    pub unsafe fn finish(
         &self,
         block: Ring<S>,
         o: &mut [Accumulator; OT],
@@ -243,7 +235,7 @@ where
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            self.issue_product::<E>(block, o, p, leave_out);
+            self.issue_product(block, o, p, leave_out);
             self.wait_product(block, o);
         }
     }
@@ -255,7 +247,7 @@ where
     #[inline(always)]
     pub unsafe fn note(&self, block: Ring<S>, event: Event) {
         // SAFETY: the caller's promise.
-        unsafe { T::note(self.notes, block.0, event) }
+        unsafe { K::Watch::note(self.notes, block.0, event) }
     }
 
     /// Gives K back, whose scores are there: a whole block, which may be read until now.
@@ -264,7 +256,7 @@ where
     /// The conditions of [`pass`](Self::pass).
     #[inline(always)]
     pub unsafe fn release_k(&self) {
-        if !Self::CHUNKS {
+        if !K::CHUNKS {
             // SAFETY: the caller's promise.
             unsafe { self.block.release(self.memory.k_full(self.block.stage())) }
         }
@@ -275,14 +267,14 @@ where
     unsafe fn wait_product(&self, block: Ring<S>, o: &mut [Accumulator; OT]) {
         // SAFETY: the caller's promise.
         unsafe {
-            if Self::CHUNKS {
+            if K::CHUNKS {
                 wgmma::wait::<1>();
                 self.release_v(block, 0);
             }
             wgmma::wait::<0>();
             wgmma::pin(o);
             self.note(block, Event::Product);
-            self.release_v(block, Self::V_CHUNKS - 1);
+            self.release_v(block, K::V_CHUNKS - 1);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Which tile a block computes, and what its rows see.
 
+use super::kernel::{Kernel, Keys};
 use crate::abi::{ForwardParams, MAX_SEQLEN};
 use crate::attention::alternate::tile_head;
 use crate::attention::heads::Heads;
@@ -8,6 +9,7 @@ use crate::attention::sequence::{Sequence, Split};
 use crate::attention::{Visits, WorkTile};
 use crate::ptx::shared;
 use core::hint::assert_unchecked;
+use core::marker::PhantomData;
 use core::ops::Range;
 
 /// Which tile a block computes. The producer decides, and the consumers read it from shared memory: where a tile
@@ -33,33 +35,32 @@ impl Job {
         first: 0,
     };
 
-    /// The job at a place of the order, in tiles of `br` rows.
+    /// The job at a place of the order.
     #[inline(always)]
-    pub fn at<H: Heads, M: Mask>(params: &ForwardParams, place: u32, br: u32) -> Self {
+    pub fn at<K: Kernel>(params: &ForwardParams, place: u32) -> Self {
         let (split, tile, head) = params.order.place_in_uneven(place);
-        let (batch, head) = tile_head::<M>(params, head);
-        let rows = H::new(params, head).row_count(Sequence::new(params, batch).queries);
+        let (batch, head) = tile_head::<K::Mask>(params, head);
+        let rows = K::Heads::new(params, head).row_count(Sequence::new(params, batch).queries);
         Job {
             split,
             batch,
             head,
-            first: (tile * br + rows) as i32 - (rows.div_ceil(br) * br) as i32,
+            first: (tile * K::BR + rows) as i32 - (rows.div_ceil(K::BR) * K::BR) as i32,
         }
     }
 
-    /// The blocks of `bc` keys that the tile of `br` rows visits, on `split`, which is the work's.
+    /// The blocks of keys that the tile visits, on `split`, which is the work's.
     #[inline(always)]
-    pub fn visits<H: Heads, M: Mask>(
+    pub fn visits<K: Kernel>(
         self,
         params: &ForwardParams,
-        work: &WorkTile<H>,
+        work: &WorkTile<K::Heads>,
         split: Split,
-        [br, bc]: [u32; 2],
-    ) -> Visits<M> {
+    ) -> Visits<K::Mask> {
         let rows = work.row_count();
         let tile = (self.first - rows as i32) as u32;
-        let tile = tile.wrapping_add(rows.div_ceil(br) * br) / br;
-        work.visits(params, split, tile, bc)
+        let tile = tile.wrapping_add(rows.div_ceil(K::BR) * K::BR) / K::BR;
+        work.visits(params, split, tile, K::BC)
     }
 
     /// Reads a job from shared memory.
@@ -96,22 +97,22 @@ impl Job {
 }
 
 /// A tile, its mask, and the rows that a block or a warpgroup has of it.
-pub struct Part<H, M> {
+pub struct Part<K: Kernel> {
     /// The tile; its own first row is not used.
-    pub work: WorkTile<H>,
+    pub work: WorkTile<K::Heads>,
     /// Which keys its queries see.
-    pub mask: M,
+    pub mask: K::Mask,
     /// The first row.
     pub first: i32,
     /// Keys before the split.
     pub keys: u32,
 }
 
-impl<H: Heads, M: Mask> Part<H, M> {
+impl<K: Kernel> Part<K> {
     /// The rows of a job from row `skip` of its tile on.
     #[inline(always)]
     pub fn new(params: &ForwardParams, job: Job, skip: u32) -> Self {
-        let work = WorkTile::<H>::new(params, job.split, job.batch, job.head, 0);
+        let work = WorkTile::new(params, job.split, job.batch, job.head, 0);
         let split = work.keys(params);
         // Else the mask checks the order of its bounds, and the code that both roles then share makes the assembler
         // ignore the consumers' registers.
@@ -127,47 +128,58 @@ impl<H: Heads, M: Mask> Part<H, M> {
 
     /// The keys that the first and the last of `count` rows see, among rows that exist.
     #[inline(always)]
-    pub fn ends(&self, count: u32) -> [M::Keys; 2] {
+    pub fn ends(&self, count: u32) -> [Keys<K>; 2] {
         let last = self.first + count as i32 - 1;
         [self.keys_of(self.first), self.keys_of(last)]
     }
 
     /// The keys of a row, or of the first row if it lies before it.
     #[inline(always)]
-    fn keys_of(&self, row: i32) -> M::Keys {
+    fn keys_of(&self, row: i32) -> Keys<K> {
         self.mask.keys(self.work.query(row.max(0) as u32))
     }
 
     /// The blocks that some of the first `count` rows see: none if no such row exists.
     #[inline(always)]
-    pub fn blocks(&self, count: u32, bc: u32) -> Range<u32> {
+    pub fn blocks(&self, count: u32) -> Range<u32> {
         match self.first + count as i32 > 0 {
-            true => seen_blocks(self.ends(count), bc),
+            true => seen_blocks(self.ends(count), K::BC),
             false => 0..0,
         }
     }
 }
 
-/// The blocks of keys that one of `T` sides takes: numbers `side`, `side + T`, and so on.
-#[derive(Clone, Copy)]
-pub struct Turns<const T: u32>(pub u32);
+/// The blocks of keys that a side takes: numbers `side`, `side + SIDES`, and so on.
+pub struct SideBlocks<K> {
+    side: u32,
+    kernel: PhantomData<K>,
+}
 
-impl<const T: u32> Turns<T> {
+impl<K: Kernel> SideBlocks<K> {
+    /// The blocks of a side.
+    #[inline(always)]
+    pub fn of(side: u32) -> Self {
+        SideBlocks {
+            side,
+            kernel: PhantomData,
+        }
+    }
+
     /// How many of the first `blocks` blocks it takes.
     #[inline(always)]
-    pub fn count(self, blocks: u32) -> u32 {
-        match T {
+    pub fn count(&self, blocks: u32) -> u32 {
+        match K::SIDES {
             1 => blocks,
-            _ => (blocks + T - 1 - self.0) / T,
+            sides => (blocks + sides - 1 - self.side) / sides,
         }
     }
 
     /// The number among all blocks of its block number `j`.
     #[inline(always)]
-    pub fn block(self, j: u32) -> u32 {
-        match T {
+    pub fn block(&self, j: u32) -> u32 {
+        match K::SIDES {
             1 => j,
-            _ => T * j + self.0,
+            sides => sides * j + self.side,
         }
     }
 }

@@ -30,14 +30,18 @@
 //! | `store` | O and lse, or partial results, stored |
 //! | `watch` | what may watch the roles |
 
-pub mod alone;
+mod alone;
 mod consume;
 mod consumer;
 mod exchange;
 mod job;
+mod kernel;
+mod maxima;
 mod produce;
 mod query;
+mod step;
 pub mod store;
+mod tile;
 mod watch;
 
 use crate::attention::heads::Heads;
@@ -45,9 +49,10 @@ use crate::attention::mask::Mask;
 use crate::attention::score::Score;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::wgmma::Product;
-use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
+use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle};
 use crate::tile::{Accumulator, Element};
 use consume::consume;
+use kernel::{Instance, Kernel};
 use produce::produce;
 pub use watch::{Unwatched, Watch};
 
@@ -86,54 +91,89 @@ pub unsafe fn sm90<
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
-    let (params, notes) = (T::work(params), T::notes(params));
-    let sizes = [NQ * ROWS, 16 * NT as u32, 16 * DT as u32, 16 * OT as u32];
-    let first = Sm90Memory::new(shared::base(), sizes, S);
-    let memory_of = |side: u32| Sm90Memory::new(first.base() + side * first.side_bytes(), sizes, S);
-    // SAFETY: the launch has this many threads a block. All of them reach the barrier; then each warpgroup has its
-    // role.
+    // SAFETY: the caller's promise.
     unsafe {
-        let thread = special::thread(128 * (G * W + 1));
+        run::<Instance<E, M, H, C, T, G, W, DT, OT, NT, NQ, S>, OT, NT, NQ, S, GIVEN, TAKEN>(
+            params, maps,
+        )
+    }
+}
+
+/// Gives each warpgroup of the block its role.
+///
+/// # Safety
+/// The conditions of [`sm90`].
+#[inline(always)]
+unsafe fn run<
+    K: Kernel,
+    const OT: usize,
+    const NT: usize,
+    const NQ: u32,
+    const S: u32,
+    const GIVEN: u32,
+    const TAKEN: u32,
+>(
+    params: &<K::Watch as Watch>::Params,
+    maps: u64,
+) where
+    [Accumulator; OT]: Product,
+    [Accumulator; NT]: Product,
+{
+    let (params, notes) = (K::Watch::work(params), K::Watch::notes(params));
+    let first = K::memory(shared::base());
+    let memory_of = |side: u32| K::memory(first.base() + side * first.side_bytes());
+    // SAFETY: all threads of the block reach the barrier; then each warpgroup has its role.
+    unsafe {
+        let thread = K::thread();
         if thread == 0 {
-            for side in 0..G {
-                let memory = memory_of(side);
-                for slot in 0..NQ {
-                    mbarrier::init(memory.q_full(slot), 1);
-                    // Every lane releases Q, which all of them read in part.
-                    mbarrier::init(memory.q_full(slot) + 8, 128);
-                }
-                for chunk in 0..memory.chunks() {
-                    mbarrier::init(memory.k_full(chunk), 1);
-                    mbarrier::init(memory.k_full(chunk) + 8, 4 * W);
-                }
+            for side in 0..K::SIDES {
+                init_barriers::<K>(memory_of(side));
             }
             mbarrier::fence_init();
         }
         if thread < Sm90Memory::ZERO_BYTES / 16 {
-            for side in 0..G {
+            for side in 0..K::SIDES {
                 shared::store_u32x4(memory_of(side).zeros() + 16 * thread, [0; 4]);
             }
             bulk::fence();
         }
         barrier::block();
         let warpgroup = shuffle::first(thread / 128);
-        if warpgroup == G * W {
+        let consumers = K::SIDES * K::WARPGROUPS;
+        if warpgroup == consumers {
             setmaxnreg::decrease::<GIVEN>();
             // A warp for each side.
-            let side = shuffle::first(thread / 32) - 4 * G * W;
-            if side < G {
-                let memory = memory_of(side);
-                produce::<M, H, C, T, G, W, DT, OT, NT, NQ, S>(params, maps, memory, notes, side);
+            let side = shuffle::first(thread / 32) - 4 * consumers;
+            if side < K::SIDES {
+                produce::<K, NQ, S>(params, maps, memory_of(side), notes, side);
             }
         } else {
             setmaxnreg::increase::<TAKEN>();
-            let (side, warpgroup) = match G {
+            let (side, warpgroup) = match K::SIDES {
                 1 => (0, warpgroup),
-                _ => (warpgroup / W, warpgroup % W),
+                _ => (warpgroup / K::WARPGROUPS, warpgroup % K::WARPGROUPS),
             };
-            consume::<E, M, H, C, T, G, W, DT, OT, NT, NQ, S>(
-                params, maps, memory_of, side, warpgroup, notes,
-            );
+            consume::<K, OT, NT, NQ, S>(params, maps, memory_of, side, warpgroup, notes);
+        }
+    }
+}
+
+/// Initialises the barriers of a side.
+///
+/// # Safety
+/// One thread of the block makes the call, before any thread uses them.
+#[inline(always)]
+unsafe fn init_barriers<K: Kernel>(memory: Sm90Memory) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for slot in 0..K::SLOTS {
+            mbarrier::init(memory.q_full(slot), 1);
+            // Every lane releases Q, which all of them read in part.
+            mbarrier::init(memory.q_full(slot) + 8, 128);
+        }
+        for chunk in 0..memory.chunks() {
+            mbarrier::init(memory.k_full(chunk), 1);
+            mbarrier::init(memory.k_full(chunk) + 8, 4 * K::WARPGROUPS);
         }
     }
 }

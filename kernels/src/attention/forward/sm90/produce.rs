@@ -2,13 +2,15 @@
 //! keeps addresses in uniform registers, and needs no loop over lanes.
 
 use super::ROWS;
-use super::job::{Job, Part, Turns};
+use super::job::{Job, Part, SideBlocks};
+use super::kernel::Kernel;
 use super::watch::Watch;
-use crate::abi::{Event, Sm90Params};
+use crate::abi::{Event, ForwardParams, Sm90Params};
+use crate::attention::Visits;
 use crate::attention::heads::Heads;
-use crate::attention::mask::Mask;
+use crate::attention::key_rows::KeyRows;
 use crate::attention::score::{Corner, Score};
-use crate::attention::work::cache_entry;
+use crate::attention::sequence::Split;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, global, mbarrier, shuffle, special, tensor};
@@ -20,167 +22,247 @@ use crate::tile::registers::opaque;
 /// # Safety
 /// The conditions of [`sm90`](super::sm90), with initialised barriers, in one warp of the block, all lanes.
 #[inline(always)]
-pub unsafe fn produce<
-    M: Mask,
-    H: Heads,
-    C: Score,
-    T: Watch,
-    const G: u32,
-    const W: u32,
-    const DT: usize,
-    const OT: usize,
-    const NT: usize,
-    const NQ: u32,
-    const S: u32,
->(
+pub unsafe fn produce<K: Kernel, const NQ: u32, const S: u32>(
     params: &Sm90Params,
     maps: u64,
     memory: Sm90Memory,
     notes: u64,
     side: u32,
 ) {
-    let (br, bc) = (W * ROWS, 16 * NT as u32);
-    let (dim, columns) = (16 * DT as u32, 16 * OT as u32);
-    let [q_map, k_map, v_map] = [maps, maps + 128, maps + 256];
-    let turns = Turns::<G>(side);
-    let width = Panels::width_for(16 * DT as u32);
+    let producer = Producer::<K> {
+        maps,
+        memory,
+        notes,
+        blocks: SideBlocks::of(side),
+    };
     // SAFETY: the barriers count what is loaded, and the stages' consumers; the boxes fit their places.
     unsafe {
-        // Loads panels: so many columns from the first of `columns` on.
-        let load = |to: Panels,
-                    map: u64,
-                    full: u32,
-                    bytes: u32,
-                    columns: [u32; 2],
-                    place: (i32, u32, u32)| {
-            let ([first, columns], (row, head, batch)) = (columns, place);
-            mbarrier::arrive_expect_once(full, bytes);
-            let mut panel = 0;
-            while panel < columns / width {
-                let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
-                tensor::load_once(to, map, column as i32, row, head as i32, batch as i32, full);
-                // Opaque: the loop stays one.
-                panel = opaque(panel + 1);
-            }
-        };
-        // One lane writes a job, before another one may arrive.
-        let store = |job: Job, address: u32| {
-            if special::lane() == 0 {
-                job.store(address);
-            }
-            barrier::warp();
-        };
         let mut q = Ring::<NQ>(0);
         let mut place = Ring::<S>(0);
         let mut tile = special::block();
         // There are no more blocks than tiles.
         loop {
-            let job = Job::at::<H, M>(&params.forward, tile, br);
-            let part = Part::<H, M>::new(&params.forward, job, 0);
-            let (batch, head) = (part.work.sequence.batch, part.work.heads.kv_head());
-            let entry = match C::SCALED {
-                true => batch,
-                false => cache_entry(&params.forward, batch),
-            };
-            let split = part.work.keys(&params.forward);
-            let visits = job.visits::<H, M>(&params.forward, &part.work, split, [br, bc]);
-            let score = C::new(&params.forward, batch, part.work.heads.first());
-            let load_k = |place: Ring<S>, j: u32| {
-                T::note(notes, place.0, Event::NeedsK);
-                let chunks = memory.k_chunks();
-                each::<S>(chunks, |chunk| {
-                    let full = memory.k_full(place.stage()) + 16 * chunk;
-                    let columns = dim / chunks;
-                    let k = memory.k(place.stage()).skip_panels(chunk * columns / width);
-                    place.acquire(full);
-                    T::note(notes, place.0, Event::LoadsK);
-                    let row = (part.keys + visits.block(turns.block(j)) * bc) as i32;
-                    let bytes = memory.k_bytes() / chunks;
-                    let columns = [chunk * columns, columns];
-                    load(k, k_map, full, bytes, columns, (row, head, entry));
-                });
-                let key = (visits.block(turns.block(j)) * bc) as i32;
-                let corner = Corner::new(part.first, key, part.work.sequence, split);
-                score.prefetch(corner, [br, bc]);
-            };
+            let job = Job::at::<K>(&params.forward, tile);
+            let part = Part::<K>::new(&params.forward, job, 0);
+            let source = producer.source(&params.forward, job, &part);
             // In the order in which the consumers need them; the first K does not wait for the end of the last tile.
-            let seen = visits.of(part.blocks(br, bc));
-            let (start, mut j) = (seen.start, turns.count(seen.end));
+            let seen = source.visits.of(part.blocks(K::BR));
+            let (start, mut j) = (seen.start, producer.blocks.count(seen.end));
             if j > start {
-                load_k(place, j - 1);
+                producer.load_k(place, j - 1, &source);
             }
             // Each warpgroup goes on when its own rows are there: they do not wait for one another.
             let mut warpgroup = 0;
-            while warpgroup < W {
-                let (slot, full) = (q.stage(), memory.q_full(q.stage()));
-                q.acquire(full);
-                store(job, memory.job(slot));
-                if H::STRIDED {
-                    let row = part.first + (warpgroup * ROWS) as i32;
-                    let place = (row, part.work.heads.first(), batch);
-                    let (to, bytes) = (memory.q(slot), memory.q_bytes());
-                    load(to, q_map, full, bytes, [0, dim], place);
-                } else {
-                    // The warpgroup copies its rows itself.
-                    mbarrier::arrive_once(full);
-                }
+            while warpgroup < K::WARPGROUPS {
+                producer.load_q(q, warpgroup, job, &part);
                 q = q.next();
                 warpgroup = opaque(warpgroup + 1);
             }
             while j > start {
                 j = opaque(j - 1);
                 if j > start {
-                    load_k(place.next(), j - 1);
+                    producer.load_k(place.next(), j - 1, &source);
                 }
-                T::note(notes, place.0, Event::NeedsV);
-                let chunks = memory.v_chunks();
-                each::<S>(chunks, |chunk| {
-                    let full = memory.v_full(place.stage()) + 16 * chunk;
-                    let skipped = chunk * (bc / chunks);
-                    let v = memory.v(place.stage()).skip_rows(skipped);
-                    place.acquire(full);
-                    T::note(notes, place.0, Event::LoadsV);
-                    let row = (part.keys + visits.block(turns.block(j)) * bc + skipped) as i32;
-                    let bytes = memory.v_bytes() / chunks;
-                    let columns = [part.work.heads.slice() * columns, columns];
-                    load(v, v_map, full, bytes, columns, (row, head, entry));
-                });
+                producer.load_v(place, j, &source);
                 place = place.next();
             }
-            // Blocks that are done early take more tiles, where a counter tells which are left. Asked only now: who asks
-            // early takes a tile that another block could begin before.
-            tile = match params.counter {
-                0 => tile + special::blocks(),
-                counter => {
-                    let mut taken = 0;
-                    if special::lane() == 0 {
-                        taken = global::count(counter, params.tiles - 1);
-                    }
-                    special::blocks() + shuffle::first(taken)
-                }
-            };
+            tile = next_tile(params, tile);
             if tile >= params.tiles {
                 break;
             }
         }
         let mut warpgroup = 0;
-        while warpgroup < W {
-            let (slot, full) = (q.stage(), memory.q_full(q.stage()));
-            q.acquire(full);
-            store(Job::NONE, memory.job(slot));
-            mbarrier::arrive_once(full);
+        while warpgroup < K::WARPGROUPS {
+            producer.give_job(q, Job::NONE);
+            mbarrier::arrive_once(memory.q_full(q.stage()));
             q = q.next();
             warpgroup = opaque(warpgroup + 1);
         }
     }
 }
 
-/// Calls `f` with the number of each chunk of a stage, of `S` stages.
+/// The tile after `tile`. Blocks that are done early take more tiles, where a counter tells which are left. Asked only then: who
+/// asks early takes a tile that another block could begin before.
+///
+/// # Safety
+/// All lanes of the warp make the same call; the counter is writable.
 #[inline(always)]
-fn each<const S: u32>(count: u32, f: impl Fn(u32)) {
+unsafe fn next_tile(params: &Sm90Params, tile: u32) -> u32 {
+    match params.counter {
+        0 => tile + special::blocks(),
+        counter => {
+            let mut taken = 0;
+            // SAFETY: the caller's promise.
+            unsafe {
+                if special::lane() == 0 {
+                    taken = global::count(counter, params.tiles - 1);
+                }
+                special::blocks() + shuffle::first(taken)
+            }
+        }
+    }
+}
+
+/// The producer of a side.
+struct Producer<K> {
+    /// Address of the tensor maps of q, k and v.
+    maps: u64,
+    memory: Sm90Memory,
+    /// Where its watch notes.
+    notes: u64,
+    blocks: SideBlocks<K>,
+}
+
+/// Where K and V of a tile come from.
+struct Source<'a, K: Kernel> {
+    part: &'a Part<K>,
+    split: Split,
+    visits: Visits<K::Mask>,
+    rows: <K::Score as Score>::Keys,
+    score: K::Score,
+}
+
+/// The functions share their conditions: all lanes of the producer's warp make the same calls; the barriers are initialised.
+impl<K: Kernel> Producer<K> {
+    /// The source of a job's K and V.
+    #[inline(always)]
+    fn source<'a>(&self, params: &ForwardParams, job: Job, part: &'a Part<K>) -> Source<'a, K> {
+        let (sequence, split) = (part.work.sequence, part.work.keys(params));
+        Source {
+            part,
+            split,
+            visits: job.visits::<K>(params, &part.work, split),
+            rows: <K::Score as Score>::Keys::new(params, sequence),
+            score: K::Score::new(params, sequence.batch, part.work.heads.first()),
+        }
+    }
+
+    /// The first key of block `j`, in its split.
+    #[inline(always)]
+    fn first_key(&self, j: u32, source: &Source<K>) -> u32 {
+        source.visits.block(self.blocks.block(j)) * K::BC
+    }
+
+    /// Loads panels: so many columns from the first of `columns` on, from a row, head and entry of a map.
+    #[inline(always)]
+    unsafe fn load(
+        &self,
+        to: Panels,
+        map: u64,
+        full: u32,
+        bytes: u32,
+        columns: [u32; 2],
+        place: (i32, u32, u32),
+    ) {
+        let ([first, columns], (row, head, entry)) = (columns, place);
+        let width = Panels::width_for(K::D);
+        // SAFETY: the caller's promise.
+        unsafe {
+            mbarrier::arrive_expect_once(full, bytes);
+            let mut panel = 0;
+            while panel < columns / width {
+                let (to, column) = (to.base + panel * to.panel_bytes(), first + panel * width);
+                tensor::load_once(to, map, column as i32, row, head as i32, entry as i32, full);
+                // Opaque: the loop stays one.
+                panel = opaque(panel + 1);
+            }
+        }
+    }
+
+    /// Writes a job for the consumers of a slot, once that is free.
+    #[inline(always)]
+    unsafe fn give_job<const NQ: u32>(&self, q: Ring<NQ>, job: Job) {
+        // SAFETY: the caller's promise. One lane writes a job, before another one may arrive.
+        unsafe {
+            q.acquire(self.memory.q_full(q.stage()));
+            if special::lane() == 0 {
+                job.store(self.memory.job(q.stage()));
+            }
+            barrier::warp();
+        }
+    }
+
+    /// Q of a warpgroup, and its job.
+    #[inline(always)]
+    unsafe fn load_q<const NQ: u32>(&self, q: Ring<NQ>, warpgroup: u32, job: Job, part: &Part<K>) {
+        let (slot, full) = (q.stage(), self.memory.q_full(q.stage()));
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.give_job(q, job);
+            if K::Heads::STRIDED {
+                let row = part.first + (warpgroup * ROWS) as i32;
+                let place = (row, part.work.heads.first(), part.work.sequence.batch);
+                let (to, bytes) = (self.memory.q(slot), self.memory.q_bytes());
+                self.load(to, self.maps, full, bytes, [0, K::D], place);
+            } else {
+                // The warpgroup copies its rows itself.
+                mbarrier::arrive_once(full);
+            }
+        }
+    }
+
+    /// K of block `j`, in chunks of columns.
+    #[inline(always)]
+    unsafe fn load_k<const S: u32>(&self, place: Ring<S>, j: u32, source: &Source<K>) {
+        let memory = self.memory;
+        // SAFETY: the caller's promise.
+        unsafe {
+            K::Watch::note(self.notes, place.0, Event::NeedsK);
+            let chunks = memory.k_chunks();
+            let columns = K::D / chunks;
+            each::<K>(chunks, |chunk| {
+                let full = memory.k_full(place.stage()) + 16 * chunk;
+                let panels = chunk * columns / Panels::width_for(K::D);
+                let to = memory.k(place.stage()).skip_panels(panels);
+                place.acquire(full);
+                K::Watch::note(self.notes, place.0, Event::LoadsK);
+                let key = source.part.keys + self.first_key(j, source);
+                let [row, entry] = source.rows.place_in_map(key);
+                let place = (row as i32, source.part.work.heads.kv_head(), entry);
+                let (map, bytes) = (self.maps + 128, memory.k_bytes() / chunks);
+                self.load(to, map, full, bytes, [chunk * columns, columns], place);
+            });
+            let key = self.first_key(j, source) as i32;
+            let corner = Corner::new(
+                source.part.first,
+                key,
+                source.part.work.sequence,
+                source.split,
+            );
+            source.score.prefetch(corner, [K::BR, K::BC]);
+        }
+    }
+
+    /// V of block `j`, in chunks of keys.
+    #[inline(always)]
+    unsafe fn load_v<const S: u32>(&self, place: Ring<S>, j: u32, source: &Source<K>) {
+        let (memory, heads) = (self.memory, source.part.work.heads);
+        // SAFETY: the caller's promise.
+        unsafe {
+            K::Watch::note(self.notes, place.0, Event::NeedsV);
+            let chunks = memory.v_chunks();
+            each::<K>(chunks, |chunk| {
+                let full = memory.v_full(place.stage()) + 16 * chunk;
+                let skipped = chunk * (K::BC / chunks);
+                let to = memory.v(place.stage()).skip_rows(skipped);
+                place.acquire(full);
+                K::Watch::note(self.notes, place.0, Event::LoadsV);
+                let key = source.part.keys + self.first_key(j, source);
+                let [row, entry] = source.rows.place_in_map(key);
+                let place = ((row + skipped) as i32, heads.kv_head(), entry);
+                let (map, bytes) = (self.maps + 256, memory.v_bytes() / chunks);
+                self.load(to, map, full, bytes, [heads.slice() * K::DV, K::DV], place);
+            });
+        }
+    }
+}
+
+/// Calls `f` with the number of each chunk of a stage.
+#[inline(always)]
+fn each<K: Kernel>(count: u32, f: impl Fn(u32)) {
     f(0);
     // A loop of one step would change how the compiler orders the instructions of kernels without chunks.
-    if S == 1 {
+    if K::CHUNKS {
         for chunk in 1..count {
             f(chunk);
         }

@@ -1,25 +1,45 @@
 //! The rows of Q, which consumers negate or copy before the products.
 
 use super::consumer::Consumer;
+use super::job::Part;
+use super::kernel::Kernel;
 use crate::abi::ForwardParams;
 use crate::attention::WorkTile;
 use crate::attention::heads::Heads;
 use crate::layout::rows::Rows;
-use crate::ptx::{bulk, global, shared, special};
+use crate::ptx::{barrier, bulk, global, shared, special};
 use crate::tile::registers::opaque;
 
-impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
-    Consumer<T, DT, OT, NT, S>
-{
+impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, NT, S> {
+    /// Q ready for the products of the rows of `part`: copied where their rows are no box of a map, negated if the scale is.
+    ///
+    /// # Safety
+    /// Every lane of the warpgroup makes the same call; Q has landed, and no product reads it.
+    #[inline(always)]
+    pub unsafe fn prepare_q(&self, params: &ForwardParams, part: &Part<K>, is_negative: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !K::Heads::STRIDED {
+                let row = K::warp_row();
+                self.copy_q(params, &part.work, part.first + row as i32, row);
+                barrier::some(1 + K::consumer(), 128);
+            }
+            if is_negative {
+                self.negate_q(K::warp_row());
+                barrier::some(1 + K::consumer(), 128);
+            }
+        }
+    }
+
     /// Negates the 16 rows of Q of a warp, from `row` on, so that scores have the order of scaled ones. Products may read
     /// them after a barrier of the warpgroup.
     ///
     /// # Safety
     /// Every lane of the warp makes the same call; Q has landed, and no product reads it.
     #[inline(always)]
-    pub unsafe fn negate_q(&self, row: u32) {
+    unsafe fn negate_q(&self, row: u32) {
         let q = self.memory.q(self.slot);
-        let (mut i, end) = (special::lane(), opaque(16 * 2 * DT as u32));
+        let (mut i, end) = (special::lane(), opaque(2 * K::D));
         while i < end {
             let address = q.chunk(row + i % 16, i / 16 * 8);
             // SAFETY: the caller's promise.
@@ -38,29 +58,29 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
     /// # Safety
     /// Every lane of the warp makes the same call, and nothing else uses these rows of the warpgroup's Q.
     #[inline(always)]
-    pub unsafe fn copy_q<H: Heads>(
+    unsafe fn copy_q(
         &self,
         params: &ForwardParams,
-        work: &WorkTile<H>,
+        work: &WorkTile<K::Heads>,
         first: i32,
         row: u32,
     ) {
         /// Chunks of 8 elements that a lane loads at once.
         const AT_ONCE: usize = 8;
-        const { assert!(H::STRIDED || DT <= AT_ONCE || DT.is_multiple_of(AT_ONCE)) }
+        const { assert!(K::Heads::STRIDED || K::D <= 128 || K::D.is_multiple_of(128)) }
         let q = self.memory.q(self.slot);
         let rows = work.q_rows(&params.q);
-        let (mut chunk, end) = (special::lane(), 32 * DT as u32);
+        let (mut chunk, end) = (special::lane(), 2 * K::D);
         while chunk < end {
             // Row and column of the lane's chunk number `i` from here.
             let place = |i: usize| {
                 let chunk = chunk + 32 * i as u32;
-                (chunk / (2 * DT as u32), chunk % (2 * DT as u32) * 8)
+                (chunk / (K::D / 8), chunk % (K::D / 8) * 8)
             };
             let mut chunks = [[0; 4]; AT_ONCE];
             // SAFETY: the caller's promise; chunks that exist are readable.
             unsafe {
-                for i in 0..AT_ONCE.min(DT) {
+                for i in 0..AT_ONCE.min(K::D as usize / 16) {
                     let (below, column) = place(i);
                     let exists = column < rows.elements();
                     let address = rows.at((first + below as i32).max(0) as u32);
@@ -69,7 +89,7 @@ impl<T, const DT: usize, const OT: usize, const NT: usize, const S: u32>
                     let keep = if exists { u32::MAX } else { 0 };
                     chunks[i] = [a & keep, b & keep, c & keep, d & keep];
                 }
-                for i in 0..AT_ONCE.min(DT) {
+                for i in 0..AT_ONCE.min(K::D as usize / 16) {
                     let (below, column) = place(i);
                     shared::store_u32x4(q.chunk(row + below, column), chunks[i]);
                 }

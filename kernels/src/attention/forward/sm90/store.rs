@@ -1,18 +1,67 @@
 //! After the loop over blocks of keys: a warp stores O and lse of its rows, or partial results of a split.
 
 use super::ROWS;
+use super::consumer::Consumer;
+use super::exchange::Exchange;
 use super::job::{Job, Part};
-use crate::abi::ForwardParams;
+use super::kernel::Kernel;
+use super::step::Rows;
+use crate::abi::{ForwardParams, Sm90Params};
 use crate::attention::heads::Heads;
-use crate::attention::mask::Mask;
 use crate::attention::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
-use crate::layout::rows::Rows;
-use crate::ptx::{barrier, bulk, global, shuffle, special, stmatrix, tensor};
-use crate::tile::registers::again;
+use crate::layout::rows::Rows as _;
+use crate::layout::sm90::Sm90Memory;
+use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor, vote};
+use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element};
+use core::mem::offset_of;
+
+/// Lines 12 to 15 for the warpgroup's rows of a tile. Of two sides the first one adds up, in the memory `behind` both, and
+/// stores.
+///
+/// # Safety
+/// The conditions of [`sm90`](super::sm90); every lane of the warpgroup makes the same call, on all sides, after its last product.
+#[inline(always)]
+pub unsafe fn store_tile<K: Kernel, const OT: usize, const NT: usize, const S: u32>(
+    launch: &Sm90Params,
+    maps: u64,
+    consumer: &Consumer<K, OT, NT, S>,
+    behind: Sm90Memory,
+    side: u32,
+    job: Job,
+    mut rows: Rows<OT, NT>,
+) {
+    let params = &launch.forward;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if K::SIDES > 1 {
+            let exchange = Exchange::new::<OT>(behind, consumer.warpgroup, K::thread() % 128);
+            let number = 1 + K::SIDES * K::WARPGROUPS + consumer.warpgroup;
+            if side > 0 {
+                exchange.give(&rows.o, &rows.softmax);
+            }
+            barrier::some(number, 128 * K::SIDES);
+            if side == 0 {
+                exchange.take(&mut rows.o, &mut rows.softmax);
+            }
+            barrier::some(number, 128 * K::SIDES);
+        }
+        let first = || Part::<K>::new(params, job, K::tile_row() / ROWS * ROWS).first;
+        // No box may begin before row 0. The vote makes the branch uniform.
+        if K::O_BY_MAP && (launch.o_by_map != 0) & vote::any(first() >= 0) {
+            // The products of all warps have read Q.
+            barrier::some(1 + K::consumer(), 128);
+            let to = consumer.memory.q(consumer.slot);
+            let map = maps + offset_of!(Sm90Params, o) as u64;
+            store_by_map::<K, OT>(params, map, to, job, rows.o, &rows.softmax);
+        } else if K::SIDES == 1 || side == 0 {
+            store::<K, OT>(params, job, rows.o, &rows.softmax);
+        }
+    }
+}
 
 /// Lines 12 to 15: stores the results of the warp's 16 rows. Four lanes of a row exchange pairs, so that each has 16 bytes
 /// to store.
@@ -20,25 +69,21 @@ use crate::tile::{Accumulator, Element};
 /// # Safety
 /// The conditions of [`sm90`](super::sm90); every lane of the warp makes the same call.
 #[inline(always)]
-pub unsafe fn store<E: Element, H: Heads, M: Mask, const G: u32, const W: u32, const OT: usize>(
+unsafe fn store<K: Kernel, const OT: usize>(
     params: &ForwardParams,
     job: Job,
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, _, lane) = again(|| warp_part::<H, M, G, W>(params, job));
+    let (part, _, lane) = again(|| warp_part::<K>(params, job));
     // SAFETY: the caller's promise.
-    unsafe { store_rows::<E, H, OT>(params, &part.work, part.first, lane, o, softmax) }
+    unsafe { store_rows::<K::Element, _, OT>(params, &part.work, part.first, lane, o, softmax) }
 }
 
 /// The warp's 16 rows of the job, the number of the first one in the tile, and the lane.
 #[inline(always)]
-fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
-    params: &ForwardParams,
-    job: Job,
-) -> (Part<H, M>, u32, u32) {
-    // SAFETY: the block has this many threads.
-    let thread = unsafe { special::thread(128 * (G * W + 1)) };
+fn warp_part<K: Kernel>(params: &ForwardParams, job: Job) -> (Part<K>, u32, u32) {
+    let thread = K::thread();
     let row = thread / 32 * 16;
     (Part::new(params, job, row), row, thread % 32)
 }
@@ -50,14 +95,7 @@ fn warp_part<H: Heads, M: Mask, const G: u32, const W: u32>(
 /// The conditions of [`store`], without splits. The warp's first row is not before row 0, and no product reads the rows at
 /// `to` any more.
 #[inline(always)]
-pub unsafe fn store_by_map<
-    E: Element,
-    H: Heads,
-    M: Mask,
-    const G: u32,
-    const W: u32,
-    const OT: usize,
->(
+unsafe fn store_by_map<K: Kernel, const OT: usize>(
     params: &ForwardParams,
     map: u64,
     to: Panels,
@@ -65,7 +103,7 @@ pub unsafe fn store_by_map<
     o: [Accumulator; OT],
     softmax: &Softmax<1>,
 ) {
-    let (part, row, lane) = again(|| warp_part::<H, M, G, W>(params, job));
+    let (part, row, lane) = again(|| warp_part::<K>(params, job));
     let warp_row = row % ROWS;
     // SAFETY: the caller's promise.
     unsafe {
@@ -78,7 +116,7 @@ pub unsafe fn store_by_map<
             let tile = o[dt].0;
             let pair = |r: usize, half: usize| {
                 let i = 4 * half + 2 * r;
-                E::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
+                K::Element::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
             };
             // The chunk's bits of an address change without a carry.
             let in_first_panel = first ^ (dt % in_panel * 32) as u32;
@@ -124,10 +162,16 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
     unsafe {
         let [totals] = softmax.totals();
         if Sequence::split_count(params) > 1 {
+            // Opaque: what is known of columns would be held over the tile, 32 bytes of spills at D = 96, 8 where heads share
+            // rows; at D = 64 it is little, and held for less.
+            let dim = match H::STRIDED && OT <= 4 {
+                true => params.dim,
+                false => opaque(params.dim),
+            };
             for r in 0..2 {
                 let row = row_of(r);
                 if row >= 0 && row < rows {
-                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r]);
+                    store_partial_row(params, work, row as u32, lane, &o, r, totals[r], dim);
                 }
             }
             return;
@@ -187,6 +231,7 @@ unsafe fn store_partial_row<H: Heads, const OT: usize>(
     o: &[Accumulator; OT],
     r: usize,
     total: Total,
+    dim: u32,
 ) {
     let index = work.partial(params, row);
     let address = params.partial_o + 4 * index * u64::from(params.dim) + 8 * u64::from(lane % 4);
@@ -196,10 +241,10 @@ unsafe fn store_partial_row<H: Heads, const OT: usize>(
         let column = first_column + 16 * dt as u32;
         // SAFETY: the caller's promise.
         unsafe {
-            if column < params.dim {
+            if column < dim {
                 global::store_f32x2(address + 4 * u64::from(column), [a, b]);
             }
-            if column + 8 < params.dim {
+            if column + 8 < dim {
                 global::store_f32x2(address + 4 * u64::from(column) + 32, [c, d]);
             }
         }
