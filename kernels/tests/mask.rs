@@ -1,12 +1,12 @@
 //! The masks against brute force.
 
 use kernels::abi::{Divisor, ForwardParams, MAX_SEQLEN, Options};
-use kernels::attention::heads::{HeadGroup, Heads};
-use kernels::attention::mask::{
+use kernels::attention::options::mask::{
     Causal, Either, Full, Interval, Mask, Prefix, Span, Window, seen_blocks, whole_blocks,
 };
-use kernels::attention::sequence::{Sequence, Split};
-use kernels::attention::walk::{Runs, Walk};
+use kernels::attention::work::heads::{HeadGroup, Heads};
+use kernels::attention::work::sequence::{Sequence, Split};
+use kernels::attention::work::walk::{Runs, Walk};
 use proptest::prelude::*;
 use std::ops::Range;
 

@@ -5,9 +5,9 @@ use crate::stamps::Stamps;
 use crate::timeline::TimelineParams;
 use crate::{fa1, hopper, naive, rows, teams};
 use kernels::abi::Sm90Params;
-use kernels::attention::heads::OneHead;
-use kernels::attention::mask::{Causal, Full};
-use kernels::attention::score::Scaled;
+use kernels::attention::options::mask::{Causal, Full};
+use kernels::attention::options::score::Scaled;
+use kernels::attention::work::heads::OneHead;
 use kernels::entry;
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 

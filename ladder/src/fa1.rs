@@ -10,9 +10,9 @@
 use crate::params::LadderParams;
 use crate::slices;
 use kernels::abi::ForwardParams;
-use kernels::attention::heads::OneHead;
-use kernels::attention::mask::{Either, Mask};
-use kernels::attention::score::{Corner, Scaled};
+use kernels::attention::options::mask::{Either, Mask};
+use kernels::attention::options::score::{Corner, Scaled};
+use kernels::attention::work::heads::OneHead;
 use kernels::attention::{SoftmaxScale, Total};
 use kernels::attention::{Team, Warp, WorkTile, store_partial};
 use kernels::ptx::{barrier, cp_async, global, shared, special};

@@ -2,7 +2,7 @@
 //!
 //! f16 holds up to 65504. So Q is scaled before `Q K^T`, and sums of `P V` last for one call: O is f32.
 
-use kernels::attention::score::Score;
+use kernels::attention::options::score::Score;
 use kernels::attention::{SoftmaxScale, Warp};
 use kernels::ptx::{math, special};
 use kernels::tile::registers::opaque_in;

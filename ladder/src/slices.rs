@@ -3,8 +3,8 @@
 use crate::half;
 use kernels::attention::Warp;
 use kernels::attention::guard::has_non_finite;
-use kernels::attention::mask::Interval;
-use kernels::attention::score::Score;
+use kernels::attention::options::mask::Interval;
+use kernels::attention::options::score::Score;
 use kernels::tile::registers::opaque;
 use kernels::tile::{Accumulate, Arrangement, Element, Operand, SharedTile};
 

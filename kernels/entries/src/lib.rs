@@ -10,10 +10,10 @@ use kernels::abi::{
     Sm90Params,
 };
 use kernels::attention::forward::Unwatched;
-use kernels::attention::heads::{HeadGroup, HeadSlice, OneHead};
-use kernels::attention::mask::{Causal, Either, Full};
-use kernels::attention::ranges::Ranges;
-use kernels::attention::score::{Optional, Scaled};
+use kernels::attention::work::heads::{HeadGroup, HeadSlice, OneHead};
+use kernels::attention::options::mask::{Causal, Either, Full};
+use kernels::attention::options::ranges::Ranges;
+use kernels::attention::options::score::{Optional, Scaled};
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use kernels::{attention, bulk_copy, entry, gemm};
 

@@ -51,17 +51,17 @@ impl Auxiliary {
     fn facts(self) -> (&'static str, &'static str, &'static str, Generic) {
         let w = self.threads() / 32;
         match self {
-            Auxiliary::Combine(_) => ("combine", "ForwardParams", "attention::combine", generic! { combine: W = w }),
-            Auxiliary::Merge(_) => ("merge", "MergeParams", "attention::merge", generic! { merge: W = w }),
+            Auxiliary::Combine(_) => ("combine", "ForwardParams", "attention::auxiliary::combine", generic! { combine: W = w }),
+            Auxiliary::Merge(_) => ("merge", "MergeParams", "attention::auxiliary::merge", generic! { merge: W = w }),
             Auxiliary::MergeBackward(_) => {
-                ("merge_backward", "MergeBackwardParams", "attention::merge", generic! { merge_backward: W = w })
+                ("merge_backward", "MergeBackwardParams", "attention::auxiliary::merge", generic! { merge_backward: W = w })
             }
-            Auxiliary::Pack => ("pack", "PackParams", "attention::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
+            Auxiliary::Pack => ("pack", "PackParams", "attention::auxiliary::pack", generic! { pack: W = w, BR = Self::PACK_ROWS }),
             Auxiliary::Unpack => {
-                ("unpack", "PackParams", "attention::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
+                ("unpack", "PackParams", "attention::auxiliary::pack", generic! { unpack: W = w, BR = Self::PACK_ROWS })
             }
-            Auxiliary::Ranges => ("ranges", "RangesParams", "attention::find_ranges", generic! { find_ranges: W = w }),
-            Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::find_blocks", generic! { find_blocks: W = w }),
+            Auxiliary::Ranges => ("ranges", "RangesParams", "attention::auxiliary::find_ranges", generic! { find_ranges: W = w }),
+            Auxiliary::Blocks => ("blocks", "BlockMapParams", "attention::auxiliary::find_blocks", generic! { find_blocks: W = w }),
             Auxiliary::BulkCopy => {
                 ("bulk_copy", "BulkCopyParams", "bulk_copy", generic! { bulk_copy: STAGES = Self::BULK_STAGES })
             }

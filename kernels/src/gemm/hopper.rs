@@ -12,8 +12,8 @@ use super::place::CTile;
 use crate::abi::{GemmParams, HopperGemmParams};
 use crate::layout::descriptor::Panels;
 use crate::layout::rows::Rows as _;
-use crate::ptx::wgmma::{self, Product};
 use crate::ptx::{barrier, global, mbarrier, setmaxnreg, shared, shuffle, special, tensor};
+use crate::tile::wgmma::{self, Product};
 use crate::tile::whole::row_chunk;
 use crate::tile::{Accumulator, Element, Ring};
 

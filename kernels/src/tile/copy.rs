@@ -4,7 +4,7 @@
 //! the head dim read as zeros and are never stored.
 //!
 //! Rows that a kernel loads start at multiples of 16 bytes; the host makes an aligned
-//! [copy](crate::attention::pack) of others. Rows that it stores may start anywhere: unaligned rows leave
+//! [copy](crate::attention::auxiliary::pack) of others. Rows that it stores may start anywhere: unaligned rows leave
 //! element by element, once, after the main loop.
 
 use super::registers::opaque;

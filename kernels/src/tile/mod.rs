@@ -9,6 +9,7 @@
 //! | `copy` | copies between global and shared memory |
 //! | `pipeline` | a stream of tiles through a few buffers |
 //! | `product` | the two products of attention |
+//! | [`wgmma`] | products of a warpgroup |
 //! | [`registers`] | three tricks that keep registers low |
 
 mod accumulate;
@@ -20,6 +21,7 @@ mod register;
 pub mod registers;
 mod ring;
 mod shared;
+pub mod wgmma;
 pub mod whole;
 
 pub use accumulate::{Accumulate, HalfAccumulator};

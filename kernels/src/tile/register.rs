@@ -1,8 +1,8 @@
 //! 16x16 tiles in the registers of a warp.
 
 use super::Element;
-use crate::attention::mask::Interval;
 use crate::layout::fragment;
+use crate::layout::interval::Interval;
 
 /// A 16x16 tile of f32: [`fragment::accumulator`] says which element a lane's `[i]` is.
 ///

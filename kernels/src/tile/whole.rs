@@ -4,7 +4,7 @@
 //! Each lane holds two rows of a 16-row tile, `g = lane / 4` and `g + 8`: a number for each row is `[[number; 2]; MT]`.
 
 use super::{Accumulator, Arrangement, Element, Operand, SharedTile};
-use crate::attention::mask::Interval;
+use crate::layout::interval::Interval;
 use crate::ptx::{barrier, shuffle, special};
 
 /// Calls `f` with the number of each of the lane's rows.

@@ -6,13 +6,13 @@ use core::hint::assert_unchecked;
 use kernels::abi::{ForwardParams, MAX_SEQLEN};
 use kernels::attention::forward::sm90::store::store_rows;
 use kernels::attention::guard::panels::{add_guarded, has_non_finite};
-use kernels::attention::heads::OneHead;
-use kernels::attention::mask::{Either, Mask, seen_blocks, whole_blocks};
-use kernels::attention::sequence::Split;
+use kernels::attention::options::mask::{Either, Mask, seen_blocks, whole_blocks};
+use kernels::attention::work::heads::OneHead;
+use kernels::attention::work::sequence::Split;
 use kernels::attention::{Softmax, SoftmaxScale, WorkTile};
-use kernels::ptx::wgmma::{self, Product};
 use kernels::ptx::{barrier, special};
 use kernels::tile::registers::again;
+use kernels::tile::wgmma::{self, Product};
 use kernels::tile::whole::{map_rows, mask, scale_rows, to_operands};
 use kernels::tile::{Accumulator, Element};
 

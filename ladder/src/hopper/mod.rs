@@ -25,8 +25,8 @@ use crate::options::HopperMemory;
 use crate::params::LadderParams;
 use attend::attend;
 use kernels::abi::Sm90Params;
-use kernels::ptx::wgmma::Product;
 use kernels::ptx::{barrier, mbarrier, setmaxnreg, shared, shuffle, special};
+use kernels::tile::wgmma::Product;
 use kernels::tile::{Accumulator, Element};
 use tiles::{Boxes, Copied, Produced, Sent, produce};
 

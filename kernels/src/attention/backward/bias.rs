@@ -3,10 +3,10 @@
 use super::far::has_far_rows;
 use super::job::below;
 use crate::abi::BackwardParams;
-use crate::attention::mask::{Interval, Mask};
-use crate::attention::pairs::Pairs;
-use crate::attention::score::{Corner, Score};
-use crate::attention::sequence::Sequence;
+use crate::attention::options::mask::{Interval, Mask};
+use crate::attention::options::pairs::Pairs;
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::sequence::Sequence;
 use crate::layout::fragment;
 use crate::ptx::{barrier, cp_async, global, math, shared, shuffle, special};
 use crate::tile::registers::fence;

@@ -6,8 +6,8 @@
 //! Memory in which later kernels count or sum begins as zeros: all blocks write them, which saves a launch that would.
 
 use crate::abi::{FAR_LSE, PrepareParams};
-use crate::attention::ranges::is_in_sequence;
-use crate::attention::sequence::Sequence;
+use crate::attention::options::ranges::is_in_sequence;
+use crate::attention::work::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::ptx::{global, math, shuffle, special, vote};
 use crate::tile::Element;

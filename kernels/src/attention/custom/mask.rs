@@ -2,9 +2,9 @@
 
 use super::{Call, Custom};
 use crate::abi::ForwardParams;
-use crate::attention::mask::{Mask, Span};
-use crate::attention::ranges::Ranges;
-use crate::attention::sequence::{Sequence, Split};
+use crate::attention::options::mask::{Mask, Span};
+use crate::attention::options::ranges::Ranges;
+use crate::attention::work::sequence::{Sequence, Split};
 use core::ops::Range;
 
 /// Pairs that the options, and a type, let see each other.

@@ -8,11 +8,11 @@
 //! packed kernels of the [`sm80`](super::sm80) loop, with two 16-row tiles a warp.
 
 use crate::abi::ForwardParams;
-use crate::attention::heads::Heads;
-use crate::attention::key_rows::EntryRows;
-use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::score::{Corner, Score};
-use crate::attention::walk::Runs;
+use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::heads::Heads;
+use crate::attention::work::key_rows::EntryRows;
+use crate::attention::work::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;

@@ -15,10 +15,10 @@
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
 use crate::abi::ForwardParams;
-use crate::attention::heads::Heads;
-use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
-use crate::attention::score::{Corner, Score};
-use crate::attention::walk::{Runs, Walk};
+use crate::attention::options::mask::{Interval, Mask, Visible, seen_blocks, whole_blocks};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::heads::Heads;
+use crate::attention::work::walk::{Runs, Walk};
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;

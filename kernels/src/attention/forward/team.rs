@@ -15,10 +15,10 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::guard::multiply_guarded_tile;
-use crate::attention::heads::Heads;
-use crate::attention::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::score::{Corner, Score};
-use crate::attention::walk::Runs;
+use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::heads::Heads;
+use crate::attention::work::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::registers::{again, opaque_in};

@@ -2,7 +2,7 @@
 //! options, q and k may have another head dim.
 //!
 //! `Q K^T` is a sum over the head dim: Q and K pass in windows of 64 columns, and S adds up. The columns of O
-//! are independent: the `T` warps of a [team](crate::attention::team) share 32 rows, each with 32 keys of S and
+//! are independent: the `T` warps of a [team](crate::attention::steps::team) share 32 rows, each with 32 keys of S and
 //! a part of O's columns. So P goes through shared memory. `P V` is a sum over the keys: V passes whole where it
 //! fits, else in slices of the keys.
 //!
@@ -13,11 +13,11 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::guard::{has_non_finite, multiply_guarded_tile};
-use crate::attention::heads::Heads;
-use crate::attention::mask::{Interval, Mask, seen_blocks, whole_blocks};
-use crate::attention::score::{Corner, Score};
-use crate::attention::sequence::Sequence;
-use crate::attention::softmax::Total;
+use crate::attention::options::mask::{Interval, Mask, Visible, seen_blocks, whole_blocks};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::steps::softmax::Total;
+use crate::attention::work::heads::Heads;
+use crate::attention::work::sequence::Sequence;
 use crate::attention::{Softmax, Team, WorkTile, store_partial};
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};

@@ -1,7 +1,7 @@
 //! Hopper's tiles: a warpgroup searches them, and each warp multiplies by itself, by `mma.sync`.
 
 use super::multiply_guarded;
-use crate::attention::mask::Interval;
+use crate::attention::options::mask::Interval;
 use crate::layout::descriptor::Panels;
 use crate::layout::fragment;
 use crate::ptx::{barrier, ldmatrix, shared, special, vote};

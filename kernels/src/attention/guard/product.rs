@@ -1,8 +1,8 @@
 //! The two products of a guarded one.
 
-use crate::attention::mask::Interval;
-use crate::attention::score::Score;
-use crate::attention::warp::Warp;
+use crate::attention::options::mask::Interval;
+use crate::attention::options::score::Score;
+use crate::attention::steps::warp::Warp;
 use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile};

@@ -3,9 +3,9 @@
 use super::far_rows;
 use super::tiles::{D_O, K, Q, TILE, V, land, load, product};
 use crate::abi::{BackwardParams, ForwardParams, TensorRef};
-use crate::attention::mask::{Interval, Mask};
-use crate::attention::score::{Corner, Score};
-use crate::attention::sequence::Sequence;
+use crate::attention::options::mask::{Interval, Mask, Visible};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::sequence::Sequence;
 use crate::attention::{Softmax, Total};
 use crate::layout::fragment;
 use crate::layout::rows::Strided;

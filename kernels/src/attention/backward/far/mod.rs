@@ -22,8 +22,8 @@ mod sums;
 mod tiles;
 
 use crate::abi::BackwardParams;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::ptx::{global, shuffle, special};
 use crate::tile::Element;
 pub use sums::far_sums;

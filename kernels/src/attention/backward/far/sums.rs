@@ -5,8 +5,8 @@ use super::tiles::TILE;
 use super::{ROWS, far_rows, has_far_rows, mark_of};
 use crate::abi::BackwardParams;
 use crate::attention::Total;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::ptx::{barrier, global, math, shuffle, special};
 use crate::tile::Element;
 

@@ -1,7 +1,7 @@
 //! The types and sizes of a kernel.
 
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::tile::Element;
 use core::marker::PhantomData;
 

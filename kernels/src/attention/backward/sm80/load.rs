@@ -3,7 +3,7 @@
 use super::block::Block;
 use super::kernel::Kernel;
 use crate::attention::backward::job::Step;
-use crate::attention::score::Score;
+use crate::attention::options::score::Score;
 use crate::ptx::cp_async;
 use crate::tile::Copier;
 use crate::tile::registers::again;

@@ -45,8 +45,8 @@ mod turns;
 
 use super::job::Step;
 use crate::abi::BackwardParams;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::ptx::barrier;
 use crate::tile::{Accumulator, CpAsync, Element, Pipeline};
 use block::Block;

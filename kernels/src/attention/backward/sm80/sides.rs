@@ -4,7 +4,7 @@ use super::block::{Block, QueryTile};
 use super::kernel::Kernel;
 use super::pass::{multiply_by, pass};
 use crate::attention::backward::job::below;
-use crate::attention::score::Score;
+use crate::attention::options::score::Score;
 use crate::ptx::{barrier, math, shared, special};
 use crate::tile::whole::{to_operands, zero};
 use crate::tile::{Accumulator, Operand};

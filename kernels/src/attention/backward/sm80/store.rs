@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::kernel::Kernel;
-use crate::attention::score::Score;
+use crate::attention::options::score::Score;
 use crate::ptx::{barrier, special};
 use crate::tile::registers::again;
 use crate::tile::{Accumulator, Copier};

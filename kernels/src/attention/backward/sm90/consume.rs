@@ -8,12 +8,12 @@ use super::job::job_at;
 use super::products::{add_columns, multiply_columns, multiply_rows, wait};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::mbarrier;
-use crate::ptx::wgmma::{self, Product};
 use crate::tile::registers::{again, opaque};
+use crate::tile::wgmma::{self, Product};
 use crate::tile::{Accumulator, Element, Ring};
 
 /// Computes dK and dV of the warpgroup's keys, and its part of the block's dQ, or dS where `STORES`.

@@ -2,8 +2,8 @@
 
 use super::shown::Shown;
 use crate::abi::BackwardParams;
-use crate::attention::mask::Interval;
-use crate::attention::score::{Corner, Score};
+use crate::attention::options::mask::Interval;
+use crate::attention::options::score::{Corner, Score};
 use crate::ptx::{math, shared, special};
 use crate::tile::{Accumulator, Element, Operand};
 

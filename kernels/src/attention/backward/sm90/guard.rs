@@ -6,7 +6,7 @@
 
 use super::roles::thread;
 use crate::attention::guard::panels::{add_guarded_rows, has_non_finite};
-use crate::attention::mask::{Interval, Mask};
+use crate::attention::options::mask::{Interval, Mask};
 use crate::layout::descriptor::{Descriptor, Panels};
 use crate::ptx::special;
 use crate::tile::registers::opaque;

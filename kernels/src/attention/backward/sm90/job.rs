@@ -3,7 +3,7 @@
 use super::THREADS;
 use crate::abi::{BackwardParams, Share, Sm90BackwardParams};
 use crate::attention::backward::job::{Job, Step};
-use crate::attention::mask::Mask;
+use crate::attention::options::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::{barrier, global, shared, shuffle, special};
 

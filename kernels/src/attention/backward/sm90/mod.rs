@@ -51,11 +51,11 @@ mod wide;
 mod write;
 
 use crate::abi::Sm90BackwardParams;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
-use crate::ptx::wgmma::Product;
 use crate::ptx::{mbarrier, shared};
+use crate::tile::wgmma::Product;
 use crate::tile::{Accumulator, Element};
 use consume::consume;
 use keep::{DsPanel, keep};

@@ -4,7 +4,7 @@ use super::job::{job_at, query_tile};
 use super::load::load;
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::mask::Mask;
+use crate::attention::options::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::{bulk, mbarrier};
 use crate::tile::Ring;

@@ -9,7 +9,7 @@
 use super::guard::Columns;
 use crate::layout::descriptor::Panels;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
-use crate::ptx::wgmma::{self, Product};
+use crate::tile::wgmma::{self, Product};
 use crate::tile::{Accumulator, Element, Operand};
 
 /// Issues product 1 or 2: `a bᵀ`, of 64 rows of `a` from row `first` on.

@@ -13,7 +13,7 @@ use super::job::{job_at, query_tile};
 use super::{CONSUMERS, KEYS};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::mask::{Interval, Mask};
+use crate::attention::options::mask::{Interval, Mask};
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::layout::sum;
 use crate::ptx::{barrier, bulk, global};

@@ -1,7 +1,7 @@
 //! The roles of a block's warpgroups: two consume what the warps of a third one copy.
 
 use super::{CONSUMERS, THREADS};
-use crate::attention::mask::Mask;
+use crate::attention::options::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle, special};
 

@@ -1,7 +1,7 @@
 //! Pairs that see each other, where a boolean mask says so: read once for a step's S and dP.
 
 use crate::attention::backward::job::below;
-use crate::attention::mask::Interval;
+use crate::attention::options::mask::Interval;
 use crate::layout::fragment;
 use crate::ptx::special;
 use crate::tile::Accumulator;

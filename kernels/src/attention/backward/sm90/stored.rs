@@ -5,11 +5,11 @@
 
 use super::{job, keys, query, wide};
 use crate::abi::{Sm90BackwardParams, StoredJob};
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
 use crate::ptx::shared;
-use crate::ptx::wgmma::Product;
+use crate::tile::wgmma::Product;
 use crate::tile::{Accumulator, Element};
 
 /// Computes dK, dV and dQ.

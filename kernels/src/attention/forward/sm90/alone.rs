@@ -4,7 +4,7 @@
 use super::consumer::Consumer;
 use super::kernel::Kernel;
 use crate::attention::guard::panels::{add_guarded, has_non_finite};
-use crate::attention::mask::Interval;
+use crate::attention::options::mask::Interval;
 use crate::layout::fragment;
 use crate::ptx::{ldmatrix, special};
 use crate::tile::registers::opaque;

@@ -9,13 +9,13 @@ use super::store::store_tile;
 use super::tile::Tile;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::Softmax;
-use crate::attention::heads::Heads;
-use crate::attention::mask::Interval;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Interval;
+use crate::attention::options::score::Score;
+use crate::attention::work::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::wgmma::Product;
 use crate::ptx::{barrier, bulk, mbarrier};
 use crate::tile::registers::{again, opaque};
+use crate::tile::wgmma::Product;
 use crate::tile::{Accumulator, Ring};
 use core::marker::PhantomData;
 

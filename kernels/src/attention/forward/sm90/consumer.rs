@@ -4,8 +4,8 @@ use super::kernel::Kernel;
 use super::watch::Watch;
 use crate::abi::Event;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::wgmma::{self, Product};
 use crate::tile::registers::opaque;
+use crate::tile::wgmma::{self, Product};
 use crate::tile::{Accumulator, Operand, Ring};
 use core::marker::PhantomData;
 

@@ -3,9 +3,9 @@
 use super::ROWS;
 use super::watch::Watch;
 use crate::abi::Sm90Params;
-use crate::attention::heads::Heads;
-use crate::attention::mask::{Interval, Mask};
-use crate::attention::score::Score;
+use crate::attention::options::mask::{Interval, Mask};
+use crate::attention::options::score::Score;
+use crate::attention::work::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::special;
 use crate::tile::Element;

@@ -4,11 +4,11 @@ use super::consumer::Consumer;
 use super::kernel::Kernel;
 use super::tile::Tile;
 use crate::attention::Softmax;
-use crate::attention::mask::Interval;
-use crate::attention::score::Score;
-use crate::ptx::wgmma::Product;
+use crate::attention::options::mask::Visible;
+use crate::attention::options::score::Score;
 use crate::ptx::{barrier, vote};
 use crate::tile::Accumulator;
+use crate::tile::wgmma::Product;
 use core::hint::cold_path;
 
 /// How a step finds the rows' maxima.
@@ -49,7 +49,7 @@ impl Maxima for Exact {
         [Accumulator; NT]: Product,
     {
         let mut tiles = [*s];
-        Interval::mask(&mut tiles, tile.keys(j, is_edge));
+        Visible::mask(&mut tiles, tile.keys(j, is_edge));
         [*s] = tiles;
         // SAFETY: the caller's promise.
         Some(unsafe { update(softmax, s) })

@@ -44,12 +44,12 @@ pub mod store;
 mod tile;
 mod watch;
 
-use crate::attention::heads::Heads;
-use crate::attention::mask::Mask;
-use crate::attention::score::Score;
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
+use crate::attention::work::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::wgmma::Product;
 use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle};
+use crate::tile::wgmma::Product;
 use crate::tile::{Accumulator, Element};
 use consume::consume;
 use kernel::{Instance, Kernel};

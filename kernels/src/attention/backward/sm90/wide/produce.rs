@@ -5,7 +5,7 @@ use super::super::load::load;
 use super::{SIZE, half_at};
 use crate::abi::Sm90BackwardParams;
 use crate::attention::backward::job::Step;
-use crate::attention::mask::Mask;
+use crate::attention::options::mask::Mask;
 use crate::layout::sm90_backward::Sm90WideMemory;
 use crate::ptx::{bulk, mbarrier};
 use crate::tile::Ring;

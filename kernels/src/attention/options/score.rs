@@ -1,11 +1,11 @@
 //! Scores: from the products `Q K^T` to the softmax.
 
-use super::SoftmaxScale;
-use super::key_rows::{EntryRows, KeyRows};
 use super::pairs::Pairs;
 use super::ranges::load_range;
-use super::sequence::{Sequence, Split};
 use crate::abi::{BackwardParams, ForwardParams, KeyRange, Switch};
+use crate::attention::SoftmaxScale;
+use crate::attention::work::key_rows::{EntryRows, KeyRows};
+use crate::attention::work::sequence::{Sequence, Split};
 use crate::layout::fragment;
 use crate::ptx::{convert, global, math, shuffle, special, switch};
 use crate::tile::registers::{fence, opaque, opaque_in};
@@ -488,7 +488,7 @@ fn add_words<const NT: usize>(
 
 /// The query and the key, in its 16x16 tile, of element `i` of a lane.
 #[inline(always)]
-pub(super) fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
+pub fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
     let (row, column) = fragment::accumulator(lane, i);
     match TRANSPOSED {
         true => [column, row],

@@ -1,8 +1,8 @@
 //! Which blocks a tile visits.
 
-use super::mask::Mask;
-use super::seen::has_mask;
 use crate::abi::{BlockMapRef, Share};
+use crate::attention::options::mask::Mask;
+use crate::attention::options::seen::has_mask;
 use crate::ptx::global;
 use core::marker::PhantomData;
 use core::ops::Range;

@@ -1,14 +1,14 @@
 //! After the main loop: a warp stores O and lse of its rows or, where the keys are split, the partial results
 //! that a combine kernel needs.
 
-use super::heads::Heads;
-use super::score::Score;
-use super::sequence::Sequence;
 use super::team::Team;
 use super::warp::Warp;
-use super::work::WorkTile;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
+use crate::attention::options::score::Score;
+use crate::attention::work::heads::Heads;
+use crate::attention::work::sequence::Sequence;
+use crate::attention::work::tile::WorkTile;
 use crate::ptx::{global, shared, special};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Copier, Element, Fixed, SharedTile};

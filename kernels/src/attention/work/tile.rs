@@ -2,11 +2,11 @@
 
 use super::heads::Heads;
 use super::key_rows::KeyRows;
-use super::mask::Mask;
-use super::score::Score;
 use super::sequence::{Sequence, Split};
 use super::visits::Visits;
 use crate::abi::{ForwardParams, TensorRef};
+use crate::attention::options::mask::Mask;
+use crate::attention::options::score::Score;
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::special;
 use crate::tile::registers::opaque;

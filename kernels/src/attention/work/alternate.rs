@@ -3,8 +3,8 @@
 //! Heads follow each other, batch entry after batch entry. Where all entries share a bias, entries alternate instead: tiles of
 //! one head are in work at a time, and read its bias once from device memory, not once for each entry.
 
-use super::mask::Mask;
 use crate::abi::{Divisor, ForwardParams};
+use crate::attention::options::mask::Mask;
 use crate::ptx::switch;
 
 /// Whether entries alternate.

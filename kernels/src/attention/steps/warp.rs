@@ -15,11 +15,11 @@
 //! | `NT` | slices of 16 keys in a warp's scores of a step |
 //! | `T` | warps of a team |
 
-use super::Softmax;
-use super::guard::has_non_finite;
-use super::mask::{Interval, Mask};
-use super::score::{Corner, Scaled, Score};
 use super::team::Team;
+use crate::attention::Softmax;
+use crate::attention::guard::has_non_finite;
+use crate::attention::options::mask::{Interval, Mask, Visible};
+use crate::attention::options::score::{Corner, Scaled, Score};
 use crate::ptx::{special, vote};
 use crate::tile::registers::{fence, opaque_in};
 use crate::tile::whole::{map_shared, mask, to_operands};
@@ -217,7 +217,7 @@ impl<const MT: usize, const DT: usize, const OT: usize, const QT: usize, A: Arra
     /// # Safety
     /// The conditions of [`Warp::new`].
     #[inline(always)]
-    pub unsafe fn accumulate_masked<E: Element, M: Mask, I: Interval, const NT: usize>(
+    pub unsafe fn accumulate_masked<E: Element, M: Mask, I: Visible, const NT: usize>(
         &mut self,
         p: [[Operand; NT]; MT],
         v_tile: SharedTile<DT, A>,

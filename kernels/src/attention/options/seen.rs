@@ -1,10 +1,10 @@
 //! Spans of numbers with gaps: the pairs that a boolean mask shows to a query or a key.
 
-use super::guard::{in_turn, multiply_guarded};
-use super::mask::{Interval, Span};
+use super::mask::{Interval, Span, Visible};
 use super::score::Score;
-use super::warp::Warp;
 use crate::abi::{Share, Switch};
+use crate::attention::guard::{in_turn, multiply_guarded};
+use crate::attention::steps::warp::Warp;
 use crate::layout::fragment;
 use crate::ptx::{global, special, switch};
 use crate::tile::registers::fence;
@@ -286,7 +286,9 @@ impl<L: Line> Interval for Seen<L> {
             has_gaps: false,
         }
     }
+}
 
+impl<L: Line> Visible for Seen<L> {
     #[inline(always)]
     fn of_share(mut self, share: Share) -> Self {
         if has_mask() {

@@ -7,60 +7,24 @@
 //!
 //! A mask is a type, and so are its intervals: what a mask knows at compile time costs nothing in a kernel.
 
-use super::sequence::{Sequence, Split};
 #[cfg(target_arch = "nvptx64")]
-use super::{guard::multiply_seen, score::Score, warp::Warp};
+use super::score::Score;
 use crate::abi::{ForwardParams, Share};
+use crate::attention::work::sequence::{Sequence, Split};
+#[cfg(target_arch = "nvptx64")]
+use crate::attention::{guard::multiply_seen, steps::warp::Warp};
+pub use crate::layout::interval::{Interval, Prefix, Span};
 #[cfg(target_arch = "nvptx64")]
 use crate::tile::{Accumulator, Arrangement, Element, Operand, SharedTile, whole};
 use core::ops::Range;
 
-/// Consecutive keys or queries, as numbers.
-pub trait Interval: Copy + Default {
-    /// Whether an interval may start after 0.
-    const HAS_START: bool;
-
-    /// The first.
-    fn start(self) -> i32;
-
-    /// The one after the last: not above `start` if there are none.
-    fn end(self) -> i32;
-
-    /// The interval counted from number `origin`.
-    fn counted_from(self, origin: i32) -> Self;
-
-    /// Whether it contains a number.
-    fn contains(self, number: i32) -> bool;
-
-    /// [`contains`](Self::contains) without a branch: loads of many numbers are then on their way at a time, and take registers.
-    #[inline(always)]
-    fn contains_by_load(self, number: i32) -> bool {
-        self.contains(number)
-    }
-
-    /// Whether intervals may have gaps.
-    #[inline(always)]
-    fn may_have_gaps() -> bool {
-        false
-    }
-
-    /// Whether numbers between its ends may be missing.
-    #[inline(always)]
-    fn has_gaps(self) -> bool {
-        false
-    }
-
+/// An interval of keys or queries that rows see, as kernels use it.
+pub trait Visible: Interval {
     /// The interval where a boolean mask shows this share of numbers between its ends.
     #[inline(always)]
     #[must_use]
     fn of_share(self, _share: Share) -> Self {
         self
-    }
-
-    /// All numbers from 0 on, where intervals may have gaps.
-    #[inline(always)]
-    fn unbounded() -> Self {
-        Self::default()
     }
 
     /// Puts -inf in the place of scores that two rows of a lane do not see; all rows of the tile have gaps, or none.
@@ -95,11 +59,11 @@ pub trait Interval: Copy + Default {
         unsafe { warp.accumulate_guarded::<E, NT>(p, v_tile, keys) }
     }
 
-    /// [`multiply_seen`](super::guard::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice
+    /// [`multiply_seen`](crate::attention::guard::multiply_seen) of intervals; `next(kt)`, called with 0, 1, ... in turn, is a slice
     /// `a(.., kt)`.
     ///
     /// # Safety
-    /// The conditions of [`multiply_seen`](super::guard::multiply_seen).
+    /// The conditions of [`multiply_seen`](crate::attention::guard::multiply_seen).
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     unsafe fn multiply_seen<E: Element, const MT: usize, const KT: usize, const NT: usize>(
@@ -114,74 +78,9 @@ pub trait Interval: Copy + Default {
     }
 }
 
-/// All numbers below an end.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Prefix {
-    /// The first number outside.
-    pub end: i32,
-}
+impl Visible for Prefix {}
 
-impl Interval for Prefix {
-    const HAS_START: bool = false;
-
-    #[inline(always)]
-    fn start(self) -> i32 {
-        0
-    }
-
-    #[inline(always)]
-    fn end(self) -> i32 {
-        self.end
-    }
-
-    #[inline(always)]
-    fn counted_from(self, origin: i32) -> Self {
-        Prefix {
-            end: self.end - origin,
-        }
-    }
-
-    #[inline(always)]
-    fn contains(self, number: i32) -> bool {
-        number < self.end
-    }
-}
-
-/// The numbers from a start to an end.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Span {
-    /// The first number inside.
-    pub start: i32,
-    /// The first number after it that is outside.
-    pub end: i32,
-}
-
-impl Interval for Span {
-    const HAS_START: bool = true;
-
-    #[inline(always)]
-    fn start(self) -> i32 {
-        self.start
-    }
-
-    #[inline(always)]
-    fn end(self) -> i32 {
-        self.end
-    }
-
-    #[inline(always)]
-    fn counted_from(self, origin: i32) -> Self {
-        Span {
-            start: self.start - origin,
-            end: self.end - origin,
-        }
-    }
-
-    #[inline(always)]
-    fn contains(self, number: i32) -> bool {
-        self.start <= number && number < self.end
-    }
-}
+impl Visible for Span {}
 
 /// The blocks of `size` numbers of which some row of a tile sees something, from what the tile's first and last
 /// rows see. The others need not be loaded.
@@ -219,10 +118,10 @@ pub trait Mask: Copy {
     const HAS_HEADS: bool = false;
 
     /// The keys of a query.
-    type Keys: Interval;
+    type Keys: Visible;
 
     /// The queries of a key.
-    type Queries: Interval;
+    type Queries: Visible;
 
     /// The mask of a launch, on one batch entry and one split of its keys.
     fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self;

@@ -8,7 +8,7 @@
 //! A tile visits the blocks that some of its rows see. Of these a warp's or a warpgroup's rows see their own, and pass the
 //! others. At an edge some row sees only part of a block; every row sees all of a whole one.
 
-use super::mask::Interval;
+use crate::attention::options::mask::Interval;
 use core::marker::PhantomData;
 use core::ops::Range;
 

@@ -7,9 +7,9 @@
 //! A warp takes up to 128 columns of a row, and the splits in their order, so that equal inputs give
 //! equal bits. Lane `i` computes the weights of splits `i`, `i + 32`, and so on.
 
-use super::sequence::Sequence;
 use crate::abi::ForwardParams;
 use crate::attention::Total;
+use crate::attention::work::sequence::Sequence;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;
 

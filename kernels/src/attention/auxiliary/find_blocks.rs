@@ -1,7 +1,7 @@
 //! The kernel that finds, for each tile, the blocks in which a boolean mask shows a pair.
 
-use super::pairs::Pairs;
 use crate::abi::{BlockMapParams, BlockMapRef, Share};
+use crate::attention::options::pairs::Pairs;
 use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::registers::opaque;
 

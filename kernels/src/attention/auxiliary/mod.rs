@@ -1,0 +1,15 @@
+//! Kernels of their own, before and after a main loop.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`pack`] | copies of tensors whose rows are not aligned |
+//! | [`find_ranges`] | tables of the keys that each query sees, of sequences |
+//! | [`find_blocks`] | the blocks that a boolean mask shows |
+//! | [`combine`] | partial results of all splits, combined |
+//! | [`merge`] | results on two parts of the keys, merged, and the gradient of that |
+
+pub mod combine;
+pub mod find_blocks;
+pub mod find_ranges;
+pub mod merge;
+pub mod pack;
