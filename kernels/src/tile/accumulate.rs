@@ -1,7 +1,7 @@
 //! Accumulators of products of 16x16 tiles: in f32, or in f16 at half the registers.
 
 use super::{Accumulator, Element, F16, Operand};
-use crate::ptx::convert::{self, f16};
+use crate::ptx::convert::f16;
 use crate::ptx::mma;
 
 /// A 16x16 tile of sums of products of `E`.

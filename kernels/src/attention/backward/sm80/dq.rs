@@ -3,7 +3,7 @@
 use super::block::Block;
 use super::kernel::Kernel;
 use crate::attention::backward::job::Step;
-use crate::attention::options::mask::{Interval, Mask, Visible};
+use crate::attention::options::mask::{Mask, Visible};
 use crate::layout::sum;
 use crate::ptx::{global, special};
 use crate::tile::registers::{opaque, opaque_in};

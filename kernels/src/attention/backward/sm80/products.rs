@@ -3,7 +3,7 @@
 use super::block::{Block, QueryTile};
 use super::kernel::Kernel;
 use crate::attention::guard::{has_non_finite, in_turn};
-use crate::attention::options::mask::{Interval, Mask, Visible};
+use crate::attention::options::mask::{Mask, Visible};
 use crate::ptx::{barrier, special};
 use crate::tile::registers::opaque_in;
 use crate::tile::{Accumulator, Fixed, Operand, multiply, multiply_transposed};

@@ -13,7 +13,7 @@ use crate::attention::options::mask::Interval;
 use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
-use crate::ptx::{barrier, bulk, mbarrier};
+use crate::ptx::{bulk, mbarrier};
 use crate::tile::registers::{again, opaque};
 use crate::tile::wgmma::Product;
 use crate::tile::{Accumulator, Ring};
