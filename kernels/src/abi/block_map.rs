@@ -7,7 +7,7 @@ use super::PairsRef;
 ///
 /// Each tile of each head that the mask tells apart has `blocks + 1` ranks, `u32`, and behind the next multiple of 8 bytes
 /// `blocks` pairs: rank `b` counts the shown blocks before block `b`, and a pair has the number of a shown block, ascending, and two
-/// bits for each part of the tile: the [`Share`] of its pairs that the mask shows.
+/// bits for each part of the tile: the [`Coverage`] of its pairs that the mask shows.
 #[repr(C)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::NoUninit))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl BlockMapRef {
 
 /// How many of the pairs that exist a mask shows, in two bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum Coverage {
     /// None.
     None,
     /// Some; the mask says which.
@@ -47,24 +47,24 @@ pub enum Share {
     All,
 }
 
-impl Share {
-    /// The share where the mask shows some pair, and hides some.
+impl Coverage {
+    /// The coverage where the mask shows some pair, and hides some.
     #[inline(always)]
     pub const fn of([shown, hidden]: [bool; 2]) -> Self {
         match (shown, hidden) {
-            (false, _) => Share::None,
-            (true, true) => Share::Some,
-            (true, false) => Share::All,
+            (false, _) => Coverage::None,
+            (true, true) => Coverage::Some,
+            (true, false) => Coverage::All,
         }
     }
 
-    /// The share in the lowest two bits.
+    /// The coverage in the lowest two bits.
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
         match bits & 3 {
-            0 => Share::None,
-            1 => Share::Some,
-            _ => Share::All,
+            0 => Coverage::None,
+            1 => Coverage::Some,
+            _ => Coverage::All,
         }
     }
 }

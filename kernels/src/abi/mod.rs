@@ -35,7 +35,7 @@ mod stored;
 mod tensor;
 
 pub use backward::{BackwardParams, FAR_LSE, PrepareParams, ROW_PADDING};
-pub use block_map::{BlockMapParams, BlockMapRef, Share};
+pub use block_map::{BlockMapParams, BlockMapRef, Coverage};
 pub use bulk_copy::{BULK_BYTES, BulkCopyParams};
 pub use divide::Divisor;
 pub use event::Event;

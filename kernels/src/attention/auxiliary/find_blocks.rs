@@ -1,6 +1,6 @@
 //! The kernel that finds, for each tile, the blocks in which a boolean mask shows a pair.
 
-use crate::abi::{BlockMapParams, BlockMapRef, Share};
+use crate::abi::{BlockMapParams, BlockMapRef, Coverage};
 use crate::attention::options::pairs::Pairs;
 use crate::ptx::{barrier, global, shared, special, vote};
 use crate::tile::registers::opaque;
@@ -26,10 +26,10 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     let (batch, head) = (head / params.heads, head % params.heads);
     let first_row = params.first_row + (tile * params.tile_rows) as i32;
     let element = Element::of(params);
-    // The shares of the tile's parts in a block: 0 where the mask shows no pair.
+    // The coverages of the tile's parts in a block: 0 where the mask shows no pair.
     let look = |block: u32| {
         let block = [block * params.block_rows, (block + 1) * params.block_rows];
-        let (mut shares, mut part) = (0, 0);
+        let (mut coverages, mut part) = (0, 0);
         while part < params.tile_rows / params.part_rows {
             let rows = [0, 1].map(|end| first_row + ((part + end) * params.part_rows) as i32);
             let rows = rows.map(|row| row.max(0) as u32);
@@ -52,10 +52,10 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
                 found = unsafe { look(mask, element, queries, keys, lane, found) };
                 member = opaque(member + 1);
             }
-            shares |= (Share::of(found) as u32) << (2 * part);
+            coverages |= (Coverage::of(found) as u32) << (2 * part);
             part = opaque(part + 1);
         }
-        shares
+        coverages
     };
 
     let blocks = params.blocks;
@@ -68,19 +68,19 @@ pub unsafe fn find_blocks<const W: u32>(params: &BlockMapParams) {
     unsafe {
         while done < blocks {
             let block = done + warp;
-            let shares = if block < blocks { look(block) } else { 0 };
+            let coverages = if block < blocks { look(block) } else { 0 };
             if lane == 0 {
-                shared::store_u32(found + 4 * warp, shares);
+                shared::store_u32(found + 4 * warp, coverages);
             }
             barrier::block();
             // Thread `i` writes what warp `i` found.
             let (mut before, mut own, mut all) = (0, 0, 0);
             let mut i = 0;
             while i < W {
-                let shares = shared::load_u32(found + 4 * i);
-                let is_shown = u32::from(shares != 0);
+                let coverages = shared::load_u32(found + 4 * i);
+                let is_shown = u32::from(coverages != 0);
                 before += if i < thread { is_shown } else { 0 };
-                own = if i == thread { shares } else { own };
+                own = if i == thread { coverages } else { own };
                 all += is_shown;
                 i = opaque(i + 1);
             }

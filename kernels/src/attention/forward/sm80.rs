@@ -126,10 +126,10 @@ pub unsafe fn sm80<
             .take_sink(C::sink(params, split, work.heads.first()), true);
 
         let keys_of = |mask: &M, work: &WorkTile<H>, row: u32, j: u32| {
-            let (first_key, share) = (key(j) as i32, visits.share(j, 0));
+            let (first_key, coverage) = (key(j) as i32, visits.coverage(j, 0));
             map_rows(|i| {
                 let keys = mask.keys_of_block(work.query(row + i), first_key);
-                keys.of_share(share)
+                keys.of_coverage(coverage)
             })
         };
         // Where the warp sees nothing of a block, it only copies.

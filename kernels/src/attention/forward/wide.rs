@@ -13,7 +13,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::guard::{has_non_finite, multiply_guarded_tile};
-use crate::attention::options::mask::{Interval, Mask, Visible, seen_blocks, whole_blocks};
+use crate::attention::options::mask::{Mask, Visible, seen_blocks, whole_blocks};
 use crate::attention::options::score::{Corner, Score};
 use crate::attention::steps::softmax::Total;
 use crate::attention::work::heads::Heads;
@@ -22,7 +22,7 @@ use crate::attention::{Softmax, Team, Visits, WorkTile, store_partial};
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};
-use crate::tile::whole::{map_rows, mask, scale_rows, to_operands};
+use crate::tile::whole::{map_rows, mask, scale_rows};
 use crate::tile::{
     Accumulator, Copier, CpAsync, Element, Operand, Pipeline, SharedTile, multiply,
     multiply_transposed,
@@ -217,7 +217,7 @@ impl<'a, M: Mask, H: Heads> Tile<'a, M, H> {
         map_rows(|i| {
             let query = self.work.query(self.work.first + row + i);
             let keys = self.mask.keys_of_block(query, key as i32);
-            keys.of_share(self.visits.share(j, 0))
+            keys.of_coverage(self.visits.coverage(j, 0))
         })
     }
 }

@@ -9,7 +9,7 @@
 
 #[cfg(target_arch = "nvptx64")]
 use super::score::Score;
-use crate::abi::{ForwardParams, Share};
+use crate::abi::{Coverage, ForwardParams};
 use crate::attention::work::sequence::{Sequence, Split};
 #[cfg(target_arch = "nvptx64")]
 use crate::attention::{guard::multiply_seen, steps::warp::Warp};
@@ -20,10 +20,10 @@ use core::ops::Range;
 
 /// An interval of keys or queries that rows see, as kernels use it.
 pub trait Visible: Interval {
-    /// The interval where a boolean mask shows this share of numbers between its ends.
+    /// The interval where a boolean mask shows this coverage of numbers between its ends.
     #[inline(always)]
     #[must_use]
-    fn of_share(self, _share: Share) -> Self {
+    fn of_coverage(self, _coverage: Coverage) -> Self {
         self
     }
 

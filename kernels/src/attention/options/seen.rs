@@ -2,7 +2,7 @@
 
 use super::mask::{Interval, Span, Visible};
 use super::score::Score;
-use crate::abi::{Share, Switch};
+use crate::abi::{Coverage, Switch};
 use crate::attention::guard::{in_turn, multiply_guarded};
 use crate::attention::steps::warp::Warp;
 use crate::layout::fragment;
@@ -290,10 +290,10 @@ impl<L: Line> Interval for Seen<L> {
 
 impl<L: Line> Visible for Seen<L> {
     #[inline(always)]
-    fn of_share(mut self, share: Share) -> Self {
+    fn of_coverage(mut self, coverage: Coverage) -> Self {
         if has_mask() {
-            self.has_gaps = share == Share::Some;
-            if share == Share::None {
+            self.has_gaps = coverage == Coverage::Some;
+            if coverage == Coverage::None {
                 self.span.end = self.span.start;
             }
         }

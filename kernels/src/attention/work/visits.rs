@@ -1,6 +1,6 @@
 //! Which blocks a tile visits.
 
-use crate::abi::{BlockMapRef, Share};
+use crate::abi::{BlockMapRef, Coverage};
 use crate::attention::options::mask::Mask;
 use crate::attention::options::seen::has_mask;
 use crate::ptx::global;
@@ -73,13 +73,13 @@ impl<M: Mask> Visits<M> {
 
     /// Which pairs of a part of the tile the boolean mask shows in a visited block.
     #[inline(always)]
-    pub fn share(self, visit: u32, part: u32) -> Share {
+    pub fn coverage(self, visit: u32, part: u32) -> Coverage {
         if M::HAS_HEADS && has_mask() {
             // SAFETY: the map has this place.
-            let shares = unsafe { global::load_u32(self.place(visit) + 4) };
-            return Share::of_bits(shares >> (2 * part));
+            let coverages = unsafe { global::load_u32(self.place(visit) + 4) };
+            return Coverage::of_bits(coverages >> (2 * part));
         }
-        Share::All
+        Coverage::All
     }
 
     #[inline(always)]

@@ -2,12 +2,12 @@
 
 use super::KEYS;
 use super::guard::{LeaveOut, add_left_out, search};
-use super::job::{query_tile, share};
+use super::job::{coverage, query_tile};
 use super::reduce::{SHARING, read, written};
 use super::roles::thread;
 use super::store::store;
 use super::write::write_ds;
-use crate::abi::{BackwardParams, Share};
+use crate::abi::{BackwardParams, Coverage};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::guard::panels::add_guarded;
 use crate::attention::options::mask::{Interval, Mask, Span, Visible};
@@ -85,15 +85,15 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
 
     /// Which pairs the boolean mask shows.
     #[inline(always)]
-    fn share(&self, block: Block) -> Share {
-        share::<M, STORES>(&self.job, block.step, Self::BR, self.warpgroup)
+    fn coverage(&self, block: Block) -> Coverage {
+        coverage::<M, STORES>(&self.job, block.step, Self::BR, self.warpgroup)
     }
 
     /// Whether some pairs do not see each other, where queries of `whole` see all keys.
     #[inline(always)]
     pub fn masks(&self, block: Block, whole: Span) -> bool {
         let first = block.first_query;
-        M::Queries::may_have_gaps() && self.share(block) != Share::All
+        M::Queries::may_have_gaps() && self.coverage(block) != Coverage::All
             || first < whole.start
             || first + Self::BR as i32 > whole.end
     }
@@ -101,13 +101,13 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
     /// The queries that see the two keys of a lane, counted from the block's first one.
     #[inline(always)]
     pub fn queries(&self, block: Block) -> [M::Queries; 2] {
-        let share = self.share(block);
+        let coverage = self.coverage(block);
         let thread = thread();
         let key = self.first_key() + thread / 32 * 16 + thread % 32 / 4;
         let job = self.job.of_head(&self.params.forward, block.step.head);
         [key, key + 8].map(|key| {
             let queries = job.queries(key).counted_from(block.first_query);
-            queries.of_share(share)
+            queries.of_coverage(coverage)
         })
     }
 

@@ -1,7 +1,7 @@
 //! Which job a block takes, and which keys a job has.
 
 use super::THREADS;
-use crate::abi::{BackwardParams, Share, Sm90BackwardParams};
+use crate::abi::{BackwardParams, Coverage, Sm90BackwardParams};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::options::mask::Mask;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
@@ -55,14 +55,14 @@ pub fn query_tile<M: Mask, const STORES: bool>(job: &Job<M>, step: Step, br: u32
 
 /// Which pairs of a step the boolean mask shows to a warpgroup.
 #[inline(always)]
-pub fn share<M: Mask, const STORES: bool>(
+pub fn coverage<M: Mask, const STORES: bool>(
     job: &Job<M>,
     step: Step,
     br: u32,
     warpgroup: u32,
-) -> Share {
+) -> Coverage {
     let visit = step.tile / steps_of_visit::<STORES>(br);
-    job.visits.share(visit, warpgroup)
+    job.visits.coverage(visit, warpgroup)
 }
 
 #[inline(always)]

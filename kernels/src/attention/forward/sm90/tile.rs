@@ -3,7 +3,7 @@
 use super::ROWS;
 use super::job::{Job, Part, SideBlocks};
 use super::kernel::{Kernel, Keys, may_have_gaps};
-use crate::abi::{ForwardParams, Share};
+use crate::abi::{Coverage, ForwardParams};
 use crate::attention::Visits;
 use crate::attention::options::mask::{Interval, Mask, Visible, whole_blocks, whole_spans};
 use crate::attention::options::score::{Corner, Score};
@@ -90,21 +90,21 @@ impl<'a, K: Kernel> Tile<'a, K> {
 
     /// Which pairs of a block a boolean mask shows.
     #[inline(always)]
-    fn share(&self, j: u32) -> Share {
-        self.visits.share(self.side.block(j), self.warpgroup)
+    fn coverage(&self, j: u32) -> Coverage {
+        self.visits.coverage(self.side.block(j), self.warpgroup)
     }
 
     /// Whether a boolean mask hides a block.
     #[inline(always)]
     pub fn is_hidden(&self, j: u32) -> bool {
-        may_have_gaps::<K>() && self.share(j) == Share::None
+        may_have_gaps::<K>() && self.coverage(j) == Coverage::None
     }
 
     /// Whether a row may see only part of a block of a run at the edge.
     #[inline(always)]
     pub fn is_edge(&self, j: u32) -> bool {
         !may_have_gaps::<K>()
-            || self.share(j) != Share::All
+            || self.coverage(j) != Coverage::All
             || !self.spans.contains(&self.visits.block(self.side.block(j)))
     }
 
@@ -128,7 +128,7 @@ impl<'a, K: Kernel> Tile<'a, K> {
             let query = part.work.query(row.max(0) as u32);
             part.mask
                 .keys_of_block(query, self.first_key(j) as i32)
-                .of_share(self.share(j))
+                .of_coverage(self.coverage(j))
         });
         keys
     }
