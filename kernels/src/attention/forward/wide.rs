@@ -19,6 +19,7 @@ use crate::attention::steps::softmax::Total;
 use crate::attention::work::heads::Heads;
 use crate::attention::work::sequence::Sequence;
 use crate::attention::{Softmax, Team, WorkTile, store_partial};
+use crate::layout::element;
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};
@@ -32,8 +33,8 @@ use crate::tile::{
 const MT: usize = 2;
 const NT: usize = 2;
 
-/// 16-wide slices of a window.
-const WT: usize = WINDOW as usize / 16;
+/// Slices of a window.
+const WT: usize = (WINDOW / element::K) as usize;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -80,7 +81,7 @@ pub unsafe fn wide<
     let (start, blocks) = (seen.start, seen.end);
 
     let base = shared::base();
-    let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, 16 * DT as u32);
+    let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, E::K * DT as u32);
     let ring = base + memory.ring;
     let after = |buffer: u32| match buffer + memory.buffer {
         next if next == ring + S as u32 * memory.buffer => ring,
