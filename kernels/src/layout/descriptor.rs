@@ -1,6 +1,6 @@
 //! Matrix descriptors: where the operands of `wgmma` lie in shared memory.
 //!
-//! A tile is stored in *panels* of 64 or 32 columns, one after the other, if elements have two bytes. A panel has rows of
+//! A tile is stored in *panels* of 64 or 32 columns of two bytes, one after the other. A panel has rows of
 //! 128 or 64 bytes, and the chunks of 16 bytes of each row permuted by the XOR swizzle of that width, as TMA writes
 //! them. The pattern repeats every 8 rows.
 //!

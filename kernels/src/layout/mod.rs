@@ -1,6 +1,6 @@
 //! Where elements lie: in global memory ([`rows`]), in shared memory ([`swizzle`]) and in the registers of a warp
-//! ([`fragment`]); which numbers a row sees ([`interval`]); which thread copies which of them ([`share`]); in which order
-//! numbers are summed ([`sum`]); and how large an [`element`] is.
+//! ([`fragment`]); which numbers a row sees ([`interval`]); which thread copies which of them ([`share`]); in which
+//! order numbers are summed ([`sum`]); and how large an [`element`] is.
 //!
 //! This is arithmetic without instructions, so that the host tests what the kernels run.
 

@@ -100,8 +100,8 @@ pub fn may_have_gaps<K: Kernel>() -> bool {
 /// The keys of a query.
 pub type Keys<K> = <<K as Kernel>::Mask as Mask>::Keys;
 
-/// The kernel of these types and sizes: `G` sides of `W` warpgroups, `NQ` slots and `S` stages, a head dim of `E::K * DT`, of
-/// which a block computes `16 * OT` columns of O, and steps of `16 * NT` keys.
+/// The kernel of these types and sizes: `G` sides of `W` warpgroups, `NQ` slots and `S` stages, a head dim of `E::K * DT`,
+/// of which a block computes `16 * OT` columns of O, and steps of `16 * NT` keys.
 pub struct Instance<
     E,
     M,
