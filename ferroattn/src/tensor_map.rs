@@ -3,8 +3,9 @@
 use crate::tensor::RawTensor;
 use kernels::abi::TensorRef;
 use kernels::layout::descriptor::Panels;
+use kernels::layout::element::{self, BYTES};
 
-/// A tensor of 16-bit numbers in device memory, and the box of it that a copy moves.
+/// A tensor of [elements](element) in device memory, and the box of it that a copy moves.
 ///
 /// Axes count from the innermost, whose elements are adjacent. A copy gives zeros for the elements of a box outside the
 /// tensor, and does not store them.
@@ -40,7 +41,9 @@ pub fn has_map(tensor: &RawTensor) -> bool {
     let strides = [used.batch_stride, used.head_stride, used.row_stride];
     let axes = tensor.shape.iter().zip(strides).zip([0, 0, 1]);
     axes.into_iter().all(|((&extent, stride), least)| {
-        extent <= 1 || (least..1 << 39).contains(&stride) || (stride < 0 && !used.is_aligned())
+        extent <= 1
+            || (least..(1 << 40) / i64::from(BYTES)).contains(&stride)
+            || (stride < 0 && !used.is_aligned())
     })
 }
 
@@ -63,12 +66,12 @@ pub fn tensor_map(
         sizes: [dim, rows, heads, batch].map(|size| size as u64),
         strides: axes.map(|(extent, stride)| match extent {
             // It is never used, but must be valid.
-            1 => 2 * u64::from(kernel_dim),
-            _ => 2 * stride as u64,
+            1 => u64::from(BYTES * kernel_dim),
+            _ => element::bytes(stride) as u64,
         }),
         box_sizes: [width, box_rows, 1, 1],
-        swizzle: match width {
-            64 => Swizzle::B128,
+        swizzle: match width * BYTES {
+            128 => Swizzle::B128,
             _ => Swizzle::B64,
         },
     }

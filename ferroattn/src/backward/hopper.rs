@@ -8,6 +8,7 @@ use crate::plan::{Entry, MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
 use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
 use kernels::catalog::{HopperBackward, HopperWay, Spec as _};
+use kernels::layout::element::BYTES;
 use std::mem::offset_of;
 
 /// The most bytes of stored dS, unless a kernel is named and needs more.
@@ -25,12 +26,12 @@ pub(super) struct StoredJobs {
     progress: u64,
 }
 
-/// Bytes of dS, in 16 bits, of all query heads that share a key/value head; none if there are too many.
+/// Bytes of dS of all query heads that share a key/value head; none if there are too many.
 pub(super) fn ds_bytes(problem: &Problem) -> Option<usize> {
     let tile = HopperBackward::TILE as usize;
     let [queries, keys] =
         [problem.seqlen_q, problem.seqlen_kv].map(|length| length.checked_next_multiple_of(tile));
-    let bytes = queries?.checked_mul(keys?)?.checked_mul(2)?;
+    let bytes = queries?.checked_mul(keys?)?.checked_mul(BYTES as usize)?;
     bytes.checked_mul(problem.group())
 }
 

@@ -6,6 +6,7 @@ use super::gpu::lock;
 use crate::error::{Error, Result};
 use crate::plan::{Swizzle, TensorMap};
 use ::emulator::{Argument, Counters, Memory, Module, Options};
+use kernels::layout::element;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fmt;
@@ -182,7 +183,7 @@ unsafe impl Driver for Emulator {
         let [t0, t1, t2] = map.strides;
         let map = ::emulator::TensorMap {
             address: map.address,
-            element_bytes: 2,
+            element_bytes: element::BYTES,
             rank: 4,
             sizes: [s0, s1, s2, s3, 0],
             strides: [t0, t1, t2, 0],

@@ -1,8 +1,9 @@
 //! The argument block of a matrix product.
 
 use super::{Order, TensorMap};
+use crate::layout::element::CHUNK;
 
-/// Where a row-major matrix of 16-bit elements lies in device memory.
+/// Where a row-major matrix lies in device memory.
 ///
 /// The stride counts elements, may be zero or negative, and is 64-bit: a matrix beyond 2^31 elements
 /// is ordinary. Elements of a row lie side by side.
@@ -19,7 +20,7 @@ pub struct MatrixRef {
 impl MatrixRef {
     /// Whether every row starts at a multiple of 16 bytes.
     pub const fn is_aligned(&self) -> bool {
-        self.address.is_multiple_of(16) && self.row_stride % 8 == 0
+        self.address.is_multiple_of(16) && self.row_stride % CHUNK as i64 == 0
     }
 }
 

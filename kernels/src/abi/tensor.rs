@@ -1,6 +1,8 @@
 //! Where a tensor lies in device memory.
 
-/// Where a `[batch, heads, rows, dim]` tensor of 16-bit elements lies in device memory.
+use crate::layout::element::CHUNK;
+
+/// Where a `[batch, heads, rows, dim]` tensor lies in device memory.
 ///
 /// Strides count elements, may be zero or negative, and are 64-bit: a tensor beyond 2^31 elements
 /// is ordinary. The dim stride is 1.
@@ -22,8 +24,8 @@ impl TensorRef {
     /// Whether every row starts at a multiple of 16 bytes, so that rows can move in 16-byte pieces.
     pub const fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)
-            && self.batch_stride % 8 == 0
-            && self.head_stride % 8 == 0
-            && self.row_stride % 8 == 0
+            && self.batch_stride % CHUNK as i64 == 0
+            && self.head_stride % CHUNK as i64 == 0
+            && self.row_stride % CHUNK as i64 == 0
     }
 }

@@ -5,6 +5,7 @@ use super::kind::MaskKind;
 use super::tile::{Tiles, of_dim};
 use super::{Code, Dtype, Instance, Launch, Spec, distinct};
 use crate::generic;
+use crate::layout::element::{BYTES, K};
 
 /// A kernel of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,7 +153,7 @@ impl BackwardMain {
 
     /// 16-wide slices of a warp's part of dQ: down and across.
     const fn parts_of_dq(&self) -> [u32; 2] {
-        let (tile, dt, nt) = (self.tile, self.dim / 16, self.tile.queries / 16);
+        let (tile, dt, nt) = (self.tile, self.dim / K, self.tile.queries / 16);
         let one_below_other = tile.warps / 2 / tile.side_by_side;
         [nt / one_below_other, dt / tile.side_by_side]
     }
@@ -162,8 +163,8 @@ impl BackwardMain {
     const fn launch(&self) -> Launch {
         let tile = self.tile;
         let rows = 2 * tile.keys + 2 * 2 * tile.queries;
-        let ds = tile.ds_stages * 2 * tile.keys * tile.queries;
-        let bytes = 2 * rows * self.dim + ds + 2 * 2 * 4 * tile.queries + 16;
+        let ds = BYTES * tile.ds_stages * tile.keys * tile.queries;
+        let bytes = BYTES * rows * self.dim + ds + 2 * 2 * 4 * tile.queries + 16;
         Launch::new(tile.warps, 8 / tile.warps, bytes)
     }
 }
@@ -243,12 +244,12 @@ impl Spec for Backward {
             Backward::Main(main) => main.launch(),
             Backward::Sinks => Launch::new(Self::SINK_WARPS, 1, 4 * Self::SINK_WARPS),
             // Tiles of 16 rows of 256 columns: q and k, then v, d_o, and dS in rows of 32.
-            Backward::FarSums(_) => Launch::new(1, 8, 2 * 2 * 16 * 256),
-            Backward::Far(_) => Launch::new(1, 8, 4 * 2 * 16 * 256 + 2 * 16 * 32),
+            Backward::FarSums(_) => Launch::new(1, 8, 2 * BYTES * 16 * 256),
+            Backward::Far(_) => Launch::new(1, 8, 4 * BYTES * 16 * 256 + BYTES * 16 * 32),
             Backward::SumBias(sums) => {
                 let rows = SumBias::KEYS + sums.queries();
                 let blocks = if sums.dim > 128 { 2 } else { 3 };
-                Launch::new(Self::WARPS, blocks, 2 * 2 * rows * sums.dim)
+                Launch::new(Self::WARPS, blocks, 2 * BYTES * rows * sums.dim)
             }
             _ => Launch::new(Self::WARPS, 8, 0),
         }
@@ -271,13 +272,13 @@ impl Spec for Backward {
             Backward::Sinks => generic! { sinks: W = w },
             Backward::ZeroBias => generic! { zero_bias: W = w },
             Backward::SumBias(sums) => {
-                generic! { sum_bias: W = w, DT = sums.dim / 16, NT = sums.queries() / 16 }
+                generic! { sum_bias: W = w, DT = sums.dim / K, NT = sums.queries() / 16 }
             }
             Backward::Main(main) => {
                 let (tile, [qm, qn]) = (main.tile, main.parts_of_dq());
                 let (mt, nt, kt) = (2 * tile.keys / w / 16, tile.queries / 16, tile.keys / 16);
                 generic! { sm80:
-                    W = w, MT = mt, DT = main.dim / 16, NT = nt, QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once,
+                    W = w, MT = mt, DT = main.dim / K, NT = nt, QT = tile.kept, QM = qm, QN = qn, QC = tile.at_once,
                     KT = kt, DS = tile.ds_stages
                 }
             }

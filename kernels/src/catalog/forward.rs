@@ -6,6 +6,7 @@ use super::kind::{Kind, Loop, Rows};
 use super::tile::{Tile, dims};
 use super::{Code, Dtype, Feature, Generic, Instance, Launch, Spec, distinct, hopper, sm80, wide};
 use crate::generic;
+use crate::layout::element::K;
 use crate::layout::sm90::Sm90Memory;
 
 /// Head dims of all kernels but the wide ones, ascending.
@@ -72,7 +73,7 @@ impl Forward {
 
     /// The main loop, with its numbers: counts of 16-wide slices but for warps, stages, and registers.
     fn generic(&self) -> Generic {
-        let (tile, dt, kt) = (self.tile, self.dim / 16, self.tile.keys / 16);
+        let (tile, dt, kt) = (self.tile, self.dim / K, self.tile.keys / 16);
         let (w, t, s, qt) = (tile.warps, tile.team, tile.stages, tile.q_slices);
         let (mt, ot, nt) = (tile.q_rows * t / w / 16, dt / t, kt / t);
         match self.kind.main_loop {

@@ -2,6 +2,7 @@
 
 use super::{Accumulation, Dtype, Feature, Instance, Launch, Spec};
 use crate::generic;
+use crate::layout::element::{BYTES, K};
 
 /// A matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,10 +83,10 @@ impl Spec for Gemm {
     fn launch(&self) -> Launch {
         let tile = self.tile;
         let warps = tile.warps_down * tile.warps_across;
-        let ring = tile.stages * (tile.rows + tile.columns) * tile.depth * 2;
+        let ring = tile.stages * (tile.rows + tile.columns) * tile.depth * BYTES;
         let (warps, shared_bytes) = match self.kind {
             GemmKind::Simple => (warps, 0),
-            GemmKind::Multistage => (warps, ring.max(tile.rows * tile.columns * 2)),
+            GemmKind::Multistage => (warps, ring.max(tile.rows * tile.columns * BYTES)),
             // A warpgroup more produces.
             GemmKind::Hopper => (warps + 4, ring + tile.stages * 16),
         };
@@ -98,7 +99,7 @@ impl Spec for Gemm {
         let (wm, wn, kt, s) = (
             tile.warps_down,
             tile.warps_across,
-            tile.depth / 16,
+            tile.depth / K,
             tile.stages,
         );
         let sums = [&*format!("{:?}", self.accumulation)];

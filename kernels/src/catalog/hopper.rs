@@ -2,6 +2,7 @@
 
 use super::kind::{MaskKind, Rows};
 use super::tile::{Tile, Tiles};
+use crate::layout::element::K;
 use crate::layout::sm90::Sm90Memory;
 
 /// The tables of tiles.
@@ -122,7 +123,7 @@ pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
 
 /// Products of a block behind hidden ones, and of the block before them.
 pub(super) fn products_of_masks(tile: &Tile, dim: u32) -> u32 {
-    dim / 16 + tile.keys / 16
+    dim / K + tile.keys / K
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::kind::MaskKind;
 use super::{Dtype, Feature, Instance, Launch, Spec};
 use crate::generic;
+use crate::layout::element::K;
 use crate::layout::sm90_backward::{Sm90BackwardMemory, Sm90WideMemory};
 
 /// A kernel of the backward pass for Hopper.
@@ -140,7 +141,7 @@ impl Spec for HopperBackward {
 
     /// 504 registers a thread of each warpgroup: 24 and twice 240.
     fn instance(&self) -> Instance {
-        let (dt, nt, s) = (self.dim / 16, self.queries() / 16, self.stages());
+        let (dt, nt, s) = (self.dim / K, self.queries() / 16, self.stages());
         let generic = match self.way {
             HopperWay::Sums => generic! { sm90: DT = dt, NT = nt, QT = 4, GIVEN = 24, TAKEN = 240 },
             HopperWay::Stored => {

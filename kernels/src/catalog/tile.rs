@@ -1,5 +1,7 @@
 //! Tiles of attention kernels, and tables of them.
 
+use crate::layout::element::BYTES;
+
 /// How a block divides the work, in the terms of the FlashAttention papers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
@@ -42,10 +44,10 @@ impl Tile {
     /// Shared memory of a block, in bytes: the Q tile, and K and V for each stage; where warps share rows
     /// also P, and four numbers for each row and warp of a team.
     pub const fn shared_bytes(&self, dim: u32) -> u32 {
-        let tiles = (self.q_rows + self.stages * 2 * self.keys) * dim * 2;
+        let tiles = (self.q_rows + self.stages * 2 * self.keys) * dim * BYTES;
         match self.team {
             1 => tiles,
-            team => tiles + self.q_rows * (2 * self.keys + 16 * team),
+            team => tiles + self.q_rows * (BYTES * self.keys + 16 * team),
         }
     }
 }

@@ -11,6 +11,7 @@
 use super::place::CTile;
 use crate::abi::{GemmParams, HopperGemmParams};
 use crate::layout::descriptor::Panels;
+use crate::layout::element;
 use crate::layout::rows::Rows as _;
 use crate::ptx::{barrier, global, mbarrier, setmaxnreg, shared, shuffle, special, tensor};
 use crate::tile::wgmma::{self, Product};
@@ -21,7 +22,7 @@ use crate::tile::{Accumulator, Element, Ring};
 const ROWS: u32 = 64;
 
 /// Columns of A and B that a stage holds: one panel.
-const DEPTH: u32 = 64;
+const DEPTH: u32 = 128 / element::BYTES;
 
 /// Computes tiles of C, of `64 * W` rows and `16 * NT` columns.
 ///
@@ -196,7 +197,7 @@ unsafe fn multiply<E: Element, const NT: usize, const S: u32>(
     unsafe {
         stage.place.wait(stage.full);
         wgmma::fence();
-        for slice in 0..DEPTH / 16 {
+        for slice in 0..DEPTH / E::K {
             let (a, b) = (
                 a.skip(stage.a.to_columns(slice)),
                 b.skip(stage.b.to_columns(slice)),

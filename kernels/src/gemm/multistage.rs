@@ -1,6 +1,6 @@
 //! The product through shared memory: a ring of tiles that `cp.async` fills ahead.
 //!
-//! In a step along k a warp multiplies the 16-wide slices of a tile one after the other. It reads the
+//! In a step along k a warp multiplies the slices of a tile one after the other. It reads the
 //! operands of the next slice, of this tile or the next, before it multiplies this slice: so the
 //! tensor cores never wait for `ldmatrix`.
 
@@ -13,7 +13,7 @@ use crate::tile::{Accumulate, Copier, CpAsync, Element, Operand, Pipeline, Share
 /// Computes the block's tile of C.
 ///
 /// The block has `WM` warps down and `WN` across, each with `MT` by `NT` tiles of 16x16; a step takes
-/// `KT` slices of 16, and there are `S` stages.
+/// `KT` slices of `E::K`, and there are `S` stages.
 ///
 /// # Safety
 /// Launched as [`GemmParams`] and the kernel's row of the [catalog](crate::catalog) say: grid, block size
@@ -35,7 +35,7 @@ pub unsafe fn multistage<
     let (bm, bn, bk) = (
         WM as u32 * warp_rows,
         WN as u32 * warp_columns,
-        16 * KT as u32,
+        E::K * KT as u32,
     );
     let threads = 32 * (WM * WN) as u32;
     // SAFETY: the launch has this many threads a block.

@@ -1,7 +1,7 @@
 //! Which tile of C a block computes, and which part of it each warp.
 
 use crate::abi::{GemmParams, MatrixRef};
-use crate::layout::rows::Strided;
+use crate::layout::{element, rows::Strided};
 use crate::ptx::special;
 
 /// A tile of C, by its first row and its first column.
@@ -44,8 +44,8 @@ impl MatrixRef {
     pub(super) fn rows(&self, row: u32, column: u32, columns: u32) -> Strided {
         let offset = i64::from(row) * self.row_stride + i64::from(column);
         Strided {
-            address: self.address.wrapping_add_signed(2 * offset),
-            row_bytes: 2 * self.row_stride,
+            address: element::at(self.address, offset),
+            row_bytes: element::bytes(self.row_stride),
             elements: columns.saturating_sub(column),
         }
     }

@@ -5,8 +5,8 @@
 
 use super::place::CTile;
 use crate::abi::GemmParams;
-use crate::layout::fragment;
 use crate::layout::rows::{Rows as _, Strided};
+use crate::layout::{element, fragment};
 use crate::ptx::{global, special};
 use crate::tile::{Accumulate, Element, Operand};
 
@@ -51,7 +51,7 @@ pub unsafe fn simple<
     let mut left = params.k;
     while left > 0 {
         // Half of the last step may be missing.
-        let whole = left >= 16;
+        let whole = left >= E::K;
         // SAFETY: what the lane loads exists, and every lane of the warp takes the same steps.
         unsafe {
             let a = a.load_next(whole);
@@ -65,7 +65,7 @@ pub unsafe fn simple<
                 }
             }
         }
-        left = left.saturating_sub(16);
+        left = left.saturating_sub(E::K);
     }
 
     for mt in 0..MT {
@@ -84,7 +84,7 @@ pub unsafe fn simple<
                         } else {
                             global::store_u16(address, pairs[r] as u16);
                             if column + 1 < params.n {
-                                global::store_u16(address + 2, (pairs[r] >> 16) as u16);
+                                global::store_u16(element::at(address, 1), (pairs[r] >> 16) as u16);
                             }
                         }
                     }
@@ -106,13 +106,13 @@ impl<const T: usize> Rows<T> {
             for r in 0..2 {
                 let (row, column) = fragment::operand_a(lane, r as u32);
                 let row = (16 * t as u32 + row).min(exist - 1);
-                addresses[t][r] = rows.skip(row).address + 2 * u64::from(column);
+                addresses[t][r] = element::at(rows.skip(row).address, column);
             }
         }
         Rows(addresses)
     }
 
-    /// The next 16 columns or, unless `whole`, 8 columns and zeros; register `r` as in
+    /// The next 32 bytes of each row or, unless `whole`, 16 bytes and zeros; register `r` as in
     /// [`fragment::operand_a`].
     ///
     /// # Safety

@@ -1,6 +1,6 @@
 //! Matrix descriptors: where the operands of `wgmma` lie in shared memory.
 //!
-//! A tile of 16-bit elements is stored in *panels* of 64 or 32 columns, one after the other. A panel has rows of
+//! A tile is stored in *panels* of 64 or 32 columns of two bytes, one after the other. A panel has rows of
 //! 128 or 64 bytes, and the chunks of 16 bytes of each row permuted by the XOR swizzle of that width, as TMA writes
 //! them. The pattern repeats every 8 rows.
 //!
@@ -10,8 +10,13 @@
 //! row 1: columns 0..64    ...
 //! ```
 //!
-//! One tile serves both products: its rows as the rows of Q or K, 16 columns at a time
-//! ([`Panels::rows`]), and its columns as the columns of V, 16 rows at a time ([`Panels::columns`]).
+//! One tile serves both products: its rows as the rows of Q or K, [`K`] columns at a time
+//! ([`Panels::rows`]), and its columns as the columns of V, [`K`] rows at a time ([`Panels::columns`]).
+
+use super::element::{BYTES, CHUNK, K};
+
+/// Columns of the widest panels: rows of 128 bytes.
+const LINE: u32 = 128 / BYTES;
 
 /// A matrix descriptor (PTX manual, "Matrix Descriptor Format"), as two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +47,7 @@ pub struct Panels {
     pub base: u32,
     /// Rows of each panel: a multiple of 8.
     pub rows: u32,
-    /// Columns of a panel: 64 or 32.
+    /// Columns of a panel: 128 or 64 bytes.
     pub width: u32,
 }
 
@@ -51,14 +56,18 @@ impl Panels {
     #[must_use]
     #[inline(always)]
     pub const fn width_for(dim: u32) -> u32 {
-        if dim.is_multiple_of(64) { 64 } else { 32 }
+        if dim.is_multiple_of(LINE) {
+            LINE
+        } else {
+            LINE / 2
+        }
     }
 
     /// Bytes of a panel.
     #[must_use]
     #[inline(always)]
     pub const fn panel_bytes(self) -> u32 {
-        self.rows * self.width * 2
+        self.rows * self.width * BYTES
     }
 
     /// The tile without its first panels.
@@ -73,61 +82,61 @@ impl Panels {
     #[must_use]
     #[inline(always)]
     pub const fn skip_rows(self, first: u32) -> Self {
-        let base = self.base + first * self.width * 2;
+        let base = self.base + first * self.width * BYTES;
         Panels { base, ..self }
     }
 
-    /// The operand of the first 16 columns, and the rows from `first` on, a multiple of 8.
+    /// The operand of the first `K` columns, and the rows from `first` on, a multiple of 8.
     #[must_use]
     #[inline(always)]
     pub const fn rows(self, first: u32) -> Descriptor {
         // The leading offset is not used: the instruction reads 32 bytes of each row, within the swizzle's width.
-        self.descriptor(self.base + first * self.width * 2, 16)
+        self.descriptor(self.base + first * self.width * BYTES, 16)
     }
 
-    /// The operand of all columns and the first 16 rows, transposed.
+    /// The operand of all columns and the first `K` rows, transposed.
     #[must_use]
     #[inline(always)]
     pub const fn columns(self) -> Descriptor {
         self.descriptor(self.base, self.panel_bytes())
     }
 
-    /// Bytes from the operand of the first 16 columns to slice `slice`.
+    /// Bytes from the operand of the first `K` columns to slice `slice`.
     #[must_use]
     #[inline(always)]
     pub const fn to_columns(self, slice: u32) -> u32 {
-        let slices = self.width / 16;
-        slice / slices * self.panel_bytes() + slice % slices * 32
+        let slices = self.width / K;
+        slice / slices * self.panel_bytes() + slice % slices * K * BYTES
     }
 
-    /// Bytes from the operand of the first 16 rows to slice `slice`.
+    /// Bytes from the operand of the first `K` rows to slice `slice`.
     #[must_use]
     #[inline(always)]
     pub const fn to_rows(self, slice: u32) -> u32 {
-        slice * 16 * self.width * 2
+        slice * K * self.width * BYTES
     }
 
     #[inline(always)]
     const fn descriptor(self, address: u32, leading: u32) -> Descriptor {
-        let swizzle = if self.width == 64 { 1 } else { 2 };
+        let swizzle = if self.width == LINE { 1 } else { 2 };
         Descriptor {
             low: address / 16 + ((leading / 16) << 16),
-            high: 8 * self.width * 2 / 16 + (swizzle << 30),
+            high: 8 * self.width * BYTES / 16 + (swizzle << 30),
         }
     }
 
-    /// Address of the chunk of 8 elements at a row and column.
+    /// Address of the chunk at a row and column.
     #[must_use]
     #[inline(always)]
     pub const fn chunk(self, row: u32, column: u32) -> u32 {
         let (panel, in_panel) = (column / self.width, column % self.width);
-        let chunk = in_panel / 8;
-        let key = if self.width == 64 {
+        let chunk = in_panel / CHUNK;
+        let key = if self.width == LINE {
             row % 8
         } else {
             row / 2 % 4
         };
-        self.base + panel * self.panel_bytes() + row * self.width * 2 + (chunk ^ key) * 16
+        self.base + panel * self.panel_bytes() + row * self.width * BYTES + (chunk ^ key) * 16
     }
 }
 

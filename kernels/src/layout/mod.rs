@@ -1,9 +1,11 @@
 //! Where elements lie: in global memory ([`rows`]), in shared memory ([`swizzle`]) and in the registers of a warp
-//! ([`fragment`]); which numbers a row sees ([`interval`]); which thread copies which of them ([`share`]); and in which order numbers are summed ([`sum`]).
+//! ([`fragment`]); which numbers a row sees ([`interval`]); which thread copies which of them ([`share`]); in which
+//! order numbers are summed ([`sum`]); and how large an [`element`] is.
 //!
 //! This is arithmetic without instructions, so that the host tests what the kernels run.
 
 pub mod descriptor;
+pub mod element;
 pub mod fragment;
 pub mod interval;
 pub mod rows;

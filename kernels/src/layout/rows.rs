@@ -2,7 +2,7 @@
 
 use crate::abi::Divisor;
 
-/// Rows of 16-bit elements in global memory. Elements of a row lie side by side.
+/// Rows of elements in global memory. Elements of a row lie side by side.
 pub trait Rows: Copy {
     /// Elements of a row.
     fn elements(&self) -> u32;

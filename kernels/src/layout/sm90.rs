@@ -1,6 +1,7 @@
 //! Shared memory of the Hopper forward kernel.
 
 use super::descriptor::Panels;
+use super::element::BYTES;
 
 /// Slots of 64 rows of Q, K and V for each stage, barriers, and for each slot of Q the tile that it belongs to.
 ///
@@ -106,7 +107,7 @@ impl Sm90Memory {
     #[must_use]
     #[inline(always)]
     pub const fn k(&self, stage: u32) -> Panels {
-        let q_bytes = self.q_rows * self.dim * 2;
+        let q_bytes = self.q_rows * self.dim * BYTES;
         let base = self.base + q_bytes + stage * self.k_bytes();
         self.panels(base, self.keys)
     }
@@ -115,7 +116,7 @@ impl Sm90Memory {
     #[must_use]
     #[inline(always)]
     pub const fn v(&self, stage: u32) -> Panels {
-        let q_bytes = self.q_rows * self.dim * 2;
+        let q_bytes = self.q_rows * self.dim * BYTES;
         let base = self.base + q_bytes + (self.k_tiles + stage) * self.v_bytes();
         self.panels(base, self.keys)
     }
@@ -124,21 +125,21 @@ impl Sm90Memory {
     #[must_use]
     #[inline(always)]
     pub const fn q_bytes(&self) -> u32 {
-        64 * self.dim * 2
+        64 * self.dim * BYTES
     }
 
     /// Bytes of K of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn k_bytes(&self) -> u32 {
-        self.keys * self.dim * 2
+        self.keys * self.dim * BYTES
     }
 
     /// Bytes of V of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn v_bytes(&self) -> u32 {
-        self.keys * self.columns * 2
+        self.keys * self.columns * BYTES
     }
 
     /// The zeros.

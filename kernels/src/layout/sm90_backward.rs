@@ -1,6 +1,7 @@
 //! Shared memory of the Hopper backward kernels, and where they store dS in device memory.
 
 use super::descriptor::Panels;
+use super::element::BYTES;
 
 /// K and V of the block's keys, two stages of Q, dO, dS and row statistics, one or two of dQ's sums, and barriers.
 ///
@@ -63,7 +64,7 @@ impl Sm90BackwardMemory {
     #[inline(always)]
     pub const fn ds(&self, stage: u32) -> Panels {
         Panels {
-            base: self.d_o(Self::STAGES).base + stage * self.queries * Self::KEYS * 2,
+            base: self.d_o(Self::STAGES).base + stage * self.queries * Self::KEYS * BYTES,
             rows: self.queries,
             width: 64,
         }
@@ -151,14 +152,14 @@ impl Sm90BackwardMemory {
     #[must_use]
     #[inline(always)]
     pub const fn k_bytes(&self) -> u32 {
-        Self::KEYS * self.dim * 2
+        Self::KEYS * self.dim * BYTES
     }
 
     /// Bytes of Q of a stage, or of dO.
     #[must_use]
     #[inline(always)]
     pub const fn q_bytes(&self) -> u32 {
-        self.queries * self.dim * 2
+        self.queries * self.dim * BYTES
     }
 
     /// Bytes of lse of a stage, or of delta.
@@ -222,7 +223,7 @@ impl DsImage {
     #[must_use]
     #[inline(always)]
     pub const fn panel_bytes(&self) -> u32 {
-        self.queries * 128
+        self.queries * 64 * BYTES
     }
 }
 
@@ -250,13 +251,13 @@ impl Sm90QueryMemory {
     }
 
     /// Bytes of dS of a stage.
-    pub const DS_BYTES: u32 = 128 * 128 * 2;
+    pub const DS_BYTES: u32 = 128 * 128 * BYTES;
 
     /// Bytes of K of a stage.
     #[must_use]
     #[inline(always)]
     pub const fn k_bytes(&self) -> u32 {
-        128 * self.dim * 2
+        128 * self.dim * BYTES
     }
 
     /// The 64 queries of a warpgroup in dS of a stage, and the first row of them.
@@ -348,7 +349,7 @@ impl Sm90WideMemory {
     #[must_use]
     #[inline(always)]
     pub const fn tile_bytes(&self) -> u32 {
-        64 * self.dim * 2
+        64 * self.dim * BYTES
     }
 
     /// P in f32, 128 bytes of each thread.
@@ -373,7 +374,7 @@ impl Sm90WideMemory {
     #[must_use]
     #[inline(always)]
     pub const fn zeros(&self) -> u32 {
-        self.ds().base + 64 * 128
+        self.ds().base + self.ds().panel_bytes()
     }
 
     /// lse (0) or delta (1) of a stage.

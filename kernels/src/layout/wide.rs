@@ -1,7 +1,9 @@
 //! The shared memory of a block whose head dim is above 256.
 
+use super::element::BYTES;
+
 /// Columns of Q and K that pass at a time: a line of 128 bytes, within which chunks are swizzled.
-pub const WINDOW: u32 = 64;
+pub const WINDOW: u32 = 128 / BYTES;
 
 /// Shared memory of a block: P, what teams exchange, V if it passes whole, and the ring of buffers. O takes
 /// their place at the end. Offsets in bytes.
@@ -29,10 +31,10 @@ impl WideMemory {
         stages: u32,
         head_dim: u32,
     ) -> Self {
-        let window = 2 * WINDOW * (q_rows + keys);
-        let v_slice = 2 * head_dim * v_keys;
+        let window = BYTES * WINDOW * (q_rows + keys);
+        let v_slice = BYTES * head_dim * v_keys;
         let is_whole = v_keys == keys;
-        let exchange = 2 * q_rows * keys;
+        let exchange = BYTES * q_rows * keys;
         let v = exchange + 16 * q_rows * team;
         let ring = if is_whole { v + v_slice } else { v };
         let buffer = if is_whole || window > v_slice {
@@ -41,7 +43,7 @@ impl WideMemory {
             v_slice
         };
         let tiles = ring + stages * buffer;
-        let o = 2 * q_rows * head_dim;
+        let o = BYTES * q_rows * head_dim;
         WideMemory {
             exchange,
             v,

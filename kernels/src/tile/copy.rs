@@ -9,6 +9,7 @@
 
 use super::registers::opaque;
 use super::{Arrangement, Element, Fixed, Operand, SharedTile};
+use crate::layout::element::{BYTES, CHUNK};
 use crate::layout::{rows::Rows, share::Share, swizzle::CHUNK_BYTES};
 use crate::ptx::{cp_async, global, shared};
 
@@ -46,15 +47,15 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
             rows,
             share,
             offset: arrangement.swizzle::<DT>().offset(share.row, share.chunk),
-            columns: rows.elements().saturating_sub(8 * share.chunk),
+            columns: rows.elements().saturating_sub(CHUNK * share.chunk),
             arrangement,
         }
     }
 
-    /// The share of copying the tiles `columns` columns to the right, a multiple of 8.
+    /// The share of copying the tiles `columns` columns to the right, whole chunks.
     #[inline(always)]
     pub fn skip_columns(mut self, columns: u32) -> Self {
-        self.rows = self.rows.skip_bytes(2 * u64::from(columns));
+        self.rows = self.rows.skip_bytes(u64::from(BYTES) * u64::from(columns));
         self.columns = self.columns.saturating_sub(columns);
         self
     }
@@ -104,7 +105,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
     }
 
     /// Stores the first `exist` of the `rows` rows of `from` to the rows from `first` on. `aligned` says that all
-    /// rows start at multiples of 16 bytes and have multiples of 8 elements: they leave in 16-byte pieces.
+    /// rows start at multiples of 16 bytes and have whole chunks of elements: they leave in 16-byte pieces.
     ///
     /// # Safety
     /// All sharing threads make the same call, `from` is written and visible to them, and the rows that exist are
@@ -129,7 +130,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
                 if aligned {
                     global::store_u32x4(global, elements);
                 } else {
-                    global::store_elements(global, elements, self.columns - 8 * right);
+                    global::store_elements(global, elements, self.columns - CHUNK * right);
                 }
             }
         };
@@ -155,7 +156,7 @@ impl<const DT: usize, R: Rows, A: Arrangement> Copier<DT, R, A> {
             let down = step * self.share.rows_per_step;
             for group in 0..SharedTile::<DT>::CHUNKS / self.share.lanes {
                 let right = group * self.share.lanes;
-                let exists = self.share.row + down < exist && 8 * right < columns;
+                let exists = self.share.row + down < exist && CHUNK * right < columns;
                 f(
                     self.arrangement.swizzle::<DT>().step(shared, down, right),
                     global + u64::from(right * CHUNK_BYTES),

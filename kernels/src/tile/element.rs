@@ -3,12 +3,17 @@
 //! Kernels of the two types differ in the text of instructions alone, and the builder writes bf16's from f16's. So the
 //! compiler must not see a constant of a type: it comes out of an instruction, too.
 
+use crate::layout::element;
 use crate::ptx::{convert, math, mma};
 
 /// A 16-bit floating-point type of the tensor cores. Values travel as bits, two to a register.
 pub trait Element {
     /// Whether it is bfloat16.
     const IS_BF16: bool;
+    /// Bytes of an element.
+    const BYTES: u32 = element::BYTES;
+    /// The k of its instructions: elements of A and B that one multiplies along the inner dimension.
+    const K: u32 = element::K;
 
     /// Exponent bits, set in both halves of a register: all ones in an infinity or NaN.
     fn exponents() -> u32;

@@ -3,8 +3,8 @@
 
 use super::{Accumulate, Accumulator, Arrangement, Element, Operand, SharedTile};
 
-/// `S += Q K^T` of the head dims `0..16 * DT` of a tile of K. `q(dt)`: Q's fragments for columns
-/// `16 * dt..16 * dt + 16`.
+/// `S += Q K^T` of the head dims `0..K * DT` of a tile of K. `q(dt)`: Q's fragments for columns
+/// `K * dt..K * dt + K`, where `K` is [`Element::K`].
 ///
 /// # Safety
 /// The conditions of all products: every lane of the warp makes the same call, and the shared tile is written and

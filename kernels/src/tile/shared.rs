@@ -1,6 +1,7 @@
 //! A tile in shared memory.
 
 use super::Operand;
+use crate::layout::element::{BYTES, CHUNK};
 use crate::layout::{fragment, swizzle::Swizzle};
 use crate::ptx::{ldmatrix, shared, special};
 
@@ -46,7 +47,7 @@ impl Arrangement for Swizzle {
     }
 }
 
-/// Rows of `16 * DT` 16-bit elements.
+/// Rows of `DT` slices of [`K`](crate::layout::element::K) elements, two chunks each.
 #[derive(Clone, Copy)]
 pub struct SharedTile<const DT: usize, A: Arrangement = Fixed> {
     /// Shared address: a multiple of 128 or, without a swizzle, of 16.
@@ -85,11 +86,11 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
         }
     }
 
-    /// The tile that starts `columns` columns further, a multiple of 64: chunks are swizzled within 128 bytes.
+    /// The tile that starts `columns` columns further, a multiple of 128 bytes: chunks are swizzled within them.
     #[inline(always)]
     pub fn skip_columns(self, columns: u32) -> Self {
         SharedTile {
-            base: self.base + 2 * columns,
+            base: self.base + BYTES * columns,
             ..self
         }
     }
@@ -174,9 +175,9 @@ impl<const DT: usize, A: Arrangement> SharedTile<DT, A> {
     pub unsafe fn set(self, lane: u32, row16: usize, d16: usize, operand: Operand) {
         for r in 0..4 {
             let (row, column) = fragment::operand_a(lane, r as u32);
-            let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / 8);
+            let chunk = self.chunk(16 * row16 as u32 + row, 2 * d16 as u32 + column / CHUNK);
             // SAFETY: the address lies in the tile; the rest is the caller's promise.
-            unsafe { shared::store_u32(chunk + 2 * (column % 8), operand.0[r]) }
+            unsafe { shared::store_u32(chunk + BYTES * (column % CHUNK), operand.0[r]) }
         }
     }
 

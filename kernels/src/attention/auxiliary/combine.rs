@@ -10,6 +10,7 @@
 use crate::abi::ForwardParams;
 use crate::attention::Total;
 use crate::attention::work::sequence::Sequence;
+use crate::layout::element;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;
 
@@ -108,7 +109,7 @@ pub unsafe fn combine<E: Element, const W: usize>(params: &ForwardParams) {
         + i64::from(head) * params.o.head_stride
         + i64::from(query) * params.o.row_stride
         + i64::from(column);
-    let address = params.o.address.wrapping_add_signed(2 * offset);
+    let address = element::at(params.o.address, offset);
     let [a, b, c, d] = o.map(|o| o * factor);
     let pairs = [E::pack(a, b), E::pack(c, d)];
     // SAFETY: only this lane stores these elements; one lane of the row's first warp stores the lse.

@@ -9,6 +9,7 @@
 //! Four lanes take a row, 16 bytes each at a time.
 
 use crate::abi::{MergeBackwardParams, MergeParams, MergeParts, PartRef};
+use crate::layout::element;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;
 use core::f32::consts::{LN_2, LOG2_E};
@@ -51,7 +52,7 @@ impl Row {
         let offset = i64::from(self.batch) * tensor.batch_stride
             + i64::from(self.head) * tensor.head_stride
             + i64::from(self.query) * tensor.row_stride;
-        tensor.address.wrapping_add_signed(2 * offset)
+        element::at(tensor.address, offset)
     }
 
     /// Address of the row's lse.
@@ -126,7 +127,7 @@ impl Pair {
 /// The row's `dim` elements are readable, and whole vectors of eight, aligned, if `aligned` is not 0.
 #[inline(always)]
 unsafe fn load(row: u64, column: u32, aligned: u32, dim: u32) -> [u32; 4] {
-    let address = row + 2 * u64::from(column);
+    let address = element::at(row, column);
     // SAFETY: the caller's promise.
     unsafe {
         match aligned {
@@ -142,7 +143,7 @@ unsafe fn load(row: u64, column: u32, aligned: u32, dim: u32) -> [u32; 4] {
 /// The elements are writable by this lane alone; the row is as for [`load`].
 #[inline(always)]
 unsafe fn store(row: u64, column: u32, pairs: [u32; 4], aligned: u32, dim: u32) {
-    let address = row + 2 * u64::from(column);
+    let address = element::at(row, column);
     // SAFETY: the caller's promise.
     unsafe {
         match aligned {

@@ -5,13 +5,11 @@
 //! multiple of 8 elements is unpacked last.
 
 use crate::abi::PackParams;
+use crate::layout::element::{self, BYTES};
 use crate::ptx::{barrier, global, shared, special};
 
-/// Elements of a chunk.
-const ELEMENTS: u32 = 8;
-
 /// Chunks that a warp reads at a time, an element a lane.
-const CHUNKS: u32 = 32 / ELEMENTS;
+const CHUNKS: u32 = 32 / element::CHUNK;
 
 /// Rows of a head, in the tensor and in the copy.
 struct Rows {
@@ -37,11 +35,11 @@ impl Rows {
             + i64::from(head % params.heads) * params.tensor.head_stride
             + i64::from(first) * params.tensor.row_stride;
         let row = u64::from(head) * u64::from(params.rows) + u64::from(first);
-        let chunks = params.dim.div_ceil(ELEMENTS);
+        let chunks = params.dim.div_ceil(element::CHUNK);
         // SAFETY: a row has at least one element.
         unsafe { core::hint::assert_unchecked(chunks > 0) };
         Rows {
-            tensor: params.tensor.address.wrapping_add_signed(2 * offset),
+            tensor: element::at(params.tensor.address, offset),
             stride: params.tensor.row_stride,
             copy: params.copy + 16 * row * u64::from(chunks),
             count: (params.rows - first).min(br),
@@ -53,7 +51,7 @@ impl Rows {
     #[inline(always)]
     fn at(&self, row: u32, column: u32) -> u64 {
         let offset = i64::from(row) * self.stride + i64::from(column);
-        self.tensor.wrapping_add_signed(2 * offset)
+        element::at(self.tensor, offset)
     }
 }
 
@@ -74,15 +72,15 @@ pub unsafe fn pack<const W: usize, const BR: u32>(params: &PackParams) {
     let chunks = rows.count * rows.chunks;
     // In the warp's 512 bytes, the addresses of the lane's first element and of its chunk.
     let staged = shared::base() + 512 * warp;
-    let (element_place, chunk_place) = (staged + 2 * lane, staged + 16 * lane);
+    let (element_place, chunk_place) = (staged + BYTES * lane, staged + 16 * lane);
     let mut step = 32 * warp;
     while step < chunks {
-        let mut elements = [0; ELEMENTS as usize];
-        for i in 0..ELEMENTS {
+        let mut elements = [0; element::CHUNK as usize];
+        for i in 0..element::CHUNK {
             // Lanes beyond the last chunk load it again, so that no lane branches.
-            let chunk = (step + i * CHUNKS + lane / ELEMENTS).min(chunks - 1);
+            let chunk = (step + i * CHUNKS + lane / element::CHUNK).min(chunks - 1);
             let (row, right) = (chunk / rows.chunks, chunk % rows.chunks);
-            let column = right * ELEMENTS + lane % ELEMENTS;
+            let column = right * element::CHUNK + lane % element::CHUNK;
             // Behind the row's last element, that element again; it becomes a zero.
             let address = rows.at(row, column.min(params.dim - 1));
             // SAFETY: an element of a row that exists.
@@ -92,8 +90,8 @@ pub unsafe fn pack<const W: usize, const BR: u32>(params: &PackParams) {
         // SAFETY: only whole warps leave the loop, and no other warp uses these 512 bytes. Each lane writes its
         // own chunk of the copy.
         unsafe {
-            for i in 0..ELEMENTS {
-                shared::store_u16(element_place + 64 * i, elements[i as usize]);
+            for i in 0..element::CHUNK {
+                shared::store_u16(element_place + 32 * BYTES * i, elements[i as usize]);
             }
             barrier::warp();
             let chunk = step + lane;
@@ -120,7 +118,7 @@ pub unsafe fn unpack<const W: usize, const BR: u32>(params: &PackParams) {
     let mut element = unsafe { special::thread(32 * W as u32) };
     while element < elements {
         let (row, column) = (element / params.dim, element % params.dim);
-        let from = rows.copy + 16 * u64::from(row * rows.chunks) + 2 * u64::from(column);
+        let from = element::at(rows.copy + 16 * u64::from(row * rows.chunks), column);
         // SAFETY: an element of a row that exists, which this thread alone writes.
         unsafe { global::store_u16(rows.at(row, column), global::load_u16(from)) };
         element += 32 * W as u32;

@@ -2,7 +2,7 @@
 
 use crate::abi::BackwardParams;
 use crate::attention::work::sequence::Sequence;
-use crate::layout::{rows::Rows, sum};
+use crate::layout::{element, rows::Rows, sum};
 use crate::ptx::{global, special};
 use crate::tile::whole::row_chunk;
 use crate::tile::{Accumulator, Element};
@@ -51,7 +51,7 @@ pub unsafe fn convert<E: Element, const W: u32>(params: &BackwardParams) {
             let sees_none = unsafe { global::load_f32(lse) } == f32::NEG_INFINITY;
             // Its sum is NaN where a key is infinite: 0 times infinity.
             let chunk = if sees_none { [0; 4] } else { chunk };
-            let address = dq.at(row) + 2 * u64::from(column);
+            let address = element::at(dq.at(row), column);
             // SAFETY: only this lane stores these elements, and the row has as many.
             unsafe {
                 if params.dq_aligned != 0 {

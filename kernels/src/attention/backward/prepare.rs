@@ -55,7 +55,7 @@ pub unsafe fn prepare<E: Element, const W: u32>(params: &PrepareParams) {
         let (o, d_o) = (address(&forward.o), address(&params.d_o));
         let mut column = thread % LANES * ELEMENTS;
         while column < forward.dim {
-            let offset = 2 * u64::from(column);
+            let offset = u64::from(E::BYTES) * u64::from(column);
             // SAFETY: elements of a row that exists; do is aligned, and so is o where the launch says so.
             let (o, d_o) = unsafe {
                 let o = match forward.o_aligned {

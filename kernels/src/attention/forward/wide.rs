@@ -33,8 +33,8 @@ use core::ops::Range;
 const MT: usize = 2;
 const NT: usize = 2;
 
-/// 16-wide slices of a window.
-const WT: usize = WINDOW as usize / 16;
+/// Slices of a window.
+const WT: usize = (WINDOW / element::K) as usize;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -68,7 +68,7 @@ pub unsafe fn wide<
     let lane = thread % 32;
     let (tile, seen, whole) = Tile::<M, H>::new(params, br, bc);
     let base = shared::base();
-    let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, 16 * DT as u32);
+    let memory = WideMemory::new(br, [bc, v_keys], T as u32, S as u32, E::K * DT as u32);
     let team =
         |thread: u32| Team::<T>::of_warp(thread / 32, 16 * MT as u32, br, base + memory.exchange);
     let (team, team_again) = (team(thread), || team(opaque(thread)));

@@ -3,7 +3,7 @@
 use super::multiply_guarded;
 use crate::attention::options::mask::Interval;
 use crate::layout::descriptor::Panels;
-use crate::layout::fragment;
+use crate::layout::{element, fragment};
 use crate::ptx::{barrier, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
@@ -77,9 +77,10 @@ pub unsafe fn add_guarded_rows<E: Element, const DT: usize, const NT: usize>(
     // SAFETY: the caller's promise; the addresses lie in the tiles.
     unsafe {
         let ds = |kt| {
-            [Operand(ldmatrix::x4(
-                ds.chunk(row + lane_row, 16 * kt + 8 * chunk),
-            ))]
+            [Operand(ldmatrix::x4(ds.chunk(
+                row + lane_row,
+                E::K * kt + element::CHUNK * chunk,
+            )))]
         };
         multiply_guarded::<E, 1, NT, DT>(array::from_mut(dq), ds, columns(k), [keys]);
     }
@@ -93,7 +94,10 @@ pub unsafe fn add_guarded_rows<E: Element, const DT: usize, const NT: usize>(
 unsafe fn columns(tile: Panels) -> impl Fn(u32, usize) -> Operand {
     let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
     move |slice, column| {
-        let at = tile.chunk(16 * slice + row, 16 * column as u32 + 8 * chunk);
+        let at = tile.chunk(
+            16 * slice + row,
+            16 * column as u32 + element::CHUNK * chunk,
+        );
         // SAFETY: the caller's promise.
         unsafe {
             // Else the assembler reads the tile far ahead.

@@ -1,6 +1,7 @@
 //! Packing: which query head and which query a row of a tile is.
 
 use crate::abi::{Divisor, ForwardParams, TensorRef};
+use crate::layout::element;
 use crate::layout::rows::{Grouped, Rows, Strided};
 
 /// The query heads whose queries are the rows of a tile.
@@ -178,7 +179,7 @@ impl Heads for HeadGroup {
     fn rows(&self, tensor: &TensorRef, first_head: Strided) -> Grouped {
         Grouped {
             head: first_head,
-            head_bytes: 2 * tensor.head_stride,
+            head_bytes: element::bytes(tensor.head_stride),
             heads: self.group,
             first: 0,
         }

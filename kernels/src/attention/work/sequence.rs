@@ -1,7 +1,7 @@
 //! The lengths of a batch entry, and where its rows start: nothing else reads lengths from the parameters.
 
 use crate::abi::{ForwardParams, MAX_SEQLEN, TensorRef};
-use crate::layout::rows::Strided;
+use crate::layout::{element, rows::Strided};
 use core::hint::assert_unchecked;
 
 /// The queries and keys of one batch entry.
@@ -57,8 +57,8 @@ impl Sequence {
     pub fn head_rows(self, tensor: &TensorRef, head: u32, elements: u32) -> Strided {
         let offset = self.offset(tensor) + i64::from(head) * tensor.head_stride;
         Strided {
-            address: tensor.address.wrapping_add_signed(2 * offset),
-            row_bytes: 2 * tensor.row_stride,
+            address: element::at(tensor.address, offset),
+            row_bytes: element::bytes(tensor.row_stride),
             elements,
         }
     }

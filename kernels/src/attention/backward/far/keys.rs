@@ -8,7 +8,7 @@ use crate::attention::guard::multiply_guarded;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
 use crate::attention::work::sequence::Sequence;
-use crate::layout::rows::Rows;
+use crate::layout::{element, rows::Rows};
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::whole::map_rows;
 use crate::tile::{Accumulator, Element};
@@ -91,7 +91,7 @@ pub unsafe fn gradients<E: Element, M: Mask, C: Score>(
             let rows = sequence.head_rows(tensor, kv_head, dim);
             for_each_element(gradients, part, dim, |i, column, gradient| {
                 if key + i < sequence.keys {
-                    let to = rows.at(key + i) + 2 * u64::from(column);
+                    let to = element::at(rows.at(key + i), column);
                     let sum = math::fma(gradient, factor, E::widen(global::load_u16(to)));
                     global::store_u16(to, E::pack(sum, 0.0) as u16);
                 }

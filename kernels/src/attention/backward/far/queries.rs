@@ -7,7 +7,7 @@ use crate::abi::BackwardParams;
 use crate::attention::guard::multiply_guarded;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
-use crate::layout::rows::Rows;
+use crate::layout::{element, rows::Rows};
 use crate::ptx::{barrier, global, special};
 use crate::tile::whole::map_rows;
 use crate::tile::{Accumulator, Element};
@@ -62,7 +62,7 @@ pub unsafe fn gradients<E: Element, M: Mask, C: Score>(
                 for_each_element(dq, part, forward.dim, |i, column, gradient| {
                     let row = row + i;
                     if row < heads.sequence.queries && inverse_of(params, head_index, row) > 0.0 {
-                        let to = rows.at(row) + 2 * u64::from(column);
+                        let to = element::at(rows.at(row), column);
                         global::store_u16(to, E::pack(gradient * forward.scale, 0.0) as u16);
                     }
                 });

@@ -75,13 +75,13 @@ pub unsafe fn product<E: Element>(a: u32, b: u32, dim: u32) -> Accumulator {
     let lane = special::lane();
     let mut column = 0;
     while column < dim {
-        let slice = column as usize / 16;
+        let slice = (column / E::K) as usize;
         // SAFETY: the caller's promise.
         unsafe {
             let a: Operand = tile(a).a(lane, 0, slice);
             product.mma::<E>(a, tile(b).b(lane, 0, slice));
         }
-        column += 16;
+        column += E::K;
     }
     product
 }

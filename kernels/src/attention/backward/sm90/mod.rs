@@ -100,7 +100,7 @@ pub unsafe fn sm90<
     [Accumulator; NT]: Product,
     [Accumulator; QT]: Product,
 {
-    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, 16 * DT as u32);
+    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, E::K * DT as u32);
     // SAFETY: the caller's promise.
     unsafe {
         let place = job::take(params, memory.job());
@@ -132,7 +132,7 @@ unsafe fn keys<
     [Accumulator; NT]: Product,
     [Accumulator; QT]: Product,
 {
-    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, 16 * DT as u32);
+    let memory = Sm90BackwardMemory::new(shared::base(), 16 * NT as u32, E::K * DT as u32);
     let init = || {
         // SAFETY: one thread calls it, before others use the barriers.
         unsafe {

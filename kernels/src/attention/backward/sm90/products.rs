@@ -76,7 +76,7 @@ pub unsafe fn multiply_columns<E: Element, const DT: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         wgmma::fence();
-        for i in 0..Sm90BackwardMemory::KEYS / 16 {
+        for i in 0..Sm90BackwardMemory::KEYS / E::K {
             let rows = ds.rows(first).skip(ds.to_columns(i));
             product.rows_columns::<E>(rows, k.slice(i), adds || i > 0);
         }

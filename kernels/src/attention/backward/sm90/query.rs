@@ -120,7 +120,7 @@ pub unsafe fn queries<
 ) where
     [Accumulator; DT]: Product,
 {
-    let memory = Sm90QueryMemory::new(shared::base(), 16 * DT as u32, 16 * NT as u32, S);
+    let memory = Sm90QueryMemory::new(shared::base(), E::K * DT as u32, 16 * NT as u32, S);
     let init = || {
         for stage in 0..S {
             // SAFETY: one thread calls it, before others use the barriers.

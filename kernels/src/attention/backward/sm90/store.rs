@@ -1,6 +1,7 @@
 //! Rows of a gradient, rounded and stored.
 
 use super::roles::thread;
+use crate::layout::element;
 use crate::layout::rows::{Rows, Strided};
 use crate::ptx::global;
 use crate::tile::whole::row_chunk;
@@ -28,7 +29,7 @@ pub unsafe fn store<E: Element, const DT: usize>(
                 let row = thread / 32 * 16 + lane / 4 + 8 * r as u32;
                 let column = 32 * pair as u32 + 8 * (lane % 4);
                 if row < count && column < rows.elements() {
-                    let address = rows.at(row) + 2 * u64::from(column);
+                    let address = element::at(rows.at(row), column);
                     match aligned {
                         0 => global::store_elements(address, chunk, rows.elements() - column),
                         _ => global::store_u32x4(address, chunk),

@@ -36,7 +36,7 @@ pub unsafe fn sm90_stored<
     [Accumulator; DT]: Product,
     [Accumulator; NT]: Product,
 {
-    let (base, dim) = (shared::base(), 16 * DT as u32);
+    let (base, dim) = (shared::base(), E::K * DT as u32);
     let is_wide = DT > 8;
     // Behind the memory of either job.
     let slot = match is_wide {

@@ -2,7 +2,7 @@
 
 use super::roles::thread;
 use crate::layout::descriptor::Panels;
-use crate::layout::fragment;
+use crate::layout::{element, fragment};
 use crate::ptx::{bulk, special, stmatrix};
 use crate::tile::Operand;
 
@@ -13,7 +13,7 @@ use crate::tile::Operand;
 #[inline(always)]
 pub unsafe fn write_ds<const NT: usize>(tile: Panels, first: u32, ds: &[Operand; NT]) {
     let (row, chunk) = fragment::ldmatrix_chunks_first(special::lane());
-    let key = first + thread() / 32 * 16 + 8 * chunk;
+    let key = first + thread() / 32 * 16 + element::CHUNK * chunk;
     // SAFETY: the caller's promise; the addresses lie in the tile.
     unsafe {
         for nt in 0..NT {

@@ -5,10 +5,10 @@ use super::consumer::Consumer;
 use super::kernel::Kernel;
 use crate::attention::guard::panels::{add_guarded, has_non_finite};
 use crate::attention::options::mask::Interval;
-use crate::layout::fragment;
+use crate::layout::{element, fragment};
 use crate::ptx::{ldmatrix, special};
 use crate::tile::registers::opaque;
-use crate::tile::{Accumulator, Operand};
+use crate::tile::{Accumulator, Element, Operand};
 
 impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, NT, S> {
     /// Line 8 for the 16 rows of a warp from `row` on.
@@ -26,14 +26,14 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
         while column < end {
             // SAFETY: the caller's promise; the addresses lie in the tiles.
             unsafe {
-                let a = ldmatrix::x4(q.chunk(row + a_row, column + 8 * a_chunk));
+                let a = ldmatrix::x4(q.chunk(row + a_row, column + element::CHUNK * a_chunk));
                 for nt in 0..NT {
                     let b_row = 16 * nt as u32 + b_row;
-                    let b = ldmatrix::x4(k.chunk(b_row, column + 8 * b_chunk));
+                    let b = ldmatrix::x4(k.chunk(b_row, column + element::CHUNK * b_chunk));
                     s[nt].mma::<K::Element>(Operand(a), Operand(b));
                 }
             }
-            column += 16;
+            column += K::Element::K;
         }
         s
     }

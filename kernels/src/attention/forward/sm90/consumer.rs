@@ -6,7 +6,7 @@ use crate::abi::Event;
 use crate::layout::sm90::Sm90Memory;
 use crate::tile::registers::opaque;
 use crate::tile::wgmma::{self, Product};
-use crate::tile::{Accumulator, Operand, Ring};
+use crate::tile::{Accumulator, Element, Operand, Ring};
 use core::marker::PhantomData;
 
 /// A warpgroup's way through the stages, and where it reads.
@@ -85,8 +85,8 @@ where
             self.note(self.block, Event::K);
             wgmma::fence();
             let (a, b) = (q.rows(0), k.rows(0));
-            for dt in 0..K::D / 16 {
-                let in_chunk = K::D / 16 / K::K_CHUNKS;
+            for dt in 0..K::D / K::Element::K {
+                let in_chunk = K::D / K::Element::K / K::K_CHUNKS;
                 if K::CHUNKS && dt > 0 && dt.is_multiple_of(in_chunk) {
                     self.next_chunk(dt / in_chunk);
                 }

@@ -100,8 +100,8 @@ pub fn may_have_gaps<K: Kernel>() -> bool {
 /// The keys of a query.
 pub type Keys<K> = <<K as Kernel>::Mask as Mask>::Keys;
 
-/// The kernel of these types and sizes: `G` sides of `W` warpgroups, `NQ` slots and `S` stages, a head dim of `16 * DT`, of
-/// which a block computes `16 * OT` columns of O, and steps of `16 * NT` keys.
+/// The kernel of these types and sizes: `G` sides of `W` warpgroups, `NQ` slots and `S` stages, a head dim of `E::K * DT`,
+/// of which a block computes `16 * OT` columns of O, and steps of `16 * NT` keys.
 pub struct Instance<
     E,
     M,
@@ -139,7 +139,7 @@ impl<
     type Watch = T;
     const SIDES: u32 = G;
     const WARPGROUPS: u32 = W;
-    const D: u32 = 16 * DT as u32;
+    const D: u32 = E::K * DT as u32;
     const DV: u32 = 16 * OT as u32;
     const BC: u32 = 16 * NT as u32;
     const SLOTS: u32 = NQ;

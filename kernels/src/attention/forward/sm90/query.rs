@@ -6,7 +6,7 @@ use super::kernel::Kernel;
 use crate::abi::ForwardParams;
 use crate::attention::WorkTile;
 use crate::attention::work::heads::Heads;
-use crate::layout::rows::Rows;
+use crate::layout::{element, rows::Rows};
 use crate::ptx::{barrier, bulk, global, shared, special};
 use crate::tile::registers::opaque;
 
@@ -39,9 +39,9 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
     #[inline(always)]
     unsafe fn negate_q(&self, row: u32) {
         let q = self.memory.q(self.slot);
-        let (mut i, end) = (special::lane(), opaque(2 * K::D));
+        let (mut i, end) = (special::lane(), opaque(16 * K::D / element::CHUNK));
         while i < end {
-            let address = q.chunk(row + i % 16, i / 16 * 8);
+            let address = q.chunk(row + i % 16, i / 16 * element::CHUNK);
             // SAFETY: the caller's promise.
             unsafe {
                 let pairs = shared::load_u32x4(address);
@@ -65,31 +65,35 @@ impl<K: Kernel, const OT: usize, const NT: usize, const S: u32> Consumer<K, OT, 
         first: i32,
         row: u32,
     ) {
-        /// Chunks of 8 elements that a lane loads at once.
+        /// Chunks that a lane loads at once.
         const AT_ONCE: usize = 8;
         const { assert!(K::Heads::STRIDED || K::D <= 128 || K::D.is_multiple_of(128)) }
         let q = self.memory.q(self.slot);
         let rows = work.q_rows(&params.q);
-        let (mut chunk, end) = (special::lane(), 2 * K::D);
+        let (mut chunk, end) = (special::lane(), 16 * K::D / element::CHUNK);
         while chunk < end {
             // Row and column of the lane's chunk number `i` from here.
             let place = |i: usize| {
                 let chunk = chunk + 32 * i as u32;
-                (chunk / (K::D / 8), chunk % (K::D / 8) * 8)
+                (
+                    chunk / (K::D / element::CHUNK),
+                    chunk % (K::D / element::CHUNK) * element::CHUNK,
+                )
             };
             let mut chunks = [[0; 4]; AT_ONCE];
             // SAFETY: the caller's promise; chunks that exist are readable.
             unsafe {
-                for i in 0..AT_ONCE.min(K::D as usize / 16) {
+                for i in 0..AT_ONCE.min(end as usize / 32) {
                     let (below, column) = place(i);
                     let exists = column < rows.elements();
                     let address = rows.at((first + below as i32).max(0) as u32);
-                    let address = address + u64::from(if exists { 2 * column } else { 0 });
+                    let right = if exists { column } else { 0 };
+                    let address = element::at(address, right);
                     let [a, b, c, d] = global::load_u32x4(address);
                     let keep = if exists { u32::MAX } else { 0 };
                     chunks[i] = [a & keep, b & keep, c & keep, d & keep];
                 }
-                for i in 0..AT_ONCE.min(K::D as usize / 16) {
+                for i in 0..AT_ONCE.min(end as usize / 32) {
                     let (below, column) = place(i);
                     shared::store_u32x4(q.chunk(row + below, column), chunks[i]);
                 }

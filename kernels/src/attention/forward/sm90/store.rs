@@ -11,9 +11,9 @@ use crate::attention::work::heads::Heads;
 use crate::attention::work::sequence::Sequence;
 use crate::attention::{Softmax, Total, WorkTile};
 use crate::layout::descriptor::Panels;
-use crate::layout::fragment;
 use crate::layout::rows::Rows as _;
 use crate::layout::sm90::Sm90Memory;
+use crate::layout::{element, fragment};
 use crate::ptx::{barrier, bulk, global, shuffle, stmatrix, tensor, vote};
 use crate::tile::registers::{again, opaque};
 use crate::tile::{Accumulator, Element};
@@ -110,7 +110,7 @@ unsafe fn store_by_map<K: Kernel, const OT: usize>(
         let [totals] = softmax.totals();
         let finished = totals.map(Total::finish);
         let (row, chunk) = fragment::ldmatrix_rows_first(lane);
-        let first = to.chunk(warp_row + row, 8 * chunk);
+        let first = to.chunk(warp_row + row, element::CHUNK * chunk);
         let in_panel = to.width as usize / 16;
         for dt in 0..OT {
             let tile = o[dt].0;
@@ -119,7 +119,7 @@ unsafe fn store_by_map<K: Kernel, const OT: usize>(
                 K::Element::pack(tile[i] * finished[r].0, tile[i + 1] * finished[r].0)
             };
             // The chunk's bits of an address change without a carry.
-            let in_first_panel = first ^ (dt % in_panel * 32) as u32;
+            let in_first_panel = first ^ (dt % in_panel * 16) as u32 * K::Element::BYTES;
             let address = in_first_panel + (dt / in_panel) as u32 * to.panel_bytes();
             stmatrix::x4(address, [pair(0, 0), pair(1, 0), pair(0, 1), pair(1, 1)]);
         }
@@ -200,7 +200,7 @@ pub unsafe fn store_rows<E: Element, H: Heads, const OT: usize>(
             for pair in 0..OT / 2 {
                 let column = first_column + 32 * pair as u32 + 8 * (lane % 4);
                 if column < to.elements() {
-                    let address = address + 2 * u64::from(column);
+                    let address = element::at(address, column);
                     if params.o_aligned != 0 {
                         global::store_u32x4(address, chunks[pair][r]);
                     } else {

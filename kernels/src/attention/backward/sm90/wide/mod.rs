@@ -65,7 +65,7 @@ pub unsafe fn keys<E: Element, M: Mask, const DT: usize, const GIVEN: u32, const
 ) where
     [Accumulator; DT]: Product,
 {
-    let memory = Sm90WideMemory::new(shared::base(), 16 * DT as u32);
+    let memory = Sm90WideMemory::new(shared::base(), E::K * DT as u32);
     let init = || {
         for which in 0..2 {
             // SAFETY: one thread calls it, before others use the barriers.
