@@ -64,26 +64,20 @@ pub unsafe fn sm80<
     let mask = work.mask::<M>(params, split);
     // From here on `j` is the number of a visit.
     let visits = work.visits::<M>(params, split, first / br, bc);
-    let warp_row = thread / 32 * warp_rows;
-    let row = first + warp_row;
+    let row = first + thread / 32 * warp_rows;
     let (walk, whole) = plan(&work, &mask, visits, [br, warp_rows, bc], row);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let stages = Stages::<DT, NT>(qo_tile.skip(br));
-    // The first key of a visit.
     let key = |j: u32| visits.block(j) * bc;
-    let key_before = |j: u32, visits: u32| match M::HAS_HEADS {
-        true => key(j.wrapping_sub(visits)),
-        false => (j * bc).wrapping_sub(visits * bc),
-    };
     let mut pipeline = CpAsync::<2>;
     // The stage after block j's: V of block j - 1 and K of block j - 2, if the tile has them. Block j counts as left: a
     // comparison with the loop's own counter would hold a predicate, and spill.
     // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
     let load_next = |j: u32| unsafe {
         let left = walk.left(j + 1);
-        k.load_whole(stages.k(j), key_before(j, 2), bc, left > 2);
-        v.load_whole(stages.v(j + 1), key_before(j, 1), bc, left > 1);
+        k.load_whole(stages.k(j), key(j.wrapping_sub(2)), bc, left > 2);
+        v.load_whole(stages.v(j + 1), key(j.wrapping_sub(1)), bc, left > 1);
     };
     // SAFETY: all threads make the same calls, each after the release of block j + 1.
     let fill_next = |pipeline: &mut CpAsync<2>, j: u32| unsafe {
@@ -91,15 +85,14 @@ pub unsafe fn sm80<
         pipeline.fill(|| load_next(j));
     };
 
-    // SAFETY: all warps pass the same number of barriers, one for each block of keys; not always the same
-    // instruction, which PTX asks of the lanes of a warp alone (bar.sync; compute-sanitizer's synccheck
-    // asks it of the block and reports such warps). Every other branch depends on the warp alone, so
-    // all lanes reach every tensor-core instruction.
+    // SAFETY: all warps pass a barrier for each block of keys; not always the same instruction, which PTX asks of the
+    // lanes of a warp alone (compute-sanitizer's synccheck reports such warps). Every other branch depends on the
+    // warp alone, so all lanes reach every tensor-core instruction.
     unsafe {
         q.load(qo_tile, first, br, rows - first);
         load_first(&mut pipeline, [&k, &v], stages, walk, visits, split.keys);
         pipeline.wait_first();
-        let q_tile = qo_tile.skip(warp_row);
+        let q_tile = qo_tile.skip(row - first);
         let mut warp =
             begin::warp::<H, C, MT, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
         // Where the warp sees nothing of a block, it only copies.
