@@ -7,16 +7,16 @@
 //! With more rows than a tile holds, the products take longer than the keys: such launches are for the
 //! packed kernels of the [`sm80`](super::sm80) loop, with two 16-row tiles a warp.
 
+use super::begin;
 use crate::abi::ForwardParams;
-use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::options::score::{Corner, Score};
+use crate::attention::options::mask::{Mask, Prefix};
+use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
 use crate::attention::work::key_rows::EntryRows;
-use crate::attention::work::walk::Runs;
-use crate::attention::{Team, Warp, WorkTile};
+use crate::attention::{Team, WorkTile};
 use crate::ptx::{shared, special};
 use crate::tile::whole::map_rows;
-use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, SharedTile};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -53,10 +53,7 @@ pub unsafe fn decode<
     let v = Copier::new(keys(&params.v), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
-    let last = (first + br).min(rows) - 1;
-    let ends = [first, last].map(|row| mask.keys(work.query(row)));
-    let blocks = seen_blocks(ends, bc).end;
-    let runs = Runs::<Prefix>::new(0, blocks, whole_blocks(ends, bc));
+    let (blocks, runs) = begin::prefix_runs(&work, &mask, br, bc);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
@@ -94,11 +91,8 @@ pub unsafe fn decode<
         let row = first + warp_row;
         let has_rows = row < rows;
         let q_tile = qo_tile.skip(warp_row);
-        let score = C::new(params, work.sequence.batch, work.heads.first());
-        let corner = Corner::new(row as i32, 0, work.sequence, split);
-        let mut warp = Warp::<1, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
-        warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()), true);
+        let mut warp =
+            begin::warp::<H, C, 1, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
         let mut j = blocks;
         while j > runs.edge() {
             j -= 1;

@@ -14,6 +14,7 @@
 //! Comments give lines of Algorithm 1 of FlashAttention-2 (Dao 2023). Parameters are named as in
 //! [`Warp`](super::Warp); `W` is the number of warps of a block.
 
+mod begin;
 mod decode;
 mod sm80;
 pub mod sm90;

@@ -14,16 +14,19 @@
 //!
 //! Shared memory holds the Q tile, later O, and then K and V of each stage.
 
+use super::begin;
 use crate::abi::ForwardParams;
-use crate::attention::options::mask::{Interval, Mask, Visible, seen_blocks, whole_blocks};
-use crate::attention::options::score::{Corner, Score};
+use crate::attention::options::mask::{Interval, Mask, seen_blocks, whole_blocks};
+use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
 use crate::attention::work::walk::{Runs, Walk};
-use crate::attention::{Team, Warp, WorkTile};
+use crate::attention::{Team, Visits, WorkTile};
+use crate::layout::rows::Rows;
 use crate::ptx::{shared, special};
 use crate::tile::registers::again;
 use crate::tile::whole::map_rows;
-use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, SharedTile};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
+use core::ops::Range;
 
 /// Computes the block's tile of O and lse, on its split of the keys.
 ///
@@ -51,7 +54,6 @@ pub unsafe fn sm80<
     let (threads, warp_rows) = (32 * W as u32, 16 * MT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
-    let warp_row = thread / 32 * warp_rows;
     let work = WorkTile::<H>::of_block(params, br);
     let (first, rows) = (work.first, work.row_count());
     let split = work.keys(params);
@@ -60,110 +62,68 @@ pub unsafe fn sm80<
     let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = work.mask::<M>(params, split);
-    // The keys that the first and the last of the rows `first..end` see. A `map` would leave an array in memory.
-    let ends = |first: u32, end: u32| {
-        let last = end.min(rows) - 1;
-        [mask.keys(work.query(first)), mask.keys(work.query(last))]
-    };
     // From here on `j` is the number of a visit.
     let visits = work.visits::<M>(params, split, first / br, bc);
-    let seen = visits.of(seen_blocks(ends(first, first + br), bc));
-    // The warp's first row, and the blocks that the warp sees: none if its rows lie past the last one.
-    let row = first + warp_row;
-    let own = match row < rows {
-        true => visits.of(seen_blocks(ends(row, row + warp_rows), bc)),
-        false => seen.start..seen.start,
-    };
-    let whole = whole_blocks(ends(row, row + warp_rows), bc);
-    let walk = Walk::<M::Keys>::new(seen, own);
+    let row = first + thread / 32 * warp_rows;
+    let (walk, whole) = plan(&work, &mask, visits, [br, warp_rows, bc], row);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
-    let k_tile = |j: u32| qo_tile.skip(br + j % 2 * 2 * bc);
-    let v_tile = |j: u32| k_tile(j).skip(bc);
-    // The first key of a visit.
+    let stages = Stages::<DT, NT>(qo_tile.skip(br));
     let key = |j: u32| visits.block(j) * bc;
-    let key_before = |j: u32, visits: u32| match M::HAS_HEADS {
-        true => key(j.wrapping_sub(visits)),
-        false => (j * bc).wrapping_sub(visits * bc),
-    };
-    // The stage after block j's: V of block j - 1 and K of block j - 2, if so many blocks are left.
-    // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
-    let load_next = |j: u32, left: u32| unsafe {
-        k.load_whole(k_tile(j), key_before(j, 2), bc, left > 1);
-        v.load_whole(v_tile(j + 1), key_before(j, 1), bc, left > 0);
-    };
     let mut pipeline = CpAsync::<2>;
+    // The stage after block j's: V of block j - 1 and K of block j - 2, if the tile has them. Block j counts as left: a
+    // comparison with the loop's own counter would hold a predicate, and spill.
+    // SAFETY: called between the acquire and the commit of the buffers of K of block j and V of block j + 1.
+    let load_next = |j: u32| unsafe {
+        let left = walk.left(j + 1);
+        k.load_whole(stages.k(j), key(j.wrapping_sub(2)), bc, left > 2);
+        v.load_whole(stages.v(j + 1), key(j.wrapping_sub(1)), bc, left > 1);
+    };
+    // SAFETY: all threads make the same calls, each after the release of block j + 1.
+    let fill_next = |pipeline: &mut CpAsync<2>, j: u32| unsafe {
+        pipeline.wait();
+        pipeline.fill(|| load_next(j));
+    };
 
-    // SAFETY: all warps pass the same number of barriers, one for each block of keys; not always the same
-    // instruction, which PTX asks of the lanes of a warp alone (bar.sync; compute-sanitizer's synccheck
-    // asks it of the block and reports such warps). Every other branch depends on the warp alone, so
-    // all lanes reach every tensor-core instruction.
+    // SAFETY: all warps pass a barrier for each block of keys; not always the same instruction, which PTX asks of the
+    // lanes of a warp alone (compute-sanitizer's synccheck reports such warps). Every other branch depends on the
+    // warp alone, so all lanes reach every tensor-core instruction.
     unsafe {
-        pipeline.acquire();
         q.load(qo_tile, first, br, rows - first);
-        // The last block may end beyond the last key.
-        let last = walk.end().wrapping_sub(1);
-        let last_key = visits.block(last).wrapping_mul(bc);
-        let exist = split.keys.wrapping_sub(last_key);
-        if walk.left(walk.end()) > 0 {
-            k.load(k_tile(last), last_key, bc, exist);
-        }
-        pipeline.commit();
-        pipeline.acquire();
-        if walk.left(walk.end()) > 0 {
-            v.load(v_tile(last), last_key, bc, exist);
-        }
-        if walk.left(walk.end()) > 1 {
-            k.load(k_tile(last - 1), key(last - 1), bc, bc);
-        }
-        pipeline.commit();
+        load_first(&mut pipeline, [&k, &v], stages, walk, visits, split.keys);
         pipeline.wait_first();
-        let q_tile = qo_tile.skip(warp_row);
-        let score = C::new(params, work.sequence.batch, work.heads.first());
-        let corner = Corner::new(row as i32, 0, work.sequence, split);
-        let mut warp = Warp::<MT, DT, DT, QT, Fixed, C>::new(q_tile, corner, score, &Team::ALONE);
-        warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()), true);
-
-        let keys_of = |mask: &M, work: &WorkTile<H>, row: u32, j: u32| {
-            let (first_key, coverage) = (key(j) as i32, visits.coverage(j, 0));
-            map_rows(|i| {
-                let keys = mask.keys_of_block(work.query(row + i), first_key);
-                keys.of_coverage(coverage)
-            })
-        };
+        let q_tile = qo_tile.skip(row - first);
+        let mut warp =
+            begin::warp::<H, C, MT, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
         // Where the warp sees nothing of a block, it only copies.
         let mut j = walk.end();
         while walk.passes_first(j) {
             j -= 1;
             pipeline.release();
-            pipeline.wait();
-            pipeline.fill(|| load_next(j, walk.left(j)));
+            fill_next(&mut pipeline, j);
         }
         if walk.sees(j) {
             let last = walk.own_start();
             // The last block ends the loop, since line 8 is a block ahead of the other lines.
             let mut runs = Runs::<M::Keys>::new(last + 1, j, whole);
-            let mut s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
+            let mut s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
             pipeline.release();
             loop {
                 while j > runs.edge() {
                     j -= 1;
-                    let keys = keys_of(&mask, &work, row, j);
+                    let keys = keys_of(&mask, &work, row, visits, j, bc);
                     let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                    pipeline.wait();
-                    pipeline.fill(|| load_next(j, walk.left(j)));
-                    warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
-                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
+                    fill_next(&mut pipeline, j);
+                    warp.accumulate_masked::<E, M, _, NT>(p, stages.v(j), keys);
+                    s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 while j > runs.whole() {
                     j -= 1;
-                    let p = warp.softmax::<E, NT>(s, k_tile(j), key(j));
-                    pipeline.wait();
-                    pipeline.fill(|| load_next(j, walk.left(j)));
-                    warp.accumulate::<E, NT>(p, v_tile(j));
-                    s = warp.scores::<E, Accumulator, NT>(k_tile(j - 1), key(j - 1));
+                    let p = warp.softmax::<E, NT>(s, stages.k(j), key(j));
+                    fill_next(&mut pipeline, j);
+                    warp.accumulate::<E, NT>(p, stages.v(j));
+                    s = warp.scores::<E, Accumulator, NT>(stages.k(j - 1), key(j - 1));
                     pipeline.release();
                 }
                 if !runs.has_other_edge(j) {
@@ -174,23 +134,113 @@ pub unsafe fn sm80<
                 let work = WorkTile::<H>::of_block(params, br);
                 let mask = work.mask::<M>(params, work.keys(params));
                 let row = work.first + special::thread(threads) / 32 * warp_rows;
-                keys_of(&mask, &work, row, last)
+                keys_of(&mask, &work, row, visits, last, bc)
             });
             let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
             pipeline.wait();
             if M::Keys::HAS_START {
                 j = last;
-                pipeline.fill(|| load_next(j, walk.left(j)));
+                pipeline.fill(|| load_next(j));
             }
-            warp.accumulate_masked::<E, M, _, NT>(p, v_tile(last), keys);
+            warp.accumulate_masked::<E, M, _, NT>(p, stages.v(last), keys);
         }
         while walk.passes_last(j) {
             j -= 1;
             pipeline.release();
-            pipeline.wait();
-            pipeline.fill(|| load_next(j, walk.left(j)));
+            fill_next(&mut pipeline, j);
         }
 
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);
     }
+}
+
+/// The tiles of two stages, each K and then V of `16 * NT` keys.
+#[derive(Clone, Copy)]
+struct Stages<const DT: usize, const NT: usize>(SharedTile<DT>);
+
+impl<const DT: usize, const NT: usize> Stages<DT, NT> {
+    /// K of block `j`.
+    #[inline(always)]
+    fn k(self, j: u32) -> SharedTile<DT> {
+        self.0.skip(j % 2 * 2 * 16 * NT as u32)
+    }
+
+    /// V of block `j`.
+    #[inline(always)]
+    fn v(self, j: u32) -> SharedTile<DT> {
+        self.k(j).skip(16 * NT as u32)
+    }
+}
+
+/// Fills both stages: with K of the last block; with V of it, and K of the block before.
+///
+/// # Safety
+/// The conditions of [`Copier::load`]; there are `keys` keys.
+#[inline(always)]
+unsafe fn load_first<M: Mask, R: Rows, const DT: usize, const NT: usize>(
+    pipeline: &mut CpAsync<2>,
+    [k, v]: [&Copier<DT, R>; 2],
+    stages: Stages<DT, NT>,
+    walk: Walk<M::Keys>,
+    visits: Visits<M>,
+    keys: u32,
+) {
+    let bc = (16 * NT) as u32;
+    let (last, left) = (walk.end().wrapping_sub(1), walk.left(walk.end()));
+    let key = visits.block(last).wrapping_mul(bc);
+    // The last block may end beyond the last key.
+    let exist = keys.wrapping_sub(key);
+    // SAFETY: the caller's promise.
+    unsafe {
+        pipeline.fill(|| {
+            if left > 0 {
+                k.load(stages.k(last), key, bc, exist);
+            }
+        });
+        pipeline.fill(|| {
+            if left > 0 {
+                v.load(stages.v(last), key, bc, exist);
+            }
+            if left > 1 {
+                let key = visits.block(last - 1) * bc;
+                k.load(stages.k(last - 1), key, bc, bc);
+            }
+        });
+    }
+}
+
+/// The keys of block `j` that rows see, which count from row `row`.
+#[inline(always)]
+fn keys_of<M: Mask, H: Heads, const MT: usize>(
+    mask: &M,
+    work: &WorkTile<H>,
+    row: u32,
+    visits: Visits<M>,
+    j: u32,
+    bc: u32,
+) -> [[M::Keys; 2]; MT] {
+    let (first_key, coverage) = ((visits.block(j) * bc) as i32, visits.coverage(j, 0));
+    map_rows(|i| {
+        let keys = mask.keys_of_block(work.query(row + i), first_key);
+        keys.of_coverage(coverage)
+    })
+}
+
+/// The walk of the warp with `warp_rows` rows from `row` on, and the blocks that all of these rows see whole.
+#[inline(always)]
+fn plan<M: Mask, H: Heads>(
+    work: &WorkTile<H>,
+    mask: &M,
+    visits: Visits<M>,
+    [br, warp_rows, bc]: [u32; 3],
+    row: u32,
+) -> (Walk<M::Keys>, Range<u32>) {
+    let seen = visits.of(seen_blocks(begin::ends(work, mask, work.first, br), bc));
+    let ends = begin::ends(work, mask, row, warp_rows);
+    // Rows past the last one see nothing.
+    let own = match row < work.row_count() {
+        true => visits.of(seen_blocks(ends, bc)),
+        false => seen.start..seen.start,
+    };
+    (Walk::new(seen, own), whole_blocks(ends, bc))
 }

@@ -13,17 +13,17 @@
 //!
 //! Shared memory holds the Q tile, later O; K and V; P; and what the warps of a team exchange.
 
+use super::begin;
 use crate::abi::ForwardParams;
 use crate::attention::guard::multiply_guarded_tile;
-use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
-use crate::attention::options::score::{Corner, Score};
+use crate::attention::options::mask::{Mask, Prefix};
+use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
-use crate::attention::work::walk::Runs;
-use crate::attention::{Team, Warp, WorkTile};
+use crate::attention::{Team, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::registers::{again, opaque_in};
 use crate::tile::whole::{counted_from, map_rows, to_operands};
-use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Pipeline, SharedTile};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 use core::hint::cold_path;
 
 /// [`sm80`](super::sm80) with teams of `T` warps, each team with `MT` tiles of 16 query rows. A
@@ -60,10 +60,7 @@ pub unsafe fn team<
     let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
-    let last = (first + br).min(rows) - 1;
-    let ends = [first, last].map(|row| mask.keys(work.query(row)));
-    let blocks = seen_blocks(ends, bc).end;
-    let runs = Runs::<Prefix>::new(0, blocks, whole_blocks(ends, bc));
+    let (blocks, runs) = begin::prefix_runs(&work, &mask, br, bc);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| SharedTile::<DT>::new(opaque_in(qo_tile.skip(br).base, j));
@@ -107,11 +104,8 @@ pub unsafe fn team<
         pipeline.commit();
         pipeline.wait_first();
         let q_tile = qo_tile.skip(team_row);
-        let score = C::new(params, work.sequence.batch, work.heads.first());
-        let corner = Corner::new(row as i32, 0, work.sequence, split);
-        let mut warp = Warp::<MT, DT, OT, QT, Fixed, C>::new(q_tile, corner, score, &team());
-        warp.softmax
-            .take_sink(C::sink(params, split, work.heads.first()), team().side == 0);
+        let mut warp =
+            begin::warp::<H, C, MT, DT, OT, QT, T>(params, &work, split, row, q_tile, &team());
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {

@@ -19,6 +19,7 @@ use crate::attention::steps::softmax::Total;
 use crate::attention::work::heads::Heads;
 use crate::attention::work::sequence::{Sequence, Split};
 use crate::attention::{Softmax, Team, Visits, WorkTile, store_partial};
+use crate::layout::element;
 use crate::layout::wide::{WINDOW, WideMemory};
 use crate::ptx::{barrier, global, shared, special};
 use crate::tile::registers::{again, opaque};

@@ -1,0 +1,69 @@
+//! What the main loops begin with: which blocks of keys rows see, and the state of their warp.
+
+use crate::abi::ForwardParams;
+use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
+use crate::attention::options::score::{Corner, Score};
+use crate::attention::work::heads::Heads;
+use crate::attention::work::sequence::Split;
+use crate::attention::work::walk::Runs;
+use crate::attention::{Team, Warp, WorkTile};
+use crate::tile::{Fixed, SharedTile};
+
+/// The keys that the first and the last of `count` rows from `first` on see, which may end beyond the last row.
+///
+/// No `map`, which would leave an array in memory.
+#[inline(always)]
+pub fn ends<M: Mask, H: Heads>(
+    work: &WorkTile<H>,
+    mask: &M,
+    first: u32,
+    count: u32,
+) -> [M::Keys; 2] {
+    let last = (first + count).min(work.row_count()) - 1;
+    [mask.keys(work.query(first)), mask.keys(work.query(last))]
+}
+
+/// The number of blocks of `bc` keys that a tile of `br` rows sees, and their runs, which all its warps share.
+#[inline(always)]
+pub fn prefix_runs<M: Mask<Keys = Prefix>, H: Heads>(
+    work: &WorkTile<H>,
+    mask: &M,
+    br: u32,
+    bc: u32,
+) -> (u32, Runs<Prefix>) {
+    let ends = ends(work, mask, work.first, br);
+    let blocks = seen_blocks(ends, bc).end;
+    (blocks, Runs::new(0, blocks, whole_blocks(ends, bc)))
+}
+
+/// Line 5, of the warp whose team has the rows from `row` on: they are in `q_tile`.
+///
+/// # Safety
+/// The conditions of [`Warp::new`].
+#[inline(always)]
+pub unsafe fn warp<
+    H: Heads,
+    C: Score,
+    const MT: usize,
+    const DT: usize,
+    const OT: usize,
+    const QT: usize,
+    const T: usize,
+>(
+    params: &ForwardParams,
+    work: &WorkTile<H>,
+    split: Split,
+    row: u32,
+    q_tile: SharedTile<DT>,
+    team: &Team<T>,
+) -> Warp<MT, DT, OT, QT, Fixed, C> {
+    let head = work.heads.first();
+    let score = C::new(params, work.sequence.batch, head);
+    let corner = Corner::new(row as i32, 0, work.sequence, split);
+    // SAFETY: the caller's promise.
+    let mut warp = unsafe { Warp::new(q_tile, corner, score, team) };
+    // A sink counts once in each row.
+    warp.softmax
+        .take_sink(C::sink(params, split, head), team.side == 0);
+    warp
+}
