@@ -16,7 +16,7 @@
 
 use super::begin;
 use crate::abi::ForwardParams;
-use crate::attention::options::mask::{Interval, Mask, seen_blocks, whole_blocks};
+use crate::attention::options::mask::{Interval, Mask, Visible, seen_blocks, whole_blocks};
 use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
 use crate::attention::work::walk::{Runs, Walk};

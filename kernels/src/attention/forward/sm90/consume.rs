@@ -8,7 +8,6 @@ use super::step::{Edge, First, Resumed, Rows, Whole};
 use super::store::store_tile;
 use super::tile::Tile;
 use crate::abi::{Event, Sm90Params};
-use crate::attention::Softmax;
 use crate::attention::options::mask::Interval;
 use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
@@ -91,9 +90,7 @@ pub unsafe fn consume<K: Kernel, const OT: usize, const NT: usize, const NQ: u32
                 j = opaque(j - 1);
                 consumer.pass();
             }
-            let mut softmax = Softmax::<1>::new(scale);
-            softmax.take_sink(K::Score::sink(params, split, heads), true);
-            let mut rows = Rows::<OT, NT>::new(softmax);
+            let mut rows = Rows::<OT, NT>::new(scale, K::Score::sink(params, split, heads));
             if walk.sees(j) {
                 consumer.prepare_q(params, &part, scale.negative);
                 let mut runs = tile.runs(&part, walk.own_start(), j);

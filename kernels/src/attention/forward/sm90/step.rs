@@ -5,8 +5,8 @@ use super::kernel::{Kernel, may_have_gaps};
 use super::maxima::{Exact, Lazy, Maxima, cold};
 use super::tile::Tile;
 use crate::abi::Event;
-use crate::attention::Softmax;
 use crate::attention::options::mask::Mask;
+use crate::attention::{Softmax, SoftmaxScale};
 use crate::ptx::barrier;
 use crate::tile::registers::opaque;
 use crate::tile::wgmma::Product;
@@ -85,9 +85,11 @@ where
     [Accumulator; OT]: Product,
     [Accumulator; NT]: Product,
 {
-    /// Line 4: before the first block.
+    /// Line 5: before the first block, with a `sink` in each row's sum.
     #[inline(always)]
-    pub fn new(softmax: Softmax<1>) -> Self {
+    pub fn new(scale: SoftmaxScale, sink: f32) -> Self {
+        let mut softmax = Softmax::<1>::new(scale);
+        softmax.take_sink(sink, true);
         Rows {
             softmax,
             o: [Accumulator::ZERO; OT],
