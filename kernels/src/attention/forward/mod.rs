@@ -8,6 +8,8 @@
 //! | `wide` | shared with other warps | head dims above 256 |
 //! | `decode` | its own | few queries on many keys |
 //!
+//! `begin` is what several of them begin with, `team_tiles` where the warps of a team find their tiles.
+//!
 //! All of them walk from the last visible block of keys down to block 0: their masks are prefixes. A mask whose
 //! keys start later ends the walk at its first seen block, and masks the blocks before its first whole one.
 //!
@@ -19,6 +21,7 @@ mod decode;
 mod sm80;
 pub mod sm90;
 mod team;
+mod team_tiles;
 mod wide;
 
 pub use decode::decode;

@@ -189,22 +189,18 @@ unsafe fn load_first<M: Mask, R: Rows, const DT: usize, const NT: usize>(
     let (last, left) = (walk.end().wrapping_sub(1), walk.left(walk.end()));
     let key = visits.block(last).wrapping_mul(bc);
     // The last block may end beyond the last key.
-    let exist = keys.wrapping_sub(key);
+    let exist = match left {
+        0 => 0,
+        _ => keys - key,
+    };
     // SAFETY: the caller's promise.
     unsafe {
+        pipeline.fill(|| k.load(stages.k(last), key, bc, exist));
         pipeline.fill(|| {
-            if left > 0 {
-                k.load(stages.k(last), key, bc, exist);
-            }
-        });
-        pipeline.fill(|| {
-            if left > 0 {
-                v.load(stages.v(last), key, bc, exist);
-            }
-            if left > 1 {
-                let key = visits.block(last - 1) * bc;
-                k.load(stages.k(last - 1), key, bc, bc);
-            }
+            v.load(stages.v(last), key, bc, exist);
+            let last = last.wrapping_sub(1);
+            let key = visits.block(last).wrapping_mul(bc);
+            k.load_whole(stages.k(last), key, bc, left > 1);
         });
     }
 }

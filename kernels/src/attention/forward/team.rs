@@ -1,7 +1,7 @@
 //! The main loop for head dims whose O has too many columns for one warp.
 //!
 //! Two 16-row tiles a warp let every K and V fragment feed two products. O of these rows takes `head_dim`
-//! registers a lane, which ends at 128. Here the `T` warps of a [team](Team) share their rows: each warp
+//! registers a lane, which ends at 128. Here the `T` warps of a [team](crate::attention::Team) share their rows: each warp
 //! computes the scores of its part of a block's keys, and adds all of `P V` to its part of O's columns. So
 //! every fragment still feeds two products, and O takes `head_dim / T` registers. The price is that P
 //! passes through shared memory.
@@ -14,16 +14,16 @@
 //! Shared memory holds the Q tile, later O; K and V; P; and what the warps of a team exchange.
 
 use super::begin;
+use super::team_tiles::TeamTiles;
 use crate::abi::ForwardParams;
 use crate::attention::guard::multiply_guarded_tile;
-use crate::attention::options::mask::{Mask, Prefix};
+use crate::attention::options::mask::{Interval, Mask, Prefix};
 use crate::attention::options::score::Score;
 use crate::attention::work::heads::Heads;
-use crate::attention::{Team, WorkTile};
+use crate::attention::{Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
-use crate::tile::registers::{again, opaque_in};
 use crate::tile::whole::{counted_from, map_rows, to_operands};
-use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
+use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Operand, Pipeline, SharedTile};
 use core::hint::cold_path;
 
 /// [`sm80`](super::sm80) with teams of `T` warps, each team with `MT` tiles of 16 query rows. A
@@ -49,7 +49,7 @@ pub unsafe fn team<
     params: &ForwardParams,
 ) {
     let (br, bc) = ((16 * MT * W / T) as u32, (16 * KT) as u32);
-    let (threads, team_rows, part_keys) = (32 * W as u32, 16 * MT as u32, 16 * NT as u32);
+    let (threads, part_keys) = (32 * W as u32, 16 * NT as u32);
     // SAFETY: the launch has this many threads a block.
     let thread = unsafe { special::thread(threads) };
     let work = WorkTile::<H>::of_block(params, br);
@@ -62,22 +62,13 @@ pub unsafe fn team<
     let mask = M::new(params, work.sequence, split);
     let (blocks, runs) = begin::prefix_runs(&work, &mask, br, bc);
 
-    let qo_tile = SharedTile::<DT>::new(shared::base());
-    let k_tile = |j: u32| SharedTile::<DT>::new(opaque_in(qo_tile.skip(br).base, j));
-    let v_tile = |j: u32| k_tile(j).skip(bc);
-    let p_tile = SharedTile::<KT>::new(v_tile(0).skip(bc).base);
-    let team = || {
-        // SAFETY: as above.
-        let warp = again(|| unsafe { special::thread(threads) } / 32);
-        Team::<T>::of_warp(warp, team_rows, br, p_tile.skip(br).base)
+    let tiles = TeamTiles::<T, MT, DT, KT> {
+        qo: SharedTile::new(shared::base()),
+        br,
+        threads,
     };
-    let team_p = || p_tile.skip(team().row);
-    let team_row = team().row;
-    let row = first + team_row;
-
-    let own_k = |j: u32| k_tile(j).skip(team().side * part_keys);
-    let own_v = |j: u32| v_tile(j).skip_columns(team().side * 16 * OT as u32);
-    let part_v = |j: u32, part: u32| own_v(j).skip(part * part_keys);
+    let team = || tiles.team();
+    let row = first + team().row;
     let keys = |j: u32| {
         let first_key = (j * bc) as i32;
         map_rows(|i| mask.keys_of_block(work.query(row + i), first_key))
@@ -88,99 +79,154 @@ pub unsafe fn team<
     // all lanes every tensor-core instruction. The pipeline's barriers also make P visible, and tell that all
     // warps are done with it.
     unsafe {
-        pipeline.acquire();
-        q.load(qo_tile, first, br, rows - first);
+        q.load(tiles.qo, first, br, rows - first);
+        let last_key = blocks.wrapping_sub(1).wrapping_mul(bc);
         // The last block may end beyond the last key.
-        let last = blocks.wrapping_sub(1);
-        let exist = split.keys.wrapping_sub(last.wrapping_mul(bc));
-        if blocks > 0 {
-            k.load(k_tile(last), last * bc, bc, exist);
-        }
-        pipeline.commit();
-        pipeline.acquire();
-        if blocks > 0 {
-            v.load(v_tile(last), last * bc, bc, exist);
-        }
-        pipeline.commit();
+        let exist = match blocks {
+            0 => 0,
+            _ => split.keys - last_key,
+        };
+        pipeline.fill(|| k.load(tiles.k(blocks), last_key, bc, exist));
+        pipeline.fill(|| v.load(tiles.v(blocks), last_key, bc, exist));
         pipeline.wait_first();
-        let q_tile = qo_tile.skip(team_row);
+        let q_tile = tiles.qo.skip(row - first);
         let mut warp =
             begin::warp::<H, C, MT, DT, OT, QT, T>(params, &work, split, row, q_tile, &team());
 
         // K of block j - 1, if it exists, after the last use of K of block j.
         let next_k = |pipeline: &mut CpAsync<2>, j: u32| {
             pipeline.release();
-            pipeline.fill(|| k.load_whole(k_tile(j), (j * bc).wrapping_sub(bc), bc, j > 0));
+            pipeline.fill(|| k.load_whole(tiles.k(j), (j * bc).wrapping_sub(bc), bc, j > 0));
         };
         // V of block j - 1, if it exists, after the last use of V of block j, once K of block j - 1 is there.
         let next_v = |pipeline: &mut CpAsync<2>, j: u32| {
             pipeline.release();
             if j > 0 {
                 pipeline.wait();
-                pipeline.fill(|| v.load(v_tile(j), (j - 1) * bc, bc, bc));
+                pipeline.fill(|| v.load(tiles.v(j), (j - 1) * bc, bc, bc));
             }
         };
 
         let mut j = blocks;
         while j > runs.edge() {
             j -= 1;
-            let s = warp.scores::<E, Accumulator, NT>(own_k(j), j * bc);
+            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * bc);
             let keys = keys(j);
             let own_keys = counted_from(keys, team().side * part_keys);
             let p = warp.softmax_masked::<E, NT, T>(s, own_keys, &team());
-            team_p().set_operands(team().side as usize * NT, p);
+            tiles.set_own_p(p);
             let guarded = if M::UNIFORM {
                 pipeline.wait();
                 false
             } else {
                 pipeline.wait_own();
-                pipeline.wait_others(v.loaded_non_finite::<E>(v_tile(j), bc))
+                pipeline.wait_others(v.loaded_non_finite::<E>(tiles.v(j), bc))
             };
             next_k(&mut pipeline, j);
-            if guarded {
-                cold_path();
-                let p = (team_p(), 0);
-                multiply_guarded_tile::<E, _, MT, KT, KT, OT, DT>(
-                    &mut warp.o,
-                    p,
-                    own_v(j),
-                    keys,
-                    |ot| ot,
-                );
-            } else {
-                for part in 0..T {
-                    let p = team_p().operands(part * NT);
-                    warp.accumulate::<E, NT>(p, part_v(j, part as u32));
-                }
-            }
+            accumulate_masked::<E, _, _, T, MT, DT, OT, QT, KT, NT>(
+                &mut warp, tiles, j, keys, guarded,
+            );
             next_v(&mut pipeline, j);
         }
         while j > runs.whole() {
             j -= 1;
-            let mut s = warp.scores::<E, Accumulator, NT>(own_k(j), j * bc);
-            let sums = warp.softmax.apply(&mut s);
-            let mut p = to_operands::<E, MT, NT>(s);
-            team_p().set_operands(team().side as usize * NT, p);
-            pipeline.wait_own();
-            if pipeline.wait_others(!sums.fit()) {
-                cold_path();
-                let s = warp.scores::<E, Accumulator, NT>(own_k(j), j * bc);
-                p = warp.softmax_exact::<E, NT, T>(s, &team());
-                team_p().set_operands(team().side as usize * NT, p);
-                barrier::block();
-            } else {
-                warp.softmax.add(sums);
-            }
+            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * bc);
+            let p =
+                softmax::<E, C, T, MT, DT, OT, QT, KT, NT>(&mut warp, &mut pipeline, tiles, s, j);
             next_k(&mut pipeline, j);
-            warp.accumulate::<E, NT>(p, part_v(j, team().side));
+            warp.accumulate::<E, NT>(p, tiles.part_v(j, team().side));
             for t in 1..T {
                 let part = (team().side + t as u32) % T as u32;
-                let p = team_p().operands(part as usize * NT);
-                warp.accumulate::<E, NT>(p, part_v(j, part));
+                warp.accumulate::<E, NT>(tiles.part_p(part), tiles.part_v(j, part));
             }
             next_v(&mut pipeline, j);
         }
 
         warp.store::<E, H, T>(params, threads, &team());
+    }
+}
+
+/// Line 9 with old maxima, until P of the whole team and V are visible. Where P of some row of the block would overflow, all
+/// teams raise the maxima.
+///
+/// # Safety
+/// The conditions of [`Warp::new`], for all warps of the block; K of block `j` is still there.
+#[inline(always)]
+unsafe fn softmax<
+    E: Element,
+    C: Score,
+    const T: usize,
+    const MT: usize,
+    const DT: usize,
+    const OT: usize,
+    const QT: usize,
+    const KT: usize,
+    const NT: usize,
+>(
+    warp: &mut Warp<MT, DT, OT, QT, Fixed, C>,
+    pipeline: &mut CpAsync<2>,
+    tiles: TeamTiles<T, MT, DT, KT>,
+    mut s: [[Accumulator; NT]; MT],
+    j: u32,
+) -> [[Operand; NT]; MT] {
+    let sums = warp.softmax.apply(&mut s);
+    let mut p = to_operands::<E, MT, NT>(s);
+    // SAFETY: the caller's promise.
+    unsafe {
+        tiles.set_own_p(p);
+        pipeline.wait_own();
+        if pipeline.wait_others(!sums.fit()) {
+            cold_path();
+            let s = warp.scores::<E, Accumulator, NT>(tiles.own_k(j), j * 16 * KT as u32);
+            p = warp.softmax_exact::<E, NT, T>(s, &tiles.team());
+            tiles.set_own_p(p);
+            barrier::block();
+        } else {
+            warp.softmax.add(sums);
+        }
+    }
+    p
+}
+
+/// Line 10 under a mask: `O += P V`, where rows add no infinity that they do not see, if the block is `guarded`.
+///
+/// # Safety
+/// The conditions of [`Warp::new`]; P of the whole team is visible.
+#[inline(always)]
+unsafe fn accumulate_masked<
+    E: Element,
+    C: Score,
+    I: Interval,
+    const T: usize,
+    const MT: usize,
+    const DT: usize,
+    const OT: usize,
+    const QT: usize,
+    const KT: usize,
+    const NT: usize,
+>(
+    warp: &mut Warp<MT, DT, OT, QT, Fixed, C>,
+    tiles: TeamTiles<T, MT, DT, KT>,
+    j: u32,
+    keys: [[I; 2]; MT],
+    guarded: bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if guarded {
+            cold_path();
+            let p = (tiles.team_p(), 0);
+            multiply_guarded_tile::<E, _, MT, KT, KT, OT, DT>(
+                &mut warp.o,
+                p,
+                tiles.own_v(j),
+                keys,
+                |ot| ot,
+            );
+        } else {
+            for part in 0..T as u32 {
+                warp.accumulate::<E, NT>(tiles.part_p(part), tiles.part_v(j, part));
+            }
+        }
     }
 }
