@@ -69,7 +69,7 @@ pub unsafe fn sm80<
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let stages = Stages::<DT, NT>(qo_tile.skip(br));
-    let key = |j: u32| visits.block(j) * bc;
+    let key = |j: u32| visits.block(j).wrapping_mul(bc);
     let mut pipeline = CpAsync::<2>;
     // The stage after block j's: V of block j - 1 and K of block j - 2, if the tile has them. Block j counts as left: a
     // comparison with the loop's own counter would hold a predicate, and spill.
