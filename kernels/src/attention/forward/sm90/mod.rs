@@ -20,10 +20,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `kernel` | a kernel's types and sizes, by name |
 //! | `job` | which tile a block computes, and what its rows see |
 //! | `produce` | the producer: loads of Q, K and V |
 //! | `consume` | the consumers' loop over tiles and blocks of keys: Algorithm 1 |
-//! | `consumer` | its products, issued and waited for |
+//! | `step` | its lines for one block of keys |
+//! | `tile` | a warpgroup's rows of a tile, and what they see of a block |
+//! | `maxima` | exact and lazy maxima |
+//! | `consumer` | products, issued and waited for |
 //! | `query` | Q, negated or copied by the consumers |
 //! | `alone` | what a warp computes by itself, by `mma.sync`, where values are rare |
 //! | `exchange` | what two sides tell each other |
