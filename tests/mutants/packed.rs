@@ -54,7 +54,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "rows of Q before the first one",
         kernel: HOPPER,
         pattern: "max.s32",
-        which: Nth(0),
+        which: Nth(1),
         change: always_first,
     },
     Mutant {

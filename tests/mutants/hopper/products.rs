@@ -162,7 +162,7 @@ pub const MUTANTS: &[Mutant] = &[
         what: "a descriptor of the wrong rows of V",
         kernel: FULL,
         pattern: ", 128;",
-        which: Nth(4),
+        which: Nth(5),
         change: |l| l.replace("128", "64"),
     },
     Mutant {
