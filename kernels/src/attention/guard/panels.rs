@@ -1,13 +1,11 @@
 //! Hopper's tiles: a warpgroup searches them, and each warp multiplies by itself, by `mma.sync`.
 
-use super::multiply_guarded;
 use crate::attention::options::mask::Interval;
 use crate::layout::descriptor::Panels;
 use crate::layout::{element, fragment};
 use crate::ptx::{barrier, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
-use core::array;
 
 /// Whether a tile of `16 * NT` rows and `16 * DT` columns holds an infinity or a NaN: the same answer for the whole
 /// warpgroup, which shares barrier `number` and where the thread is number `thread`.
@@ -46,6 +44,9 @@ pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
 /// Adds the guarded product of P and a tile of V to 16 rows of O, where the lane's two rows see `keys`. In the end P is as
 /// before: each slice has had its turn.
 ///
+/// A loop of its own beside [`multiply_guarded`](super::multiply_guarded), whose closures hold addresses: of kernels with
+/// options, 92 bytes more would spill in steps that are not guarded.
+///
 /// # Safety
 /// Every lane of the warp makes the same call, with V landed.
 #[inline(always)]
@@ -55,10 +56,26 @@ pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
     p: &mut [Operand; NT],
     keys: [impl Interval; 2],
 ) {
-    let p = |_| [Operand::take_turn(p)];
-    // SAFETY: the caller's promise; the addresses lie in the tile.
-    unsafe {
-        multiply_guarded::<E, 1, NT, DT>(array::from_mut(o), p, columns(v), [keys]);
+    let (mut row, end) = (0, opaque(16 * NT as u32));
+    while row < end {
+        let lane = special::lane();
+        let (lane_row, chunk) = fragment::ldmatrix_rows_first(lane);
+        let seen = Operand::ones::<E>(lane, keys.map(|keys| keys.counted_from(row as i32)));
+        for dt in 0..DT {
+            let mut count = Accumulator::ZERO;
+            // SAFETY: the caller's promise; the address lies in the tile. Without the fence the assembler reads V far ahead.
+            unsafe {
+                fence();
+                let column = 16 * dt as u32 + element::CHUNK * chunk;
+                let v = Operand(ldmatrix::x4_trans(v.chunk(row + lane_row, column)));
+                let (finite, non_finite) = v.split_non_finite::<E>();
+                o[dt].mma::<E>(p[0], finite);
+                count.mma::<E>(seen, non_finite);
+            }
+            o[dt].spoil(count);
+        }
+        Operand::take_turn(p);
+        row += 16;
     }
 }
 
@@ -67,42 +84,21 @@ pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
 /// # Safety
 /// Every lane of the warp makes the same call, with dS and K landed.
 #[inline(always)]
-pub unsafe fn add_guarded_rows<E: Element, const DT: usize, const NT: usize>(
+pub unsafe fn add_guarded_rows<E: Element, const DT: usize>(
     (ds, row): (Panels, u32),
     k: Panels,
     dq: &mut [Accumulator; DT],
     keys: [impl Interval; 2],
 ) {
     let (lane_row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    // SAFETY: the caller's promise; the addresses lie in the tiles.
-    unsafe {
-        let ds = |kt| {
-            [Operand(ldmatrix::x4(ds.chunk(
-                row + lane_row,
-                E::K * kt + element::CHUNK * chunk,
-            )))]
-        };
-        multiply_guarded::<E, 1, NT, DT>(array::from_mut(dq), ds, columns(k), [keys]);
-    }
-}
-
-/// The B operands of a tile, whose columns lie along memory: of a slice of 16 rows, and one of 16 columns.
-///
-/// # Safety
-/// Every lane of the warp makes the same calls, with the tile landed.
-#[inline(always)]
-unsafe fn columns(tile: Panels) -> impl Fn(u32, usize) -> Operand {
-    let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    move |slice, column| {
-        let at = tile.chunk(
-            16 * slice + row,
-            16 * column as u32 + element::CHUNK * chunk,
-        );
-        // SAFETY: the caller's promise.
+    let (mut key, end) = (0, opaque(k.rows));
+    while key < end {
+        // SAFETY: the caller's promise; the address lies in the tile.
         unsafe {
-            // Else the assembler reads the tile far ahead.
-            fence();
-            Operand(ldmatrix::x4_trans(at))
+            let ds = ldmatrix::x4(ds.chunk(row + lane_row, key + element::CHUNK * chunk));
+            let keys = keys.map(|keys| keys.counted_from(key as i32));
+            add_guarded::<E, DT, 1>(k.skip_rows(key), dq, &mut [Operand(ds)], keys);
         }
+        key += E::K;
     }
 }

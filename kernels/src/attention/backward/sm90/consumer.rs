@@ -105,9 +105,12 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         let thread = thread();
         let key = self.first_key() + thread / 32 * 16 + thread % 32 / 4;
         let job = self.job.of_head(&self.params.forward, block.step.head);
-        [key, key + 8].map(|key| {
-            let queries = job.queries(key).counted_from(block.first_query);
-            queries.of_coverage(coverage)
+        // No `map` to the queries: on cold paths its array would stay in local memory.
+        let [upper, lower] = [job.queries(key), job.queries(key + 8)];
+        [upper, lower].map(|queries| {
+            queries
+                .counted_from(block.first_query)
+                .of_coverage(coverage)
         })
     }
 

@@ -92,7 +92,8 @@ pub unsafe fn add_left_out<E: Element, M: Mask, const DT: usize>(
     cold_path();
     let warp_row = thread() / 32 * 16;
     let query = first[0] + (warp_row + special::lane() / 4) as i32;
-    let keys = [query, query + 8].map(|query| mask.keys(query).counted_from(first[1]));
+    let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
+    let keys = [upper, lower].map(|keys| keys.counted_from(first[1]));
     // SAFETY: the caller's promise.
-    unsafe { add_guarded_rows::<E, DT, 8>((ds, row + warp_row), k, dq, keys) }
+    unsafe { add_guarded_rows::<E, DT>((ds, row + warp_row), k, dq, keys) }
 }
