@@ -1,11 +1,13 @@
 //! Hopper's tiles: a warpgroup searches them, and each warp multiplies by itself, by `mma.sync`.
 
+use super::multiply_guarded;
 use crate::attention::options::mask::Interval;
 use crate::layout::descriptor::Panels;
 use crate::layout::{element, fragment};
 use crate::ptx::{barrier, ldmatrix, shared, special, vote};
 use crate::tile::registers::{fence, opaque};
 use crate::tile::{Accumulator, Element, Operand};
+use core::array;
 
 /// Whether a tile of `16 * NT` rows and `16 * DT` columns holds an infinity or a NaN: the same answer for the whole
 /// warpgroup, which shares barrier `number` and where the thread is number `thread`.
@@ -44,8 +46,8 @@ pub unsafe fn has_non_finite<E: Element, const DT: usize, const NT: usize>(
 /// Adds the guarded product of P and a tile of V to 16 rows of O, where the lane's two rows see `keys`. In the end P is as
 /// before: each slice has had its turn.
 ///
-/// A loop of its own beside [`multiply_guarded`](super::multiply_guarded), whose closures hold addresses: of kernels with
-/// options, 92 bytes more would spill in steps that are not guarded.
+/// A loop of its own: by [`multiply_guarded`] masked kernels of the forward pass have up to 48 instructions more, and with ALiBi
+/// took 4 % longer at D = 64 (H200, docs/diary.md).
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, with V landed.
@@ -79,26 +81,67 @@ pub unsafe fn add_guarded<E: Element, const DT: usize, const NT: usize>(
     }
 }
 
+/// [`add_guarded`] for gradients: of P or dS, transposed, and a tile of dO or Q, where the lane's two rows see `queries`.
+///
+/// By [`multiply_guarded`]: here the other loop spills 16 to 24 bytes at D = 128.
+///
+/// # Safety
+/// Every lane of the warp makes the same call, with the tile landed.
+#[inline(always)]
+pub unsafe fn add_guarded_gradients<E: Element, const DT: usize, const NT: usize>(
+    tile: Panels,
+    sum: &mut [Accumulator; DT],
+    p: &mut [Operand; NT],
+    queries: [impl Interval; 2],
+) {
+    let p = |_| [Operand::take_turn(p)];
+    // SAFETY: the caller's promise; the addresses lie in the tile.
+    unsafe {
+        multiply_guarded::<E, 1, NT, DT>(array::from_mut(sum), p, columns(tile), [queries]);
+    }
+}
+
 /// Adds the guarded product of 16 rows of dS, from row `row` on, and a tile of K to dQ, where the lane's two rows see `keys`.
 ///
 /// # Safety
 /// Every lane of the warp makes the same call, with dS and K landed.
 #[inline(always)]
-pub unsafe fn add_guarded_rows<E: Element, const DT: usize>(
+pub unsafe fn add_guarded_rows<E: Element, const DT: usize, const NT: usize>(
     (ds, row): (Panels, u32),
     k: Panels,
     dq: &mut [Accumulator; DT],
     keys: [impl Interval; 2],
 ) {
     let (lane_row, chunk) = fragment::ldmatrix_rows_first(special::lane());
-    let (mut key, end) = (0, opaque(k.rows));
-    while key < end {
-        // SAFETY: the caller's promise; the address lies in the tile.
+    // SAFETY: the caller's promise; the addresses lie in the tiles.
+    unsafe {
+        let ds = |kt| {
+            [Operand(ldmatrix::x4(ds.chunk(
+                row + lane_row,
+                E::K * kt + element::CHUNK * chunk,
+            )))]
+        };
+        multiply_guarded::<E, 1, NT, DT>(array::from_mut(dq), ds, columns(k), [keys]);
+    }
+}
+
+/// The B operands of a tile, whose columns lie along memory: of a slice of 16 rows, and one of 16 columns.
+///
+/// # Safety
+/// Every lane of the warp makes the same calls, with the tile landed.
+#[inline(always)]
+unsafe fn columns(tile: Panels) -> impl Fn(u32, usize) -> Operand {
+    let (row, chunk) = fragment::ldmatrix_rows_first(special::lane());
+    move |slice, column| {
+        let at = tile.chunk(
+            16 * slice + row,
+            16 * column as u32 + element::CHUNK * chunk,
+        );
+        // SAFETY: the caller's promise.
         unsafe {
-            let ds = ldmatrix::x4(ds.chunk(row + lane_row, key + element::CHUNK * chunk));
-            let keys = keys.map(|keys| keys.counted_from(key as i32));
-            add_guarded::<E, DT, 1>(k.skip_rows(key), dq, &mut [Operand(ds)], keys);
+            // Else the assembler reads the tile far ahead.
+            fence();
+            Operand(ldmatrix::x4_trans(at))
         }
-        key += E::K;
     }
 }

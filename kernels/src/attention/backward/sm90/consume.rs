@@ -84,6 +84,10 @@ pub unsafe fn consume<
             // P = exp(S - lse)
             wait::<1, _>(&mut s);
             elements.probabilities::<E>(&mut s);
+            if C::SCALED && DT <= 4 {
+                // Else the compiler computes P behind the wait, and not beside product 2. Above D = 64 it does not.
+                wgmma::pin(&mut s);
+            }
 
             // dS = P * (dP - delta)
             wait::<0, _>(&mut dp);

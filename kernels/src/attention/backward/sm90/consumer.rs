@@ -9,7 +9,7 @@ use super::store::store;
 use super::write::write_ds;
 use crate::abi::{BackwardParams, Coverage};
 use crate::attention::backward::job::{Job, Step};
-use crate::attention::guard::panels::add_guarded;
+use crate::attention::guard::panels::add_guarded_gradients;
 use crate::attention::options::mask::{Interval, Mask, Span, Visible};
 use crate::attention::options::score::{Corner, Score};
 use crate::layout::descriptor::Panels;
@@ -179,7 +179,7 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
         cold_path();
         // SAFETY: the caller's promise.
         unsafe {
-            add_guarded::<E, DT, NT>(tile, sum, a, self.queries(block));
+            add_guarded_gradients::<E, DT, NT>(tile, sum, a, self.queries(block));
             barrier::warp();
         }
     }

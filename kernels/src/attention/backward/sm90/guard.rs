@@ -95,5 +95,5 @@ pub unsafe fn add_left_out<E: Element, M: Mask, const DT: usize>(
     let [upper, lower] = [mask.keys(query), mask.keys(query + 8)];
     let keys = [upper, lower].map(|keys| keys.counted_from(first[1]));
     // SAFETY: the caller's promise.
-    unsafe { add_guarded_rows::<E, DT>((ds, row + warp_row), k, dq, keys) }
+    unsafe { add_guarded_rows::<E, DT, 8>((ds, row + warp_row), k, dq, keys) }
 }

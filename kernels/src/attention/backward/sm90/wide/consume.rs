@@ -11,7 +11,7 @@ use super::super::write::write_ds;
 use super::{BOTH, DS_EMPTY, DS_FULL, NT, P_EMPTY, P_FULL, SIZE, half_at};
 use crate::abi::BackwardParams;
 use crate::attention::backward::job::{Job, Step};
-use crate::attention::guard::panels::add_guarded;
+use crate::attention::guard::panels::add_guarded_gradients;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::layout::descriptor::Panels;
 use crate::layout::rows::Rows;
@@ -243,7 +243,7 @@ impl<M: Mask> Consumer<'_, M> {
             let found = search::<E, DT, NT>(tile, self.warpgroup);
             if found {
                 cold_path();
-                add_guarded::<E, DT, NT>(tile, sum, p, self.queries(step));
+                add_guarded_gradients::<E, DT, NT>(tile, sum, p, self.queries(step));
                 barrier::warp();
             }
             found
