@@ -4,9 +4,9 @@ use kernels::abi::{Divisor, ForwardParams, MAX_SEQLEN, Options};
 use kernels::attention::options::mask::{
     Causal, Either, Full, Interval, Mask, Prefix, Span, Window, seen_blocks, whole_blocks,
 };
-use kernels::attention::work::heads::{HeadGroup, Heads};
-use kernels::attention::work::sequence::{Sequence, Split};
-use kernels::attention::work::walk::{Runs, Walk};
+use kernels::attention::workload::heads::{HeadGroup, Heads};
+use kernels::attention::workload::sequence::{Sequence, Split};
+use kernels::attention::workload::walk::{Runs, Walk};
 use proptest::prelude::*;
 use std::ops::Range;
 

@@ -7,7 +7,7 @@ use crate::{fa1, hopper, naive, rows, teams};
 use kernels::abi::Sm90Params;
 use kernels::attention::options::mask::{Causal, Full};
 use kernels::attention::options::score::Scaled;
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::entry;
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 

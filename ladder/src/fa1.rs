@@ -12,7 +12,7 @@ use crate::slices;
 use kernels::abi::ForwardParams;
 use kernels::attention::options::mask::{Either, Mask};
 use kernels::attention::options::score::{Corner, Scaled};
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{SoftmaxScale, Total};
 use kernels::attention::{Team, Warp, WorkTile, store_partial};
 use kernels::ptx::{barrier, cp_async, global, shared, special};

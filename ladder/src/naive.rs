@@ -9,7 +9,7 @@ use crate::params::LadderParams;
 use kernels::abi::ForwardParams;
 use kernels::attention::WorkTile;
 use kernels::attention::options::mask::{Either, Mask};
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{SoftmaxScale, Total};
 use kernels::layout::rows::{Rows, Strided};
 use kernels::ptx::{global, math, special};

@@ -19,7 +19,7 @@ use crate::store::{Part, store};
 use kernels::attention::SoftmaxScale;
 use kernels::attention::options::mask::{Either, Mask, seen_blocks, whole_blocks};
 use kernels::attention::options::score::{Corner, Scaled};
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{Team, Warp, WorkTile};
 use kernels::layout::swizzle::Swizzle;
 use kernels::ptx::{barrier, cp_async, shared, special};

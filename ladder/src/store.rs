@@ -9,7 +9,7 @@ use crate::params::LadderParams;
 use kernels::abi::ForwardParams;
 use kernels::attention::Total;
 use kernels::attention::options::score::Scaled;
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{WorkTile, store_partial};
 use kernels::layout::rows::Rows;
 use kernels::layout::{fragment, swizzle::Swizzle};

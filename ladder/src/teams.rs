@@ -23,7 +23,7 @@ use kernels::attention::guard::{has_non_finite, multiply_guarded_tile};
 use kernels::attention::options::mask::{
     Either, Interval, Mask, Prefix, seen_blocks, whole_blocks,
 };
-use kernels::attention::work::heads::OneHead;
+use kernels::attention::workload::heads::OneHead;
 use kernels::attention::{Softmax, SoftmaxScale};
 use kernels::attention::{Team, WorkTile};
 use kernels::layout::swizzle::Swizzle;

@@ -10,7 +10,7 @@ use kernels::abi::{
     Sm90Params,
 };
 use kernels::attention::forward::Unwatched;
-use kernels::attention::work::heads::{HeadGroup, HeadSlice, OneHead};
+use kernels::attention::workload::heads::{HeadGroup, HeadSlice, OneHead};
 use kernels::attention::options::mask::{Causal, Either, Full};
 use kernels::attention::options::ranges::Ranges;
 use kernels::attention::options::score::{Optional, Scaled};

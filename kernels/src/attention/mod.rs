@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds | compiled for |
 //! |---|---|---|
-//! | [`work`] | which rows and which keys a block takes, and the walk over them | both |
+//! | [`workload`] | which rows and which keys a block takes, and the walk over them | both |
 //! | [`options`] | which keys a row sees, and what happens to a score | both |
 //! | [`custom`] | scores and masks of other crates | both |
 //! | `steps` | a warp's rows of Q, O, m and l, and the lines of the algorithm on them | PTX |
@@ -13,7 +13,7 @@
 
 pub mod custom;
 pub mod options;
-pub mod work;
+pub mod workload;
 
 #[cfg(target_arch = "nvptx64")]
 pub mod auxiliary;
@@ -32,6 +32,6 @@ pub use {
     steps::softmax::{Softmax, SoftmaxScale, Total},
     steps::team::Team,
     steps::warp::Warp,
-    work::tile::WorkTile,
-    work::visits::Visits,
+    workload::tile::WorkTile,
+    workload::visits::Visits,
 };

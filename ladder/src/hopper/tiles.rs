@@ -3,7 +3,7 @@
 use super::attend::Work;
 use crate::options::HopperMemory;
 use kernels::abi::ForwardParams;
-use kernels::attention::work::heads::Heads;
+use kernels::attention::workload::heads::Heads;
 use kernels::layout::descriptor::Panels;
 use kernels::layout::rows::Strided;
 use kernels::ptx::{barrier, bulk, cp_async, mbarrier, special, tensor};

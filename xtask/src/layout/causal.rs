@@ -4,7 +4,7 @@ use super::color::Color;
 use super::drawing::{Axis, Cell, Drawing, Panel};
 use kernels::abi::{ForwardParams, Order};
 use kernels::attention::options::mask::{Causal, Mask, seen_blocks, whole_blocks};
-use kernels::attention::work::sequence::Sequence;
+use kernels::attention::workload::sequence::Sequence;
 use kernels::catalog::class::Class;
 use kernels::catalog::{Kind, Loop, MaskKind, Tile};
 

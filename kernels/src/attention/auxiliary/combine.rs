@@ -9,7 +9,7 @@
 
 use crate::abi::ForwardParams;
 use crate::attention::Total;
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::layout::element;
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::Element;

@@ -6,7 +6,7 @@ use crate::abi::BackwardParams;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::pairs::Pairs;
 use crate::attention::options::score::{Corner, Score};
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::layout::fragment;
 use crate::ptx::{barrier, cp_async, global, math, shared, shuffle, special};
 use crate::tile::registers::fence;

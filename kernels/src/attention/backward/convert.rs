@@ -1,7 +1,7 @@
 //! dq, from f32 sums to 16 bits.
 
 use crate::abi::BackwardParams;
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::layout::{element, rows::Rows, sum};
 use crate::ptx::{global, special};
 use crate::tile::whole::row_chunk;

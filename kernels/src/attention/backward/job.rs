@@ -3,8 +3,8 @@
 use crate::abi::{BackwardParams, ForwardParams};
 use crate::attention::Visits;
 use crate::attention::options::mask::{Interval, Mask, Span};
-use crate::attention::work::alternate::tile_head;
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::alternate::tile_head;
+use crate::attention::workload::sequence::Sequence;
 use core::ops::Range;
 
 /// The key tile of a block, and the query tiles that see some of it.

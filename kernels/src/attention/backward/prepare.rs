@@ -7,7 +7,7 @@
 
 use crate::abi::{FAR_LSE, PrepareParams};
 use crate::attention::options::ranges::is_in_sequence;
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::layout::rows::Rows;
 use crate::ptx::{global, math, shuffle, special, vote};
 use crate::tile::Element;

@@ -3,7 +3,7 @@
 use super::far::has_far_rows;
 use crate::abi::BackwardParams;
 use crate::attention::options::score::{Optional, Score};
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::ptx::{barrier, global, math, shared, shuffle, special};
 
 /// Statistics that a thread reads at a time.

@@ -4,7 +4,7 @@ use super::{Call, Custom};
 use crate::abi::ForwardParams;
 use crate::attention::options::mask::{Mask, Span};
 use crate::attention::options::ranges::Ranges;
-use crate::attention::work::sequence::{Sequence, Split};
+use crate::attention::workload::sequence::{Sequence, Split};
 use core::ops::Range;
 
 /// Pairs that the options, and a type, let see each other.

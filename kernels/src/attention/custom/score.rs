@@ -5,7 +5,7 @@ use super::{Custom, Pair};
 use crate::abi::ForwardParams;
 use crate::attention::SoftmaxScale;
 use crate::attention::options::score::{Corner, Optional, Score, place};
-use crate::attention::work::sequence::{Sequence, Split};
+use crate::attention::workload::sequence::{Sequence, Split};
 use crate::ptx::{math, special};
 use crate::tile::Accumulator;
 use core::f32::consts::{LN_2, LOG2_E};

@@ -3,9 +3,9 @@
 use crate::abi::ForwardParams;
 use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
 use crate::attention::options::score::{Corner, Score};
-use crate::attention::work::heads::Heads;
-use crate::attention::work::sequence::Split;
-use crate::attention::work::walk::Runs;
+use crate::attention::workload::heads::Heads;
+use crate::attention::workload::sequence::Split;
+use crate::attention::workload::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
 use crate::tile::{Fixed, SharedTile};
 

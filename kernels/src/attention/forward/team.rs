@@ -19,7 +19,7 @@ use crate::abi::ForwardParams;
 use crate::attention::guard::multiply_guarded_tile;
 use crate::attention::options::mask::{Interval, Mask, Prefix};
 use crate::attention::options::score::Score;
-use crate::attention::work::heads::Heads;
+use crate::attention::workload::heads::Heads;
 use crate::attention::{Warp, WorkTile};
 use crate::ptx::{barrier, shared, special};
 use crate::tile::whole::{counted_from, map_rows, to_operands};

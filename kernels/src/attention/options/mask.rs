@@ -10,7 +10,7 @@
 #[cfg(target_arch = "nvptx64")]
 use super::score::Score;
 use crate::abi::{Coverage, ForwardParams};
-use crate::attention::work::sequence::{Sequence, Split};
+use crate::attention::workload::sequence::{Sequence, Split};
 #[cfg(target_arch = "nvptx64")]
 use crate::attention::{guard::multiply_seen, steps::warp::Warp};
 pub use crate::layout::interval::{Interval, Prefix, Span};

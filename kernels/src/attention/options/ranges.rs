@@ -5,7 +5,7 @@ use super::mask::{Interval, Mask, Span, Window};
 use super::pairs::Pairs;
 use super::seen::{KeyLine, QueryLine, Seen, element_bytes, has_mask, place};
 use crate::abi::{ForwardParams, KeyRange, QueryRange};
-use crate::attention::work::sequence::{Sequence, Split};
+use crate::attention::workload::sequence::{Sequence, Split};
 use crate::ptx::{global, switch};
 
 /// A [`Window`] or, where [`Switch::Ranges`](crate::abi::Switch::Ranges) is on, ranges from tables; less what a boolean mask

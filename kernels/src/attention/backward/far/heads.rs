@@ -5,7 +5,7 @@ use super::tiles::{D_O, K, Q, TILE, V, land, load, product};
 use crate::abi::{BackwardParams, ForwardParams, TensorRef};
 use crate::attention::options::mask::{Interval, Mask, Visible};
 use crate::attention::options::score::{Corner, Score};
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::attention::{Softmax, Total};
 use crate::layout::fragment;
 use crate::layout::rows::Strided;

@@ -7,7 +7,7 @@ use crate::abi::{BackwardParams, TensorRef};
 use crate::attention::guard::multiply_guarded;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
-use crate::attention::work::sequence::Sequence;
+use crate::attention::workload::sequence::Sequence;
 use crate::layout::{element, rows::Rows};
 use crate::ptx::{global, math, shuffle, special};
 use crate::tile::whole::map_rows;

@@ -6,7 +6,7 @@ use super::reduce::SHARING;
 use crate::abi::{Sm90BackwardParams, Stored};
 use crate::attention::backward::job::{Job, Step};
 use crate::attention::options::mask::{Interval, Mask};
-use crate::attention::work::alternate::query_head_number;
+use crate::attention::workload::alternate::query_head_number;
 use crate::layout::sm90_backward::DsImage;
 use crate::ptx::{barrier, bulk};
 use crate::tile::registers::opaque;

@@ -10,7 +10,7 @@ use super::tile::Tile;
 use crate::abi::{Event, Sm90Params};
 use crate::attention::options::mask::Interval;
 use crate::attention::options::score::Score;
-use crate::attention::work::heads::Heads;
+use crate::attention::workload::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{bulk, mbarrier};
 use crate::tile::registers::{again, opaque};

@@ -3,9 +3,9 @@
 use super::kernel::{Kernel, Keys};
 use crate::abi::{ForwardParams, MAX_SEQLEN};
 use crate::attention::options::mask::{Mask, seen_blocks};
-use crate::attention::work::alternate::tile_head;
-use crate::attention::work::heads::Heads;
-use crate::attention::work::sequence::{Sequence, Split};
+use crate::attention::workload::alternate::tile_head;
+use crate::attention::workload::heads::Heads;
+use crate::attention::workload::sequence::{Sequence, Split};
 use crate::attention::{Visits, WorkTile};
 use crate::ptx::shared;
 use core::hint::assert_unchecked;

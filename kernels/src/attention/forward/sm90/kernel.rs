@@ -5,7 +5,7 @@ use super::watch::Watch;
 use crate::abi::Sm90Params;
 use crate::attention::options::mask::{Interval, Mask};
 use crate::attention::options::score::Score;
-use crate::attention::work::heads::Heads;
+use crate::attention::workload::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::special;
 use crate::tile::Element;

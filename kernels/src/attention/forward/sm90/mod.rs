@@ -50,7 +50,7 @@ mod watch;
 
 use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
-use crate::attention::work::heads::Heads;
+use crate::attention::workload::heads::Heads;
 use crate::layout::sm90::Sm90Memory;
 use crate::ptx::{barrier, bulk, mbarrier, setmaxnreg, shared, shuffle};
 use crate::tile::wgmma::Product;

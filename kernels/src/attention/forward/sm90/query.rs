@@ -5,7 +5,7 @@ use super::job::Part;
 use super::kernel::Kernel;
 use crate::abi::ForwardParams;
 use crate::attention::WorkTile;
-use crate::attention::work::heads::Heads;
+use crate::attention::workload::heads::Heads;
 use crate::layout::{element, rows::Rows};
 use crate::ptx::{barrier, bulk, global, shared, special};
 use crate::tile::registers::opaque;

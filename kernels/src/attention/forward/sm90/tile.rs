@@ -7,7 +7,7 @@ use crate::abi::{Coverage, ForwardParams};
 use crate::attention::Visits;
 use crate::attention::options::mask::{Interval, Mask, Visible, whole_blocks, whole_spans};
 use crate::attention::options::score::{Corner, Score};
-use crate::attention::work::walk::{Runs, Walk};
+use crate::attention::workload::walk::{Runs, Walk};
 use crate::layout::sm90::Sm90Memory;
 use crate::tile::Accumulator;
 use crate::tile::registers::again;

@@ -131,7 +131,7 @@ impl Sequence {
 mod tests {
     use super::*;
     use crate::abi::Divisor;
-    use crate::attention::work::heads::{HeadGroup, Heads, OneHead};
+    use crate::attention::workload::heads::{HeadGroup, Heads, OneHead};
     use proptest::prelude::*;
     extern crate std;
     use std::collections::HashSet;
