@@ -110,6 +110,7 @@ fn best(request: &Request) -> Option<Forward> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::WIDE_DIMS;
 
     /// A causal call on an H100.
     fn request(dim: u32, seqlen_q: u32, group: u32) -> Request {
@@ -216,37 +217,76 @@ mod tests {
         ((13, 0), Class::Sm100),
     ];
 
+    /// The kernel that serves a head dim and rows of so many queries, of heads that share keys or not.
+    fn expected(
+        device: ((i32, i32), Class),
+        of: Dtype,
+        mask: MaskKind,
+        dim: u32,
+        rows: u32,
+    ) -> Forward {
+        let (compute_capability, class) = device;
+        let is_hopper = compute_capability == (9, 0);
+        let kind = match (rows, dim) {
+            (4096, ..=512) if is_hopper => Kind::of_head(Loop::Hopper, mask),
+            (_, 257..) => Kind::of_head(Loop::Wide, MaskKind::Either),
+            (4096, _) => Kind::of_head(Loop::Sm80, mask),
+            (1, _) => Kind::of_group(Loop::Decode),
+            (_, 33..) if is_hopper => Kind::of_group(Loop::Hopper),
+            _ => Kind::of_group(Loop::Sm80),
+        };
+        let padded = match kind == Kind::of_group(Loop::Hopper) {
+            true => dim.max(64).next_power_of_two(),
+            false => {
+                let dims = HEAD_DIMS.iter().chain(WIDE_DIMS);
+                dims.copied().find(|&of| of >= dim).expect("served")
+            }
+        };
+        Forward::of(kind, of, padded, class).expect("a tile")
+    }
+
     #[test]
-    fn every_device_has_a_kernel_for_every_request() {
+    fn every_device_has_its_kernel_for_every_request() {
         let calls = DEVICES.into_iter().flat_map(|device| {
             let dims = (8..=1024).step_by(8);
             dims.flat_map(move |dim| [(1, 1), (16, 8), (4096, 1)].map(|rows| (device, dim, rows)))
         });
-        for ((compute_capability, class), dim, (seqlen_q, group)) in calls {
-            let device = class.shared_memory();
+        for (device, dim, (seqlen_q, group)) in calls {
+            let (compute_capability, class) = device;
             for (dtype, causal) in Dtype::ALL
                 .into_iter()
                 .flat_map(|of| [(of, false), (of, true)])
             {
-                let request = Request {
+                let kernel = select(&Request {
                     dtype,
                     causal,
                     compute_capability,
-                    class: Class::of(compute_capability, device),
+                    class: Class::of(compute_capability, class.shared_memory()),
                     ..request(dim, seqlen_q, group)
+                });
+                let kernel = kernel.expect("a kernel");
+                let forward = expected(device, dtype, MaskKind::of(causal), dim, seqlen_q);
+                assert_eq!(kernel.family, Family::Forward(forward));
+                let resident = class.shared_memory().resident_blocks(kernel.shared_bytes());
+                // Decode kernels are compiled for as many blocks as fit an H100; two are meant to do elsewhere.
+                let wanted = match (forward.kind.main_loop, class, forward.dim) {
+                    (Loop::Decode, Class::Sm86, 256) => 1,
+                    (Loop::Decode, Class::Sm80 | Class::Sm86, _) => 2,
+                    _ => kernel.blocks_per_sm(),
                 };
-                let kernel = select(&request).expect("a kernel");
-                let &Forward {
-                    kind, dim: served, ..
-                } = kernel.forward().expect("of attention");
-                assert_eq!(kind.smallest(dim, dim), Some(served), "{}", kernel.name);
-                assert!(kind.mask.serves(causal) && kernel.dtype() == Some(dtype));
-                assert!(kernel.is_for(class) && kernel.target().runs_on(compute_capability));
-                let is_long = seqlen_q == 4096;
-                let has_hopper = compute_capability == (9, 0) && dim <= 512;
-                assert!(!is_long || (kind.main_loop == Loop::Hopper) == has_hopper);
+                assert!(resident >= wanted, "{}: {resident} blocks", kernel.name);
             }
         }
+    }
+
+    #[test]
+    fn dtype_and_mask_decide() {
+        let long = request(40, 4096, 1);
+        let causal = false;
+        assert_eq!(name(Request { causal, ..long }), "hopper_f16_d64");
+        let dtype = Dtype::Bf16;
+        let few = request(136, 1, 4);
+        assert_eq!(name(Request { dtype, ..few }), "decode_bf16_d192");
     }
 
     /// Users and results know these kernels by name.
