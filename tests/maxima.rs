@@ -292,7 +292,9 @@ impl Walk {
 
 /// Any walk, by any kernel, on any number of splits.
 fn any(device: &Device) -> Outcome {
-    walks(device, 128, scheduled(device, cases()))
+    let is_gpu = !device.is_cpu() && !device.is_emulator();
+    let count = if is_gpu { 128 } else { 56 };
+    walks(device, count, scheduled(device, cases()))
 }
 
 /// Random walks in `count` cases, on one to three splits.

@@ -334,8 +334,8 @@ fn biases_and_masks(device: &Device) -> Outcome {
             vectors = !vectors;
             let case = Case {
                 batch: 2,
-                heads: 4,
-                kv_heads: 2,
+                heads: 2,
+                kv_heads: 1,
                 seqlen_q: 150,
                 seqlen_kv: if vectors { 336 } else { 333 },
                 dim: [64, 128, 32][of],

@@ -359,7 +359,7 @@ fn input_layouts() -> impl Strategy<Value = Layout> {
 pub fn check_random(device: &Device, cases: impl Strategy<Value = Case>) -> Outcome {
     match device.is_emulator() {
         true => check_some(device, 40, cases.prop_map(with_fewer_heads)),
-        false => check_some(device, if device.is_cpu() { 80 } else { 128 }, cases),
+        false => check_some(device, if device.is_cpu() { 50 } else { 128 }, cases),
     }
 }
 

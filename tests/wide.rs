@@ -15,8 +15,8 @@ use tests::{Case, Outcome, PASSED, Test};
 /// Random cases of each kind.
 fn count(device: &Device) -> u32 {
     match device.is_emulator() {
-        true => 12,
-        false if device.is_cpu() => 40,
+        true => 9,
+        false if device.is_cpu() => 30,
         false => 128,
     }
 }

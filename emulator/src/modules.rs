@@ -4,8 +4,8 @@ use crate::error::Error;
 use crate::module::Module;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The process's modules, of 16 MB of text: more than the largest ten together.
-pub(crate) static MODULES: Modules = Modules::new(16 << 20);
+/// The process's modules, of 32 MB of text: more than the largest twenty together.
+pub(crate) static MODULES: Modules = Modules::new(32 << 20);
 
 /// Modules of a limited size of text.
 pub(crate) struct Modules {

@@ -50,7 +50,7 @@ pub fn tests() -> Vec<Test> {
 fn check_random(device: &Device, cases: impl Strategy<Value = BackwardCase>) -> Outcome {
     let count = match (device.is_emulator(), device.is_cpu()) {
         (true, _) => 14,
-        (_, true) => 28,
+        (_, true) => 20,
         _ => 64,
     };
     check_each(count, cases, |case| case.check(device))

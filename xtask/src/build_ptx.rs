@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     println!("{} modules in {}", modules.len(), folder.display());
     match ptxas {
         Some(_) => println!(
-            "registers for each target that the kernel is for, of bf16 for the first; only a few kernels of the ladder spill"
+            "registers for each target that the kernel is for, sm_89 as sm_86, some of bf16 for the first; only a few kernels of the ladder spill"
         ),
         None => println!("no ptxas: registers and spills not checked; type: cargo xtask setup"),
     }
@@ -163,6 +163,7 @@ fn table(modules: &[Module], usages: &[Usage]) -> Table {
     let targets = Class::ALL.iter().flat_map(|class| class.targets());
     let alone = Target::ALL.iter().filter(|target| !target.is_portable);
     let targets = targets.copied().chain(alone.map(|target| target.name));
+    let targets = targets.filter(|target| ptxas::is_assembled(target));
     let entries: Vec<_> = modules.iter().flat_map(|module| &module.entries).collect();
     let counts = entries
         .iter()

@@ -215,7 +215,7 @@ fn key(kernel: &plan::Entry) -> Key {
 }
 
 /// Marked texts that the process keeps, some 200 KB each.
-const KEPT_TEXTS: usize = 16;
+const KEPT_TEXTS: usize = 64;
 
 /// The [marked text](plan::Entry::marked_text) of a kernel, which is unpacked once for the many emulated devices that a program
 /// may open: 6 to 8 % of the CPU's time in the tests `emulator::kernels`.

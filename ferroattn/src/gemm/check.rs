@@ -54,15 +54,30 @@ pub fn check<T: Element>(
         T::to_f32_slice(&matrix[row * k..][..k], &mut wide);
         wide
     };
-    let b: Vec<Vec<f32>> = columns.par_iter().map(|&j| widen(product.b, j)).collect();
+    let panel = |columns: &[usize]| {
+        let mut panel = vec![[0.0_f32; COLUMNS]; k];
+        for (place, &j) in columns.iter().enumerate() {
+            let b = widen(product.b, j);
+            b.iter()
+                .zip(&mut panel)
+                .for_each(|(b, row)| row[place] = *b);
+        }
+        panel
+    };
+    let panels: Vec<_> = columns.par_chunks(COLUMNS).map(panel).collect();
     let worse = |a: Comparison, b| a.worse(b, |c| c.max_abs_err / c.tolerance);
     let of_row = |&i: &usize| {
         let a = widen(product.a, i);
-        let of_column = |(&j, b): (&usize, &Vec<f32>)| {
-            let found = f64::from(product.c[i * n + j].to_f32());
-            compare::<T>(product.accumulation, &a, b, found, [0, 0, i, j])
+        let of_panel = |(columns, panel): (&[usize], &Vec<_>)| {
+            let sums = sums(&a, panel);
+            let of_column = |(&j, sum): (&usize, Sum)| {
+                let found = f64::from(product.c[i * n + j].to_f32());
+                compare::<T>(product.accumulation, k, sum, found, [0, 0, i, j])
+            };
+            columns.iter().zip(sums).map(of_column).reduce(worse)
         };
-        columns.iter().zip(&b).map(of_column).reduce(worse)
+        let panels = columns.chunks(COLUMNS).zip(&panels);
+        panels.filter_map(of_panel).reduce(worse)
     };
     rows.par_iter().filter_map(of_row).reduce_with(worse)
 }
@@ -77,24 +92,45 @@ fn limits(dtype: Dtype) -> [f64; 3] {
     }
 }
 
-fn compare<T: Element>(
-    accumulation: Accumulation,
-    a: &[f32],
-    b: &[f32],
-    found: f64,
-    worst: [usize; 4],
-) -> Comparison {
-    let (mut exact, mut largest) = (0.0_f64, 0.0_f64);
-    for (&a, &b) in a.iter().zip(b) {
-        let product = f64::from(a) * f64::from(b);
-        exact += product;
-        for size in [exact.abs(), product.abs()] {
-            if size.is_finite() {
-                largest = largest.max(size);
+/// Columns whose sums grow at once, as vectors of the host.
+const COLUMNS: usize = 8;
+
+/// An element of the exact product, and the largest finite partial sum or product on the way.
+#[derive(Clone, Copy)]
+struct Sum {
+    exact: f64,
+    largest: f64,
+}
+
+/// The products of a row of A with some columns of B: `b[p]` has their elements `p`.
+fn sums(a: &[f32], b: &[[f32; COLUMNS]]) -> [Sum; COLUMNS] {
+    let (mut exact, mut largest) = ([0.0_f64; COLUMNS], [0.0_f64; COLUMNS]);
+    for (&a, b) in a.iter().zip(b) {
+        for ((exact, largest), &b) in exact.iter_mut().zip(&mut largest).zip(b) {
+            let product = f64::from(a) * f64::from(b);
+            *exact += product;
+            for size in [exact.abs(), product.abs()] {
+                // No comparison holds of NaN.
+                if size > *largest && size < f64::INFINITY {
+                    *largest = size;
+                }
             }
         }
     }
-    let steps = (a.len() / 16 + 1) as f64;
+    std::array::from_fn(|column| Sum {
+        exact: exact[column],
+        largest: largest[column],
+    })
+}
+
+fn compare<T: Element>(
+    accumulation: Accumulation,
+    k: usize,
+    Sum { exact, largest }: Sum,
+    found: f64,
+    worst: [usize; 4],
+) -> Comparison {
+    let steps = (k / 16 + 1) as f64;
     let (lost, range) = match accumulation {
         Accumulation::Single => (steps * 2_f64.powi(-21), f64::from(f32::MAX)),
         Accumulation::Half => {
