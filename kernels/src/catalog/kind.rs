@@ -199,9 +199,10 @@ mod tests {
     fn tables_have_the_same_dims() {
         for kind in Kind::ALL.into_iter().flatten() {
             assert!(kind.dims().is_sorted());
-            for table in Class::ALL.iter().flat_map(|class| kind.tables(*class)) {
-                let mut dims = table.iter().map(|(dim, _)| *dim);
-                assert!(dims.all(|dim| kind.dims().any(|of| of == dim)));
+            for &class in Class::ALL {
+                assert!(kind.dims().all(|dim| kind.tile(class, dim).is_some()));
+                let mut rows = kind.tables(class).iter().copied().flatten();
+                assert!(rows.all(|(dim, _)| kind.dims().any(|of| of == *dim)));
             }
         }
     }
