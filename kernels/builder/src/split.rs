@@ -50,7 +50,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         .collect();
     let mut modules: Vec<Module> = Vec::new();
     for &kernel in kernels {
-        let (name, module) = (kernel.name(), kernel.module());
+        let (name, module, launch) = (kernel.name(), kernel.module(), kernel.launch());
         let (parameters, body) = find_entry(text, &name)
             .ok_or_else(|| Error::contract(&name, "is not in the compiler's output"))?;
         let parameters = match kernel.takes_maps() {
@@ -60,8 +60,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         let body = with_switches(body);
         let definition = format!(
             ".visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
-            kernel.threads(),
-            kernel.blocks_per_sm(),
+            launch.threads, launch.blocks_per_sm,
         );
         let entry = Entry {
             name,

@@ -16,7 +16,8 @@ impl Twins {
     /// Finds the twins among kernels: pairs of f16 and bf16 with the same instance and launch bounds.
     pub fn of(kernels: &[&'static dyn Spec]) -> Self {
         let traits = |kernel: &dyn Spec| {
-            let bounds = (kernel.threads(), kernel.blocks_per_sm(), kernel.target());
+            let launch = kernel.launch();
+            let bounds = (launch.threads, launch.blocks_per_sm, kernel.target());
             (kernel.name(), kernel.instance().to_string(), bounds)
         };
         let all: HashSet<_> = kernels.iter().map(|&kernel| traits(kernel)).collect();

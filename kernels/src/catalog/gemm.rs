@@ -140,9 +140,8 @@ impl GemmTile {
     /// The simple kernels have many warps of few registers, since nothing but other warps hides the latency of a load.
     ///
     /// Multistage kernels have eight warps on a multiprocessor, each with 64x64 elements of C, which reads least from shared
-    /// memory; 32x32 for matrices that leave few tiles. A step of 16 along k takes a warp 32 products of 6 cycles of its
-    /// scheduler's tensor core, with two warps 384 cycles. Shared memory is read for 256 of these (8 warps, 64 + 64 rows of
-    /// 32 bytes, 128 bytes a cycle), and written for 128 by two blocks of 128x128, for 96 by one of 256x128.
+    /// memory: 256 cycles of the 384 that the products of a step of 16 take. It is written for 128 by two blocks of 128x128,
+    /// and for 96 by one of 256x128. Matrices that leave few tiles have 32x32 a warp.
     ///
     /// Hopper's warpgroups have 64 rows each and all columns. The largest tile reads least; the others are for matrices that
     /// leave a part of the GPU idle with it. A stage is 64 columns deep, a panel of 128 bytes a row.

@@ -63,10 +63,12 @@ impl Display for Instance {
         let numbers = numbers
             .iter()
             .map(|(name, value)| format!("{name} = {value}"));
-        let (types, numbers) = (
-            self.types.join(", "),
-            numbers.collect::<Vec<_>>().join(", "),
-        );
-        write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
+        let (types, numbers) = (self.types.join(", "), numbers.collect::<Vec<_>>());
+        write!(
+            f,
+            "{}::{kernel}<{types}; {}>",
+            self.module,
+            numbers.join(", ")
+        )
     }
 }
