@@ -63,12 +63,8 @@ impl Display for Instance {
         let numbers = numbers
             .iter()
             .map(|(name, value)| format!("{name} = {value}"));
-        let (types, numbers) = (self.types.join(", "), numbers.collect::<Vec<_>>());
-        write!(
-            f,
-            "{}::{kernel}<{types}; {}>",
-            self.module,
-            numbers.join(", ")
-        )
+        let numbers = numbers.collect::<Vec<_>>().join(", ");
+        let types = self.types.join(", ");
+        write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
     }
 }
