@@ -106,10 +106,8 @@ fn compiled(package: &Package, golden: Option<&Golden>) -> Result<Vec<Module>, E
 /// Instructions of whole warps in kernels, which tell about how long they take to compile.
 fn instructions(kernels: &[&dyn Spec], golden: Option<&Golden>) -> u32 {
     let counts = { kernels.iter() }.filter_map(|&kernel| golden?.of(kernel));
-    counts
-        .flat_map(Collectives::named)
-        .map(|(_, count)| count)
-        .sum()
+    let counts = counts.flat_map(Collectives::named);
+    counts.map(|(_, count)| count).sum()
 }
 
 /// Whether the next kernel of a package is compiled with those before it: one module is one part.
