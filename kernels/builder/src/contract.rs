@@ -1,6 +1,6 @@
 //! The contract of an entry: what it may and must contain.
 
-use crate::{Collectives, Entry, Error, Golden};
+use crate::{Collectives, EntryPoint, Error, Golden};
 
 /// Text that no entry may contain, and what it means.
 #[rustfmt::skip]
@@ -14,8 +14,8 @@ const FORBIDDEN: &[(&str, &str)] = &[
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the rule that it breaks.
-pub fn check(entry: &Entry, golden: Option<&Golden>) -> Result<(), Error> {
-    let Entry { name, kernel, .. } = entry;
+pub fn check(entry: &EntryPoint, golden: Option<&Golden>) -> Result<(), Error> {
+    let EntryPoint { name, kernel, .. } = entry;
     for (text, meaning) in FORBIDDEN {
         if let Some(line) = entry.body.lines().find(|line| line.contains(text)) {
             return Err(Error::contract(name, format!("{meaning}: {}", line.trim())));
@@ -57,13 +57,13 @@ mod tests {
     }
 
     /// A body that fulfils the contract.
-    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> Entry {
+    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> EntryPoint {
         let mut body = String::from("{\n");
         let counts = golden.of(kernel).expect("a line");
         for ((_, texts), (_, count)) in INSTRUCTIONS.iter().zip(counts.named()) {
             body += &format!("\t{}x;\n", texts[0]).repeat(count as usize);
         }
-        Entry {
+        EntryPoint {
             name: kernel.name(),
             kernel,
             body: body + "}",
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn every_breach_is_named() {
         let golden = golden();
-        let check = |entry: &Entry| check(entry, Some(&golden));
+        let check = |entry: &EntryPoint| check(entry, Some(&golden));
         for kernel in Package::kernels().kernels {
             let good = entry(kernel, &golden);
             let counts = golden.of(kernel).unwrap();

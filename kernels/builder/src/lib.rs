@@ -38,7 +38,7 @@ pub use compile::{Package, Session};
 pub use compiler::Compiler;
 pub use embed::{TABLE, embed, script};
 pub use error::Error;
-pub use split::{Entry, Module, split};
+pub use split::{EntryPoint, Module, split};
 pub use twins::Twins;
 
 use kernels::catalog::Spec;

@@ -1,7 +1,7 @@
 //! Machine code: what the assembler makes of PTX, disassembled and counted.
 
 use crate::ptxas::{self, CUBIN, find_tool, printed, version};
-use crate::{Collectives, Entry, Error, cache};
+use crate::{Collectives, EntryPoint, Error, cache};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -28,7 +28,7 @@ pub fn disassemble(module: &str, text: &str, target: &str) -> Result<String, Err
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the instruction.
-pub fn check(entry: &Entry, sass: &str, has_mask: bool) -> Result<(), Error> {
+pub fn check(entry: &EntryPoint, sass: &str, has_mask: bool) -> Result<(), Error> {
     let all = Collectives::count(&entry.body).of("wgmma");
     if all == 0 {
         return Ok(());
@@ -81,7 +81,7 @@ pub fn name(code: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::{check, opcodes};
-    use crate::{Entry, Package};
+    use crate::{EntryPoint, Package};
 
     #[test]
     fn instructions_of_one_entry_are_counted() {
@@ -110,7 +110,7 @@ mod tests {
         let kernel = kernels.find(|kernel| kernel.name() == "hopper_f16_d32");
         let kernel = kernel.expect("in the catalog");
         let products = 24;
-        let entry = Entry {
+        let entry = EntryPoint {
             name: kernel.name(),
             kernel,
             body: "wgmma.mma_async.x;\n".repeat(products),

@@ -19,12 +19,12 @@ pub struct Module {
     /// The name of its twin of f16, if the text is [written](crate::Twins) from the twin's.
     pub twin_of: Option<String>,
     /// Its kernels.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<EntryPoint>,
 }
 
 /// One entry point of a module.
 #[derive(Clone)]
-pub struct Entry {
+pub struct EntryPoint {
     /// [`Spec::name`].
     pub name: String,
     /// The specification.
@@ -61,7 +61,7 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
             ".visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
             launch.threads, launch.blocks_per_sm,
         );
-        let entry = Entry {
+        let entry = EntryPoint {
             name,
             kernel,
             body: lines::take(&body).0.trim_end().to_owned(),

@@ -1,7 +1,7 @@
 //! Which kernels of bf16 are [written](twin) from their twins of f16, and these kernels, to be checked like others.
 
 use crate::Error;
-use crate::split::{Entry, Module, find_entry};
+use crate::split::{EntryPoint, Module, find_entry};
 use kernels::catalog::Spec;
 use kernels::text::twin;
 use std::collections::{HashMap, HashSet};
@@ -59,7 +59,7 @@ impl Twins {
             let (_, body) = find_entry(&text, &name)
                 .ok_or_else(|| Error::contract(&name, "is not in its module's text"))?;
             let body = body.to_owned();
-            Ok(Entry { name, kernel, body })
+            Ok(EntryPoint { name, kernel, body })
         });
         Ok(Some(Module {
             entries: entries.collect::<Result<_, Error>>()?,
