@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use comfy_table::Table;
 use glob::Pattern;
 use kernel_builder::ptxas::Usage;
-use kernel_builder::{Collectives, Entry, Module, Package, ptxas, sass};
+use kernel_builder::{Collectives, EntryPoint, Module, Package, ptxas, sass};
 use kernels::catalog::Target;
 use kernels::catalog::class::Class;
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,7 +112,7 @@ fn compare(modules: &[Module], other: &Path) -> Result<()> {
                 Ok((usages, sass::disassemble(&module.name, text, target)?))
             };
             let (old, new) = (assembled(&before)?, assembled(&module.text)?);
-            for Entry { name, .. } in &module.entries {
+            for EntryPoint { name, .. } in &module.entries {
                 let changes = changes(name, [&old, &new]);
                 if !changes.is_empty() {
                     different += 1;

@@ -167,7 +167,7 @@ impl From<&'static Kernel> for MainKernel {
             q_rows: forward.tile.q_rows,
             keys: forward.tile.keys,
             shared_bytes: kernel.shared_bytes(),
-            blocks_per_sm: kernel.blocks_per_sm(),
+            blocks_per_sm: kernel.launch().blocks_per_sm,
             is_grouped: forward.kind.is_grouped(),
             waves: match (forward.kind.mask, forward.kind.main_loop) {
                 (MaskKind::Full | MaskKind::Either, _) => Waves::Heads,

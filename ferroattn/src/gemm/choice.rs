@@ -181,7 +181,8 @@ fn runs(kernel: &Kernel, facts: &Facts) -> bool {
 
 /// Blocks of a kernel that a multiprocessor holds at once.
 pub(super) fn resident_blocks(kernel: &Kernel, facts: &Facts) -> u32 {
-    facts.resident_blocks(kernel.blocks_per_sm(), kernel.shared_bytes())
+    let launch = kernel.launch();
+    facts.resident_blocks(launch.blocks_per_sm, launch.shared_bytes)
 }
 
 /// A measure of the time that a kernel takes, beside others of its family: the number of its waves, of as many blocks as

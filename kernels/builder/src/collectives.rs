@@ -2,7 +2,7 @@
 
 use crate::{Error, Module, cache, workspace};
 use kernels::catalog::Spec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
@@ -112,9 +112,7 @@ impl Golden {
         let mut golden = Golden::default();
         let library = workspace().join("kernels/entries");
         let own = Some(folder).filter(|folder| *folder != library);
-        let paths = { own.into_iter() }
-            .chain([library.as_path()])
-            .map(Self::path);
+        let paths = own.into_iter().chain([&*library]).map(Self::path);
         for path in paths.filter(|path| path.exists()) {
             for line in cache::read(&path)?.lines() {
                 let count = |(name, counts): (&str, _)| {
@@ -141,16 +139,11 @@ impl Golden {
     /// If the file cannot be read or written.
     pub fn bless(folder: &Path, kernels: &[&dyn Spec], modules: &[Module]) -> Result<(), Error> {
         let mut counts = Self::read(folder)?.0;
-        let entries = modules.iter().flat_map(|module| &module.entries);
-        let counted =
-            entries.map(|entry| (Self::line(&entry.name), Collectives::count(&entry.body)));
-        counts.extend(counted);
-        let mut names: Vec<_> = kernels
-            .iter()
-            .map(|kernel| Self::line(&kernel.name()))
-            .collect();
-        names.sort();
-        names.dedup();
+        for entry in modules.iter().flat_map(|module| &module.entries) {
+            counts.insert(Self::line(&entry.name), Collectives::count(&entry.body));
+        }
+        let names = kernels.iter().map(|kernel| Self::line(&kernel.name()));
+        let names: BTreeSet<_> = names.collect();
         let line = |name| Some(format!("{name}: {}\n", counts.get(&name)?));
         let text: String = names.into_iter().filter_map(line).collect();
         cache::write(&Self::path(folder), text)

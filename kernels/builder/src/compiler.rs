@@ -30,10 +30,9 @@ impl Compiler {
             let rustc = PathBuf::from(rustc);
             return Self::with(&rustc).ok_or(Error::BadOverride(rustc));
         }
-        ["rustc", "/usr/bin/rustc"]
-            .iter()
-            .find_map(|rustc| Self::with(Path::new(rustc)))
-            .ok_or(Error::NoCompiler)
+        let mut others = ["rustc", "/usr/bin/rustc"].into_iter();
+        let found = others.find_map(|rustc| Self::with(Path::new(rustc)));
+        found.ok_or(Error::NoCompiler)
     }
 
     fn with(rustc: &Path) -> Option<Self> {

@@ -1,17 +1,12 @@
 //! The contract of an entry: what it may and must contain.
 
-use crate::{Collectives, Entry, Error, Golden};
+use crate::{Collectives, EntryPoint, Error, Golden};
 
 /// Text that no entry may contain, and what it means.
+#[rustfmt::skip]
 const FORBIDDEN: &[(&str, &str)] = &[
-    (
-        ".local",
-        "uses local memory: an array is indexed at run time, or a loop was not unrolled",
-    ),
-    (
-        "call",
-        "calls a function: something was not inlined, or a panic was left in",
-    ),
+    (".local", "uses local memory: an array is indexed at run time, or a loop was not unrolled"),
+    ("call", "calls a function: something was not inlined, or a panic was left in"),
 ];
 
 /// Checks an entry, and that its instructions of whole warps are those of the [golden](Golden) counts; without `golden` they may
@@ -19,8 +14,8 @@ const FORBIDDEN: &[(&str, &str)] = &[
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the rule that it breaks.
-pub fn check(entry: &Entry, golden: Option<&Golden>) -> Result<(), Error> {
-    let Entry { name, kernel, .. } = entry;
+pub fn check(entry: &EntryPoint, golden: Option<&Golden>) -> Result<(), Error> {
+    let EntryPoint { name, kernel, .. } = entry;
     for (text, meaning) in FORBIDDEN {
         if let Some(line) = entry.body.lines().find(|line| line.contains(text)) {
             return Err(Error::contract(name, format!("{meaning}: {}", line.trim())));
@@ -62,13 +57,13 @@ mod tests {
     }
 
     /// A body that fulfils the contract.
-    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> Entry {
+    fn entry(kernel: &'static dyn Spec, golden: &Golden) -> EntryPoint {
         let mut body = String::from("{\n");
         let counts = golden.of(kernel).expect("a line");
         for ((_, texts), (_, count)) in INSTRUCTIONS.iter().zip(counts.named()) {
             body += &format!("\t{}x;\n", texts[0]).repeat(count as usize);
         }
-        Entry {
+        EntryPoint {
             name: kernel.name(),
             kernel,
             body: body + "}",
@@ -78,7 +73,7 @@ mod tests {
     #[test]
     fn every_breach_is_named() {
         let golden = golden();
-        let check = |entry: &Entry| check(entry, Some(&golden));
+        let check = |entry: &EntryPoint| check(entry, Some(&golden));
         for kernel in Package::kernels().kernels {
             let good = entry(kernel, &golden);
             let counts = golden.of(kernel).unwrap();
@@ -93,10 +88,8 @@ mod tests {
                 let mut bad = good.clone();
                 bad.body = bad.body.replacen('\n', &format!("\n{breach}\n"), 1);
                 let message = check(&bad).unwrap_err().to_string();
-                assert!(
-                    message.contains(&good.name) && message.contains(rule),
-                    "{message}"
-                );
+                assert!(message.contains(&good.name), "{message}");
+                assert!(message.contains(rule), "{message}");
             }
             let mut bad = good.clone();
             bad.body = bad.body.replacen("shfl.sync.x;\n", "", 1);
@@ -117,11 +110,8 @@ mod tests {
     fn a_kernel_without_counts_is_named() {
         let kernel = Package::kernels().kernels[0];
         let entry = entry(kernel, &golden());
-        let message = check(&entry, Some(&Golden::default())).unwrap_err();
-        assert!(
-            message.to_string().contains("build-ptx --bless"),
-            "{message}"
-        );
+        let error = check(&entry, Some(&Golden::default())).unwrap_err();
+        assert!(error.to_string().contains("build-ptx --bless"), "{error}");
         check(&entry, None).unwrap();
     }
 

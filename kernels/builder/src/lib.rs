@@ -38,7 +38,7 @@ pub use compile::{Package, Session};
 pub use compiler::Compiler;
 pub use embed::{TABLE, embed, script};
 pub use error::Error;
-pub use split::{Entry, Module, split};
+pub use split::{EntryPoint, Module, split};
 pub use twins::Twins;
 
 use kernels::catalog::Spec;
@@ -106,10 +106,8 @@ fn compiled(package: &Package, golden: Option<&Golden>) -> Result<Vec<Module>, E
 /// Instructions of whole warps in kernels, which tell about how long they take to compile.
 fn instructions(kernels: &[&dyn Spec], golden: Option<&Golden>) -> u32 {
     let counts = { kernels.iter() }.filter_map(|&kernel| golden?.of(kernel));
-    counts
-        .flat_map(Collectives::named)
-        .map(|(_, count)| count)
-        .sum()
+    let counts = counts.flat_map(Collectives::named);
+    counts.map(|(_, count)| count).sum()
 }
 
 /// Whether the next kernel of a package is compiled with those before it: one module is one part.

@@ -104,24 +104,27 @@ fn is_comment(code: &str) -> bool {
 /// A line with short names of labels, which are known in their kernel alone, and of registers: without their `%`, which other names
 /// begin with, too, and without spaces in their vectors.
 fn short(line: &str) -> String {
-    let mut parts = line.split("$L__BB");
-    let mut short = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
+    let label = |part: &str| {
         let number = part.split_once('_').map_or(part, |(_, number)| number);
-        short.extend(["$L", number]);
-    }
-    let mut parts = short.split("{%");
-    let mut dense = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
+        format!("$L{number}")
+    };
+    let vector = |part: &str| {
         let (vector, rest) = part.split_at(part.find('}').unwrap_or_default());
-        dense.extend(["{%", &vector.replace(", ", ","), rest]);
-    }
-    let mut parts = dense.split('%');
-    let mut bare = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        bare.extend([if is_register(part) { "" } else { "%" }, part]);
-    }
-    bare
+        format!("{{%{}{rest}", vector.replace(", ", ","))
+    };
+    let register = |part: &str| match is_register(part) {
+        true => part.to_owned(),
+        false => format!("%{part}"),
+    };
+    let line = replace(&replace(line, "$L__BB", label), "{%", vector);
+    replace(&line, "%", register)
+}
+
+/// A line with others in place of a mark and what follows each, up to the next.
+fn replace(line: &str, mark: &str, other: impl Fn(&str) -> String) -> String {
+    let mut parts = line.split(mark);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |line, part| line + &other(part))
 }
 
 /// Whether a name that follows `%` is a register's: letters and a number, or the numbers' end in a declaration.

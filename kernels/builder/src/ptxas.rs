@@ -80,47 +80,42 @@ fn assembled_for(module: &Module) -> Vec<&'static str> {
 /// [`Error::Ptxas`] if one is rejected, [`Error::Contract`] if an entry spills, a block needs more shared memory than a
 /// device has, or, with `nvdisasm` at hand, [the machine code](sass::check) is not what a kernel for Hopper implies.
 pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
-    let jobs: Vec<_> = modules
-        .iter()
-        .flat_map(|module| {
-            let targets = assembled_for(module).into_iter();
-            targets.map(move |target| (module, target))
-        })
-        .collect();
-    let with_options = modules.iter().filter(|module| has_options(module));
-    let combinations = with_options.flat_map(|module| {
+    // Of each family one module is assembled with options too.
+    let with_options = modules.par_iter();
+    let with_options = with_options.filter(|module| module.name.ends_with("optional_f16_d128"));
+    with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
-        let has = move |switch: &Switch| !is_backward || switch.is_of_gradients();
-        let combinations = Switch::COMBINATIONS.iter();
-        let combinations = combinations.filter(move |switches| switches.iter().all(has));
-        combinations.map(move |combination| (module, *combination))
+        let has = |switch: &Switch| !is_backward || switch.is_of_gradients();
+        let combinations = Switch::COMBINATIONS.par_iter();
+        let combinations = combinations.filter(|switches| switches.iter().all(has));
+        combinations.try_for_each(|combination| check_options(ptxas, module, combination))
+    })?;
+    let jobs = modules.par_iter().flat_map(|module| {
+        let targets = assembled_for(module).into_par_iter();
+        targets.map(move |target| (module, target))
     });
-    let combinations: Vec<_> = combinations.collect();
-    combinations
-        .par_iter()
-        .try_for_each(|(module, combination)| check_options(ptxas, module, combination))?;
-    let usages = jobs.par_iter().map(|(module, target)| {
+    let usages = jobs.map(|(module, target)| {
         let usages = usages(ptxas, &module.name, &module.text, target)?;
         for entry in &module.entries {
             let usage = usages.iter().find(|usage| usage.entry == entry.name);
             let usage = usage.ok_or_else(|| Error::contract(&entry.name, "has no report"))?;
             check(entry.kernel, usage)?;
         }
-        let is_read = module.target.has(Feature::Wgmma) && module.twin_of.is_none();
-        if is_read && find_tool("nvdisasm").is_some() {
-            let code = sass::disassemble(&module.name, &module.text, target)?;
-            for entry in &module.entries {
-                sass::check(entry, &code, false)?;
-            }
-        }
+        check_code(module, &module.text, target, false)?;
         Ok(usages)
     });
     Ok(usages.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// Whether a module is assembled with options too: of each family one.
-fn has_options(module: &Module) -> bool {
-    module.name.ends_with("optional_f16_d128")
+/// Checks the machine code of a module with `wgmma`, if `nvdisasm` is at hand; not of a [twin](crate::Twins).
+fn check_code(module: &Module, text: &str, target: &str, has_mask: bool) -> Result<(), Error> {
+    let is_read = module.target.has(Feature::Wgmma) && module.twin_of.is_none();
+    if !is_read || find_tool("nvdisasm").is_none() {
+        return Ok(());
+    }
+    let code = sass::disassemble(&module.name, text, target)?;
+    let mut entries = module.entries.iter();
+    entries.try_for_each(|entry| sass::check(entry, &code, has_mask))
 }
 
 /// Assembles a module with some switches on, for one target.
@@ -130,10 +125,9 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
     let text = on.written(module.text.clone()).map_err(|switch| {
         Error::contract(&module.name, format!("has no switch {}", switch.name()))
     })?;
-    let kernel = module.entries[0].kernel;
-    let target = match kernel.target().is_portable {
+    let target = match module.target.is_portable {
         true => Class::Sm90.name(),
-        false => kernel.target().name,
+        false => module.target.name,
     };
     for usage in usages(ptxas, &module.name, &text, target)? {
         if usage.spills > MOST_SPILLS_OF_OPTIONS {
@@ -143,13 +137,9 @@ fn check_options(ptxas: &Path, module: &Module, combination: &[Switch]) -> Resul
             return Err(Error::contract(&module.name, rule));
         }
     }
-    if kernel.target().has(Feature::Wgmma) && find_tool("nvdisasm").is_some() {
-        let masks = [Switch::MaskBytes, Switch::MaskBits];
-        let has_mask = combination.iter().any(|switch| masks.contains(switch));
-        let code = sass::disassemble(&module.name, &text, target)?;
-        sass::check(&module.entries[0], &code, has_mask)?;
-    }
-    Ok(())
+    let masks = [Switch::MaskBytes, Switch::MaskBits];
+    let has_mask = combination.iter().any(|switch| masks.contains(switch));
+    check_code(module, &text, target, has_mask)
 }
 
 /// Bytes that a thread may spill where options are on, stores and loads together: with a bias of f32 and a mask of bytes most, 656.

@@ -1,7 +1,7 @@
 //! Machine code: what the assembler makes of PTX, disassembled and counted.
 
 use crate::ptxas::{self, CUBIN, find_tool, printed, version};
-use crate::{Collectives, Entry, Error, cache};
+use crate::{Collectives, EntryPoint, Error, cache};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -28,7 +28,7 @@ pub fn disassemble(module: &str, text: &str, target: &str) -> Result<String, Err
 ///
 /// # Errors
 /// [`Error::Contract`] with the entry and the instruction.
-pub fn check(entry: &Entry, sass: &str, has_mask: bool) -> Result<(), Error> {
+pub fn check(entry: &EntryPoint, sass: &str, has_mask: bool) -> Result<(), Error> {
     let all = Collectives::count(&entry.body).of("wgmma");
     if all == 0 {
         return Ok(());
@@ -40,14 +40,11 @@ pub fn check(entry: &Entry, sass: &str, has_mask: bool) -> Result<(), Error> {
     let expected = (all - removed) as usize;
     let name = &entry.name;
     let opcodes = opcodes(sass, name);
-    let count = |what: &str| -> usize {
+    for (what, expected) in [("HGMMA", expected), ("WARPSYNC", 0)] {
         let named = opcodes
             .iter()
             .filter(|(opcode, _)| opcode.starts_with(what));
-        named.map(|(_, count)| count).sum()
-    };
-    for (what, expected) in [("HGMMA", expected), ("WARPSYNC", 0)] {
-        let found = count(what);
+        let found: usize = named.map(|(_, count)| count).sum();
         if found != expected {
             let rule = format!("{found} {what} in the machine code for {expected} in the PTX");
             return Err(Error::contract(name, rule));
@@ -84,7 +81,7 @@ pub fn name(code: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::{check, opcodes};
-    use crate::{Entry, Package};
+    use crate::{EntryPoint, Package};
 
     #[test]
     fn instructions_of_one_entry_are_counted() {
@@ -103,12 +100,8 @@ mod tests {
 .text.two:
         /*0000*/                   EXIT ;
 ";
-        let counts = opcodes(sass, "one");
-        let counts: Vec<_> = counts.into_iter().collect();
-        assert_eq!(
-            counts,
-            [("BRA", 1), ("EXIT", 1), ("HMMA.16816.F32", 2), ("LDC", 1)]
-        );
+        let counts = [("BRA", 1), ("EXIT", 1), ("HMMA.16816.F32", 2), ("LDC", 1)];
+        assert_eq!(opcodes(sass, "one"), counts.into());
     }
 
     #[test]
@@ -117,7 +110,7 @@ mod tests {
         let kernel = kernels.find(|kernel| kernel.name() == "hopper_f16_d32");
         let kernel = kernel.expect("in the catalog");
         let products = 24;
-        let entry = Entry {
+        let entry = EntryPoint {
             name: kernel.name(),
             kernel,
             body: "wgmma.mma_async.x;\n".repeat(products),
@@ -130,9 +123,8 @@ mod tests {
         };
         assert!(check(&entry, &sass(products, 0), false).is_ok());
         for (products, syncs) in [(products, 1), (products - 1, 0), (products + 1, 0)] {
-            let error =
-                check(&entry, &sass(products, syncs), false).map_err(|error| error.to_string());
-            assert!(error.is_err_and(|error| error.contains("in the machine code")));
+            let error = check(&entry, &sass(products, syncs), false).unwrap_err();
+            assert!(error.to_string().contains("in the machine code"));
         }
     }
 }

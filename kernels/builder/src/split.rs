@@ -19,12 +19,12 @@ pub struct Module {
     /// The name of its twin of f16, if the text is [written](crate::Twins) from the twin's.
     pub twin_of: Option<String>,
     /// Its kernels.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<EntryPoint>,
 }
 
 /// One entry point of a module.
 #[derive(Clone)]
-pub struct Entry {
+pub struct EntryPoint {
     /// [`Spec::name`].
     pub name: String,
     /// The specification.
@@ -42,15 +42,14 @@ const SHARED: &str = ".extern .shared .align 1024 .b8 smem[];\n";
 /// # Errors
 /// [`Error::Contract`] if the entries of the text are not these kernels.
 pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, Error> {
-    let header: String = text
-        .lines()
-        .filter(|line| is_module_scope(line))
+    let header = text.lines().filter(|line| is_module_scope(line));
+    let header: String = header
         .flat_map(|line| [line, "\n"])
         .chain([SHARED])
         .collect();
     let mut modules: Vec<Module> = Vec::new();
     for &kernel in kernels {
-        let (name, module) = (kernel.name(), kernel.module());
+        let (name, module, launch) = (kernel.name(), kernel.module(), kernel.launch());
         let (parameters, body) = find_entry(text, &name)
             .ok_or_else(|| Error::contract(&name, "is not in the compiler's output"))?;
         let parameters = match kernel.takes_maps() {
@@ -60,10 +59,9 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
         let body = with_switches(body);
         let definition = format!(
             ".visible .entry {name}(\n{parameters}\n)\n.maxntid {}\n.minnctapersm {}\n{body}\n",
-            kernel.threads(),
-            kernel.blocks_per_sm(),
+            launch.threads, launch.blocks_per_sm,
         );
-        let entry = Entry {
+        let entry = EntryPoint {
             name,
             kernel,
             body: lines::take(&body).0.trim_end().to_owned(),
@@ -96,10 +94,8 @@ pub fn split(text: &str, kernels: &[&'static dyn Spec]) -> Result<Vec<Module>, E
 
 /// A body that sets the [switches](kernels::abi::Switch) which it reads, as it begins: all off.
 fn with_switches(body: &str) -> String {
-    let mut names: Vec<_> = Switch::ALL
-        .iter()
-        .map(|switch| switch.constant().0)
-        .collect();
+    let names = Switch::ALL.iter().map(|switch| switch.constant().0);
+    let mut names: Vec<_> = names.collect();
     names.dedup();
     let is_read = |name: &&str| body.contains(&format!(", switch_{name};"));
     let set = |name| format!("\n.reg .b32 switch_{name}; mov.b32 switch_{name}, 0;");
@@ -109,16 +105,9 @@ fn with_switches(body: &str) -> String {
 
 /// Whether a line belongs into every module: the target, and variables.
 fn is_module_scope(line: &str) -> bool {
-    [
-        ".version",
-        ".target",
-        ".address_size",
-        ".global",
-        ".visible .global",
-        ".const",
-    ]
-    .iter()
-    .any(|directive| line.starts_with(directive))
+    let line = line.trim_start_matches(".visible ");
+    let directives = [".version", ".target", ".address_size", ".global", ".const"];
+    directives.iter().any(|start| line.starts_with(start))
 }
 
 /// Parameter list and body of an entry: `NAME(`, the parameters, and braces around the body, each at the start of a line.
@@ -153,12 +142,9 @@ mod tests {
         assert_eq!(entries.sum::<usize>(), kernels.len());
         for module in &modules {
             // Full and causal; packed rows and options have one kernel for all masks.
-            let is_split = ["forward", "hopper", "backward_hopper"]
-                .iter()
-                .any(|f| module.name.starts_with(f));
-            let has_one = ["packed", "optional"]
-                .iter()
-                .any(|f| module.name.contains(f));
+            let split = ["forward", "hopper", "backward_hopper"];
+            let is_split = split.iter().any(|f| module.name.starts_with(f));
+            let has_one = module.name.contains("packed") || module.name.contains("optional");
             let masks = if is_split && !has_one { 2 } else { 1 };
             assert_eq!(module.entries.len(), masks, "{}", module.name);
             let takes_maps = module.entries[0].kernel.takes_maps();

@@ -1,10 +1,8 @@
 //! Classes of devices, told apart by their shared memory and generation: what decides tiles.
 //!
-//! Shared memory is what bounds a tile: it decides how large the blocks of K and V are and how many
-//! thread blocks fit a multiprocessor, which should be two or, where they do not fit, one of twice
-//! the warps. Registers come next: they are as many everywhere, but the assembler needs more of them
-//! for newer devices, and no tile may spill on one that it is for. Only the tiles of [`Class::Sm90`]
-//! were measured, on an H200; the others are reasoned from the devices' limits.
+//! Shared memory bounds a tile: two thread blocks should fit a multiprocessor, else one of twice the warps. Registers come
+//! next: the assembler needs more for newer devices, and no tile may spill. Only the tiles of [`Class::Sm90`] were measured,
+//! on an H200; the others are reasoned from the devices' limits.
 
 /// Shared memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,10 +141,8 @@ mod tests {
 
     #[test]
     fn every_target_has_one_class() {
-        let mut targets: Vec<_> = Class::ALL
-            .iter()
-            .flat_map(|class| class.targets())
-            .collect();
+        let targets = Class::ALL.iter().flat_map(|class| class.targets());
+        let mut targets: Vec<_> = targets.collect();
         targets.sort_unstable();
         let expected = ["sm_100", "sm_120", "sm_80", "sm_86", "sm_89", "sm_90"];
         assert!(targets.into_iter().eq(&expected));

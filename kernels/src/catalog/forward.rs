@@ -197,20 +197,17 @@ impl Spec for Forward {
 mod tests {
     use super::*;
     use crate::layout::share::Share;
+    use crate::layout::wide::WINDOW;
 
-    /// The kernels of all kinds, for each class that runs them.
+    /// The kernels of a dtype, with each class that they are for.
     fn every() -> impl Iterator<Item = (Class, Forward)> {
-        let kinds = Kind::ALL.into_iter().flatten();
-        let kernels = kinds.flat_map(|&kind| {
-            let of = move |dim| {
-                Class::ALL
-                    .iter()
-                    .map(move |&class| (class, Forward::of(kind, Dtype::F16, dim, class)))
-            };
-            kind.dims().flat_map(of)
-        });
-        let kernels = kernels.map(|(class, kernel)| (class, kernel.expect("a tile")));
-        kernels.filter(|(class, kernel)| kernel.is_for(*class))
+        let kernels = all()
+            .into_iter()
+            .filter(|kernel| kernel.dtype == Dtype::F16);
+        kernels.flat_map(|kernel| {
+            let classes = Class::ALL.iter().copied();
+            classes.filter_map(move |class| kernel.is_for(class).then_some((class, kernel)))
+        })
     }
 
     /// Eight warps, or four where eight spill. Two blocks of decode kernels, or one where two do not fit.
@@ -229,11 +226,9 @@ mod tests {
                 (Class::Sm86, Rows::Group, 256) => 4,
                 _ => 8,
             };
-            let is_sm80 = kind.main_loop == Loop::Sm80;
-            assert!(
-                !is_sm80 || tile.blocks_per_sm * tile.warps == warps,
-                "{kernel:?}"
-            );
+            if kind.main_loop == Loop::Sm80 {
+                assert_eq!(tile.blocks_per_sm * tile.warps, warps, "{kernel:?}");
+            }
         }
     }
 
@@ -241,17 +236,36 @@ mod tests {
     #[test]
     fn tiles_suit_their_main_loops() {
         for (_, kernel) in every() {
-            let tile = kernel.tile;
+            let (tile, dim) = (kernel.tile, kernel.dim);
             let [rows, keys] = [tile.q_rows / tile.warps, tile.keys / tile.team];
-            assert!(match kernel.kind.main_loop {
-                Loop::Hopper => continue,
+            let suits = match kernel.kind.main_loop {
+                Loop::Hopper => {
+                    // The registers of a multiprocessor, in the granularity of an allocation.
+                    let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
+                    let roles = Roles::new(&tile);
+                    let needed = roles.given + roles.consumers * roles.taken;
+                    needed <= at_launch * (roles.consumers + 1)
+                        && roles.given < at_launch
+                        && at_launch < roles.taken
+                }
                 Loop::Decode => tile.stages >= 2 && rows == 16,
-                Loop::Wide => tile.stages >= 2 && rows * tile.team == 32 && keys == 32,
+                Loop::Wide => {
+                    let is_shared = rows * tile.team == 32 && keys == 32;
+                    // A slice is on its way while another is in use, at most so many windows ahead of the last.
+                    let in_stages = tile.stages >= 2 && tile.stages - 1 <= 256 / WINDOW;
+                    // O's columns are in whole slices of 16, at most 8 a warp.
+                    let in_slices = dim.is_multiple_of(16 * tile.team) && dim <= 128 * tile.team;
+                    is_shared
+                        && in_stages
+                        && in_slices
+                        && tile.keys.is_multiple_of(16 * tile.v_slices)
+                }
                 // Two buffers each for K and V, or one.
                 Loop::Sm80 => tile.stages == if tile.team == 1 { 2 } else { 1 },
-            });
-            if kernel.kind.main_loop != Loop::Wide {
-                let share = Share::new(0, kernel.threads(), kernel.dim / 8);
+            };
+            assert!(suits, "{kernel:?}");
+            if matches!(kernel.kind.main_loop, Loop::Decode | Loop::Sm80) {
+                let share = Share::new(0, kernel.threads(), dim / 8);
                 assert_eq!(tile.keys % share.rows_per_step, 0, "{kernel:?}");
                 assert_eq!(tile.q_rows % share.rows_per_step, 0, "{kernel:?}");
             }

@@ -30,32 +30,31 @@ pub enum GemmKind {
 
 /// Rows, columns, depth and stages of tiles.
 #[rustfmt::skip]
-const MULTISTAGE: [[u32; 4]; 9] = [
-    [256, 128, 64, 3], [256, 128, 32, 4], [256, 128, 32, 3],
-    [128, 256, 32, 4], [128, 256, 32, 3],
-    [128, 128, 32, 3], [128, 128, 32, 4], [128, 128, 32, 5],
-    [64, 64, 64, 4],
+const TILES: [(GemmKind, &[[u32; 4]]); 3] = [
+    (GemmKind::Simple, &[[128, 128, 16, 0]]),
+    (GemmKind::Multistage, &[
+        [256, 128, 64, 3], [256, 128, 32, 4], [256, 128, 32, 3],
+        [128, 256, 32, 4], [128, 256, 32, 3],
+        [128, 128, 32, 3], [128, 128, 32, 4], [128, 128, 32, 5],
+        [64, 64, 64, 4],
+    ]),
+    (GemmKind::Hopper, &[[128, 256, 64, 4], [128, 192, 64, 4], [64, 128, 64, 8]]),
 ];
-
-/// The numbers of Hopper's tiles.
-const HOPPER: [[u32; 4]; 3] = [[128, 256, 64, 4], [128, 192, 64, 4], [64, 128, 64, 8]];
 
 /// All matrix products.
 pub(super) fn all() -> impl Iterator<Item = Gemm> {
-    let simple = [(GemmKind::Simple, GemmTile::SIMPLE)].into_iter();
-    let multistage = MULTISTAGE.map(|tile| (GemmKind::Multistage, GemmTile::multistage(tile)));
-    let hopper = HOPPER.map(|tile| (GemmKind::Hopper, GemmTile::hopper(tile)));
-    let tiles = simple.chain(multistage).chain(hopper);
-    tiles.flat_map(|(kind, tile)| {
-        let of = move |(dtype, accumulation)| Gemm {
+    let tiles = TILES.into_iter();
+    let tiles = tiles.flat_map(|(kind, sizes)| sizes.iter().map(move |sizes| (kind, *sizes)));
+    tiles.flat_map(|(kind, sizes)| {
+        let half = (kind != GemmKind::Hopper).then_some((Dtype::F16, Accumulation::Half));
+        let single = Dtype::ALL.map(|dtype| (dtype, Accumulation::Single));
+        let types = single.into_iter().chain(half);
+        types.map(move |(dtype, accumulation)| Gemm {
             kind,
             dtype,
             accumulation,
-            tile,
-        };
-        let half = (kind != GemmKind::Hopper).then_some((Dtype::F16, Accumulation::Half));
-        let single = Dtype::ALL.map(|dtype| (dtype, Accumulation::Single));
-        single.into_iter().chain(half).map(of)
+            tile: GemmTile::new(kind, sizes),
+        })
     })
 }
 
@@ -93,34 +92,27 @@ impl Spec for Gemm {
         Launch::new(warps, tile.blocks_per_sm, shared_bytes)
     }
 
+    /// A launch of Hopper's kernels gives each of 256 threads 256 registers, and each of 384 threads 168.
     fn instance(&self) -> Instance {
-        let (tile, [mt, nt]) = (self.tile, self.tile.warp_tiles());
-        let [given, taken] = tile.hopper_registers();
-        let (wm, wn, kt, s) = (
-            tile.warps_down,
-            tile.warps_across,
-            tile.depth / K,
-            tile.stages,
-        );
-        let sums = [&*format!("{:?}", self.accumulation)];
-        let (params, types, generic) = match self.kind {
-            GemmKind::Simple => (
-                "GemmParams",
-                &sums[..],
-                generic! { simple: WM = wm, WN = wn, MT = mt, NT = nt },
-            ),
+        let tile = self.tile;
+        let (wm, wn, s) = (tile.warps_down, tile.warps_across, tile.stages);
+        let [mt, nt, kt] = [tile.rows / wm / 16, tile.columns / wn / 16, tile.depth / K];
+        let taken = if tile.rows == 64 { 256 } else { 232 };
+        let generic = match self.kind {
+            GemmKind::Simple => generic! { simple: WM = wm, WN = wn, MT = mt, NT = nt },
             GemmKind::Multistage => {
-                let generic =
-                    generic! { multistage: WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = s };
-                ("GemmParams", &sums[..], generic)
+                generic! { multistage: WM = wm, WN = wn, MT = mt, NT = nt, KT = kt, S = s }
             }
             GemmKind::Hopper => {
-                let generic =
-                    generic! { hopper: W = wm / 4, NT = nt, S = s, GIVEN = given, TAKEN = taken };
-                ("HopperGemmParams", &[][..], generic)
+                generic! { hopper: W = wm / 4, NT = nt, S = s, GIVEN = 40, TAKEN = taken }
             }
         };
-        Instance::new((params, "gemm"), self.dtype, types, generic)
+        let sums = format!("{:?}", self.accumulation);
+        let (params, types) = match self.kind {
+            GemmKind::Hopper => ("HopperGemmParams", vec![]),
+            _ => ("GemmParams", vec![&*sums]),
+        };
+        Instance::new((params, "gemm"), self.dtype, &types, generic)
     }
 }
 
@@ -145,30 +137,24 @@ pub struct GemmTile {
 }
 
 impl GemmTile {
-    /// The simple kernels' tile: many warps of few registers, since nothing but other warps hides
-    /// the latency of a load.
-    pub const SIMPLE: Self = GemmTile {
-        rows: 128,
-        columns: 128,
-        depth: 16,
-        warps_down: 2,
-        warps_across: 4,
-        stages: 0,
-        blocks_per_sm: 2,
-    };
-
-    /// A multistage kernel's tile: eight warps on a multiprocessor, each with 64x64 elements of C,
-    /// which reads least from shared memory; 32x32 for matrices that leave few tiles.
+    /// The simple kernels have many warps of few registers, since nothing but other warps hides the latency of a load.
     ///
-    /// A step of 16 along k takes a warp 32 products of 6 cycles of its scheduler's tensor core, with
-    /// two warps 384 cycles. Shared memory is read for 256 of these (8 warps, 64 + 64 rows of 32
-    /// bytes, 128 bytes a cycle), and written for 128 by two blocks of 128x128, for 96 by one of
-    /// 256x128.
+    /// Multistage kernels have eight warps on a multiprocessor, each with 64x64 elements of C, which reads least from shared
+    /// memory: 256 cycles of the 384 that the products of a step of 16 take. It is written for 128 by two blocks of 128x128,
+    /// and for 96 by one of 256x128. Matrices that leave few tiles have 32x32 a warp.
     ///
-    /// Losers, on an H200 (`docs/tuning.md`): 128x256x64 and 128x128x64, each with three stages.
-    const fn multistage([rows, columns, depth, stages]: [u32; 4]) -> Self {
-        let side = if rows * columns < 128 * 128 { 32 } else { 64 };
-        let (warps_down, warps_across) = (rows / side, columns / side);
+    /// Hopper's warpgroups have 64 rows each and all columns. The largest tile reads least; the others are for matrices that
+    /// leave a part of the GPU idle with it. A stage is 64 columns deep, a panel of 128 bytes a row.
+    ///
+    /// Losers, on an H200 (`docs/tuning.md`): multistage 128x256x64 and 128x128x64, each with three stages; Hopper's
+    /// 256x128x64 x4, 192x192x64 x4, 192x128x64 x4, 128x128x64 x4, 128x64x64 x8, 64x256x64 x4.
+    const fn new(kind: GemmKind, [rows, columns, depth, stages]: [u32; 4]) -> Self {
+        let ([warps_down, warps_across], blocks_per_sm) = match kind {
+            GemmKind::Simple => ([2, 4], 2),
+            GemmKind::Multistage if rows * columns < 128 * 128 => ([rows / 32, columns / 32], 3),
+            GemmKind::Multistage => ([rows / 64, columns / 64], 8 * 64 * 64 / (rows * columns)),
+            GemmKind::Hopper => ([rows / 16, 1], 1),
+        };
         GemmTile {
             rows,
             columns,
@@ -176,43 +162,7 @@ impl GemmTile {
             warps_down,
             warps_across,
             stages,
-            blocks_per_sm: match side {
-                32 => 3,
-                _ => 8 / (warps_down * warps_across),
-            },
+            blocks_per_sm,
         }
-    }
-
-    /// A Hopper kernel's tile: each warpgroup has 64 rows and all columns. The largest tile reads least; the others are for
-    /// matrices that leave a part of the GPU idle with it.
-    ///
-    /// A stage is 64 columns deep, a panel of 128 bytes a row. Losers, on an H200 (`docs/tuning.md`): 256x128x64 x4,
-    /// 192x192x64 x4, 192x128x64 x4, 128x128x64 x4, 128x64x64 x8, 64x256x64 x4.
-    const fn hopper([rows, columns, depth, stages]: [u32; 4]) -> Self {
-        GemmTile {
-            rows,
-            columns,
-            depth,
-            warps_down: rows / 16,
-            warps_across: 1,
-            stages,
-            blocks_per_sm: 1,
-        }
-    }
-
-    /// Registers of a thread that produces, and of one that consumes, in a Hopper kernel. A launch gives each of 256
-    /// threads 256, and each of 384 threads 168.
-    const fn hopper_registers(&self) -> [u32; 2] {
-        match self.rows {
-            64 => [40, 256],
-            _ => [40, 232],
-        }
-    }
-
-    /// 16x16 tiles of C that a warp has, down and across.
-    fn warp_tiles(&self) -> [u32; 2] {
-        let down = self.rows / self.warps_down / 16;
-        let across = self.columns / self.warps_across / 16;
-        [down, across]
     }
 }

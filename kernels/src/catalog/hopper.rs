@@ -125,23 +125,3 @@ pub(super) fn shared_bytes(tile: &Tile, dim: u32) -> u32 {
 pub(super) fn products_of_masks(tile: &Tile, dim: u32) -> u32 {
     dim / K + tile.keys / K
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::catalog::class::Class;
-
-    /// The registers of a multiprocessor, in the granularity of an allocation, and its shared memory.
-    #[test]
-    fn registers_and_shared_memory_suffice() {
-        for &(dim, tile) in [HEAD, OPTIONS, GROUP].into_iter().flatten() {
-            let roles = Roles::new(&tile);
-            let at_launch = (65536 / (32 * tile.warps)).min(255) / 8 * 8;
-            let needed = roles.given + roles.consumers * roles.taken;
-            assert!(needed <= at_launch * (roles.consumers + 1), "{dim}");
-            assert!(roles.given < at_launch && at_launch < roles.taken, "{dim}");
-            let bytes = shared_bytes(&tile, dim);
-            assert!(bytes <= Class::Sm90.shared_memory().block, "{dim}: {bytes}");
-        }
-    }
-}

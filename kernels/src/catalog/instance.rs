@@ -63,10 +63,8 @@ impl Display for Instance {
         let numbers = numbers
             .iter()
             .map(|(name, value)| format!("{name} = {value}"));
-        let (types, numbers) = (
-            self.types.join(", "),
-            numbers.collect::<Vec<_>>().join(", "),
-        );
+        let numbers = numbers.collect::<Vec<_>>().join(", ");
+        let types = self.types.join(", ");
         write!(f, "{}::{kernel}<{types}; {numbers}>", self.module)
     }
 }

@@ -76,10 +76,9 @@ impl MaskKind {
 
     /// What it adds to the name of a kernel, whose module has the kernel without a mask, too.
     pub(super) const fn suffix(self) -> &'static str {
-        if matches!(self, MaskKind::Causal) {
-            "_causal"
-        } else {
-            ""
+        match self {
+            MaskKind::Causal => "_causal",
+            _ => "",
         }
     }
 
@@ -109,30 +108,25 @@ impl Kind {
     ];
 
     const fn with_masks(main_loop: Loop) -> [Self; 2] {
-        let [full, causal] = [MaskKind::Full, MaskKind::Causal];
-        [
-            Kind::of_head(main_loop, full),
-            Kind::of_head(main_loop, causal),
-        ]
+        let full = Kind::of_head(main_loop, MaskKind::Full);
+        [full, Kind::of_head(main_loop, MaskKind::Causal)]
     }
 
     /// Kernels whose tiles have rows of one head.
     pub const fn of_head(main_loop: Loop, mask: MaskKind) -> Self {
-        let rows = Rows::Head;
         Kind {
             main_loop,
-            rows,
+            rows: Rows::Head,
             mask,
         }
     }
 
     /// Kernels whose tiles have rows of all heads of a group.
     pub const fn of_group(main_loop: Loop) -> Self {
-        let (rows, mask) = (Rows::Group, MaskKind::Either);
         Kind {
             main_loop,
-            rows,
-            mask,
+            rows: Rows::Group,
+            mask: MaskKind::Either,
         }
     }
 
@@ -199,9 +193,10 @@ mod tests {
     fn tables_have_the_same_dims() {
         for kind in Kind::ALL.into_iter().flatten() {
             assert!(kind.dims().is_sorted());
-            for table in Class::ALL.iter().flat_map(|class| kind.tables(*class)) {
-                let mut dims = table.iter().map(|(dim, _)| *dim);
-                assert!(dims.all(|dim| kind.dims().any(|of| of == dim)));
+            for &class in Class::ALL {
+                assert!(kind.dims().all(|dim| kind.tile(class, dim).is_some()));
+                let mut rows = kind.tables(class).iter().copied().flatten();
+                assert!(rows.all(|(dim, _)| kind.dims().any(|of| of == *dim)));
             }
         }
     }

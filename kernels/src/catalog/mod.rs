@@ -131,8 +131,7 @@ pub struct Code {
     pub products_of_masks: u32,
     /// Whether compilers make different numbers of copies: in loops that they unroll as they like.
     pub copies_vary: bool,
-    /// Whether there may be fewer instructions of whole warps: where both arms of a branch begin with one, the compiler may
-    /// keep a single one.
+    /// Whether the compiler may share an instruction of whole warps with which both arms of a branch begin.
     pub may_share: bool,
     /// Bytes that a thread may spill, stores and loads together.
     pub most_spills: u32,
@@ -188,11 +187,6 @@ pub trait Spec: Sync {
     /// [`Launch::threads`].
     fn threads(&self) -> u32 {
         self.launch().threads
-    }
-
-    /// [`Launch::blocks_per_sm`].
-    fn blocks_per_sm(&self) -> u32 {
-        self.launch().blocks_per_sm
     }
 
     /// [`Launch::shared_bytes`].
@@ -320,10 +314,8 @@ pub static KERNELS: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
 
 /// Every kernel by its specification: plans look up several.
 static BY_FAMILY: LazyLock<HashMap<Family, &Kernel, FixedState>> = LazyLock::new(|| {
-    KERNELS
-        .iter()
-        .map(|kernel| (kernel.family, kernel))
-        .collect()
+    let kernels = KERNELS.iter();
+    kernels.map(|kernel| (kernel.family, kernel)).collect()
 });
 
 /// The kernel of a specification.

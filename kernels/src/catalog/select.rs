@@ -267,14 +267,6 @@ mod tests {
                 let kernel = kernel.expect("a kernel");
                 let forward = expected(device, dtype, MaskKind::of(causal), dim, seqlen_q);
                 assert_eq!(kernel.family, Family::Forward(forward));
-                let resident = class.shared_memory().resident_blocks(kernel.shared_bytes());
-                // Decode kernels are compiled for as many blocks as fit an H100; two are meant to do elsewhere.
-                let wanted = match (forward.kind.main_loop, class, forward.dim) {
-                    (Loop::Decode, Class::Sm86, 256) => 1,
-                    (Loop::Decode, Class::Sm80 | Class::Sm86, _) => 2,
-                    _ => kernel.blocks_per_sm(),
-                };
-                assert!(resident >= wanted, "{}: {resident} blocks", kernel.name);
             }
         }
     }

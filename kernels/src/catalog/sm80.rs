@@ -60,22 +60,16 @@ const FULL: Tiles = &[(128, own(128, 32, 4, 2))];
 /// Two blocks of the tiles of `sm_90` fit up to D = 192 (2 * 73 of 164 KB). At 256 one block of 96 KB
 /// fits: eight warps, each with the work of a warp on `sm_90`.
 ///
-/// Losers, by reasoning: 256: 64 x 16 in 64 KB, two blocks, reads Q from shared memory twice as often
-/// for each key, and an A100's shared memory is what bounds these tiles.
+/// Losers, by reasoning: 256: 64 x 16 in two blocks reads Q twice as often for each key, and shared memory bounds these tiles.
 const SM80: Tiles = &[(256, own(128, 32, 8, 7))];
 
-/// Two blocks share 100 KB if each has 49 or less: the tiles of `sm_90` up to D = 96, of 48 KB. Of these
-/// 64 and 96 spill on `sm_120`: three quarters of the keys at 64, half the rows at 96, with registers
-/// to keep Q in. At 128 and 192 half the tile has 48 KB again. At 256 one block of eight warps, of 96
-/// KB.
+/// Two blocks share 100 KB if each has 49 or less: the tiles of `sm_90` up to D = 96, of 48 KB. Of these 64 and 96 spill on
+/// `sm_120`: they have three quarters of the keys, or half the rows. At 128 and 192 half the tile has 48 KB again; at 256 one
+/// block of eight warps has 96. Barriers and `ldmatrix` cost less here than a warp that waits alone, since tensor cores are a
+/// quarter to a half as fast as an A100's.
 ///
-/// The tensor cores are a quarter to a half as fast as an A100's, beside a shared memory of nearly the
-/// same speed: barriers and `ldmatrix` cost less here than a warp that waits alone.
-///
-/// Losers, by reasoning: 64: the tile of `sm_90` with two slices of Q does not spill, but costs 10 % on
-/// an H200. 128: one block of `sm_90`'s tile, four warps; 128 x 16, two blocks, reads K
-/// and V half as often, but rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s
-/// causal tile, one block of four warps.
+/// Losers, by reasoning: 64: the tile of `sm_90` with two slices of Q costs 10 % on an H200. 128: one block of `sm_90`'s tile;
+/// 128 x 16, two blocks, rescales O twice as often, and 64 rows fill up better. 256: `sm_90`'s causal tile, one block.
 const SM86: Tiles = &[
     (64, own(128, 48, 4, 4)),
     (96, own(64, 32, 4, 6)),

@@ -48,24 +48,3 @@ pub(super) fn memory(tile: &Tile, dim: u32) -> WideMemory {
     let keys = [tile.keys, tile.keys / tile.v_slices];
     WideMemory::new(tile.q_rows, keys, tile.team, tile.stages, dim)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::wide::WINDOW;
-
-    /// Every class has tiles that fit, with a slice on its way while another is in use.
-    #[test]
-    fn tiles_fit_their_class() {
-        for &class in Class::ALL {
-            for &(dim, tile) in tables(class)[0] {
-                assert!(memory(&tile, dim).bytes <= class.shared_memory().block);
-                assert!(tile.stages >= 2 && tile.keys.is_multiple_of(16 * tile.v_slices));
-                // O's columns are in whole slices of 16, at most 8 a warp.
-                assert!(dim.is_multiple_of(16 * tile.team) && dim <= 128 * tile.team);
-                // The next V is loaded at most so many windows ahead, when the last is done with.
-                assert!(tile.stages - 1 <= 256 / WINDOW);
-            }
-        }
-    }
-}
