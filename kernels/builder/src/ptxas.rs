@@ -90,7 +90,10 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let with_options = modules.iter().filter(|module| has_options(module));
     let combinations = with_options.flat_map(|module| {
         let is_backward = module.name.starts_with("backward");
-        let has = move |switch: &Switch| !is_backward || switch.is_of_gradients();
+        let has_pairs = !module.name.starts_with("decode");
+        let has = move |switch: &Switch| {
+            (!is_backward || switch.is_of_gradients()) && (has_pairs || !switch.is_of_pairs())
+        };
         let combinations = Switch::COMBINATIONS.iter();
         let combinations = combinations.filter(move |switches| switches.iter().all(has));
         combinations.map(move |combination| (module, *combination))
