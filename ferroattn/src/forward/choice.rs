@@ -205,7 +205,8 @@ fn obstacle(
         let (needed, found) = (forward.dtype.name(), dtype.name());
         Some(format!("is for dtype {needed}, not {found}"))
     } else if let Some(option) = match forward.kind.main_loop {
-        _ if forward.kind.mask.has_options() => None,
+        _ if forward.kind.has_pairs() => None,
+        _ if forward.kind.mask.has_options() => options::first_of_pairs(problem, options),
         Loop::Decode => options::first_beside_cache(problem, options),
         _ => options::first(problem, options),
     } {

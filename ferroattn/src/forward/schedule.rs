@@ -30,6 +30,7 @@ pub fn request(dtype: Dtype, problem: &Problem, options: &RawOptions, facts: &Fa
         dim_v: problem.dim_v as u32,
         causal: problem.causal,
         optional: options::first_beside_cache(problem, options).is_some(),
+        has_pairs: options::first_of_pairs(problem, options).is_some(),
         cached: options.cache_entries.is_some(),
         seqlen_q: problem.seqlen_q as u32,
         group: u32::try_from(problem.group()).unwrap_or(u32::MAX),

@@ -81,6 +81,23 @@ pub(crate) fn first_beside_cache(p: &Problem, tensors: &RawOptions) -> Option<&'
     first(p, &beside)
 }
 
+/// The first option of a call that kernels whose tiles have rows of several heads lack, by name.
+pub(crate) fn first_of_pairs(p: &Problem, tensors: &RawOptions) -> Option<&'static str> {
+    let plain = Problem {
+        window: Window::NONE,
+        softcap: None,
+        scale: 1.0,
+        ..*p
+    };
+    let of_pairs = RawOptions {
+        bias: tensors.bias,
+        mask: tensors.mask,
+        custom: tensors.custom,
+        ..RawOptions::default()
+    };
+    first(&plain, &of_pairs)
+}
+
 /// Whether the softmax may not scale products: their maximum times the scale is rounded by more than exponentials bear.
 fn has_far_scale(p: &Problem) -> bool {
     p.scale.abs() >= FAR_SCALE

@@ -85,7 +85,10 @@ pub fn assemble(ptxas: &Path, modules: &[Module]) -> Result<Vec<Usage>, Error> {
     let with_options = with_options.filter(|module| module.name.ends_with("optional_f16_d128"));
     with_options.try_for_each(|module| {
         let is_backward = module.name.starts_with("backward");
-        let has = |switch: &Switch| !is_backward || switch.is_of_gradients();
+        let has_pairs = !module.name.starts_with("decode");
+        let has = |switch: &Switch| {
+            (!is_backward || switch.is_of_gradients()) && (has_pairs || !switch.is_of_pairs())
+        };
         let combinations = Switch::COMBINATIONS.par_iter();
         let combinations = combinations.filter(|switches| switches.iter().all(has));
         combinations.try_for_each(|combination| check_options(ptxas, module, combination))

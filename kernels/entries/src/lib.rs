@@ -11,8 +11,9 @@ use kernels::abi::{
 };
 use kernels::attention::forward::Unwatched;
 use kernels::attention::workload::heads::{HeadGroup, HeadSlice, OneHead};
+use kernels::attention::options::group_score::GroupScore;
 use kernels::attention::options::mask::{Causal, Either, Full};
-use kernels::attention::options::ranges::Ranges;
+use kernels::attention::options::ranges::{Ranges, Spans};
 use kernels::attention::options::score::{Optional, Scaled};
 use kernels::tile::{Accumulator as Single, Bf16, F16, HalfAccumulator as Half};
 use kernels::{attention, bulk_copy, entry, gemm};

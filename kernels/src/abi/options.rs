@@ -184,6 +184,14 @@ impl Switch {
         ],
     ];
 
+    /// Whether it is of a tensor with an element for each pair of query and key.
+    pub const fn is_of_pairs(self) -> bool {
+        matches!(
+            self.constant().0.as_bytes(),
+            b"bias" | b"bias_vectors" | b"mask"
+        )
+    }
+
     /// The constant in the PTX, by name, and its value where this is on. Switches of one constant exclude each other.
     pub const fn constant(self) -> (&'static str, u32) {
         match self {

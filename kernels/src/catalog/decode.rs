@@ -1,14 +1,17 @@
 //! The tiles of few queries on many keys.
 
 use super::class::Class;
+use super::kind::MaskKind;
 use super::tile::{Tile, Tiles};
 
 /// The tables for a class's devices.
-pub(super) const fn tables(class: Class) -> &'static [Tiles] {
-    match class {
-        Class::Sm80 => &[SM80, SM90],
-        Class::Sm86 => &[SM86, SM90],
-        Class::Sm90 | Class::Sm100 => &[SM90],
+pub(super) fn tables(mask: MaskKind, class: Class) -> &'static [Tiles] {
+    match (class, mask.has_options()) {
+        (Class::Sm80, false) => &[SM80, SM90],
+        (Class::Sm80, true) => &[SM80, OPTIONS, SM90],
+        (Class::Sm86, _) => &[SM86, SM90],
+        (Class::Sm90 | Class::Sm100, false) => &[SM90],
+        (Class::Sm90 | Class::Sm100, true) => &[OPTIONS, SM90],
     }
 }
 
@@ -38,6 +41,9 @@ const SM90: Tiles = &[
     (192, own(32, 3, 8, 2)),
     (256, own(16, 4, 0, 2)),
 ];
+
+/// Tiles with options, where spans and rows' places take more registers than four blocks leave.
+const OPTIONS: Tiles = &[(64, own(48, 4, 2, 3))];
 
 /// An A100's multiprocessor gets half the bytes a second of an H200's, so two blocks are enough: the
 /// tiles of `sm_90` up to D = 128. Above 128 less is on its way: 72 and 64 KB.

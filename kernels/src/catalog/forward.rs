@@ -156,7 +156,7 @@ impl Spec for Forward {
     }
 
     fn instance(&self) -> Instance {
-        let [mask, score] = self.kind.mask.types();
+        let [mask, score] = self.kind.types();
         let slice = format!("HeadSlice<{}>", self.slices());
         let heads = match (self.kind.rows, self.slices()) {
             (Rows::Group, _) => "HeadGroup",

@@ -82,7 +82,7 @@ impl MaskKind {
         }
     }
 
-    /// The types of the mask and of the scores.
+    /// The types of the mask and of the scores, for rows of one head.
     pub(super) const fn types(self) -> [&'static str; 2] {
         match self {
             MaskKind::Full => ["Full", "Scaled"],
@@ -91,11 +91,20 @@ impl MaskKind {
             MaskKind::Options => ["Ranges", "Optional"],
         }
     }
+
+    /// What it adds to the name of a kernel, whose module has the kernel without a mask, too.
+    pub(super) const fn suffix(self) -> &'static str {
+        if matches!(self, MaskKind::Causal) {
+            "_causal"
+        } else {
+            ""
+        }
+    }
 }
 
 impl Kind {
     /// All kinds; a [module](super::Spec::module) has the kinds that stand together.
-    pub(super) const ALL: [&[Self]; 9] = [
+    pub(super) const ALL: [&[Self]; 10] = [
         &Kind::with_masks(Loop::Sm80),
         &[Kind::of_group(Loop::Sm80)],
         &[Kind::of_group(Loop::Decode)],
@@ -105,7 +114,14 @@ impl Kind {
         &[Kind::of_head(Loop::Sm80, MaskKind::Options)],
         &[Kind::of_head(Loop::Hopper, MaskKind::Options)],
         &[Kind::of_head(Loop::Wide, MaskKind::Options)],
+        &[Kind::DECODE_OPTIONS],
     ];
+
+    /// Few rows on many keys, with options.
+    pub const DECODE_OPTIONS: Self = Kind {
+        mask: MaskKind::Options,
+        ..Kind::of_group(Loop::Decode)
+    };
 
     const fn with_masks(main_loop: Loop) -> [Self; 2] {
         let full = Kind::of_head(main_loop, MaskKind::Full);
@@ -135,6 +151,20 @@ impl Kind {
         self.rows == Rows::Group
     }
 
+    /// The types of the mask and of the scores.
+    pub(super) fn types(self) -> [&'static str; 2] {
+        match self.mask {
+            MaskKind::Options if self.is_grouped() => ["Spans", "GroupScore"],
+            mask => mask.types(),
+        }
+    }
+
+    /// Whether kernels take options with an element for each pair of query and key, a bias or a mask, or rows of v of another length:
+    /// rows of several heads do not.
+    pub fn has_pairs(self) -> bool {
+        self.mask.has_options() && !self.is_grouped()
+    }
+
     /// What the names of its kernels begin with. Grouped rows are called packed there.
     pub(super) fn name(self) -> &'static str {
         match (self.main_loop, self.is_grouped(), self.mask.has_options()) {
@@ -146,7 +176,8 @@ impl Kind {
             (Loop::Hopper, _, true) => "hopper_optional",
             (Loop::Wide, _, false) => "wide",
             (Loop::Wide, _, true) => "wide_optional",
-            (Loop::Decode, ..) => "decode",
+            (Loop::Decode, _, false) => "decode",
+            (Loop::Decode, _, true) => "decode_optional",
         }
     }
 
@@ -154,7 +185,7 @@ impl Kind {
     fn tables(self, class: Class) -> &'static [Tiles] {
         match self.main_loop {
             Loop::Sm80 => sm80::tables(self.rows, self.mask, class),
-            Loop::Decode => decode::tables(class),
+            Loop::Decode => decode::tables(self.mask, class),
             // With options the tiles that fit all classes.
             Loop::Wide if self.mask.has_options() => wide::tables(Class::Sm86),
             Loop::Wide => wide::tables(class),

@@ -19,6 +19,8 @@ pub struct Request {
     pub causal: bool,
     /// Whether the call has [options](crate::abi::Options) that plain kernels lack, beside a cache.
     pub optional: bool,
+    /// Whether one of these has an element for each pair of query and key, or rows of v and o have another length.
+    pub has_pairs: bool,
     /// Whether batch entries name the entries of a [cache](crate::abi::Options::cache), which decode kernels and kernels with
     /// options read.
     pub cached: bool,
@@ -68,7 +70,11 @@ fn best(request: &Request) -> Option<Forward> {
     let mask = MaskKind::of(request.causal);
     let hopper = of_head(Loop::Hopper, mask);
     if request.optional || request.cached && is_wide(request.dim) {
-        return with_options();
+        let decode = of(Kind::DECODE_OPTIONS).filter(|decode| {
+            let rows = u64::from(request.seqlen_q) * u64::from(request.group);
+            !request.has_pairs && rows <= u64::from(decode.tile.q_rows)
+        });
+        return decode.or_else(with_options);
     }
     if is_wide(request.dim) {
         // With fewer the other half of a tile, which the wide kernel does not have, costs what it gains.
@@ -120,6 +126,7 @@ mod tests {
             dim_v: dim,
             causal: true,
             optional: false,
+            has_pairs: false,
             cached: false,
             seqlen_q,
             group,

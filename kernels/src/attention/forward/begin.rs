@@ -1,13 +1,15 @@
 //! What the main loops begin with: which blocks of keys rows see, and the state of their warp.
 
 use crate::abi::ForwardParams;
-use crate::attention::options::mask::{Mask, Prefix, seen_blocks, whole_blocks};
+use crate::attention::options::mask::{Interval, Mask, seen_blocks, whole_blocks};
 use crate::attention::options::score::{Corner, Score};
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::sequence::Split;
 use crate::attention::workload::walk::Runs;
 use crate::attention::{Team, Warp, WorkTile};
+use crate::tile::whole::map_rows;
 use crate::tile::{Fixed, SharedTile};
+use core::ops::Range;
 
 /// The keys that the first and the last of `count` rows from `first` on see, which may end beyond the last row.
 ///
@@ -23,17 +25,21 @@ pub fn ends<M: Mask, H: Heads>(
     [mask.keys(work.query(first)), mask.keys(work.query(last))]
 }
 
-/// The number of blocks of `bc` keys that a tile of `br` rows sees, and their runs, which all its warps share.
+/// The blocks of `bc` keys that a tile of `br` rows sees, and their runs, which all its warps share.
 #[inline(always)]
-pub fn prefix_runs<M: Mask<Keys = Prefix>, H: Heads>(
+pub fn runs<M: Mask, H: Heads>(
     work: &WorkTile<H>,
     mask: &M,
     br: u32,
     bc: u32,
-) -> (u32, Runs<Prefix>) {
+) -> (Range<u32>, Runs<M::Keys>) {
     let ends = ends(work, mask, work.first, br);
-    let blocks = seen_blocks(ends, bc).end;
-    (blocks, Runs::new(0, blocks, whole_blocks(ends, bc)))
+    let mut blocks = seen_blocks(ends, bc);
+    if !M::Keys::HAS_START {
+        blocks.start = 0;
+    }
+    let runs = Runs::new(blocks.start, blocks.end, whole_blocks(ends, bc));
+    (blocks, runs)
 }
 
 /// Line 5, of the warp whose team has the rows from `row` on: they are in `q_tile`.
@@ -63,7 +69,12 @@ pub unsafe fn warp<
     // SAFETY: the caller's promise.
     let mut warp = unsafe { Warp::new(q_tile, corner, score, team) };
     // A sink counts once in each row.
-    warp.softmax
-        .take_sink(C::sink(params, split, head), team.side == 0);
+    let first = team.side == 0;
+    if H::STRIDED {
+        warp.softmax.take_sink(C::sink(params, split, head), first);
+    } else {
+        let sink = |i| C::sink(params, split, work.heads.query_and_head(row + i).1);
+        warp.softmax.take_sinks(map_rows(sink), first);
+    }
     warp
 }

@@ -9,7 +9,7 @@
 
 use super::begin;
 use crate::abi::ForwardParams;
-use crate::attention::options::mask::{Mask, Prefix};
+use crate::attention::options::mask::Mask;
 use crate::attention::options::score::Score;
 use crate::attention::workload::heads::Heads;
 use crate::attention::workload::key_rows::EntryRows;
@@ -28,7 +28,7 @@ use crate::tile::{Accumulator, Copier, CpAsync, Element, Pipeline, SharedTile};
 #[inline(always)]
 pub unsafe fn decode<
     E: Element,
-    M: Mask<Keys = Prefix>,
+    M: Mask,
     H: Heads,
     C: Score,
     const W: usize,
@@ -53,7 +53,7 @@ pub unsafe fn decode<
     let v = Copier::new(keys(&params.v), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
-    let (blocks, runs) = begin::prefix_runs(&work, &mask, br, bc);
+    let (blocks, mut runs) = begin::runs(&work, &mask, br, bc);
 
     let qo_tile = SharedTile::<DT>::new(shared::base());
     let k_tile = |j: u32| qo_tile.skip(br + j % S as u32 * 2 * bc);
@@ -63,9 +63,9 @@ pub unsafe fn decode<
         k.load(k_tile(j), j * bc, bc, exist);
         v.load(v_tile(j), j * bc, bc, exist);
     };
-    // The block that takes the buffer of block j + 1, if it exists.
+    // The block that takes the buffer of block j + 1, if the tile has it.
     let load_next = |j: u32| {
-        if j >= S as u32 - 1 {
+        if j >= blocks.start + S as u32 - 1 {
             load(j - (S as u32 - 1), bc);
         }
     };
@@ -78,9 +78,9 @@ pub unsafe fn decode<
         q.load(qo_tile, first, br, rows - first);
         for ahead in 1..S as u32 {
             pipeline.fill(|| {
-                if ahead <= blocks {
+                if blocks.start + ahead <= blocks.end {
                     // The last block may end beyond the last key.
-                    let j = blocks - ahead;
+                    let j = blocks.end - ahead;
                     load(j, if ahead == 1 { split.keys - j * bc } else { bc });
                 }
             });
@@ -93,29 +93,35 @@ pub unsafe fn decode<
         let q_tile = qo_tile.skip(warp_row);
         let mut warp =
             begin::warp::<H, C, 1, DT, DT, QT, 1>(params, &work, split, row, q_tile, &Team::ALONE);
-        let mut j = blocks;
-        while j > runs.edge() {
-            j -= 1;
-            pipeline.wait();
-            pipeline.fill(|| load_next(j));
-            if has_rows {
-                let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
-                let keys = map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
-                let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
-                warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
+        let mut j = blocks.end;
+        loop {
+            while j > runs.edge() {
+                j -= 1;
+                pipeline.wait();
+                pipeline.fill(|| load_next(j));
+                if has_rows {
+                    let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
+                    let keys =
+                        map_rows(|i| mask.keys_of_block(work.query(row + i), (j * bc) as i32));
+                    let p = warp.softmax_masked::<E, NT, 1>(s, keys, &Team::ALONE);
+                    warp.accumulate_masked::<E, M, _, NT>(p, v_tile(j), keys);
+                }
+                pipeline.release();
             }
-            pipeline.release();
-        }
-        while j > runs.whole() {
-            j -= 1;
-            pipeline.wait();
-            pipeline.fill(|| load_next(j));
-            if has_rows {
-                let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
-                let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
-                warp.accumulate::<E, NT>(p, v_tile(j));
+            while j > runs.whole() {
+                j -= 1;
+                pipeline.wait();
+                pipeline.fill(|| load_next(j));
+                if has_rows {
+                    let s = warp.scores::<E, Accumulator, NT>(k_tile(j), j * bc);
+                    let p = warp.softmax::<E, NT>(s, k_tile(j), j * bc);
+                    warp.accumulate::<E, NT>(p, v_tile(j));
+                }
+                pipeline.release();
             }
-            pipeline.release();
+            if !runs.has_other_edge(j) {
+                break;
+            }
         }
         warp.store::<E, H, 1>(params, threads, &Team::ALONE);
     }

@@ -25,6 +25,7 @@ use crate::ptx::{barrier, shared, special};
 use crate::tile::whole::{counted_from, map_rows, to_operands};
 use crate::tile::{Accumulator, Copier, CpAsync, Element, Fixed, Operand, Pipeline, SharedTile};
 use core::hint::cold_path;
+use core::ops::Range;
 
 /// [`sm80`](super::sm80) with teams of `T` warps, each team with `MT` tiles of 16 query rows. A
 /// warp has `16 * NT` of the `16 * KT` keys of a step, and `OT` of the `DT` slices of O's columns.
@@ -60,7 +61,7 @@ pub unsafe fn team<
     let v = Copier::new(work.v_rows::<C>(params, split.first), thread, threads);
 
     let mask = M::new(params, work.sequence, split);
-    let (blocks, runs) = begin::prefix_runs(&work, &mask, br, bc);
+    let (Range { end: blocks, .. }, runs) = begin::runs(&work, &mask, br, bc);
 
     let tiles = TeamTiles::<T, MT, DT, KT> {
         qo: SharedTile::new(shared::base()),

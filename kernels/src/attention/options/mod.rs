@@ -6,10 +6,13 @@
 //! | `ranges` | ranges of keys from tables | PTX |
 //! | `seen` | boolean masks | PTX |
 //! | `score` | softcap, ALiBi, a bias, and their gradients | PTX |
+//! | `group_score` | softcap and ALiBi of rows of several heads | PTX |
 //! | `pairs` | tensors with an element for each pair of query and key | PTX |
 
 pub mod mask;
 
+#[cfg(target_arch = "nvptx64")]
+pub mod group_score;
 #[cfg(target_arch = "nvptx64")]
 pub mod pairs;
 #[cfg(target_arch = "nvptx64")]

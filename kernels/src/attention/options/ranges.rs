@@ -62,27 +62,12 @@ impl Mask for Ranges {
 
     #[inline(always)]
     fn keys(self, query: i32) -> Self::Keys {
-        let span = if switch::ranges() {
-            self.range(query)
-        } else {
-            self.window.keys(query)
-        };
-        self.seen_by(query, span, 0)
+        self.seen_by(query, self.key_span(query), 0)
     }
 
     #[inline(always)]
     fn queries(self, key: i32) -> Self::Queries {
-        let span = if switch::ranges() {
-            let address = self.query_ranges + size_of::<QueryRange>() as u64 * key as u64;
-            // SAFETY: a launch has a range for each key.
-            let [start, end] = unsafe { global::load_u32x2(address) };
-            Span {
-                start: start as i32,
-                end: end as i32,
-            }
-        } else {
-            self.window.queries(key)
-        };
+        let span = self.query_span(key);
         let mut line = QueryLine::default();
         if has_mask() {
             let (element, bit) = place(key as u32);
@@ -119,16 +104,47 @@ impl Mask for Ranges {
 
     #[inline(always)]
     fn keys_of_block(self, query: i32, first_key: i32) -> Self::Keys {
-        let span = if switch::ranges() {
-            self.range(query).counted_from(first_key)
-        } else {
-            self.window.keys_of_block(query, first_key)
-        };
-        self.seen_by(query, span, first_key)
+        self.seen_by(query, self.span_of_block(query, first_key), first_key)
     }
 }
 
 impl Ranges {
+    /// The keys of a query, before the boolean mask.
+    #[inline(always)]
+    fn key_span(self, query: i32) -> Span {
+        if switch::ranges() {
+            self.range(query)
+        } else {
+            self.window.keys(query)
+        }
+    }
+
+    /// [`key_span`](Self::key_span), counted from a block's first key.
+    #[inline(always)]
+    fn span_of_block(self, query: i32, first_key: i32) -> Span {
+        if switch::ranges() {
+            self.range(query).counted_from(first_key)
+        } else {
+            self.window.keys_of_block(query, first_key)
+        }
+    }
+
+    /// The queries of a key, before the boolean mask.
+    #[inline(always)]
+    fn query_span(self, key: i32) -> Span {
+        if switch::ranges() {
+            let address = self.query_ranges + size_of::<QueryRange>() as u64 * key as u64;
+            // SAFETY: a launch has a range for each key.
+            let [start, end] = unsafe { global::load_u32x2(address) };
+            Span {
+                start: start as i32,
+                end: end as i32,
+            }
+        } else {
+            self.window.queries(key)
+        }
+    }
+
     /// The range of a query, in the split.
     #[inline(always)]
     fn range(self, query: i32) -> Span {
@@ -157,6 +173,36 @@ impl Ranges {
             line,
             has_gaps: true,
         }
+    }
+}
+
+/// [`Ranges`] without a boolean mask, which heads may differ in: for tiles with rows of several heads.
+#[derive(Clone, Copy)]
+pub struct Spans(Ranges);
+
+impl Mask for Spans {
+    const UNIFORM: bool = false;
+    type Keys = Span;
+    type Queries = Span;
+
+    #[inline(always)]
+    fn new(params: &ForwardParams, sequence: Sequence, split: Split) -> Self {
+        Spans(Ranges::new(params, sequence, split))
+    }
+
+    #[inline(always)]
+    fn keys(self, query: i32) -> Span {
+        self.0.key_span(query)
+    }
+
+    #[inline(always)]
+    fn queries(self, key: i32) -> Span {
+        self.0.query_span(key)
+    }
+
+    #[inline(always)]
+    fn keys_of_block(self, query: i32, first_key: i32) -> Span {
+        self.0.span_of_block(query, first_key)
     }
 }
 

@@ -266,14 +266,7 @@ impl Score for Optional {
         s: &mut [[Accumulator; NT]; MT],
         corner: Corner,
     ) {
-        let softcap = switch::softcap();
-        if softcap != 0 {
-            for mt in 0..MT {
-                for nt in 0..NT {
-                    self.tanh(&mut s[mt][nt], softcap);
-                }
-            }
-        }
+        self.cap(s);
         let (alibi, bias) = (switch::alibi(), switch::bias());
         if alibi != 0 || bias != 0 {
             if TRANSPOSED {
@@ -433,7 +426,7 @@ fn small_tanh(square: f32) -> f32 {
 const SOFTCAP_FAR: u32 = Switch::SoftcapFar.constant().1;
 const BIAS_F16: u32 = Switch::BiasF16.constant().1;
 const BIAS_F32: u32 = Switch::BiasF32.constant().1;
-const ALIBI_ROWS: u32 = Switch::AlibiRows.constant().1;
+pub(super) const ALIBI_ROWS: u32 = Switch::AlibiRows.constant().1;
 const GRADIENT_VECTORS: u32 = Switch::BiasGradientVectors.constant().1;
 
 /// A slope, in base 2.
@@ -441,7 +434,7 @@ const GRADIENT_VECTORS: u32 = Switch::BiasGradientVectors.constant().1;
 /// # Safety
 /// The address is readable.
 #[inline(always)]
-unsafe fn slope_at(address: u64) -> f32 {
+pub(super) unsafe fn slope_at(address: u64) -> f32 {
     // SAFETY: the caller's promise.
     math::mul_rz(LOG2_E, unsafe { global::load_f32(address) })
 }
@@ -497,6 +490,37 @@ pub fn place<const TRANSPOSED: bool>(lane: u32, i: u32) -> [u32; 2] {
 }
 
 impl Optional {
+    /// Address of the head's slope, or of those of its queries.
+    #[inline(always)]
+    pub(super) fn slopes(self) -> u64 {
+        self.slopes
+    }
+
+    /// Address of the batch entry's [ranges](crate::abi::Options::key_ranges).
+    #[inline(always)]
+    pub(super) fn ranges(self) -> u64 {
+        self.ranges
+    }
+
+    /// Bounds scores, where there is a softcap.
+    #[inline(always)]
+    pub(super) fn cap<const MT: usize, const NT: usize>(self, s: &mut [[Accumulator; NT]; MT]) {
+        let softcap = switch::softcap();
+        if softcap != 0 {
+            for mt in 0..MT {
+                for nt in 0..NT {
+                    self.tanh(&mut s[mt][nt], softcap);
+                }
+            }
+        }
+    }
+
+    /// Turns what [`cap`](Self::cap) leaves into scores in base 2.
+    #[inline(always)]
+    pub(super) fn scale_to_base2(self, tile: &mut Accumulator) {
+        tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
+    }
+
     /// Replaces products by `tanh(product * scale / softcap) = 1 - 2 / (e^2x + 1)`: to 2^-22, where the instruction `tanh.approx`
     /// has 2^-11. A far softcap wants small results to 2^-18 of their own size: there they come from a polynomial.
     #[inline(always)]
@@ -533,7 +557,7 @@ impl Optional {
     /// Switches and the lane are read for each element, not held: gradients have no registers left.
     #[inline(always)]
     fn add_to_transposed(self, tile: &mut Accumulator, corner: Corner) {
-        tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
+        self.scale_to_base2(tile);
         if switch::alibi() != 0 {
             let has_slopes = || switch::alibi() == ALIBI_ROWS;
             self.subtract_distances::<true>(
@@ -575,7 +599,7 @@ impl Optional {
         for mt in 0..MT {
             for nt in 0..NT {
                 let (tile, corner) = (&mut s[mt][nt], corner.skip::<false>(mt, nt));
-                tile.0 = tile.0.map(|score| math::mul_rz(score, self.base2));
+                self.scale_to_base2(tile);
                 if alibi != 0 {
                     // SAFETY: all lanes of the warp add to their scores together.
                     unsafe { fence() }

@@ -84,6 +84,21 @@ impl<const MT: usize> Softmax<MT> {
         }
     }
 
+    /// [`take_sink`](Self::take_sink) of rows that have sinks of their own.
+    #[inline(always)]
+    pub fn take_sinks(&mut self, sinks: [[f32; 2]; MT], first: bool) {
+        for mt in 0..MT {
+            for r in 0..2 {
+                let is_sink = sinks[mt][r] != f32::NEG_INFINITY;
+                if is_sink {
+                    self.max[mt][r] = sinks[mt][r];
+                    let is_counted = first && special::lane().is_multiple_of(4);
+                    self.sum[mt][r] = if is_counted { 1.0 } else { 0.0 };
+                }
+            }
+        }
+    }
+
     /// The largest scaled scores of a block in the rows of a tile.
     ///
     /// # Safety
