@@ -91,15 +91,6 @@ impl MaskKind {
             MaskKind::Options => ["Ranges", "Optional"],
         }
     }
-
-    /// What it adds to the name of a kernel, whose module has the kernel without a mask, too.
-    pub(super) const fn suffix(self) -> &'static str {
-        if matches!(self, MaskKind::Causal) {
-            "_causal"
-        } else {
-            ""
-        }
-    }
 }
 
 impl Kind {
