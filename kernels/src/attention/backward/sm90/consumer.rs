@@ -17,6 +17,7 @@ use crate::layout::rows::Rows;
 use crate::layout::sm90_backward::Sm90BackwardMemory;
 use crate::layout::sum;
 use crate::ptx::{barrier, bulk, mbarrier, shared, special};
+use crate::tile::registers::opaque_in;
 use crate::tile::{Accumulator, Element, Operand};
 use core::hint::cold_path;
 
@@ -80,7 +81,10 @@ impl<M: Mask, const NT: usize, const STORES: bool> Consumer<'_, M, NT, STORES> {
     #[inline(always)]
     pub fn head(&self, block: Block) -> [u32; 2] {
         let head = self.job.head(&self.params.forward, block.step.head);
-        [self.job.sequence.batch, head]
+        // Else products of the batch entry and strides take 4 uniform registers over the loop. Where a bias has a gradient, those run
+        // out: the assembler then holds steps in others, and spills 36 more bytes.
+        let batch = opaque_in(self.job.sequence.batch, block.first_query as u32);
+        [batch, head]
     }
 
     /// Which pairs the boolean mask shows.
