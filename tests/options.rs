@@ -1,16 +1,23 @@
 //! Windows, softcap, ALiBi, sinks, biases and masks, alone and together, against the reference.
 
 use ferroattn::emulator::Options;
-use ferroattn::{Attention, Class, Device, Dtype, Tensor, Window, f16};
+use ferroattn::{Attention, Class, Device, Dtype, Tensor, Window, f16, kernel};
 use proptest::prelude::*;
+use std::cell::Cell;
 use tests::modifiers::Pairs;
-use tests::strategy::{backward_of, cases, check_each, few, modified, scheduled};
+use tests::strategy::{
+    backward_of, cases, check_each, few, few_queries, modified, scheduled, sequenced,
+};
 use tests::{BackwardCase, Case, Layout, Modifiers, Outcome, PASSED, Test, counting};
 
 /// The tests of this file.
 pub fn tests() -> Vec<Test> {
     let softcaps = Test::backward("softcaps_of_any_size", softcaps_of_any_size);
-    let of_hopper = softcaps.emulated_as(Class::Sm90);
+    let few_rows = Test::new("few_rows", few_rows);
+    let of_classes = [Class::Sm86, Class::Sm90];
+    let of_classes = of_classes.map(|class| few_rows.emulated_as(class));
+    let of_hopper = softcaps.emulated_as(Class::Sm90).into_iter();
+    let of_hopper = of_hopper.chain(of_classes.into_iter().flatten());
     let tests = vec![
         Test::new("any", |device| check_forward(device, 40, modified(cases()))),
         Test::new("by_any_kernel", |device| {
@@ -40,6 +47,7 @@ pub fn tests() -> Vec<Test> {
             value_dims(&Device::emulator_of(Class::Sm90, Options::default())?)
         }),
         softcaps,
+        few_rows,
     ];
     tests.into_iter().chain(of_hopper).collect()
 }
@@ -65,6 +73,36 @@ fn softcaps_of_any_size(device: &Device) -> Outcome {
 
 fn check_forward(device: &Device, count: u32, cases: impl Strategy<Value = Case>) -> Outcome {
     check_each(few(device, count), cases, |case| case.check(device))
+}
+
+/// Few queries, of heads that share tiles: with all options but tensors of pairs, with lengths and packed sequences, and without.
+fn few_rows(device: &Device) -> Outcome {
+    let few_rows = || {
+        let cases = modified(few_queries(cases()));
+        cases.prop_map(|mut case| {
+            let modifiers = &mut case.modifiers;
+            (modifiers.bias, modifiers.mask, modifiers.dim_v) = (None, None, None);
+            modifiers.sinks |= modifiers.are_off();
+            case
+        })
+    };
+    let count = if device.is_emulator() { 20 } else { 60 };
+    let decoded = Cell::new(0);
+    let cases = prop_oneof![few_rows(), sequenced(few_rows())];
+    check_each(few(device, count), cases, |case| {
+        let problem = case.problem()?;
+        let options = case.modifiers.raw(&problem);
+        let names = kernel::suitable(device.facts(), case.dtype, &problem, &options)?;
+        let is_decoded = names[0].starts_with("decode_optional");
+        decoded.set(decoded.get() + u32::from(is_decoded));
+        case.check(device)
+    })?;
+    assert!(
+        device.is_cpu() || 2 * decoded.get() > few(device, count),
+        "{} decoded",
+        decoded.get()
+    );
+    PASSED
 }
 
 /// The case, and its gradients.

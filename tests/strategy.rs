@@ -352,7 +352,7 @@ fn input_layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![8 => select(Layout::OUTPUTS), 1 => select(Layout::BROADCASTS)]
 }
 
-/// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 128; on the CPU 80, on the emulator 40 with fewer heads.
+/// Checks random cases on a device: as many as `PROPTEST_CASES` says, or 128; on the CPU 50, on the emulator 40 with fewer heads.
 ///
 /// # Errors
 /// Names the simplest case found that fails.
