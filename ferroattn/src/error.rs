@@ -1,7 +1,7 @@
 //! Errors, and the arguments that cause them.
 
-use crate::plan::RawWorkspace;
-use crate::tensor::Dtype;
+use crate::dtype::Dtype;
+use crate::workspace::RawWorkspace;
 use kernels::catalog::MAX_HEAD_DIM;
 
 /// An attention call, allocation or device that could not be had.

@@ -2,10 +2,9 @@
 //!
 //! It is no part of the interface: any release may change it, with no word of it in the changelog.
 
+pub use crate::entry::Entry;
 pub use crate::forward::Planner;
-pub use crate::plan::{
-    Draft, Entry, Fill, MAX_BLOCKS, MainKernel, MapPlace, Steps, Waves, has_map,
-};
+pub use crate::plan::{Draft, Fill, MAX_BLOCKS, MainKernel, MapPlace, Steps, Waves, has_map};
 
 /// The PTX that the build embeds.
 pub mod ptx {

@@ -49,7 +49,9 @@ pub mod backward;
 #[cfg(feature = "cpu")]
 mod comparison;
 pub mod device;
+mod dtype;
 mod empty;
+mod entry;
 mod error;
 mod forward;
 pub mod gemm;
@@ -64,14 +66,17 @@ mod plan;
 mod ptx;
 #[cfg(feature = "cpu")]
 pub mod random;
+mod run;
 mod tensor;
 mod tensor_map;
+mod workspace;
 
 #[cfg(feature = "emulator")]
 pub use ::emulator;
 pub use attention::Attention;
 pub use backward::{BackwardInputs, Gradients, GradientsMut, RawBackward};
 pub use device::{Class, Device, Event, Facts, Stream};
+pub use dtype::Dtype;
 pub use error::{Error, ErrorKind, Result};
 pub use forward::{Problem, RawForward, choice as kernel};
 #[cfg(feature = "cpu")]
@@ -90,9 +95,10 @@ pub use options::{
     CustomArray, CustomKernels, MaskElement, ParseWindowError, RawArray, RawBias, RawCustom,
     RawMask, RawOptions, RawSequences, Sequences, Window, alibi_slopes,
 };
-pub use plan::{Plan, RawWorkspace, Step};
+pub use plan::{Plan, Step};
 pub use ptx::Modules as CustomModules;
 pub use tensor::{
-    Buffer, Dtype, Element, HostSlice, Part, RawTensor, Storage, StorageMut, Tensor, TensorBase,
+    Buffer, Element, HostSlice, Part, RawTensor, Storage, StorageMut, Tensor, TensorBase,
     TensorView, TensorViewMut,
 };
+pub use workspace::RawWorkspace;

@@ -3,17 +3,12 @@
 //! A plan is made from [`Facts`](crate::Facts), without a device: the kernels with their grids and parameter
 //! blocks, and the bytes of the workspace that they share. [`Plan::run`] launches it on any driver.
 
-use crate::device::driver::Launch;
-use crate::device::memory;
-use crate::device::{Device, Gpu, RawStream};
+use crate::entry::Entry;
 use crate::error::{Error, Result};
 pub use crate::forward::plan::{Draft, MainKernel, Waves};
-use crate::ptx::{self, Modules};
-pub use crate::tensor_map::{Swizzle, TensorMap, has_map};
+use crate::tensor_map::TensorMap;
+pub use crate::tensor_map::has_map;
 use bytemuck::NoUninit;
-use kernels::abi::Switches;
-use kernels::catalog::{Kernel, Target};
-use kernels::text;
 
 /// Blocks that a grid can have along x.
 pub const MAX_BLOCKS: u32 = i32::MAX as u32;
@@ -34,7 +29,7 @@ pub struct Plan {
     pub splits: u32,
     /// Launches, in order.
     pub steps: Vec<Step>,
-    /// Bytes of memory that the steps share while they run: of a [workspace](RawWorkspace), if the caller brings it.
+    /// Bytes of memory that the steps share while they run: of a [workspace](crate::RawWorkspace), if the caller brings it.
     pub workspace_bytes: usize,
     /// Parts of the workspace that are zeros before the first step: their offsets and bytes.
     #[doc(hidden)]
@@ -88,222 +83,6 @@ pub struct MapPlace {
     pub in_workspace: bool,
 }
 
-/// A kernel as its launches know it, whatever crate it was compiled from.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry {
-    /// The entry point's symbol, unlike all others of its crate.
-    pub name: &'static str,
-    /// The PTX module it lives in.
-    pub module: &'static str,
-    /// The target that the module was compiled for.
-    pub target: Target,
-    /// Threads of a block.
-    pub threads: u32,
-    /// The modules of its crate.
-    pub modules: Modules,
-    /// The switches that are on in the text that the driver compiles.
-    pub switches: Switches,
-}
-
-impl Entry {
-    /// The PTX text that a driver compiles: this kernel alone, with its switches on and without what never runs.
-    ///
-    /// # Errors
-    /// If the program was built without it, or it lacks a switch.
-    ///
-    /// # Panics
-    /// If its modules are not what a build script wrote.
-    pub fn text(&self) -> Result<String> {
-        let module = ptx::text(self.modules, self.module);
-        Ok(text::prune(&self.alone(module)?))
-    }
-
-    /// The [text](Self::text), with [marks](kernels::text::lines) that name the source lines of its instructions.
-    ///
-    /// # Errors
-    /// If the program was built without it, or it lacks a switch.
-    ///
-    /// # Panics
-    /// If its modules are not what a build script wrote.
-    pub fn marked_text(&self) -> Result<String> {
-        Ok(text::prune(&self.whole_text()?))
-    }
-
-    /// The [marked text](Self::marked_text) with what never runs.
-    ///
-    /// # Errors
-    /// If the program was built without it, or it lacks a switch.
-    ///
-    /// # Panics
-    /// If its modules are not what a build script wrote.
-    pub fn whole_text(&self) -> Result<String> {
-        self.alone(ptx::marked(self.modules, self.module))
-    }
-
-    /// This kernel of its module, with its switches on.
-    fn alone(&self, module: Option<String>) -> Result<String> {
-        let kernel = module.and_then(|module| text::entry(&module, self.name));
-        let written = self.switches.written(kernel.ok_or(Error::NotCompiled)?);
-        written.map_err(|switch| Error::Switch {
-            kernel: self.name,
-            switch: switch.name(),
-        })
-    }
-}
-
-/// Memory of the caller that a call runs in, for [`Plan::run_in`].
-///
-/// Its bytes are the call's until its work is done, and hold nothing before or after.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RawWorkspace {
-    /// Device address, a multiple of 256.
-    pub address: u64,
-    /// Bytes: at least [`Plan::workspace_bytes`].
-    pub bytes: usize,
-}
-
-/// The giver of a call's workspace, asked when the call knows the bytes: 0 if it needs none.
-pub(crate) type Allocate<'a> = dyn FnMut(usize) -> Result<RawWorkspace> + 'a;
-
-impl RawWorkspace {
-    /// The multiple that addresses must be.
-    pub const ALIGNMENT: u64 = 256;
-}
-
-impl Plan {
-    /// Queues all steps on a stream; on the emulator, runs them. Their workspace is allocated and freed in the order of the stream.
-    ///
-    /// # Errors
-    /// If the device cannot run a kernel, has too little memory, or reports a failure.
-    ///
-    /// # Safety
-    /// - Each step has its kernel's own parameter block and grid.
-    /// - All memory that the parameters name, the workspace aside, is valid until the work is done.
-    /// - `stream` is null or a live stream of the device's primary context.
-    pub unsafe fn run(&self, device: &Device, stream: RawStream) -> Result<()> {
-        let Some(gpu) = self.gpu(device)? else {
-            return Ok(());
-        };
-        // It is freed in the order of the stream, after all steps are queued or one has failed to be.
-        let workspace = match self.workspace_bytes {
-            0 => None,
-            // SAFETY: the stream is the caller's word.
-            bytes => Some(unsafe { memory::Workspace::new(gpu, bytes, stream)? }),
-        };
-        let start = workspace.as_ref().map_or(0, memory::Workspace::address);
-        // SAFETY: the caller's word; the workspace has the plan's bytes.
-        unsafe { self.launch(gpu, start, stream) }
-    }
-
-    /// Like [`run`](Self::run), in memory of the caller: nothing is allocated on the device, once its kernels are
-    /// [loaded](Device::warm_up).
-    ///
-    /// # Errors
-    /// If the workspace is too small or not aligned, the device cannot run a kernel, or reports a failure.
-    ///
-    /// # Safety
-    /// - The conditions of [`run`](Self::run).
-    /// - The workspace is memory of the device, valid until the work is done, and nothing else touches it until then.
-    pub unsafe fn run_in(
-        &self,
-        device: &Device,
-        workspace: RawWorkspace,
-        stream: RawStream,
-    ) -> Result<()> {
-        let Some(gpu) = self.gpu(device)? else {
-            return Ok(());
-        };
-        let needed = self.workspace_bytes;
-        if workspace.bytes < needed {
-            return Err(Error::Workspace {
-                needed,
-                found: workspace.bytes,
-            });
-        }
-        if needed > 0 && !workspace.address.is_multiple_of(RawWorkspace::ALIGNMENT) {
-            return Err(Error::WorkspaceAddress(workspace.address));
-        }
-        // SAFETY: the caller's word; the workspace was compared with the plan.
-        unsafe { self.launch(gpu, workspace.address, stream) }
-    }
-
-    /// [Runs](Self::run_in) in the workspace or, if there is none, in [its own](Self::run).
-    ///
-    /// # Safety
-    /// The conditions of the one or the other.
-    pub(crate) unsafe fn run_on(
-        &self,
-        device: &Device,
-        workspace: Option<&mut Allocate>,
-        stream: RawStream,
-    ) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe {
-            match workspace {
-                None => self.run(device, stream),
-                Some(allocate) => self.run_in(device, allocate(self.workspace_bytes)?, stream),
-            }
-        }
-    }
-
-    /// The device that launches the steps; none on the CPU, whose plans are empty.
-    fn gpu<'d>(&self, device: &'d Device) -> Result<Option<&'d Gpu>> {
-        match (device.gpu(), self.steps.first()) {
-            (None, Some(_)) => Err(Error::NotOnCpu(self.kernel.to_owned())),
-            (gpu, _) => Ok(gpu.map(|gpu| &**gpu)),
-        }
-    }
-
-    /// Queues the steps in the workspace that begins at `start`.
-    ///
-    /// # Safety
-    /// The conditions of [`run_in`](Self::run_in).
-    unsafe fn launch(&self, gpu: &Gpu, start: u64, stream: RawStream) -> Result<()> {
-        for fill in &self.fills {
-            // SAFETY: the outputs and the stream are the caller's word.
-            unsafe {
-                match fill.word {
-                    0 => gpu.driver().zero(fill.address, fill.bytes, stream)?,
-                    word => gpu.driver().fill(fill.address, fill.bytes, word, stream)?,
-                }
-            }
-        }
-        for &(offset, bytes) in &self.zeros {
-            // SAFETY: the part lies in the workspace; the stream is the caller's word.
-            unsafe { gpu.driver().zero(start + offset, bytes, stream)? };
-        }
-        gpu.driver().begin();
-        for step in &self.steps {
-            let entry = step.entry;
-            let function = gpu.function(&entry)?;
-            let mut params = step.params_at(start);
-            for &MapPlace {
-                place,
-                mut map,
-                in_workspace,
-            } in &step.maps
-            {
-                map.address += if in_workspace { start } else { 0 };
-                let encoded = gpu.tensor_map(&map)?;
-                params[place..][..encoded.len()].copy_from_slice(&encoded);
-            }
-            let launch = Launch {
-                name: entry.name,
-                function,
-                blocks: step.blocks,
-                threads: entry.threads,
-                shared_bytes: step.shared_bytes,
-                argument: &params,
-                stream,
-            };
-            // SAFETY: the caller's word; the addresses that `places` names lie in the workspace, and the module
-            // stays loaded as long as the device.
-            unsafe { gpu.driver().launch(&launch)? };
-        }
-        Ok(())
-    }
-}
-
 impl Step {
     /// Name of the kernel.
     pub fn kernel(&self) -> &'static str {
@@ -337,7 +116,7 @@ impl Step {
     }
 
     /// The parameter block for a workspace at this address.
-    fn params_at(&self, workspace: u64) -> Vec<u8> {
+    pub(crate) fn params_at(&self, workspace: u64) -> Vec<u8> {
         let mut params = self.params.clone();
         for &place in &self.places {
             let bytes = &mut params[place..place + size_of::<u64>()];
@@ -346,20 +125,6 @@ impl Step {
             bytes.copy_from_slice(&address.to_ne_bytes());
         }
         params
-    }
-}
-
-impl From<&'static Kernel> for Entry {
-    /// A kernel that this crate's build compiled.
-    fn from(kernel: &'static Kernel) -> Self {
-        Entry {
-            name: kernel.name,
-            module: kernel.module,
-            target: kernel.target(),
-            threads: kernel.threads(),
-            modules: ptx::COMPILED_MODULES,
-            switches: Switches::NONE,
-        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Steps for the gradient of a bias.
 
 use super::plan::Draft;
+use crate::entry::Entry;
 use crate::error::Result;
 use crate::options;
-use crate::plan::Entry;
 use crate::tensor::RawTensor;
 use kernels::abi::{Switch, Switches};
 use kernels::catalog::{self, Backward, Family, SumBias};

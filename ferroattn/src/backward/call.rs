@@ -8,8 +8,10 @@ use crate::empty;
 use crate::error::{Error, Result};
 use crate::forward::{self, Problem, RawForward};
 use crate::options::{CACHE, PAIRS, RawOptions, expect_best, full, score_shape};
-use crate::plan::{Allocate, CPU, EMPTY, Plan, RawWorkspace, Steps};
+use crate::plan::{CPU, EMPTY, Plan, Steps};
+use crate::run::Allocate;
 use crate::tensor::{Dtype, Element, RawTensor, Storage, Tensor, TensorBase, expect_shape};
+use crate::workspace::RawWorkspace;
 use std::sync::Arc;
 
 /// Tensors of a backward pass by address, for [`Attention::backward_raw`].

@@ -3,9 +3,10 @@
 use super::hopper;
 use super::packed::Call;
 use crate::device::Facts;
+use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::options;
-use crate::plan::{EMPTY, Entry};
+use crate::plan::EMPTY;
 use crate::tensor::Dtype;
 use crate::tensor_map::has_map;
 use kernels::catalog::{

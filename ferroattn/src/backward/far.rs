@@ -1,9 +1,9 @@
 //! Steps for rows whose lse has no digits left for the row's sum.
 
 use super::plan::Draft;
+use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::options;
-use crate::plan::Entry;
 use kernels::abi::{BackwardParams, ROW_PADDING, Switches};
 use kernels::catalog::{self, Backward, Family};
 use std::mem::offset_of;

@@ -2,9 +2,10 @@
 
 use super::plan::Draft;
 use crate::device::Facts;
+use crate::entry::Entry;
 use crate::error::Result;
 use crate::forward::Problem;
-use crate::plan::{Entry, MapPlace, Steps, grid};
+use crate::plan::{MapPlace, Steps, grid};
 use crate::tensor_map::tensor_map;
 use kernels::abi::{BackwardParams, ForwardParams, Order, Sm90BackwardParams, Stored, StoredSizes};
 use kernels::catalog::{HopperBackward, HopperWay, Spec as _};

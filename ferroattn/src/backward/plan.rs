@@ -7,10 +7,11 @@ use super::choice::{Main, MainSpec};
 use super::hopper::StoredJobs;
 use super::packed::Call;
 use crate::device::Facts;
+use crate::entry::Entry;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::options::{self, PAIRS, Spaced, Tiles, WARPGROUP_ROWS, full, score_shape};
-use crate::plan::{Entry, Plan, Steps, grid};
+use crate::plan::{Plan, Steps, grid};
 use crate::tensor::RawTensor;
 use kernels::abi::{
     BackwardParams, Divisor, ForwardParams, Order, PrepareParams, ROW_PADDING, TensorRef,

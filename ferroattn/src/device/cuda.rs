@@ -8,7 +8,7 @@ use super::driver::{Driver, Handle, KEPT_BYTES, Launch, RawStream, Rows};
 use super::facts::Facts;
 use crate::device::SharedMemory;
 use crate::error::{Error, Result};
-use crate::plan::TensorMap;
+use crate::tensor_map::TensorMap;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;

@@ -6,7 +6,7 @@
 
 use super::facts::Facts;
 use crate::error::Result;
-use crate::plan::TensorMap;
+use crate::tensor_map::TensorMap;
 #[cfg(feature = "emulator")]
 use ::emulator::Counters;
 use std::ffi::{CStr, c_void};

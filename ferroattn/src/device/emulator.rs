@@ -4,7 +4,7 @@ use super::driver::{Driver, Handle, Launch, RawStream};
 use super::facts::Facts;
 use super::gpu::lock;
 use crate::error::{Error, Result};
-use crate::plan::{Swizzle, TensorMap};
+use crate::tensor_map::{Swizzle, TensorMap};
 use ::emulator::{Argument, Counters, Memory, Module, Options};
 use kernels::layout::element;
 use std::collections::HashMap;

@@ -3,9 +3,10 @@
 use super::driver::{Driver, Handle, RawStream};
 use super::plans::Plans;
 use crate::backward::RawBackward;
+use crate::entry::Entry;
 use crate::error::{Error, Result};
 use crate::forward::RawForward;
-use crate::plan::{self, TensorMap};
+use crate::tensor_map::TensorMap;
 use foldhash::fast::FixedState;
 use kernels::abi::Switches;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -63,7 +64,7 @@ impl Gpu {
     }
 
     /// The function of a kernel, which is compiled on first use. A failure is not kept.
-    pub fn function(&self, kernel: &plan::Entry) -> Result<Handle> {
+    pub fn function(&self, kernel: &Entry) -> Result<Handle> {
         let slot = Arc::clone(lock(&self.kernels).entry(key(kernel)).or_default());
         let mut slot = lock(&slot);
         if let Some(Loaded { function, .. }) = *slot {
@@ -73,7 +74,7 @@ impl Gpu {
     }
 
     /// Compiles kernels, several at once. Gives the first failure, in their order.
-    pub fn load_all(&self, kernels: impl Iterator<Item = plan::Entry>) -> Result<()> {
+    pub fn load_all(&self, kernels: impl Iterator<Item = Entry>) -> Result<()> {
         let mut keys = HashSet::new();
         let kernels: Vec<_> = kernels.filter(|kernel| keys.insert(key(kernel))).collect();
         // Two at least: one may wait for a caller that compiles the kernel already.
@@ -111,7 +112,7 @@ impl Gpu {
         Ok(encoded)
     }
 
-    fn load(&self, kernel: &plan::Entry) -> Result<Loaded> {
+    fn load(&self, kernel: &Entry) -> Result<Loaded> {
         let found = self.driver.facts().compute_capability;
         if !kernel.target.runs_on(found) {
             return Err(Error::ComputeCapability {
@@ -209,7 +210,7 @@ impl Drop for Gpu {
     }
 }
 
-fn key(kernel: &plan::Entry) -> Key {
+fn key(kernel: &Entry) -> Key {
     let of_crate = kernel.modules.map_or(0, |modules| modules.as_ptr().addr());
     (kernel.name, kernel.module, of_crate, kernel.switches)
 }
@@ -217,9 +218,9 @@ fn key(kernel: &plan::Entry) -> Key {
 /// Marked texts that the process keeps, some 200 KB each.
 const KEPT_TEXTS: usize = 64;
 
-/// The [marked text](plan::Entry::marked_text) of a kernel, which is unpacked once for the many emulated devices that a program
+/// The [marked text](Entry::marked_text) of a kernel, which is unpacked once for the many emulated devices that a program
 /// may open: 6 to 8 % of the CPU's time in the tests `emulator::kernels`.
-fn kept_text(kernel: &plan::Entry) -> Result<Arc<str>> {
+fn kept_text(kernel: &Entry) -> Result<Arc<str>> {
     static KEPT: Mutex<VecDeque<(Key, Arc<str>)>> = Mutex::new(VecDeque::new());
     let mut known = lock(&KEPT);
     if let Some((_, text)) = known.iter().find(|(of, _)| *of == key(kernel)) {
@@ -255,14 +256,14 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Kernels of a crate that has no others, in one module.
-    fn kernels<const N: usize>(names: [&'static str; N]) -> [plan::Entry; N] {
+    fn kernels<const N: usize>(names: [&'static str; N]) -> [Entry; N] {
         let head = ".version 7.0\n.target sm_80\n.address_size 64\n".to_owned();
         let switch = ".reg .b32 switch_alibi; mov.b32 switch_alibi, 0;\nmov.b32 %r1, switch_alibi;";
         let body = format!(".reg .b32 %r<2>;\n{switch}\nret;\n");
         let kernel = |name| format!(".visible .entry {name}()\n{{\n{body}}}\n");
         let text = head + &names.map(kernel).concat();
         let modules = ptx::group(&[("m", None)], &[&text]);
-        names.map(|name| plan::Entry {
+        names.map(|name| Entry {
             name,
             module: "m",
             target: Target::SM80,
@@ -294,7 +295,7 @@ mod tests {
         let gpu = watched(|_| Ok(()));
         let [kernel] = kernels(["k"]);
         let switches = Switches::NONE.with(Switch::Softcap, true);
-        let found = gpu.function(&plan::Entry { switches, ..kernel });
+        let found = gpu.function(&Entry { switches, ..kernel });
         let (kernel, switch) = ("k", "softcap");
         assert_eq!(found, Err(Error::Switch { kernel, switch }));
     }
@@ -309,7 +310,7 @@ mod tests {
         });
         let [kernel] = kernels(["k"]);
         let switches = Switches::NONE.with(Switch::Alibi, true);
-        let with_option = plan::Entry { switches, ..kernel };
+        let with_option = Entry { switches, ..kernel };
         for kernel in [kernel, with_option, kernel, with_option] {
             gpu.function(&kernel).expect("a kernel");
         }

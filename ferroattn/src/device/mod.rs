@@ -31,7 +31,7 @@ pub(crate) use gpu::Gpu;
 pub(crate) use memory::Memory;
 pub use stream::Stream;
 
-pub use crate::plan::{Swizzle, TensorMap};
+pub use crate::tensor_map::{Swizzle, TensorMap};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;

@@ -1,10 +1,10 @@
 //! Plans that a device keeps: calls often come again with the same tensors.
 
 use super::gpu::lock;
+use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::forward::Problem;
 use crate::plan::Plan;
-use crate::tensor::Dtype;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -4,7 +4,7 @@ use super::driver::{Driver, Handle, Launch, RawStream};
 use super::{Emulator, Facts};
 use crate::device::Class;
 use crate::error::Result;
-use crate::plan::TensorMap;
+use crate::tensor_map::TensorMap;
 use ::emulator::Options;
 use std::ffi::CStr;
 use std::fmt;

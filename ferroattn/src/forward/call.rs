@@ -11,10 +11,12 @@ use crate::device::{Device, Facts, RawStream};
 use crate::empty;
 use crate::error::{Error, Result};
 use crate::options::{self, RawOptions};
-use crate::plan::{Allocate, CPU, EMPTY, MainKernel, Plan, RawWorkspace, Steps};
+use crate::plan::{CPU, EMPTY, MainKernel, Plan, Steps};
+use crate::run::Allocate;
 use crate::tensor::{
     Dtype, Element, RawTensor, Storage, StorageMut, Tensor, TensorBase, expect_device, expect_shape,
 };
+use crate::workspace::RawWorkspace;
 use std::sync::Arc;
 
 /// Tensors of a forward pass by address, for [`Attention::forward_raw`].

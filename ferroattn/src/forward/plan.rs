@@ -4,9 +4,10 @@
 use super::schedule::Schedule;
 use super::{Problem, RawForward};
 use crate::device::Facts;
+use crate::entry::Entry;
 use crate::error::Result;
 use crate::options::{self, RawBias, Tiles, WARPGROUP_ROWS, Window};
-use crate::plan::{Entry, MapPlace, Plan, Steps};
+use crate::plan::{MapPlace, Plan, Steps};
 use crate::tensor::RawTensor;
 use crate::tensor_map::{has_map, tensor_map};
 use bytemuck::NoUninit;

@@ -1,9 +1,9 @@
 //! Scores and masks of other crates.
 
 use crate::device::{Device, Facts};
+use crate::entry::Entry;
 use crate::error::{Error, Result, expect_at_most};
 use crate::forward::{Problem, RawForward};
-use crate::plan::Entry;
 use crate::ptx::{self, Modules};
 use crate::tensor::{Storage, TensorBase};
 use crate::tensor_map::has_map;

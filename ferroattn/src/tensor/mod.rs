@@ -4,7 +4,6 @@
 mod arrays;
 mod buffer;
 mod copy;
-mod dtype;
 mod element;
 mod host;
 mod layout;
@@ -12,8 +11,8 @@ mod raw;
 mod storage;
 mod view;
 
+pub use crate::dtype::Dtype;
 pub use buffer::Buffer;
-pub use dtype::Dtype;
 pub use element::Element;
 pub(crate) use layout::Layout;
 pub use raw::RawTensor;
