@@ -318,7 +318,7 @@ impl Score for Optional {
             while column < keys {
                 let key = corner.key + before + column as i32;
                 // SAFETY: the caller's promise, for the nearest pair that exists.
-                unsafe { global::prefetch(self.nearest::<false>(corner.query + row as i32, key)) }
+                unsafe { global::prefetch(self.nearest(corner.query + row as i32, key)) }
                 // Opaque: the loops stay loops.
                 column = opaque(column + line);
             }
@@ -546,14 +546,10 @@ impl Optional {
 
     /// Address of the bias of a pair, or of the nearest one that exists.
     #[inline(always)]
-    fn nearest<const TRANSPOSED: bool>(self, query: i32, key: i32) -> u64 {
-        let query = query.max(0).min(self.queries - 1) as u32;
-        let key = key.max(0).min(self.keys - 1) as u32;
-        match TRANSPOSED {
-            // It saves 20 bytes of spills where the bias has a gradient. The forward pass has the registers.
-            true => self.bias.at_by_stride(query, key),
-            false => self.bias.at(query, key),
-        }
+    fn nearest(self, query: i32, key: i32) -> u64 {
+        let query = query.max(0).min(self.queries - 1);
+        self.bias
+            .at(query as u32, key.max(0).min(self.keys - 1) as u32)
     }
 
     /// Turns the scores of a transposed tile into base 2, and adds what depends on the pair: ALiBi's distance and the bias.
@@ -644,7 +640,7 @@ impl Optional {
     fn bias_at<const TRANSPOSED: bool>(self, corner: Corner, lane: u32, i: usize) -> u64 {
         let [query, key] = place::<TRANSPOSED>(lane, i as u32);
         let before = self.keys - self.queries - corner.diagonal;
-        self.nearest::<TRANSPOSED>(
+        self.nearest(
             corner.query + query as i32,
             corner.key + before + key as i32,
         )
