@@ -74,7 +74,7 @@ fn assembled_for(module: &Module) -> Vec<&'static str> {
     targets
 }
 
-/// Assembles all modules for [their targets](assembled_for).
+/// Assembles all modules for the architectures of their kernels, twins for few.
 ///
 /// # Errors
 /// [`Error::Ptxas`] if one is rejected, [`Error::Contract`] if an entry spills, a block needs more shared memory than a
