@@ -186,9 +186,13 @@ impl Switch {
 
     /// Whether it is of a tensor with an element for each pair of query and key.
     pub const fn is_of_pairs(self) -> bool {
-        matches!(
-            self.constant().0.as_bytes(),
-            b"bias" | b"bias_vectors" | b"mask"
+        !matches!(
+            self,
+            Switch::Softcap
+                | Switch::SoftcapFar
+                | Switch::Alibi
+                | Switch::AlibiRows
+                | Switch::Ranges
         )
     }
 
